@@ -1,0 +1,64 @@
+"""The one way kernels are compiled, and how they reach memory-mapped bytes.
+
+`kernel` is `numba.njit` with what every kernel of ours needs: cached on disk, so that only the first run on a
+machine compiles; no GIL, so that threads fill rows side by side; NumPy's error model, so that a division does
+not cost a branch.
+
+Kernels get memory-mapped shards as plain addresses (uint64), because one compiled function must serve any
+number of files. `view_*` turn an address into an array inside a kernel. They check nothing: callers keep the
+mapping alive and stay inside it.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def kernel(function: Function) -> Function:
+    """Compile `function`: cached on disk, without the GIL, with NumPy's division."""
+    compiled: Function = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    return compiled
+
+
+def inline_kernel(function: Function) -> Function:
+    """Compile a small function that other kernels call in their inner loops; LLVM inlines it."""
+    compiled: Function = numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=True)(function)
+    return compiled
+
+
+@intrinsic
+def _pointer(typing_context, address):  # type: ignore[no-untyped-def]
+    """Reinterpret a uint64 as a pointer."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.uint64), codegen
+
+
+def _viewer(dtype: Any) -> Any:
+    def view(address, length):  # type: ignore[no-untyped-def]
+        return numba.carray(_pointer(address), (length,), dtype)
+
+    return numba.njit(nogil=True, forceinline=True)(view)
+
+
+view_u8 = _viewer(np.uint8)
+view_u16 = _viewer(np.uint16)
+view_u32 = _viewer(np.uint32)
+view_i64 = _viewer(np.int64)
+view_u64 = _viewer(np.uint64)
+view_f32 = _viewer(np.float32)
+view_f64 = _viewer(np.float64)
+
+
+def address_of(array: np.ndarray[Any, Any]) -> int:
+    """Address of the first byte of `array`, which the caller must keep alive while a kernel uses it."""
+    return int(array.__array_interface__["data"][0])

@@ -1,0 +1,65 @@
+"""Every error that penstock raises on purpose, in one tree.
+
+    PenstockError
+    ├── ConfigError     (ValueError)         a setting is out of range, unknown, or disagrees with another
+    ├── RecordError     (ValueError)         a raw record cannot be read: file, line, what was due
+    ├── TokenizerError  (ValueError)         a vocabulary cannot be loaded, or cannot do what is asked
+    ├── FormatError     (ValueError)         a dataset, shard or manifest on disk breaks the format
+    │   └── CorruptionError                  bytes differ from their checksum, or a file was cut
+    ├── StateError      (ValueError)         a saved state does not fit these data or settings
+    ├── OutputError     (OSError)            the output folder cannot be used: full, read-only, holds something else
+    ├── DistributedError (RuntimeError)      ranks disagree, or a rank was left at its default
+    ├── IsolationError  (RuntimeError)       a model lets documents of one row see each other
+    └── MissingExtraError (ImportError)      an optional dependency is not installed; names the pip command
+
+A message says where, what was found, what was due, and the cure.
+"""
+
+
+class PenstockError(Exception):
+    """The root of all errors that penstock raises on purpose."""
+
+
+class ConfigError(PenstockError, ValueError):
+    """A setting is out of range, unknown, or disagrees with another."""
+
+
+class RecordError(PenstockError, ValueError):
+    """A raw record cannot be read."""
+
+
+class TokenizerError(PenstockError, ValueError):
+    """A vocabulary cannot be loaded, or cannot do what is asked of it."""
+
+
+class FormatError(PenstockError, ValueError):
+    """A dataset, shard or manifest on disk breaks the format."""
+
+
+class CorruptionError(FormatError):
+    """Stored bytes differ from their checksum, or a file was cut short."""
+
+
+class StateError(PenstockError, ValueError):
+    """A saved state does not fit the data or the settings it is loaded into."""
+
+
+class OutputError(PenstockError, OSError):
+    """The output folder cannot be used."""
+
+
+class DistributedError(PenstockError, RuntimeError):
+    """Ranks disagree, or a rank was left at its default in a run of several."""
+
+
+class IsolationError(PenstockError, RuntimeError):
+    """A model lets the documents of one row see each other."""
+
+
+class MissingExtraError(PenstockError, ImportError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(
+            f"{package} is not installed; it comes with the extra: pip install 'penstock[{extra}]'"
+        )
