@@ -1,0 +1,18 @@
+"""Fixtures that every room's tests share."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The shared folder of real tokenizers, chats and texts; the test is skipped where it is absent."""
+    folder = Path(os.environ.get("PENSTOCK_REAL_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no real data at {folder}; set PENSTOCK_REAL_DATA")
+    return folder
