@@ -34,17 +34,17 @@ def inline_kernel(function: Function) -> Function:
 
 
 @intrinsic
-def _pointer(typing_context, address):  # type: ignore[no-untyped-def]
+def _pointer(typing_context, address):
     """Reinterpret a uint64 as a pointer."""
 
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, arguments):
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
 
     return types.voidptr(types.uint64), codegen
 
 
 def _viewer(dtype: Any) -> Any:
-    def view(address, length):  # type: ignore[no-untyped-def]
+    def view(address, length):
         return numba.carray(_pointer(address), (length,), dtype)
 
     return numba.njit(nogil=True, forceinline=True)(view)
@@ -62,3 +62,13 @@ view_f64 = _viewer(np.float64)
 def address_of(array: np.ndarray[Any, Any]) -> int:
     """Address of the first byte of `array`, which the caller must keep alive while a kernel uses it."""
     return int(array.__array_interface__["data"][0])
+
+
+@intrinsic
+def trailing_zeros(typing_context, value):
+    """Number of zero bits below the lowest set bit of a uint64 that is not 0 (one instruction)."""
+
+    def codegen(context, builder, signature, arguments):
+        return builder.cttz(arguments[0], context.get_constant(types.boolean, True))
+
+    return types.uint64(types.uint64), codegen

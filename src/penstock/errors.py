@@ -60,6 +60,4 @@ class MissingExtraError(PenstockError, ImportError):
     """An optional dependency is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(
-            f"{package} is not installed; it comes with the extra: pip install 'penstock[{extra}]'"
-        )
+        super().__init__(f"{package} is not installed; it comes with the extra: pip install 'penstock[{extra}]'")

@@ -80,7 +80,9 @@ class Progress:
         seconds = max(time.monotonic() - self._started, 1e-9)
         parts = [f"{_short(self.done / seconds)}{self.unit}/s"] if self.unit == "B" else []
         for name, value in self.figures.items():
-            parts.append(f"{_short(value / seconds)} {self._rates[name]}" if name in self._rates else f"{_short(value)} {name}")
+            parts.append(
+                f"{_short(value / seconds)} {self._rates[name]}" if name in self._rates else f"{_short(value)} {name}"
+            )
         return " · ".join(parts)
 
     def _print_line(self) -> None:
@@ -91,7 +93,11 @@ class Progress:
         if self.total and 0 < self.done < self.total:
             left = f" · {_clock(seconds * (self.total - self.done) / self.done)} left"
         note = self.note()
-        print(f"{self.title}: {share}{' · ' + note if note else ''} · {_clock(seconds)}{left}", file=sys.stderr, flush=True)
+        print(
+            f"{self.title}: {share}{' · ' + note if note else ''} · {_clock(seconds)}{left}",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def _make_bar(self) -> Any:
         from rich.console import Console

@@ -1,0 +1,62 @@
+# Everything a contributor runs. From a fresh clone: `make test`; to see the library work: `make demo`.
+#
+#   make demo [SOURCE=path]   text → tokenizer → datasets → packed rows → a small Llama that learns (6 minutes at most)
+#   make test [ARGS=...]      the tests; ARGS go to pytest
+#   make check                lint, format, types, import contract
+#   make bench [ARGS=...]     the benchmarks
+#   make clean                remove what these commands made
+#
+# The environment is `.venv`, made with the plain `venv` and `pip` of PYTHON. torch is installed first and alone, and
+# then pinned, so that nothing after it replaces a CPU build by a CUDA one. To choose another build:
+#   make test TORCH_SPEC='torch==2.13.0' TORCH_PIP_OPTIONS='--index-url <an index of CPU wheels>'
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_SPEC ?= torch==2.13.0
+TORCH_PIP_OPTIONS ?=
+WORKERS ?= 2
+ARGS ?=
+SOURCE ?=
+
+BIN := $(VENV)/bin
+# Modules are compiled when first imported: compiling all of torch would cost more than the tests need.
+PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
+PINNED := $(VENV)/torch-constraint.txt
+
+.PHONY: demo test check bench clean environment
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.ready-demo
+	$(BIN)/python examples/demo.py $(if $(SOURCE),--source "$(SOURCE)") $(ARGS)
+
+test: $(VENV)/.ready-dev
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+check: $(VENV)/.ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.ready-dev
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean:
+	rm -rf .demo .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist $(VENV)
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+environment: $(VENV)/.ready-dev
+
+$(PINNED):
+	@echo "penstock: making $(VENV) (once)"
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) $(TORCH_PIP_OPTIONS) '$(TORCH_SPEC)'
+	$(BIN)/python -m pip freeze | grep -i '^torch==' > $@
+
+$(VENV)/.ready-demo: pyproject.toml $(PINNED)
+	$(PIP) -c $(PINNED) -e '.[train,huggingface]'
+	@touch $@
+
+$(VENV)/.ready-dev: pyproject.toml $(PINNED)
+	$(PIP) -c $(PINNED) -e '.[train,huggingface,dev]'
+	@touch $(VENV)/.ready-demo $@
