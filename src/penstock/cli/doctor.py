@@ -1,0 +1,148 @@
+"""`penstock doctor`: what this machine has of what penstock can use."""
+
+from typing import Annotated, Any
+
+import typer
+
+
+def run(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON object.")] = False,
+) -> None:
+    """Say what is installed here, and what works.
+
+    Versions, processor cores and threads, the fast encoder, torch and CUDA, and whether compiled kernels can be kept.
+    Exits with 1 when something that penstock cannot do without does not work.
+    """
+    import json
+
+    findings = examine()
+    if as_json:
+        print(json.dumps(findings, indent=2))
+    else:
+        _print(findings)
+    if findings["problems"]:
+        raise typer.Exit(1)
+
+
+def examine() -> dict[str, Any]:
+    """Look at the machine: JSON-ready findings, `problems` being what must be mended (a list of sentences)."""
+    import os
+    import platform
+
+    from penstock import __version__
+
+    encoder, encoder_problem = _encoder()
+    kernels, kernel_problem = _kernel_cache()
+    return {
+        "penstock": __version__,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": _threads(),
+        "packages": _packages(),
+        "encoder": encoder,
+        "kernel_cache": kernels,
+        "torch": _torch(),
+        "problems": [problem for problem in (encoder_problem, kernel_problem) if problem],
+    }
+
+
+def _packages() -> dict[str, str | None]:
+    """Installed version of every package that penstock uses; None where it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    names = (
+        *("numpy", "numba", "pyarrow", "gigatoken", "tokenizers", "tiktoken", "sentencepiece", "fsspec", "pydantic"),
+        *("torch", "transformers", "accelerate", "datasets", "safetensors"),
+    )
+    found: dict[str, str | None] = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def _threads() -> dict[str, int | str | None]:
+    """Threads that compiled code will start, and the variables that set them."""
+    import os
+
+    import numba
+
+    variables = ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS")
+    return {"numba": numba.config.NUMBA_NUM_THREADS, **{name: os.environ.get(name) for name in variables}}
+
+
+def _encoder() -> tuple[str, str | None]:
+    """Who encodes here, and what is wrong with it."""
+    try:
+        import gigatoken  # noqa: F401  (a compiled module: only importing it shows that it fits this machine)
+    except ImportError as error:
+        return "tokenizers", f"the fast encoder gigatoken does not load ({error}); reinstall it: pip install gigatoken"
+    return "gigatoken", None
+
+
+def _kernel_cache() -> tuple[dict[str, Any], str | None]:
+    """Where Numba keeps compiled kernels, whether it can write there, and what to do if not."""
+    import os
+
+    try:
+        from penstock.randomness import mix
+
+        folder = mix._cache.cache_path  # type: ignore[attr-defined]
+        os.makedirs(folder, exist_ok=True)
+        writable = os.access(folder, os.W_OK)
+    except (RuntimeError, OSError) as error:
+        folder, writable = None, False
+        reason = str(error)
+    else:
+        reason = f"{folder} is read-only"
+    cure = "every start compiles for seconds; set NUMBA_CACHE_DIR to a folder that can be written"
+    return {"folder": folder, "writable": writable}, None if writable else f"kernels cannot be kept: {reason}; {cure}"
+
+
+def _torch() -> dict[str, Any] | None:
+    """torch's version and devices; None without torch."""
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        return None
+    import torch
+
+    devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {"version": torch.__version__, "cuda": torch.version.cuda, "devices": devices}
+
+
+def _print(findings: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    threads = findings["threads"]
+    table.add_row("penstock", f"{findings['penstock']} on Python {findings['python']}, {findings['platform']}")
+    table.add_row("cores", f"{findings['cores']} (Numba starts {threads['numba']} threads)")
+    set_variables = [f"{name}={value}" for name, value in threads.items() if name != "numba" and value]
+    table.add_row("set by you", " ".join(set_variables) or "no variable for threads")
+    table.add_row("encoder", findings["encoder"])
+    cache = findings["kernel_cache"]
+    table.add_row("kernel cache", f"{cache['folder']} ({'writable' if cache['writable'] else 'not writable'})")
+    torch = findings["torch"]
+    if torch is None:
+        table.add_row("torch", "not installed; training needs it: pip install 'penstock[train]'")
+    else:
+        devices = ", ".join(torch["devices"]) or "no CUDA device"
+        table.add_row("torch", f"{torch['version']}, CUDA {torch['cuda'] or 'not built in'}, {devices}")
+    packages = findings["packages"]
+    table.add_row("packages", " ".join(f"{name} {version}" for name, version in packages.items() if version))
+    missing = [name for name, version in packages.items() if version is None]
+    if missing:
+        table.add_row("not installed", " ".join(missing))
+    console.print(table)
+    for problem in findings["problems"]:
+        console.print(f"[bold red]problem[/] {problem}")
+    if not findings["problems"]:
+        console.print("[green]all that the data path needs works[/]")

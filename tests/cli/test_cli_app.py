@@ -1,0 +1,107 @@
+"""The command line as a user meets it: exit codes, errors without a traceback, quiet pipes."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from penstock import cli
+from penstock.errors import ConfigError
+
+COMMAND = [sys.executable, "-m", "penstock"]
+
+
+def run_command(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_help_lists_every_verb():
+    shown = run_command("--help").stdout
+    assert [verb for verb in cli.VERBS if f" {verb} " not in shown] == []
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_every_verb_has_help(verb):
+    found = run_command(verb, "--help")
+    assert found.returncode == 0
+    assert f"penstock {verb}" in found.stdout
+
+
+def test_unknown_verb_is_refused_with_the_nearest_one():
+    found = run_command("docter")
+    assert found.returncode == 2
+    assert "doctor" in found.stderr
+
+
+def test_a_verb_loads_only_itself():
+    code = (
+        "import sys; from penstock.cli import build_app; build_app(['doctor']);"
+        "print([name for name in sys.modules if name.startswith('penstock.cli.')])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "['penstock.cli.doctor']"
+
+
+def test_errors_of_ours_print_one_line_and_exit_1(monkeypatch, capsys):
+    def fail(arguments: list[str]) -> int:
+        raise ConfigError("a.yaml: seed is 'x'; due a number")
+
+    monkeypatch.setattr(cli, "_run", fail)
+    with pytest.raises(SystemExit, match="1"):
+        cli.main()
+    assert capsys.readouterr().err == "penstock: a.yaml: seed is 'x'; due a number\n"
+
+
+def test_foreign_errors_keep_their_traceback(monkeypatch):
+    def fail(arguments: list[str]) -> int:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(cli, "_run", fail)
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        cli.main()
+
+
+def test_ctrl_c_exits_130():
+    code = "import time, penstock.cli as c; c._run = lambda a: (print('on', flush=True), time.sleep(30)); c.main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "on\n"
+        time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (130, "penstock: stopped\n")
+
+
+@pytest.mark.parametrize("lines", [1, 100_000])
+def test_a_closed_pipe_is_quiet(lines):
+    code = f"import penstock.cli as c; c._run = lambda a: [print('x' * 80) for _ in range({lines})] and 0; c.main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+
+
+def test_doctor_finds_this_machine_usable():
+    found = run_command("doctor", "--json")
+    findings = json.loads(found.stdout)
+    assert found.returncode == 0, findings
+    assert findings["problems"] == []
+    assert findings["encoder"] == "gigatoken"
+    assert findings["kernel_cache"]["writable"]
+
+
+def test_doctor_names_a_missing_encoder(monkeypatch):
+    from penstock.cli import doctor
+
+    monkeypatch.setitem(sys.modules, "gigatoken", None)
+    findings = doctor.examine()
+    assert findings["encoder"] == "tokenizers"
+    assert "pip install gigatoken" in findings["problems"][0]

@@ -1,0 +1,116 @@
+"""What the project promises as a whole: a small quick package, the import contract, clean exports, one command."""
+
+import ast
+import statistics
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+ROOT = Path(__file__).parents[1]
+HEAVY = ("torch", "transformers", "datasets", "pyarrow", "tokenizers", "gigatoken", "pydantic", "rich", "typer")
+TORCH_ROOMS = {"integrations", "models", "distillation", "generation", "evaluation", "training", "serving"}
+"""Rooms that may need torch or transformers; all others, and the verbs that use only these, do without."""
+
+
+def _python(code: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=check)
+
+
+def _room_modules() -> list[str]:
+    package = ROOT / "src" / "penstock"
+    names = [".".join(path.relative_to(package.parent).with_suffix("").parts) for path in package.rglob("*.py")]
+    names = [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
+    return sorted(name for name in names if name.split(".")[1:2] == [] or name.split(".")[1] not in TORCH_ROOMS)
+
+
+def test_import_loads_nothing_heavy():
+    loaded = _python("import penstock, sys; print(*sys.modules)").stdout.split()
+    assert [name for name in HEAVY if name in loaded] == []
+
+
+def test_import_is_quick():
+    """The limit is 0.3 s above a bare interpreter; the median, so that a busy machine does not decide."""
+    timed = "import time; t = time.perf_counter(); import penstock; print(time.perf_counter() - t)"
+    assert statistics.median(float(_python(timed).stdout) for _ in range(5)) < 0.3
+
+
+def test_rooms_of_the_data_path_do_not_import_torch():
+    modules = _room_modules()
+    assert "penstock.cli.doctor" in modules
+    code = (
+        "import importlib, sys\n"
+        "sys.modules.update({name: None for name in ('torch', 'transformers', 'accelerate', 'datasets')})\n"
+        f"for name in {modules}: importlib.import_module(name)"
+    )
+    found = _python(code, check=False)
+    assert found.returncode == 0, found.stderr[-2000:]
+
+
+def test_public_names_exist():
+    for name in penstock.__all__:
+        assert getattr(penstock, name) is not None, name
+    assert set(penstock.__all__) <= set(dir(penstock))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = penstock.nonsense
+
+
+def test_public_names_are_those_that_type_checkers_see():
+    """The lazy table and the imports under TYPE_CHECKING must not drift apart."""
+    tree = ast.parse(Path(penstock.__file__).read_text())
+    guarded = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        alias.asname or alias.name
+        for node in ast.walk(guarded)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == set(penstock.__all__)
+
+
+@pytest.mark.parametrize("name", [name for name in _room_modules() if name.count(".") == 1])
+def test_doors_export_what_they_list(name):
+    module = import_module(name)
+    for public in getattr(module, "__all__", []):
+        assert hasattr(module, public), f"{name}.{public}"
+
+
+def test_every_module_says_what_it_does():
+    without = [
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "src").rglob("*.py")
+        if not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert without == []
+
+
+def test_import_contract():
+    found = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout[-2000:]
+
+
+def test_module_runs_as_the_command():
+    begin = time.perf_counter()
+    found = subprocess.run([sys.executable, "-m", "penstock", "--version"], capture_output=True, text=True, check=True)
+    assert found.stdout == f"penstock {penstock.__version__}\n"
+    assert time.perf_counter() - begin < 5
+
+
+def test_nothing_in_the_project_names_a_machine():
+    """Paths of one machine and hosts of package registries have no place in what is shipped."""
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    banned = ("/wo" + "rk/", "pypi." + "org", "files.python" + "hosted")
+    text_files = [ROOT / name for name in files if (ROOT / name).suffix in {".py", ".toml", ".md", ".yaml", ".yml", ""}]
+    named = [f"{path}: {word}" for path in text_files if path.is_file() for word in banned if word in path.read_text()]
+    assert named == []
