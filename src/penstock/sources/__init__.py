@@ -1,0 +1,22 @@
+"""One reader per raw format: what the user has on disk becomes blocks of checked texts with their places.
+
+`open_sources` cuts any input into parts; a part yields `RecordBlock`s. A bad record never disappears: it is in the
+block's `rejects`, with file, line and reason.
+"""
+
+from penstock.sources.jsonl import number_lines
+from penstock.sources.opening import FORMATS, Part, open_sources, read_texts, stop_at_reject
+from penstock.sources.records import Fields, RecordBlock, Reject, Weights
+
+__all__ = [
+    "FORMATS",
+    "Fields",
+    "Part",
+    "RecordBlock",
+    "Reject",
+    "Weights",
+    "number_lines",
+    "open_sources",
+    "read_texts",
+    "stop_at_reject",
+]

@@ -1,0 +1,180 @@
+"""Finds the files that a user means: paths, folders, globs and fsspec URLs, in an order that does not change.
+
+Files come in the order of what was given; inside a folder or glob, sorted by path. Hidden files and folders (a leading
+dot) are passed over. Nothing found is an error, and so is a file found twice.
+"""
+
+import glob
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import pyarrow as pa
+
+from penstock.errors import ConfigError, RecordError
+
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+"""Extension → the codec that pyarrow knows it by."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file, and what tells whether it has changed."""
+
+    path: str
+    """As the user would write it; a URL when it is remote."""
+
+    size_bytes: int
+    stamp: str
+    """Modification time, or what the object store has instead (an ETag)."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether fsspec reads it."""
+        return "://" in self.path
+
+    @property
+    def suffixes(self) -> tuple[str, str]:
+        """Extension without compression, and that of the compression: `(".jsonl", ".gz")`."""
+        stem, last = os.path.splitext(self.path)
+        if last.lower() not in COMPRESSIONS:
+            return last.lower(), ""
+        return os.path.splitext(stem)[1].lower(), last.lower()
+
+    @property
+    def compression(self) -> str | None:
+        """Codec, None when it is plain."""
+        return COMPRESSIONS.get(self.suffixes[1])
+
+    @property
+    def identity(self) -> str:
+        """Changes when the file does."""
+        return f"{self.path} {self.size_bytes} {self.stamp}"
+
+
+def find_files(spec: str | os.PathLike[str]) -> list[SourceFile]:
+    """All files that one path, folder, glob or URL stands for, sorted.
+
+    Raises:
+        RecordError: There is none.
+    """
+    text = os.fspath(spec)
+    found = _find_remote(text) if "://" in text else _find_local(text)
+    if not found:
+        raise RecordError(f"{text}: no such file, and no file matches it{_hint(text)}")
+    return found
+
+
+def refuse_twice(files: Iterable[SourceFile]) -> None:
+    """Raise when a file is there twice, because its text would silently count double."""
+    seen: set[str] = set()
+    for file in files:
+        key = file.path if file.is_remote else os.path.realpath(file.path)
+        if key in seen:
+            raise ConfigError(f"{file.path} is given twice; name it once (to train on it more often, raise its share)")
+        seen.add(key)
+
+
+def _hint(text: str) -> str:
+    if any(mark in text for mark in "\n ") and not any(mark in text for mark in "*/."):
+        return "; if this is a text and not a path, hand over an iterator: iter(texts)"
+    return "; quote globs so that the shell leaves them alone, and look for a typing error"
+
+
+def _find_local(text: str) -> list[SourceFile]:
+    path = os.path.expanduser(text)
+    names: list[str] = []
+    if os.path.isdir(path):
+        names = _walk(path)
+    elif os.path.exists(path):
+        names = [path]
+    else:
+        for name in sorted(glob.glob(path, recursive=True)):
+            names.extend(_walk(name) if os.path.isdir(name) and not glob.escape(path).endswith("**") else [name])
+        names = [name for name in names if os.path.isfile(name)]
+    return [_local(name) for name in names]
+
+
+def _walk(folder: str) -> list[str]:
+    names = []
+    for place, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        names.extend(os.path.join(place, name) for name in files if not name.startswith("."))
+    return sorted(names)
+
+
+def _local(path: str) -> SourceFile:
+    status = os.stat(path)
+    return SourceFile(path, status.st_size, str(status.st_mtime_ns))
+
+
+def _find_remote(url: str) -> list[SourceFile]:
+    filesystem, path = _filesystem(url)
+    if filesystem.isfile(path):
+        names = [path]
+    elif filesystem.isdir(path):
+        names = filesystem.find(path)
+    else:
+        names = [name for name in filesystem.glob(path) if filesystem.isfile(name)]
+    names = sorted(name for name in names if not Path(name).name.startswith("."))
+    return [
+        SourceFile(filesystem.unstrip_protocol(name), int(filesystem.size(name)), str(filesystem.ukey(name)))
+        for name in names
+    ]
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    import fsspec
+
+    try:
+        filesystem, path = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise RecordError(f"{url}: {error}; stores need their package: pip install 'penstock[cloud]'") from error
+    return filesystem, path
+
+
+def open_random(file: SourceFile) -> Any:
+    """The file for reading at any place; Parquet needs it."""
+    if file.is_remote:
+        filesystem, path = _filesystem(file.path)
+        return pa.PythonFile(filesystem.open(path, "rb"), mode="r")
+    return pa.OSFile(file.path, "rb")
+
+
+@final
+class Stream:
+    """Decompressed bytes of one file, front to back."""
+
+    def __init__(self, raw: Any, inner: Any, path: str, size_bytes: int, compressed: bool) -> None:
+        self._raw, self._inner, self._path = raw, inner, path
+        self._compressed = compressed
+        if compressed and size_bytes == 0:
+            raise RecordError(f"{path}: the file has no bytes; even nothing, compressed, has some: it was cut")
+
+    def read(self, amount: int = -1) -> bytes:
+        """Up to `amount` bytes; empty at the end.
+
+        Raises:
+            OSError: The compressed stream was cut, or is damaged.
+        """
+        data: bytes = self._inner.read(amount) if amount >= 0 else self._inner.read()
+        return data
+
+    def raw_position(self) -> int:
+        """Bytes of the file read so far, compressed as they are."""
+        return int(self._raw.tell())
+
+
+@contextmanager
+def open_stream(file: SourceFile) -> Iterator[Stream]:
+    """Open a file for reading front to back, decompressing what its extension says is compressed."""
+    raw = open_random(file)
+    try:
+        inner = pa.CompressedInputStream(raw, file.compression) if file.compression else raw
+        yield Stream(raw, inner, file.path, file.size_bytes, file.compression is not None)
+    finally:
+        raw.close()

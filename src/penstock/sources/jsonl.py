@@ -1,0 +1,98 @@
+"""Reads JSONL: one object a line, a large local file in several byte ranges, anything else whole."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+from penstock.sources.files import SourceFile
+from penstock.sources.lines import count_newlines, cut_range, cut_stream
+from penstock.sources.parsing import parse_block
+from penstock.sources.records import Fields, RecordBlock, Reject
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class JsonlPart:
+    """The lines of one file whose first byte lies in [begin, end); of a compressed file, all lines."""
+
+    file: SourceFile
+    fields: Fields
+    begin: int
+    end: int
+    first_line: int | None = None
+    """Number of the first line; None: counted when it is needed."""
+
+    @property
+    def name(self) -> str:
+        """For people: the file, and the range where there are several."""
+        return f"{self.file.path} [bytes {self.begin}:{self.end}]" if self.is_range else self.file.path
+
+    @property
+    def is_range(self) -> bool:
+        """Whether other parts read the rest of the file."""
+        return self.begin > 0 or self.end < self.file.size_bytes
+
+    @property
+    def identity(self) -> str:
+        """Changes when the input does."""
+        return f"{self.file.identity} {self.begin}:{self.end}"
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of the files that `RecordBlock.files` points into."""
+        return (self.file.path,)
+
+    @property
+    def size_bytes(self) -> int:
+        """Raw bytes, for progress."""
+        return self.end - self.begin
+
+    def blocks(self) -> Iterator[RecordBlock]:
+        """The records, in order of lines."""
+        line = self.first_line if self.first_line is not None else self._count_before()
+        for data, size_bytes, failure in self._cut():
+            rejects = []
+            if failure:
+                at = line + data.count(b"\n")
+                rejects = [Reject(self.file.path, at, failure, "")]
+            yield parse_block(data, self.file.path, line, self.fields, size_bytes, rejects)
+            line += data.count(b"\n")
+
+    def newlines(self) -> int:
+        """Newlines in [begin − 1, end − 1): what ranges add up to number the lines of later ones."""
+        with open(self.file.path, "rb", buffering=0) as stream:
+            return count_newlines(stream.fileno(), max(self.begin - 1, 0), self.end - 1)
+
+    def _count_before(self) -> int:
+        if self.begin == 0:
+            return 1
+        with open(self.file.path, "rb", buffering=0) as stream:
+            return count_newlines(stream.fileno(), 0, self.begin - 1) + 2
+
+    def _cut(self) -> Iterator[tuple[bytes, int, str | None]]:
+        """Whole lines, about a block at a time; the raw bytes they took; and why the rest is lost, if it is."""
+        if self.file.compression or self.file.is_remote:
+            return cut_stream(self.file)
+        return cut_range(self.file, self.begin, self.end)
+
+
+def number_lines(
+    parts: Sequence[Any], apply: Callable[[Callable[[Any], int], Iterable[Any]], Iterable[int]] = map
+) -> list[Any]:
+    """Tell ranges of large files the numbers of their first lines, at the cost of counting newlines once.
+
+    Args:
+        parts: Parts of any format, those of a file in order.
+        apply: `map`, or one that runs in several processes.
+
+    Returns:
+        The same parts; those of JSONL know their first line.
+    """
+    ranges = [at for at, part in enumerate(parts) if isinstance(part, JsonlPart) and part.is_range]
+    counts = dict(zip(ranges, apply(JsonlPart.newlines, [parts[at] for at in ranges]), strict=True))
+    numbered, seen = list(parts), 0
+    for at in ranges:
+        seen = 0 if parts[at].begin == 0 else seen
+        numbered[at] = replace(parts[at], first_line=1 if parts[at].begin == 0 else seen + 2)
+        seen += counts[at]
+    return numbered

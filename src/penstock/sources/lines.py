@@ -1,0 +1,113 @@
+"""Cuts files into blocks of whole lines; only the byte b"\\n" ends a line.
+
+A byte range gives the lines whose first byte lies in it, so that ranges side by side give each line once. A stream
+(compressed, or remote) is read front to back. A UTF-8 BOM at the start of a file is dropped.
+"""
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+
+from penstock.sources.files import SourceFile, open_stream
+
+BLOCK_BYTES = 4 << 20
+"""Bytes in a block, about; a block holds at least one line, however long."""
+
+BOM = b"\xef\xbb\xbf"
+NEWLINE = ord("\n")
+
+
+def count_newlines(descriptor: int, begin: int, end: int) -> int:
+    total = 0
+    while begin < end:
+        data = os.pread(descriptor, min(BLOCK_BYTES, end - begin), begin)
+        if not data:
+            break
+        total += int(np.count_nonzero(np.frombuffer(data, np.uint8) == NEWLINE))
+        begin += len(data)
+    return total
+
+
+def cut_range(file: SourceFile, begin: int, end: int) -> Iterator[tuple[bytes, int, str | None]]:
+    size = file.size_bytes
+    with open(file.path, "rb", buffering=0) as stream:
+        descriptor = stream.fileno()
+        position, counted = begin, begin
+        if begin == 0:
+            position = len(BOM) if os.pread(descriptor, len(BOM), 0) == BOM else 0
+        else:
+            position = _next_line(descriptor, begin - 1, end, size)
+        while position < end:
+            data = _read_lines(descriptor, position, min(BLOCK_BYTES, end - position), size)
+            if data is None:
+                message = f"the file ends at byte {os.fstat(descriptor).st_size}; it had {size} when the work began"
+                yield b"", 0, message
+                return
+            position += len(data)
+            yield data, min(position, end) - counted, None
+            counted = min(position, end)
+
+
+def _next_line(descriptor: int, position: int, end: int, size: int) -> int:
+    """Where the first line after `position` begins; `end` if that is not before it."""
+    while position < end:
+        data = os.pread(descriptor, min(1 << 16, size - position), position)
+        at = data.find(b"\n")
+        if at >= 0 or not data:
+            return position + at + 1 if data else end
+        position += len(data)
+    return end
+
+
+def _read_lines(descriptor: int, position: int, amount: int, size: int) -> bytes | None:
+    """Whole lines from `position`, `amount` bytes or a little more or less; None when the file was cut short."""
+    data = os.pread(descriptor, min(amount, size - position), position)
+    if not data:
+        return None
+    if position + len(data) == size:
+        return data
+    last = data.rfind(b"\n")
+    if last >= 0:
+        return data[: last + 1]
+    pieces, total = [data], len(data)
+    while position + total < size:
+        more = os.pread(descriptor, min(max(total, BLOCK_BYTES), size - position - total), position + total)
+        if not more:
+            return None
+        at = more.find(b"\n")
+        pieces.append(more[: at + 1] if at >= 0 else more)
+        total += len(pieces[-1])
+        if at >= 0:
+            break
+    return b"".join(pieces)
+
+
+def cut_stream(file: SourceFile) -> Iterator[tuple[bytes, int, str | None]]:
+    counted, carry, first = 0, [], True
+    with open_stream(file) as stream:
+        while True:
+            try:
+                data = stream.read(BLOCK_BYTES)
+            except (OSError, EOFError) as error:
+                yield (
+                    b"",
+                    file.size_bytes - counted,
+                    f"the file cannot be read further: {error}; it was cut, or is damaged",
+                )
+                return
+            if first and data.startswith(BOM):
+                data = data[len(BOM) :]
+            first = False
+            last = data.rfind(b"\n")
+            if last < 0 and data:
+                carry.append(data)
+                continue
+            block = b"".join([*carry, data[: last + 1]])
+            carry = [data[last + 1 :]]
+            position = file.size_bytes if not data else min(stream.raw_position(), file.size_bytes)
+            if block or not data:
+                yield block, position - counted, None
+                counted = position
+            if not data:
+                return

@@ -1,0 +1,163 @@
+"""From what the user names to parts: the units of work of preparing.
+
+Parts depend on the input alone, never on the number of processes: byte ranges of large local JSONL files, other
+JSONL files whole, row groups of Parquet files, small text files together, files of a saved `datasets` folder.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from penstock.errors import ConfigError, RecordError
+from penstock.sources.files import SourceFile, find_files, refuse_twice
+from penstock.sources.jsonl import JsonlPart, number_lines
+from penstock.sources.records import Fields, RecordBlock
+from penstock.sources.text import TextPart
+
+PART_BYTES = 64 << 20
+"""Raw bytes of a part, about; one shard comes of it."""
+
+MAX_PARTS = 4096
+"""With more input than this many parts, parts get larger, to at most `LARGEST_PART_BYTES`."""
+
+LARGEST_PART_BYTES = 1 << 30
+
+EXTENSIONS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+    ".txt": "text",
+    ".text": "text",
+    ".md": "text",
+    ".rst": "text",
+}
+"""File name extension → format; `format=` overrides it."""
+
+FORMATS = ("jsonl", "parquet", "text", "datasets")
+
+
+class Part(Protocol):
+    """One unit of work: some records, in order."""
+
+    @property
+    def name(self) -> str:
+        """For people: what it reads."""
+
+    @property
+    def identity(self) -> str:
+        """Changes when the input or its reading does."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of the files that `RecordBlock.files` points into."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Raw bytes, for progress."""
+
+    def blocks(self) -> Iterator[RecordBlock]:
+        """The records, in order."""
+
+
+def open_sources(
+    specs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    format: str | None = None,
+    fields: Fields | None = None,
+    separator: str | None = None,
+    part_bytes: int | None = None,
+) -> list[Part]:
+    """Find the files and cut them into parts.
+
+    Args:
+        specs: Paths, folders, globs or fsspec URLs; one or several.
+        format: One of `FORMATS`; None goes by the file names.
+        fields: Which fields to read; None reads `text`.
+        separator: Plain text only: what stands between documents. None: a file is a document.
+        part_bytes: Raw bytes of a part, about; None: 64 MiB, more for terabytes.
+
+    Returns:
+        The parts, in order of the input.
+
+    Raises:
+        RecordError: Nothing was found, or a file cannot be read as its format.
+        ConfigError: A setting is out of range, or a file's format is not known.
+    """
+    fields = fields or Fields()
+    _check(format, separator, part_bytes)
+    listed = [specs] if isinstance(specs, (str, os.PathLike)) else list(specs)
+    if not listed:
+        raise RecordError("no source is named; due: at least one path, folder, glob or URL")
+    files = [pair for spec in listed for pair in _with_formats(spec, format)]
+    refuse_twice(file for file, _ in files)
+    total = sum(file.size_bytes for file, _ in files)
+    size = part_bytes or min(max(PART_BYTES, total // MAX_PARTS), LARGEST_PART_BYTES)
+    return list(_cut(files, fields, separator.encode() if separator else None, size))
+
+
+def read_texts(parts: Sequence[Part]) -> Iterator[str]:
+    """The texts of all parts, one after another; the first reject stops.
+
+    Raises:
+        RecordError: A record cannot be read.
+    """
+    for part in number_lines(parts):
+        for block in part.blocks():
+            stop_at_reject(block)
+            yield from block.texts.to_pylist()
+
+
+def stop_at_reject(block: RecordBlock) -> None:
+    """Raise for the first reject of a block, if it has one."""
+    if block.rejects:
+        raise RecordError(str(block.rejects[0]))
+
+
+def _check(format: str | None, separator: str | None, part_bytes: int | None) -> None:
+    if format is not None and format not in FORMATS:
+        raise ConfigError(f"format {format!r} is not known; known: {', '.join(FORMATS)}")
+    if separator == "":
+        raise ConfigError("the separator is empty; due: at least one character")
+    if part_bytes is not None and part_bytes < 1:
+        raise ConfigError(f"part_bytes must be >= 1, got {part_bytes}")
+
+
+def _with_formats(spec: str | os.PathLike[str], format: str | None) -> list[tuple[SourceFile, str]]:
+    files = find_files(spec)
+    known = [(file, format or EXTENSIONS.get(file.suffixes[0], "")) for file in files]
+    chosen = [(file, kind) for file, kind in known if kind]
+    one_file = len(files) == 1 and files[0].path == os.path.expanduser(os.fspath(spec))
+    if not chosen or (one_file and not chosen):
+        raise ConfigError(
+            f"{os.fspath(spec)}: no format is known for the extension {files[0].suffixes[0]!r} of {files[0].path}; "
+            f"say which it is: --format {'|'.join(FORMATS)} (extensions known: {', '.join(EXTENSIONS)})"
+        )
+    return chosen
+
+
+def _cut(files: Sequence[tuple[SourceFile, str]], fields: Fields, separator: bytes | None, size: int) -> Iterator[Part]:
+    texts: list[SourceFile] = []
+    waiting = 0
+    for file, kind in files:
+        if kind == "text":
+            texts.append(file)
+            waiting += file.size_bytes
+            if waiting >= size:
+                yield TextPart(tuple(texts), fields, separator)
+                texts, waiting = [], 0
+            continue
+        if texts:
+            yield TextPart(tuple(texts), fields, separator)
+            texts, waiting = [], 0
+        yield from _cut_file(file, kind, fields, size)
+    if texts:
+        yield TextPart(tuple(texts), fields, separator)
+
+
+def _cut_file(file: SourceFile, kind: str, fields: Fields, size: int) -> Iterator[Part]:
+    if file.compression or file.is_remote:
+        yield JsonlPart(file, fields, 0, file.size_bytes)
+        return
+    for begin in range(0, max(file.size_bytes, 1), size):
+        yield JsonlPart(file, fields, begin, min(begin + size, file.size_bytes))
