@@ -1,0 +1,59 @@
+"""What every id of a vocabulary spells, as bytes, in two flat arrays.
+
+Guarantees: the entry of an id that encoding can produce is exactly the bytes it stands for in a text; control
+entries, and ids that no token has, are empty. Costs: one byte a byte of vocabulary, 8 bytes an id.
+"""
+
+from collections.abc import Iterable
+from typing import Any, final
+
+import numpy as np
+
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
+ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+@final
+class ByteTable:
+    """id → bytes.
+
+    Attributes:
+        data: The bytes of all ids, end to end, uint8.
+        offsets: Where each id's bytes begin, int64 [vocab + 1].
+        lengths: Bytes of each id, int64 [vocab].
+        is_control: Ids that stand for no text: control entries, unknown, unused, bool [vocab].
+    """
+
+    __slots__ = ("data", "is_control", "lengths", "offsets")
+
+    def __init__(self, entries: Iterable[bytes | None]) -> None:
+        """Build from the bytes of id 0, 1, 2, …; None marks an id that stands for no text."""
+        listed = list(entries)
+        self.data: ByteArray = np.frombuffer(b"".join(entry or b"" for entry in listed), np.uint8)
+        self.lengths: IntArray = np.array([len(entry or b"") for entry in listed], np.int64)
+        self.offsets: IntArray = np.concatenate(([0], np.cumsum(self.lengths))).astype(np.int64)
+        self.is_control = np.array([entry is None for entry in listed], np.bool_)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, token_id: int) -> bytes:
+        if not 0 <= token_id < len(self):
+            raise IndexError(f"id {token_id} of a vocabulary of {len(self)}")
+        return self.data[self.offsets[token_id] : self.offsets[token_id + 1]].tobytes()
+
+    def spell(self, ids: Any) -> ByteArray:
+        """Bytes of `ids`, end to end, uint8; costs about 10 ns a byte and no Python object a token.
+
+        Raises:
+            IndexError: An id lies outside the vocabulary.
+        """
+        ids = np.asarray(ids, np.int64)
+        if not len(ids):
+            return np.empty(0, np.uint8)
+        lengths = self.lengths[ids]
+        ends = np.cumsum(lengths)
+        # Byte k of the output comes from (start of its token's entry) + (k - start of its token in the output).
+        shifts = np.repeat(self.offsets[ids] - (ends - lengths), lengths)
+        spelled: ByteArray = self.data[shifts + np.arange(ends[-1])]
+        return spelled

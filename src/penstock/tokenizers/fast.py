@@ -1,0 +1,104 @@
+"""gigatoken, given Arrow's string buffers as they are, and read back as two flat arrays.
+
+It encodes strings only: its own file readers drop data silently after a bad line. It runs on the calling thread, so
+that worker processes add up instead of fighting. Loading costs 0.1 to 0.6 s, by the vocabulary,
+and happens on first use.
+
+Measured on one core (8.9 MB of C4, GPT-2, warm): Arrow buffers 461 MB/s, a list of bytes 408, a list of str 468 (which
+does not count making the strings).
+"""
+
+import os
+import tempfile
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import TokenizerError
+from penstock.ragged import Ragged
+
+
+def backend_from_json(content: str) -> Any:
+    """Load a scrubbed `tokenizer.json`.
+
+    Raises:
+        TokenizerError: gigatoken does not support it; the message is its reason.
+    """
+    from gigatoken.gigatoken_rs import load_hf_json
+
+    return _reasoned(load_hf_json, content)
+
+
+def backend_from_sentencepiece(content: bytes, hidden: set[str]) -> Any:
+    """Load a SentencePiece model, without the pieces in `hidden`.
+
+    Raises:
+        TokenizerError: gigatoken does not support it; the message is its reason.
+    """
+    import json
+
+    from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
+
+    converted = json.loads(_reasoned(sentencepiece_to_tokenizer_json, content))
+    converted["added_tokens"] = [entry for entry in converted["added_tokens"] if entry["content"] not in hidden]
+    model = converted["model"]
+    model["merges"] = [merge for merge in model["merges"] if "".join(merge) not in hidden]
+    return backend_from_json(json.dumps(converted, ensure_ascii=False))
+
+
+def backend_from_ranks(content: bytes, scheme: str) -> Any:
+    """Load tiktoken ranks (a `.tiktoken` file's bytes) with one of gigatoken's named splitting schemes.
+
+    Raises:
+        TokenizerError: gigatoken does not support it; the message is its reason.
+    """
+    from gigatoken.gigatoken_rs import BPETokenizer
+
+    descriptor, path = tempfile.mkstemp(suffix=".tiktoken")  # gigatoken reads ranks from a file only
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        return _reasoned(BPETokenizer.from_tiktoken, path, scheme)
+    finally:
+        os.unlink(path)
+
+
+def encode_arrow(backend: Any, texts: pa.Array, shift: int = 0) -> Ragged:
+    """Encode an Arrow (large) string array without nulls; `shift` is added to every id.
+
+    Returns:
+        uint32 ids and int64 offsets, one row a text.
+    """
+    encoded = backend.encode_batch(_as_awkward(texts), parallel=False).layout
+    offsets = np.asarray(encoded.offsets.data, np.int64)
+    values = np.asarray(encoded.content.data, np.uint32)
+    if shift:
+        values += np.uint32(shift)
+    return Ragged(values, offsets)
+
+
+def _as_awkward(texts: pa.Array) -> Any:
+    """The same buffers as an awkward array of strings; only 32-bit offsets are copied, widened."""
+    import awkward as ak
+
+    _, offset_buffer, data_buffer = texts.buffers()
+    offsets: np.ndarray[Any, Any]
+    offset_dtype = np.int64 if pa.types.is_large_string(texts.type) else np.int32
+    if offset_buffer is None or not len(texts):
+        offsets = np.zeros(len(texts) + 1, np.int64)
+    else:
+        offsets = np.frombuffer(offset_buffer, offset_dtype)[texts.offset : texts.offset + len(texts) + 1]
+    data = np.empty(0, np.uint8) if data_buffer is None else np.frombuffer(data_buffer, np.uint8)
+    characters = ak.contents.NumpyArray(data, parameters={"__array__": "char"})
+    index = ak.index.Index64(offsets.astype(np.int64, copy=False))
+    return ak.Array(ak.contents.ListOffsetArray(index, characters, parameters={"__array__": "string"}))
+
+
+def _reasoned(load: Any, *arguments: Any) -> Any:
+    """Call gigatoken; its errors become ours, in one line."""
+    try:
+        return load(*arguments)
+    except Exception as error:
+        reason = str(error).split("\n")[0]
+        raise TokenizerError(f"gigatoken cannot encode it: {reason}") from error

@@ -1,0 +1,244 @@
+"""`tokenizer.json`: the format of the Hugging Face `tokenizers` package.
+
+Text is encoded by a scrubbed copy of the file: control entries are gone from `added_tokens`, and from whatever else
+could produce them (merges that spell one; pieces of a Unigram or word vocabulary); BOS/EOS templates, truncation,
+padding and dropout are off. Both gigatoken and the fallback read that copy. The file itself is used only where control
+text was asked for.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, final
+
+from penstock.errors import TokenizerError
+from penstock.tokenizers.byte_table import ByteTable
+from penstock.tokenizers.vocabulary import BEGIN_NAMES, END_NAMES, PAD_NAMES, is_content, named_control
+
+ID_SECTIONS = ("model", "normalizer", "pre_tokenizer", "added_tokens")
+"""The parts of the file that change ids; the rest adds BOS and EOS, or serves decoding."""
+
+
+@final
+class HuggingFaceVocabulary:
+    """A `tokenizer.json`, with what its `tokenizer_config.json` says of BOS, EOS and padding.
+
+    Without a `tokenizer_config.json`, BOS, EOS and padding are the one control entry that bears a conventional name
+    for it, and None where there is none or more than one.
+    """
+
+    own_encoder = "tokenizers"
+
+    def __init__(self, content: bytes, config: bytes | None = None) -> None:
+        self._json: dict[str, Any] = json.loads(content)
+        model = self._json["model"]
+        self._model_type = model.get("type") or _untyped_model(model)
+        self._tokens = _model_tokens(model)
+        added = self._json.get("added_tokens") or []
+        self._added = {entry["content"]: int(entry["id"]) for entry in added}
+        self._content = {entry["id"] for entry in added if is_content(entry["content"], special=entry["special"])}
+        self.controls = {text: token_id for text, token_id in self._added.items() if token_id not in self._content}
+        self.size = 1 + max([*self._tokens.values(), *self._added.values()], default=-1)
+        self._steps = [*_flatten(self._json.get("normalizer")), *_flatten(self._json.get("pre_tokenizer"))]
+        self.kind = self._find_kind()
+        self.normalization = "NFC" if any(step["type"] == "NFC" for step in self._steps) else None
+        self.adds_space = any(_adds_space(step) for step in self._steps)
+        self.bos_id = self._find_named("bos_token", config, BEGIN_NAMES)
+        self.eos_id = self._find_named("eos_token", config, END_NAMES)
+        self.pad_id = self._find_named("pad_token", config, PAD_NAMES)
+
+    def identity(self) -> bytes:
+        """See `Vocabulary`."""
+        parts = {section: self._json.get(section) for section in ID_SECTIONS}
+        return json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()
+
+    def encode(self, text: str, *, allow_control: bool) -> list[int]:
+        """See `Vocabulary`."""
+        encoder = self._whole if allow_control else self._scrubbed
+        ids: list[int] = encoder.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """See `Vocabulary`."""
+        encodings = self._scrubbed.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See `Vocabulary`."""
+        text: str = self._whole.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    def build_fast(self) -> tuple[Any, int]:
+        """See `Vocabulary`."""
+        from penstock.tokenizers.fast import backend_from_json
+
+        return backend_from_json(self.scrubbed_json()), 0
+
+    def build_byte_table(self) -> ByteTable:
+        """See `Vocabulary`."""
+        self._refuse_inexact()
+        byte_level = self.kind == "byte-level BPE"
+        spell = spell_byte_level if byte_level else spell_sentencepiece
+        entries: list[bytes | None] = [None] * self.size
+        for token, token_id in self._tokens.items():
+            entries[token_id] = spell(token)
+        for text, token_id in self._added.items():
+            plain = text if byte_level else text.replace("▁", " ")
+            entries[token_id] = plain.encode() if token_id in self._content else None
+        unknown = self._json["model"].get("unk_token")
+        if unknown in self._tokens:
+            entries[self._tokens[unknown]] = None
+        return ByteTable(entries)
+
+    def scrubbed_json(self) -> str:
+        """The file without anything that turns text into a control entry, BOS or EOS."""
+        scrubbed = {**self._json, "truncation": None, "padding": None, "post_processor": None}
+        added = self._json.get("added_tokens") or []
+        scrubbed["added_tokens"] = [entry for entry in added if entry["id"] in self._content]
+        scrubbed["model"] = self._scrub_model()
+        return json.dumps(scrubbed, ensure_ascii=False)
+
+    def _scrub_model(self) -> dict[str, Any]:
+        model = dict(self._json["model"])
+        if "dropout" in model:
+            model["dropout"] = None
+        if "merges" in model:
+            model["merges"] = [merge for merge in model["merges"] if _joined(merge) not in self.controls]
+        if self._model_type == "Unigram":
+            model["vocab"] = [[self._hidden(token), score] for token, score in model["vocab"]]
+        elif self._model_type != "BPE" or model.get("ignore_merges"):
+            kept = model.get("unk_token")
+            model["vocab"] = {(t if t == kept else self._hidden(t)): i for t, i in model["vocab"].items()}
+        return model
+
+    def _hidden(self, token: str) -> str:
+        """A name that no text spells, for control entries: U+10FFFF is not a character."""
+        return f"\U0010ffff control {self.controls[token]}" if token in self.controls else token
+
+    @cached_property
+    def _whole(self) -> Any:
+        return _load({**self._json, "truncation": None, "padding": None})
+
+    @cached_property
+    def _scrubbed(self) -> Any:
+        return _load(self.scrubbed_json())
+
+    def _find_kind(self) -> str:
+        if self._model_type != "BPE":
+            return str(self._model_type)
+        if any(step["type"] == "ByteLevel" for step in self._steps):
+            return "byte-level BPE"
+        return "SentencePiece BPE" if self._json["model"].get("byte_fallback") else "BPE"
+
+    def _find_named(self, role: str, config: bytes | None, conventional: Sequence[str]) -> int | None:
+        named = json.loads(config).get(role) if config is not None else None
+        if named is None:
+            return named_control(self.controls, conventional) if config is None else None
+        text = named["content"] if isinstance(named, dict) else named
+        token_id = self._added.get(text, self._tokens.get(text))
+        if token_id is None:
+            raise TokenizerError(
+                f"tokenizer_config.json: {role} is {text!r}, which is not in tokenizer.json; "
+                f"its control entries are {list(self.controls)[:12]}"
+            )
+        return token_id
+
+    def _refuse_inexact(self) -> None:
+        """Raise unless the bytes of every id are known."""
+        model = self._json["model"]
+        if self.kind == "WordPiece" or self.kind == "WordLevel":
+            raise TokenizerError(f"no exact byte table: a {self.kind} vocabulary forgets whitespace and unknown words")
+        if self.kind != "byte-level BPE" and not model.get("byte_fallback"):
+            raise TokenizerError(
+                f"no exact byte table: this {self.kind} vocabulary has no byte fallback, so <unk> loses text"
+            )
+        if model.get("end_of_word_suffix") or model.get("continuing_subword_prefix"):
+            raise TokenizerError("no exact byte table: tokens carry word suffixes or prefixes that are not in the text")
+        lossy = [step["type"] for step in _flatten(self._json.get("normalizer")) if not _keeps_bytes(step)]
+        lossy += [
+            step["type"]
+            for step in self._steps
+            if step["type"] in ("WhitespaceSplit", "Whitespace", "BertPreTokenizer")
+        ]
+        if lossy:
+            raise TokenizerError(f"no exact byte table: {', '.join(lossy)} changes text before it is encoded")
+
+
+def spell_byte_level(token: str) -> bytes | None:
+    """Bytes of a byte-level token; None if it holds a character outside GPT-2's alphabet of bytes."""
+    try:
+        return token.translate(_BYTE_OF_CHARACTER).encode("latin-1") if _ALPHABET.issuperset(token) else None
+    except UnicodeEncodeError:
+        return None
+
+
+def spell_sentencepiece(piece: str) -> bytes:
+    """Bytes of a SentencePiece piece: `<0x0A>` is a byte, `▁` a space."""
+    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+        return bytes([int(piece[3:5], 16)])
+    return piece.replace("▁", " ").encode()
+
+
+def _byte_alphabet() -> dict[int, int]:
+    """Code point → byte: printable Latin-1 stands for itself, the other 68 bytes for U+0100 onwards.
+
+    Source: GPT-2's `bytes_to_unicode` (github.com/openai/gpt-2, encoder.py).
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: byte for byte in printable} | {0x100 + place: byte for place, byte in enumerate(others)}
+
+
+_BYTE_OF_CHARACTER = _byte_alphabet()
+_ALPHABET = frozenset(map(chr, _BYTE_OF_CHARACTER))
+
+
+def _load(content: dict[str, Any] | str) -> Any:
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_str(content if isinstance(content, str) else json.dumps(content, ensure_ascii=False))
+    except Exception as error:
+        raise TokenizerError(f"the tokenizers package cannot read this tokenizer.json: {error}") from error
+
+
+def _untyped_model(model: dict[str, Any]) -> str:
+    """The type of a model of the first releases, which did not write it down."""
+    if "merges" in model:
+        return "BPE"
+    if isinstance(model["vocab"], list):
+        return "Unigram"
+    return "WordPiece" if "max_input_chars_per_word" in model else "WordLevel"
+
+
+def _model_tokens(model: dict[str, Any]) -> dict[str, int]:
+    if isinstance(model["vocab"], dict):
+        return model["vocab"]
+    return {token: token_id for token_id, (token, _) in enumerate(model["vocab"])}
+
+
+def _joined(merge: str | list[str]) -> str:
+    """What a merge makes: "a b" in old files, ["a", "b"] in new ones."""
+    return merge.replace(" ", "", 1) if isinstance(merge, str) else "".join(merge)
+
+
+def _flatten(step: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The steps of a normalizer or pre-tokenizer, sequences opened."""
+    if step is None:
+        return []
+    if step["type"] != "Sequence":
+        return [step]
+    return [flat for part in step.get("normalizers") or step.get("pretokenizers") or [] for flat in _flatten(part)]
+
+
+def _keeps_bytes(step: dict[str, Any]) -> bool:
+    """NFC (checked on each text), and SentencePiece's way of writing spaces."""
+    if step["type"] == "Replace":
+        return bool(step["pattern"] == {"String": " "} and step["content"] == "▁")
+    return bool(step["type"] == "NFC" or (step["type"] == "Prepend" and step["prepend"] == "▁"))
+
+
+def _adds_space(step: dict[str, Any]) -> bool:
+    if step["type"] == "Metaspace" and "prepend_scheme" in step:
+        return bool(step["prepend_scheme"] != "never")
+    return step["type"] == "Prepend" or bool(step.get("add_prefix_space"))

@@ -1,0 +1,177 @@
+"""Vocabularies that are a list of ranked byte strings: tiktoken's `.tiktoken` files and Mistral's `tekken.json`.
+
+A `.tiktoken` file carries neither its splitting pattern nor its control entries. Both are known for the encodings that
+OpenAI publishes, by file name; any other needs a pattern, which is then kept beside it in `encoding.json`.
+"""
+
+import base64
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, final
+
+from penstock.errors import TokenizerError
+from penstock.tokenizers.byte_table import ByteTable
+from penstock.tokenizers.vocabulary import BEGIN_NAMES, END_NAMES, PAD_NAMES, named_control, split_at_controls
+
+GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+CL100K_PATTERN = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
+    r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
+)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_WORDS = (rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*")
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+O200K_PATTERN = "|".join([*(word + _SHORT for word in _WORDS), r"\p{N}{1,3}", _REST])
+TEKKEN_PATTERN = "|".join([*_WORDS, r"\p{N}", _REST])
+
+SCHEMES = {GPT2_PATTERN: "gpt2", CL100K_PATTERN: "gpt4", O200K_PATTERN: "o200k", TEKKEN_PATTERN: "nemotron"}
+"""Pattern → gigatoken's name for it; each checked against tiktoken in the tests."""
+
+_FILL = {"<|fim_prefix|>": 100258, "<|fim_middle|>": 100259, "<|fim_suffix|>": 100260, "<|endofprompt|>": 100276}
+PUBLISHED: dict[str, tuple[str, dict[str, int]]] = {
+    "gpt2": (GPT2_PATTERN, {"<|endoftext|>": 50256}),
+    "r50k_base": (GPT2_PATTERN, {"<|endoftext|>": 50256}),
+    "p50k_base": (GPT2_PATTERN, {"<|endoftext|>": 50256}),
+    "cl100k_base": (CL100K_PATTERN, {"<|endoftext|>": 100257} | _FILL),
+    "o200k_base": (O200K_PATTERN, {"<|endoftext|>": 199999, "<|endofprompt|>": 200018}),
+}
+"""File name → pattern and control entries. Source: tiktoken_ext/openai_public.py of tiktoken 0.14."""
+
+TEKKEN_CONTROLS = [
+    "<unk>",
+    "<s>",
+    "</s>",
+    "[INST]",
+    "[/INST]",
+    "[AVAILABLE_TOOLS]",
+    "[/AVAILABLE_TOOLS]",
+    "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]",
+    "[TOOL_CALLS]",
+    "[IMG]",
+    "<pad>",
+    "[IMG_BREAK]",
+    "[IMG_END]",
+    "[PREFIX]",
+    "[MIDDLE]",
+    "[SUFFIX]",
+    "[SYSTEM_PROMPT]",
+    "[/SYSTEM_PROMPT]",
+    "[TOOL_CONTENT]",
+]
+"""Control entries of tekken files up to v7, which do not list them. Source: mistral-common, tokenizers/tekken.py."""
+
+
+@final
+class RankVocabulary:
+    """Ranked byte strings with a splitting pattern; ids are ranks, plus a shift for tekken's control entries."""
+
+    own_encoder = "tiktoken"
+    normalization: str | None = None
+    adds_space = False
+
+    def __init__(
+        self,
+        kind: str,
+        ranks: dict[bytes, int],
+        pattern: str,
+        controls: dict[str, int],
+        *,
+        shift: int = 0,
+        size: int = 0,
+    ) -> None:
+        self.kind, self.controls = kind, controls
+        self._ranks, self._pattern, self._shift = ranks, pattern, shift
+        self.size = max(size, 1 + shift + max(ranks.values()), 1 + max(controls.values(), default=-1))
+        self.bos_id = named_control(controls, BEGIN_NAMES)
+        self.eos_id = named_control(controls, END_NAMES)
+        self.pad_id = named_control(controls, PAD_NAMES)
+
+    @classmethod
+    def from_tiktoken(cls, content: bytes, encoding: bytes) -> "RankVocabulary":
+        """Read a `.tiktoken` file and its `encoding.json`: `{"pattern": …, "special_tokens": {…}}`."""
+        settings = json.loads(encoding)
+        return cls("tiktoken", parse_ranks(content), settings["pattern"], dict(settings["special_tokens"]))
+
+    @classmethod
+    def from_tekken(cls, content: bytes) -> "RankVocabulary":
+        """Read a `tekken.json`: control entries come first, ids are ranks plus their number."""
+        parsed = json.loads(content)
+        config = parsed["config"]
+        shift, size = config["default_num_special_tokens"], config["default_vocab_size"]
+        listed = parsed.get("special_tokens")
+        names = TEKKEN_CONTROLS if listed is None else [entry["token_str"] for entry in listed]
+        controls = {name: place for place, name in enumerate(names)}
+        controls |= {f"<SPECIAL_{place}>": place for place in range(len(names), shift)}
+        ranks = {base64.b64decode(entry["token_bytes"]): entry["rank"] for entry in parsed["vocab"][: size - shift]}
+        return cls("tekken", ranks, config["pattern"], controls, shift=shift, size=size)
+
+    def identity(self) -> bytes:
+        """See `Vocabulary`."""
+        settings = {"pattern": self._pattern, "controls": self.controls, "shift": self._shift}
+        return json.dumps(settings, sort_keys=True).encode() + self._rank_file()
+
+    def encode(self, text: str, *, allow_control: bool) -> list[int]:
+        """See `Vocabulary`."""
+        pieces = split_at_controls(text, self.controls) if allow_control else [text]
+        ids: list[int] = []
+        for piece in pieces:
+            ids += [piece] if isinstance(piece, int) else self.encode_batch([piece])[0]
+        return ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """See `Vocabulary`."""
+        encoded = (self._encoding.encode_ordinary(text) for text in texts)
+        return [[rank + self._shift for rank in ranks] if self._shift else ranks for ranks in encoded]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See `Vocabulary`; never needed, for the byte table is always exact."""
+        return self.build_byte_table().spell(ids).tobytes().decode(errors="replace")
+
+    def build_fast(self) -> tuple[Any, int]:
+        """See `Vocabulary`."""
+        from penstock.tokenizers.fast import backend_from_ranks
+
+        if self._pattern not in SCHEMES:
+            raise TokenizerError(
+                f"gigatoken cannot encode it: it does not know the splitting pattern {self._pattern!r}"
+            )
+        return backend_from_ranks(self._rank_file(), SCHEMES[self._pattern]), self._shift
+
+    def build_byte_table(self) -> ByteTable:
+        """See `Vocabulary`."""
+        entries: list[bytes | None] = [None] * self.size
+        for token, rank in self._ranks.items():
+            entries[rank + self._shift] = token
+        return ByteTable(entries)
+
+    def _rank_file(self) -> bytes:
+        return b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in self._ranks.items())
+
+    @cached_property
+    def _encoding(self) -> Any:
+        import tiktoken
+
+        return tiktoken.Encoding("penstock", pat_str=self._pattern, mergeable_ranks=self._ranks, special_tokens={})
+
+
+def parse_ranks(content: bytes) -> dict[bytes, int]:
+    """Read `base64 rank` lines.
+
+    Raises:
+        TokenizerError: A line is not of that form.
+    """
+    ranks = {}
+    for number, line in enumerate(content.splitlines(), 1):
+        try:
+            token, rank = line.split()
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+        except ValueError as error:
+            raise TokenizerError(
+                f"line {number} of the ranks is {line[:60]!r}, due: base64 of the bytes, a space, the rank"
+            ) from error
+    if not ranks:
+        raise TokenizerError("the file of ranks is empty")
+    return ranks

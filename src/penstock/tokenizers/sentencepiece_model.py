@@ -1,0 +1,151 @@
+"""SentencePiece `.model` files.
+
+The package encodes; user-defined pieces that are control entries by our rule are marked as control in the model first,
+which is SentencePiece's own way to say that text never produces them. The model is read and changed as the protocol
+buffer that it is (field numbers: sentencepiece_model.proto of google/sentencepiece).
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any, final
+
+from penstock.errors import TokenizerError
+from penstock.tokenizers.byte_table import ByteTable
+from penstock.tokenizers.huggingface import spell_sentencepiece
+from penstock.tokenizers.vocabulary import is_content, split_at_controls
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+"""Types of a piece."""
+
+_PIECE, _TRAINER, _NORMALIZER = 1, 2, 3
+_KINDS = {1: "Unigram", 2: "SentencePiece BPE", 3: "SentencePiece words", 4: "SentencePiece characters"}
+
+
+@final
+class SentencePieceVocabulary:
+    """A SentencePiece model; BOS, EOS and padding are those the model names."""
+
+    own_encoder = "sentencepiece"
+    normalization: str | None = None
+
+    def __init__(self, content: bytes) -> None:
+        self._model = _hide_controls(content)
+        fields = [(number, value) for number, value, _ in _fields(self._model)]
+        pieces = [dict(_pairs(value)) for number, value in fields if number == _PIECE]
+        if not pieces:
+            raise TokenizerError("not a SentencePiece model: it holds no pieces")
+        trainer = dict(_pairs(next((value for number, value in fields if number == _TRAINER), b"")))
+        normalizer = dict(_pairs(next((value for number, value in fields if number == _NORMALIZER), b"")))
+        self._pieces = [(piece.get(1, b"").decode(), int(piece.get(3, NORMAL))) for piece in pieces]
+        self._byte_fallback = bool(trainer.get(35, 0))
+        self._changes_text = bool(normalizer.get(2)) or bool(normalizer.get(4, 1))
+        self.adds_space = bool(normalizer.get(3, 1))
+        self.kind = _KINDS[int(trainer.get(3, 1))]
+        self.size = len(self._pieces)
+        hidden = (UNKNOWN, CONTROL)
+        self.controls = {text: place for place, (text, kind) in enumerate(self._pieces) if kind in hidden}
+        self.bos_id = self.controls.get(trainer.get(46, b"<s>").decode())
+        self.eos_id = self.controls.get(trainer.get(47, b"</s>").decode())
+        self.pad_id = self.controls.get(trainer.get(48, b"<pad>").decode())
+
+    def identity(self) -> bytes:
+        """See `Vocabulary`."""
+        return self._model
+
+    def encode(self, text: str, *, allow_control: bool) -> list[int]:
+        """See `Vocabulary`; each stretch between control entries is encoded as a text of its own."""
+        pieces = split_at_controls(text, self.controls) if allow_control else [text]
+        ids: list[int] = []
+        for piece in pieces:
+            ids += [piece] if isinstance(piece, int) else self._processor.encode(piece)
+        return ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """See `Vocabulary`."""
+        ids: list[list[int]] = self._processor.encode(list(texts), num_threads=1)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See `Vocabulary`."""
+        text: str = self._processor.decode([int(token_id) for token_id in ids])
+        return text
+
+    def build_fast(self) -> tuple[Any, int]:
+        """See `Vocabulary`."""
+        from penstock.tokenizers.fast import backend_from_sentencepiece
+
+        return backend_from_sentencepiece(self._model, set(self.controls)), 0
+
+    def build_byte_table(self) -> ByteTable:
+        """See `Vocabulary`."""
+        if not self._byte_fallback:
+            raise TokenizerError("no exact byte table: the model has no byte fallback, so <unk> loses text")
+        if self._changes_text:
+            raise TokenizerError(
+                "no exact byte table: the model normalises text (NFKC, or runs of spaces) before it encodes it"
+            )
+        empty = (UNKNOWN, CONTROL, UNUSED)
+        return ByteTable(None if kind in empty else spell_sentencepiece(text) for text, kind in self._pieces)
+
+    @cached_property
+    def _processor(self) -> Any:
+        from sentencepiece import SentencePieceProcessor
+
+        return SentencePieceProcessor(model_proto=self._model)
+
+
+def _hide_controls(content: bytes) -> bytes:
+    """Mark user-defined pieces that are control entries as control."""
+    parts = []
+    for number, value, whole in _fields(content):
+        piece = dict(_pairs(value)) if number == _PIECE else {}
+        if piece.get(3) == USER_DEFINED and not is_content(piece.get(1, b"").decode(), special=False):
+            # In a protocol buffer the last value of a field counts: add the type once more.
+            changed = value + bytes([3 << 3, CONTROL])
+            whole = bytes([_PIECE << 3 | 2]) + _varint(len(changed)) + changed
+        parts.append(whole)
+    return b"".join(parts)
+
+
+def _pairs(message: bytes) -> Iterator[tuple[int, Any]]:
+    return ((number, value) for number, value, _ in _fields(message))
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, Any, bytes]]:
+    """Number, value and raw bytes of each field; integers come as int, everything else as bytes.
+
+    Raises:
+        TokenizerError: The bytes are no protocol buffer.
+    """
+    place = 0
+    value: int | bytes
+    while place < len(message):
+        start = place
+        key, place = _read_varint(message, place)
+        number, wire = key >> 3, key & 7
+        if wire == 0:
+            value, place = _read_varint(message, place)
+        elif wire in (1, 2, 5):
+            length, place = _read_varint(message, place) if wire == 2 else ({1: 8, 5: 4}[wire], place)
+            value, place = message[place : place + length], place + length
+        if wire not in (0, 1, 2, 5) or place > len(message):
+            raise TokenizerError(f"not a SentencePiece model: byte {start} starts no field of a protocol buffer")
+        yield number, value, message[start:place]
+
+
+def _read_varint(message: bytes, place: int) -> tuple[int, int]:
+    value = shift = 0
+    while place < len(message):
+        byte = message[place]
+        value, shift, place = value | (byte & 0x7F) << shift, shift + 7, place + 1
+        if byte < 0x80:
+            return value, place
+    raise TokenizerError("not a SentencePiece model: it ends inside a number")
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value >= 0x80:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*encoded, value])

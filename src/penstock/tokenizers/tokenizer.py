@@ -1,0 +1,271 @@
+"""A tokenizer: text to ids and back, ids to bytes, whatever format its vocabulary is in.
+
+Guarantees: encoding never adds BOS or EOS, and text never becomes a control token unless `allow_control` is given; the
+ids are those of the vocabulary's own package, or `check_encoder` finds that they are not and switches. Costs: opening
+parses the vocabulary (0.05 to 0.3 s); encoders and the byte table are built when they are first used.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from penstock.errors import OutputError, TokenizerError
+from penstock.ragged import Ragged
+from penstock.tokenizers.alignment import align
+from penstock.tokenizers.byte_table import ByteTable, IntArray
+from penstock.tokenizers.huggingface import HuggingFaceVocabulary
+from penstock.tokenizers.ranks import RankVocabulary
+from penstock.tokenizers.sentencepiece_model import SentencePieceVocabulary
+from penstock.tokenizers.vocabulary import Vocabulary
+
+FALLBACK_TEXTS = 1000
+"""Texts handed at once to an encoder that makes Python lists; bounds its memory."""
+
+
+@final
+class Tokenizer:
+    """One vocabulary, ready to encode; make it with `load_tokenizer` or `train_tokenizer`.
+
+    Immutable but for one thing: `check_encoder` may switch from the fast encoder to the vocabulary's own. Pickling
+    carries the bytes of the vocabulary and that switch, so that worker processes need no files and agree.
+
+    Attributes:
+        name: Where it came from, short.
+        kind: "byte-level BPE", "SentencePiece BPE", "Unigram", "WordPiece", "tiktoken" or "tekken".
+        vocab_size: One more than the highest id.
+        bos_id: Begin of text, or None; likewise `eos_id`, `pad_id`.
+        special_tokens: Every control entry, text → id, also those that their file does not mark special.
+        normalization: "NFC" if text is brought to that form first (then `token_ends` wants text in it), or None.
+    """
+
+    def __init__(self, name: str, files: Mapping[str, bytes], *, fallback_reason: str | None = None) -> None:
+        """Args: `files`, by canonical name, as `source_bytes` gives them."""
+        self.name = name
+        self.source_bytes = dict(files)
+        self._vocabulary = _open_vocabulary(self.source_bytes)
+        self._fallback_reason = fallback_reason
+        self.kind = self._vocabulary.kind
+        self.vocab_size = self._vocabulary.size
+        self.bos_id = self._vocabulary.bos_id
+        self.eos_id = self._vocabulary.eos_id
+        self.pad_id = self._vocabulary.pad_id
+        self.special_tokens = dict(self._vocabulary.controls)
+        self.normalization = self._vocabulary.normalization
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.name!r}, {self.kind}, {self.vocab_size} ids)"
+
+    def __reduce__(self) -> tuple[Callable[..., "Tokenizer"], tuple[Any, ...]]:
+        return _rebuild, (self.name, self.source_bytes, self._fallback_reason)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hex digest of all that changes ids; the same for a file, its .gz, and a copy under another name."""
+        digest = hashlib.blake2b(self._vocabulary.identity(), digest_size=16)
+        return digest.hexdigest()
+
+    @property
+    def encoder(self) -> str:
+        """Who encodes now: "gigatoken", or the vocabulary's own "tokenizers", "tiktoken" or "sentencepiece"."""
+        return self._vocabulary.own_encoder if self._fast is None else "gigatoken"
+
+    @property
+    def fallback_reason(self) -> str | None:
+        """Why gigatoken does not encode; None when it does."""
+        return None if self._fast is not None else self._fallback_reason
+
+    def encode(self, text: str, *, allow_control: bool = False) -> np.ndarray[Any, np.dtype[np.uint32]]:
+        """Ids of one text, uint32 [tokens], without BOS and EOS.
+
+        Args:
+            text: Any text; what it spells stays text.
+            allow_control: Let control entries that the text spells become control tokens.
+
+        Raises:
+            TokenizerError: The text holds a lone surrogate, which has no bytes.
+        """
+        _check_encodable(text)
+        if self._fast is not None and not allow_control:
+            backend, shift = self._fast
+            ids: np.ndarray[Any, np.dtype[np.uint32]] = backend.encode(text)
+            return ids + np.uint32(shift)
+        return np.array(self._vocabulary.encode(text, allow_control=allow_control), np.uint32)
+
+    def encode_batch(self, texts: Any) -> Ragged:
+        """Ids of many texts: the fast path.
+
+        Args:
+            texts: A pyarrow string or large_string array without nulls; its buffers are used as they are.
+
+        Returns:
+            uint32 ids and int64 offsets, one row a text.
+
+        Raises:
+            TokenizerError: `texts` holds nulls, or is not an array of strings.
+        """
+        texts = _checked_array(texts)
+        if self._fast is not None:
+            from penstock.tokenizers.fast import encode_arrow
+
+            return encode_arrow(self._fast[0], texts, self._fast[1])
+        return self._encode_slowly(texts)
+
+    def check_encoder(self, sample: Sequence[str]) -> str | None:
+        """Compare the fast encoder with the vocabulary's own on `sample`; on a difference, switch to the own one.
+
+        Returns:
+            The reason of the switch, to be told to the user; None if there is nothing to tell.
+        """
+        if self._fast is None:
+            return None
+        import pyarrow as pa
+
+        texts = pa.array(sample, pa.large_string())
+        fast, own = self.encode_batch(texts), self._encode_slowly(texts)
+        for row, text in enumerate(sample):
+            if not np.array_equal(fast[row], own[row]):
+                place = _first_difference(fast[row], own[row])
+                shown = text if len(text) <= 60 else text[:60] + "…"
+                self._fallback_reason = (
+                    f"gigatoken and {self._vocabulary.own_encoder} disagree on {shown!r}, from token {place} on: "
+                    f"{fast[row][place : place + 4].tolist()} against {own[row][place : place + 4].tolist()}"
+                )
+                del self._fast
+                return self._fallback_reason
+        return None
+
+    def decode(self, ids: Any) -> str:
+        """Text of `ids`; control tokens are shown as their file writes them, broken UTF-8 as U+FFFD.
+
+        A tokenizer that puts a space before the text (SentencePiece's dummy prefix) gives the text without it.
+        """
+        ids = np.asarray(ids, np.int64)
+        try:
+            table = self.byte_table
+        except TokenizerError:
+            return self._vocabulary.decode(ids.tolist())
+        names = {token_id: text.encode() for text, token_id in self.special_tokens.items()}
+        if not table.is_control[ids].any():
+            spelled = table.spell(ids).tobytes()
+        else:
+            spelled = b"".join(names.get(token_id) or table[token_id] for token_id in ids.tolist())
+        return self._without_prefix(spelled).decode(errors="replace")
+
+    @cached_property
+    def byte_table(self) -> ByteTable:
+        """id → bytes.
+
+        Raises:
+            TokenizerError: No exact table exists for this vocabulary; the message says why.
+        """
+        return self._vocabulary.build_byte_table()
+
+    def token_ends(self, text: str | bytes, ids: Any) -> IntArray:
+        """Byte position in `text` (UTF-8) after each token, int64 [tokens]; control tokens take no bytes.
+
+        Raises:
+            TokenizerError: The bytes of `ids` are not those of `text` (but for one space put before it), or there is no
+                byte table.
+        """
+        _check_encodable(text)
+        data = np.frombuffer(text.encode() if isinstance(text, str) else text, np.uint8)
+        ids = np.asarray(ids, np.int64)
+        whole = Ragged(data, np.array([0, len(data)], np.int64))
+        return align(self.byte_table, whole, Ragged(ids, np.array([0, len(ids)], np.int64))).values
+
+    def token_ends_batch(self, texts: Any, ids: Ragged) -> Ragged:
+        """`token_ends` of many texts at once: an Arrow string array and the ids of each; int64, offsets of `ids`."""
+        import pyarrow as pa
+
+        texts = _checked_array(texts).cast(pa.large_string())
+        _, offset_buffer, data_buffer = texts.buffers()
+        offsets = (
+            np.frombuffer(offset_buffer, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+            if len(texts)
+            else np.zeros(1, np.int64)
+        )
+        data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.empty(0, np.uint8)
+        return align(self.byte_table, Ragged(data, offsets), ids)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the vocabulary's files; `load_tokenizer(folder)` reads them, and transformers a tokenizer.json.
+
+        Raises:
+            OutputError: The folder cannot be written.
+        """
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            for name, content in self.source_bytes.items():
+                (Path(folder) / name).write_bytes(content)
+        except OSError as error:
+            raise OutputError(f"{folder}: cannot save the tokenizer there: {error}") from error
+
+    @cached_property
+    def _fast(self) -> tuple[Any, int] | None:
+        """gigatoken's backend and the shift of its ids; None where it cannot encode, or must not."""
+        if self._fallback_reason is not None:
+            return None
+        try:
+            return self._vocabulary.build_fast()
+        except TokenizerError as error:
+            self._fallback_reason = str(error)
+            return None
+
+    def _encode_slowly(self, texts: Any) -> Ragged:
+        rows: list[Any] = []
+        for begin in range(0, len(texts), FALLBACK_TEXTS):
+            encoded = self._vocabulary.encode_batch(texts.slice(begin, FALLBACK_TEXTS).to_pylist())
+            rows += [np.array(ids, np.uint32) for ids in encoded]
+        return Ragged.from_rows(rows, np.uint32)
+
+    def _without_prefix(self, spelled: bytes) -> bytes:
+        return spelled[1:] if self._vocabulary.adds_space and spelled.startswith(b" ") else spelled
+
+
+def _open_vocabulary(files: Mapping[str, bytes]) -> Vocabulary:
+    """The vocabulary in `files`, told by their canonical names."""
+    if "tokenizer.json" in files:
+        return HuggingFaceVocabulary(files["tokenizer.json"], files.get("tokenizer_config.json"))
+    if "tekken.json" in files:
+        return RankVocabulary.from_tekken(files["tekken.json"])
+    if "tokenizer.model" in files:
+        return SentencePieceVocabulary(files["tokenizer.model"])
+    return RankVocabulary.from_tiktoken(files["tokenizer.tiktoken"], files["encoding.json"])
+
+
+def _rebuild(name: str, files: dict[str, bytes], fallback_reason: str | None) -> Tokenizer:
+    return Tokenizer(name, files, fallback_reason=fallback_reason)
+
+
+def _checked_array(texts: Any) -> Any:
+    """`texts` as one Arrow array of strings without nulls."""
+    import pyarrow as pa
+
+    if isinstance(texts, pa.ChunkedArray):
+        texts = texts.combine_chunks()
+    if not isinstance(texts, pa.Array) or not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
+        found = texts.type if isinstance(texts, pa.Array) else type(texts).__name__
+        raise TokenizerError(f"texts are {found}, due: a pyarrow array of strings; use pyarrow.array(texts)")
+    if texts.null_count:
+        raise TokenizerError(f"{texts.null_count} of {len(texts)} texts are null; drop them, or make them empty")
+    return texts
+
+
+def _check_encodable(text: str | bytes) -> None:
+    try:
+        _ = text.encode() if isinstance(text, str) else text
+    except UnicodeEncodeError as error:
+        raise TokenizerError(
+            f"character {error.start} of the text is U+{ord(error.object[error.start]):04X}, half of a surrogate pair, "
+            "which has no bytes; repair the text, for example text.encode('utf-16', 'surrogatepass').decode('utf-16')"
+        ) from error
+
+
+def _first_difference(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> int:
+    shorter = min(len(left), len(right))
+    different = np.flatnonzero(left[:shorter] != right[:shorter])
+    return int(different[0]) if len(different) else shorter

@@ -1,0 +1,135 @@
+"""Train a byte-level BPE: any text can be encoded, and every id has exact bytes.
+
+The pieces that merges may not cross follow GPT-4's pattern with one digit a piece (the pattern of Qwen 2). Of digit
+runs of 1, 2 and 3, nanochat measured 0.969, 0.965 and 0.972 bits per byte; runs of 2 are in no published tokenizer, so
+gigatoken has no fast path for them, and of the two that it has, one digit is the better. It also makes numbers align.
+
+Guarantees: the same texts in the same order give the same file, byte for byte. Costs: about 1 s for 3 MB on two cores;
+memory grows with the number of distinct words, not with the text.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import ConfigError, TokenizerError
+from penstock.progress import Progress
+from penstock.tokenizers.tokenizer import Tokenizer
+
+SPLIT_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
+"""Control entries that every trained tokenizer has, as ids 0, 1 and 2."""
+
+BATCH_TEXTS = 256
+"""Texts handed to the trainer at once."""
+
+
+def train_tokenizer(
+    texts: Iterable[str],
+    *,
+    vocab_size: int,
+    output: str | Path,
+    special_tokens: Sequence[str] = (),
+    progress: bool = True,
+) -> Tokenizer:
+    """Train a byte-level BPE and save it as `tokenizer.json` and `tokenizer_config.json`, as transformers loads them.
+
+    Args:
+        texts: The texts to learn from; read once.
+        vocab_size: Number of ids: 256 bytes, control entries, and merges. Fewer if the text has no more to merge.
+        output: Folder to save in.
+        special_tokens: Control entries beside BOS, EOS and padding; ids from 3 on.
+        progress: Show a bar on standard error.
+
+    Raises:
+        ConfigError: The vocabulary is too small for the bytes and control entries, or an entry is given twice.
+        TokenizerError: There was no text.
+    """
+    controls = [BOS, EOS, PAD, *special_tokens]
+    _check_settings(vocab_size, controls)
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    from tokenizers import trainers
+
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=controls,
+        initial_alphabet=sorted(ByteLevel.alphabet()),
+        show_progress=progress and sys.stderr.isatty(),
+    )
+    model = _untrained()
+    with Progress("reading text", unit="B", enabled=progress) as bar:
+        counted = _Counted(texts, bar)
+        model.train_from_iterator(iter(counted), trainer)
+    if not counted.num_bytes:
+        raise TokenizerError("no text to train on: every source was empty")
+    tokenizer = Tokenizer(
+        Path(output).resolve().name,
+        {"tokenizer.json": model.to_str(pretty=True).encode(), "tokenizer_config.json": _config(special_tokens)},
+    )
+    tokenizer.save(output)
+    return tokenizer
+
+
+class _Counted:
+    """Batches of texts for the trainer, counted as they pass."""
+
+    def __init__(self, texts: Iterable[str], bar: Progress) -> None:
+        self._texts, self._bar = texts, bar
+        self.num_bytes = 0
+
+    def __iter__(self) -> Iterator[list[str]]:
+        batch: list[str] = []
+        for text in self._texts:
+            size = len(text.encode())
+            self.num_bytes += size
+            self._bar.advance(size, texts=1)
+            batch.append(text)
+            if len(batch) == BATCH_TEXTS:
+                yield batch
+                batch = []
+        yield batch
+
+
+def _check_settings(vocab_size: int, controls: Sequence[str]) -> None:
+    if len(set(controls)) < len(controls) or "" in controls:
+        raise ConfigError(
+            f"special_tokens must be distinct, not empty, and none of {BOS}, {EOS}, {PAD}; got {list(controls[3:])}"
+        )
+    if vocab_size < 256 + len(controls):
+        raise ConfigError(
+            f"vocab_size must be at least {256 + len(controls)}, for 256 bytes and {len(controls)} control entries; "
+            f"got {vocab_size}"
+        )
+
+
+def _untrained() -> Any:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT_PATTERN), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _config(special_tokens: Sequence[str]) -> bytes:
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BOS,
+        "eos_token": EOS,
+        "pad_token": PAD,
+        "additional_special_tokens": list(special_tokens),
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": int(1e30),
+    }
+    return json.dumps(settings, indent=2).encode()

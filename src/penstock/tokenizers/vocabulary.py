@@ -1,0 +1,85 @@
+"""What every vocabulary format must tell, and the rule that parts control entries from content.
+
+**The rule.** An entry that a tokenizer adds beside its model (Hugging Face `added_tokens`, SentencePiece
+user-defined pieces) is *content* only if it is not marked special and consists of letters, marks, digits and
+whitespace alone: the runs of spaces and tabs of GPT-NeoX, Phi-2 and Gemma, the words somebody added. Everything
+else is *control*, whether it is marked special or not: `<tool_call>`, `<think>`, `|||EMAIL_ADDRESS|||`, and also
+Gemma's `<table>`, which cannot be told from a tag that steers a model. Control entries are deleted from the encoders
+that see text; content entries stay, because without them the ids of ordinary text would change.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from penstock.tokenizers.byte_table import ByteTable
+
+END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<｜end▁of▁sentence｜>")
+BEGIN_NAMES = ("<s>", "<bos>", "<|bos|>", "<|begin_of_text|>", "<｜begin▁of▁sentence｜>")
+PAD_NAMES = ("<pad>", "<|pad|>", "[PAD]", "<|padding|>")
+
+
+class Vocabulary(Protocol):
+    """One vocabulary, in whatever format; built from bytes, and lazy about everything that costs."""
+
+    kind: str
+    """"byte-level BPE", "SentencePiece BPE", "Unigram", "WordPiece", "tiktoken", "tekken"…"""
+    own_encoder: str
+    """The package whose ids are the truth: "tokenizers", "tiktoken" or "sentencepiece"."""
+    size: int
+    """One more than the highest id."""
+    controls: dict[str, int]
+    """Every control entry, text → id."""
+    bos_id: int | None
+    eos_id: int | None
+    pad_id: int | None
+    adds_space: bool
+    """Whether a space is put before the text."""
+    normalization: str | None
+    """"NFC" if text is brought to that form before it is encoded; None if it is not."""
+
+    def identity(self) -> bytes:
+        """All that changes ids, as bytes to be hashed."""
+
+    def encode(self, text: str, *, allow_control: bool) -> list[int]:
+        """Ids by the own encoder, without BOS and EOS."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids by the own encoder, control text staying text."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text by the own decoder, for vocabularies without a byte table."""
+
+    def build_fast(self) -> tuple[Any, int]:
+        """A gigatoken backend and the number to add to its ids; TokenizerError says why there is none."""
+
+    def build_byte_table(self) -> ByteTable:
+        """The exact table; TokenizerError says why there is none."""
+
+
+def is_content(text: str, *, special: bool) -> bool:
+    """Whether an added entry is ordinary content; see the rule above."""
+    return not special and all(is_plain(character) for character in text)
+
+
+def is_plain(character: str) -> bool:
+    """A letter, a mark, a digit or whitespace; `▁` is how SentencePiece writes a space."""
+    import unicodedata
+
+    return character.isspace() or character == "▁" or unicodedata.category(character)[0] in "LMN"
+
+
+def named_control(controls: dict[str, int], names: Sequence[str]) -> int | None:
+    """The id of the one control entry with a conventional name; None when there is none, or more than one."""
+    found = [controls[name] for name in names if name in controls]
+    return found[0] if len(found) == 1 else None
+
+
+def split_at_controls(text: str, controls: dict[str, int]) -> list[str | int]:
+    """Cut `text` at control entries, longest first: pieces of text, and ids where a control entry stood."""
+    import re
+
+    if not controls:
+        return [text]
+    longest_first = sorted(controls, key=len, reverse=True)
+    pieces = re.split("(" + "|".join(map(re.escape, longest_first)) + ")", text)
+    return [controls[piece] if place % 2 else piece for place, piece in enumerate(pieces) if piece]
