@@ -5,7 +5,7 @@ block's `rejects`, with file, line and reason.
 """
 
 from penstock.sources.jsonl import number_lines
-from penstock.sources.opening import FORMATS, Part, open_sources, read_texts, stop_at_reject
+from penstock.sources.opening import FORMATS, Part, open_records, open_sources, read_texts, stop_at_reject
 from penstock.sources.records import Fields, RecordBlock, Reject, Weights
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Reject",
     "Weights",
     "number_lines",
+    "open_records",
     "open_sources",
     "read_texts",
     "stop_at_reject",

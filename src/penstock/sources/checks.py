@@ -15,9 +15,17 @@ import pyarrow.compute as pc
 from penstock.sources.records import Fields, RecordBlock, Reject, Weights
 
 
+def check_table(table: pa.Table, fields: Fields, **place: Any) -> RecordBlock:
+    """`check_records` for the columns of a table that has the types of `Fields.schema`."""
+    weights = flat_column(table, fields.weights) if fields.weights else None
+    columns = {name: flat_column(table, name) for name in fields.columns}
+    return check_records(flat_column(table, fields.text), weights, columns, **place)
+
+
 def check_records(
-    table: pa.Table,
-    fields: Fields,
+    texts: pa.LargeStringArray,
+    ranges: pa.ListArray | None,
+    columns: dict[str, pa.Array],
     *,
     lines: np.ndarray[Any, np.dtype[np.int64]],
     files: np.ndarray[Any, np.dtype[np.int32]],
@@ -25,11 +33,12 @@ def check_records(
     explain: Callable[[int], Reject],
     rejects: list[Reject],
 ) -> RecordBlock:
-    """Split the rows of a table into usable records and rejects.
+    """Split rows into usable records and rejects.
 
     Args:
-        table: The fields asked for, typed as `Fields.schema`, any chunking.
-        fields: What to read.
+        texts: The texts [rows], valid UTF-8 or null.
+        ranges: Loss-weight ranges [rows] of type `WEIGHTS_TYPE`, where they are asked for.
+        columns: Other fields [rows].
         lines: Place of each row in its file, int64 [rows].
         files: Which of the part's files each row is from, int32 [rows].
         size_bytes: Raw bytes that these rows took.
@@ -39,25 +48,22 @@ def check_records(
     Returns:
         The block.
     """
-    texts = flat_column(table, fields.text)
-    lengths = np.diff(_offsets(texts))
-    bad = lengths == 0
+    bad = np.diff(_offsets(texts)) == 0
     if texts.null_count:
         bad |= np.asarray(texts.is_null())
     weights = None
-    if fields.weights:
-        weights, bad_weights = check_weights(flat_column(table, fields.weights), texts)
+    if ranges is not None:
+        weights, bad_weights = check_weights(ranges, texts)
         bad |= bad_weights
-    columns = {name: flat_column(table, name) for name in fields.columns}
-    rejects = list(rejects)
     if bad.any():
         rejects = rejects + [explain(int(row)) for row in np.flatnonzero(bad)]
-        keep = np.flatnonzero(~bad)
-        texts, lines, files = texts.take(pa.array(keep)), lines[keep], files[keep]
-        columns = {name: column.take(pa.array(keep)) for name, column in columns.items()}
-        if fields.weights:
-            weights, _ = check_weights(flat_column(table, fields.weights).take(pa.array(keep)), texts)
-    rejects.sort(key=lambda reject: reject.line)
+        rows = np.flatnonzero(~bad)
+        keep = pa.array(rows)
+        texts, lines, files = texts.take(keep), lines[rows], files[rows]
+        columns = {name: column.take(keep) for name, column in columns.items()}
+        if ranges is not None:
+            weights, _ = check_weights(ranges.take(keep), texts)
+    rejects = sorted(rejects, key=lambda reject: reject.line)
     return RecordBlock(texts, lines, files, weights, columns, size_bytes, rejects)
 
 

@@ -87,27 +87,26 @@ def _hint(text: str) -> str:
 
 def _find_local(text: str) -> list[SourceFile]:
     path = os.path.expanduser(text)
-    names: list[str] = []
     if os.path.isdir(path):
         names = _walk(path)
     elif os.path.exists(path):
         names = [path]
     else:
-        for name in sorted(glob.glob(path, recursive=True)):
-            names.extend(_walk(name) if os.path.isdir(name) and not glob.escape(path).endswith("**") else [name])
-        names = [name for name in names if os.path.isfile(name)]
-    return [_local(name) for name in names]
+        matches = glob.glob(path, recursive=True)
+        names = sorted({name for match in matches for name in (_walk(match) if os.path.isdir(match) else [match])})
+    return [local_file(name) for name in names]
 
 
 def _walk(folder: str) -> list[str]:
-    names = []
+    names: list[str] = []
     for place, folders, files in os.walk(folder, followlinks=True):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         names.extend(os.path.join(place, name) for name in files if not name.startswith("."))
     return sorted(names)
 
 
-def _local(path: str) -> SourceFile:
+def local_file(path: str) -> SourceFile:
+    """A file on this machine."""
     status = os.stat(path)
     return SourceFile(path, status.st_size, str(status.st_mtime_ns))
 

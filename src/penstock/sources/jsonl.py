@@ -60,14 +60,12 @@ class JsonlPart:
 
     def newlines(self) -> int:
         """Newlines in [begin − 1, end − 1): what ranges add up to number the lines of later ones."""
-        with open(self.file.path, "rb", buffering=0) as stream:
-            return count_newlines(stream.fileno(), max(self.begin - 1, 0), self.end - 1)
+        return count_newlines(self.file.path, max(self.begin - 1, 0), self.end - 1)
 
     def _count_before(self) -> int:
         if self.begin == 0:
             return 1
-        with open(self.file.path, "rb", buffering=0) as stream:
-            return count_newlines(stream.fileno(), 0, self.begin - 1) + 2
+        return count_newlines(self.file.path, 0, self.begin - 1) + 2
 
     def _cut(self) -> Iterator[tuple[bytes, int, str | None]]:
         """Whole lines, about a block at a time; the raw bytes they took; and why the rest is lost, if it is."""

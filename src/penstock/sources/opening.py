@@ -5,13 +5,16 @@ JSONL files whole, row groups of Parquet files, small text files together, files
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 from penstock.errors import ConfigError, RecordError
 from penstock.sources.files import SourceFile, find_files, refuse_twice
 from penstock.sources.jsonl import JsonlPart, number_lines
+from penstock.sources.memory import cut_records
+from penstock.sources.parquet import cut_parquet
 from penstock.sources.records import Fields, RecordBlock
+from penstock.sources.saved import ArrowPart, find_saved
 from penstock.sources.text import TextPart
 
 PART_BYTES = 64 << 20
@@ -27,6 +30,7 @@ EXTENSIONS = {
     ".ndjson": "jsonl",
     ".json": "jsonl",
     ".parquet": "parquet",
+    ".arrow": "arrow",
     ".txt": "text",
     ".text": "text",
     ".md": "text",
@@ -34,7 +38,7 @@ EXTENSIONS = {
 }
 """File name extension → format; `format=` overrides it."""
 
-FORMATS = ("jsonl", "parquet", "text", "datasets")
+FORMATS = ("jsonl", "parquet", "text", "arrow")
 
 
 class Part(Protocol):
@@ -67,6 +71,7 @@ def open_sources(
     fields: Fields | None = None,
     separator: str | None = None,
     part_bytes: int | None = None,
+    notice: Callable[[str], None] | None = None,
 ) -> list[Part]:
     """Find the files and cut them into parts.
 
@@ -76,6 +81,7 @@ def open_sources(
         fields: Which fields to read; None reads `text`.
         separator: Plain text only: what stands between documents. None: a file is a document.
         part_bytes: Raw bytes of a part, about; None: 64 MiB, more for terabytes.
+        notice: Is told, in words, which files of a folder are passed over.
 
     Returns:
         The parts, in order of the input.
@@ -89,11 +95,19 @@ def open_sources(
     listed = [specs] if isinstance(specs, (str, os.PathLike)) else list(specs)
     if not listed:
         raise RecordError("no source is named; due: at least one path, folder, glob or URL")
-    files = [pair for spec in listed for pair in _with_formats(spec, format)]
+    files = [pair for spec in listed for pair in _with_formats(spec, format, notice or (lambda _: None))]
     refuse_twice(file for file, _ in files)
     total = sum(file.size_bytes for file, _ in files)
     size = part_bytes or min(max(PART_BYTES, total // MAX_PARTS), LARGEST_PART_BYTES)
     return list(_cut(files, fields, separator.encode() if separator else None, size))
+
+
+def open_records(
+    records: Iterable[str | dict[str, Any]], *, fields: Fields | None = None, part_bytes: int | None = None
+) -> Iterator[Part]:
+    """Cut what Python hands over into parts, as it comes; `open_sources` for an iterable of texts or objects."""
+    _check(None, None, part_bytes)
+    yield from cut_records(records, fields or Fields(), part_bytes or PART_BYTES)
 
 
 def read_texts(parts: Sequence[Part]) -> Iterator[str]:
@@ -123,16 +137,24 @@ def _check(format: str | None, separator: str | None, part_bytes: int | None) ->
         raise ConfigError(f"part_bytes must be >= 1, got {part_bytes}")
 
 
-def _with_formats(spec: str | os.PathLike[str], format: str | None) -> list[tuple[SourceFile, str]]:
+def _with_formats(
+    spec: str | os.PathLike[str], format: str | None, notice: Callable[[str], None]
+) -> list[tuple[SourceFile, str]]:
+    saved = find_saved(spec) if format in (None, "arrow") else None
+    if saved is not None:
+        return [(file, "arrow") for file in saved]
     files = find_files(spec)
     known = [(file, format or EXTENSIONS.get(file.suffixes[0], "")) for file in files]
     chosen = [(file, kind) for file, kind in known if kind]
-    one_file = len(files) == 1 and files[0].path == os.path.expanduser(os.fspath(spec))
-    if not chosen or (one_file and not chosen):
+    strange = [file for file, kind in known if not kind]
+    in_folder = os.path.isdir(os.path.expanduser(os.fspath(spec)))
+    if strange and not (chosen and in_folder):
         raise ConfigError(
-            f"{os.fspath(spec)}: no format is known for the extension {files[0].suffixes[0]!r} of {files[0].path}; "
+            f"{strange[0].path}: no format is known for the extension {strange[0].suffixes[0]!r}; "
             f"say which it is: --format {'|'.join(FORMATS)} (extensions known: {', '.join(EXTENSIONS)})"
         )
+    if strange:
+        notice(f"{os.fspath(spec)}: passed over {len(strange)} files of unknown format, such as {strange[0].path}")
     return chosen
 
 
@@ -156,8 +178,12 @@ def _cut(files: Sequence[tuple[SourceFile, str]], fields: Fields, separator: byt
 
 
 def _cut_file(file: SourceFile, kind: str, fields: Fields, size: int) -> Iterator[Part]:
-    if file.compression or file.is_remote:
+    if kind == "parquet":
+        yield from cut_parquet(file, fields, size)
+    elif kind == "arrow":
+        yield ArrowPart(file, fields)
+    elif file.compression or file.is_remote:
         yield JsonlPart(file, fields, 0, file.size_bytes)
-        return
-    for begin in range(0, max(file.size_bytes, 1), size):
-        yield JsonlPart(file, fields, begin, min(begin + size, file.size_bytes))
+    else:
+        for begin in range(0, max(file.size_bytes, 1), size):
+            yield JsonlPart(file, fields, begin, min(begin + size, file.size_bytes))

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json as pj
 
-from penstock.sources.checks import check_records
+from penstock.sources.checks import check_table
 from penstock.sources.explain import MAX_LINE_BYTES, explain_line
 from penstock.sources.lines import BLOCK_BYTES, NEWLINE
 from penstock.sources.records import Fields, RecordBlock, Reject, excerpt
@@ -53,7 +53,7 @@ def parse_block(
 
     table = pa.concat_tables(parser.tables) if parser.tables else fields.schema.empty_table()
     rows = np.concatenate(parser.rows) if parser.rows else np.empty(0, np.int64)
-    return check_records(
+    return check_table(
         table,
         fields,
         lines=rows + first_line,
