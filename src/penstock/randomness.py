@@ -8,10 +8,11 @@ Kept unsigned throughout: in Numba int64 mixed with uint64 silently becomes floa
 """
 
 import hashlib
+from typing import Any
 
 import numpy as np
 
-from penstock.compiled import inline_kernel
+from penstock.compiled import inline_kernel, kernel
 
 MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
 MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
@@ -41,3 +42,17 @@ def mix(key, value):
     z = (z ^ (z >> _SHIFT_30)) * MULTIPLIER_1
     z = (z ^ (z >> _SHIFT_27)) * MULTIPLIER_2
     return z ^ (z >> _SHIFT_31)
+
+
+@kernel
+def _mix_into(keys, values, out):
+    for i in range(len(out)):
+        out[i] = mix(keys[i if len(keys) > 1 else 0], values[i])
+
+
+def mix_array(keys: Any, values: Any) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """`mix` for arrays: one key or [n], with values [n]; uint64 [n]."""
+    values = np.ascontiguousarray(values).astype(np.uint64)
+    out = np.empty(len(values), np.uint64)
+    _mix_into(np.atleast_1d(np.asarray(keys, np.uint64)), values, out)
+    return out

@@ -60,8 +60,9 @@ class HuggingFaceVocabulary:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See `Vocabulary`."""
-        encodings = self._scrubbed.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+        # One text at a time: a batch would start a thread for every core in every worker process.
+        encode = self._scrubbed.encode_batch_fast
+        return [encode([text], add_special_tokens=False)[0].ids for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
         """See `Vocabulary`."""

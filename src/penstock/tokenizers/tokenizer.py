@@ -211,7 +211,7 @@ class Tokenizer:
             return None
         try:
             return self._vocabulary.build_fast()
-        except TokenizerError as error:
+        except (TokenizerError, ImportError) as error:
             self._fallback_reason = str(error)
             return None
 

@@ -9,8 +9,8 @@ memory grows with the number of distinct words, not with the text.
 """
 
 import json
-import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ def train_tokenizer(
     output: str | Path,
     special_tokens: Sequence[str] = (),
     progress: bool = True,
+    total_bytes: int | None = None,
 ) -> Tokenizer:
     """Train a byte-level BPE and save it as `tokenizer.json` and `tokenizer_config.json`, as transformers loads them.
 
@@ -45,6 +46,7 @@ def train_tokenizer(
         output: Folder to save in.
         special_tokens: Control entries beside BOS, EOS and padding; ids from 3 on.
         progress: Show a bar on standard error.
+        total_bytes: Bytes of text to come, about, so that the bar knows its length.
 
     Raises:
         ConfigError: The vocabulary is too small for the bytes and control entries, or an entry is given twice.
@@ -60,13 +62,13 @@ def train_tokenizer(
         vocab_size=vocab_size,
         special_tokens=controls,
         initial_alphabet=sorted(ByteLevel.alphabet()),
-        show_progress=progress and sys.stderr.isatty(),
+        show_progress=False,
     )
     model = _untrained()
-    with Progress("reading text", unit="B", enabled=progress) as bar:
-        counted = _Counted(texts, bar)
-        model.train_from_iterator(iter(counted), trainer)
-    if not counted.num_bytes:
+    with ExitStack() as stack:
+        reading = _Reading(texts, total_bytes, progress, stack)
+        model.train_from_iterator(reading.batches(), trainer)
+    if not reading.num_bytes:
         raise TokenizerError("no text to train on: every source was empty")
     tokenizer = Tokenizer(
         Path(output).resolve().name,
@@ -76,24 +78,26 @@ def train_tokenizer(
     return tokenizer
 
 
-class _Counted:
-    """Batches of texts for the trainer, counted as they pass."""
+class _Reading:
+    """Hands texts to the trainer in batches and shows how far it is; after the last one, that merges are learned."""
 
-    def __init__(self, texts: Iterable[str], bar: Progress) -> None:
-        self._texts, self._bar = texts, bar
+    def __init__(self, texts: Iterable[str], total_bytes: int | None, progress: bool, stack: ExitStack) -> None:
+        self._texts, self._total, self._progress, self._stack = texts, total_bytes, progress, stack
         self.num_bytes = 0
 
-    def __iter__(self) -> Iterator[list[str]]:
+    def batches(self) -> Iterator[list[str]]:
         batch: list[str] = []
-        for text in self._texts:
-            size = len(text.encode())
-            self.num_bytes += size
-            self._bar.advance(size, texts=1)
-            batch.append(text)
-            if len(batch) == BATCH_TEXTS:
-                yield batch
-                batch = []
-        yield batch
+        with Progress("reading text", total=self._total, unit="B", enabled=self._progress) as bar:
+            for text in self._texts:
+                size = len(text.encode())
+                self.num_bytes += size
+                bar.advance(size, texts=1)
+                batch.append(text)
+                if len(batch) == BATCH_TEXTS:
+                    yield batch
+                    batch = []
+            yield batch
+        self._stack.enter_context(Progress("learning merges", enabled=self._progress))
 
 
 def _check_settings(vocab_size: int, controls: Sequence[str]) -> None:

@@ -1,0 +1,7 @@
+"""Model inputs: the arrays of a row, and what a model asks of them."""
+
+from penstock.inputs._kernels import blank, describe_row, shift_targets
+from penstock.inputs.model_input import IGNORE, ModelInput
+from penstock.inputs.requirements import EVERYTHING, InputRequirements
+
+__all__ = ["EVERYTHING", "IGNORE", "InputRequirements", "ModelInput", "blank", "describe_row", "shift_targets"]

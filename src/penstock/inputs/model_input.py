@@ -1,0 +1,50 @@
+"""The arrays of one row, ready for a model."""
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+IGNORE = -100
+"""In `targets`: nothing to predict here."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModelInput:
+    """One row: `T` token slots that hold documents, told apart by `cu_seqlens` or `document_ids`.
+
+    T is the sequence length, n the number of documents in the row, D the number of target distances. Padding is at
+    the end only, is never a target, and counts as one more document in `document_ids` and `cu_seqlens`, so that no
+    attention row is empty. Integer arrays are int32 or int64 as required. The arrays are the caller's: nothing
+    writes to them again. Fields that were not required are None.
+    """
+
+    tokens: np.ndarray[Any, Any]
+    """[T] token ids; padding holds `pad_id`."""
+    targets: np.ndarray[Any, Any]
+    """[D, T]; `targets[d - 1][t]` is the token at t + d of the same document, already shifted; −100 = none."""
+    loss_weights: np.ndarray[Any, np.dtype[np.float32]] | None
+    """[D, T] float32: how much each target counts; 0 where the target is −100."""
+    positions: np.ndarray[Any, Any] | None
+    """[T] place of the token in its document in this row, from 0; restarts in the padding."""
+    document_ids: np.ndarray[Any, Any] | None
+    """[T] number of the document in this row, from 0; padding has the number n."""
+    cu_seqlens: np.ndarray[Any, np.dtype[np.int32]] | None
+    """[n + 1], or [n + 2] with padding, int32: where each document begins; the last entry is T."""
+    max_seqlen: int | None
+    """Tokens of the longest piece between two entries of `cu_seqlens`."""
+    num_tokens: int
+    """Tokens without padding."""
+    source_ids: np.ndarray[Any, np.dtype[np.int32]]
+    """[n] int32: number of each document's source in the mixture."""
+
+    @property
+    def sequence_length(self) -> int:
+        """T, padding included."""
+        return len(self.tokens)
+
+    @property
+    def num_documents(self) -> int:
+        """n, padding not counted."""
+        return len(self.source_ids)

@@ -1,0 +1,63 @@
+"""What a model needs of a row. Layers say it, the needs merge, and the loader computes that and nothing more."""
+
+from dataclasses import dataclass, replace
+from typing import Literal, Self, final
+
+from penstock.errors import ConfigError
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputRequirements:
+    """Which arrays of a model input are wanted, and in what form. None means no opinion."""
+
+    asked_by: str = "the caller"
+    """Who asks; errors name it."""
+    target_distances: int | None = None
+    """Targets at distance 1 … this many (multi-token prediction); 1 when nobody has an opinion."""
+    loss_weights: bool = False
+    """Loss weights as an array; without it they follow from the targets, and fractional weights are refused."""
+    positions: bool = False
+    """Place of each token in its document."""
+    document_ids: bool = False
+    """Number of its document in the row, for each token."""
+    cu_seqlens: bool = False
+    """Cumulative document lengths and the longest document, for variable-length attention."""
+    cu_seqlens_capacity: int | None = None
+    """Pad `cu_seqlens` to this many entries by repeating the last, so that compiled models see one shape."""
+    dtype: Literal["int32", "int64"] | None = None
+    """Of tokens, targets, positions and document ids; int32 when nobody has an opinion (half the bytes)."""
+
+    def __post_init__(self) -> None:
+        if self.target_distances is not None and not 1 <= self.target_distances <= 64:
+            raise ConfigError(f"{self.asked_by}: target_distances must be 1 … 64, got {self.target_distances}")
+        if self.dtype not in (None, "int32", "int64"):
+            raise ConfigError(f"{self.asked_by}: dtype must be int32 or int64, got {self.dtype!r}")
+        if self.cu_seqlens_capacity is not None and self.cu_seqlens_capacity < 2:
+            raise ConfigError(
+                f"{self.asked_by}: cu_seqlens_capacity must be at least 2, got {self.cu_seqlens_capacity}"
+            )
+
+    def merge(self, other: Self) -> "InputRequirements":
+        """Both needs at once: arrays add up; opinions on form must agree.
+
+        Raises:
+            ConfigError: The two disagree; the message names both sides.
+        """
+        merged = replace(self, asked_by=f"{self.asked_by} and {other.asked_by}")
+        for field in ("loss_weights", "positions", "document_ids", "cu_seqlens"):
+            merged = replace(merged, **{field: getattr(self, field) or getattr(other, field)})
+        for field in ("target_distances", "cu_seqlens_capacity", "dtype"):
+            mine, theirs = getattr(self, field), getattr(other, field)
+            if mine is not None and theirs is not None and mine != theirs:
+                raise ConfigError(
+                    f"{field}: {self.asked_by} needs {mine}, {other.asked_by} needs {theirs}; make them agree"
+                )
+            merged = replace(merged, **{field: theirs if mine is None else mine})
+        return merged
+
+
+EVERYTHING = InputRequirements(
+    asked_by="the default", loss_weights=True, positions=True, document_ids=True, cu_seqlens=True
+)
+"""All arrays, in their default form: what a loader gives when it is not told what the model needs."""

@@ -1,0 +1,71 @@
+"""Where tokens come from: the plan of a step, told in files, lines and text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from penstock.loader._kernels import SOURCE
+from penstock.loader.mixture import Mixture
+from penstock.sampling import BEGIN, DOCUMENT, POSITION, TOKENS
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceOrigin:
+    """Some tokens of a row, and where they come from."""
+
+    row: int
+    """Row in the whole step."""
+    begin: int
+    """First slot in the row."""
+    num_tokens: int
+    """Slots taken."""
+    source: str
+    """Name of the source."""
+    document: int
+    """Number of the document in its dataset."""
+    first_token: int
+    """First of its tokens that is here; above 0 for a later part of a document that was split."""
+    epoch: int
+    """How often the source had been read through before."""
+    origin: Any
+    """File and line (or row) of the record."""
+    text: str | None
+    """What the tokens say; None when the tokenizer cannot be loaded."""
+
+    def __str__(self) -> str:
+        part = f" from token {self.first_token}" if self.first_token else ""
+        text = "" if self.text is None else f": {self.text[:60]!r}"
+        return (
+            f"row {self.row} [{self.begin}:{self.begin + self.num_tokens}] {self.source} {self.origin} "
+            f"(document {self.document}{part}, epoch {self.epoch}){text}"
+        )
+
+
+def explain(mixture: Mixture, datasets: Sequence[Any], plan: Any, row: int | None) -> list[PieceOrigin]:
+    """The pieces of a planned step, or of one of its rows, in order."""
+    rows = range(len(plan.row_starts) - 1) if row is None else [row]
+    found = []
+    for number in rows:
+        if not 0 <= number < len(plan.row_starts) - 1:
+            raise IndexError(f"row {number} of a step of {len(plan.row_starts) - 1} rows")
+        begin = 0
+        for piece in plan.pieces[plan.row_starts[number] : plan.row_starts[number + 1]]:
+            source, dataset = mixture.sources[piece[SOURCE]], datasets[piece[SOURCE]]
+            document, first, count = int(piece[DOCUMENT]), int(piece[BEGIN]), int(piece[TOKENS])
+            stored = dataset[document]
+            low, high = (round(part * len(dataset)) for part in source.slice)
+            found.append(
+                PieceOrigin(
+                    row=number, begin=begin, num_tokens=count, source=source.name, document=document,
+                    first_token=first, epoch=int(piece[POSITION]) // (high - low), origin=stored.origin,
+                    text=_text(dataset, stored.tokens[first : first + count]),
+                )
+            )  # fmt: skip
+            begin += count
+    return found
+
+
+def _text(dataset: Any, tokens: Any) -> str | None:
+    tokenizer = getattr(dataset, "tokenizer", None)
+    return tokenizer.decode(tokens) if hasattr(tokenizer, "decode") else None

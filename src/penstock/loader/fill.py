@@ -1,0 +1,145 @@
+"""The fill: planned rows become model inputs, straight from mapped shards, in one compiled call a step."""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+
+from penstock.compiled import address_of
+from penstock.errors import ConfigError, CorruptionError
+from penstock.inputs import InputRequirements, ModelInput
+from penstock.loader import _kernels as k
+from penstock.loader.recycling import BufferPool
+from penstock.sampling import DOCUMENT
+
+_FAULTS = {
+    k.WRONG_LENGTH: "its length in the shard is not that of the lengths file",
+    k.WRONG_CHECKSUM: "its tokens differ from their checksum",
+    k.WRONG_SPANS: "its loss weights differ from their checksum or from the lengths file",
+}
+
+
+def table_lines(datasets: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """The sources' document tables as one array of numbers and addresses, for kernels; datasets stay referenced elsewhere."""
+    lines = np.zeros((len(datasets), k.TABLE_COLUMNS), np.uint64)
+    for line, dataset in zip(lines, datasets, strict=True):
+        table = dataset.table
+        line[k.SHARD_STARTS] = address_of(table.shard_starts)
+        line[k.NUM_SHARDS] = len(table.shard_starts) - 1
+        line[k.FIRST_BATCHES] = address_of(table.shard_first_batch)
+        line[k.ADDRESSES] = address_of(table.shard_addresses)
+        line[k.SHARD_BYTES] = address_of(table.shard_bytes)
+        line[k.BATCHES] = address_of(table.batches)
+        line[k.PER_BATCH] = table.documents_per_batch
+        line[k.OFFSET_BYTES] = table.offset_bytes
+        line[k.TOKEN_BYTES] = table.token_bytes
+        line[k.CHECKED] = table.has_checksums
+        line[k.WEIGHTED] = table.has_spans
+        line[k.LENGTHS] = address_of(table.lengths)
+        line[k.LENGTHS_STRIDE] = table.lengths.strides[0]
+        line[k.WEIGHT_SUMS] = 0 if table.weight_sums is None else address_of(table.weight_sums)
+    return lines
+
+
+@final
+class Fill:
+    """Writes rows of pieces into arrays.
+
+    Args:
+        datasets: One for each source.
+        sequence_length: Token slots of a row.
+        requirements: Which arrays, in what form.
+        pad_id: What padding holds.
+        pool: Where buffers come from.
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[Any],
+        sequence_length: int,
+        requirements: InputRequirements,
+        pad_id: int,
+        pool: BufferPool,
+    ) -> None:
+        self._datasets, self._slots, self._requirements = datasets, sequence_length, requirements
+        self._pad_id, self._pool = pad_id, pool
+        self._tables = table_lines(datasets)
+        self._dtype = np.dtype(requirements.dtype or "int32")
+        self._distances = requirements.target_distances or 1
+        if not requirements.loss_weights:
+            for dataset in datasets:
+                if dataset.table.weight_sums is not None:
+                    raise ConfigError(
+                        f"{requirements.asked_by} asks for no loss weights, but dataset {dataset.name!r} has weights other "
+                        "than 0 and 1, which would be lost; require loss_weights=True"
+                    )
+
+    def weigh(self, pieces: np.ndarray[Any, Any]) -> tuple[float, ...]:
+        """Sum of loss weights over all targets of the pieces, for each distance."""
+        sums = np.zeros(self._distances)
+        k.weigh_rows(self._tables, pieces, sums)
+        return tuple(sums.tolist())
+
+    def rows(self, pieces: np.ndarray[Any, Any], row_starts: np.ndarray[Any, Any]) -> list[ModelInput]:
+        """Model inputs of len(row_starts) − 1 rows.
+
+        Raises:
+            CorruptionError: Stored bytes are not what was written; names dataset and document.
+        """
+        need, rows, slots = self._requirements, len(row_starts) - 1, self._slots
+        tokens = self._pool.take((rows, slots), self._dtype)
+        targets = self._pool.take((rows, self._distances, slots), self._dtype)
+        weights = self._pool.take((rows, self._distances, slots if need.loss_weights else 0), np.dtype(np.float32))
+        positions = self._pool.take((rows, slots if need.positions else 0), self._dtype)
+        document_ids = self._pool.take((rows, slots if need.document_ids else 0), self._dtype)
+        cu_starts = self._cu_starts(row_starts)
+        cu_seqlens = np.empty(int(cu_starts[-1]), np.int32)
+        max_seqlens, num_tokens = np.empty(rows, np.int64), np.empty(rows, np.int64)
+        fault = np.zeros(2, np.int64)
+        k.fill_rows(
+            self._tables, pieces, row_starts, self._pad_id, tokens, targets, weights, positions, document_ids,
+            cu_seqlens, cu_starts, max_seqlens, num_tokens, fault,
+        )  # fmt: skip
+        if fault[0]:
+            self._report(int(fault[0]), pieces[fault[1]])
+        source_ids = pieces[row_starts[0] : row_starts[-1], k.SOURCE].astype(np.int32)
+        first = row_starts[0]
+        longest, used = max_seqlens.tolist(), num_tokens.tolist()
+        inputs = []
+        for row in range(rows):
+            count = row_starts[row + 1] - row_starts[row]
+            width = need.cu_seqlens_capacity or int(count) + 1 + (used[row] < slots)
+            inputs.append(
+                ModelInput(
+                    tokens=tokens[row],
+                    targets=targets[row],
+                    loss_weights=weights[row] if need.loss_weights else None,
+                    positions=positions[row] if need.positions else None,
+                    document_ids=document_ids[row] if need.document_ids else None,
+                    cu_seqlens=cu_seqlens[cu_starts[row] : cu_starts[row] + width] if need.cu_seqlens else None,
+                    max_seqlen=longest[row] if need.cu_seqlens else None,
+                    num_tokens=used[row],
+                    source_ids=source_ids[row_starts[row] - first : row_starts[row + 1] - first],
+                )
+            )
+        return inputs
+
+    def _cu_starts(self, row_starts: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Where each row's cumulative lengths begin, with room for a border more than documents and one for padding."""
+        capacity = self._requirements.cu_seqlens_capacity
+        borders = np.diff(row_starts) + 2
+        if capacity is not None:
+            most = int(borders.max(initial=0))
+            if most > capacity:
+                raise ConfigError(
+                    f"cu_seqlens_capacity is {capacity}, but a row needs {most} borders; raise it, or it truncates documents"
+                )
+            borders = np.full(len(borders), capacity)
+        return np.concatenate([[0], np.cumsum(borders)])
+
+    def _report(self, fault: int, piece: np.ndarray[Any, Any]) -> None:
+        dataset, document = self._datasets[piece[k.SOURCE]], int(piece[DOCUMENT])
+        raise CorruptionError(
+            f"dataset {dataset.name!r} ({dataset.path}): document {document}: {_FAULTS[fault]}; nothing of it was "
+            f"trained. `penstock verify {dataset.path}` names everything that is damaged; prepare it again or restore a copy"
+        )

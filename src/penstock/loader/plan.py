@@ -1,0 +1,336 @@
+"""The plan: which tokens go where, from lengths alone.
+
+A plan is a sequence of windows of rows, the same on every rank and for any number of threads. Its state is a place:
+how far each source is, and what it is owed. From a place everything after it follows, at millions of documents a
+second. A window is packed as a whole and never reaches over a change of shares, so places between windows are exact.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from penstock.compiled import address_of
+from penstock.errors import ConfigError, RecordError
+from penstock.loader._kernels import (
+    BEST_FIT_DECREASING,
+    FINISHED,
+    PIECE_COLUMNS,
+    PIECES_FULL,
+    WINDOW_FULL,
+    pack_window,
+    plan_window,
+    sort_by_row,
+)
+from penstock.loader.mixture import TOO_LONG, Mixture, Source
+from penstock.objectives import Causal
+from penstock.packing import PACKINGS, Packing, scratch
+from penstock.randomness import key_for, mix_array
+from penstock.sampling import (
+    BEGIN,
+    COLUMNS,
+    DOCUMENT,
+    EMPTY,
+    LENGTH,
+    POSITION,
+    SHUFFLE_CODES,
+    TOKENS,
+    UNIT,
+    draw,
+    integer_shares,
+)
+
+Int64 = np.ndarray[Any, np.dtype[np.int64]]
+
+FIRST_WINDOW_ROWS = 16
+"""Rows of the first window; each later one is twice as large, up to `window_rows`, so that the first row comes at once."""
+BUFFER_ENTRIES = 32768
+"""Entries in the buffers of all sources together."""
+UNLIMITED = np.iinfo(np.int64).max
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSettings:
+    """What decides the plan, besides the mixture."""
+
+    sequence_length: int
+    """Token slots of a row."""
+    rows_per_step: int
+    """Rows of one optimiser step over all ranks; changes of shares fall on steps."""
+    seed: int = 0
+    """Seed of all orders and keys."""
+    packing: Packing = "best_fit"
+    """How documents share rows."""
+    window_rows: int = 1024
+    """Rows that are open together when packing."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("sequence_length", 2), ("rows_per_step", 1), ("window_rows", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.packing not in PACKINGS:
+            raise ConfigError(f"packing must be one of {', '.join(PACKINGS)}, got {self.packing!r}")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Place:
+    """A place between two windows: all that the rest of the plan depends on."""
+
+    row: int
+    """Rows planned before it."""
+    window: int
+    """Windows planned before it."""
+    cursors: Int64
+    """[sources, 2]: documents taken over all epochs, and the first token of the next part of a split document."""
+    credits: Int64
+    """[sources]: what each source is owed, in tokens times UNIT."""
+    skipped: Int64
+    """[sources, 4]: empty documents, dropped documents, their tokens, tokens cut off; since the beginning."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Window:
+    """Some rows of the plan, in order."""
+
+    place: Place
+    """Where the window begins."""
+    pieces: Int64
+    """[pieces, PIECE_COLUMNS], row after row."""
+    row_starts: Int64
+    """[rows + 1]: the pieces of row i are row_starts[i] … row_starts[i + 1] − 1."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in the window."""
+        return len(self.row_starts) - 1
+
+
+@final
+class Plan:
+    """Windows one after another, from any place.
+
+    Args:
+        mixture: The sources; `datasets` are theirs, opened.
+        datasets: One for each source, with `table` and `fingerprint`.
+        settings: What decides the plan besides.
+    """
+
+    def __init__(self, mixture: Mixture, datasets: Sequence[Any], settings: PlanSettings) -> None:
+        self.mixture, self.datasets, self.settings = mixture, list(datasets), settings
+        self._draws = [
+            _Draw(source, dataset, settings) for source, dataset in zip(mixture.sources, self.datasets, strict=True)
+        ]
+        count = len(self._draws)
+        self._capacity = min(4096, max(64, BUFFER_ENTRIES // count))
+        self._entries = np.zeros((count * (self._capacity + 1), COLUMNS), np.int64)
+        self._scratch = scratch(settings.sequence_length, settings.window_rows)
+        self._pieces = np.empty((4096, PIECE_COLUMNS), np.int64)
+        self._row_of = np.empty(4096, np.int64)
+        self.restore(
+            Place(
+                row=0,
+                window=0,
+                cursors=np.zeros((count, 2), np.int64),
+                credits=np.zeros(count, np.int64),
+                skipped=np.zeros((count, 4), np.int64),
+            )
+        )
+
+    def place(self) -> Place:
+        """Where the next window begins."""
+        return Place(
+            row=self._row,
+            window=self._window,
+            cursors=self._cursors.copy(),
+            credits=self._credits.copy(),
+            skipped=self._skipped.copy(),
+        )
+
+    def restore(self, place: Place) -> None:
+        """Go on from `place`."""
+        count = len(self._draws)
+        self._row, self._window = place.row, place.window
+        self._cursors, self._credits, self._skipped = place.cursors.copy(), place.credits.copy(), place.skipped.copy()
+        # Where each source's buffer was filled up to; buffers are empty, so that is the cursor.
+        self._drawn = place.cursors.copy()
+        self._heads = np.arange(count, dtype=np.int64) * (self._capacity + 1)
+        self._ends = self._heads.copy()
+        self._refill_size = np.full(count, min(64, self._capacity))
+        self._tail_skips = np.zeros((count, 4), np.int64)
+        self._finished = np.array([draw.is_finished(*place.cursors[i]) for i, draw in enumerate(self._draws)])
+
+    def windows(self) -> Iterator[Window]:
+        """Windows from here on, until every source is finished."""
+        while (window := self.next_window()) is not None:
+            yield window
+
+    def next_window(self) -> Window | None:
+        """Plan one window; None when every source is finished."""
+        place = self.place()
+        max_rows = self._window_rows()
+        packing = PACKINGS.index(self.settings.packing)
+        if packing != BEST_FIT_DECREASING:
+            count, rows = self._take(packing, max_rows, UNLIMITED)
+        else:
+            count, rows = self._take_and_sort(place, max_rows)
+        if count == 0:
+            return None
+        pieces, row_starts = np.empty((count, PIECE_COLUMNS), np.int64), np.empty(rows + 1, np.int64)
+        sort_by_row(self._pieces[:count], self._row_of[:count], rows, pieces, row_starts)
+        self._row += rows
+        self._window += 1
+        return Window(place=place, pieces=pieces, row_starts=row_starts)
+
+    def _window_rows(self) -> int:
+        """Rows that the next window may have: the ramp, and never over a change of shares."""
+        rows = min(self.settings.window_rows, FIRST_WINDOW_ROWS << min(self._window, 40))
+        for change in self.mixture.changes:
+            first = change.step * self.settings.rows_per_step
+            if first > self._row:
+                return min(rows, first - self._row)
+        return rows
+
+    def _shares(self) -> Int64:
+        """The shares in force for the next window, without finished sources."""
+        shares = self.mixture.shares_at(self._row // self.settings.rows_per_step)
+        active = [not finished and share > 0 for finished, share in zip(self._finished, shares, strict=True)]
+        return integer_shares(shares, active)
+
+    def _take(self, packing: int, max_rows: int, max_pieces: int) -> tuple[int, int]:
+        """Run the window kernel to its end, refilling buffers; returns (pieces, rows)."""
+        shares = self._shares()
+        progress = np.zeros(3, np.int64)
+        self._scratch[2][:] = 0
+        self._scratch[3][:] = 0
+        while True:
+            status = plan_window(
+                packing, self.settings.sequence_length, max_rows, min(max_pieces, len(self._pieces)), shares,
+                self._credits, self._heads, self._ends, self._entries, UNIT, self._skipped, self._cursors,
+                self._pieces, self._row_of, progress, *self._scratch,
+            )  # fmt: skip
+            if status in (WINDOW_FULL, FINISHED) or (status == PIECES_FULL and progress[0] == max_pieces):
+                return int(progress[0]), int(progress[1])
+            if status == PIECES_FULL:
+                self._pieces = np.concatenate([self._pieces, np.empty_like(self._pieces)])
+                self._row_of = np.concatenate([self._row_of, np.empty_like(self._row_of)])
+            elif not self._refill(status):
+                self._finished[status] = True
+                shares = self._shares()
+
+    def _take_and_sort(self, place: Place, max_rows: int) -> tuple[int, int]:
+        """Best fit, longest first: take a window's worth of tokens; if it needs more rows, take fewer and try again."""
+        count, _ = self._take(BEST_FIT_DECREASING, max_rows, UNLIMITED)
+        while count:
+            lengths = np.ascontiguousarray(self._pieces[:count, LENGTH])
+            rows = pack_window(
+                lengths,
+                self.settings.sequence_length,
+                self._row_of[:count],
+                *scratch(self.settings.sequence_length, count),
+            )
+            if rows <= max_rows:
+                return count, rows
+            excess = (rows - max_rows) * self.settings.sequence_length // 4
+            fewer = int(np.searchsorted(np.cumsum(lengths[::-1]), max(excess, 1), side="left")) + 1
+            self.restore(place)
+            count, _ = self._take(BEST_FIT_DECREASING, max_rows, max(count - fewer, 1))
+        return 0, 0
+
+    def _refill(self, source: int) -> bool:
+        """Draw the next documents of a source into its buffer; False when it has none left."""
+        base = source * (self._capacity + 1)
+        size = int(self._refill_size[source])
+        buffer = self._entries[base : base + size + 1]
+        count, position, begin = self._draws[source].fill(buffer, *self._drawn[source])
+        self._drawn[source] = position, begin
+        self._refill_size[source] = min(2 * size, self._capacity)
+        if count == 0:
+            self._skipped[source] += self._tail_skips[source]
+            self._tail_skips[source] = 0
+            return False
+        self._tail_skips[source] = buffer[count, EMPTY:]
+        self._heads[source], self._ends[source] = base, base + count
+        return True
+
+
+@final
+class _Draw:
+    """One source's stream: positions to entries."""
+
+    def __init__(self, source: Source, dataset: Any, settings: PlanSettings) -> None:
+        table = dataset.table
+        self.source, self.dataset = source, dataset
+        self.first = round(source.slice[0] * table.num_documents)
+        self.size = round(source.slice[1] * table.num_documents) - self.first
+        if self.size < 1:
+            raise ConfigError(
+                f"source {source.name!r}: no documents ({table.num_documents} in the dataset, slice {source.slice})"
+            )
+        self.last = UNLIMITED if source.max_epochs is None else int(source.max_epochs * self.size)
+        self.key = key_for(settings.seed, "source", source.name)
+        self.limit = source.objective.document_limit(settings.sequence_length)
+        if settings.packing == "concat":
+            if not isinstance(source.objective, Causal):
+                raise ConfigError(
+                    f"source {source.name!r}: packing 'concat' cuts documents, which only the causal objective allows, "
+                    f"not {source.objective.name!r}; use best_fit"
+                )
+            self.limit = UNLIMITED
+        self.sequence_length = settings.sequence_length
+        # Held, because the kernel reads it by address.
+        self.lengths = table.lengths
+
+    def is_finished(self, position: int, begin: int) -> bool:
+        """Whether nothing is left at this place."""
+        return position >= self.last
+
+    def fill(self, entries: Int64, position: int, begin: int) -> tuple[int, int, int]:
+        """Entries from (position, begin) on; returns (number, next position, next begin).
+
+        Raises:
+            RecordError: A document is too long and the source says `too_long="error"`.
+            ConfigError: Two whole epochs hold no document that may be used.
+        """
+        stop = min(self.last, int(position) + 2 * self.size)
+        count, position, begin, refused = draw(
+            position, begin, stop, self.size, self.first, np.uint64(self.key), SHUFFLE_CODES[self.source.shuffle],
+            np.uint64(address_of(self.lengths)), np.uint64(self.lengths.strides[0]), self.limit,
+            TOO_LONG.index(self.source.too_long), entries,
+        )  # fmt: skip
+        if refused >= 0 and count == 0:
+            self._refuse(refused)
+        if count == 0 and stop < self.last:
+            raise ConfigError(
+                f"source {self.source.name!r}: none of its {self.size} documents can be used (all are empty, or longer "
+                f"than {self.limit} tokens with too_long={self.source.too_long!r})"
+            )
+        if count and not isinstance(self.source.objective, Causal):
+            self._measure(entries[:count])
+        return count, position, begin
+
+    def _measure(self, entries: Int64) -> None:
+        """Ask the objective how many slots each entry takes."""
+        keys = self.keys(entries)
+        entries[:, LENGTH] = self.source.objective.measure(entries[:, TOKENS], keys)
+        bad = np.flatnonzero((entries[:, LENGTH] < 1) | (entries[:, LENGTH] > self.sequence_length))
+        if len(bad):
+            raise ConfigError(
+                f"source {self.source.name!r}: objective {self.source.objective.name!r} measures a document of "
+                f"{entries[bad[0], TOKENS]} tokens as {entries[bad[0], LENGTH]}; rows hold 1 … {self.sequence_length}"
+            )
+
+    def keys(self, entries: Int64) -> np.ndarray[Any, np.dtype[np.uint64]]:
+        """The key of each entry: of (seed, source, epoch, document, part)."""
+        epoch, document, begin = entries[:, POSITION] // self.size, entries[:, DOCUMENT], entries[:, BEGIN]
+        return mix_array(mix_array(mix_array(np.uint64(self.key), epoch), document), begin)
+
+    def _refuse(self, document: int) -> None:
+        origin = self.dataset[document].origin
+        raise RecordError(
+            f"source {self.source.name!r}: document {document} ({origin}) has {int(self.lengths[document, 0])} tokens, "
+            f"a row holds {self.limit}; raise sequence_length, or set too_long to split, truncate or drop"
+        )

@@ -1,0 +1,20 @@
+"""Packing: which documents share a row."""
+
+from penstock.packing._kernels import (
+    open_rows_clear,
+    place_best_fit,
+    place_best_fit_decreasing,
+    place_next_fit,
+)
+from penstock.packing.pack import PACKINGS, Packing, pack, scratch
+
+__all__ = [
+    "PACKINGS",
+    "Packing",
+    "open_rows_clear",
+    "pack",
+    "place_best_fit",
+    "place_best_fit_decreasing",
+    "place_next_fit",
+    "scratch",
+]

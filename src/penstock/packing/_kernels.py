@@ -1,0 +1,153 @@
+"""Compiled packing: which row takes the next document.
+
+Best fit needs, for a document of n tokens, the open row with the least free space that is still at least n. Rows
+are kept in one list per free space; two levels of bitmaps say which lists are not empty, so a look-up is a few
+instructions whatever the number of open rows. Among rows of equal free space the last one touched is taken.
+"""
+
+import numpy as np
+
+from penstock.compiled import inline_kernel, kernel, trailing_zeros
+
+_ONE = np.uint64(1)
+_SIX = np.uint64(6)
+_LOW = np.uint64(63)
+_ZERO = np.uint64(0)
+
+
+@inline_kernel
+def _first_at_least(free, words, summary):
+    """Smallest free space ≥ `free` that some open row has, −1 when none has."""
+    word = free >> 6
+    rest = words[word] >> (np.uint64(free) & _LOW)
+    if rest != _ZERO:
+        return free + np.int64(trailing_zeros(rest))
+    word += 1
+    if word >= len(words):
+        return -1
+    group = word >> 6
+    rest = (summary[group] >> (np.uint64(word) & _LOW)) << (np.uint64(word) & _LOW)
+    while rest == _ZERO:
+        group += 1
+        if group >= len(summary):
+            return -1
+        rest = summary[group]
+    word = (group << 6) + np.int64(trailing_zeros(rest))
+    return (word << 6) + np.int64(trailing_zeros(words[word]))
+
+
+@inline_kernel
+def open_rows_clear(words, summary):
+    """Forget all open rows."""
+    words[:] = _ZERO
+    summary[:] = _ZERO
+
+
+@inline_kernel
+def place_best_fit(length, sequence_length, rows, max_rows, heads, nexts, words, summary):
+    """Row for a document of `length` tokens: an open one, `rows` for a new one, −1 when no new one may be opened."""
+    free = _first_at_least(length, words, summary)
+    if free < 0:
+        if rows == max_rows:
+            return -1
+        row, free = rows, sequence_length
+    else:
+        row = heads[free]
+        heads[free] = nexts[row]
+        if heads[free] < 0:
+            words[free >> 6] &= ~(_ONE << (np.uint64(free) & _LOW))
+            if words[free >> 6] == _ZERO:
+                summary[free >> 12] &= ~(_ONE << ((np.uint64(free) >> _SIX) & _LOW))
+    left = free - length
+    if left > 0:
+        word = left >> 6
+        if (words[word] >> (np.uint64(left) & _LOW)) & _ONE:
+            nexts[row] = heads[left]
+        else:
+            nexts[row] = -1
+            words[word] |= _ONE << (np.uint64(left) & _LOW)
+            summary[word >> 6] |= _ONE << (np.uint64(word) & _LOW)
+        heads[left] = row
+    return row
+
+
+@inline_kernel
+def order_longest_first(lengths, order, counts):
+    """Write the indices of `lengths` into `order`, longest first, equal lengths in order (counting sort).
+
+    `counts` is scratch of max(lengths) + 2 entries, int64.
+    """
+    counts[:] = 0
+    top = len(counts) - 1
+    for i in range(len(lengths)):
+        counts[top - lengths[i]] += 1
+    total = np.int64(0)
+    for i in range(len(counts)):
+        here = counts[i]
+        counts[i] = total
+        total += here
+    for i in range(len(lengths)):
+        slot = top - lengths[i]
+        order[counts[slot]] = i
+        counts[slot] += 1
+
+
+@inline_kernel
+def place_best_fit_decreasing(lengths, sequence_length, row_of, order, counts, heads, nexts, words, summary):
+    """Pack all of `lengths`, longest first, into as many rows as it takes; returns the number of rows."""
+    order_longest_first(lengths, order, counts)
+    open_rows_clear(words, summary)
+    rows = 0
+    for i in range(len(lengths)):
+        document = order[i]
+        row = place_best_fit(lengths[document], sequence_length, rows, len(lengths), heads, nexts, words, summary)
+        rows += row == rows
+        row_of[document] = row
+    return rows
+
+
+@inline_kernel
+def place_next_fit(length, sequence_length, rows, max_rows, free):
+    """Row for a document when only the last row is open; `free` (int64 [1]) is what that row has left."""
+    if rows > 0 and length <= free[0]:
+        free[0] -= length
+        return rows - 1
+    if rows == max_rows:
+        return -1
+    free[0] = sequence_length - length
+    return rows
+
+
+@kernel
+def pack_best_fit(lengths, sequence_length, max_rows, row_of, heads, nexts, words, summary):
+    """Best fit in order, in windows of `max_rows` rows; returns the number of rows."""
+    base = rows = 0
+    open_rows_clear(words, summary)
+    for i in range(len(lengths)):
+        row = place_best_fit(lengths[i], sequence_length, rows, max_rows, heads, nexts, words, summary)
+        if row < 0:
+            base += rows
+            rows = 0
+            open_rows_clear(words, summary)
+            row = place_best_fit(lengths[i], sequence_length, rows, max_rows, heads, nexts, words, summary)
+        rows += row == rows
+        row_of[i] = base + row
+    return base + rows
+
+
+@kernel
+def pack_best_fit_decreasing(lengths, sequence_length, row_of, order, counts, heads, nexts, words, summary):
+    """Best fit, longest first, over all of `lengths`; returns the number of rows."""
+    return place_best_fit_decreasing(lengths, sequence_length, row_of, order, counts, heads, nexts, words, summary)
+
+
+@kernel
+def pack_next_fit(lengths, sequence_length, row_of):
+    """Next fit: a document goes into the last row or opens a new one; returns the number of rows."""
+    free = np.zeros(1, np.int64)
+    rows = 0
+    for i in range(len(lengths)):
+        row = place_next_fit(lengths[i], sequence_length, rows, len(lengths), free)
+        rows += row == rows
+        row_of[i] = row
+    return rows

@@ -1,0 +1,73 @@
+"""Packing on its own: lengths in, row numbers out. The loader runs the same kernels inside its plan."""
+
+from typing import Any, Literal
+
+import numpy as np
+
+from penstock.errors import ConfigError
+from penstock.packing._kernels import pack_best_fit, pack_best_fit_decreasing, pack_next_fit
+
+Packing = Literal["best_fit", "best_fit_decreasing", "next_fit", "concat", "none"]
+"""`best_fit`: in stream order, over a window of rows: little padding, and every step keeps the blend.
+`best_fit_decreasing`: the window sorted first: least padding, but documents of a kind clump together.
+`next_fit`: contiguous documents, one open row. `concat`: documents cut at row edges, no padding.
+`none`: one document a row."""
+
+PACKINGS: tuple[str, ...] = ("best_fit", "best_fit_decreasing", "next_fit", "concat", "none")
+
+
+def scratch(sequence_length: int, max_rows: int) -> tuple[np.ndarray[Any, Any], ...]:
+    """Working memory of best fit: heads [S + 1], nexts [max_rows] (int32), bitmap words and their summary (uint64)."""
+    words = (sequence_length >> 6) + 1
+    return (
+        np.empty(sequence_length + 1, np.int32),
+        np.empty(max_rows, np.int32),
+        np.zeros(words, np.uint64),
+        np.zeros((words >> 6) + 1, np.uint64),
+    )
+
+
+def pack(
+    lengths: Any, sequence_length: int, packing: Packing = "best_fit", window_rows: int = 1024
+) -> tuple[np.ndarray[Any, np.dtype[np.int64]], int]:
+    """Assign whole documents to rows of `sequence_length` tokens.
+
+    Args:
+        lengths: Tokens of each document, 1 … sequence_length, in stream order.
+        sequence_length: Token slots of a row.
+        packing: `best_fit`, `best_fit_decreasing` (over windows of about `window_rows` rows), `next_fit` or `none`.
+        window_rows: Rows that are open together.
+
+    Returns:
+        (row of each document, int64; number of rows).
+
+    Raises:
+        ConfigError: A length does not fit a row, or `packing` does not keep documents whole.
+    """
+    lengths = np.ascontiguousarray(lengths, np.int64)
+    row_of = np.empty(len(lengths), np.int64)
+    if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= sequence_length:
+        raise ConfigError(
+            f"lengths must be 1 … {sequence_length}, got {lengths.min()} … {lengths.max()}; split or drop them first"
+        )
+    if packing == "none":
+        return np.arange(len(lengths)), len(lengths)
+    if packing == "next_fit":
+        return row_of, pack_next_fit(lengths, sequence_length, row_of)
+    if packing == "best_fit":
+        return row_of, pack_best_fit(
+            lengths, sequence_length, window_rows, row_of, *scratch(sequence_length, window_rows)
+        )
+    if packing != "best_fit_decreasing":
+        raise ConfigError(f"pack() keeps documents whole: {', '.join(PACKINGS)} without concat; got {packing!r}")
+    rows = 0
+    window = np.cumsum(lengths) // (window_rows * sequence_length)
+    for part in np.split(np.arange(len(lengths)), np.flatnonzero(np.diff(window)) + 1):
+        here, order = row_of[part[0] : part[-1] + 1], np.empty(len(part), np.int64)
+        counts = np.empty(sequence_length + 2, np.int64)
+        used = pack_best_fit_decreasing(
+            lengths[part[0] : part[-1] + 1], sequence_length, here, order, counts, *scratch(sequence_length, len(part))
+        )
+        here += rows
+        rows += used
+    return row_of, rows

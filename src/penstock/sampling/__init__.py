@@ -1,0 +1,52 @@
+"""Sampling: in which order documents come, and from which source the next one is."""
+
+from penstock.sampling._kernels import (
+    BEGIN,
+    COLUMNS,
+    DOCUMENT,
+    DROPPED,
+    DROPPED_TOKENS,
+    EMPTY,
+    LENGTH,
+    POSITION,
+    SMALL,
+    TOKENS,
+    TOO_LONG_DROP,
+    TOO_LONG_ERROR,
+    TOO_LONG_SPLIT,
+    TOO_LONG_TRUNCATE,
+    TOTAL,
+    TRUNCATED_TOKENS,
+    charge,
+    draw,
+    pick,
+)
+from penstock.sampling.permutation import SHUFFLE_CODES, Permutation, Shuffle
+from penstock.sampling.shares import UNIT, integer_shares
+
+__all__ = [
+    "BEGIN",
+    "COLUMNS",
+    "DOCUMENT",
+    "DROPPED",
+    "DROPPED_TOKENS",
+    "EMPTY",
+    "LENGTH",
+    "POSITION",
+    "SHUFFLE_CODES",
+    "SMALL",
+    "TOKENS",
+    "TOO_LONG_DROP",
+    "TOO_LONG_ERROR",
+    "TOO_LONG_SPLIT",
+    "TOO_LONG_TRUNCATE",
+    "TOTAL",
+    "TRUNCATED_TOKENS",
+    "UNIT",
+    "Permutation",
+    "Shuffle",
+    "charge",
+    "draw",
+    "integer_shares",
+    "pick",
+]

@@ -1,0 +1,223 @@
+"""Compiled sampling: the permutation, the draw of one source, the pick among sources.
+
+`permute` is a bijection of [0, size), computed for one index at a time from a key: a Feistel network over the
+fewest bits that hold `size` (halves may differ by a bit), walked until it lands inside (Black and Rogaway 2002;
+fewer than two walks on average). Its round function multiplies twice, so every input bit reaches every output bit;
+affine rounds pass parity tests and still leave neighbours together. Below `SMALL` the network has too few bits to be
+random; there `small_permutation` shuffles a table (Fisher and Yates).
+"""
+
+import numpy as np
+
+from penstock.compiled import inline_kernel, kernel, view_u32
+from penstock.randomness import mix
+
+ROUNDS = 6
+SMALL = 256
+SHUFFLE_NONE, SHUFFLE_FULL, SHUFFLE_BLOCK = 0, 1, 2
+TOO_LONG_SPLIT, TOO_LONG_DROP, TOO_LONG_TRUNCATE, TOO_LONG_ERROR = 0, 1, 2, 3
+
+POSITION, DOCUMENT, BEGIN, TOKENS, TOTAL, LENGTH, EMPTY, DROPPED, DROPPED_TOKENS, TRUNCATED_TOKENS = range(10)
+"""Columns of an entry: place in the source's stream, document number, first token of this part, tokens of this part,
+tokens of the document (as cut), length after the objective; then what was skipped before it."""
+COLUMNS = 10
+
+BLOCK_DOCUMENTS = 256
+"""Documents that block shuffle keeps together, so that a remote store is read in runs."""
+WINDOW_BLOCKS = 512
+"""Blocks among which block shuffle mixes documents."""
+
+_ONE = np.uint64(1)
+_SHIFT = np.uint64(32)
+_MULTIPLIER_1 = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIER_2 = np.uint64(0xD6E8FEB86659FD93)
+
+
+@inline_kernel
+def _round(value, key):
+    """Uint64 → uint64 whose low 32 bits depend on every bit of the low 32 bits of `value`."""
+    value = (value ^ key) * _MULTIPLIER_1
+    value = (value ^ (value >> _SHIFT)) * _MULTIPLIER_2
+    return value >> _SHIFT
+
+
+@inline_kernel
+def permute(index, size, key):
+    """Image of `index` under the permutation of [0, size) that `key` names (int64, int64, uint64 → int64)."""
+    bits = np.uint64(1)
+    while (_ONE << bits) < np.uint64(size):
+        bits += _ONE
+    low_bits = bits >> _ONE
+    low_mask = (_ONE << low_bits) - _ONE
+    high_mask = (_ONE << (bits - low_bits)) - _ONE
+    key_0 = mix(key, np.uint64(0))
+    key_1 = mix(key, np.uint64(1))
+    key_2 = mix(key, np.uint64(2))
+    key_3 = mix(key, np.uint64(3))
+    key_4 = mix(key, np.uint64(4))
+    key_5 = mix(key, np.uint64(5))
+    value = np.uint64(index)
+    while True:
+        low = value & low_mask
+        high = value >> low_bits
+        high ^= _round(low, key_0) & high_mask
+        low ^= _round(high, key_1) & low_mask
+        high ^= _round(low, key_2) & high_mask
+        low ^= _round(high, key_3) & low_mask
+        high ^= _round(low, key_4) & high_mask
+        low ^= _round(high, key_5) & low_mask
+        value = (high << low_bits) | low
+        if value < np.uint64(size):
+            return np.int64(value)
+
+
+@inline_kernel
+def small_permutation(size, key, table):
+    """Write a permutation of [0, size), size ≤ SMALL, into `table` (int64): keyed Fisher–Yates."""
+    for i in range(size):
+        table[i] = i
+    for i in range(size - 1, 0, -1):
+        j = np.int64(mix(key, np.uint64(i)) % np.uint64(i + 1))
+        table[i], table[j] = table[j], table[i]
+
+
+@inline_kernel
+def block_permute(index, size, key):
+    """Image of `index` under block shuffle: blocks permuted over all, documents mixed in windows of blocks."""
+    whole = size // BLOCK_DOCUMENTS
+    window_size = BLOCK_DOCUMENTS * WINDOW_BLOCKS
+    window = index // window_size
+    start = window * window_size
+    here = min(window_size, size - start)
+    place = start + permute(index - start, here, mix(key, np.uint64(window)))
+    block = place // BLOCK_DOCUMENTS
+    if block < whole:
+        block = permute(block, whole, key)
+    return block * BLOCK_DOCUMENTS + place % BLOCK_DOCUMENTS
+
+
+@kernel
+def permute_range(begin, size, key, mode, out):
+    """Write the images of begin, begin + 1, … into `out` (int64)."""
+    if mode == SHUFFLE_NONE:
+        for i in range(len(out)):
+            out[i] = begin + i
+    elif size <= SMALL:
+        table = np.empty(SMALL, np.int64)
+        small_permutation(size, key, table)
+        for i in range(len(out)):
+            out[i] = table[begin + i]
+    elif mode == SHUFFLE_BLOCK:
+        for i in range(len(out)):
+            out[i] = block_permute(begin + i, size, key)
+    else:
+        for i in range(len(out)):
+            out[i] = permute(begin + i, size, key)
+
+
+@kernel
+def draw(
+    position, begin, last_position, size, first, key, mode, lengths_address, lengths_stride, limit, too_long, entries
+):  # fmt: skip
+    """Fill `entries` (int64 [capacity, COLUMNS]) with the next documents of one source.
+
+    Goes on from place (`position`, `begin`): the position counts documents over all epochs, `begin` is the first
+    token of the next part. Documents over `limit` tokens are split, dropped or cut. Stops at `last_position` or when
+    `entries` is full. What was skipped is booked on the entry after it, so that counts stay exact at every place.
+
+    Returns:
+        (entries written, next position, next begin, place of a too long document or −1). The entry after the last
+        one written holds what was skipped since, if there is room for it.
+    """
+    count = 0
+    epoch = np.int64(-1)
+    epoch_key = key
+    table = np.empty(SMALL, np.int64)
+    capacity = len(entries) - 1
+    entries[0, EMPTY:] = 0
+    while count < capacity and position < last_position:
+        if position // size != epoch:
+            epoch = position // size
+            epoch_key = mix(key, np.uint64(epoch))
+            if mode != SHUFFLE_NONE and size <= SMALL:
+                small_permutation(size, epoch_key, table)
+        index = position - epoch * size
+        if mode == SHUFFLE_NONE:
+            document = first + index
+        elif size <= SMALL:
+            document = first + table[index]
+        elif mode == SHUFFLE_BLOCK:
+            document = first + block_permute(index, size, epoch_key)
+        else:
+            document = first + permute(index, size, epoch_key)
+        entry = view_u32(lengths_address + np.uint64(document) * lengths_stride, 2)
+        total = np.int64(entry[0])
+        if total == 0:
+            entries[count, EMPTY] += 1
+            position += 1
+            continue
+        if total > limit:
+            if too_long == TOO_LONG_ERROR:
+                return count, position, begin, document
+            if too_long == TOO_LONG_DROP:
+                entries[count, DROPPED] += 1
+                entries[count, DROPPED_TOKENS] += total
+                position += 1
+                continue
+            if too_long == TOO_LONG_TRUNCATE:
+                entries[count, TRUNCATED_TOKENS] += total - limit
+                total = limit
+        part = min(total - begin, limit)
+        entries[count, POSITION] = position
+        entries[count, DOCUMENT] = document
+        entries[count, BEGIN] = begin
+        entries[count, TOKENS] = part
+        entries[count, TOTAL] = total
+        entries[count, LENGTH] = part
+        count += 1
+        entries[count, EMPTY:] = 0
+        begin += part
+        if begin >= total:
+            position += 1
+            begin = 0
+    return count, position, begin, np.int64(-1)
+
+
+@inline_kernel
+def pick(shares, credits, heads, ends, entries, unit):
+    """The source whose turn it is, −1 when all are finished, −2 − i when source i's buffer is empty.
+
+    Among sources with credit left, the one whose credit covers its next document soonest (Tijdeman's and Baruah's
+    deadline rule, with documents for jobs): the overshoot after the pick, over the share. Least overshoot alone
+    lets a source run 1.3 longest documents ahead; this keeps every source within one, both ways (measured).
+
+    Args:
+        shares: int64, sum `unit`; 0 for a source that is finished.
+        credits: int64, `unit` to a token.
+        heads, ends: int64, next entry and end of each source's part of `entries`.
+    """
+    best = -1
+    best_wait = 0.0
+    fallback = -1
+    fallback_wait = 0.0
+    for source in range(len(shares)):
+        share = shares[source]
+        if share == 0:
+            continue
+        if heads[source] == ends[source]:
+            return -2 - source
+        wait = (float(entries[heads[source], LENGTH]) * float(unit - share) - float(credits[source])) / float(share)
+        if credits[source] >= 0:
+            if best < 0 or wait < best_wait:
+                best, best_wait = source, wait
+        elif fallback < 0 or wait < fallback_wait:
+            fallback, fallback_wait = source, wait
+    return best if best >= 0 else fallback
+
+
+@inline_kernel
+def charge(shares, credits, source, length, unit):
+    """Book `length` tokens on `source`: everybody earns its share of them, the source pays them."""
+    for other in range(len(shares)):
+        credits[other] += length * shares[other]
+    credits[source] -= length * unit

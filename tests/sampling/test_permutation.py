@@ -1,0 +1,109 @@
+"""The cipher shuffle: a bijection that looks random, and always the same one."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import ConfigError
+from penstock.randomness import MULTIPLIER_1, MULTIPLIER_2, key_for, mix, mix_array
+from penstock.sampling import Permutation
+
+MASK = (1 << 64) - 1
+
+
+def slow_mix(key: int, value: int) -> int:
+    z = (key + (value + 1) * 0x9E3779B97F4A7C15) & MASK
+    z = ((z ^ (z >> 30)) * int(MULTIPLIER_1)) & MASK
+    z = ((z ^ (z >> 27)) * int(MULTIPLIER_2)) & MASK
+    return z ^ (z >> 31)
+
+
+def slow_permute(index: int, size: int, key: int) -> int:
+    """The cipher in Python integers, written from its description."""
+    bits = max(1, (size - 1).bit_length())
+    low_bits = bits // 2
+    masks = ((1 << low_bits) - 1, (1 << (bits - low_bits)) - 1)
+    while True:
+        low, high = index & masks[0], index >> low_bits
+        for number in range(6):
+            round_key = slow_mix(key, number)
+            value = ((low if number % 2 == 0 else high) ^ round_key) * 0x9E3779B97F4A7C15 & MASK
+            value = ((value ^ (value >> 32)) * 0xD6E8FEB86659FD93 & MASK) >> 32
+            if number % 2 == 0:
+                high ^= value & masks[1]
+            else:
+                low ^= value & masks[0]
+        index = high << low_bits | low
+        if index < size:
+            return index
+
+
+@settings(deadline=None)
+@given(st.integers(0, MASK), st.integers(0, MASK))
+def test_mix_equals_its_twin(key, value):
+    assert int(mix(np.uint64(key), np.uint64(value))) == slow_mix(key, value)
+    assert int(mix_array(np.uint64(key), np.array([value], np.uint64))[0]) == slow_mix(key, value)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(257, 5000), st.integers(0, MASK))
+def test_cipher_equals_its_twin(size, key):
+    got = Permutation(size=size, key=key).images(0, 40)
+    assert got.tolist() == [slow_permute(i, size, key) for i in range(40)]
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.integers(1, 3000), st.integers(0, MASK), st.sampled_from(["full", "block", "none"]))
+def test_every_element_once(size, key, shuffle):
+    images = Permutation(size=size, key=key, shuffle=shuffle).images()
+    assert np.array_equal(np.sort(images), np.arange(size))
+
+
+def test_a_range_is_a_part_of_the_whole():
+    permutation = Permutation(size=200_000, key=3, shuffle="block")
+    assert np.array_equal(permutation.images(131_000, 131_100), permutation.images()[131_000:131_100])
+
+
+@pytest.mark.parametrize("size", [1_000_000, 999_983])
+def test_the_order_looks_random(size):
+    images = Permutation(size=size, key=key_for(1, "test")).images()
+    assert np.count_nonzero(np.diff(images) == 1) <= 10
+    same_parity = np.mean((images[1:] ^ images[:-1]) & 1 == 0)
+    assert abs(same_parity - 0.5) < 0.005
+    windows = images[: size // 512 * 512].reshape(-1, 512)
+    for marked in (windows & 1, windows >= size // 2, windows % 7 == 0):
+        share = marked.mean()
+        ideal = np.sqrt(share * (1 - share) / 512)
+        assert 0.9 < marked.mean(axis=1).std() / ideal < 1.1
+
+
+def test_small_sizes_reach_many_orders():
+    orders = {tuple(Permutation(size=4, key=key).images()) for key in range(400)}
+    assert len(orders) == 24
+
+
+def test_block_shuffle_keeps_blocks_and_mixes_windows():
+    images = Permutation(size=300_000, key=9, shuffle="block").images()
+    blocks_in_a_window = len(np.unique(images[: 256 * 512] // 256))
+    assert blocks_in_a_window <= 513
+    assert np.mean(np.diff(images) == 1) < 0.001
+
+
+def test_golden_order():
+    """The order is part of the format: a change here breaks every saved run."""
+    assert Permutation(size=1000, key=key_for(7, "golden")).images(0, 8).tolist() == GOLDEN
+    assert Permutation(size=5, key=key_for(7, "golden")).images().tolist() == GOLDEN_SMALL
+
+
+GOLDEN = [619, 386, 453, 474, 229, 498, 675, 772]
+GOLDEN_SMALL = [3, 0, 1, 4, 2]
+
+
+def test_bad_settings_are_refused():
+    with pytest.raises(ConfigError, match="at least 1, got 0"):
+        Permutation(size=0, key=1)
+    with pytest.raises(ConfigError, match="shuffle must be one of full, block, none, got 'random'"):
+        Permutation(size=5, key=1, shuffle="random")
+    with pytest.raises(IndexError, match="not inside"):
+        Permutation(size=5, key=1).images(3, 9)
