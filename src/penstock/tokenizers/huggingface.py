@@ -41,7 +41,8 @@ class HuggingFaceVocabulary:
         self.size = 1 + max([*self._tokens.values(), *self._added.values()], default=-1)
         self._steps = [*_flatten(self._json.get("normalizer")), *_flatten(self._json.get("pre_tokenizer"))]
         self.kind = self._find_kind()
-        self.normalization = "NFC" if any(step["type"] == "NFC" for step in self._steps) else None
+        changing = [step["type"] for step in _flatten(self._json.get("normalizer")) if not _only_spaces(step)]
+        self.normalization = ", ".join(changing) or None
         self.adds_space = any(_adds_space(step) for step in self._steps)
         self.bos_id = self._find_named("bos_token", config, BEGIN_NAMES)
         self.eos_id = self._find_named("eos_token", config, END_NAMES)
@@ -155,7 +156,7 @@ class HuggingFaceVocabulary:
             )
         if model.get("end_of_word_suffix") or model.get("continuing_subword_prefix"):
             raise TokenizerError("no exact byte table: tokens carry word suffixes or prefixes that are not in the text")
-        lossy = [step["type"] for step in _flatten(self._json.get("normalizer")) if not _keeps_bytes(step)]
+        lossy = [name for name in (self.normalization or "").split(", ") if name not in ("", "NFC")]
         lossy += [
             step["type"]
             for step in self._steps
@@ -232,11 +233,11 @@ def _flatten(step: dict[str, Any] | None) -> list[dict[str, Any]]:
     return [flat for part in step.get("normalizers") or step.get("pretokenizers") or [] for flat in _flatten(part)]
 
 
-def _keeps_bytes(step: dict[str, Any]) -> bool:
-    """NFC (checked on each text), and SentencePiece's way of writing spaces."""
+def _only_spaces(step: dict[str, Any]) -> bool:
+    """SentencePiece's way of writing spaces: one put before the text, all of them as `▁`."""
     if step["type"] == "Replace":
         return bool(step["pattern"] == {"String": " "} and step["content"] == "▁")
-    return bool(step["type"] == "NFC" or (step["type"] == "Prepend" and step["prepend"] == "▁"))
+    return bool(step["type"] == "Prepend" and step["prepend"] == "▁")
 
 
 def _adds_space(step: dict[str, Any]) -> bool:

@@ -26,7 +26,6 @@ class SentencePieceVocabulary:
     """A SentencePiece model; BOS, EOS and padding are those the model names."""
 
     own_encoder = "sentencepiece"
-    normalization: str | None = None
 
     def __init__(self, content: bytes) -> None:
         self._model = _hide_controls(content)
@@ -38,7 +37,8 @@ class SentencePieceVocabulary:
         normalizer = dict(_pairs(next((value for number, value in fields if number == _NORMALIZER), b"")))
         self._pieces = [(piece.get(1, b"").decode(), int(piece.get(3, NORMAL))) for piece in pieces]
         self._byte_fallback = bool(trainer.get(35, 0))
-        self._changes_text = bool(normalizer.get(2)) or bool(normalizer.get(4, 1))
+        changes_text = bool(normalizer.get(2)) or bool(normalizer.get(4, 1))
+        self.normalization = normalizer.get(1, b"some").decode() if changes_text else None
         self.adds_space = bool(normalizer.get(3, 1))
         self.kind = _KINDS[int(trainer.get(3, 1))]
         self.size = len(self._pieces)
@@ -80,9 +80,9 @@ class SentencePieceVocabulary:
         """See `Vocabulary`."""
         if not self._byte_fallback:
             raise TokenizerError("no exact byte table: the model has no byte fallback, so <unk> loses text")
-        if self._changes_text:
+        if self.normalization:
             raise TokenizerError(
-                "no exact byte table: the model normalises text (NFKC, or runs of spaces) before it encodes it"
+                f"no exact byte table: the model normalises text first ({self.normalization}, runs of spaces)"
             )
         empty = (UNKNOWN, CONTROL, UNUSED)
         return ByteTable(None if kind in empty else spell_sentencepiece(text) for text, kind in self._pieces)

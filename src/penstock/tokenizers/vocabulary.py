@@ -35,7 +35,7 @@ class Vocabulary(Protocol):
     adds_space: bool
     """Whether a space is put before the text."""
     normalization: str | None
-    """"NFC" if text is brought to that form before it is encoded; None if it is not."""
+    """What is done to text before it is encoded, beside writing spaces as `▁`: "NFC", or a lossy form; None: nothing."""
 
     def identity(self) -> bytes:
         """All that changes ids, as bytes to be hashed."""

@@ -1,0 +1,117 @@
+"""`penstock tokenizer`: train one, or see what one is."""
+
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(help="Train a tokenizer, or show what one is.", no_args_is_help=True)
+
+
+@app.command()
+def train(
+    sources: Annotated[list[str], typer.Argument(help="Files, folders, globs or URLs of text: JSONL, Parquet, plain.")],
+    vocab_size: Annotated[int, typer.Option("--vocab-size", help="Number of ids: 256 bytes, control entries, merges.")],
+    output: Annotated[str, typer.Option("--output", "-o", help="Folder for tokenizer.json and tokenizer_config.json.")],
+    special: Annotated[
+        list[str] | None, typer.Option("--special", help="A control entry beside BOS, EOS and padding; repeatable.")
+    ] = None,
+    format: Annotated[
+        str | None, typer.Option("--format", help="jsonl, parquet, text or datasets; by file name if not given.")
+    ] = None,
+    field: Annotated[str, typer.Option("--field", help="The field or column that holds the text.")] = "text",
+    separator: Annotated[
+        str | None, typer.Option("--separator", help="Plain text: what stands between documents; else a file is one.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+) -> None:
+    """Train a byte-level BPE on text, and save it so that transformers loads it.
+
+    All 256 bytes are in its alphabet, so it encodes any text. The same text gives the same tokenizer, byte for byte.
+    """
+    from penstock.sources import Fields, open_sources, read_texts
+    from penstock.tokenizers import train_tokenizer
+
+    parts = open_sources(sources, format=format, fields=Fields(text=field), separator=separator)
+    packed = any(file.endswith((".gz", ".zst", ".parquet", ".arrow")) for part in parts for file in part.files)
+    tokenizer = train_tokenizer(
+        read_texts(parts),
+        vocab_size=vocab_size,
+        output=output,
+        special_tokens=special or (),
+        total_bytes=None if packed else sum(part.size_bytes for part in parts),
+    )
+    _show(describe(tokenizer), as_json)
+
+
+@app.command()
+def show(
+    tokenizer: Annotated[str, typer.Argument(help="A file, a folder, or a name on the Hugging Face hub.")],
+    revision: Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit on the hub.")] = None,
+    pattern: Annotated[
+        str | None, typer.Option("--pattern", help="Splitting pattern of a .tiktoken file that does not tell its own.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON object.")] = False,
+) -> None:
+    """Say what a tokenizer is: kind, size, control entries, who encodes, and whether every id has exact bytes."""
+    from penstock.tokenizers import load_tokenizer
+
+    _show(describe(load_tokenizer(tokenizer, revision=revision, pattern=pattern)), as_json)
+
+
+def describe(tokenizer: Any) -> dict[str, Any]:
+    """What there is to know of a tokenizer, JSON-ready; `byte_table_reason` is None where the table exists."""
+    from penstock.errors import TokenizerError
+
+    try:
+        reason, _ = None, tokenizer.byte_table
+    except TokenizerError as error:
+        reason = str(error)
+    return {
+        "name": tokenizer.name,
+        "kind": tokenizer.kind,
+        "vocab_size": tokenizer.vocab_size,
+        "fingerprint": tokenizer.fingerprint,
+        "bos_id": tokenizer.bos_id,
+        "eos_id": tokenizer.eos_id,
+        "pad_id": tokenizer.pad_id,
+        "special_tokens": tokenizer.special_tokens,
+        "normalization": tokenizer.normalization,
+        "encoder": tokenizer.encoder,
+        "fallback_reason": tokenizer.fallback_reason,
+        "byte_table": reason is None,
+        "byte_table_reason": reason,
+    }
+
+
+def _show(findings: dict[str, Any], as_json: bool) -> None:
+    import json
+
+    if as_json:
+        print(json.dumps(findings, indent=2, ensure_ascii=False))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _rows(findings):
+        table.add_row(name, Text(value))  # Text: control entries in [brackets] are no markup
+    Console(highlight=False).print(table)
+
+
+def _rows(findings: dict[str, Any]) -> list[tuple[str, str]]:
+    specials = findings["special_tokens"]
+    shown = " ".join(f"{text}={token_id}" for text, token_id in list(specials.items())[:24])
+    names = {token_id: text for text, token_id in specials.items()}
+    roles = [(role, findings[f"{role}_id"]) for role in ("bos", "eos", "pad")]
+    return [
+        ("tokenizer", f"{findings['name']}: {findings['kind']}, {findings['vocab_size']:,} ids"),
+        ("fingerprint", findings["fingerprint"]),
+        *((role, "none" if found is None else f"{found}  {names.get(found, '')}") for role, found in roles),
+        ("control", f"{len(specials)}: {shown}{' …' if len(specials) > 24 else ''}" if specials else "none"),
+        ("normalises", findings["normalization"] or "no"),
+        ("encoder", findings["encoder"] + (f" ({findings['fallback_reason']})" if findings["fallback_reason"] else "")),
+        ("byte table", findings["byte_table_reason"] or "exact"),
+    ]
