@@ -1,0 +1,29 @@
+"""`penstock schema`: the JSON Schema of a run file, for editors."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def run(
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file instead.")] = None,
+) -> None:
+    """Print the JSON Schema of a run file.
+
+    Editors complete and check run files with it: put `# yaml-language-server: $schema=penstock.schema.json` on the
+    first line of a run file.
+    """
+    import json
+
+    from penstock.config import run_schema
+    from penstock.errors import OutputError
+
+    text = json.dumps(run_schema(), indent=2, ensure_ascii=False)
+    if output is None:
+        print(text)
+        return
+    try:
+        output.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"{output}: cannot be written ({error.strerror})") from error

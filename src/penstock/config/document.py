@@ -1,0 +1,136 @@
+"""A YAML file as plain values, with the line of every key, so that errors can say where.
+
+Stricter than YAML: a key given twice is an error (the usual parsers keep the last one in silence), and keys are text.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import yaml
+
+from penstock.errors import ConfigError
+
+Place = tuple[str | int, ...]
+"""Keys and list indices from the top of the file to a value."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What a file says."""
+
+    name: str
+    """The file's name, as errors show it."""
+    values: dict[str, Any]
+    """Mappings, lists and scalars."""
+    lines: dict[Place, int]
+    """Line (from 1) of every key and list entry that the file holds."""
+
+    def where(self, place: Place) -> str:
+        """`run.yaml:12: data.loader.seed`; the line is that of the nearest enclosing key that the file holds."""
+        line = next((self.lines[place[:size]] for size in range(len(place), 0, -1) if place[:size] in self.lines), None)
+        file = self.name if line is None else f"{self.name}:{line}"
+        return f"{file}: {dotted(place)}" if place else file
+
+
+def dotted(place: Place) -> str:
+    """("data", "sources", 1, "share") → "data.sources.1.share"."""
+    return ".".join(str(part) for part in place)
+
+
+def read_document(path: str | Path) -> Document:
+    """Read a YAML file whose top is a mapping.
+
+    Raises:
+        ConfigError: There is no such file, it is not YAML, or a key is given twice.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise ConfigError(f"{path}{line}: not YAML: {getattr(error, 'problem', None) or error}") from error
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError(f"{path}: the top of a run file is a mapping, such as `data: …`")
+    lines: dict[Place, int] = {}
+    _walk(node, (), lines, str(path))
+    return Document(str(path), yaml.safe_load(text), lines)
+
+
+def _walk(node: yaml.Node, place: Place, lines: dict[Place, int], file: str) -> None:
+    """Note the line of everything below `node`, and refuse keys that are given twice."""
+    if isinstance(node, yaml.SequenceNode):
+        for index, entry in enumerate(node.value):
+            lines[*place, index] = entry.start_mark.line + 1
+            _walk(entry, (*place, index), lines, file)
+    elif isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            here = (*place, key.value)
+            if key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if here in lines:
+                raise ConfigError(
+                    f"{file}:{line}: {dotted(here)} is given twice, first on line {lines[here]}; keep one"
+                )
+            lines[here] = line
+            _walk(value, here, lines, file)
+
+
+def override(document: Document, assignments: list[str]) -> Document:
+    """A document with `a.b=1` assignments applied in order.
+
+    A part of a path is a key, a list index, or the name of a list entry (its `name`, or the last part of its `path`).
+    Values are YAML. Keys that the file does not have are added; validation then refuses the unknown ones.
+
+    Raises:
+        ConfigError: An assignment has no `=`, or goes through something that is neither a mapping nor a list.
+    """
+    values = _copied(document.values)
+    for assignment in assignments:
+        path, sign, text = assignment.partition("=")
+        if not sign or not path:
+            raise ConfigError(f"--set {assignment}: expected key=value, such as data.loader.seed=7")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--set {assignment}: the value is not YAML: {error}") from error
+        holder: Any = values
+        *parents, last = path.split(".")
+        for part in parents:
+            key = _key(holder, part, assignment)
+            if isinstance(holder, dict) and holder.get(key) is None:
+                holder[key] = {}
+            holder = holder[key]
+        holder[_key(holder, last, assignment)] = value
+    return Document(document.name, values, document.lines)
+
+
+def _copied(value: Any) -> Any:
+    """A deep copy in which aliased parts (YAML's `*name`) are separate, so that setting one leaves the others."""
+    if isinstance(value, dict):
+        return {key: _copied(entry) for key, entry in value.items()}
+    return [_copied(entry) for entry in value] if isinstance(value, list) else value
+
+
+def _key(holder: Any, part: str, assignment: str) -> str | int:
+    """The key or index that `part` means in `holder`."""
+    if isinstance(holder, dict):
+        return part
+    if not isinstance(holder, list):
+        raise ConfigError(f"--set {assignment}: nothing can be set at {part!r}, since it would be inside {holder!r}")
+    if part.isdecimal() and int(part) < len(holder):
+        return int(part)
+    names = [_entry_name(entry) for entry in holder]
+    if part in names:
+        return names.index(part)
+    known = ", ".join(f"{index}{f' ({name})' if name else ''}" for index, name in enumerate(names))
+    raise ConfigError(f"--set {assignment}: no entry {part!r} in the list; it has {known or 'no entries'}")
+
+
+def _entry_name(entry: Any) -> str:
+    return str(entry.get("name") or Path(str(entry.get("path", ""))).name) if isinstance(entry, dict) else ""

@@ -1,0 +1,157 @@
+"""From a room's frozen settings class to what pydantic checks files with, and back.
+
+A settings class stays the only place where a key, its type, its default and its description are written. `model_of`
+derives a pydantic model from it that refuses unknown keys; `build` makes the settings from a checked model, which runs
+the class's own checks. JSON Schema comes from the models; descriptions are the strings under the fields.
+"""
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import itertools
+import textwrap
+import types
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from penstock.config.document import Document, Place, dotted
+from penstock.errors import ConfigError
+from penstock.loader import Source
+from penstock.objectives import Causal
+
+OBJECTIVES: dict[str, Callable[[], Any]] = {"causal": Causal}
+"""What `objective:` may say."""
+
+_IN_FILES: dict[tuple[type, str], tuple[Any, Callable[[Any], Any]]] = {
+    (Source, "path"): (str, str),
+    (Source, "objective"): (Literal[tuple(OBJECTIVES)], lambda name: OBJECTIVES[name]()),
+}
+"""(class, field) → (its type in a file, how to make its value), for fields that hold more than a file can say."""
+
+
+@cache
+def model_of(settings: type) -> type[BaseModel]:
+    """The pydantic model of a settings dataclass, with the same fields, nested ones included."""
+    hints, notes = get_type_hints(settings), field_notes(settings)
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):
+        in_file, _ = _IN_FILES.get((settings, field.name), (None, None))
+        kind = in_file or _checked_type(hints[field.name])
+        fields[field.name] = (kind, Field(default=_default(settings, field), description=notes.get(field.name)))
+    config = ConfigDict(extra="forbid", frozen=True)
+    model: type[BaseModel] = create_model(settings.__name__, __config__=config, __doc__=settings.__doc__, **fields)
+    model.__settings_class__ = settings  # type: ignore[attr-defined]
+    return model
+
+
+def build(value: Any, document: Document, place: Place = ()) -> Any:
+    """The settings that a checked model stands for.
+
+    Raises:
+        ConfigError: The class's own checks refuse a value; the message says where in the file.
+    """
+    if isinstance(value, (list, tuple)):
+        return type(value)(build(entry, document, (*place, index)) for index, entry in enumerate(value))
+    if not isinstance(value, BaseModel):
+        return value
+    settings = value.__settings_class__  # type: ignore[attr-defined]
+    arguments = {}
+    for name in value.model_fields_set:
+        _, convert = _IN_FILES.get((settings, name), (None, None))
+        entry = getattr(value, name)
+        arguments[name] = convert(entry) if convert else build(entry, document, (*place, name))
+    try:
+        return settings(**arguments)
+    except ConfigError as error:
+        raise ConfigError(f"{document.where(place)}: {error}") from error
+
+
+def check(document: Document, settings: type) -> Any:
+    """Check a document against a settings class, and make the settings.
+
+    Raises:
+        ConfigError: One line for each thing that is wrong: where, what was found, what was due.
+    """
+    try:
+        model = model_of(settings).model_validate(document.values)
+    except ValidationError as error:
+        lines = [_complaint(document, settings, problem) for problem in error.errors()]
+        raise ConfigError("\n".join(lines)) from None
+    return build(model, document)
+
+
+def field_notes(settings: type) -> dict[str, str]:
+    """The string under each field of a class, as one line."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(settings)))
+    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+    notes = {}
+    for field, note in itertools.pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(note, ast.Expr) and isinstance(note.value, ast.Constant):
+            notes[ast.unparse(field.target)] = " ".join(str(note.value.value).split())
+    return notes
+
+
+def _checked_type(hint: Any) -> Any:
+    """The type that pydantic checks for a field's type: settings classes become models, sequences lists."""
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return model_of(hint)
+    origin = get_origin(hint)
+    if origin is None or origin is Literal:
+        return hint
+    inner = tuple(_checked_type(argument) for argument in get_args(hint))
+    if origin in (Union, types.UnionType):
+        return Union[inner]  # noqa: UP007  (made at run time)
+    return list[inner[0]] if origin is Sequence else origin[inner]  # type: ignore[valid-type]
+
+
+def _default(settings: type, field: "dataclasses.Field[Any]") -> Any:
+    """The field's default as a file would write it; `...` when it must be given."""
+    if (settings, field.name) == (Source, "objective"):
+        return "causal"
+    if field.default is not dataclasses.MISSING:
+        return list(field.default) if field.default == () else field.default
+    return ... if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _complaint(document: Document, settings: type, problem: Any) -> str:
+    """One line about one problem that pydantic found."""
+    place: Place = problem["loc"]
+    where = document.where(place)
+    match problem["type"]:
+        case "extra_forbidden":
+            known = list(_model_at(model_of(settings), place[:-1]).model_fields)
+            close = difflib.get_close_matches(str(place[-1]), known, 1, 0.5)
+            hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
+            return f"{where}: unknown key; {hint}"
+        case "missing":
+            return f"{where}: missing; {_note(settings, place)}"
+        case "model_type":
+            return f"{where}: found {problem['input']!r}, due a mapping of keys"
+        case _:
+            due = problem["msg"].removeprefix("Input should be ")
+            return f"{where}: found {problem['input']!r}, due {due}"
+
+
+def _note(settings: type, place: Place) -> str:
+    model = _model_at(model_of(settings), place[:-1])
+    field = model.model_fields.get(str(place[-1]))
+    return f"it must be given: {field.description}" if field and field.description else f"{dotted(place)} must be given"
+
+
+def _model_at(model: type[BaseModel], place: Place) -> type[BaseModel]:
+    """The model that checks the mapping at `place`."""
+    for part in place:
+        if isinstance(part, int):
+            continue
+        model = _inner_model(model.model_fields[part].annotation) or model
+    return model
+
+
+def _inner_model(hint: Any) -> type[BaseModel] | None:
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        return hint
+    return next((found for argument in get_args(hint) if (found := _inner_model(argument))), None)

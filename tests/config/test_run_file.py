@@ -1,0 +1,170 @@
+"""The run file: what is read, what is refused and with which words, overrides, and the schema."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from penstock.config import load_run, run_schema
+from penstock.errors import ConfigError
+
+GOOD = """\
+data:
+  sources:
+    - path: data/web
+      share: 0.7
+      max_epochs: 4
+    - path: data/talk
+      share: 0.3
+      name: chat
+      slice: [0, 0.5]
+      shuffle: block
+      too_long: error
+      objective: causal
+  changes:
+    - step: 10
+      shares: {chat: 0.5}
+  loader:
+    sequence_length: 256
+    rows_per_step: 8
+    seed: 7
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def write(text: str) -> Path:
+        path = tmp_path / "run.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_a_run_file_becomes_the_settings_of_the_rooms(write):
+    data = load_run(write(GOOD)).data
+    web, chat = data.mixture.sources
+    assert (web.path, web.name, web.share, web.max_epochs, web.shuffle) == ("data/web", "web", 0.7, 4, "full")
+    assert (chat.name, chat.slice, chat.shuffle, chat.too_long) == ("chat", (0, 0.5), "block", "error")
+    assert chat.objective.name == "causal"
+    assert data.mixture.shares_at(9) == [0.7, 0.3]
+    assert data.mixture.shares_at(10) == [0.7, 0.5]
+    assert (data.loader.sequence_length, data.loader.seed, data.loader.packing) == (256, 7, "best_fit")
+    assert data.target_distances == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("share: 0.7", "shares: 0.7", r"run.yaml:4: data.sources.0.shares: unknown key; did you mean 'share'\?"),
+        ("seed: 7", "zzz: 7", r"run.yaml:19: data.loader.zzz: unknown key; known here: sequence_length, rows_per_step"),
+        ("data:", "dota:", r"run.yaml:1: dota: unknown key; did you mean 'data'\?"),
+        ("seed: 7", "seed: many", r"run.yaml:19: data.loader.seed: found 'many', due a valid integer"),
+        ("share: 0.7", "share: -1", r"run.yaml:3: data.sources.0: source 'web': share must be at least 0, got -1"),
+        (
+            "shuffle: block",
+            "shuffle: some",
+            r"run.yaml:10: data.sources.1.shuffle: found 'some', due 'full', 'block' or",
+        ),
+        ("objective: causal", "objective: ul3", r"run.yaml:12: data.sources.1.objective: found 'ul3', due 'causal'"),
+        (
+            "    sequence_length: 256\n",
+            "",
+            r"run.yaml:16: data.loader.sequence_length: missing; it must be given: Token",
+        ),
+        ("name: chat", "name: web", r"run.yaml:1: data: two sources are called 'web'"),
+        ("{chat: 0.5}", "{chad: 0.5}", r"run.yaml:1: data: the change at step 10 names 'chad'"),
+        ("seed: 7", "seed: 7\n    seed: 8", r"run.yaml:20: data.loader.seed is given twice, first on line 19"),
+        ("seed: 7", "seed: [7", r"run.yaml:\d+: not YAML"),
+        (
+            "    - path: data/web\n      share: 0.7\n      max_epochs: 4",
+            "    - web",
+            "sources.0: found 'web', due a map",
+        ),
+    ],
+)
+def test_mistakes_are_refused_with_their_place(write, old, new, message):
+    assert old in GOOD
+    with pytest.raises(ConfigError, match=message):
+        load_run(write(GOOD.replace(old, new, 1)))
+
+
+def test_all_mistakes_are_told_at_once(write):
+    text = GOOD.replace("share: 0.7", "shore: 0.7").replace("seed: 7", "sead: 7")
+    with pytest.raises(ConfigError, match=r"(?s)sources.0.shore.*\n.*loader.sead"):
+        load_run(write(text))
+
+
+def test_other_files_are_refused(tmp_path, write):
+    with pytest.raises(ConfigError, match=r"none.yaml: cannot be read \(No such file"):
+        load_run(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match="the top of a run file is a mapping"):
+        load_run(write("- a\n"))
+    with pytest.raises(ConfigError, match="the top of a run file is a mapping"):
+        load_run(write(""))
+
+
+def test_overrides_reach_keys_indices_and_names(write):
+    assignments = [
+        "data.loader.seed=8",
+        "data.loader.packing=concat",
+        "data.sources.0.share=0.25",
+        "data.sources.chat.share=1e-2",
+        "data.sources.web.slice=[0.5, 1]",
+    ]
+    data = load_run(write(GOOD), assignments).data
+    assert (data.loader.seed, data.loader.packing) == (8, "concat")
+    assert [source.share for source in data.sources] == [0.25, 0.01]
+    assert data.sources[0].slice == (0.5, 1)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("data.loader.seed", "expected key=value"),
+        ("data.loader.sead=1", r"run.yaml:16: data.loader.sead: unknown key; did you mean 'seed'\?"),
+        ("data.sources.wob.share=1", r"no entry 'wob' in the list; it has 0 \(web\), 1 \(chat\)"),
+        ("data.loader.seed.deep=1", "nothing can be set at 'deep', since it would be inside 7"),
+        ("data.loader.seed=[1", "the value is not YAML"),
+    ],
+)
+def test_wrong_overrides_are_refused(write, assignment, message):
+    with pytest.raises(ConfigError, match=message):
+        load_run(write(GOOD), [assignment])
+
+
+def test_an_override_of_an_aliased_part_leaves_the_other(write):
+    text = GOOD.replace("max_epochs: 4", "slice: &half [0, 0.5]").replace("slice: [0, 0.5]", "slice: *half")
+    data = load_run(write(text), ["data.sources.web.slice.1=1"]).data
+    assert [source.slice for source in data.sources] == [(0, 1), (0, 0.5)]
+
+
+def test_the_schema_accepts_what_is_accepted_and_refuses_the_rest(write):
+    schema = run_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(yaml.safe_load(GOOD), schema)
+    for wrong in ("shares: 0.7", "share: lots"):
+        with pytest.raises(jsonschema.ValidationError, match=r"shares|lots"):
+            jsonschema.validate(yaml.safe_load(GOOD.replace("share: 0.7", wrong)), schema)
+
+
+def test_every_key_of_the_schema_is_described():
+    schema = run_schema()
+    objects = [schema, *schema["$defs"].values()]
+    without = [f"{o['title']}.{k}" for o in objects for k, v in o["properties"].items() if not v.get("description")]
+    assert without == []
+
+
+def test_schema_verb_prints_and_writes(tmp_path):
+    command = [sys.executable, "-m", "penstock", "schema"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    subprocess.run([*command, "--output", str(tmp_path / "s.json")], check=True)
+    assert (tmp_path / "s.json").read_text() == printed
+    refused = subprocess.run(
+        [*command, "-o", str(tmp_path / "no" / "s.json")], capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 1
+    assert "s.json: cannot be written (No such file or directory)" in refused.stderr
