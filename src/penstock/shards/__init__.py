@@ -1,0 +1,36 @@
+"""Shards: documents of tokens on disk, and the numbers that lead to each of them.
+
+Write with `ShardWriter` and `finish_dataset` (or `write_dataset` from memory), open with `open_dataset`. Kernels of
+other rooms read documents by address through `DocumentTable`, and check them with `token_checksum` and
+`spans_are_right`.
+"""
+
+from penstock.shards._kernels import CHUNK_TOKENS, spans_are_right, token_checksum
+from penstock.shards.dataset import Dataset, Document, Origin
+from penstock.shards.finish import finish_dataset
+from penstock.shards.manifest import Manifest, ShardInfo, TokenizerInfo
+from penstock.shards.memory import write_dataset
+from penstock.shards.opening import open_dataset
+from penstock.shards.table import DocumentTable
+from penstock.shards.writer import SPAN, ShardLayout, ShardWriter, SpanBlock, load_shard
+
+__all__ = [
+    "CHUNK_TOKENS",
+    "SPAN",
+    "Dataset",
+    "Document",
+    "DocumentTable",
+    "Manifest",
+    "Origin",
+    "ShardInfo",
+    "ShardLayout",
+    "ShardWriter",
+    "SpanBlock",
+    "TokenizerInfo",
+    "finish_dataset",
+    "load_shard",
+    "open_dataset",
+    "spans_are_right",
+    "token_checksum",
+    "write_dataset",
+]

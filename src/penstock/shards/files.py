@@ -1,0 +1,129 @@
+"""Files of a dataset: mapped without holding them open, written whole or not at all, checked.
+
+A mapping keeps no file descriptor, so a dataset of thousands of shards opens under the usual limit of 1,024 files.
+"""
+
+import ctypes
+import json
+import mmap
+import os
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from penstock.compiled import address_of
+from penstock.errors import CorruptionError, OutputError
+from penstock.shards import _kernels as k
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_FAILED = ctypes.c_void_p(-1).value
+
+
+@final
+class Mapping:
+    """The bytes of a file, read-only; `numpy.asarray` of it is uint8 [size] and keeps it mapped.
+
+    Args:
+        path: The file; an empty one is a mapping of no bytes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with open(path, "rb") as file:
+            self.size = os.fstat(file.fileno()).st_size
+            self._address = 0
+            if self.size:
+                found = _libc.mmap(None, self.size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
+                if found is None or found == _FAILED:
+                    raise OSError(ctypes.get_errno(), f"cannot map {path}")
+                self._address = found
+                weakref.finalize(self, _libc.munmap, found, self.size)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {"version": 3, "typestr": "|u1", "shape": (self.size,), "data": (self._address, True)}
+
+
+def map_file(path: Path) -> Array:
+    """Bytes of a file as uint8 [size], read-only; the file stays mapped as long as an array on it lives."""
+    return np.asarray(Mapping(path)) if path.stat().st_size else np.empty(0, np.uint8)
+
+
+def map_numbers(path: Path, dtype: str, shape: tuple[int, ...]) -> Array:
+    """Map a file of plain little-endian numbers.
+
+    Raises:
+        CorruptionError: The file's size is not that of `shape`.
+    """
+    due = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    check_size(path, due)
+    return map_file(path).view(dtype).reshape(shape)
+
+
+def check_size(path: Path, due: int) -> None:
+    """Check that a file exists and has `due` bytes.
+
+    Raises:
+        CorruptionError: It is missing, cut, or too long.
+    """
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        raise CorruptionError(
+            f"{path}: the file is missing; it should have {due} bytes; copy it again, or prepare again"
+        ) from None
+    if size != due:
+        raise CorruptionError(f"{path}: {size} bytes, should be {due}; copy it again, or prepare again")
+
+
+def checksum(data: Array) -> int:
+    """Checksum of an array's bytes (see `_kernels.bytes_checksum`)."""
+    data = np.ascontiguousarray(data)
+    return int(k.bytes_checksum(np.uint64(address_of(data)), np.uint64(data.nbytes)))
+
+
+@contextmanager
+def output_errors(path: Path) -> Iterator[None]:
+    """Turn a failure to write into an error that says where and what to do."""
+    try:
+        yield
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError(
+            f"{path}: cannot write: {error.strerror or error}; make room or choose another folder, then run it again: "
+            "finished parts are kept"
+        ) from error
+
+
+def write_file(path: Path, data: bytes | Array) -> None:
+    """Write a file whole: under another name, forced to the disk, then renamed."""
+    partial = path.with_name(path.name + ".partial")
+    with output_errors(path):
+        with open(partial, "wb") as file:
+            file.write(data if isinstance(data, bytes) else np.ascontiguousarray(data).data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_file` of JSON, the same bytes for the same value."""
+    write_file(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def sync_folder(folder: Path) -> None:
+    """Force the names in a folder to the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

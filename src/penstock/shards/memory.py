@@ -1,0 +1,78 @@
+"""A dataset from token lists in memory, in one call: for tests, small data, and import from other programs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import ConfigError, OutputError
+from penstock.ragged import Ragged
+from penstock.shards.dataset import Dataset
+from penstock.shards.finish import finish_dataset
+from penstock.shards.manifest import TokenizerInfo
+from penstock.shards.writer import SPAN, ShardLayout, ShardWriter, SpanBlock
+
+Span = tuple[int, int, float]
+"""(begin, end, loss weight) of a range of tokens."""
+
+
+def write_dataset(
+    path: str | Path,
+    documents: Sequence[Any] | Ragged,
+    *,
+    spans: Sequence[Sequence[Span] | None] | None = None,
+    texts: Sequence[str] | None = None,
+    vocab_size: int | None = None,
+    tokenizer: TokenizerInfo | None = None,
+    documents_per_shard: int = 1_000_000,
+) -> Dataset:
+    """Write a complete dataset from documents in memory, and open it.
+
+    Args:
+        path: A new or empty folder.
+        documents: Token ids of each document.
+        spans: For each document its loss-weight spans, or None for all weights 1; tokens outside spans weigh 0.
+        texts: The raw text of each document, to be kept with it.
+        vocab_size: One more than the highest id; that of `tokenizer`, else the highest found.
+        tokenizer: Whose ids they are; a nameless one when not given.
+        documents_per_shard: Where to begin a new shard.
+
+    Raises:
+        OutputError: The folder holds something already, or cannot be written.
+        ConfigError: Ids outside the vocabulary, or spans that do not fit their documents.
+    """
+    import pyarrow as pa
+
+    folder = Path(path)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise OutputError(f"{folder}: holds something already; choose a new or empty folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = documents if isinstance(documents, Ragged) else Ragged.from_rows(documents, np.int64)
+    if not len(rows) == len(spans if spans is not None else rows) == len(texts if texts is not None else rows):
+        raise ConfigError(f"{len(rows)} documents, but another number of spans or texts")
+    size = vocab_size or (tokenizer.vocab_size if tokenizer else int(rows.values.max(initial=0)) + 1)
+    layout = ShardLayout(vocab_size=size, has_spans=spans is not None, has_text=texts is not None)
+    shards = []
+    for begin in range(0, len(rows), documents_per_shard):
+        part = slice(begin, min(begin + documents_per_shard, len(rows)))
+        offsets = rows.offsets[part.start : part.stop + 1]
+        with ShardWriter(folder, f"{len(shards):05}.arrow", layout) as writer:
+            writer.write(
+                Ragged(rows.values[offsets[0] : offsets[-1]], offsets - offsets[0]),
+                files=0,
+                lines=np.arange(part.start, part.stop),
+                spans=None if spans is None else span_block(spans[part]),
+                texts=None if texts is None else pa.array(texts[part], pa.large_string()),
+                text_bytes=sum(len(text.encode()) for text in texts[part]) if texts is not None else 0,
+            )
+            shards.append(writer.finish())
+    tokenizer = tokenizer or TokenizerInfo(name="", fingerprint="", vocab_size=size)
+    finish_dataset(folder, shards=shards, layout=layout, tokenizer=tokenizer, configuration="", files=["memory"])
+    return Dataset.open(folder)
+
+
+def span_block(spans: Sequence[Sequence[Span] | None]) -> SpanBlock:
+    """Spans of several documents as arrays; None where all weights are 1."""
+    rows = Ragged.from_rows([np.array(list(map(tuple, row or ())), SPAN) for row in spans], SPAN)
+    return SpanBlock(spans=rows, valid=np.array([row is not None for row in spans], np.bool_))
