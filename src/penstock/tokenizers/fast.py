@@ -41,7 +41,11 @@ def backend_from_sentencepiece(content: bytes, hidden: set[str]) -> Any:
     from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
 
     converted = json.loads(_reasoned(sentencepiece_to_tokenizer_json, content))
-    converted["added_tokens"] = [entry for entry in converted["added_tokens"] if entry["content"] not in hidden]
+    shown = [entry["content"] for entry in converted["added_tokens"] if entry["content"] not in hidden]
+    if shown:
+        # It cuts the text at them and puts a space before every stretch; SentencePiece puts one before the text.
+        raise TokenizerError(f"gigatoken cannot encode it: it treats user-defined pieces otherwise ({shown[:3]})")
+    converted["added_tokens"] = []
     model = converted["model"]
     model["merges"] = [merge for merge in model["merges"] if "".join(merge) not in hidden]
     return backend_from_json(json.dumps(converted, ensure_ascii=False))

@@ -95,10 +95,23 @@ class HuggingFaceVocabulary:
     def scrubbed_json(self) -> str:
         """The file without anything that turns text into a control entry, BOS or EOS."""
         scrubbed = {**self._json, "truncation": None, "padding": None, "post_processor": None}
-        added = self._json.get("added_tokens") or []
-        scrubbed["added_tokens"] = [entry for entry in added if entry["id"] in self._content]
+        scrubbed["added_tokens"] = self._scrub_added()
         scrubbed["model"] = self._scrub_model()
         return json.dumps(scrubbed, ensure_ascii=False)
+
+    def _scrub_added(self) -> list[dict[str, Any]]:
+        """Content entries; control entries before them keep their place under a name that no text spells.
+
+        The tokenizers package numbers entries that are not in the model by their place in the list, not by their id.
+        """
+        last = max(self._content, default=-1)
+        kept = []
+        for entry in self._json.get("added_tokens") or []:
+            if entry["id"] in self._content:
+                kept.append(entry)
+            elif entry["id"] < last and entry["content"] not in self._tokens:
+                kept.append({**entry, "content": self._hidden(entry["content"])})
+        return kept
 
     def _scrub_model(self) -> dict[str, Any]:
         model = dict(self._json["model"])

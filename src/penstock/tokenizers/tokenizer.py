@@ -39,8 +39,8 @@ class Tokenizer:
         vocab_size: One more than the highest id.
         bos_id: Begin of text, or None; likewise `eos_id`, `pad_id`.
         special_tokens: Every control entry, text → id, also those that their file does not mark special.
-        normalization: What is done to text before it is encoded: None, "NFC" (then `token_ends` wants text in that form),
-            or a lossy form (then there is no byte table).
+        normalization: What is done to text before it is encoded: None; "NFC", and then `token_ends` wants text in that
+            form; or a lossy form, and then there is no byte table.
     """
 
     def __init__(self, name: str, files: Mapping[str, bytes], *, fallback_reason: str | None = None) -> None:

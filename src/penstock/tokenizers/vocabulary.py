@@ -35,7 +35,7 @@ class Vocabulary(Protocol):
     adds_space: bool
     """Whether a space is put before the text."""
     normalization: str | None
-    """What is done to text before it is encoded, beside writing spaces as `▁`: "NFC", or a lossy form; None: nothing."""
+    """What is done to text first, beside writing spaces as `▁`: "NFC", or a lossy form; None: nothing."""
 
     def identity(self) -> bytes:
         """All that changes ids, as bytes to be hashed."""

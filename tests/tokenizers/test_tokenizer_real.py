@@ -1,0 +1,153 @@
+"""Real tokenizers of every format against golden ids, their own packages, and real text in 18 languages."""
+
+import gzip
+import json
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock.errors import TokenizerError
+from penstock.tokenizers import Tokenizer, load_tokenizer
+
+pytestmark = pytest.mark.real_data
+
+GOLDEN = {
+    "gpt-2": "hf/gpt2/tokenizer.json.gz",
+    "falcon": "hf/falcon/tokenizer.json.gz",
+    "phi-3": "hf/phi-3-mini",
+    "llama-spm": "hf/phi-3-mini",
+    "qwen2": "hf_derived/qwen2.5",
+    "bert-bge": "hf/bert-base-uncased",
+}
+FAST = [
+    "hf/gpt2", "hf/olmo2-dolma2", "hf/phi-2", "hf/phi-3-mini", "hf/pythia-neox20b", "hf_derived/qwen2.5",
+    "spm/mistral-v3.model", "tekken/tekken_240911.json.gz", "tiktoken/cl100k_base.tiktoken.gz",
+    "tiktoken/r50k_base.tiktoken",
+]  # fmt: skip
+SLOW = {
+    "hf/falcon": "no single-byte vocab entry for byte 0x03",
+    "hf/torchtitan-tiny": "no single-byte vocab entry for byte 0x80",
+    "hf/bert-base-uncased": "WordPiece",
+    "hf/t5-small": "Unigram",
+    "spm/t5-base.model": "unigram",
+}
+WITHOUT_TABLE = {"hf/bert-base-uncased", "hf/t5-small", "spm/t5-base.model"}
+
+
+def real_texts(real_data: Path) -> list[str]:
+    """Sentences in many languages, web text, code, and the strings of llama.cpp's tests; no literal ▁."""
+    texts = llama_strings(real_data, "gpt-2")
+    for path in sorted((real_data / "text" / "tatoeba").iterdir()):
+        texts += path.read_text(encoding="utf-8").splitlines()[:25]
+    lines = (real_data / "text" / "c4_demo.jsonl").read_text(encoding="utf-8").splitlines()
+    texts += [json.loads(line)["text"] for line in lines[:40]]
+    with gzip.open(real_data / "text" / "code" / "cpython311_stdlib_sample.jsonl.gz", "rt", encoding="utf-8") as file:
+        texts += [json.loads(next(file))["text"][:20000] for _ in range(5)]
+    return texts
+
+
+def llama_strings(real_data: Path, name: str) -> list[str]:
+    raw = (real_data / "tokenizers" / "vectors" / "llama.cpp" / f"{name}.inp").read_bytes().decode()
+    return raw.split("\n__ggml_vocab_test__\n")
+
+
+@pytest.mark.parametrize(("name", "path"), GOLDEN.items())
+def test_golden_ids_of_llama_cpp(real_data: Path, name: str, path: str) -> None:
+    golden = (real_data / "tokenizers" / "vectors" / "llama.cpp" / f"{name}.out").read_text().split("\n")
+    batch = load_tokenizer(real_data / "tokenizers" / path).encode_batch(pa.array(llama_strings(real_data, name)))
+    assert [row.tolist() for row in batch] == [[int(word) for word in line.split()] for line in golden]
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("gpt2", "tiktoken/r50k_base.tiktoken"),
+        ("gpt2", "hf/gpt2"),
+        ("gpt_3.5_turbo", "tiktoken/cl100k_base.tiktoken.gz"),
+    ],
+)
+def test_golden_ids_of_microsoft(real_data: Path, name: str, path: str) -> None:
+    vectors = real_data / "tokenizers" / "vectors" / "microsoft"
+    text = (vectors / "lib.rs.txt").read_bytes().decode()
+    tokenizer = load_tokenizer(real_data / "tokenizers" / path)
+    assert tokenizer.encode(text).tolist() == json.loads((vectors / f"tokens_{name}.json").read_text())
+
+
+@pytest.mark.parametrize("path", FAST)
+def test_fast_and_exact(real_data: Path, path: str) -> None:
+    tokenizer = load_tokenizer(real_data / "tokenizers" / path)
+    texts = real_texts(real_data)
+    assert tokenizer.check_encoder(texts) is None
+    assert tokenizer.encoder == "gigatoken"
+    if tokenizer.normalization == "NFC":
+        texts = [unicodedata.normalize("NFC", text) for text in texts]
+    array = pa.array(texts)
+    ids = tokenizer.encode_batch(array)
+    ends = tokenizer.token_ends_batch(array, ids)
+    for text, row, row_ends in zip(texts, ids, ends, strict=True):
+        assert tokenizer.decode(row) == text
+        assert row_ends[-1:].tolist() == ([len(text.encode())] if len(row) else [])
+
+
+@pytest.mark.parametrize(("path", "reason"), SLOW.items())
+def test_what_falls_back_says_why(real_data: Path, path: str, reason: str) -> None:
+    tokenizer = load_tokenizer(real_data / "tokenizers" / path)
+    assert tokenizer.encoder in ("tokenizers", "sentencepiece")
+    assert reason in str(tokenizer.fallback_reason)
+    if path in WITHOUT_TABLE:
+        with pytest.raises(TokenizerError, match="no exact byte table"):
+            _ = tokenizer.byte_table
+
+
+@pytest.mark.parametrize("path", [path for path in [*FAST, *SLOW] if path.startswith("hf")])
+def test_without_control_entries_ordinary_text_keeps_its_ids(real_data: Path, path: str) -> None:
+    """The rule for added entries: content stays (runs of spaces of Phi-2 and NeoX), so no id of ordinary text moves."""
+    from tokenizers import Tokenizer as Original
+
+    tokenizer = load_tokenizer(real_data / "tokenizers" / path)
+    original = Original.from_str(tokenizer.source_bytes["tokenizer.json"].decode())
+    original.no_truncation()
+    original.no_padding()
+    texts = [text for text in real_texts(real_data) if not any(entry in text for entry in tokenizer.special_tokens)]
+    batch = tokenizer.encode_batch(pa.array(texts))
+    for text, row in zip(texts, batch, strict=True):
+        assert row.tolist() == original.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("path", [*FAST, *SLOW])
+def test_text_never_becomes_a_control_token(real_data: Path, path: str) -> None:
+    tokenizer = load_tokenizer(real_data / "tokenizers" / path)
+    unknown = {tokenizer.special_tokens.get(name) for name in ("<unk>", "[UNK]")}
+    controls = set(tokenizer.special_tokens.values()) - unknown
+    shown = list(tokenizer.special_tokens)
+    array = pa.array([*shown, *(f"a {text}{text} b" for text in shown), "".join(shown)])
+    for batch in (tokenizer.encode_batch(array), _by_own_encoder(tokenizer, array)):
+        assert not controls & set(np.unique(batch.values).tolist())
+
+
+def _by_own_encoder(tokenizer: Tokenizer, array: Any) -> Any:
+    own = Tokenizer(tokenizer.name, tokenizer.source_bytes, fallback_reason="asked for")
+    assert own.encoder != "gigatoken"
+    return own.encode_batch(array)
+
+
+def test_the_rule_on_real_entries(real_data: Path) -> None:
+    entries = {path: load_tokenizer(real_data / "tokenizers" / path) for path in FAST}
+    assert list(entries["hf/phi-2"].special_tokens) == ["<|endoftext|>"]
+    assert entries["hf/phi-2"].byte_table[50286] == b"  "
+    assert list(entries["hf/pythia-neox20b"].special_tokens) == ["<|endoftext|>", "<|padding|>"]
+    assert "|||IP_ADDRESS|||" in entries["hf/olmo2-dolma2"].special_tokens
+    assert "<tool_call>" in entries["hf_derived/qwen2.5"].special_tokens
+    assert entries["spm/mistral-v3.model"].special_tokens["[INST]"] == 3
+    assert entries["tekken/tekken_240911.json.gz"].special_tokens["[INST]"] == 3
+    assert (entries["hf/phi-3-mini"].eos_id, entries["hf/phi-3-mini"].bos_id) == (32000, 1)
+
+
+def test_a_tokenizer_that_drops_bytes_is_found(real_data: Path) -> None:
+    tokenizer = load_tokenizer(real_data / "tokenizers" / "hf" / "torchtitan-tiny")
+    with pytest.raises(TokenizerError, match="the ids spell other bytes than the text"):
+        tokenizer.token_ends("Führer", tokenizer.encode("Führer"))

@@ -1,0 +1,105 @@
+"""Training: any text can be encoded, on the fast path; transformers loads it; the same text gives the same file."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_tokenizers import make_texts
+
+from penstock.errors import ConfigError, TokenizerError
+from penstock.tokenizers import load_tokenizer, train_tokenizer
+
+
+def test_trained_tokenizers_take_the_fast_path(trained: Path, hard_texts: list[str]) -> None:
+    tokenizer = load_tokenizer(trained)
+    assert tokenizer.special_tokens == {"<|bos|>": 0, "<|eos|>": 1, "<|pad|>": 2, "<|user|>": 3}
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (0, 1, 2)
+    assert tokenizer.check_encoder(hard_texts) is None
+    assert (tokenizer.encoder, tokenizer.kind) == ("gigatoken", "byte-level BPE")
+
+
+def test_bytes_that_were_never_seen_survive(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["plain ascii only"], vocab_size=270, output=tmp_path, progress=False)
+    for text in ("Zürich é 日本 hello", "\x00\x7f\u0080\U0010ffff", "👩‍🚀"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_digits_stand_alone(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["2024 2024 2024 1999"] * 50, vocab_size=300, output=tmp_path, progress=False)
+    assert [tokenizer.byte_table[token_id] for token_id in tokenizer.encode("2024").tolist()] == [
+        b"2",
+        b"0",
+        b"2",
+        b"4",
+    ]
+
+
+def test_the_same_texts_give_the_same_file(tmp_path: Path, trained: Path) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from tiny_tokenizers import make_texts\n"
+        "from penstock.tokenizers import train_tokenizer\n"
+        "train_tokenizer(make_texts(), vocab_size=400, output=sys.argv[2], special_tokens=['<|user|>'], progress=False)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(Path(__file__).parent), str(tmp_path)], check=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / name).read_bytes() == (trained / name).read_bytes()
+
+
+def test_transformers_loads_it(trained: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(trained), load_tokenizer(trained)
+    assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id) == (0, 1, 2)
+    for text in make_texts(10):
+        ids = theirs(text)["input_ids"]
+        assert ids == ours.encode(text).tolist()
+        assert theirs.decode(ids) == text
+    assert theirs("a<|user|>b")["input_ids"] == ours.encode("a<|user|>b", allow_control=True).tolist()
+
+
+def test_impossible_settings_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="vocab_size must be at least 259, for 256 bytes and 3 control entries; got 258"
+    ):
+        train_tokenizer(["a"], vocab_size=258, output=tmp_path)
+    with pytest.raises(ConfigError, match="special_tokens must be distinct"):
+        train_tokenizer(["a"], vocab_size=300, output=tmp_path, special_tokens=["<|eos|>"])
+    with pytest.raises(TokenizerError, match="no text to train on"):
+        train_tokenizer(["", ""], vocab_size=300, output=tmp_path, progress=False)
+    assert not (tmp_path / "tokenizer.json").exists()
+
+
+def test_progress_is_told_on_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train_tokenizer(make_texts(5), vocab_size=270, output=tmp_path)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "reading text" in captured.err
+    assert "learning merges" in captured.err
+
+
+def run_penstock(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "penstock", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_the_command_trains_and_shows(tmp_path: Path) -> None:
+    source = tmp_path / "texts.jsonl"
+    source.write_text("".join(json.dumps({"body": text}) + "\n" for text in make_texts()))
+    options = ["--vocab-size", "300", "--output", str(tmp_path / "out"), "--special", "<|user|>", "--field", "body"]
+    done = run_penstock("tokenizer", "train", str(source), *options, "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["vocab_size"], told["encoder"], told["byte_table"]) == (300, "gigatoken", True)
+    shown = run_penstock("tokenizer", "show", str(tmp_path / "out"), "--json")
+    assert json.loads(shown.stdout) == told
+    assert told["special_tokens"]["<|user|>"] == 3
+    plain = run_penstock("tokenizer", "show", str(tmp_path / "out"))
+    assert "byte-level BPE, 300 ids" in plain.stdout
+    assert "byte table" in plain.stdout
+
+
+def test_the_command_says_what_is_wrong() -> None:
+    done = run_penstock("tokenizer", "show", "missing.json")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "missing.json: no such file or folder" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,73 @@
+"""Makers of tiny vocabularies, for the fixtures and the tests."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+WORDS = [
+    "the",
+    "of",
+    "and",
+    "pump",
+    "water",
+    "turbine",
+    "gate",
+    "flows",
+    "into",
+    "steel",
+    "12",
+    "345",
+    "don't",
+    "Zürich",
+]
+WORDS += ["don't", "水", "ёлка", "def", "return\n", "", "x", "=", "y\n\t"]
+
+
+def make_texts(count: int = 60) -> list[str]:
+    """Sentences of the words above, the same on every machine."""
+    source = random.Random(5)
+    return [" ".join(source.choices(WORDS, k=source.randint(3, 40))) for _ in range(count)]
+
+
+def train_sentencepiece(prefix: Path, texts: list[str], **changes: Any) -> Path:
+    """Train a model with SentencePiece itself; `changes` override its settings."""
+    from sentencepiece import SentencePieceTrainer
+
+    lines = [line for text in texts for line in text.splitlines() if line.strip()]
+    settings = {
+        "vocab_size": 360,
+        "model_type": "bpe",
+        "byte_fallback": True,
+        "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False,
+        "control_symbols": ["[INST]"],
+        "user_defined_symbols": ["<tool_call>"],
+        "character_coverage": 0.99,
+        "minloglevel": 2,
+    }
+    SentencePieceTrainer.train(sentence_iterator=iter(lines), model_prefix=str(prefix), **(settings | changes))
+    return prefix.with_suffix(".model")
+
+
+def make_ranks() -> dict[bytes, int]:
+    """All bytes, then some words with the merges they need."""
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    for word in (b" the", b" pump", b"water", b" 12", "水".encode()):
+        for end in range(2, len(word) + 1):
+            ranks.setdefault(word[:end], len(ranks))
+    return ranks
+
+
+def change_json(folder: Path, output: Path, **changes: Any) -> Path:
+    """A copy of a tokenizer.json with other sections; returns the new file."""
+    output.mkdir(parents=True, exist_ok=True)
+    parsed = json.loads((folder / "tokenizer.json").read_text()) | changes
+    (output / "tokenizer.json").write_text(json.dumps(parsed))
+    return output / "tokenizer.json"
+
+
+def added_token(text: str, token_id: int, *, special: bool) -> dict[str, Any]:
+    """An entry of `added_tokens`."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {"id": token_id, "content": text, "special": special, **flags}
