@@ -4,6 +4,6 @@ The settings are the rooms' own frozen classes; this room only reads them from a
 and puts them together. `penstock schema` prints the JSON Schema that editors complete and check with.
 """
 
-from penstock.config.run import DataSettings, RunSettings, load_run, run_schema
+from penstock.config.run import DataSettings, RunSettings, load_run, make_loader, run_schema
 
-__all__ = ["DataSettings", "RunSettings", "load_run", "run_schema"]
+__all__ = ["DataSettings", "RunSettings", "load_run", "make_loader", "run_schema"]

@@ -1,13 +1,14 @@
 """The sections of a run file."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, final
 
 from penstock.config.document import override, read_document
 from penstock.config.models import check, model_of
-from penstock.loader import Mixture, PlanSettings, ShareChange, Source
+from penstock.inputs import EVERYTHING, InputRequirements
+from penstock.loader import Loader, Mixture, PlanSettings, ShareChange, Source
 
 
 @final
@@ -60,3 +61,22 @@ def run_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a run file."""
     schema = model_of(RunSettings).model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "penstock run file"}
+
+
+def make_loader(data: DataSettings, *, data_parallel: tuple[int, int] = (0, 1), threads: int = 0) -> Loader:
+    """The loader that a run file describes, giving everything of a row.
+
+    Args:
+        data: The section `data`.
+        data_parallel: (rank, size).
+        threads: Filling threads; 0 does all in the caller's thread.
+    """
+    settings = {field.name: getattr(data.loader, field.name) for field in fields(data.loader)}
+    distances = InputRequirements(asked_by="target_distances", target_distances=data.target_distances)
+    return Loader(
+        data.mixture,
+        **settings,
+        requirements=EVERYTHING.merge(distances),
+        data_parallel=data_parallel,
+        threads=threads,
+    )

@@ -1,0 +1,31 @@
+"""`penstock plan`: a dry run of a mixture."""
+
+from typing import Annotated
+
+import typer
+
+
+def run(
+    run_file: Annotated[str, typer.Argument(metavar="RUN.YAML", help="A run file.")],
+    steps: Annotated[int, typer.Option(help="Steps to plan.", min=1)] = 100,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a key of the run file: a.b=1.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print plain values, one JSON object.")] = False,
+) -> None:
+    """Plan the first steps of a run without training: rows, tokens, shares, epochs, padding, drops, memory.
+
+    Costs the plan alone, millions of documents a second: one row is filled, to weigh it.
+    """
+    import dataclasses
+    import json
+
+    from penstock.config import load_run, make_loader
+    from penstock.inspection import dry_run, make_console, plan_view
+
+    data = load_run(run_file, assignments or []).data
+    report = dry_run(make_loader(data, data_parallel=(0, data.loader.rows_per_step)), steps)
+    if as_json:
+        print(json.dumps({**dataclasses.asdict(report), "padding_share": report.padding_share}))
+    else:
+        make_console().print(plan_view(report))

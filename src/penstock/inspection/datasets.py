@@ -1,0 +1,136 @@
+"""What is in a dataset: counts, lengths, single documents. Costs one pass over `lengths.u32`, never over the shards."""
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from penstock.inspection.text import token_texts
+
+QUANTILES = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthBin:
+    """Documents of `low` to `high` tokens, both included."""
+
+    low: int
+    high: int
+    documents: int
+    tokens: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetSummary:
+    """The figures of one dataset."""
+
+    name: str
+    path: str
+    fingerprint: str
+    documents: int
+    tokens: int
+    trained_tokens: int
+    """Tokens that are a target when their document is whole."""
+    text_bytes: int | None
+    """UTF-8 bytes of the text; None where the dataset does not know."""
+    shards: int
+    token_bytes: int
+    """Bytes that a token takes on disk."""
+    has_spans: bool
+    """Whether documents carry loss-weight spans."""
+    has_checksums: bool
+    tokenizer: str | None
+    """Name of the tokenizer; None where the dataset does not know."""
+    vocab_size: int | None
+    length_quantiles: dict[str, int]
+    """Tokens of a document at quantiles 0 (shortest) to 1 (longest)."""
+    histogram: tuple[LengthBin, ...]
+    """Bins that double in width, from the shortest documents to the longest."""
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """UTF-8 bytes of text for each token."""
+        return self.text_bytes / self.tokens if self.text_bytes and self.tokens else None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentView:
+    """One document, decoded."""
+
+    number: int
+    origin: str
+    """File and line, or row."""
+    tokens: tuple[int, ...]
+    texts: tuple[str, ...]
+    """What each token says."""
+    loss_weights: tuple[float, ...]
+
+
+def summarise(dataset: Any) -> DatasetSummary:
+    """The figures of a dataset, its lengths read once."""
+    table, manifest = dataset.table, getattr(dataset, "manifest", None)
+    lengths = np.asarray(table.lengths[:, 0], np.int64)
+    tokens = int(lengths.sum())
+    trained = table.lengths[:, 1] if table.lengths.shape[1] > 1 else np.maximum(lengths - 1, 0)
+    tokenizer = getattr(dataset, "tokenizer", None)
+    quantiles = np.quantile(lengths, QUANTILES, method="lower") if len(lengths) else np.zeros(len(QUANTILES))
+    return DatasetSummary(
+        name=str(dataset.name),
+        path=str(getattr(dataset, "path", "")),
+        fingerprint=str(dataset.fingerprint),
+        documents=len(lengths),
+        tokens=tokens,
+        trained_tokens=int(np.asarray(trained, np.int64).sum()),
+        text_bytes=_counted_bytes(manifest),
+        shards=len(table.shard_addresses),
+        token_bytes=int(table.token_bytes),
+        has_spans=bool(table.has_spans),
+        has_checksums=bool(table.has_checksums),
+        tokenizer=getattr(tokenizer, "name", None),
+        vocab_size=getattr(tokenizer, "vocab_size", None),
+        length_quantiles={f"{q:g}": int(value) for q, value in zip(QUANTILES, quantiles, strict=True)},
+        histogram=length_histogram(lengths),
+    )
+
+
+def length_histogram(lengths: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[LengthBin, ...]:
+    """Count lengths (int64 [documents]) in bins 0, 1, 2–3, 4–7, … up to the longest, without empty ends."""
+    if len(lengths) == 0:
+        return ()
+    # The bin of n is its number of binary digits; frexp gives that exactly below 2^53.
+    digits = np.frexp(lengths.astype(np.float64))[1]
+    counts = np.bincount(digits)
+    bins = []
+    for digit in range(int(digits.min()), len(counts)):
+        inside = lengths[digits == digit]
+        low = 1 << (digit - 1) if digit else 0
+        bins.append(
+            LengthBin(low=low, high=max((1 << digit) - 1, 0), documents=int(counts[digit]), tokens=int(inside.sum()))
+        )
+    return tuple(bins)
+
+
+def view_document(dataset: Any, number: int, tokenizer: Any) -> DocumentView:
+    """One document with its text; `tokenizer` may be None.
+
+    Raises:
+        IndexError: There is no such document.
+    """
+    document = dataset[number]
+    return DocumentView(
+        number=number,
+        origin=str(document.origin),
+        tokens=tuple(int(token) for token in document.tokens),
+        texts=tuple(token_texts(tokenizer, document.tokens)),
+        loss_weights=tuple(float(weight) for weight in document.loss_weights),
+    )
+
+
+def _counted_bytes(manifest: Any) -> int | None:
+    """Bytes of text, as the manifest counts them."""
+    counts = getattr(manifest, "counts", manifest)
+    value = getattr(counts, "text_bytes", None)
+    return None if value is None else int(value)

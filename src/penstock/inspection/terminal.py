@@ -1,0 +1,265 @@
+"""Views for a terminal, readable with colours and without: where there are none, marks say the same."""
+
+from typing import Any, final
+
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from penstock.inputs import IGNORE
+from penstock.inspection.datasets import DatasetSummary, DocumentView
+from penstock.inspection.dry_run import PlanReport
+from penstock.inspection.rows import RowDocument, RowView
+
+COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
+"""One after another for the documents of a row; neighbours differ."""
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+BAR = 40
+"""Characters of the longest bar."""
+
+
+@final
+class Style:
+    """How to show what is only read, what is trained, and what is trained with another weight.
+
+    In colour, tokens that are only read are dim and tokens with another weight underlined. Without, the first stand in
+    ⟦ ⟧ and the second in ⟨weight: ⟩.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.marks = not console.is_terminal or console.no_color
+        self.width = console.width
+
+    def run(self, text: str, weight: float, colour: str) -> Text:
+        """Tokens in a row that have the same weight."""
+        if weight == 0:
+            return Text(f"⟦{text}⟧" if self.marks else text, style="" if self.marks else "dim strike")
+        if weight == 1:
+            return Text(text, style=colour)
+        return Text(f"⟨{weight:g}: {text}⟩" if self.marks else text, style=f"{colour} underline")
+
+    def legend(self) -> Text:
+        """What the marks mean."""
+        if self.marks:
+            return Text("⟦read, not trained⟧  trained  ⟨weight: trained with that weight⟩  ⏎ line end  → tab")
+        return Text.assemble(
+            ("read, not trained", "dim strike"), "  ", ("trained, a colour for each document", COLOURS[0]), "  ",
+            ("trained with a weight other than 1", "underline"), "  ⏎ line end  → tab",
+        )  # fmt: skip
+
+
+def make_console() -> Console:
+    """The console that views go to: standard output, never wrapped when it is no terminal."""
+    console = Console(highlight=False, soft_wrap=False)
+    if not console.is_terminal:
+        console.width = 120
+    return console
+
+
+# -- datasets ----------------------------------------------------------------------------------------------------------
+
+
+def dataset_view(summary: DatasetSummary) -> Group:
+    """Counts and the histogram of a dataset."""
+    facts = _facts()
+    facts.add_row("dataset", f"{summary.name}  {summary.path}")
+    facts.add_row("documents", f"{summary.documents:,} in {summary.shards:,} {_plural('shard', summary.shards)}")
+    facts.add_row("tokens", f"{summary.tokens:,} ({summary.token_bytes} bytes each)")
+    facts.add_row(
+        "trained", f"{summary.trained_tokens:,} are targets{' (some spans are not)' if summary.has_spans else ''}"
+    )
+    if summary.text_bytes is not None:
+        rate = f", {summary.bytes_per_token:.2f} bytes per token" if summary.bytes_per_token else ""
+        facts.add_row("text", f"{summary.text_bytes:,} bytes{rate}")
+    if summary.tokenizer is not None:
+        size = f", {summary.vocab_size:,} ids" if summary.vocab_size else ""
+        facts.add_row("tokenizer", f"{summary.tokenizer}{size}")
+    facts.add_row("checksums", "one for every 256 tokens" if summary.has_checksums else "none")
+    facts.add_row("fingerprint", summary.fingerprint)
+    names = {"0": "shortest", "0.5": "median", "1": "longest"}
+    lengths = "  ".join(f"{names.get(q, f'{float(q):.0%}')} {value:,}" for q, value in summary.length_quantiles.items())
+    facts.add_row("length", f"{lengths} tokens")
+    return Group(facts, Text(), _histogram(summary))
+
+
+def _histogram(summary: DatasetSummary) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("tokens", justify="right", no_wrap=True)
+    table.add_column("documents", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("of all tokens", justify="right", no_wrap=True)
+    most = max((part.documents for part in summary.histogram), default=1)
+    for part in summary.histogram:
+        span = f"{part.low:,}" if part.low == part.high else f"{part.low:,}–{part.high:,}"
+        share = part.tokens / max(1, summary.tokens)
+        table.add_row(span, f"{part.documents:,}", _bar(part.documents / most, BAR), f"{share:.1%}")
+    return table
+
+
+def document_view(document: DocumentView, style: Style, max_tokens: int) -> Group:
+    """One document with its origin; long ones are shown from both ends."""
+    head = Text(f"document {document.number}  {document.origin}  {len(document.tokens):,} tokens", style="bold")
+    weights = [0.0, *document.loss_weights[1:]] if document.loss_weights else []
+    return Group(head, _flow(document.texts, weights, COLOURS[0], style, max_tokens), Text())
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def row_view(row: RowView, style: Style, max_tokens: int) -> Group:
+    """A row: a strip of its documents, then each document's text as it is trained."""
+    padding = row.sequence_length - row.num_tokens
+    head = Text.assemble(
+        (f"step {row.step} row {row.row}", "bold"),
+        f"  {row.sequence_length:,} slots, {len(row.documents)} {_plural('document', len(row.documents))}, "
+        f"{padding:,} padding ({padding / row.sequence_length:.1%}), targets trained: "
+        + ", ".join(f"{row.num_targets(d):,} at distance {d}" for d in range(1, len(row.targets) + 1)),
+    )
+    weights = row.learned_weights
+    parts: list[Any] = [head, _strip(row, style.width)]
+    for number, document in enumerate(row.documents):
+        begin, end = document.begin, document.end
+        parts.append(_document_head(row, document, number))
+        parts.append(_flow(row.texts[begin:end], weights[begin:end].tolist(), _colour(number), style, max_tokens))
+    if padding:
+        parts.append(Text(f"· padding  slots {row.num_tokens}–{row.sequence_length - 1}, never a target", style="dim"))
+    return Group(*parts, Text())
+
+
+def slots_view(row: RowView, begin: int, end: int) -> Table:
+    """Slots [begin, end) one a line: token, position, and the targets with their weights at every distance."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("slot", "doc", "pos", "id"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("token", no_wrap=True)
+    for distance in range(1, len(row.targets) + 1):
+        table.add_column(f"target +{distance}", no_wrap=True)
+        table.add_column("weight", justify="right", no_wrap=True)
+    owners = {slot: i for i, document in enumerate(row.documents) for slot in range(document.begin, document.end)}
+    for slot in range(begin, min(end, row.sequence_length)):
+        owner = owners.get(slot)
+        cells: list[str | Text] = []
+        for targets, weights in zip(row.targets, row.loss_weights, strict=True):
+            target = int(targets[slot])
+            cells += ["–" if target == IGNORE else Text(row.spell(target)), f"{weights[slot]:g}"]
+        letter = "·" if owner is None else _letter(owner)
+        token = Text("padding" if owner is None else row.texts[slot])
+        style = "dim" if owner is None else _colour(owner)
+        table.add_row(str(slot), letter, str(row.positions[slot]), str(row.tokens[slot]), token, *cells, style=style)
+    return table
+
+
+def _document_head(row: RowView, document: RowDocument, number: int) -> Text:
+    begin, end = document.begin, document.end
+    part = f" from its token {document.first_token}" if document.first_token else ""
+    epoch = f", epoch {document.epoch}" if document.epoch else ""
+    first, last = row.positions[begin], row.positions[end - 1]
+    return Text.assemble(
+        (f"{_letter(number)} ", f"bold {_colour(number)}"),
+        (f"{document.source}", "bold"),
+        f"  {document.origin} (document {document.document}{part}{epoch})",
+        f"  slots {begin}–{end - 1}, positions {first}–{last}",
+    )
+
+
+def _strip(row: RowView, width: int) -> Text:
+    """The whole row in one line: each document by its letter, padding by dots."""
+    cells = min(width - 2, row.sequence_length)
+    owners = [-1] * row.sequence_length
+    for number, document in enumerate(row.documents):
+        owners[document.begin : document.end] = [number] * (document.end - document.begin)
+    strip = Text()
+    for cell in range(cells):
+        owner = owners[(2 * cell + 1) * row.sequence_length // (2 * cells)]
+        strip.append(*("·", "dim") if owner < 0 else (_letter(owner), f"reverse {_colour(owner)}"))
+    return strip
+
+
+def _flow(texts: Any, weights: list[float], colour: str, style: Style, max_tokens: int) -> Padding:
+    """Running text, one style for each run of equal weight; the middle of what is long is left out, and counted."""
+    count = len(texts)
+    half = max(1, max_tokens // 2)
+    pieces = [(0, count)] if count <= max_tokens else [(0, half), (count - half, count)]
+    flow = Text(overflow="fold")
+    for number, (begin, end) in enumerate(pieces):
+        if number:
+            flow.append(f" …{count - 2 * half:,} tokens… ", "bold")
+        start = begin
+        for slot in range(begin + 1, end + 1):
+            if slot == end or weights[slot] != weights[start]:
+                flow.append_text(style.run("".join(texts[start:slot]), weights[start], colour))
+                start = slot
+    return Padding(flow, (0, 0, 0, 2))
+
+
+# -- plans -------------------------------------------------------------------------------------------------------------
+
+
+def plan_view(report: PlanReport) -> Group:
+    """What the first steps of a mixture would hold."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("source", overflow="fold")
+    for title in ("share", "given", "tokens", "documents", "epochs", "dropped", "cut off"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for source in report.sources:
+        asked = f"{source.share:.2%}"
+        if source.share_at_end != source.share:
+            asked += f" → {source.share_at_end:.2%}"
+        table.add_row(
+            source.name,
+            asked,
+            f"{source.share_given:.2%}",
+            f"{source.tokens:,}",
+            f"{source.documents:,} of {source.available_documents:,}",
+            f"{source.epochs:.3f}",
+            f"{source.dropped_documents:,}" + (f" ({source.dropped_tokens:,} tokens)" if source.dropped_tokens else ""),
+            f"{source.truncated_tokens:,}",
+        )
+    facts = _facts()
+    ending = ", and there the sources end" if report.ended else ""
+    facts.add_row(
+        "planned", f"{report.steps:,} {_plural('step', report.steps)} of {report.rows_per_step:,} rows{ending}"
+    )
+    per_row = report.pieces / max(1, report.rows)
+    facts.add_row("rows", f"{report.rows:,} of {report.sequence_length:,} slots, {per_row:.1f} documents a row")
+    facts.add_row("tokens", f"{report.tokens:,}")
+    facts.add_row("padding", f"{report.padding:,} slots ({report.padding_share:.2%}), packing {report.packing}")
+    speed = report.tokens / max(report.planning_seconds, 1e-9)
+    facts.add_row("planning", f"{report.planning_seconds:.2f} s ({speed / 1e6:,.1f} M tokens/s, first use included)")
+    facts.add_row("memory", f"{_size(report.row_bytes)} a row; this command at most {_size(report.peak_memory_bytes)}")
+    facts.add_row("state", f"{report.state_bytes:,} bytes after the last step")
+    return Group(table, Text(), facts)
+
+
+def _facts() -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
+def _bar(share: float, width: int) -> str:
+    """A bar in eighths of a character; anything above 0 shows."""
+    eighths = max(round(share * width * 8), 1 if share > 0 else 0)
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
+def _size(size: float) -> str:
+    """1234567 → "1.23 MB"."""
+    for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= limit:
+            return f"{size / limit:.3g} {unit}"
+    return f"{size:.0f} bytes"
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"
+
+
+def _letter(number: int) -> str:
+    return LETTERS[number % len(LETTERS)]
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]

@@ -1,0 +1,61 @@
+"""Tokens as text that is safe and honest to show: one string a token, nothing hidden, nothing that moves the cursor.
+
+A character whose bytes several tokens share is shown at the token that completes it; the tokens before it show their
+bytes as `<e2><82>`. Line ends, tabs and what else does not print are shown by marks.
+"""
+
+import codecs
+from typing import Any
+
+from penstock.errors import TokenizerError
+
+MARKS = {"\n": "⏎", "\t": "→", "\r": "␍"}
+"""Stand-ins for characters that would break the view."""
+
+
+def visible(text: str) -> str:
+    r"""`text` on one line: marks for line ends and tabs, escapes such as `\x1b` for all else that does not print."""
+    if text.isprintable():
+        return text
+    return "".join(MARKS.get(c) or (c if c.isprintable() else ascii(c)[1:-1]) for c in text)
+
+
+def token_texts(tokenizer: Any, ids: Any) -> list[str]:
+    """What each token says, ready to show.
+
+    Args:
+        tokenizer: A `Tokenizer`; None shows the ids themselves.
+        ids: Token ids [tokens].
+    """
+    ids = [int(token) for token in ids]
+    if tokenizer is None:
+        return [f"{token} " for token in ids]
+    controls = {token: text for text, token in tokenizer.special_tokens.items()}
+    try:
+        table = tokenizer.byte_table
+    except TokenizerError:
+        return [visible(controls.get(token) or tokenizer.decode([token])) for token in ids]
+    shown: list[str] = []
+    decoder = codecs.getincrementaldecoder("utf-8")("strict")
+    for token in ids:
+        if token in controls:
+            decoder.reset()
+            shown.append(visible(controls[token]))
+            continue
+        spelled = table[token] if token < len(table) else b""
+        try:
+            shown.append(visible(decoder.decode(spelled)) or _as_bytes(spelled))
+        except UnicodeDecodeError:
+            decoder.reset()
+            shown.append(_as_bytes(spelled))
+    return shown
+
+
+def _as_bytes(spelled: bytes) -> str:
+    return "".join(f"<{byte:02x}>" for byte in spelled) or "<>"
+
+
+def tokenizer_of(dataset: Any) -> Any:
+    """The tokenizer that a dataset was made with; None where it cannot be loaded from here."""
+    tokenizer = getattr(dataset, "tokenizer", None)
+    return tokenizer if hasattr(tokenizer, "decode") else None
