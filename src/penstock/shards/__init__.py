@@ -6,13 +6,16 @@ other rooms read documents by address through `DocumentTable`, and check them wi
 """
 
 from penstock.shards._kernels import CHUNK_TOKENS, spans_are_right, token_checksum
+from penstock.shards.blocks import SpanBlock
 from penstock.shards.dataset import Dataset, Document, Origin
 from penstock.shards.finish import finish_dataset
+from penstock.shards.layout import SPAN, ShardLayout
 from penstock.shards.manifest import Manifest, ShardInfo, TokenizerInfo
 from penstock.shards.memory import write_dataset
 from penstock.shards.opening import open_dataset
+from penstock.shards.sides import load_shard
 from penstock.shards.table import DocumentTable
-from penstock.shards.writer import SPAN, ShardLayout, ShardWriter, SpanBlock, load_shard
+from penstock.shards.writer import ShardWriter
 
 __all__ = [
     "CHUNK_TOKENS",

@@ -130,7 +130,10 @@ def _read_batch(data: Array, number: int) -> Any:
     """A record batch of a mapped shard, without copying."""
     import pyarrow as pa
 
-    return pa.ipc.open_file(pa.py_buffer(data)).get_batch(number)
+    try:
+        return pa.ipc.open_file(pa.py_buffer(data)).get_batch(number)
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptionError(f"not a sound Arrow IPC file: {error}") from None
 
 
 def _table(path: Path, manifest: Manifest) -> DocumentTable:

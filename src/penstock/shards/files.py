@@ -120,9 +120,9 @@ def write_json(path: Path, value: Any) -> None:
     write_file(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
 
-def sync_folder(folder: Path) -> None:
-    """Force the names in a folder to the disk."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Force a file, or the names in a folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -13,11 +13,11 @@ from penstock.shards.files import (
     Array,
     checksum,
     map_file,
-    map_numbers,
     output_errors,
-    sync_folder,
+    sync,
     write_json,
 )
+from penstock.shards.layout import ShardLayout
 from penstock.shards.manifest import (
     BATCHES,
     DOCUMENTS_PER_BATCH,
@@ -29,7 +29,7 @@ from penstock.shards.manifest import (
     TokenizerInfo,
     add_histograms,
 )
-from penstock.shards.writer import UNFINISHED, ShardLayout
+from penstock.shards.sides import UNFINISHED, side_batches, side_lengths, side_weight_sums
 
 
 def finish_dataset(
@@ -58,28 +58,16 @@ def finish_dataset(
         OutputError: The folder cannot be written, or a side file is missing.
     """
     folder = Path(folder)
-    sides = folder / UNFINISHED
     kept = [shard for shard in shards if shard.documents]
     fractional = any(shard.fractional_weights for shard in kept)
 
-    def lengths(shard: ShardInfo) -> Array:
-        return map_numbers(sides / f"{shard.file}.lengths", "<u4", (shard.documents, 2))
-
-    def batches(shard: ShardInfo) -> Array:
-        return map_numbers(sides / f"{shard.file}.batches", "<u8", (shard.batches, 9))
-
-    def weight_sums(shard: ShardInfo) -> Array:
-        if shard.fractional_weights:
-            return map_numbers(sides / f"{shard.file}.weights", "<f8", (shard.documents,))
-        return lengths(shard)[:, 1].astype(np.float64)
-
     try:
-        _join_sides(folder / LENGTHS, kept, lengths)
-        _join_sides(folder / BATCHES, kept, batches)
+        _join_sides(folder / LENGTHS, kept, side_lengths)
+        _join_sides(folder / BATCHES, kept, side_batches)
         if fractional:
-            _join_sides(folder / WEIGHT_SUMS, kept, weight_sums)
+            _join_sides(folder / WEIGHT_SUMS, kept, side_weight_sums)
         fingerprint = content_fingerprint(
-            ((map_file(folder / shard.file), batches(shard), lengths(shard)) for shard in kept), layout
+            ((map_file(folder / s.file), side_batches(folder, s), side_lengths(folder, s)) for s in kept), layout
         )
     except FileNotFoundError as error:
         raise OutputError(f"{error.filename}: missing, so the dataset cannot be finished; prepare again") from None
@@ -104,13 +92,13 @@ def finish_dataset(
         histogram=add_histograms(kept),
         checksums={name: checksum(map_file(folder / name)) for name in names},
     )
-    sync_folder(folder)
+    sync(folder)
     manifest.save(folder)
-    sync_folder(folder)
+    sync(folder)
     for shard in shards:
         if not shard.documents:
             (folder / shard.file).unlink(missing_ok=True)
-    shutil.rmtree(sides, ignore_errors=True)
+    shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
     return manifest
 
 
@@ -127,11 +115,11 @@ def content_fingerprint(shards: Iterable[tuple[Array, Array, Array]], layout: Sh
     words = hashlib.blake2b(digest_size=16)
     counts = hashlib.blake2b(digest_size=16)
     for data, batches, lengths in shards:
-        counts.update(np.ascontiguousarray(lengths[:, 0]))
+        counts.update(np.ascontiguousarray(lengths[:, 0]).data)
         for number, line in enumerate(batches):
             rows = min(DOCUMENTS_PER_BATCH, len(lengths) - number * DOCUMENTS_PER_BATCH)
             total = int(data[int(line[2]) :][: 8 * (rows + 1)].view("<i8")[-1])
-            words.update(data[int(line[3]) :][: 8 * total])
+            words.update(data[int(line[3]) :][: 8 * total].data)
     kind = f"penstock 1, {layout.token_dtype.itemsize} bytes, spans {layout.has_spans}"
     whole = hashlib.blake2b(kind.encode(), digest_size=16)
     whole.update(words.digest())
@@ -139,13 +127,12 @@ def content_fingerprint(shards: Iterable[tuple[Array, Array, Array]], layout: Sh
     return whole.hexdigest()
 
 
-def _join_sides(path: Path, shards: Sequence[ShardInfo], part: Callable[[ShardInfo], Array]) -> None:
+def _join_sides(path: Path, shards: Sequence[ShardInfo], part: Callable[[Path, ShardInfo], Array]) -> None:
     """Write the side files of all shards end to end, forced to the disk, then renamed."""
     partial = path.with_name(path.name + ".partial")
-    parts = map(part, shards)
     with output_errors(path), open(partial, "wb") as file:
-        for data in parts:
-            file.write(np.ascontiguousarray(data).data)
+        for shard in shards:
+            file.write(np.ascontiguousarray(part(path.parent, shard)).data)
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)

@@ -8,10 +8,12 @@ import numpy as np
 
 from penstock.errors import ConfigError, OutputError
 from penstock.ragged import Ragged
+from penstock.shards.blocks import SpanBlock, slice_rows
 from penstock.shards.dataset import Dataset
 from penstock.shards.finish import finish_dataset
-from penstock.shards.manifest import TokenizerInfo
-from penstock.shards.writer import SPAN, ShardLayout, ShardWriter, SpanBlock
+from penstock.shards.layout import SPAN, ShardLayout
+from penstock.shards.manifest import ShardInfo, TokenizerInfo
+from penstock.shards.writer import ShardWriter
 
 Span = tuple[int, int, float]
 """(begin, end, loss weight) of a range of tokens."""
@@ -53,13 +55,12 @@ def write_dataset(
         raise ConfigError(f"{len(rows)} documents, but another number of spans or texts")
     size = vocab_size or (tokenizer.vocab_size if tokenizer else int(rows.values.max(initial=0)) + 1)
     layout = ShardLayout(vocab_size=size, has_spans=spans is not None, has_text=texts is not None)
-    shards = []
+    shards: list[ShardInfo] = []
     for begin in range(0, len(rows), documents_per_shard):
         part = slice(begin, min(begin + documents_per_shard, len(rows)))
-        offsets = rows.offsets[part.start : part.stop + 1]
         with ShardWriter(folder, f"{len(shards):05}.arrow", layout) as writer:
             writer.write(
-                Ragged(rows.values[offsets[0] : offsets[-1]], offsets - offsets[0]),
+                slice_rows(rows, part.start, part.stop),
                 files=0,
                 lines=np.arange(part.start, part.stop),
                 spans=None if spans is None else span_block(spans[part]),
