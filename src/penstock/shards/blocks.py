@@ -51,12 +51,9 @@ class Block:
     def span_arrays(self) -> tuple[Array, Array, tuple[Array, Array, Array]]:
         """(valid bool [n], offsets int64 [n + 1], (begins, ends, weights)); no rows where the layout has no spans."""
         if self.spans is None:
-            return (
-                np.empty(0, np.bool_),
-                np.zeros(1, np.int64),
-                (np.empty(0, "u4"), np.empty(0, "u4"), np.empty(0, "f4")),
-            )
-        values = self.spans.spans.values
+            valid, offsets, values = np.empty(0, np.bool_), np.zeros(1, np.int64), np.empty(0, SPAN)
+        else:
+            valid, offsets, values = self.spans.valid, self.spans.spans.offsets, self.spans.spans.values
         begins, ends, weights = (np.ascontiguousarray(values[name]) for name in ("begin", "end", "loss_weight"))
         return np.ascontiguousarray(valid), offsets, (begins, ends, weights)
 

@@ -161,10 +161,10 @@ class ShardWriter:
         wrong, fractional = k.summarise_batch(block.tokens.offsets, valid, offsets, *spans, lengths, weight_sums)
         if wrong >= 0:
             listed = [part[offsets[wrong] : offsets[wrong + 1]].tolist() for part in spans]
+            place = f"document {self._documents + wrong} (file {block.files[wrong]}, line {block.lines[wrong]})"
             raise ConfigError(
-                f"{self.path}: document {self._documents + wrong} (file {block.files[wrong]}, line {block.lines[wrong]}) "
-                f"has {block.tokens.lengths[wrong]} tokens and spans (begin, end, weight) "
-                f"{list(zip(*listed, strict=True))}; spans must lie inside it, in order, apart, not empty, of finite weight"
+                f"{self.path}: {place} has {block.tokens.lengths[wrong]} tokens and spans (begin, end, weight) "
+                f"{list(zip(*listed, strict=True))}; they must lie inside it, in order, apart, not empty, of finite weight"
             )
         self._lengths.append(lengths)
         self._weight_sums.append(weight_sums)
