@@ -10,6 +10,7 @@ mapping alive and stay inside it.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
@@ -72,3 +73,24 @@ def trailing_zeros(typing_context, value):
         return builder.cttz(arguments[0], context.get_constant(types.boolean, True))
 
     return types.uint64(types.uint64), codegen
+
+
+def _forget_stale_kernels() -> None:
+    """Delete cached kernels that are older than any kernel source.
+
+    Numba notices a change of the file that a kernel stands in, but not of what it inlines from other files; a stale
+    kernel would be silently wrong. Costs a millisecond, once a process.
+    """
+    package = Path(__file__).parent
+    sources = [*package.glob("*/_*kernels.py"), *package.glob("*.py")]
+    newest = max(source.stat().st_mtime for source in sources)
+    for cached in [*package.glob("__pycache__/*.nbi"), *package.glob("*/__pycache__/*.nbi")]:
+        try:
+            if cached.stat().st_mtime < newest:
+                cached.unlink()
+        except OSError:
+            # Another process was faster, or the installation is read-only and never changes.
+            continue
+
+
+_forget_stale_kernels()

@@ -1,7 +1,16 @@
 """Model inputs: the arrays of a row, and what a model asks of them."""
 
-from penstock.inputs._kernels import blank, describe_row, shift_targets
+from penstock.inputs._kernels import blank, describe_row, fill_with, write_tokens
 from penstock.inputs.model_input import IGNORE, ModelInput
 from penstock.inputs.requirements import EVERYTHING, InputRequirements
 
-__all__ = ["EVERYTHING", "IGNORE", "InputRequirements", "ModelInput", "blank", "describe_row", "shift_targets"]
+__all__ = [
+    "EVERYTHING",
+    "IGNORE",
+    "InputRequirements",
+    "ModelInput",
+    "blank",
+    "describe_row",
+    "fill_with",
+    "write_tokens",
+]

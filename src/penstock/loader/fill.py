@@ -1,14 +1,15 @@
 """The fill: planned rows become model inputs, straight from mapped shards, in one compiled call a step."""
 
 from collections.abc import Sequence
-from typing import Any, final
+from dataclasses import dataclass
+from typing import Any, final, overload
 
 import numpy as np
 
 from penstock.compiled import address_of
 from penstock.errors import ConfigError, CorruptionError
 from penstock.inputs import InputRequirements, ModelInput
-from penstock.loader import _kernels as k
+from penstock.loader import _fill_kernels as k
 from penstock.loader.recycling import BufferPool
 from penstock.sampling import DOCUMENT
 
@@ -20,7 +21,7 @@ _FAULTS = {
 
 
 def table_lines(datasets: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """The sources' document tables as one array of numbers and addresses, for kernels; datasets stay referenced elsewhere."""
+    """The sources' document tables as numbers and addresses, for kernels; the caller keeps the datasets alive."""
     lines = np.zeros((len(datasets), k.TABLE_COLUMNS), np.uint64)
     for line, dataset in zip(lines, datasets, strict=True):
         table = dataset.table
@@ -39,6 +40,55 @@ def table_lines(datasets: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.uint64]]
         line[k.LENGTHS_STRIDE] = table.lengths.strides[0]
         line[k.WEIGHT_SUMS] = 0 if table.weight_sums is None else address_of(table.weight_sums)
     return lines
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FilledRows(Sequence[ModelInput]):
+    """The rows of one call of the kernel, side by side; a `ModelInput` of views is made when a row is asked for."""
+
+    need: InputRequirements
+    tokens: np.ndarray[Any, Any]
+    targets: np.ndarray[Any, Any]
+    weights: np.ndarray[Any, Any]
+    positions: np.ndarray[Any, Any]
+    document_ids: np.ndarray[Any, Any]
+    cu_seqlens: np.ndarray[Any, np.dtype[np.int32]]
+    cu_starts: np.ndarray[Any, np.dtype[np.int64]]
+    max_seqlens: np.ndarray[Any, np.dtype[np.int64]]
+    num_tokens: np.ndarray[Any, np.dtype[np.int64]]
+    source_ids: np.ndarray[Any, np.dtype[np.int32]]
+    row_starts: np.ndarray[Any, np.dtype[np.int64]]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @overload
+    def __getitem__(self, index: int) -> ModelInput: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ModelInput]: ...
+    def __getitem__(self, index: int | slice) -> ModelInput | Sequence[ModelInput]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        row, need = index % len(self), self.need
+        begin, end = self.row_starts[row], self.row_starts[row + 1]
+        used = int(self.num_tokens[row])
+        padded = used < self.tokens.shape[1]
+        first = self.cu_starts[row]
+        width = need.cu_seqlens_capacity or end - begin + 1 + padded
+        return ModelInput(
+            tokens=self.tokens[row],
+            targets=self.targets[row],
+            loss_weights=self.weights[row] if need.loss_weights else None,
+            positions=self.positions[row] if need.positions else None,
+            document_ids=self.document_ids[row] if need.document_ids else None,
+            cu_seqlens=self.cu_seqlens[first : first + width] if need.cu_seqlens else None,
+            max_seqlen=int(self.max_seqlens[row]) if need.cu_seqlens else None,
+            num_tokens=used,
+            source_ids=self.source_ids[begin:end],
+        )
 
 
 @final
@@ -70,8 +120,8 @@ class Fill:
             for dataset in datasets:
                 if dataset.table.weight_sums is not None:
                     raise ConfigError(
-                        f"{requirements.asked_by} asks for no loss weights, but dataset {dataset.name!r} has weights other "
-                        "than 0 and 1, which would be lost; require loss_weights=True"
+                        f"{requirements.asked_by} asks for no loss weights, but dataset {dataset.name!r} has weights "
+                        "other than 0 and 1, which would be lost; require loss_weights=True"
                     )
 
     def weigh(self, pieces: np.ndarray[Any, Any]) -> tuple[float, ...]:
@@ -80,49 +130,37 @@ class Fill:
         k.weigh_rows(self._tables, pieces, sums)
         return tuple(sums.tolist())
 
-    def rows(self, pieces: np.ndarray[Any, Any], row_starts: np.ndarray[Any, Any]) -> list[ModelInput]:
+    def rows(self, pieces: np.ndarray[Any, Any], row_starts: np.ndarray[Any, Any]) -> "FilledRows":
         """Model inputs of len(row_starts) − 1 rows.
 
         Raises:
             CorruptionError: Stored bytes are not what was written; names dataset and document.
         """
         need, rows, slots = self._requirements, len(row_starts) - 1, self._slots
-        tokens = self._pool.take((rows, slots), self._dtype)
-        targets = self._pool.take((rows, self._distances, slots), self._dtype)
-        weights = self._pool.take((rows, self._distances, slots if need.loss_weights else 0), np.dtype(np.float32))
-        positions = self._pool.take((rows, slots if need.positions else 0), self._dtype)
-        document_ids = self._pool.take((rows, slots if need.document_ids else 0), self._dtype)
         cu_starts = self._cu_starts(row_starts)
-        cu_seqlens = np.empty(int(cu_starts[-1]), np.int32)
-        max_seqlens, num_tokens = np.empty(rows, np.int64), np.empty(rows, np.int64)
+        filled = FilledRows(
+            need=need,
+            tokens=self._pool.take((rows, slots), self._dtype),
+            targets=self._pool.take((rows, self._distances, slots), self._dtype),
+            weights=self._pool.take((rows, self._distances, slots if need.loss_weights else 0), np.dtype(np.float32)),
+            positions=self._pool.take((rows, slots if need.positions else 0), self._dtype),
+            document_ids=self._pool.take((rows, slots if need.document_ids else 0), self._dtype),
+            cu_seqlens=np.empty(int(cu_starts[-1]), np.int32),
+            cu_starts=cu_starts,
+            max_seqlens=np.empty(rows, np.int64),
+            num_tokens=np.empty(rows, np.int64),
+            source_ids=pieces[row_starts[0] : row_starts[-1], k.SOURCE].astype(np.int32),
+            row_starts=row_starts - row_starts[0],
+        )
         fault = np.zeros(2, np.int64)
         k.fill_rows(
-            self._tables, pieces, row_starts, self._pad_id, tokens, targets, weights, positions, document_ids,
-            cu_seqlens, cu_starts, max_seqlens, num_tokens, fault,
+            self._tables, pieces, row_starts, self._pad_id, filled.tokens, filled.targets, filled.weights,
+            filled.positions, filled.document_ids, filled.cu_seqlens, cu_starts, filled.max_seqlens,
+            filled.num_tokens, fault,
         )  # fmt: skip
         if fault[0]:
             self._report(int(fault[0]), pieces[fault[1]])
-        source_ids = pieces[row_starts[0] : row_starts[-1], k.SOURCE].astype(np.int32)
-        first = row_starts[0]
-        longest, used = max_seqlens.tolist(), num_tokens.tolist()
-        inputs = []
-        for row in range(rows):
-            count = row_starts[row + 1] - row_starts[row]
-            width = need.cu_seqlens_capacity or int(count) + 1 + (used[row] < slots)
-            inputs.append(
-                ModelInput(
-                    tokens=tokens[row],
-                    targets=targets[row],
-                    loss_weights=weights[row] if need.loss_weights else None,
-                    positions=positions[row] if need.positions else None,
-                    document_ids=document_ids[row] if need.document_ids else None,
-                    cu_seqlens=cu_seqlens[cu_starts[row] : cu_starts[row] + width] if need.cu_seqlens else None,
-                    max_seqlen=longest[row] if need.cu_seqlens else None,
-                    num_tokens=used[row],
-                    source_ids=source_ids[row_starts[row] - first : row_starts[row + 1] - first],
-                )
-            )
-        return inputs
+        return filled
 
     def _cu_starts(self, row_starts: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Where each row's cumulative lengths begin, with room for a border more than documents and one for padding."""
@@ -132,7 +170,7 @@ class Fill:
             most = int(borders.max(initial=0))
             if most > capacity:
                 raise ConfigError(
-                    f"cu_seqlens_capacity is {capacity}, but a row needs {most} borders; raise it, or it truncates documents"
+                    f"cu_seqlens_capacity is {capacity}, but a row needs {most} entries; raise it, or the sequence length"
                 )
             borders = np.full(len(borders), capacity)
         return np.concatenate([[0], np.cumsum(borders)])
@@ -141,5 +179,5 @@ class Fill:
         dataset, document = self._datasets[piece[k.SOURCE]], int(piece[DOCUMENT])
         raise CorruptionError(
             f"dataset {dataset.name!r} ({dataset.path}): document {document}: {_FAULTS[fault]}; nothing of it was "
-            f"trained. `penstock verify {dataset.path}` names everything that is damaged; prepare it again or restore a copy"
+            f"trained. `penstock verify {dataset.path}` names all that is damaged; prepare it again or restore a copy"
         )

@@ -5,7 +5,7 @@ fills steps; without, all happens in the caller's thread: the steps are the same
 shows in a state: `step.resume_state` is the place after that step.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, final
@@ -13,7 +13,7 @@ from typing import Any, Self, final
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.inputs import EVERYTHING, InputRequirements, ModelInput
+from penstock.inputs import EVERYTHING, InputRequirements
 from penstock.loader import explain as explaining
 from penstock.loader import state as states
 from penstock.loader._kernels import PIECE_COLUMNS
@@ -264,7 +264,7 @@ class Loader:
     def _make(self, plan: StepPlan) -> Step:
         """Fill this rank's rows of a planned step."""
         begin, end = self.data_parallel.rows(len(plan.row_starts) - 1)
-        rows: Sequence[ModelInput] = self._fill.rows(plan.pieces, plan.row_starts[begin : end + 1])
+        rows = self._fill.rows(plan.pieces, plan.row_starts[begin : end + 1])
         description, index, place, used = self._description, plan.index, plan.place, plan.rows
         return Step(
             index,

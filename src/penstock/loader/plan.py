@@ -44,7 +44,7 @@ from penstock.sampling import (
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
 FIRST_WINDOW_ROWS = 16
-"""Rows of the first window; each later one is twice as large, up to `window_rows`, so that the first row comes at once."""
+"""Rows of the first window; each later one is twice as large, up to `window_rows`: the first row comes at once."""
 BUFFER_ENTRIES = 32768
 """Entries in the buffers of all sources together."""
 UNLIMITED = np.iinfo(np.int64).max

@@ -8,7 +8,7 @@ import numpy as np
 from penstock.errors import ConfigError
 
 UNIT = 1 << 30
-"""What all shares add up to. A token is worth UNIT credits, so credits of the longest documents (2^32 tokens) fit int64."""
+"""What all shares add up to. A token is worth UNIT credits; those of the longest documents (2^32 tokens) fit int64."""
 
 
 def integer_shares(
