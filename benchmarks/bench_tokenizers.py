@@ -1,9 +1,11 @@
-"""MB/s of `Tokenizer.encode_batch` against the `tokenizers` package, on one thread, interleaved, in one process.
+"""MB/s of `Tokenizer.encode_batch` against the `tokenizers` package: one thread, one process, the same blocks in turn.
 
-The text is Python's standard library (sources and documentation strings), cut in documents of a few kB; the vocabulary
-is trained on it. CPU time of the process, median of the repeats, first one apart (gigatoken fills its cache of words).
+The text is Python's standard library (sources and documentation strings), cut in documents of 3 kB, shuffled; the
+vocabulary is trained on a part of it. Every block of a megabyte is new to both, for gigatoken keeps the words it has
+seen: encoding the same text again would be twice as fast. Figures are medians over the blocks after the first two,
+of CPU time; the first block is shown apart.
 
-    python benchmarks/bench_tokenizers.py [--megabytes 8] [--repeats 5] [--tokenizer PATH] [--json]
+    python benchmarks/bench_tokenizers.py [--blocks 10] [--tokenizer PATH] [--json]
 """
 
 import os
@@ -13,11 +15,13 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import argparse
 import json
+import random
 import statistics
 import sysconfig
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +32,16 @@ from penstock.tokenizers import Tokenizer, load_tokenizer, train_tokenizer
 DOCUMENT_CHARACTERS = 3000
 
 
-def standard_library(megabytes: float) -> list[str]:
-    """Documents of Python's standard library, the same on every run of a machine."""
+def standard_library(num_blocks: int) -> list[list[str]]:
+    """Blocks of a megabyte of documents, the same on every run of a machine."""
     documents: list[str] = []
-    size = 0
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py")):
-        if "site-packages" in path.parts or size >= megabytes * 1e6:
-            continue
-        text = path.read_text(encoding="utf-8", errors="ignore")
-        size += len(text)
-        documents += [text[at : at + DOCUMENT_CHARACTERS] for at in range(0, len(text), DOCUMENT_CHARACTERS)]
-    return documents
+        if "site-packages" not in path.parts:
+            text = path.read_text(encoding="utf-8", errors="ignore")
+            documents += [text[at : at + DOCUMENT_CHARACTERS] for at in range(0, len(text), DOCUMENT_CHARACTERS)]
+    random.Random(1).shuffle(documents)
+    per_block = 1_000_000 * len(documents) // sum(map(len, documents))
+    return [documents[at : at + per_block] for at in range(0, len(documents), per_block)][:num_blocks]
 
 
 def seconds(work: Callable[[], Any]) -> float:
@@ -47,56 +50,55 @@ def seconds(work: Callable[[], Any]) -> float:
     return time.process_time() - begun
 
 
-def measure(tokenizer: Tokenizer, documents: list[str], repeats: int) -> dict[str, Any]:
+def measure(tokenizer: Tokenizer, blocks: list[list[str]]) -> dict[str, Any]:
     """Rates in MB/s: ours from Arrow to flat arrays, theirs from str to encodings."""
     from tokenizers import Tokenizer as Theirs
 
     theirs = Theirs.from_str(tokenizer.source_bytes["tokenizer.json"].decode())
-    array = pa.array(documents, pa.large_string())
-    megabytes = sum(len(document.encode()) for document in documents) / 1e6
-    ways: dict[str, Callable[[], Any]] = {
-        "penstock": lambda: tokenizer.encode_batch(array),
-        "tokenizers": lambda: theirs.encode_batch(documents, add_special_tokens=False),
-        "tokenizers, fast": lambda: theirs.encode_batch_fast(documents, add_special_tokens=False),
-    }
     tokenizer.encode("load it")
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(repeats + 1):
-        for name, work in ways.items():
-            times[name].append(seconds(work))
-    rates = {name: megabytes / statistics.median(taken[1:]) for name, taken in times.items()}
+    rates: dict[str, list[float]] = {"penstock": [], "tokenizers": [], "tokenizers, fast": []}
+    for documents in blocks:
+        megabytes = sum(len(document.encode()) for document in documents) / 1e6
+        array = pa.array(documents, pa.large_string())
+        ways: list[Callable[[], Any]] = [
+            partial(tokenizer.encode_batch, array),
+            partial(theirs.encode_batch, documents, add_special_tokens=False),
+            partial(theirs.encode_batch_fast, documents, add_special_tokens=False),
+        ]
+        for name, work in zip(rates, ways, strict=True):
+            rates[name].append(megabytes / seconds(work))
+    medians = {name: statistics.median(values[2:]) for name, values in rates.items()}
     return {
         "tokenizer": f"{tokenizer.name}, {tokenizer.kind}, {tokenizer.vocab_size} ids, by {tokenizer.encoder}",
-        "megabytes": round(megabytes, 2),
-        "mb_per_s": {name: round(rate, 1) for name, rate in rates.items()},
-        "first_mb_per_s": round(megabytes / times["penstock"][0], 1),
-        "ratio": round(rates["penstock"] / rates["tokenizers"], 1),
-        "ratio_fast": round(rates["penstock"] / rates["tokenizers, fast"], 1),
+        "blocks": len(blocks),
+        "mb_per_s": {name: round(rate, 1) for name, rate in medians.items()},
+        "first_mb_per_s": round(rates["penstock"][0], 1),
+        "ratio": round(medians["penstock"] / medians["tokenizers"], 1),
+        "ratio_fast": round(medians["penstock"] / medians["tokenizers, fast"], 1),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=float, default=8.0)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--blocks", type=int, default=10, help="megabytes of text")
     parser.add_argument("--tokenizer", help="a tokenizer.json or its folder; trained here if not given")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    documents = standard_library(options.megabytes)
+    blocks = standard_library(options.blocks)
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = (
             load_tokenizer(options.tokenizer)
             if options.tokenizer
-            else train_tokenizer(documents[:700], vocab_size=16000, output=f"{folder}/trained", progress=False)
+            else train_tokenizer(blocks[0] + blocks[1], vocab_size=16000, output=f"{folder}/trained", progress=False)
         )
-        found = measure(tokenizer, documents, options.repeats)
+        found = measure(tokenizer, blocks)
     if options.json:
         print(json.dumps(found))
         return
-    print(f"{found['tokenizer']}; {found['megabytes']} MB of the standard library, one thread")
+    print(f"{found['tokenizer']}; {found['blocks']} MB of the standard library, one thread")
     for name, rate in found["mb_per_s"].items():
         print(f"  {name:18} {rate:8.1f} MB/s")
-    print(f"  penstock, first run {found['first_mb_per_s']:7.1f} MB/s")
+    print(f"  penstock, first MB {found['first_mb_per_s']:7.1f} MB/s")
     print(f"  ratio: {found['ratio']} x encode_batch, {found['ratio_fast']} x encode_batch_fast")
 
 

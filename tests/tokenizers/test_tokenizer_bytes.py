@@ -63,7 +63,7 @@ def test_every_byte_is_in_the_table_once(exact: Tokenizer) -> None:
     assert set(single) <= set(entries)
     assert all(table[token_id] == b"" and table.is_control[token_id] for token_id in exact.special_tokens.values())
     assert table.lengths.tolist() == [len(entry) for entry in entries]
-    with pytest.raises(IndexError, match=f"id {len(table)} of a vocabulary of {len(table)}"):
+    with pytest.raises(TokenizerError, match=f"id {len(table)} is outside the vocabulary of {len(table)} ids"):
         table[len(table)]
 
 
@@ -111,6 +111,7 @@ def test_a_leading_space_is_handled_only_where_it_is_one() -> None:
     assert ends(b"ab", [1, 0, 2]) == [0, 1, 2]
     assert ends(b" ab", [1, 0, 2]) == [1, 2, 3]
     assert ends(b"", [1]) == [0]
+    assert ends(b"a", [3, 1, 0, 3]) == [0, 0, 1, 1]
     with pytest.raises(TokenizerError, match="from byte 0 on"):
         ends(b"ab", [2, 0, 2])
     with pytest.raises(TokenizerError, match="1 texts, but ids of 2"):

@@ -94,15 +94,21 @@ def test_user_defined_pieces_of_spaces_are_left_to_sentencepiece(tmp_path: Path,
     assert tokenizer.decode(ids) == "the   water<b>"
 
 
-def test_a_merge_that_spells_a_control_entry_is_not_made(trained: Path, tmp_path: Path) -> None:
-    parsed = json.loads((trained / "tokenizer.json").read_text())
-    model = parsed["model"]
-    merges = [["<", "t"], ["<t", ">"], *model["merges"]]
-    model = model | {"merges": merges, "vocab": model["vocab"] | {"<t": 400, "<t>": 401}}
-    added = [added_token("<t>", 401, special=False)]
+@pytest.mark.parametrize("ignore_merges", [False, True])
+def test_a_merge_or_word_that_spells_a_control_entry_is_not_made(
+    trained: Path, tmp_path: Path, ignore_merges: bool
+) -> None:
+    model = json.loads((trained / "tokenizer.json").read_text())["model"]
+    size = len(model["vocab"])
+    merges = [["<", "|"], ["<|", ">"], *model["merges"]]
+    model |= {"merges": merges, "vocab": model["vocab"] | {"<|": size, "<|>": size + 1}, "ignore_merges": ignore_merges}
+    added = [added_token("<|>", size + 1, special=False)]
     tokenizer = load_tokenizer(change_json(trained, tmp_path, model=model, added_tokens=added))
-    assert 401 not in tokenizer.encode("a<t>b").tolist()
-    assert 400 in tokenizer.encode("a<t>b").tolist()
+    due = [size, tokenizer.encode(">")[0]]
+    assert tokenizer.encode("<|>").tolist() == due
+    assert tokenizer.check_encoder(["<|>", "a <|> b"]) is None
+    assert tokenizer.encode("<|>", allow_control=True).tolist() == [size + 1]
+    assert tokenizer.encoder == "gigatoken"
 
 
 class WrongEncoder:
@@ -174,3 +180,11 @@ def test_decoding_shows_control_tokens_and_broken_bytes(trained: Path) -> None:
     assert tokenizer.decode([]) == ""
     if len(half) > 1:
         assert "\ufffd" in tokenizer.decode(half[:-1])
+
+
+@pytest.mark.parametrize("ids", [[-1], [0, -100], [100_000_000]])
+def test_ids_outside_the_vocabulary_are_refused(exact: Tokenizer, ids: list[int]) -> None:
+    with pytest.raises(TokenizerError, match=f"id {ids[-1]} is outside the vocabulary of {exact.vocab_size} ids"):
+        exact.decode(ids)
+    with pytest.raises(TokenizerError, match=f"id {ids[-1]} is outside the vocabulary"):
+        exact.token_ends("", ids)

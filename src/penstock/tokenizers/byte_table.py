@@ -9,6 +9,8 @@ from typing import Any, final
 
 import numpy as np
 
+from penstock.errors import TokenizerError
+
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -38,17 +40,16 @@ class ByteTable:
         return len(self.lengths)
 
     def __getitem__(self, token_id: int) -> bytes:
-        if not 0 <= token_id < len(self):
-            raise IndexError(f"id {token_id} of a vocabulary of {len(self)}")
+        self.check([token_id])
         return self.data[self.offsets[token_id] : self.offsets[token_id + 1]].tobytes()
 
     def spell(self, ids: Any) -> ByteArray:
         """Bytes of `ids`, end to end, uint8; costs about 10 ns a byte and no Python object a token.
 
         Raises:
-            IndexError: An id lies outside the vocabulary.
+            TokenizerError: An id lies outside the vocabulary.
         """
-        ids = np.asarray(ids, np.int64)
+        ids = self.check(ids)
         if not len(ids):
             return np.empty(0, np.uint8)
         lengths = self.lengths[ids]
@@ -57,3 +58,15 @@ class ByteTable:
         shifts = np.repeat(self.offsets[ids] - (ends - lengths), lengths)
         spelled: ByteArray = self.data[shifts + np.arange(ends[-1])]
         return spelled
+
+    def check(self, ids: Any) -> IntArray:
+        """`ids` as int64, all inside the vocabulary.
+
+        Raises:
+            TokenizerError: An id lies outside the vocabulary; a target of -100 is none.
+        """
+        checked = np.asarray(ids, np.int64)
+        outside = checked[(checked < 0) | (checked >= len(self))]
+        if len(outside):
+            raise TokenizerError(f"id {outside[0]} is outside the vocabulary of {len(self)} ids")
+        return checked

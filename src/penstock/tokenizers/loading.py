@@ -19,7 +19,10 @@ from penstock.errors import MissingExtraError, TokenizerError
 from penstock.tokenizers.ranks import PUBLISHED
 from penstock.tokenizers.tokenizer import Tokenizer
 
-FOLDER_ORDER = ("tokenizer.json*", "tekken*.json*", "tokenizer.model", "*.model", "*.tiktoken*")
+FOLDER_ORDER = (
+    *("tokenizer.json", "tokenizer.json.gz", "tekken*.json", "tekken*.json.gz"),
+    *("tokenizer.model", "*.model", "*.tiktoken", "*.tiktoken.gz"),
+)
 """What is looked for in a folder, first match first."""
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")

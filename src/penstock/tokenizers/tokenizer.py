@@ -144,11 +144,11 @@ class Tokenizer:
 
         A tokenizer that puts a space before the text (SentencePiece's dummy prefix) gives the text without it.
         """
-        ids = np.asarray(ids, np.int64)
         try:
             table = self.byte_table
         except TokenizerError:
-            return self._vocabulary.decode(ids.tolist())
+            return self._vocabulary.decode(np.asarray(ids, np.int64).tolist())
+        ids = table.check(ids)
         names = {token_id: text.encode() for text, token_id in self.special_tokens.items()}
         if not table.is_control[ids].any():
             spelled = table.spell(ids).tobytes()
