@@ -5,7 +5,7 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.inspection.text import token_texts
+from penstock.inspection.text import origin_text, token_texts
 
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
 
@@ -84,7 +84,7 @@ def summarise(dataset: Any) -> DatasetSummary:
         documents=len(lengths),
         tokens=tokens,
         trained_tokens=int(np.asarray(trained, np.int64).sum()),
-        text_bytes=_counted_bytes(manifest),
+        text_bytes=(manifest.text_bytes or None) if manifest is not None else None,
         shards=len(table.shard_addresses),
         token_bytes=int(table.token_bytes),
         has_spans=bool(table.has_spans),
@@ -122,15 +122,8 @@ def view_document(dataset: Any, number: int, tokenizer: Any) -> DocumentView:
     document = dataset[number]
     return DocumentView(
         number=number,
-        origin=str(document.origin),
+        origin=origin_text(document.origin),
         tokens=tuple(int(token) for token in document.tokens),
         texts=tuple(token_texts(tokenizer, document.tokens)),
         loss_weights=tuple(float(weight) for weight in document.loss_weights),
     )
-
-
-def _counted_bytes(manifest: Any) -> int | None:
-    """Bytes of text, as the manifest counts them."""
-    counts = getattr(manifest, "counts", manifest)
-    value = getattr(counts, "text_bytes", None)
-    return None if value is None else int(value)

@@ -7,7 +7,7 @@ from typing import Any, final
 import numpy as np
 
 from penstock.inputs import IGNORE
-from penstock.inspection.text import token_texts
+from penstock.inspection.text import origin_text, token_texts
 from penstock.loader import Loader
 
 
@@ -114,7 +114,7 @@ def _view(loader: Loader, step: int, number: int, row: Any, tokenizers: dict[str
                 begin=begin,
                 end=end,
                 source=piece.source,
-                origin=str(piece.origin),
+                origin=origin_text(piece.origin),
                 document=piece.document,
                 first_token=piece.first_token,
                 epoch=piece.epoch,

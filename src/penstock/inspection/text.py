@@ -5,9 +5,14 @@ bytes as `<e2><82>`. Line ends, tabs and what else does not print are shown by m
 """
 
 import codecs
+from pathlib import Path
 from typing import Any
 
 from penstock.errors import TokenizerError
+from penstock.tokenizers import load_tokenizer
+
+TOKENIZER_FOLDER = "tokenizer"
+"""Where `penstock prepare` keeps the tokenizer of a dataset, inside its folder."""
 
 MARKS = {"\n": "⏎", "\t": "→", "\r": "␍"}
 """Stand-ins for characters that would break the view."""
@@ -56,6 +61,12 @@ def _as_bytes(spelled: bytes) -> str:
 
 
 def tokenizer_of(dataset: Any) -> Any:
-    """The tokenizer that a dataset was made with; None where it cannot be loaded from here."""
-    tokenizer = getattr(dataset, "tokenizer", None)
-    return tokenizer if hasattr(tokenizer, "decode") else None
+    """The tokenizer that lies beside a dataset, in its folder `tokenizer`; None where there is none."""
+    folder = Path(getattr(dataset, "path", "")) / TOKENIZER_FOLDER
+    return load_tokenizer(folder) if folder.is_dir() else None
+
+
+def origin_text(origin: Any) -> str:
+    """`web.jsonl:12`; "?" where it is not known."""
+    file, line = getattr(origin, "file", ""), getattr(origin, "line", None)
+    return "?" if not file else f"{file}:{line}"
