@@ -72,6 +72,19 @@ def test_the_config_names_the_roles(trained: Path, tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
+def test_a_role_makes_a_token_control(trained: Path, tmp_path: Path) -> None:
+    model = json.loads((trained / "tokenizer.json").read_text())["model"]
+    size = len(model["vocab"])
+    model |= {"vocab": model["vocab"] | {"<|": size, "<|>": size + 1}, "merges": [["<", "|"], ["<|", ">"]]}
+    path = change_json(trained, tmp_path, model=model)
+    assert load_tokenizer(path).encode("<|>").tolist() == [size + 1]
+    path.with_name("tokenizer_config.json").write_text(json.dumps({"eos_token": "<|>"}))
+    tokenizer = load_tokenizer(path)
+    assert (tokenizer.eos_id, tokenizer.special_tokens["<|>"]) == (size + 1, size + 1)
+    assert size + 1 not in tokenizer.encode("<|>").tolist()
+    assert tokenizer.byte_table.is_control[size + 1]
+
+
 def test_without_a_config_two_candidates_are_none(trained: Path, tmp_path: Path) -> None:
     added = [added_token(text, place, special=True) for place, text in enumerate(["<|bos|>", "<|eos|>", "<|pad|>"])]
     assert load_tokenizer(change_json(trained, tmp_path, added_tokens=added)).eos_id == 1

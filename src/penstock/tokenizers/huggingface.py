@@ -7,6 +7,7 @@ text was asked for.
 """
 
 import json
+import secrets
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, final
@@ -31,6 +32,7 @@ class HuggingFaceVocabulary:
 
     def __init__(self, content: bytes, config: bytes | None = None) -> None:
         self._json: dict[str, Any] = json.loads(content)
+        self._secret = secrets.token_hex(16)
         model = self._json["model"]
         self._model_type = model.get("type") or _untyped_model(model)
         self._tokens = _model_tokens(model)
@@ -85,11 +87,10 @@ class HuggingFaceVocabulary:
         for token, token_id in self._tokens.items():
             entries[token_id] = spell(token)
         for text, token_id in self._added.items():
-            plain = text if byte_level else text.replace("▁", " ")
-            entries[token_id] = plain.encode() if token_id in self._content else None
-        unknown = self._json["model"].get("unk_token")
-        if unknown in self._tokens:
-            entries[self._tokens[unknown]] = None
+            entries[token_id] = (text if byte_level else text.replace("▁", " ")).encode()
+        unknown = self._tokens.get(self._json["model"].get("unk_token"))
+        for token_id in (*self.controls.values(), *([] if unknown is None else [unknown])):
+            entries[token_id] = None
         return ByteTable(entries)
 
     def scrubbed_json(self) -> str:
@@ -127,8 +128,8 @@ class HuggingFaceVocabulary:
         return model
 
     def _hidden(self, token: str) -> str:
-        """A name that no text spells, for control entries: U+10FFFF is not a character."""
-        return f"\U0010ffff control {self.controls[token]}" if token in self.controls else token
+        """A name that no text can spell, for control entries: nobody knows the secret. It changes no id."""
+        return f"{self._secret}{self.controls[token]}" if token in self.controls else token
 
     @cached_property
     def _whole(self) -> Any:
@@ -154,8 +155,9 @@ class HuggingFaceVocabulary:
         if token_id is None:
             raise TokenizerError(
                 f"tokenizer_config.json: {role} is {text!r}, which is not in tokenizer.json; "
-                f"its control entries are {list(self.controls)[:12]}"
+                f"its control entries are {list(self.controls)[:12]}; name one of them, or null"
             )
+        self.controls.setdefault(text, token_id)
         return token_id
 
     def _refuse_inexact(self) -> None:

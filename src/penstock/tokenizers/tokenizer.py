@@ -142,7 +142,8 @@ class Tokenizer:
     def decode(self, ids: Any) -> str:
         """Text of `ids`; control tokens are shown as their file writes them, broken UTF-8 as U+FFFD.
 
-        A tokenizer that puts a space before the text (SentencePiece's dummy prefix) gives the text without it.
+        A tokenizer that puts a space before the text (SentencePiece's dummy prefix) gives the text without its first
+        space, as its own package does: where the prefix was the text's own space, that is gone.
         """
         try:
             table = self.byte_table
