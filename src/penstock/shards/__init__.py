@@ -7,11 +7,15 @@ other rooms read documents by address through `DocumentTable`, and check them wi
 
 from penstock.shards._kernels import CHUNK_TOKENS, spans_are_right, token_checksum
 from penstock.shards.blocks import SpanBlock
-from penstock.shards.dataset import Dataset, Document, Origin
+from penstock.shards.dataset import Dataset
+from penstock.shards.document import Corpus, Document, Origin
 from penstock.shards.finish import finish_dataset
+from penstock.shards.in_place import InPlaceCorpus
 from penstock.shards.layout import SPAN, ShardLayout
 from penstock.shards.manifest import Manifest, ShardInfo, TokenizerInfo
+from penstock.shards.megatron import open_megatron
 from penstock.shards.memory import write_dataset
+from penstock.shards.npy import open_npy
 from penstock.shards.opening import open_dataset
 from penstock.shards.sides import load_shard
 from penstock.shards.table import DocumentTable
@@ -20,9 +24,11 @@ from penstock.shards.writer import ShardWriter
 __all__ = [
     "CHUNK_TOKENS",
     "SPAN",
+    "Corpus",
     "Dataset",
     "Document",
     "DocumentTable",
+    "InPlaceCorpus",
     "Manifest",
     "Origin",
     "ShardInfo",
@@ -33,6 +39,8 @@ __all__ = [
     "finish_dataset",
     "load_shard",
     "open_dataset",
+    "open_megatron",
+    "open_npy",
     "spans_are_right",
     "token_checksum",
     "write_dataset",

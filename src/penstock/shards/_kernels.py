@@ -14,7 +14,7 @@ import hashlib
 
 import numpy as np
 
-from penstock.compiled import inline_kernel, kernel, view_f32, view_i64, view_u8, view_u16, view_u32, view_u64
+from penstock.compiled import inline_kernel, kernel, view_i64, view_u8, view_u16, view_u32, view_u64
 from penstock.randomness import mix
 
 CHUNK_TOKENS = 256
@@ -36,7 +36,7 @@ _NULL_SPANS = np.uint64(0x4E554C4C)
 _FILE_BLOCK = np.uint64(1024)
 
 OK, BAD_LENGTH, BAD_TOKENS, BAD_SPANS, BAD_TOKEN_ID, BAD_SPAN_ORDER, BAD_TRAINED, BAD_CHECKSUM_COUNT = range(8)
-"""What `check_batch` finds wrong with a document."""
+"""What can be wrong with a document."""
 
 
 @inline_kernel
@@ -186,37 +186,42 @@ def spans_are_right(shard, line, row):
 
 
 @kernel
-def read_tokens(shard, line, row, layout, length, tokens):
-    """Copy a document's tokens, checked.
+def read_documents(places, batches, layout, lengths, first, offsets, tokens):
+    """Copy documents in a row, checked.
 
     Args:
-        shard: uint64, address of the shard.
-        line: uint64, address of the batch's line in the batch table.
-        row: int64, the document's row in the batch.
+        places: (shard_starts, shard_first_batch, shard_addresses, documents_per_batch) of the `DocumentTable`.
+        batches: uint64, address of the batch table.
         layout: (token_bytes int64, offset_bytes int64, has_checksums bool, has_spans bool).
-        length: int64, tokens by the lengths file.
-        tokens: uint32 [length], written.
+        lengths: uint32 or int32 [N, 1 or 2].
+        first: int64, the first document.
+        offsets: int64 [n + 1], where each document begins in `tokens`, by the lengths.
+        tokens: uint32, written.
 
     Returns:
-        `OK`, `BAD_LENGTH`, `BAD_TOKENS` or `BAD_SPANS`.
+        (`OK` or what is wrong, with which document).
     """
+    shard_starts, shard_first_batch, shard_addresses, documents_per_batch = places
     token_bytes, offset_bytes, has_checksums, has_spans = layout
-    batch = view_u64(line, BATCH_COLUMNS)
-    first, last = offsets_of(shard, line, 0, row)
-    address = shard + batch[1] + np.uint64(first) * np.uint64(offset_bytes)
-    if has_checksums:
-        if last - first != length:
-            return BAD_LENGTH
-        fault = check_tokens(shard, line, row, address, token_bytes, length, has_spans)
-        if fault != OK:
-            return fault
-        if has_spans and not spans_are_right(shard, line, row):
-            return BAD_SPANS
-    if token_bytes == 2:
-        tokens[:] = view_u16(address, length)
-    else:
-        tokens[:] = view_u32(address, length)
-    return OK
+    for i in range(len(offsets) - 1):
+        shard_number, batch, row = locate(first + i, shard_starts, shard_first_batch, documents_per_batch)
+        shard, line = shard_addresses[shard_number], batches + np.uint64(batch * BATCH_COLUMNS * 8)
+        begin, end = offsets_of(shard, line, 0, row)
+        address = shard + view_u64(line, BATCH_COLUMNS)[1] + np.uint64(begin) * np.uint64(offset_bytes)
+        length = np.int64(lengths[first + i, 0])
+        if has_checksums:
+            if end - begin != length:
+                return BAD_LENGTH, first + i
+            fault = check_tokens(shard, line, row, address, token_bytes, length, has_spans)
+            if fault != OK:
+                return fault, first + i
+            if has_spans and not spans_are_right(shard, line, row):
+                return BAD_SPANS, first + i
+        if token_bytes == 2:
+            tokens[offsets[i] : offsets[i + 1]] = view_u16(address, length)
+        else:
+            tokens[offsets[i] : offsets[i + 1]] = view_u32(address, length)
+    return OK, first
 
 
 @inline_kernel
@@ -327,77 +332,6 @@ def summarise_batch(offsets, valid, span_offsets, begins, ends, weights, lengths
             fractional |= state == 1
         lengths[i, 0], lengths[i, 1], weight_sums[i] = num_tokens, trained, total
     return -1, fractional
-
-
-@kernel
-def check_batch(shard, line, layout, limits, lengths, faults):
-    """Check all documents of one batch of a shard.
-
-    Args:
-        shard: uint64, address of the shard.
-        line: uint64, address of the batch's line in the batch table.
-        layout: (token_bytes int64, has_spans bool, vocab_size uint32 or more).
-        limits: int64 [3], how many tokens, checksum words and spans the batch's buffers hold.
-        lengths: uint32 [n, 2], of the batch's documents, from the lengths file.
-        faults: uint8 [n], written: `OK` or what is wrong with each document.
-    """
-    token_bytes, has_spans, vocab_size = layout
-    expected = np.zeros(3, np.int64)
-    for row in range(len(lengths)):
-        length = np.int64(lengths[row, 0])
-        first, last = offsets_of(shard, line, 0, row)
-        words = offsets_of(shard, line, 2, row)
-        spans = offsets_of(shard, line, 5, row) if has_spans else (np.int64(0), np.int64(0))
-        address = shard + view_u64(line, BATCH_COLUMNS)[1] + np.uint64(first) * np.uint64(token_bytes)
-        if first != expected[0] or last - first != length or last > limits[0]:
-            faults[row] = BAD_LENGTH
-        elif words[0] != expected[1] or words[1] > limits[1]:
-            faults[row] = BAD_CHECKSUM_COUNT
-        elif spans[0] != expected[2] or spans[1] < spans[0] or spans[1] > limits[2]:
-            faults[row] = BAD_SPANS
-        else:
-            faults[row] = check_tokens(shard, line, row, address, token_bytes, length, has_spans)
-            if faults[row] == OK and _largest(address, length, token_bytes) >= vocab_size:
-                faults[row] = BAD_TOKEN_ID
-            if faults[row] == OK:
-                faults[row] = _check_trained(shard, line, row, has_spans, length, np.int64(lengths[row, 1]))
-        expected[0], expected[2] = expected[0] + length, spans[1]
-        expected[1] += num_chunks(length) + np.int64(has_spans)
-
-
-@inline_kernel
-def _largest(address, length, token_bytes):
-    """The highest token id of a document, -1 when it is empty → int64."""
-    highest = np.int64(-1)
-    if token_bytes == 2:
-        for token in view_u16(address, length):
-            highest = max(highest, np.int64(token))
-    else:
-        for token in view_u32(address, length):
-            highest = max(highest, np.int64(token))
-    return highest
-
-
-@inline_kernel
-def _check_trained(shard, line, row, has_spans, length, trained):
-    """Check the spans of a row, and its trained tokens against the lengths file → fault."""
-    counted = max(length - 1, 0)
-    if has_spans:
-        if not spans_are_right(shard, line, row):
-            return BAD_SPANS
-        if has_span_list(shard, line, row):
-            batch = view_u64(line, BATCH_COLUMNS)
-            first, last = offsets_of(shard, line, 5, row)
-            skip, count = np.uint64(first) << _2, last - first
-            state, counted, _ = spans_summary(
-                view_u32(shard + batch[6] + skip, count),
-                view_u32(shard + batch[7] + skip, count),
-                view_f32(shard + batch[8] + skip, count),
-                length,
-            )
-            if state == 2:
-                return BAD_SPAN_ORDER
-    return OK if counted == trained else BAD_TRAINED
 
 
 @kernel

@@ -1,7 +1,6 @@
 """A prepared dataset, opened by mapping: any document at once, nothing read before it is needed."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -9,36 +8,12 @@ import numpy as np
 
 from penstock.compiled import address_of
 from penstock.errors import CorruptionError
+from penstock.shards.document import Document, Origin
 from penstock.shards.files import check_size, checksum, map_file, map_numbers
 from penstock.shards.manifest import BATCHES, FILES, LENGTHS, WEIGHT_SUMS, Manifest, TokenizerInfo
 from penstock.shards.table import DocumentTable
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """Where a document came from."""
-
-    file: str
-    """Empty when it is not known."""
-    line: int
-    """Line (from 1) or row (from 0) in the file."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
-    """One document of a dataset."""
-
-    tokens: np.ndarray[Any, np.dtype[np.uint32]]
-    """uint32 [tokens]."""
-    loss_weights: np.ndarray[Any, np.dtype[np.float32]]
-    """float32 [tokens]: how much each token counts as a target."""
-    origin: Origin
-    text: str | None = None
-    """The raw text, where the dataset keeps it."""
 
 
 @final
@@ -111,9 +86,8 @@ class Dataset:
             raise IndexError(f"document {document} of {len(self)}")
         document = int(document) % len(self)
         shard, batch, row = self.table.locate(document)
-        where = str(self.path / self.manifest.shards[shard].file)
-        tokens = self.table.read(document, where)
-        stored = _read_batch(self.table.mappings[shard], batch - int(self.table.shard_first_batch[shard]))
+        tokens = self.table.read(document, document + 1).values
+        stored = _read_batch(self.table, shard, batch)
         weights = np.ones(len(tokens), np.float32)
         spans = stored["spans"][row].as_py() if self.table.has_spans else None
         if spans is not None:
@@ -126,14 +100,15 @@ class Dataset:
         return Document(tokens=tokens, loss_weights=weights, origin=Origin(file=file, line=origin["line"]), text=text)
 
 
-def _read_batch(data: Array, number: int) -> Any:
+def _read_batch(table: DocumentTable, shard: int, batch: int) -> Any:
     """A record batch of a mapped shard, without copying."""
     import pyarrow as pa
 
     try:
-        return pa.ipc.open_file(pa.py_buffer(data)).get_batch(number)
+        file = pa.ipc.open_file(pa.py_buffer(table.mappings[shard]))
+        return file.get_batch(batch - int(table.shard_first_batch[shard]))
     except (pa.ArrowException, OSError) as error:
-        raise CorruptionError(f"not a sound Arrow IPC file: {error}") from None
+        raise CorruptionError(f"{table.paths[shard]}: not a sound Arrow IPC file: {error}; copy it again") from None
 
 
 def _table(path: Path, manifest: Manifest) -> DocumentTable:
@@ -155,5 +130,6 @@ def _table(path: Path, manifest: Manifest) -> DocumentTable:
         offset_bytes=manifest.token_bytes,
         has_checksums=True,
         has_spans=manifest.has_spans,
+        paths=[path / shard.file for shard in manifest.shards],
         mappings=mappings,
     )

@@ -117,7 +117,7 @@ def write_file(path: Path, data: bytes | Array) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """`write_file` of JSON, the same bytes for the same value."""
-    write_file(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+    write_file(path, (json.dumps(value, indent=1) + "\n").encode())
 
 
 def sync(path: Path) -> None:

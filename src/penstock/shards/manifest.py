@@ -1,12 +1,13 @@
 """The manifest: what a dataset is and holds. It is written last, so a folder that has one is complete."""
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self, final
 
-from penstock.errors import FormatError
+from penstock.errors import CorruptionError, FormatError
 from penstock.shards._kernels import CHUNK_TOKENS
 from penstock.shards.files import write_json
 
@@ -96,16 +97,16 @@ class Manifest:
 
     def save(self, folder: Path) -> None:
         """Write `manifest.json`, whole or not at all."""
-        write_json(
-            folder / MANIFEST, {"format": FORMAT, "version": VERSION, "chunk_tokens": CHUNK_TOKENS, **asdict(self)}
-        )
+        value = {"format": FORMAT, "version": VERSION, "chunk_tokens": CHUNK_TOKENS, **asdict(self)}
+        write_json(folder / MANIFEST, {**value, "seal": _seal(value)})
 
     @classmethod
     def load(cls, folder: Path) -> Self:
         """Read and check the manifest of a dataset.
 
         Raises:
-            FormatError: There is none, it is not ours, it is of another version, or it is damaged.
+            FormatError: There is none, it is not ours, or it is of another version.
+            CorruptionError: It is damaged.
         """
         value = _read(folder)
         if value.get("format") != FORMAT:
@@ -120,25 +121,21 @@ class Manifest:
         try:
             return cls._from_json(value)
         except (KeyError, TypeError, ValueError) as error:
-            raise FormatError(
+            raise CorruptionError(
                 f"{folder / MANIFEST}: damaged: {type(error).__name__}: {error}; copy it again, or prepare again"
             ) from None
 
     @classmethod
     def _from_json(cls, value: dict[str, Any]) -> Self:
+        if value.pop("seal") != _seal(value):
+            raise ValueError("it was changed after it was written (its seal does not fit)")
         if value.pop("chunk_tokens") != CHUNK_TOKENS:
             raise ValueError(f"chunk_tokens is not {CHUNK_TOKENS}")
         del value["format"], value["version"]
         value["shards"] = tuple(shard_from_json(shard) for shard in value["shards"])
         value["tokenizer"] = TokenizerInfo(**value["tokenizer"])
         value["histogram"] = tuple(value["histogram"])
-        manifest = cls(**value)
-        if manifest.token_bytes not in (2, 4) or manifest.documents_per_batch < 1:
-            raise ValueError("token_bytes or documents_per_batch out of range")
-        for name in ("documents", "tokens", "trained_tokens"):
-            if getattr(manifest, name) != sum(getattr(shard, name) for shard in manifest.shards):
-                raise ValueError(f"{name} is not the sum over its shards")
-        return manifest
+        return cls(**value)
 
 
 def shard_from_json(value: dict[str, Any]) -> ShardInfo:
@@ -163,7 +160,12 @@ def _read(folder: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
     except ValueError as error:
-        raise FormatError(f"{path}: not JSON: {error}; copy it again, or prepare again") from None
+        raise CorruptionError(f"{path}: not JSON: {error}; copy it again, or prepare again") from None
     if not isinstance(value, dict):
-        raise FormatError(f"{path}: not a JSON object; copy it again, or prepare again")
+        raise CorruptionError(f"{path}: not a JSON object; copy it again, or prepare again")
     return value
+
+
+def _seal(value: dict[str, Any]) -> str:
+    """A hash of all that a manifest says."""
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 
 from penstock.compiled import address_of
 from penstock.errors import CorruptionError
+from penstock.ragged import Ragged
 from penstock.shards import _kernels as k
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -58,8 +60,10 @@ class DocumentTable:
     """What one unit of the tokens' offsets means, in bytes."""
     has_checksums: bool
     has_spans: bool
+    paths: Sequence[Path]
+    """The shards' files [S], for messages."""
     mappings: Sequence[Array]
-    """What the addresses point into: uint8 [bytes] each."""
+    """What the addresses point into; the first S are the shards, uint8 [bytes] each."""
 
     def locate(self, document: int) -> tuple[int, int, int]:
         """(shard, batch, row in the batch) of a document."""
@@ -68,24 +72,22 @@ class DocumentTable:
         )
         return int(shard), int(batch), int(row)
 
-    def line(self, batch: int) -> np.uint64:
-        """Address of a batch's line in `batches`."""
-        return np.uint64(address_of(self.batches) + batch * self.batches.strides[0])
-
-    def read(self, document: int, where: str) -> np.ndarray[Any, np.dtype[np.uint32]]:
-        """The tokens of a document, uint32 [tokens], checked as far as the format allows.
+    def read(self, first: int, last: int) -> Ragged:
+        """The tokens of documents `first` to `last`, uint32, checked as far as the format allows.
 
         Raises:
-            CorruptionError: They are not what was written; `where` says which file.
+            CorruptionError: They are not what was written; names the file and the document.
         """
-        shard, batch, row = self.locate(document)
-        length = int(self.lengths[document, 0])
-        tokens = np.empty(length, np.uint32)
+        offsets = np.zeros(last - first + 1, np.int64)
+        np.cumsum(self.lengths[first:last, 0], out=offsets[1:])
+        tokens = np.empty(offsets[-1], np.uint32)
+        places = (self.shard_starts, self.shard_first_batch, self.shard_addresses, self.documents_per_batch)
         layout = (self.token_bytes, self.offset_bytes, self.has_checksums, self.has_spans)
-        fault = k.read_tokens(self.shard_addresses[shard], self.line(batch), row, layout, length, tokens)
+        batches = np.uint64(address_of(self.batches))
+        fault, document = k.read_documents(places, batches, layout, self.lengths, first, offsets, tokens)
         if fault != k.OK:
             raise CorruptionError(
-                f"{where}: document {document}: {FAULTS[fault]}; copy the file again, or prepare again; "
-                "`penstock verify` lists all faults"
+                f"{self.paths[self.locate(document)[0]]}: document {document}: {FAULTS[fault]}; copy the file again, "
+                "or prepare again; `penstock verify` lists all faults"
             )
-        return tokens
+        return Ragged(tokens, offsets)

@@ -164,7 +164,7 @@ class ShardWriter:
             place = f"document {self._documents + wrong} (file {block.files[wrong]}, line {block.lines[wrong]})"
             raise ConfigError(
                 f"{self.path}: {place} has {block.tokens.lengths[wrong]} tokens and spans (begin, end, weight) "
-                f"{list(zip(*listed, strict=True))}; they must lie inside it, in order, apart, not empty, of finite weight"
+                f"{list(zip(*listed, strict=True))}; they must be in order, apart, inside it, not empty, and finite"
             )
         self._lengths.append(lengths)
         self._weight_sums.append(weight_sums)

@@ -1,0 +1,152 @@
+"""Megatron's `.bin` and `.idx`, read in place.
+
+The index begins with a magic number of 9 bytes, a version (uint64, 1), the code of the token type (uint8), the numbers
+of sequences and of document borders (uint64 each); then come int32 lengths of sequences in tokens, int64 positions of
+sequences in the `.bin` in bytes, int64 borders of documents in sequences, from 0 to the number of sequences; then, for
+multimodal data, int8 modes of sequences, which are refused. Source: `megatron/core/datasets/indexed_dataset.py` of
+megatron-core 0.16.
+
+Opening reads the index once: 4 bytes a document are kept (the lengths, because in the file they lie at an address that
+is no multiple of 4), or 12 where documents are made of several sequences.
+"""
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from penstock.errors import CorruptionError, FormatError
+from penstock.shards import _check_kernels as check
+from penstock.shards.files import Array, checksum, map_file
+from penstock.shards.in_place import InPlaceCorpus, in_place_table, sample_checksum
+
+MAGIC = b"MMIDIDX\x00\x00"
+HEADER = struct.Struct("<9sQBQQ")
+TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
+"""Code → type of tokens."""
+READABLE = {"uint16": 2, "int16": 2, "int32": 4}
+"""Types that we read → bytes a token."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MegatronIndex:
+    """What an `.idx` file says."""
+
+    path: Path
+    token_type: str
+    lengths: Array
+    """int32 [sequences], at any address."""
+    pointers: Array
+    """int64 [sequences], at any address."""
+    borders: Array
+    """int64 [documents + 1], at any address."""
+
+    @classmethod
+    def read(cls, path: Path) -> "MegatronIndex":
+        """Map an index.
+
+        Raises:
+            FormatError: It is missing, not an index, of another version, multimodal, or of another type.
+            CorruptionError: It is cut short.
+        """
+        data = _map(path)
+        if len(data) < HEADER.size or data[: len(MAGIC)].tobytes() != MAGIC:
+            raise FormatError(f"{path}: not a Megatron index: it does not begin with {MAGIC!r}")
+        _, version, code, sequences, borders = HEADER.unpack(data[: HEADER.size].tobytes())
+        if version != 1:
+            raise FormatError(f"{path}: version {version} of the Megatron index; known: 1")
+        token_type = TYPES.get(code, f"of code {code}")
+        if token_type not in READABLE:
+            raise FormatError(f"{path}: tokens are {token_type}; readable: {', '.join(READABLE)}")
+        due = HEADER.size + 12 * sequences + 8 * borders
+        if len(data) == due + sequences > due:
+            raise FormatError(f"{path}: multimodal (it has a mode for each sequence); only text can be read")
+        if len(data) != due or borders < 1:
+            raise CorruptionError(
+                f"{path}: {len(data)} bytes, should be {due} for {sequences} sequences and {borders} borders of "
+                "documents; copy it again"
+            )
+        edges = np.cumsum([HEADER.size, 4 * sequences, 8 * sequences, 8 * borders])
+        parts = (data[a:b].view(kind) for a, b, kind in zip(edges, edges[1:], ("<i4", "<i8", "<i8"), strict=False))
+        lengths, pointers, starts = parts
+        return cls(path=path, token_type=token_type, lengths=lengths, pointers=pointers, borders=starts)
+
+    def check(self, num_bytes: int) -> None:
+        """Check all of it against a `.bin` of `num_bytes`.
+
+        Raises:
+            CorruptionError: A sequence or a document is not where it should be.
+        """
+        size = READABLE[self.token_type]
+        sequence, border = check.check_sequences(self.lengths, self.pointers, self.borders, size, num_bytes)
+        if sequence >= 0:
+            raise CorruptionError(
+                f"{self.path}: sequence {sequence} of {self.lengths[sequence]} tokens at byte "
+                f"{self.pointers[sequence]}: does not follow the one before, or leaves the .bin of {num_bytes} bytes"
+            )
+        if border >= 0:
+            raise CorruptionError(
+                f"{self.path}: border {border} of documents is {self.borders[border]}; borders must rise from 0 to "
+                f"{len(self.lengths)}, the number of sequences"
+            )
+
+
+def open_megatron(prefix: str | Path) -> InPlaceCorpus:
+    """Open `prefix.bin` and `prefix.idx` without copying the tokens.
+
+    Args:
+        prefix: Path without its ending; with `.bin` or `.idx` is fine too.
+
+    Raises:
+        FormatError: Not such a corpus, or of a kind that is not read.
+        CorruptionError: The files do not fit each other, or are cut short.
+    """
+    prefix = megatron_prefix(prefix)
+    index = MegatronIndex.read(prefix.with_name(prefix.name + ".idx"))
+    path = prefix.with_name(prefix.name + ".bin")
+    data = _map(path)
+    index.check(len(data))
+    lengths, offsets = _documents(index)
+    if len(lengths) and int(lengths.max()) >= 2**32:
+        raise FormatError(f"{index.path}: a document of {lengths.max()} tokens; at most 2^32 - 1")
+    table = in_place_table(
+        [path],
+        [data],
+        [offsets],
+        lengths.astype(np.uint32).reshape(-1, 1),
+        [len(lengths)],
+        token_bytes=READABLE[index.token_type],
+        offset_bytes=1,
+    )
+    content = (index.token_type, len(data), *(checksum(part) for part in (lengths, offsets)), sample_checksum(data))
+    fingerprint = hashlib.blake2b(repr(content).encode(), digest_size=16).hexdigest()
+    return InPlaceCorpus("Megatron", prefix.name, table, fingerprint, (open_megatron, (prefix,)))
+
+
+def megatron_prefix(path: str | Path) -> Path:
+    """A path without `.bin` or `.idx`."""
+    path = Path(path)
+    return path.with_suffix("") if path.suffix in (".bin", ".idx") else path
+
+
+def _documents(index: MegatronIndex) -> tuple[Array, Array]:
+    """Tokens of each document, and where it begins in the `.bin` (int64, in bytes)."""
+    if check.one_sequence_each(index.borders):
+        return index.lengths, index.pointers
+    sums = np.empty(len(index.borders) - 1, np.int64)
+    check.document_sums(index.lengths, index.borders, sums)
+    ends = np.cumsum(sums * READABLE[index.token_type])
+    return sums, np.concatenate([np.zeros(1, np.int64), ends])
+
+
+def _map(path: Path) -> Any:
+    try:
+        return map_file(path)
+    except OSError as error:
+        raise FormatError(
+            f"{path}: cannot read: {error.strerror or error}; a Megatron corpus is a .bin and an .idx"
+        ) from None
