@@ -148,19 +148,20 @@ def open_random(file: SourceFile) -> Any:
 class Stream:
     """Decompressed bytes of one file, front to back."""
 
-    def __init__(self, raw: Any, inner: Any, path: str, size_bytes: int, compressed: bool) -> None:
-        self._raw, self._inner, self._path = raw, inner, path
-        self._compressed = compressed
-        if compressed and size_bytes == 0:
-            raise RecordError(f"{path}: the file has no bytes; even nothing, compressed, has some: it was cut")
+    def __init__(self, file: SourceFile, raw: Any) -> None:
+        self._raw = raw
+        self._inner = pa.CompressedInputStream(raw, file.compression) if file.compression else raw
+        self._empty = file.compression is not None and file.size_bytes == 0
 
-    def read(self, amount: int = -1) -> bytes:
+    def read(self, amount: int | None = None) -> bytes:
         """Up to `amount` bytes; empty at the end.
 
         Raises:
             OSError: The compressed stream was cut, or is damaged.
         """
-        data: bytes = self._inner.read(amount) if amount >= 0 else self._inner.read()
+        if self._empty:
+            raise OSError("it has no bytes at all, and even nothing, compressed, has some")
+        data: bytes = self._inner.read(amount)
         return data
 
     def raw_position(self) -> int:
@@ -173,7 +174,6 @@ def open_stream(file: SourceFile) -> Iterator[Stream]:
     """Open a file for reading front to back, decompressing what its extension says is compressed."""
     raw = open_random(file)
     try:
-        inner = pa.CompressedInputStream(raw, file.compression) if file.compression else raw
-        yield Stream(raw, inner, file.path, file.size_bytes, file.compression is not None)
+        yield Stream(file, raw)
     finally:
         raw.close()

@@ -58,6 +58,8 @@ def cut_range(file: SourceFile, begin: int, end: int) -> Iterator[tuple[bytes, i
             position += len(data)
             yield data, min(position, end) - counted, None
             counted = min(position, end)
+        if counted < end:
+            yield b"", end - counted, None
 
 
 def _next_line(descriptor: int, position: int, end: int, size: int) -> int:

@@ -47,9 +47,10 @@ def parse_block(
         parser.parse(begin, end, blank)
     parser.bad.extend(np.flatnonzero(~(fit | blank)).tolist())
 
-    def explain(line: int, fallback: str = "") -> Reject:
+    def explain(line: int) -> Reject:
         raw = data[starts[line] : ends[line]]
-        return Reject(file, first_line + line, explain_line(raw, fields) or fallback, excerpt(raw))
+        reason = explain_line(raw, fields) or _parser_message(raw, fields.schema)
+        return Reject(file, first_line + line, reason, excerpt(raw))
 
     table = pa.concat_tables(parser.tables) if parser.tables else fields.schema.empty_table()
     rows = np.concatenate(parser.rows) if parser.rows else np.empty(0, np.int64)
@@ -60,7 +61,7 @@ def parse_block(
         files=np.zeros(len(rows), np.int32),
         size_bytes=size_bytes,
         explain=lambda row: explain(int(rows[row])),
-        rejects=[*rejects, *(explain(line, "the line is not one JSON object") for line in parser.bad)],
+        rejects=[*rejects, *(explain(line) for line in parser.bad)],
     )
 
 
@@ -100,13 +101,26 @@ def _parse(piece: memoryview, schema: pa.Schema) -> pa.Table | None:
     if len(piece) > MAX_LINE_BYTES + BLOCK_BYTES or not is_utf8(piece):
         return None
     try:
-        return pj.read_json(
-            pa.BufferReader(pa.py_buffer(piece)),
-            read_options=pj.ReadOptions(use_threads=False, block_size=len(piece) + 1),
-            parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
-        )
+        return _read(piece, schema)
     except pa.ArrowException:
         return None
+
+
+def _read(piece: memoryview, schema: pa.Schema) -> pa.Table:
+    return pj.read_json(
+        pa.BufferReader(pa.py_buffer(piece)),
+        read_options=pj.ReadOptions(use_threads=False, block_size=len(piece) + 1),
+        parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+    )
+
+
+def _parser_message(raw: bytes, schema: pa.Schema) -> str:
+    """The parser's own words on a line that Python's JSON has nothing against."""
+    try:
+        _read(memoryview(raw), schema)
+    except pa.ArrowException as error:
+        return f"not JSON: {error}"
+    return "the line is not one JSON object"
 
 
 def is_utf8(data: bytes | memoryview) -> bool:

@@ -78,7 +78,7 @@ class TextPart:
 def _pieces(file: SourceFile, separator: bytes | None) -> Iterator[bytes]:
     """The raw documents; reads about a block at a time when there is a separator."""
     with open_stream(file) as stream:
-        first = stream.read(BLOCK_BYTES if separator else -1)
+        first = stream.read(BLOCK_BYTES if separator else None)
         rest = first.removeprefix(BOM)
         if separator is None:
             yield rest
