@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.errors import PenstockError as PenstockError
+    from penstock.integrations.isolation import check_isolation as check_isolation
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "PenstockError": "errors",
+    "check_isolation": "integrations.isolation",
 }
 """Public name → the room it lives in."""
 
-_ROOMS = {"errors": "errors", "tokenizers": "tokenizers"}
+_ROOMS = {"errors": "errors", "huggingface": "integrations.huggingface", "tokenizers": "tokenizers"}
 """Rooms reachable as attributes → their module."""
 
 __all__ = sorted([*_HOMES, *_ROOMS])

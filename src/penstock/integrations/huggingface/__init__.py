@@ -1,0 +1,47 @@
+"""Hugging Face: model arguments and loss for bare loops, and a `Trainer` that resumes exactly.
+
+```python
+for step in loader:
+    for row in step:
+        ps.huggingface.loss(model, row, step.loss_denominator).backward()
+```
+
+Importing it needs torch and transformers (`pip install 'penstock[huggingface]'`); `Trainer` needs accelerate too and is
+loaded on first use.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import MissingExtraError
+
+try:
+    import torch as _torch  # noqa: F401
+    import transformers as _transformers  # noqa: F401
+except ImportError as error:
+    raise MissingExtraError("transformers", "huggingface") from error
+
+from penstock.integrations.huggingface.losses import loss, weighted_loss
+from penstock.integrations.huggingface.tensors import REQUIREMENTS, model_inputs, to_torch
+from penstock.integrations.isolation import IsolationReport, check_isolation
+
+if TYPE_CHECKING:
+    from penstock.integrations.huggingface.trainer import Trainer as Trainer
+
+__all__ = [
+    "REQUIREMENTS",
+    "IsolationReport",
+    "Trainer",
+    "check_isolation",
+    "loss",
+    "model_inputs",
+    "to_torch",
+    "weighted_loss",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Trainer":
+        from penstock.integrations.huggingface.trainer import Trainer
+
+        return Trainer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

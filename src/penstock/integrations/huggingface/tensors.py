@@ -1,0 +1,147 @@
+"""Rows as torch tensors, and as the arguments of a transformers causal language model.
+
+Arrays become tensors without a copy where the dtype is right and the device is the CPU. What keeps the documents of a
+row apart in transformers: positions that restart, `use_cache=False`, and no attention mask (a mask, even of ones, or a
+cache turns the separation off); variable-length attention kernels take `cu_seq_lens` besides.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.errors import ConfigError
+from penstock.inputs import IGNORE, InputRequirements, ModelInput
+
+REQUIREMENTS = InputRequirements(asked_by="a Hugging Face model", loss_weights=True, positions=True, cu_seqlens=True)
+"""What a loader must give for this integration; a loader that is told nothing gives more than that."""
+
+_INT64 = ("tokens", "targets", "positions")
+"""Fields that torch wants in int64; converted on the device, so that fewer bytes travel."""
+
+_in_flight: deque[tuple[Any, list[torch.Tensor]]] = deque()
+"""Copies to a GPU under way, with the page-locked memory they read: the loader must not fill it anew until then."""
+
+
+def to_torch(
+    row: ModelInput, device: torch.device | str | None = None, non_blocking: bool = True
+) -> dict[str, torch.Tensor | int | None]:
+    """The fields of a row by name: arrays as tensors (tokens, targets, positions in int64), numbers as they are.
+
+    Args:
+        row: What a loader gave.
+        device: Where to; None leaves them on the CPU, sharing memory with the row's arrays where dtypes agree.
+        non_blocking: Copy from page-locked memory without waiting.
+    """
+    fields = {
+        name: getattr(row, name)
+        for name in (
+            "tokens", "targets", "loss_weights", "positions", "document_ids", "cu_seqlens", "max_seqlen", "num_tokens",
+            "source_ids",
+        )
+    }  # fmt: skip
+    held = {name: _tensor(value) for name, value in fields.items() if isinstance(value, np.ndarray)}
+    moved = held if device is None else {k: v.to(device, non_blocking=non_blocking) for k, v in held.items()}
+    if device is not None and non_blocking and torch.device(device).type == "cuda":
+        _hold(list(held.values()), torch.device(device))
+    moved = {name: tensor.long() if name in _INT64 else tensor for name, tensor in moved.items()}
+    return {**fields, **moved}
+
+
+def model_inputs(
+    rows: ModelInput | Sequence[ModelInput],
+    device: torch.device | str | None = None,
+    *,
+    labels: bool = False,
+    non_blocking: bool = True,
+) -> dict[str, Any]:
+    """Arguments for the forward of a transformers causal language model: `model(**model_inputs(row, "cuda"))`.
+
+    `input_ids` and `position_ids` are int64 [rows, T]; `cu_seq_lens_q/k` (int32) and `max_length_q/k` describe all rows
+    end to end, as variable-length kernels see them. The padding of a row is one more document of its own.
+
+    Args:
+        rows: One row, or several of one length.
+        device: Where to; None = the CPU.
+        labels: Also give `labels`, for the loss of transformers: **not** shifted. That loss is a plain mean, so it
+            differs from `weighted_loss` in its denominator, and it drops the target of a row's last slot (there is one
+            where a document was cut at the edge with its target kept). Targets of weight 0 become −100.
+        non_blocking: Copy from page-locked memory without waiting.
+
+    Raises:
+        ConfigError: The loader was not asked for positions and cu_seqlens, or `labels` and weights other than 0 and 1.
+    """
+    tensors = [to_torch(_complete(row), device, non_blocking) for row in _as_rows(rows)]
+    input_ids = _stack([t["tokens"] for t in tensors])
+    borders = [tensors[0]["cu_seqlens"]]
+    for i, t in enumerate(tensors[1:], 1):
+        borders.append(t["cu_seqlens"][1:] + i * input_ids.shape[1])  # type: ignore[index]
+    cu_seq_lens = borders[0] if len(borders) == 1 else torch.cat(borders)  # type: ignore[arg-type]
+    longest = max(int(t["max_seqlen"]) for t in tensors)  # type: ignore[arg-type]
+    arguments: dict[str, Any] = {
+        "input_ids": input_ids,
+        "position_ids": _stack([t["positions"] for t in tensors]),
+        "cu_seq_lens_q": cu_seq_lens,
+        "cu_seq_lens_k": cu_seq_lens,
+        "max_length_q": longest,
+        "max_length_k": longest,
+        "use_cache": False,
+    }
+    if labels:
+        arguments["labels"] = _unshifted(*targets_and_weights(rows, device, non_blocking=non_blocking))
+    return arguments
+
+
+def targets_and_weights(
+    rows: ModelInput | Sequence[ModelInput], device: torch.device | str | None = None, *, non_blocking: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Targets int64 and loss weights float32 at distance 1, both [rows, T]; without weights, 1 for every target."""
+    tensors = [to_torch(row, device, non_blocking) for row in _as_rows(rows)]
+    targets = _stack([t["targets"][0] for t in tensors])  # type: ignore[index]
+    if tensors[0]["loss_weights"] is None:
+        return targets, (targets != IGNORE).float()
+    return targets, _stack([t["loss_weights"][0] for t in tensors])  # type: ignore[index]
+
+
+def _unshifted(targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    if not ((weights == 0) | (weights == 1)).all():
+        raise ConfigError(
+            "labels=True: the rows have loss weights other than 0 and 1, which labels cannot say; use "
+            "penstock.huggingface.loss or Trainer, which weigh every target"
+        )
+    labels = torch.full_like(targets, IGNORE)
+    labels[:, 1:] = targets[:, :-1].masked_fill(weights[:, :-1] == 0, IGNORE)
+    return labels
+
+
+def _as_rows(rows: ModelInput | Sequence[ModelInput]) -> Sequence[ModelInput]:
+    return [rows] if isinstance(rows, ModelInput) else rows
+
+
+def _complete(row: ModelInput) -> ModelInput:
+    missing = [name for name in ("positions", "cu_seqlens") if getattr(row, name) is None]
+    if missing:
+        raise ConfigError(
+            f"the row has no {' and no '.join(missing)}, without which transformers mixes its documents; make the "
+            "loader with requirements=penstock.huggingface.REQUIREMENTS, or merge that into yours"
+        )
+    return row
+
+
+def _stack(parts: Sequence[Any]) -> torch.Tensor:
+    return parts[0][None] if len(parts) == 1 else torch.stack(list(parts))
+
+
+def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _hold(tensors: list[torch.Tensor], device: torch.device) -> None:
+    while _in_flight and _in_flight[0][0].query():
+        _in_flight.popleft()
+    with torch.cuda.device(device):
+        event = torch.cuda.Event()
+        event.record()
+    _in_flight.append((event, tensors))

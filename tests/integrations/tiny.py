@@ -1,0 +1,51 @@
+"""Small data and small models for the tests of the integrations."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.loader import DataParallel, Loader, Mixture, Source
+from penstock.shards import write_dataset
+
+VOCABULARY = 64
+LENGTH = 32
+
+
+def make_dataset(folder: Path, documents: int = 200, seed: int = 0, spans: bool = False) -> Path:
+    """Documents of 1 to 40 tokens that count upwards, so that there is something to learn; some with loss weights."""
+    random = np.random.default_rng(seed)
+    tokens = [(random.integers(VOCABULARY) + np.arange(random.integers(1, 41))) % VOCABULARY for _ in range(documents)]
+    weights: Sequence[Any] | None = None
+    if spans:
+        weights = [None if i % 3 else [(0, len(t) // 2 + 1, 0.5)] for i, t in enumerate(tokens)]
+    write_dataset(folder, tokens, spans=weights, vocab_size=VOCABULARY)
+    return folder
+
+
+def make_loader(
+    folder: Path, *, rows: int = 4, ranks: tuple[int, int] = (0, 1), max_epochs: float | None = None, **kwargs: Any
+) -> Loader:
+    mixture = Mixture([Source(folder, max_epochs=max_epochs, name="data")])
+    settings: dict[str, Any] = {"sequence_length": LENGTH, "rows_per_step": rows, "seed": 3, **kwargs}
+    return Loader(mixture, data_parallel=DataParallel(*ranks), **settings)
+
+
+def make_model(kind: str = "llama", attention: str = "sdpa", seed: int = 0, **extra: Any) -> Any:
+    """A causal language model of two small layers, with weights large enough that everything depends on something."""
+    import torch
+    import transformers
+
+    settings = {
+        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0,
+        "bos_token_id": 1, "eos_token_id": 2, **extra,
+    }  # fmt: skip
+    torch.manual_seed(seed)
+    config = transformers.AutoConfig.for_model(kind, **settings)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return model
