@@ -35,7 +35,13 @@ SLOW = {
     "hf/t5-small": "Unigram",
     "spm/t5-base.model": "unigram",
 }
-WITHOUT_TABLE = {"hf/bert-base-uncased", "hf/t5-small", "spm/t5-base.model"}
+WITHOUT_TABLE = ["hf/bert-base-uncased", "hf/t5-small", "spm/t5-base.model"]
+
+
+@pytest.fixture(scope="module")
+def loaded(request: pytest.FixtureRequest, real_data: Path) -> Tokenizer:
+    """The tokenizer at the path of the parameter, loaded once for all tests of it."""
+    return load_tokenizer(real_data / "tokenizers" / request.param)
 
 
 def real_texts(real_data: Path) -> list[str]:
@@ -77,9 +83,9 @@ def test_golden_ids_of_microsoft(real_data: Path, name: str, path: str) -> None:
     assert tokenizer.encode(text).tolist() == json.loads((vectors / f"tokens_{name}.json").read_text())
 
 
-@pytest.mark.parametrize("path", FAST)
-def test_fast_and_exact(real_data: Path, path: str) -> None:
-    tokenizer = load_tokenizer(real_data / "tokenizers" / path)
+@pytest.mark.parametrize("loaded", FAST, indirect=True)
+def test_fast_and_exact(real_data: Path, loaded: Tokenizer) -> None:
+    tokenizer = loaded
     texts = real_texts(real_data)
     assert tokenizer.check_encoder(texts) is None
     assert tokenizer.encoder == "gigatoken"
@@ -93,22 +99,24 @@ def test_fast_and_exact(real_data: Path, path: str) -> None:
         assert row_ends[-1:].tolist() == ([len(text.encode())] if len(row) else [])
 
 
-@pytest.mark.parametrize(("path", "reason"), SLOW.items())
-def test_what_falls_back_says_why(real_data: Path, path: str, reason: str) -> None:
-    tokenizer = load_tokenizer(real_data / "tokenizers" / path)
-    assert tokenizer.encoder in ("tokenizers", "sentencepiece")
-    assert reason in str(tokenizer.fallback_reason)
-    if path in WITHOUT_TABLE:
-        with pytest.raises(TokenizerError, match="no exact byte table"):
-            _ = tokenizer.byte_table
+@pytest.mark.parametrize(("loaded", "reason"), SLOW.items(), indirect=["loaded"])
+def test_what_falls_back_says_why(loaded: Tokenizer, reason: str) -> None:
+    assert loaded.encoder in ("tokenizers", "sentencepiece")
+    assert reason in str(loaded.fallback_reason)
 
 
-@pytest.mark.parametrize("path", [path for path in [*FAST, *SLOW] if path.startswith("hf")])
-def test_without_control_entries_ordinary_text_keeps_its_ids(real_data: Path, path: str) -> None:
+@pytest.mark.parametrize("loaded", WITHOUT_TABLE, indirect=True)
+def test_what_has_no_table_says_so(loaded: Tokenizer) -> None:
+    with pytest.raises(TokenizerError, match="no exact byte table"):
+        _ = loaded.byte_table
+
+
+@pytest.mark.parametrize("loaded", [path for path in [*FAST, *SLOW] if path.startswith("hf")], indirect=True)
+def test_without_control_entries_ordinary_text_keeps_its_ids(real_data: Path, loaded: Tokenizer) -> None:
     """The rule for added entries: content stays (runs of spaces of Phi-2 and NeoX), so no id of ordinary text moves."""
     from tokenizers import Tokenizer as Original
 
-    tokenizer = load_tokenizer(real_data / "tokenizers" / path)
+    tokenizer = loaded
     original = Original.from_str(tokenizer.source_bytes["tokenizer.json"].decode())
     original.no_truncation()
     original.no_padding()
@@ -118,9 +126,9 @@ def test_without_control_entries_ordinary_text_keeps_its_ids(real_data: Path, pa
         assert row.tolist() == original.encode(text, add_special_tokens=False).ids
 
 
-@pytest.mark.parametrize("path", [*FAST, *SLOW])
-def test_text_never_becomes_a_control_token(real_data: Path, path: str) -> None:
-    tokenizer = load_tokenizer(real_data / "tokenizers" / path)
+@pytest.mark.parametrize("loaded", [*FAST, *SLOW], indirect=True)
+def test_text_never_becomes_a_control_token(loaded: Tokenizer) -> None:
+    tokenizer = loaded
     unknown = {tokenizer.special_tokens.get(name) for name in ("<unk>", "[UNK]")}
     controls = set(tokenizer.special_tokens.values()) - unknown
     shown = list(tokenizer.special_tokens)
@@ -136,15 +144,18 @@ def _by_own_encoder(tokenizer: Tokenizer, array: Any) -> Any:
 
 
 def test_the_rule_on_real_entries(real_data: Path) -> None:
-    entries = {path: load_tokenizer(real_data / "tokenizers" / path) for path in FAST}
-    assert list(entries["hf/phi-2"].special_tokens) == ["<|endoftext|>"]
-    assert entries["hf/phi-2"].byte_table[50286] == b"  "
-    assert list(entries["hf/pythia-neox20b"].special_tokens) == ["<|endoftext|>", "<|padding|>"]
-    assert "|||IP_ADDRESS|||" in entries["hf/olmo2-dolma2"].special_tokens
-    assert "<tool_call>" in entries["hf_derived/qwen2.5"].special_tokens
-    assert entries["spm/mistral-v3.model"].special_tokens["[INST]"] == 3
-    assert entries["tekken/tekken_240911.json.gz"].special_tokens["[INST]"] == 3
-    assert (entries["hf/phi-3-mini"].eos_id, entries["hf/phi-3-mini"].bos_id) == (32000, 1)
+    def load(path: str) -> Tokenizer:
+        return load_tokenizer(real_data / "tokenizers" / path)
+
+    phi2, phi3 = load("hf/phi-2"), load("hf/phi-3-mini")
+    assert list(phi2.special_tokens) == ["<|endoftext|>"]
+    assert phi2.byte_table[50286] == b"  "
+    assert (phi3.bos_id, phi3.eos_id) == (1, 32000)
+    assert list(load("hf/pythia-neox20b").special_tokens) == ["<|endoftext|>", "<|padding|>"]
+    assert "|||IP_ADDRESS|||" in load("hf/olmo2-dolma2").special_tokens
+    assert "<tool_call>" in load("hf_derived/qwen2.5").special_tokens
+    assert load("spm/mistral-v3.model").special_tokens["[INST]"] == 3
+    assert load("tekken/tekken_240911.json.gz").special_tokens["[INST]"] == 3
 
 
 def test_a_tokenizer_that_drops_bytes_is_found(real_data: Path) -> None:
