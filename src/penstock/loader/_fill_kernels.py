@@ -185,13 +185,16 @@ def fill_piece(table, piece, place, tokens, targets, weights):
 def apply_spans(table, piece, place, targets, weights):
     """Take out of a piece's targets what its document's spans leave out; returns a fault or OK."""
     status, number, begins, ends, values = read_spans(table, piece[DOCUMENT])
-    if status != OK or number < 0:
+    if status != OK:
         return status
     whole = whole_weight(table, piece)
     if whole >= 0.0:
         # What the plan counted for the loss denominator must be what is trained.
-        if abs(weigh_spans(1, piece[TOTAL], number, begins, ends, values) - whole) > 1e-6 * (whole + 1.0):
+        found = float(piece[TOTAL] - 1) if number < 0 else weigh_spans(1, piece[TOTAL], number, begins, ends, values)
+        if abs(found - whole) > 1e-6 * (whole + 1.0):
             return WRONG_SPANS
+    if number < 0:
+        return OK
     end = place + piece[TOKENS]
     for d in range(len(targets)):
         row_weights = weights[d, place:end] if weights.shape[1] else weights[d]
@@ -243,11 +246,11 @@ def fill_rows(
 
 
 @kernel
-def weigh_rows(tables, pieces, sums):
+def weigh_rows(tables, pieces, sums, fault):
     """Add the loss weights of all targets of `pieces` to `sums` (float64 [D]), one for each distance.
 
     Whole documents cost a look at the lengths file, which the fill holds against the spans that it reads; parts of
-    documents with spans have their spans read.
+    documents with spans have their spans read. `fault` is as in `fill_rows`.
     """
     for p in range(len(pieces)):
         piece = pieces[p]
@@ -261,7 +264,10 @@ def weigh_rows(tables, pieces, sums):
             stop = min(first + piece[TOKENS], piece[TOTAL])
             if table[WEIGHTED] != np.uint64(0):
                 status, number, begins, ends, values = read_spans(table, piece[DOCUMENT])
-                if status == OK and number >= 0:
+                if status != OK:
+                    fault[0], fault[1] = status, p
+                    return
+                if number >= 0:
                     sums[d] += weigh_spans(first, stop, number, begins, ends, values)
                     continue
             sums[d] += max(stop - first, 0)

@@ -126,8 +126,10 @@ class Fill:
 
     def weigh(self, pieces: np.ndarray[Any, Any]) -> tuple[float, ...]:
         """Sum of loss weights over all targets of the pieces, for each distance."""
-        sums = np.zeros(self._distances)
-        k.weigh_rows(self._tables, pieces, sums)
+        sums, fault = np.zeros(self._distances), np.zeros(2, np.int64)
+        k.weigh_rows(self._tables, pieces, sums, fault)
+        if fault[0]:
+            self._report(int(fault[0]), pieces[fault[1]])
         return tuple(sums.tolist())
 
     def rows(self, pieces: np.ndarray[Any, Any], row_starts: np.ndarray[Any, Any]) -> "FilledRows":
@@ -169,9 +171,7 @@ class Fill:
         if capacity is not None:
             most = int(borders.max(initial=0))
             if most > capacity:
-                raise ConfigError(
-                    f"cu_seqlens_capacity is {capacity}, but a row needs {most} entries; raise it, or the sequence length"
-                )
+                raise ConfigError(f"cu_seqlens_capacity is {capacity}, but a row needs {most} entries; raise it")
             borders = np.full(len(borders), capacity)
         return np.concatenate([[0], np.cumsum(borders)])
 

@@ -30,6 +30,8 @@ class Prefetch:
         while (item := self._results.get()) is not None:
             plan, future = item
             result = future.result()
+            if self._stopping.is_set():
+                raise StateError("the loader was moved or iterated anew while this iterator was under way")
             self._room.release()
             yield plan, result
 
@@ -39,7 +41,8 @@ class Prefetch:
         self._room.release()
         self._planner.join()
         self._pool.shutdown(wait=True, cancel_futures=True)
-        self._put_error(StateError("the loader was moved or iterated anew while this iterator was under way"))
+        # Whoever still waits for a result finds that there is none.
+        self._results.put((None, _done(None)))
 
     def _run(self) -> None:
         while True:
@@ -49,14 +52,19 @@ class Prefetch:
             try:
                 plan = self._plan()
             except BaseException as error:
-                self._put_error(error)
+                self._results.put((None, _done(error)))
                 return
             if plan is None:
                 self._results.put(None)
                 return
             self._results.put((plan, self._pool.submit(self._fill, plan)))
 
-    def _put_error(self, error: BaseException) -> None:
-        failed: Future[Any] = Future()
-        failed.set_exception(error)
-        self._results.put((None, failed))
+
+def _done(error: BaseException | None) -> Future[Any]:
+    """A future that is over, with an error or with nothing."""
+    future: Future[Any] = Future()
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+    return future

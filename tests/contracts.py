@@ -1,0 +1,77 @@
+"""Promises that hold for anything that iterates, packs or plans; each test of a room calls them on what it builds."""
+
+import json
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from penstock.inputs import ModelInput
+from penstock.loader import Loader, Step
+
+ARRAYS = ("tokens", "targets", "loss_weights", "positions", "document_ids", "cu_seqlens", "source_ids")
+
+
+def assert_same_row(left: ModelInput, right: ModelInput) -> None:
+    for name in ARRAYS:
+        mine, theirs = getattr(left, name), getattr(right, name)
+        assert (mine is None) == (theirs is None), name
+        if mine is not None:
+            np.testing.assert_array_equal(mine, theirs, err_msg=name)
+    assert (left.num_tokens, left.max_seqlen) == (right.num_tokens, right.max_seqlen)
+
+
+def assert_same_step(left: Step, right: Step) -> None:
+    assert left.index == right.index
+    assert left.loss_denominators == right.loss_denominators
+    assert left.num_tokens == right.num_tokens
+    assert left.resume_state == right.resume_state
+    assert len(left) == len(right)
+    for mine, theirs in zip(left, right, strict=True):
+        assert_same_row(mine, theirs)
+
+
+def assert_exact_resume(build: Callable[[], Loader], num_steps: int) -> list[Step]:
+    """Restore after every step, through JSON, and compare the whole tail; returns the uninterrupted steps."""
+    whole = list(islice(build(), num_steps))
+    states = [build().state_dict()] + [json.loads(json.dumps(step.resume_state)) for step in whole]
+    for done, state in enumerate(states):
+        resumed = build()
+        resumed.load_state_dict(state)
+        tail = list(islice(resumed, num_steps - done))
+        assert len(tail) == len(whole) - done
+        for mine, theirs in zip(tail, whole[done:], strict=True):
+            assert_same_step(mine, theirs)
+    return whole
+
+
+def assert_ranks_share_steps(build: Callable[[tuple[int, int]], Loader], sizes: Iterable[int], num_steps: int) -> None:
+    """The rows of all ranks, in order, are those of one rank, whatever their number."""
+    whole = list(islice(build((0, 1)), num_steps))
+    for size in sizes:
+        ranks = [list(islice(build((rank, size)), num_steps)) for rank in range(size)]
+        for step, parts in zip(whole, zip(*ranks, strict=True), strict=True):
+            rows = [row for part in parts for row in part]
+            assert len({len(part) for part in parts}) == 1
+            for mine, theirs in zip(rows, step):
+                assert_same_row(mine, theirs)
+            assert all(row.num_tokens == 0 for row in rows[len(step) :])
+            for part in parts:
+                assert part.loss_denominators == step.loss_denominators
+                assert part.resume_state == step.resume_state
+
+
+def trained_sum(step: Step, distance: int = 1) -> float:
+    """What the loss denominator must be, counted in the rows themselves."""
+    total = 0.0
+    for row in step:
+        targets, weights = row.targets[distance - 1], row.loss_weights
+        assert weights is not None
+        assert np.array_equal(targets == -100, weights[distance - 1] == 0)
+        total += float(weights[distance - 1].astype(np.float64).sum())
+    return total
+
+
+def tokens_of(steps: Iterable[Any]) -> int:
+    return sum(row.num_tokens for step in steps for row in step)

@@ -1,0 +1,258 @@
+"""The loader's promises: exact resume, any number of ranks, clean threads, errors in their place."""
+
+import gc
+import json
+import os
+import resource
+import threading
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from contracts import assert_exact_resume, assert_ranks_share_steps, assert_same_step, tokens_of
+from penstock.errors import ConfigError, CorruptionError, DistributedError, StateError
+from penstock.loader import DataParallel, Loader, Mixture, ShareChange, Source
+from penstock.packing import PACKINGS
+from penstock.shards import write_dataset
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Two datasets, one with loss weights."""
+    folder = tmp_path_factory.mktemp("data")
+    generator = np.random.default_rng(0)
+
+    def documents(count):
+        return [generator.integers(0, 900, int(n)) for n in np.clip(np.exp(generator.normal(3.5, 1, count)), 1, 500)]
+
+    web, chat = documents(150), documents(40)
+    spans = [[(len(d) // 2, len(d), 0.5)] if len(d) > 1 else [] for d in chat]
+    return write_dataset(folder / "web", web), write_dataset(folder / "chat", chat, spans=spans)
+
+
+def mixture(data, max_epochs=None):
+    return Mixture(
+        [Source(data[0], 0.7, max_epochs=max_epochs), Source(data[1], 0.3, max_epochs=max_epochs)],
+        [ShareChange(step=4, shares={"chat": 0.9})],
+    )
+
+
+def build(data, *, max_epochs=None, **settings):
+    defaults = {"sequence_length": 128, "rows_per_step": 8, "seed": 3, "window_rows": 32, "threads": 0}
+    return Loader(mixture(data, max_epochs), **{**defaults, **settings})
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_resume_is_exact_at_every_step(data, packing):
+    """Over epochs, a blend, a change of shares, split documents and a finite end."""
+    steps = assert_exact_resume(lambda: build(data, packing=packing, max_epochs=2), 60)
+    assert len(steps) < 60
+
+
+def test_resume_is_exact_with_threads_and_endless_sources(data):
+    assert_exact_resume(lambda: build(data, threads=2, prefetch=3), 12)
+
+
+def test_resuming_again_and_again(data):
+    whole = list(islice(build(data), 9))
+    state = build(data).state_dict()
+    for expected in whole:
+        loader = build(data, threads=1)
+        loader.load_state_dict(state)
+        (step,) = islice(loader, 1)
+        assert_same_step(step, expected)
+        state = json.loads(json.dumps(loader.state_dict()))
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "concat"])
+def test_ranks_share_every_step(data, packing):
+    assert_ranks_share_steps(
+        lambda rank: build(data, packing=packing, data_parallel=rank, max_epochs=2), [1, 2, 4, 8], 100
+    )
+
+
+def test_the_number_of_ranks_may_change_at_a_restore(data):
+    whole = list(islice(build(data), 10))
+    for size in (2, 4):
+        ranks = [build(data, data_parallel=(rank, size)) for rank in range(size)]
+        for rank in ranks:
+            rank.load_state_dict(whole[4].resume_state)
+        for expected, parts in zip(whole[5:], zip(*(islice(rank, 5) for rank in ranks), strict=True), strict=True):
+            rows = [row for part in parts for row in part]
+            for mine, theirs in zip(rows, expected, strict=True):
+                np.testing.assert_array_equal(mine.targets, theirs.targets)
+
+
+def test_threads_change_nothing(data):
+    plain = list(islice(build(data), 15))
+    for threads, prefetch in ((1, 1), (3, 4)):
+        for mine, theirs in zip(islice(build(data, threads=threads, prefetch=prefetch), 15), plain, strict=True):
+            assert_same_step(mine, theirs)
+
+
+def test_every_document_once_an_epoch_over_all_ranks(data):
+    ranks = [build(data, data_parallel=(rank, 4), max_epochs=1) for rank in range(4)]
+    steps = [list(rank) for rank in ranks]
+    total = sum(int(d.table.lengths[:, 0].sum()) for d in data)
+    assert sum(tokens_of(part) for part in steps) == total
+    assert len({len(part) for part in steps}) == 1
+
+
+def test_the_same_iterator_place_after_a_break(data):
+    loader, plain = build(data, threads=2), list(islice(build(data), 6))
+    first = list(islice(loader, 3))
+    second = list(islice(loader, 3))
+    for mine, theirs in zip(first + second, plain, strict=True):
+        assert_same_step(mine, theirs)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_seek(data, threads):
+    plain = list(islice(build(data), 30))
+    loader = build(data, threads=threads)
+    for step in (20, 3, 0, 29, 12):
+        (found,) = islice(loader.seek(step), 1)
+        assert_same_step(found, plain[step])
+    finite = build(data, max_epochs=1)
+    with pytest.raises(ConfigError, match="cannot seek to step 500: the sources end before it"):
+        finite.seek(500)
+
+
+def test_moving_a_loader_ends_its_old_iterator(data):
+    loader = build(data, threads=1)
+    iterator = iter(loader)
+    next(iterator)
+    loader.seek(5)
+    with pytest.raises(StateError, match="moved or iterated anew"):
+        list(islice(iterator, 10))
+    (step,) = islice(loader, 1)
+    assert step.index == 5
+
+
+def test_no_thread_outlives_its_iterator(data):
+    before = threading.active_count()
+    for _ in range(3):
+        list(islice(build(data, threads=3, prefetch=4), 2))
+    gc.collect()
+    assert threading.active_count() == before
+
+
+def test_an_error_in_a_thread_reaches_the_caller(tmp_path):
+    write_dataset(tmp_path / "d", [[7] * 50 for _ in range(200)])
+    (shard,) = (tmp_path / "d").glob("*.arrow")
+    content = bytearray(shard.read_bytes())
+    place = content.index(bytes([7, 0] * 5000)) + 8000
+    content[place] ^= 4
+    shard.write_bytes(content)
+    loader = Loader(Source(str(tmp_path / "d"), max_epochs=1), sequence_length=64, rows_per_step=4, threads=2)
+    good = []
+    with pytest.raises(CorruptionError, match="document 80"):
+        good.extend(loader)
+    assert loader.step == len(good)
+
+
+def test_states_that_do_not_fit_are_refused(data, tmp_path):
+    state = next(iter(build(data))).resume_state
+    with pytest.raises(StateError, match="sequence_length was 128, is 256"):
+        build(data, sequence_length=256).load_state_dict(state)
+    with pytest.raises(StateError, match="seed was 3, is 4"):
+        build(data, seed=4).load_state_dict(state)
+    other = write_dataset(tmp_path / "chat", [[1, 2, 3]])
+    with pytest.raises(StateError, match=r"source 1 \('chat'\) holds other documents"):
+        build((data[0], other)).load_state_dict(state)
+    mixed = Mixture([Source(data[0], 0.6), Source(data[1], 0.3)], mixture(data).changes)
+    with pytest.raises(StateError, match=r"source 0 \('web'\) has another name, share"):
+        Loader(mixed, sequence_length=128, rows_per_step=8, seed=3, window_rows=32).load_state_dict(state)
+    with pytest.raises(StateError, match="the changes of shares differ"):
+        Loader(Mixture(mixture(data).sources), sequence_length=128, rows_per_step=8, seed=3, window_rows=32).load_state_dict(state)  # fmt: skip
+    for broken in ({}, {**state, "place": "x"}, {**state, "place": "0"}, {**state, "format": 9}, None):
+        with pytest.raises(StateError, match="not the state of a loader|has format 9"):
+            build(data).load_state_dict(broken)
+
+
+def test_a_state_is_small(data):
+    for count, most in ((2, 1000), (100, 4000)):
+        sources = [Source(data[0], 1 / (i + 1), f"source number {i}") for i in range(count)]
+        loader = Loader(Mixture(sources), sequence_length=128, rows_per_step=64, seed=3, threads=0)
+        for step in islice(loader, 120):
+            assert len(json.dumps(step.resume_state)) <= most
+
+
+def test_a_finite_pass_gives_all_ranks_as_many_rows(data):
+    lengths = {len(list(build(data, data_parallel=(r, 8), max_epochs=1))[-1]) for r in range(8)}
+    assert len(lengths) == 1
+    empty = [
+        row for r in range(8) for row in list(build(data, data_parallel=(r, 8), max_epochs=1))[-1] if not row.num_tokens
+    ]
+    for row in empty:
+        assert (row.targets == -100).all()
+        assert row.cu_seqlens.tolist() == [0, 128]
+
+
+def test_a_rank_at_its_default_is_refused(data, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(DistributedError, match="this is rank 1 of 2, but data_parallel was not given"):
+        build(data)
+    assert build(data, data_parallel=DataParallel.from_env()).data_parallel == DataParallel(1, 2)
+    monkeypatch.delenv("RANK")
+    with pytest.raises(DistributedError, match="set both"):
+        DataParallel.from_env()
+
+
+def test_a_world_that_does_not_divide_the_step_is_refused(data):
+    with pytest.raises(ConfigError, match="a step of 8 rows does not divide among 3 ranks"):
+        build(data, data_parallel=(0, 3))
+    with pytest.raises(ConfigError, match="rank must be 0 … 1, got 2 of 2"):
+        build(data, data_parallel=(2, 2))
+
+
+def test_explain_names_files_and_lines(data):
+    loader = build(data)
+    step = list(islice(loader, 4))[-1]
+    for number, row in enumerate(step):
+        pieces = loader.explain(3, number)
+        assert sum(piece.num_tokens for piece in pieces) == row.num_tokens
+        for piece, source in zip(pieces, row.source_ids, strict=True):
+            dataset = data[source]
+            stored = dataset[piece.document].tokens[piece.first_token : piece.first_token + piece.num_tokens]
+            np.testing.assert_array_equal(row.tokens[piece.begin : piece.begin + piece.num_tokens], stored)
+            assert piece.origin.line == piece.document
+            assert piece.source == dataset.name
+    assert len(loader.explain(3)) == sum(len(row.source_ids) for row in step)
+    assert loader.step == 4
+
+
+def test_memory_does_not_grow(data):
+    loader = build(data, threads=1)
+    iterator = iter(loader)
+    for _ in islice(iterator, 300):
+        pass
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in islice(iterator, 1250):
+        pass
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 8_000
+
+
+def test_killed_while_iterating_nothing_is_lost(data, tmp_path):
+    """A child is killed at some moment; what its last saved state gives is what comes after its last saved step."""
+    plain = list(islice(build(data), 200))
+    for moment in (3, 11, 40):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                for step in build(data):
+                    os.write(writer, json.dumps(step.resume_state).encode() + b"\n")
+            finally:
+                os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as lines:
+            saved = [json.loads(next(lines)) for _ in range(moment)][-1]
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+        resumed = build(data)
+        resumed.load_state_dict(saved)
+        for mine, theirs in zip(islice(resumed, 3), plain[saved["step"] :], strict=False):
+            assert_same_step(mine, theirs)
