@@ -19,6 +19,7 @@ from penstock.shards.npy import open_npy
 from penstock.shards.opening import open_dataset
 from penstock.shards.sides import load_shard
 from penstock.shards.table import DocumentTable
+from penstock.shards.verify import Fault, Report, verify
 from penstock.shards.writer import ShardWriter
 
 __all__ = [
@@ -28,9 +29,11 @@ __all__ = [
     "Dataset",
     "Document",
     "DocumentTable",
+    "Fault",
     "InPlaceCorpus",
     "Manifest",
     "Origin",
+    "Report",
     "ShardInfo",
     "ShardLayout",
     "ShardWriter",
@@ -43,5 +46,6 @@ __all__ = [
     "open_npy",
     "spans_are_right",
     "token_checksum",
+    "verify",
     "write_dataset",
 ]

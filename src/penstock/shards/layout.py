@@ -107,6 +107,19 @@ def batch_positions(data: Array, layout: ShardLayout) -> Array:
 
 
 def buffer_limits(batch: Any, has_spans: bool) -> Array:
-    """How many tokens, checksum words and spans the buffers of a record batch hold, int64 [3]."""
-    values = [batch.column(name).values for name in ("tokens", "checksums")]
-    return np.array([*map(len, values), len(batch.column("spans").values) if has_spans else 0], np.int64)
+    """How many tokens, checksum words and spans the buffers of a record batch hold, int64 [3].
+
+    Raises:
+        FormatError: Offsets or the bitmap of nulls are too short for the batch's rows.
+    """
+    limits = np.zeros(3, np.int64)
+    for column, name in enumerate(("tokens", "checksums", "spans") if has_spans else ("tokens", "checksums")):
+        buffers = batch.column(name).buffers()
+        sizes = [0 if buffer is None else buffer.size for buffer in buffers]
+        if sizes[1] < 8 * (batch.num_rows + 1) or (buffers[0] is not None and 8 * sizes[0] < batch.num_rows):
+            raise FormatError(f"column {name}: offsets or nulls for less than its {batch.num_rows} rows")
+        if name == "spans":
+            limits[column] = min(sizes[4], sizes[6], sizes[8]) // 4
+        else:
+            limits[column] = sizes[3] // (batch.column(name).type.value_type.bit_width // 8)
+    return limits

@@ -35,11 +35,8 @@ def open_dataset(path: str | Path, *, dtype: str | None = None, eos_id: int | No
         prefix = megatron_prefix(path)
         if prefix.with_name(prefix.name + ".idx").is_file():
             return open_megatron(prefix)
-        if not path.exists():
-            raise FormatError(
-                f"{path}: no such dataset; give a folder that `penstock prepare` made, a Megatron prefix, or an .npy file"
-            )
+        found = "not a dataset" if path.exists() else "nothing there"
         raise FormatError(
-            f"{path}: not a dataset; give a folder that `penstock prepare` made, a Megatron prefix, or an .npy file"
+            f"{path}: {found}; give a folder that `penstock prepare` made, a Megatron prefix, or an .npy file"
         )
     return Dataset.open(path)
