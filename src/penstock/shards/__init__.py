@@ -7,6 +7,7 @@ other rooms read documents by address through `DocumentTable`, and check them wi
 
 from penstock.shards._kernels import CHUNK_TOKENS, spans_are_right, token_checksum
 from penstock.shards.blocks import SpanBlock
+from penstock.shards.convert import import_corpus, write_megatron
 from penstock.shards.dataset import Dataset
 from penstock.shards.document import Corpus, Document, Origin
 from penstock.shards.finish import finish_dataset
@@ -40,6 +41,7 @@ __all__ = [
     "SpanBlock",
     "TokenizerInfo",
     "finish_dataset",
+    "import_corpus",
     "load_shard",
     "open_dataset",
     "open_megatron",
@@ -48,4 +50,5 @@ __all__ = [
     "token_checksum",
     "verify",
     "write_dataset",
+    "write_megatron",
 ]

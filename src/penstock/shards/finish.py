@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.errors import OutputError
+from penstock.errors import ConfigError, OutputError
 from penstock.shards.files import (
     Array,
     checksum,
@@ -56,8 +56,13 @@ def finish_dataset(
 
     Raises:
         OutputError: The folder cannot be written, or a side file is missing.
+        ConfigError: The shards were written for another vocabulary.
     """
     folder = Path(folder)
+    if layout.vocab_size != tokenizer.vocab_size:
+        raise ConfigError(
+            f"the shards have a vocabulary of {layout.vocab_size}, the tokenizer of {tokenizer.vocab_size}"
+        )
     kept = [shard for shard in shards if shard.documents]
     fractional = any(shard.fractional_weights for shard in kept)
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import ConfigError, OutputError
+from penstock.errors import ConfigError
 from penstock.ragged import Ragged
 from penstock.shards.blocks import SpanBlock, slice_rows
+from penstock.shards.convert import new_folder
 from penstock.shards.dataset import Dataset
 from penstock.shards.finish import finish_dataset
 from penstock.shards.layout import SPAN, ShardLayout
@@ -36,7 +37,7 @@ def write_dataset(
         documents: Token ids of each document.
         spans: For each document its loss-weight spans, or None for all weights 1; tokens outside spans weigh 0.
         texts: The raw text of each document, to be kept with it.
-        vocab_size: One more than the highest id; that of `tokenizer`, else the highest found.
+        vocab_size: One more than the highest id, where no tokenizer is given; by default of those found.
         tokenizer: Whose ids they are; a nameless one when not given.
         documents_per_shard: Where to begin a new shard.
 
@@ -46,15 +47,14 @@ def write_dataset(
     """
     import pyarrow as pa
 
-    folder = Path(path)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise OutputError(f"{folder}: holds something already; choose a new or empty folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = new_folder(path)
     rows = documents if isinstance(documents, Ragged) else Ragged.from_rows(documents, np.int64)
     if not len(rows) == len(spans if spans is not None else rows) == len(texts if texts is not None else rows):
         raise ConfigError(f"{len(rows)} documents, but another number of spans or texts")
-    size = vocab_size or (tokenizer.vocab_size if tokenizer else int(rows.values.max(initial=0)) + 1)
-    layout = ShardLayout(vocab_size=size, has_spans=spans is not None, has_text=texts is not None)
+    if tokenizer is None:
+        size = vocab_size or int(rows.values.max(initial=0)) + 1
+        tokenizer = TokenizerInfo(name="", fingerprint="", vocab_size=size)
+    layout = ShardLayout(vocab_size=tokenizer.vocab_size, has_spans=spans is not None, has_text=texts is not None)
     shards: list[ShardInfo] = []
     for begin in range(0, len(rows), documents_per_shard):
         part = slice(begin, min(begin + documents_per_shard, len(rows)))
@@ -68,7 +68,6 @@ def write_dataset(
                 text_bytes=sum(len(text.encode()) for text in texts[part]) if texts is not None else 0,
             )
             shards.append(writer.finish())
-    tokenizer = tokenizer or TokenizerInfo(name="", fingerprint="", vocab_size=size)
     finish_dataset(folder, shards=shards, layout=layout, tokenizer=tokenizer, configuration="", files=["memory"])
     return Dataset.open(folder)
 

@@ -1,0 +1,51 @@
+"""`penstock verify`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def run(
+    path: Annotated[Path, typer.Argument(help="A dataset's folder, a Megatron prefix, or an .npy file.")],
+    dtype: Annotated[str | None, typer.Option(help="Type of the tokens of an .npy file: uint16 or uint32.")] = None,
+    eos_id: Annotated[int | None, typer.Option(help="The token that ends each document of an .npy file.")] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(help="Megatron and .npy: check that every id is below it. A dataset knows its own.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Check every byte of a dataset against its checksums; name the shard and document of each fault.
+
+    Exits with 1 when something is wrong.
+    """
+    from penstock.shards import verify
+
+    report = verify(path, dtype=dtype, eos_id=eos_id, vocab_size=vocab_size, progress=not json)
+    if json:
+        _print_json(report)
+    else:
+        _print_text(report)
+    if not report.sound:
+        raise typer.Exit(1)
+
+
+def _print_json(report) -> None:  # type: ignore[no-untyped-def]
+    import json
+    from dataclasses import asdict
+
+    print(json.dumps({"sound": report.sound, **asdict(report)}, indent=2))
+
+
+def _print_text(report) -> None:  # type: ignore[no-untyped-def]
+    print(
+        f"{report.path} ({report.kind}): {report.documents:,} documents, {report.tokens:,} tokens, "
+        f"{report.bytes:,} bytes"
+    )
+    for line in report.checked:
+        print(f"  checked      {line}")
+    for line in report.unchecked:
+        print(f"  not checked  {line}")
+    for fault in report.faults:
+        print(f"  FAULT        {fault}")
+    print("sound" if report.sound else f"{len(report.faults)} faults: copy the files named again, or prepare again")

@@ -1,0 +1,147 @@
+"""Copies documents between formats: a foreign corpus into a dataset, any dataset into Megatron's `.bin` and `.idx`.
+
+Tokens are checked on the way as far as the format they come from allows.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import ConfigError, OutputError
+from penstock.progress import Progress
+from penstock.ragged import Ragged
+from penstock.shards.dataset import Dataset
+from penstock.shards.files import output_errors, sync
+from penstock.shards.finish import finish_dataset
+from penstock.shards.in_place import InPlaceCorpus
+from penstock.shards.layout import ShardLayout
+from penstock.shards.manifest import DOCUMENTS_PER_BATCH, ShardInfo, TokenizerInfo
+from penstock.shards.megatron import HEADER, MAGIC, READABLE, TYPES, megatron_prefix
+from penstock.shards.writer import ShardWriter
+
+SHARD_BYTES = 2**28
+"""A shard is closed when it has grown to this."""
+
+
+def import_corpus(
+    corpus: InPlaceCorpus, output: str | Path, tokenizer: TokenizerInfo | None = None, *, progress: bool = False
+) -> Dataset:
+    """Copy a Megatron or `.npy` corpus into a dataset with checksums.
+
+    Args:
+        corpus: What `open_megatron` or `open_npy` gave.
+        output: A new or empty folder.
+        tokenizer: Whose ids they are. When it is not known, a nameless one of as many ids as the corpus's type holds.
+        progress: Show a bar.
+
+    Raises:
+        OutputError: The folder holds something already, or cannot be written.
+        ConfigError: A token id is outside the tokenizer's vocabulary.
+    """
+    folder, table = new_folder(output), corpus.table
+    if tokenizer is None:
+        tokenizer = TokenizerInfo(name="", fingerprint="", vocab_size=2**16 if table.token_bytes == 2 else 2**31)
+    layout = ShardLayout(vocab_size=tokenizer.vocab_size)
+    shards: list[ShardInfo] = []
+    documents = _documents(corpus, progress)
+    block = next(documents, None)
+    while block is not None:
+        with ShardWriter(folder, f"{len(shards):05}.arrow", layout) as writer:
+            while block is not None and writer.size_bytes < SHARD_BYTES:
+                first, tokens = block
+                numbers = np.arange(first, first + len(tokens))
+                files = np.searchsorted(table.shard_starts, numbers, side="right") - 1
+                writer.write(tokens, files=files, lines=numbers - table.shard_starts[files])
+                block = next(documents, None)
+            shards.append(writer.finish())
+    finish_dataset(
+        folder, shards=shards, layout=layout, tokenizer=tokenizer, configuration=corpus.fingerprint, files=corpus.files
+    )
+    return Dataset.open(folder)
+
+
+def write_megatron(
+    corpus: Dataset | InPlaceCorpus, prefix: str | Path, *, drop_spans: bool = False, progress: bool = False
+) -> Path:
+    """Write documents as a Megatron corpus, one sequence a document.
+
+    Args:
+        corpus: What to copy.
+        prefix: Where; `.bin` and `.idx` are added. The index comes last.
+        drop_spans: Whether loss weights, which the format cannot hold, may be lost.
+        progress: Show a bar.
+
+    Returns:
+        The prefix.
+
+    Raises:
+        ConfigError: Loss weights would be lost, or an id does not fit int32.
+        OutputError: The files exist already, or cannot be written.
+    """
+    prefix, table = megatron_prefix(prefix), corpus.table
+    if table.has_spans and not drop_spans:
+        raise ConfigError(
+            f"{corpus.name} has loss-weight spans, which a Megatron corpus cannot hold: all tokens would be trained; "
+            "say drop_spans (--drop-spans) to lose them"
+        )
+    token_type = "uint16" if table.token_bytes == 2 else "int32"
+    paths = [prefix.with_name(prefix.name + ending) for ending in (".bin", ".idx")]
+    for path in paths:
+        if path.exists():
+            raise OutputError(f"{path}: exists already; choose another prefix")
+    partial = [path.with_name(path.name + ".partial") for path in paths]
+    with output_errors(paths[0]):
+        paths[0].parent.mkdir(parents=True, exist_ok=True)
+        with open(partial[0], "wb") as file:
+            for _, tokens in _documents(corpus, progress):
+                file.write(_as_megatron(tokens.values, token_type).data)
+        _write_index(partial[1], table.lengths[:, 0], token_type)
+        for part, path in zip(partial, paths, strict=True):
+            sync(part)
+            os.replace(part, path)
+    return prefix
+
+
+def new_folder(path: str | Path) -> Path:
+    """Make a folder for output.
+
+    Raises:
+        OutputError: It holds something, or cannot be made.
+    """
+    folder = Path(path)
+    with output_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise OutputError(f"{folder}: holds something already; choose a new or empty folder")
+    return folder
+
+
+def _documents(corpus: Dataset | InPlaceCorpus, progress: bool) -> Iterator[tuple[int, Ragged]]:
+    """All documents in order, some at a time: (number of the first, uint32 tokens)."""
+    with Progress("converting", total=len(corpus), unit="documents", enabled=progress) as bar:
+        for first in range(0, len(corpus), DOCUMENTS_PER_BATCH):
+            tokens = corpus.table.read(first, min(first + DOCUMENTS_PER_BATCH, len(corpus)))
+            yield first, tokens
+            bar.advance(len(tokens), tokens=len(tokens.values))
+
+
+def _as_megatron(tokens: Any, token_type: str) -> Any:
+    if token_type == "int32" and len(tokens) and int(tokens.max()) >= 2**31:
+        raise ConfigError(f"token id {tokens.max()} does not fit Megatron's int32")
+    return tokens.astype(token_type)
+
+
+def _write_index(path: Path, lengths: Any, token_type: str) -> None:
+    """Write an index of one sequence a document; see `megatron.py` for its layout."""
+    if len(lengths) and int(lengths.max()) >= 2**31:
+        raise ConfigError(f"a document of {lengths.max()} tokens; Megatron's lengths are int32")
+    code = next(code for code, name in TYPES.items() if name == token_type)
+    ends = np.cumsum(lengths, dtype=np.int64) * READABLE[token_type]
+    with open(path, "wb") as file:
+        file.write(HEADER.pack(MAGIC, 1, code, len(lengths), len(lengths) + 1))
+        file.write(lengths.astype("<i4").data)
+        file.write(np.concatenate([np.zeros(min(1, len(ends)), np.int64), ends[:-1]]).data)
+        file.write(np.arange(len(lengths) + 1, dtype=np.int64).data)
