@@ -1,0 +1,162 @@
+"""One unit of work: a part of the input becomes a shard of each split, and a record that says so, written last."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import final
+
+import numpy as np
+
+from penstock.errors import RecordError
+from penstock.prepare.documents import Framing, encode_block
+from penstock.prepare.files import save_json, write_text
+from penstock.prepare.settings import PrepareSettings
+from penstock.prepare.transform import Transform, apply_transform
+from penstock.shards import ShardLayout, ShardWriter
+from penstock.sources import Part, Reject
+from penstock.tokenizers import Tokenizer
+
+Progressed = Callable[[int, int, int], None]
+"""Called after each block with its raw bytes, tokens and rejects."""
+
+WORK = ".prepare"
+"""Folder inside the output for what a preparation leaves between its parts; it is gone at the end."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workshop:
+    """What every process needs for every part."""
+
+    output: Path
+    tokenizer: Tokenizer
+    settings: PrepareSettings
+    transform: Transform | None
+    layout: ShardLayout
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A part, its number, and the numbers of its files among all files of the dataset."""
+
+    number: int
+    part: Part
+    files: tuple[int, ...]
+
+
+@final
+@dataclass(slots=True)
+class PartRecord:
+    """What became of a part; kept until the dataset is finished."""
+
+    identity: str
+    records: int = 0
+    documents: int = 0
+    filtered: int = 0
+    rejects: int = 0
+    straddling: int = 0
+    edge_controls: int = 0
+    raw_bytes: int = 0
+    shards: dict[str, str] = field(default_factory=dict)
+    """Split → file name, of the splits that got documents."""
+
+
+def shard_name(number: int) -> str:
+    """File name of the shard that part `number` becomes."""
+    return f"part-{number:06}.arrow"
+
+
+def record_path(output: Path, number: int) -> Path:
+    """Where the record of part `number` is."""
+    return output / WORK / f"part-{number:06}.json"
+
+
+def rejects_path(output: Path, number: int) -> Path:
+    """Where the rejects of part `number` are."""
+    return output / WORK / f"part-{number:06}.rejected.jsonl"
+
+
+def prepare_part(shop: Workshop, task: Task, report: Progressed) -> PartRecord:
+    """Read, encode and write one part.
+
+    Args:
+        shop: Tokenizer and settings.
+        task: What to do.
+        report: Called after each block with raw bytes, tokens and rejects.
+
+    Raises:
+        RecordError: A record cannot be read, and the settings say stop; or too many cannot.
+        OutputError: The disk is full, or the folder went away.
+    """
+    record = PartRecord(task.part.identity)
+    framing = Framing.of(shop.tokenizer, shop.settings)
+    writers: dict[str, ShardWriter] = {}
+    numbers = np.array(task.files, np.int32)
+    rejects: list[Reject] = []
+    try:
+        for block in task.part.blocks():
+            record.records += len(block) + len(block.rejects)
+            record.raw_bytes += block.size_bytes
+            if shop.transform is not None:
+                _stop_at(block.rejects, shop.settings, rejects)
+                read = len(block) + len(block.rejects)
+                block = apply_transform(shop.transform, block, task.part.files, shop.settings.fields)
+                record.filtered += read - len(block) - len(block.rejects)
+            encoded = encode_block(block, task.part.files, shop.tokenizer, framing, shop.settings)
+            found = _in_order([*block.rejects, *encoded.rejects], task.part.files)
+            _stop_at(found, shop.settings, rejects)
+            rejects += found
+            tokens = 0
+            for split, documents in encoded.splits.items():
+                if split not in writers:
+                    writers[split] = ShardWriter(shop.output / split, shard_name(task.number), shop.layout).__enter__()
+                writers[split].write(
+                    documents.tokens,
+                    files=numbers[documents.files],
+                    lines=documents.lines,
+                    spans=documents.spans,
+                    texts=documents.texts,
+                    text_bytes=documents.text_bytes,
+                )
+                record.documents += len(documents.tokens)
+                tokens += len(documents.tokens.values)
+            record.straddling += encoded.straddling
+            record.edge_controls += encoded.edge_controls
+            report(block.size_bytes, tokens, len(found))
+        record.rejects = len(rejects)
+        record.shards = {split: writer.finish().file for split, writer in sorted(writers.items())}
+    finally:
+        for writer in writers.values():
+            writer.__exit__(None, None, None)
+    _save_rejects(rejects_path(shop.output, task.number), rejects)
+    save_json(record_path(shop.output, task.number), asdict(record))
+    return record
+
+
+def load_record(output: Path, number: int) -> PartRecord | None:
+    """The record of a part that is finished; None when it is not."""
+    try:
+        return PartRecord(**json.loads(record_path(output, number).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _stop_at(found: list[Reject], settings: PrepareSettings, before: list[Reject]) -> None:
+    if not found:
+        return
+    if settings.on_error == "stop":
+        raise RecordError(f"{found[0]} (or skip such records: --on-error skip)")
+    if not str(settings.max_rejects).endswith("%") and len(before) + len(found) > settings.reject_limit(0):
+        raise RecordError(f"{found[-1]}; more than {settings.max_rejects} records were rejected: raise --max-rejects")
+
+
+def _in_order(rejects: list[Reject], files: tuple[str, ...]) -> list[Reject]:
+    numbers = {name: number for number, name in enumerate(files)}
+    return sorted(rejects, key=lambda reject: (numbers.get(reject.file, 0), reject.line))
+
+
+def _save_rejects(path: Path, rejects: list[Reject]) -> None:
+    if rejects:
+        write_text(path, "".join(json.dumps(asdict(reject), ensure_ascii=False) + "\n" for reject in rejects))

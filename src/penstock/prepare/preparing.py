@@ -1,0 +1,339 @@
+"""Sources to shards: finds the parts, has them prepared in several processes, finishes the datasets, reports.
+
+The result is byte-identical for any number of processes, and for any number of interruptions: a part depends on the
+input alone, and counts when its record is on the disk. Finishing reads only the small files beside the shards.
+"""
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import OutputError, RecordError
+from penstock.prepare.documents import Framing
+from penstock.prepare.files import save_json, write_text
+from penstock.prepare.folder import REJECTED, REPORT, OutputFolder
+from penstock.prepare.part import (
+    PartRecord,
+    Task,
+    Workshop,
+    load_record,
+    prepare_part,
+    rejects_path,
+    shard_name,
+)
+from penstock.prepare.pool import Pool
+from penstock.prepare.report import PrepareReport, SplitReport, read_report
+from penstock.prepare.settings import PrepareSettings, fingerprint
+from penstock.prepare.transform import Transform, describe_transform, load_transform, require_picklable
+from penstock.progress import Progress
+from penstock.shards import Manifest, ShardInfo, ShardLayout, TokenizerInfo, finish_dataset, load_shard
+from penstock.sources import Part, number_lines, open_records, open_sources
+from penstock.tokenizers import Tokenizer, load_tokenizer
+
+SAMPLE_PARTS, SAMPLE_BYTES, SAMPLE_TEXT = 4, 50_000, 4_000
+"""What the encoder is checked on: parts looked into, bytes of text from each, characters of each text."""
+
+FREE_SHARE = 0.2
+"""Free bytes needed for each raw byte; less than any real text takes, so that a refusal is never wrong."""
+
+Paths = str | os.PathLike[str]
+
+
+def prepare(
+    source: Paths | Sequence[Paths] | Iterable[str | dict[str, Any]],
+    *,
+    tokenizer: Paths | Tokenizer,
+    output: Paths,
+    settings: PrepareSettings | None = None,
+    transform: str | Transform | None = None,
+    processes: int | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+    **options: Any,
+) -> PrepareReport:
+    """Turn raw text into a dataset of shards.
+
+    ```python
+    prepare("web/*.jsonl.zst", tokenizer="tokenizer.json", output="data/web")
+    prepare(iter(texts), tokenizer="tokenizer.json", output="data/mine", validation=0.01)
+    ```
+
+    Killed at any moment, it goes on from the finished parts when it is called again.
+
+    Args:
+        source: Paths, folders, globs, URLs, one or several; or an iterator of texts or of dicts.
+        tokenizer: A tokenizer, or where one is.
+        output: Folder for the result, new, empty, or holding this very preparation. With a validation share, the
+            datasets are its folders `train` and `validation`.
+        settings: What decides the result; or give its fields as keywords.
+        transform: Function, or `"module:function"`, that changes records (dicts) or drops them (None).
+        processes: None: as many as there are cores.
+        overwrite: Replace a preparation of other input or settings.
+        progress: Show progress on standard error.
+        options: Fields of `PrepareSettings`, and of `Fields` as `text_field`, `weights_field`, `columns`.
+
+    Raises:
+        RecordError: A record cannot be read, with file and line; or too many were rejected.
+        OutputError: The folder cannot be used.
+        ConfigError: A setting is out of range.
+        TokenizerError: The tokenizer cannot be loaded, or has no byte table for loss weights.
+    """
+    from penstock.prepare.options import merge_options
+
+    started = time.monotonic()
+    settings = merge_options(settings, options)
+    loaded = tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(os.fspath(tokenizer))
+    function = load_transform(transform)
+    if settings.fields.weights:
+        _ = loaded.byte_table
+    Framing.of(loaded, settings)
+    parts = open_parts(source, settings, progress)
+    count = processes or len(os.sched_getaffinity(0))
+    if isinstance(parts, list):
+        count = min(count, max(len(parts), 1))
+    if function is not None and count > 1:
+        require_picklable(function)
+    plan_settings = settings.as_plan(loaded, describe_transform(function))
+    plan = {"settings": plan_settings, "inputs": _identities(parts)}
+    with OutputFolder(Path(output)) as folder:
+        if folder.adopt(plan, overwrite=overwrite):
+            folder.close_work()
+            return read_report((folder.path / REPORT).read_bytes(), os.fspath(output))
+        layout = ShardLayout(
+            vocab_size=loaded.vocab_size, has_spans=settings.fields.weights is not None, has_text=settings.keep_text
+        )
+        shop = Workshop(output=folder.path, tokenizer=loaded, settings=settings, transform=function, layout=layout)
+        records, resumed, files = _prepare_parts(shop, parts, count, folder, progress)
+        if isinstance(parts, list) and _identities(open_parts(source, settings, False)) != plan["inputs"]:
+            raise RecordError("the input changed while it was prepared; run it again with --overwrite")
+        report = _finish(shop, records, files, fingerprint(plan_settings))
+        folder.close_work()
+    return _with_times(report, time.monotonic() - started, resumed)
+
+
+def open_parts(source: Any, settings: PrepareSettings, progress: bool) -> list[Part] | Iterator[Part]:
+    """The parts of paths, as a list; of an iterable, as they come."""
+    if _are_paths(source):
+        return open_sources(
+            source,
+            format=settings.format,
+            fields=settings.fields,
+            separator=settings.separator,
+            part_bytes=settings.part_bytes,
+            notice=_say if progress else None,
+        )
+    return open_records(source, fields=settings.fields, part_bytes=settings.part_bytes)
+
+
+def _identities(parts: list[Part] | Iterator[Part]) -> list[str]:
+    return [part.identity for part in parts] if isinstance(parts, list) else ["<python>"]
+
+
+def _are_paths(source: Any) -> bool:
+    if isinstance(source, (str, os.PathLike)):
+        return True
+    return isinstance(source, (list, tuple)) and all(isinstance(item, (str, os.PathLike)) for item in source)
+
+
+def _prepare_parts(
+    shop: Workshop, parts: list[Part] | Iterator[Part], processes: int, folder: OutputFolder, progress: bool
+) -> tuple[list[PartRecord], int, list[str]]:
+    """Prepare the parts that are not finished yet.
+
+    Returns:
+        The record of each part, how many were finished before, and the names of all files.
+    """
+    records: dict[int, PartRecord] = {}
+    names: dict[str, int] = {}
+    resumed: list[int] = []
+    for split in shop.settings.splits:
+        (folder.path / split).mkdir(exist_ok=True)
+    if isinstance(parts, list):
+        _check_room(shop, parts)
+    total = None
+    if isinstance(parts, list):
+        total = sum(part.size_bytes for n, part in enumerate(parts) if _finished(shop, n, part) is None)
+
+    def todo(found: Iterable[Part]) -> Iterator[tuple[str, Task]]:
+        for number, part in enumerate(found):
+            files = tuple(names.setdefault(name, len(names)) for name in part.files)
+            record = _finished(shop, number, part)
+            if record is not None:
+                records[number] = record
+                resumed.append(number)
+                continue
+            yield part.name, Task(number, part, files)
+
+    with (
+        Progress("preparing", total=total, unit="B", enabled=progress, rates={"tokens": "tok/s"}) as bar,
+        Pool(shop, processes, (folder.lock,)) as pool,
+    ):
+
+        def advance(size_bytes: int, tokens: int, rejects: int) -> None:
+            bar.advance(size_bytes, tokens=tokens, **({"rejects": rejects} if rejects else {}))
+
+        if isinstance(parts, list):
+            parts = _numbered(parts, pool)
+            _check_encoder(shop, parts, progress)
+        else:
+            parts = _checked_first(shop, parts, progress)
+        records.update(pool.run(_prepare_one, todo(parts), advance))
+    return [records[number] for number in sorted(records)], len(resumed), list(names)
+
+
+def _prepare_one(shop: Workshop, task: Task, report: Any) -> tuple[int, PartRecord]:
+    return task.number, prepare_part(shop, task, report)
+
+
+def _finished(shop: Workshop, number: int, part: Part) -> PartRecord | None:
+    """The record of a part, if that very part was finished before and its shards are there."""
+    record = load_record(shop.output, number)
+    if record is None:
+        return None
+    if record.identity != part.identity:
+        raise OutputError(
+            f"{shop.output}: part {number} was made from other input ({record.identity!r}, now {part.identity!r}); "
+            "replace what is there: --overwrite"
+        )
+    complete = all(_shard(shop, split, number) is not None for split in record.shards)
+    return record if complete else None
+
+
+def _shard(shop: Workshop, split: str, number: int) -> ShardInfo | None:
+    """A finished shard, or that of a dataset whose manifest is already there."""
+    folder = shop.output / split
+    info = load_shard(folder, shard_name(number))
+    if info is None and (folder / "manifest.json").is_file():
+        found = [shard for shard in Manifest.load(folder).shards if shard.file == shard_name(number)]
+        return found[0] if found else None
+    return info
+
+
+def _check_room(shop: Workshop, parts: Sequence[Part]) -> None:
+    needed = FREE_SHARE * sum(part.size_bytes for n, part in enumerate(parts) if load_record(shop.output, n) is None)
+    free = shutil.disk_usage(shop.output).free
+    if free < needed:
+        raise OutputError(
+            f"{shop.output}: {free / 1e9:.1f} GB are free, at least {needed / 1e9:.1f} GB will be needed; "
+            "make room or choose another folder"
+        )
+
+
+def _numbered(parts: list[Part], pool: Pool) -> list[Part]:
+    """Tell ranges of large files their first line numbers, counting in the pool."""
+
+    def count(_: Any, ranges: Iterable[Any]) -> Iterable[int]:
+        listed = list(ranges)
+        found = dict(pool.run(_count, [(part.name, (n, part)) for n, part in enumerate(listed)], lambda: None))
+        return [found[n] for n in range(len(listed))]
+
+    return number_lines(parts, count)
+
+
+def _count(_: Workshop, argument: tuple[int, Any], report: Any) -> tuple[int, int]:
+    number, part = argument
+    return number, part.newlines()
+
+
+def _check_encoder(shop: Workshop, parts: Sequence[Part], progress: bool) -> None:
+    """Compare the fast encoder with the vocabulary's own on texts from a few places of the input."""
+    step = max(len(parts) // SAMPLE_PARTS, 1)
+    sample: list[str] = []
+    for part in parts[::step][:SAMPLE_PARTS]:
+        block = next(part.blocks(), None)
+        size = 0
+        for text in block.texts if block is not None else []:
+            sample.append(text.as_py()[:SAMPLE_TEXT])
+            size += len(sample[-1])
+            if size >= SAMPLE_BYTES:
+                break
+    reason = shop.tokenizer.check_encoder(sample)
+    if reason and progress:
+        _say(f"encoding with {shop.tokenizer.encoder}, which is slower: {reason}")
+
+
+def _checked_first(shop: Workshop, parts: Iterator[Part], progress: bool) -> Iterator[Part]:
+    first = next(parts, None)
+    if first is None:
+        raise RecordError("the source gave no record; due: at least one text or dict")
+    _check_encoder(shop, [first], progress)
+    yield first
+    yield from parts
+
+
+def _finish(shop: Workshop, records: list[PartRecord], files: list[str], configuration: str) -> PrepareReport:
+    """Make the finished shards datasets, and write the report, which says that all is done."""
+    settings = shop.settings
+    total, rejects = sum(record.records for record in records), sum(record.rejects for record in records)
+    if rejects > settings.reject_limit(total):
+        raise RecordError(
+            f"{rejects} of {total} records were rejected, more than {settings.max_rejects}; look at "
+            f"{rejects_path(shop.output, 0).parent}/*.rejected.jsonl, then raise --max-rejects: finished parts are kept"
+        )
+    kept = [rejects_path(shop.output, n).read_text() for n, record in enumerate(records) if record.rejects]
+    if kept:
+        write_text(shop.output / REJECTED, "".join(kept))
+    splits = {}
+    for split in settings.splits:
+        manifest = _finish_split(shop, split, records, files, configuration)
+        splits[split] = SplitReport(
+            path=str(shop.output / split),
+            documents=manifest.documents,
+            tokens=manifest.tokens,
+            trained_tokens=manifest.trained_tokens,
+            text_bytes=manifest.text_bytes,
+            longest=manifest.longest,
+            shards=len(manifest.shards),
+            fingerprint=manifest.fingerprint,
+            histogram=manifest.histogram,
+        )
+    report = PrepareReport(
+        output=str(shop.output),
+        records=total,
+        documents=sum(record.documents for record in records),
+        rejects=rejects,
+        filtered=sum(record.filtered for record in records),
+        tokens=sum(split.tokens for split in splits.values()),
+        text_bytes=sum(split.text_bytes for split in splits.values()),
+        raw_bytes=sum(record.raw_bytes for record in records),
+        parts=len(records),
+        straddling_tokens=sum(record.straddling for record in records),
+        edge_controls=sum(record.edge_controls for record in records),
+        encoder=shop.tokenizer.encoder,
+        fallback_reason=shop.tokenizer.fallback_reason,
+        splits=splits,
+    )
+    save_json(shop.output / REPORT, report.as_json(lasting=True))
+    return report
+
+
+def _finish_split(
+    shop: Workshop, split: str, records: list[PartRecord], files: list[str], configuration: str
+) -> Manifest:
+    folder = shop.output / split
+    if (folder / "manifest.json").is_file():
+        shutil.rmtree(folder / "unfinished", ignore_errors=True)
+        return Manifest.load(folder)
+    shards = [_shard(shop, split, n) for n, record in enumerate(records) if split in record.shards]
+    return finish_dataset(
+        folder,
+        shards=[shard for shard in shards if shard is not None],
+        layout=shop.layout,
+        tokenizer=TokenizerInfo.of(shop.tokenizer),
+        configuration=configuration,
+        files=files,
+    )
+
+
+def _with_times(report: PrepareReport, seconds: float, resumed: int) -> PrepareReport:
+    from dataclasses import replace
+
+    return replace(report, seconds=seconds, parts_resumed=resumed)
+
+
+def _say(line: str) -> None:
+    print(f"penstock: {line}", file=sys.stderr)

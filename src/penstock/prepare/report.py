@@ -1,0 +1,124 @@
+"""The report of a preparation: what went in, what came out, and that the two agree."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+from penstock.errors import PenstockError
+
+BAR = 30
+"""Characters of the longest bar of the histogram."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitReport:
+    """One dataset that came out."""
+
+    path: str
+    documents: int
+    tokens: int
+    trained_tokens: int
+    text_bytes: int
+    longest: int
+    shards: int
+    fingerprint: str
+    histogram: tuple[int, ...]
+    """Documents by length: bin b counts those whose number of tokens takes b bits."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareReport:
+    """What `prepare` returns; `report.json` holds it without the times, which are no property of the data."""
+
+    output: str
+    records: int
+    """Records that were read, good and bad."""
+    documents: int
+    rejects: int
+    filtered: int
+    """Records that the transform dropped."""
+    tokens: int
+    text_bytes: int
+    raw_bytes: int
+    parts: int
+    straddling_tokens: int
+    """Tokens that hold characters of different loss weights; each weighs what its last byte does."""
+    edge_controls: int
+    """Texts that spelled BOS at their start or EOS at their end, which took the place of the added ones."""
+    encoder: str
+    fallback_reason: str | None
+    splits: dict[str, SplitReport]
+    seconds: float | None = None
+    """Time of this run; None when there was nothing left to do."""
+    parts_resumed: int = 0
+    """Parts that an earlier run had finished."""
+
+    def __post_init__(self) -> None:
+        total = sum(split.documents for split in self.splits.values())
+        if self.records != total + self.rejects + self.filtered or total != self.documents:
+            raise PenstockError(
+                f"{self.output}: {self.records} records went in, but {total} documents, {self.rejects} rejects and "
+                f"{self.filtered} filtered came out; this is a bug of penstock: please report it with this line"
+            )
+
+    @property
+    def bytes_per_token(self) -> float:
+        """UTF-8 bytes of text for each token, BOS and EOS counted."""
+        return self.text_bytes / max(self.tokens, 1)
+
+    def as_json(self, *, lasting: bool = False) -> dict[str, Any]:
+        """For machines; `lasting` leaves out what differs between runs."""
+        value = asdict(self) | {"bytes_per_token": round(self.bytes_per_token, 4)}
+        if lasting:
+            del value["seconds"], value["parts_resumed"], value["output"]
+            for split in value["splits"].values():
+                del split["path"]
+        return value
+
+    def as_text(self) -> str:
+        """For people."""
+        lines = [
+            f"{self.documents:,} documents, {self.tokens:,} tokens, {self.bytes_per_token:.2f} bytes a token",
+            f"{self.records:,} read = {self.documents:,} documents + {self.rejects:,} rejects + {self.filtered:,} filtered",
+        ]
+        if len(self.splits) > 1:
+            lines += [
+                f"{name}: {split.documents:,} documents, {split.tokens:,} tokens" for name, split in self.splits.items()
+            ]
+        if self.straddling_tokens:
+            lines.append(f"{self.straddling_tokens:,} tokens hold characters of different loss weights")
+        if self.edge_controls:
+            lines.append(f"{self.edge_controls:,} texts spelled BOS or EOS at their edge; it was not doubled")
+        lines.append(f"encoder: {self.encoder}{f' ({self.fallback_reason})' if self.fallback_reason else ''}")
+        if self.seconds is not None:
+            resumed = f", {self.parts_resumed} of {self.parts} parts from an earlier run" if self.parts_resumed else ""
+            lines.append(f"{self.seconds:.1f} s{resumed}")
+        else:
+            lines.append("nothing to do: it was already prepared")
+        return "\n".join([*lines, *self._bars()])
+
+    def _bars(self) -> list[str]:
+        bins = [sum(counts) for counts in zip(*(split.histogram for split in self.splits.values()), strict=True)]
+        used = [number for number, count in enumerate(bins) if count]
+        if not used:
+            return []
+        highest = max(bins)
+        lines = ["length, tokens"]
+        for number in range(used[0], used[-1] + 1):
+            low, high = (1 << number) >> 1, max((1 << number) - 1, 0)
+            bar = "█" * max(round(BAR * bins[number] / highest), 1 if bins[number] else 0)
+            lines.append(f"{f'{low:,}–{high:,}' if high > low else f'{low:,}':>21} {bins[number]:>12,} {bar}")
+        return lines
+
+
+def read_report(content: bytes, output: str) -> PrepareReport:
+    """A report from `report.json`."""
+    value = json.loads(content)
+    del value["bytes_per_token"]
+    splits = {
+        name: SplitReport(**{**split, "path": f"{output}/{name}".rstrip("/"), "histogram": tuple(split["histogram"])})
+        for name, split in value.pop("splits").items()
+    }
+    return PrepareReport(**value, splits=splits, output=output)

@@ -1,0 +1,111 @@
+"""What prepare is told, checked, and what of it decides the bytes of the result."""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal, final
+
+from penstock.errors import ConfigError
+from penstock.sources import FORMATS, Fields
+
+Choice = Literal["auto", "yes", "no"]
+FORMAT_VERSION = 1
+"""Changes when prepare gives other bytes for the same settings, so that old parts are not mixed with new ones."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareSettings:
+    """Settings of a preparation that decide its result."""
+
+    fields: Fields = field(default_factory=Fields)
+    """Which fields of a record are read."""
+
+    format: str | None = None
+    """Raw format; None goes by the file names."""
+
+    separator: str | None = None
+    """Plain text: what stands between documents; None: a file is a document."""
+
+    part_bytes: int | None = None
+    """Raw bytes of a part, about; a part becomes a shard. None: 64 MiB, more for terabytes."""
+
+    add_bos: Choice = "auto"
+    """BOS before each document. auto: when the tokenizer has one that is not also its EOS."""
+
+    add_eos: Choice = "auto"
+    """EOS after each document. auto: when the tokenizer has one."""
+
+    validation: float = 0.0
+    """Share of documents that go to `validation`, the rest to `train`, by a hash of the text. 0: no split."""
+
+    keep_text: bool = False
+    """Store the text beside its tokens."""
+
+    on_error: Literal["stop", "skip"] = "stop"
+    """At a record that cannot be read: stop, or skip it and write it to rejected.jsonl."""
+
+    max_rejects: int | str = "1%"
+    """With "skip": more rejects than this are an error. A number, or a share of all records, judged at the end."""
+
+    def __post_init__(self) -> None:
+        for name, known in (("add_bos", ("auto", "yes", "no")), ("add_eos", ("auto", "yes", "no"))):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}")
+        if self.on_error not in ("stop", "skip"):
+            raise ConfigError(f"on_error must be stop or skip; got {self.on_error!r}")
+        if self.format is not None and self.format not in FORMATS:
+            raise ConfigError(f"format must be one of {', '.join(FORMATS)}; got {self.format!r}")
+        if not 0 <= self.validation < 1:
+            raise ConfigError(f"validation must be a share in [0, 1); got {self.validation}")
+        if self.part_bytes is not None and self.part_bytes < 1:
+            raise ConfigError(f"part_bytes must be >= 1; got {self.part_bytes}")
+        self.reject_limit(0)
+
+    def reject_limit(self, num_records: int) -> int:
+        """How many rejects are still fine among `num_records`; a share is at least 100 records.
+
+        Raises:
+            ConfigError: `max_rejects` is neither a number nor a share.
+        """
+        text = str(self.max_rejects).strip()
+        try:
+            if text.endswith("%"):
+                share = float(text[:-1]) / 100
+                if 0 <= share <= 1:
+                    return max(int(share * num_records), 100 if share else 0)
+            elif int(text) >= 0:
+                return int(text)
+        except ValueError:
+            pass
+        raise ConfigError(f"max_rejects must be a number (1000) or a share (1%); got {self.max_rejects!r}")
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Names of the datasets that come out, as folders inside the output; ("",) is the output itself."""
+        return ("train", "validation") if self.validation else ("",)
+
+    def as_plan(self, tokenizer: Any, transform: str | None) -> dict[str, Any]:
+        """What decides the bytes of the result, for comparing with an earlier run; `max_rejects` may change."""
+        return {
+            "version": FORMAT_VERSION,
+            "tokenizer": tokenizer.fingerprint,
+            "text_field": self.fields.text,
+            "weights_field": self.fields.weights,
+            "columns": dict(self.fields.columns),
+            "format": self.format,
+            "separator": self.separator,
+            "part_bytes": self.part_bytes,
+            "add_bos": self.add_bos,
+            "add_eos": self.add_eos,
+            "validation": self.validation,
+            "keep_text": self.keep_text,
+            "on_error": self.on_error,
+            "transform": transform,
+        }
+
+
+def fingerprint(value: Any) -> str:
+    """A short hash of JSON."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -1,0 +1,54 @@
+"""The child process of a pool: takes tasks from a pipe until it closes, sends back reports and results.
+
+Ctrl-C is the parent's business. When the parent is gone, its end of standard input closes, and the worker ends at once.
+"""
+
+import os
+import pickle
+import signal
+import sys
+import threading
+from multiprocessing.connection import Connection
+from typing import Any
+
+from penstock.errors import PenstockError
+
+
+def main() -> None:
+    """Serve the pipe whose number is the argument."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    lifeline = os.dup(0)
+    os.set_inheritable(lifeline, False)
+    threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
+    connection = Connection(int(sys.argv[1]))
+    try:
+        state = pickle.loads(connection.recv_bytes())
+        while True:
+            _serve(connection, state)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+
+
+def _serve(connection: Connection, state: Any) -> None:
+    function, argument = pickle.loads(connection.recv_bytes())
+
+    def report(*figures: Any) -> None:
+        connection.send_bytes(pickle.dumps(("report", figures)))
+
+    try:
+        message = ("done", function(state, argument, report))
+    except PenstockError as error:
+        message = ("failed", error)
+    except MemoryError:
+        os._exit(-9 & 0xFF)
+    connection.send_bytes(pickle.dumps(message))
+
+
+def _end_with_parent(lifeline: int) -> None:
+    while os.read(lifeline, 1):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
