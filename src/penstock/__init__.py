@@ -14,11 +14,34 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "PenstockError": "errors",
-    "check_isolation": "integrations.isolation",
+    "load_tokenizer": "tokenizers",
+    "train_tokenizer": "tokenizers",
+    "prepare": "prepare",
+    "Dataset": "shards",
+    "open_dataset": "shards",
+    "write_dataset": "shards",
+    "Causal": "objectives",
+    "InputRequirements": "inputs",
+    "ModelInput": "inputs",
+    "DataParallel": "loader",
+    "Loader": "loader",
+    "Mixture": "loader",
+    "ShareChange": "loader",
+    "Source": "loader",
+    "check_isolation": "integrations",
 }
 """Public name → the room it lives in."""
 
-_ROOMS = {"errors": "errors", "huggingface": "integrations.huggingface", "tokenizers": "tokenizers"}
+_ROOMS = {
+    "errors": "errors",
+    "huggingface": "integrations.huggingface",
+    "objectives": "objectives",
+    "packing": "packing",
+    "sampling": "sampling",
+    "shards": "shards",
+    "sources": "sources",
+    "tokenizers": "tokenizers",
+}
 """Rooms reachable as attributes → their module."""
 
 __all__ = sorted([*_HOMES, *_ROOMS])

@@ -110,7 +110,7 @@ def test_rows_equal_their_twin(tmp_path_factory, sources, packing, slots, distan
     for step in loader:
         state = step.resume_state
         loader.load_state_dict(origin)
-        plan = loader._next_step_plan()
+        plan = loader._planner.next()
         for number, row in enumerate(step):
             pieces = [
                 (p[7 - 1], p[1], p[2], p[3], p[4])

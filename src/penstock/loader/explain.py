@@ -68,4 +68,4 @@ def explain(mixture: Mixture, datasets: Sequence[Any], plan: Any, row: int | Non
 
 def _text(dataset: Any, tokens: Any) -> str | None:
     tokenizer = getattr(dataset, "tokenizer", None)
-    return tokenizer.decode(tokens) if hasattr(tokenizer, "decode") else None
+    return None if tokenizer is None or not hasattr(tokenizer, "decode") else str(tokenizer.decode(tokens))

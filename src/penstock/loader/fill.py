@@ -10,6 +10,7 @@ from penstock.compiled import address_of
 from penstock.errors import ConfigError, CorruptionError
 from penstock.inputs import InputRequirements, ModelInput
 from penstock.loader import _fill_kernels as k
+from penstock.loader._kernels import SOURCE
 from penstock.loader.recycling import BufferPool
 from penstock.sampling import DOCUMENT
 
@@ -151,7 +152,7 @@ class Fill:
             cu_starts=cu_starts,
             max_seqlens=np.empty(rows, np.int64),
             num_tokens=np.empty(rows, np.int64),
-            source_ids=pieces[row_starts[0] : row_starts[-1], k.SOURCE].astype(np.int32),
+            source_ids=pieces[row_starts[0] : row_starts[-1], SOURCE].astype(np.int32),
             row_starts=row_starts - row_starts[0],
         )
         fault = np.zeros(2, np.int64)
@@ -176,7 +177,7 @@ class Fill:
         return np.concatenate([[0], np.cumsum(borders)])
 
     def _report(self, fault: int, piece: np.ndarray[Any, Any]) -> None:
-        dataset, document = self._datasets[piece[k.SOURCE]], int(piece[DOCUMENT])
+        dataset, document = self._datasets[piece[SOURCE]], int(piece[DOCUMENT])
         raise CorruptionError(
             f"dataset {dataset.name!r} ({dataset.path}): document {document}: {_FAULTS[fault]}; nothing of it was "
             f"trained. `penstock verify {dataset.path}` names all that is damaged; prepare it again or restore a copy"

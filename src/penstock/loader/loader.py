@@ -6,7 +6,6 @@ shows in a state: `step.resume_state` is the place after that step.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -14,37 +13,19 @@ import numpy as np
 
 from penstock.errors import ConfigError
 from penstock.inputs import EVERYTHING, InputRequirements
-from penstock.loader import explain as explaining
 from penstock.loader import state as states
-from penstock.loader._kernels import PIECE_COLUMNS
 from penstock.loader.data_parallel import DataParallel
+from penstock.loader.explain import PieceOrigin, explain
 from penstock.loader.fill import Fill
 from penstock.loader.mixture import Mixture, Source
-from penstock.loader.plan import Place, Plan, PlanSettings, Window
+from penstock.loader.plan import Plan, PlanSettings
 from penstock.loader.prefetch import Prefetch
 from penstock.loader.recycling import BufferPool, pinned
 from penstock.loader.step import Step
+from penstock.loader.steps import StepPlace, StepPlan, StepPlanner
 from penstock.packing import Packing
 from penstock.sampling import LENGTH
 from penstock.shards import open_dataset
-
-ANCHORS = 256
-"""Places that a loader remembers at most, evenly spread over what it has planned, so that `seek` replays little."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepPlan:
-    """What one step holds, for all ranks."""
-
-    index: int
-    pieces: np.ndarray[Any, np.dtype[np.int64]]
-    row_starts: np.ndarray[Any, np.dtype[np.int64]]
-    place: Place
-    """Beginning of the last window that the step takes rows from."""
-    rows: int
-    """Rows of that window that are used up after the step."""
-
 
 @final
 class Loader:
@@ -113,40 +94,37 @@ class Loader:
         self._fill = Fill(self.datasets, sequence_length, self.requirements, pad_id, pool)
         self._plan = Plan(self.mixture, self.datasets, self.settings)
         self._description = states.describe(self._plan)
-        self._anchors: dict[int, Place] = {0: self._plan.place()}
-        self._anchor_every = 1
+        self._planner = StepPlanner(self._plan, self.data_parallel.size)
         self._ahead: Prefetch | None = None
-        self._start(0, self._plan.place(), 0)
-
-    # -- iterating ---------------------------------------------------------------------------------------------------
+        self._after = self._planner.first
 
     def __iter__(self) -> Iterator[Step]:
         """Steps from the current place on."""
+        self._move(self._after)
         if self._threads == 0:
-            while (plan := self._next_step_plan()) is not None:
+            while (plan := self._planner.next()) is not None:
                 step = self._make(plan)
-                self._consumed(step.index + 1, plan)
+                self._after = plan.after
                 yield step
             return
-        self._start(self._step, self._place, self._rows)
-        ahead = self._ahead = Prefetch(self._next_step_plan, self._make, self._threads, self._prefetch_steps)
+        ahead = self._ahead = Prefetch(self._planner.next, self._make, self._threads, self._prefetch_steps)
         try:
             for plan, step in ahead:
-                self._consumed(step.index + 1, plan)
+                self._after = plan.after
                 yield step
         finally:
             if self._ahead is ahead:
                 # What was planned ahead and not consumed is forgotten: the next iteration plans it again.
-                self._start(self._step, self._place, self._rows)
+                self._move(self._after)
 
     @property
     def step(self) -> int:
         """Number of the step that comes next."""
-        return self._step
+        return self._after.step
 
     def state_dict(self) -> dict[str, Any]:
         """State after the last step that was handed out; the same as that step's `resume_state`."""
-        return states.save(self._description, self._step, self._place, self._rows)
+        return states.save(self._description, self._after)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after the step that `state` was saved from, on any number of ranks that divides the step.
@@ -154,124 +132,56 @@ class Loader:
         Raises:
             StateError: The state was made from other data or settings; the message names them.
         """
-        self._start(*states.load(self._plan, state))
+        self._move(states.load(self._plan, state))
 
     def seek(self, step: int) -> Self:
-        """Go on at step number `step`, replaying the plan from the nearest place that is known."""
+        """Go on at step number `step`, replaying the plan from the nearest place that is known.
+
+        Raises:
+            ConfigError: The sources end before it.
+        """
         if step < 0:
             raise ConfigError(f"cannot seek to step {step}")
-        row = step * self.settings.rows_per_step
-        anchor = max(place for place in self._anchors if place <= row)
-        self._start(self._step, self._place, self._rows)
-        current = self._place.row
-        if anchor < current <= row:
-            self._plan.restore(self._place)
-        else:
-            self._plan.restore(self._anchors[anchor])
-        while (window := self._next_window()) is not None:
-            if window.place.row + window.num_rows > row:
-                self._start(step, window.place, row - window.place.row)
-                return self
-        raise ConfigError(f"cannot seek to step {step}: the sources end before it, with {self._plan.place().row} rows")
+        self._move(self._after)
+        try:
+            self._after = self._planner.find(step, near=self._after)
+        finally:
+            self._move(self._after)
+        return self
 
-    def explain(self, step: int, row: int | None = None) -> Any:
+    def explain(self, step: int, row: int | None = None) -> list[PieceOrigin]:
         """Where the tokens of a step come from: source, file, line, epoch and text of every piece of its rows.
+
+        Costs a replay of the plan from the nearest known place; the loader stays where it is.
 
         Args:
             step: Number of the step.
             row: Number of a row in the whole step (over all ranks); all rows when None.
         """
-        other = Loader(
-            Mixture(
-                [
-                    Source(
-                        dataset, s.share, s.name, s.objective, s.max_epochs, s.slice, s.shuffle, s.too_long
-                    )
-                    for s, dataset in zip(self.mixture.sources, self.datasets, strict=True)
-                ],
-                self.mixture.changes,
-            ),
-            sequence_length=self.settings.sequence_length, rows_per_step=self.settings.rows_per_step,
-            seed=self.settings.seed, data_parallel=DataParallel(), packing=self.settings.packing,
-            window_rows=self.settings.window_rows, threads=0,
-        )  # fmt: skip
-        other._anchors = dict(self._anchors)
-        plan = other.seek(step)._next_step_plan()
-        assert plan is not None
-        return explaining.explain(self.mixture, self.datasets, plan, row)
+        plan = Plan(self.mixture, self.datasets, self.settings)
+        planner = StepPlanner(plan, self.data_parallel.size, self._planner.anchors)
+        planner.start(planner.find(step, near=self._after))
+        step_plan = planner.next()
+        return [] if step_plan is None else explain(self.mixture, self.datasets, step_plan, row)
 
-    # -- planning ----------------------------------------------------------------------------------------------------
-
-    def _start(self, step: int, place: Place, rows: int) -> None:
-        """Make (step, place, rows after it) the current place; an iterator that is under way ends with an error."""
+    def _move(self, place: StepPlace) -> None:
+        """Make `place` the current one; an iterator that works ahead ends, and says so when it is asked again."""
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None
-        self._plan.restore(place)
-        self._step, self._place, self._rows = step, place, rows
-        self._planned_step, self._window, self._window_used = step, None, rows
-
-    def _consumed(self, step: int, plan: StepPlan) -> None:
-        self._step, self._place, self._rows = step, plan.place, plan.rows
-
-    def _next_window(self) -> Window | None:
-        place = self._plan.place()
-        if place.window % self._anchor_every == 0 and place.row not in self._anchors:
-            self._anchors[place.row] = place
-            if len(self._anchors) > ANCHORS:
-                self._anchor_every *= 2
-                self._anchors = {
-                    row: anchor for row, anchor in self._anchors.items() if anchor.window % self._anchor_every == 0
-                }
-        return self._plan.next_window()
-
-    def _next_step_plan(self) -> StepPlan | None:
-        """Gather the rows of the next step from windows; None at the end."""
-        wanted = self.settings.rows_per_step
-        parts: list[np.ndarray[Any, Any]] = []
-        starts = [np.zeros(1, np.int64)]
-        rows = pieces = 0
-        while rows < wanted:
-            if self._window is None or self._window_used == self._window.num_rows:
-                skip = self._window_used if self._window is None else 0
-                following = self._next_window()
-                if following is None:
-                    break
-                self._window, self._window_used = following, skip
-                continue
-            window, first = self._window, self._window_used
-            last = min(window.num_rows, first + wanted - rows)
-            begin, end = window.row_starts[first], window.row_starts[last]
-            parts.append(window.pieces[begin:end])
-            starts.append(window.row_starts[first + 1 : last + 1] - begin + pieces)
-            rows, pieces, self._window_used = rows + last - first, pieces + int(end - begin), last
-        if rows == 0 or self._window is None:
-            return None
-        if rows % self.data_parallel.size:
-            # A finite pass may end in the middle of a step: empty rows, so that all ranks have as many.
-            missing = self.data_parallel.size - rows % self.data_parallel.size
-            starts.append(np.full(missing, pieces, np.int64))
-        index = self._planned_step
-        self._planned_step += 1
-        return StepPlan(
-            index=index,
-            pieces=np.concatenate(parts) if parts else np.empty((0, PIECE_COLUMNS), np.int64),
-            row_starts=np.concatenate(starts),
-            place=self._window.place,
-            rows=self._window_used,
-        )
+        self._after = place
+        self._planner.start(place)
 
     def _make(self, plan: StepPlan) -> Step:
         """Fill this rank's rows of a planned step."""
         begin, end = self.data_parallel.rows(len(plan.row_starts) - 1)
-        rows = self._fill.rows(plan.pieces, plan.row_starts[begin : end + 1])
-        description, index, place, used = self._description, plan.index, plan.place, plan.rows
+        description, after = self._description, plan.after
         return Step(
-            index,
-            rows,
+            plan.index,
+            self._fill.rows(plan.pieces, plan.row_starts[begin : end + 1]),
             self._fill.weigh(plan.pieces),
             int(plan.pieces[:, LENGTH].sum()),
-            lambda: states.save(description, index + 1, place, used),
+            lambda: states.save(description, after),
         )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock.errors import StateError
 from penstock.loader.plan import Place, Plan
+from penstock.loader.steps import StepPlace
 
 FORMAT = 1
 _DIGEST_BYTES = 4
@@ -45,24 +46,25 @@ def describe(plan: Plan) -> dict[str, Any]:
     }
 
 
-def save(plan_description: dict[str, Any], step: int, place: Place, rows: int) -> dict[str, Any]:
-    """The state after `step` steps, which end `rows` rows after `place`."""
+def save(plan_description: dict[str, Any], after: StepPlace) -> dict[str, Any]:
+    """The state at a place between steps."""
+    place = after.place
     numbers = np.concatenate([place.cursors.ravel(), place.credits, place.skipped.ravel()])
     # Bytes of equal weight side by side compress: most high bytes are 0.
     packed = zlib.compress(np.ascontiguousarray(numbers.view(np.uint8).reshape(-1, 8).T).tobytes(), 9)
     return {
         "format": FORMAT,
-        "step": step,
+        "step": after.step,
         "row": place.row,
         "window": place.window,
-        "rows": rows,
+        "rows": after.rows,
         "place": base64.b85encode(packed).decode(),
         "made_from": plan_description,
     }
 
 
-def load(plan: Plan, state: dict[str, Any]) -> tuple[int, Place, int]:
-    """(step, place, rows after the place) of a state.
+def load(plan: Plan, state: dict[str, Any]) -> StepPlace:
+    """The place that a state was saved at.
 
     Raises:
         StateError: It is not a state, is of another format, or was made from other data or settings; the message
@@ -82,7 +84,7 @@ def load(plan: Plan, state: dict[str, Any]) -> tuple[int, Place, int]:
             credits=numbers[2 * count : 3 * count].copy(),
             skipped=numbers[3 * count :].reshape(count, 4).copy(),
         )
-        return int(state["step"]), place, int(state["rows"])
+        return StepPlace(step=int(state["step"]), place=place, rows=int(state["rows"]))
     except (KeyError, TypeError, ValueError, zlib.error) as error:
         if isinstance(error, StateError):
             raise

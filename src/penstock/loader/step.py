@@ -7,7 +7,7 @@ from penstock.inputs import ModelInput
 
 
 @final
-class Step(Sequence[ModelInput]):
+class Step:
     """This rank's model inputs of one optimiser step.
 
     Attributes:

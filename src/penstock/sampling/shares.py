@@ -38,7 +38,7 @@ def integer_shares(
             f"the shares of the sources that are left add up to 0: {list(shares)}; give one of them a share"
         )
     exact = values / values.sum() * UNIT
-    whole = np.floor(exact).astype(np.int64)
+    whole: np.ndarray[Any, np.dtype[np.int64]] = np.floor(exact).astype(np.int64)
     whole[(values > 0) & (whole == 0)] = 1
     missing = UNIT - int(whole.sum())
     if missing > 0:
