@@ -267,7 +267,7 @@ def _fit_batches(args: Any, loader: Loader, rows_per_microbatch: int) -> None:
     rows = end - begin
     if rows_per_microbatch < 1 or rows % rows_per_microbatch:
         raise ConfigError(
-            f"Trainer: rows_per_microbatch={rows_per_microbatch} does not divide the {rows} rows that this rank has a step"
+            f"Trainer: rows_per_microbatch={rows_per_microbatch} does not divide this rank's {rows} rows of a step"
         )
     for name, default, used, why in (
         ("per_device_train_batch_size", _DEFAULT_BATCH_SIZE, rows_per_microbatch, "rows_per_microbatch"),

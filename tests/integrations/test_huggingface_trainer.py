@@ -1,0 +1,272 @@
+"""The Trainer: exact resume, exact loss, finite and endless loaders, evaluation, and what it refuses."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+import penstock as ps
+from penstock.errors import ConfigError, DistributedError, IsolationError, StateError
+from penstock.loader import Loader
+from tiny import make_dataset, make_loader, make_model
+from training_run import run
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_dataset(tmp_path_factory.mktemp("trainer") / "data", spans=True)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fills four steps of four rows and one row more."""
+    return make_dataset(tmp_path_factory.mktemp("trainer") / "small", documents=29, seed=2)
+
+
+def arguments(folder: Path, **settings: Any) -> Any:
+    return transformers.TrainingArguments(
+        str(folder), **{"max_steps": 2, "use_cpu": True, "report_to": [], "disable_tqdm": True, **settings}
+    )
+
+
+def make_trainer(folder: Path, loader: Loader, model: Any = None, *, settings: Any = None, **kwargs: Any) -> Any:
+    model = make_model() if model is None else model
+    return ps.huggingface.Trainer(model, arguments(folder, **(settings or {})), loader=loader, **kwargs)
+
+
+# -- resume ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("threads", "packing"), [(1, "best_fit"), (0, "concat")])
+def test_resumed_anywhere_equals_uninterrupted(tmp_path: Path, data: Path, threads: int, packing: str) -> None:
+    """Batches, losses and weights, bit for bit, after every step; with dropout, so that generators count too."""
+
+    def train(resume: str | None = None) -> dict[str, Any]:
+        model = make_model(attention_dropout=0.3)
+        return run(
+            str(data), str(tmp_path), max_steps=5, save_steps=1, resume=resume, model=model, threads=threads,
+            packing=packing,
+        )  # fmt: skip
+
+    whole = train()
+    for step in range(1, 5):
+        resumed = train(str(tmp_path / f"checkpoint-{step}"))
+        assert resumed["seen"] == whole["seen"][4 * step :]
+        assert resumed["losses"] == whole["losses"]
+        assert resumed["weights"] == whole["weights"]
+        assert resumed["epochs"] == whole["epochs"] == [0.2, 0.4, 0.6, 0.8, 1.0]
+    assert len(whole["seen"]) == 20
+    assert whole["loader_step"] == 5
+
+
+def test_resuming_goes_on_from_the_last_checkpoint(tmp_path: Path, data: Path) -> None:
+    whole = run(str(data), str(tmp_path), max_steps=4, save_steps=3)
+    shutil.rmtree(tmp_path / "checkpoint-4")
+    resumed = run(str(data), str(tmp_path), max_steps=4, save_steps=3, resume=True)  # type: ignore[arg-type]
+    assert resumed["seen"] == whole["seen"][12:]
+
+
+@pytest.mark.parametrize("moment", ["on_step_begin", "on_pre_optimizer_step", "on_step_end"])
+def test_checkpoint_at_any_moment_of_a_step_resumes_exactly(tmp_path: Path, data: Path, moment: str) -> None:
+    """As transformers' just-in-time checkpoints do when a machine is taken away."""
+
+    class Interrupt(transformers.TrainerCallback):  # type: ignore[misc]
+        def act(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 2:
+                trainer._save_checkpoint(trainer.model, None)
+                control.should_training_stop = True
+
+    setattr(Interrupt, moment, Interrupt.act)
+    settings = {"max_steps": 4, "save_strategy": "no", "logging_steps": 1, "learning_rate": 1e-2}
+    trainer = make_trainer(tmp_path / "cut", make_loader(data), settings=settings, callbacks=[Interrupt()])
+    trainer.train()
+    again = make_trainer(tmp_path / "cut", make_loader(data), settings=settings)
+    again.train(tmp_path / "cut" / "checkpoint-2")
+    whole = make_trainer(tmp_path / "whole", make_loader(data), settings=settings)
+    whole.train()
+    assert losses(again)[-2:] == losses(whole)[-2:]
+    assert again.loader.step == 4
+
+
+def test_resuming_a_finished_run_trains_nothing(tmp_path: Path, data: Path) -> None:
+    run(str(data), str(tmp_path), max_steps=2)
+    again = run(str(data), str(tmp_path), max_steps=2, resume=str(tmp_path / "checkpoint-2"))
+    assert again["seen"] == []
+    assert again["steps"] == again["loader_step"] == 2
+
+
+def test_checkpoint_without_loader_state_is_refused(tmp_path: Path, data: Path) -> None:
+    run(str(data), str(tmp_path), max_steps=2)
+    (tmp_path / "checkpoint-2" / "penstock_loader.json").unlink()
+    with pytest.raises(StateError, match=r"checkpoint-2 has no penstock_loader\.json.*resume from another"):
+        run(str(data), str(tmp_path), resume=str(tmp_path / "checkpoint-2"))
+
+
+def test_checkpoint_of_other_data_is_refused(tmp_path: Path, data: Path, small: Path) -> None:
+    run(str(data), str(tmp_path), max_steps=2)
+    with pytest.raises(StateError, match="holds other documents"):
+        run(str(small), str(tmp_path), resume=str(tmp_path / "checkpoint-2"))
+
+
+# -- loss ------------------------------------------------------------------------------------------------------------
+
+
+def losses(trainer: Any) -> list[float]:
+    return [log["loss"] for log in trainer.state.log_history if "loss" in log]
+
+
+def bare_loop(loader: Loader, steps: int) -> list[float]:
+    model = make_model()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    found = []
+    for step in loader:
+        parts = [ps.huggingface.loss(model, row, step.loss_denominator) for row in step]
+        sum(parts).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+        found.append(sum(part.item() for part in parts))
+        if len(found) == steps:
+            break
+    return found
+
+
+@pytest.mark.parametrize("rows_per_microbatch", [1, 2, 4])
+def test_losses_are_those_of_a_bare_loop(tmp_path: Path, data: Path, rows_per_microbatch: int) -> None:
+    trained = run(str(data), str(tmp_path), max_steps=3, rows_per_microbatch=rows_per_microbatch,
+                  lr_scheduler_type="constant")  # fmt: skip
+    np.testing.assert_allclose(trained["losses"], bare_loop(make_loader(data), 3), rtol=2e-6)
+    assert len(trained["seen"]) == 3 * 4 // rows_per_microbatch
+
+
+# -- the end of the data ---------------------------------------------------------------------------------------------
+
+
+def test_finite_loader_trains_every_step_once(tmp_path: Path, small: Path) -> None:
+    """Steps are counted, so that the schedule is right; the last, short step is trained too."""
+    steps = [[row.tokens.tolist() for row in step] for step in make_loader(small, max_epochs=1)]
+    assert len(steps[-1]) < 4
+    found = run(str(small), str(tmp_path), max_steps=-1, max_epochs=1)
+    assert found["steps"] == len(steps)
+    blanks = [[0] * 32] * (4 - len(steps[-1]))
+    assert [row for batch in found["seen"] for row in batch] == [row for step in steps for row in step] + blanks
+    # Resumed: as many steps in all, counted from the beginning.
+    resumed = run(str(small), str(tmp_path), max_steps=-1, max_epochs=1, resume=str(tmp_path / "checkpoint-2"))
+    assert resumed["losses"] == found["losses"]
+
+
+def test_more_steps_than_data_ends_with_the_data(tmp_path: Path, small: Path) -> None:
+    found = run(str(small), str(tmp_path), max_steps=50, max_epochs=1)
+    assert found["steps"] == len(list(make_loader(small, max_epochs=1)))
+
+
+def test_endless_loader_needs_max_steps(tmp_path: Path, data: Path) -> None:
+    with pytest.raises(ConfigError, match=r"never ends.*max_steps is not given; set TrainingArguments\(max_steps"):
+        make_trainer(tmp_path, make_loader(data), settings={"max_steps": -1})
+
+
+# -- evaluation ------------------------------------------------------------------------------------------------------
+
+
+def test_evaluation_is_the_loss_per_token_and_leaves_training_alone(tmp_path: Path, data: Path, small: Path) -> None:
+    plain = run(str(data), str(tmp_path / "a"), max_steps=4)
+    found = run(str(data), str(tmp_path / "b"), max_steps=4, eval_data=str(small), eval_strategy="steps", eval_steps=1)
+    assert found["losses"] == plain["losses"]
+    assert found["seen"] == plain["seen"]
+
+
+def test_evaluation_is_exact_and_repeatable(tmp_path: Path, data: Path, small: Path) -> None:
+    model = make_model()
+    total = tokens = 0.0
+    with torch.no_grad():
+        for step in make_loader(small, max_epochs=1):
+            total += sum(float(ps.huggingface.loss(model, row, 1.0)) for row in step)
+            tokens += step.loss_denominator
+    trainer = make_trainer(tmp_path, make_loader(data), model, eval_loader=make_loader(small, max_epochs=1))
+    first, second = trainer.evaluate(), trainer.evaluate()
+    assert first["eval_loss"] == second["eval_loss"] == pytest.approx(total / tokens, rel=1e-6)
+    assert first["eval_tokens"] == tokens
+
+
+def test_several_evaluations_by_name(tmp_path: Path, data: Path, small: Path) -> None:
+    loaders = {name: make_loader(path, max_epochs=1) for name, path in {"data": data, "small": small}.items()}
+    trainer = make_trainer(tmp_path, make_loader(data), eval_loader=loaders)
+    metrics = trainer.evaluate()
+    assert metrics["eval_data_tokens"] > metrics["eval_small_tokens"] > 0
+    assert metrics["eval_data_loss"] > 0
+
+
+def test_evaluation_must_end_and_be_a_loader_of_its_own(tmp_path: Path, data: Path) -> None:
+    with pytest.raises(ConfigError, match="eval_loader never ends; set max_epochs=1"):
+        make_trainer(tmp_path, make_loader(data), eval_loader=make_loader(data))
+    loader = make_loader(data, max_epochs=1)
+    with pytest.raises(ConfigError, match="eval_loader is the loader that is trained on"):
+        make_trainer(tmp_path, loader, eval_loader=loader)
+
+
+# -- wrong set-ups ---------------------------------------------------------------------------------------------------
+
+
+def test_loader_of_another_world_is_refused(tmp_path: Path, data: Path) -> None:
+    with pytest.raises(DistributedError, match=r"made for rank 1 of 2, this process is data-parallel rank 0 of 1"):
+        make_trainer(tmp_path, make_loader(data, ranks=(1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"per_device_train_batch_size": 3}, r"per_device_train_batch_size is 3, but 1 is used \(rows_per_microbatch\)"),
+        ({"gradient_accumulation_steps": 3}, r"gradient_accumulation_steps is 3, but 4 is used \(4 rows a step"),
+        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor=0.1 does not go with a loader"),
+        ({"auto_find_batch_size": True}, "auto_find_batch_size=True does not go with a loader"),
+    ],
+)
+def test_contradicting_arguments_are_refused(tmp_path: Path, data: Path, settings: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_trainer(tmp_path, make_loader(data), settings=settings)
+
+
+def test_fitting_arguments_pass_and_are_not_changed(tmp_path: Path, data: Path) -> None:
+    given = arguments(tmp_path, gradient_accumulation_steps=2)
+    trainer = ps.huggingface.Trainer(make_model(), given, loader=make_loader(data), rows_per_microbatch=2)
+    assert (trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps) == (2, 2)
+    assert (given.per_device_train_batch_size, given.ignore_data_skip) == (8, False)
+
+
+def test_microbatches_must_divide_a_rank(tmp_path: Path, data: Path) -> None:
+    with pytest.raises(ConfigError, match="rows_per_microbatch=3 does not divide this rank's 4 rows"):
+        make_trainer(tmp_path, make_loader(data), rows_per_microbatch=3)
+
+
+@pytest.mark.parametrize("name", ["train_dataset", "data_collator", "compute_loss_func"])
+def test_what_the_loader_does_is_refused(tmp_path: Path, data: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} does not go with a loader"):
+        make_trainer(tmp_path, make_loader(data), **{name: lambda *_: None})
+
+
+def test_leaking_model_is_refused_unless_rows_hold_one_document(tmp_path: Path, data: Path) -> None:
+    leaking = {"kind": "falcon", "attention": "eager"}
+    with pytest.raises(IsolationError, match="FalconForCausalLM.*see each other.*packing='none'"):
+        make_trainer(tmp_path, make_loader(data), make_model(**leaking))
+    make_trainer(tmp_path, make_loader(data), make_model(**leaking), check_isolation=False)
+    make_trainer(tmp_path, make_loader(data, packing="none"), make_model(**leaking))
+
+
+def test_router_losses_are_refused(tmp_path: Path, data: Path) -> None:
+    model = make_model("mixtral", num_local_experts=2, num_experts_per_tok=1, output_router_logits=True)
+    with pytest.raises(ConfigError, match="output_router_logits.*set it to False"):
+        make_trainer(tmp_path, make_loader(data), model)
+
+
+def test_state_file_is_small_json(tmp_path: Path, data: Path) -> None:
+    run(str(data), str(tmp_path), max_steps=2)
+    text = (tmp_path / "checkpoint-2" / "penstock_loader.json").read_text()
+    assert json.loads(text)["step"] == 2
+    assert len(text) < 1024
