@@ -47,7 +47,10 @@ def run_on_ranks(folder: Path, size: int, **settings: Any) -> list[dict[str, Any
         processes.append(
             subprocess.Popen(
                 [*command, str(source), str(folder / f"found-{rank}.json")],
-                env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
             )  # fmt: skip
         )
     outputs = [process.communicate(timeout=120)[0] for process in processes]

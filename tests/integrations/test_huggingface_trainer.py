@@ -222,7 +222,10 @@ def test_loader_of_another_world_is_refused(tmp_path: Path, data: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"per_device_train_batch_size": 3}, r"per_device_train_batch_size is 3, but 1 is used \(rows_per_microbatch\)"),
+        (
+            {"per_device_train_batch_size": 3},
+            r"per_device_train_batch_size is 3, but 1 is used \(rows_per_microbatch\)",
+        ),
         ({"gradient_accumulation_steps": 3}, r"gradient_accumulation_steps is 3, but 4 is used \(4 rows a step"),
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor=0.1 does not go with a loader"),
         ({"auto_find_batch_size": True}, "auto_find_batch_size=True does not go with a loader"),

@@ -50,9 +50,7 @@ def run(
     import transformers
 
     place = (rank, ranks)
-    loader = make_loader(
-        Path(data), rows=rows, ranks=place, max_epochs=max_epochs, threads=threads, packing=packing
-    )
+    loader = make_loader(Path(data), rows=rows, ranks=place, max_epochs=max_epochs, threads=threads, packing=packing)
     eval_loader = make_loader(Path(eval_data), ranks=place, max_epochs=1) if eval_data else None
     settings: dict[str, Any] = {
         "max_steps": max_steps, "logging_steps": 1, "save_steps": 2, "use_cpu": True, "report_to": [], "seed": 1,
