@@ -26,9 +26,9 @@ def frame(values, offsets, rows, bos, eos, out, out_offsets):
         if bos >= 0 and (begin == end or values[begin] != bos):
             out[at] = bos
             at += 1
-        for i in range(begin, end):
-            out[at] = values[i]
-            at += 1
+        for i in range(end - begin):
+            out[at + i] = values[begin + i]
+        at += end - begin
         if eos >= 0 and (begin == end or values[end - 1] != eos):
             out[at] = eos
             at += 1

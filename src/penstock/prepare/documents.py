@@ -209,11 +209,11 @@ def _token_ends(
     except TokenizerError:
         ends = np.zeros(len(ids.values), np.int64)
         problems = {}
-        for row in np.flatnonzero(weights.present & good):
+        for row in np.flatnonzero(weights.present & good).tolist():
             try:
                 ends[ids.offsets[row] : ids.offsets[row + 1]] = tokenizer.token_ends(texts[row].as_py(), ids[row])
             except TokenizerError as error:
-                problems[int(row)] = f"its loss weights cannot be put on tokens: {error}"
+                problems[row] = f"its loss weights cannot be put on tokens: {error}"
         return ends, problems
 
 

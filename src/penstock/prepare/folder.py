@@ -79,7 +79,7 @@ class OutputFolder:
         if overwrite:
             self._clear()
         before = self._plan()
-        if before is None:
+        if before is None or (before != plan and not self._has_results()):
             save_json(self.path / PLAN, plan)
             return False
         changes = list(_changes(before, plan))
@@ -103,6 +103,9 @@ class OutputFolder:
         except ValueError as error:
             raise OutputError(f"{self.path / PLAN}: damaged: {error}; prepare anew with --overwrite") from error
         return plan
+
+    def _has_results(self) -> bool:
+        return (self.path / REPORT).exists() or any((self.path / WORK).glob("part-*.json"))
 
     def _refuse_strangers(self) -> None:
         names = sorted(name for name in os.listdir(self.path) if name != WORK)

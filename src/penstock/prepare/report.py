@@ -81,7 +81,7 @@ class PrepareReport:
         """For people."""
         lines = [
             f"{self.documents:,} documents, {self.tokens:,} tokens, {self.bytes_per_token:.2f} bytes a token",
-            f"{self.records:,} read = {self.documents:,} documents + {self.rejects:,} rejects + {self.filtered:,} filtered",
+            f"{self.records:,} records: {self.documents:,} good, {self.rejects:,} rejects, {self.filtered:,} filtered",
         ]
         if len(self.splits) > 1:
             lines += [

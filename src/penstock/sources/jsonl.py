@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from penstock.sources.files import SourceFile
-from penstock.sources.lines import count_newlines, cut_range, cut_stream
+from penstock.sources.lines import count_newlines, cut_range, cut_stream, num_newlines
 from penstock.sources.parsing import parse_block
 from penstock.sources.records import Fields, RecordBlock, Reject
 
@@ -53,10 +53,9 @@ class JsonlPart:
         for data, size_bytes, failure in self._cut():
             rejects = []
             if failure:
-                at = line + data.count(b"\n")
-                rejects = [Reject(self.file.path, at, failure, "")]
+                rejects = [Reject(self.file.path, line, failure, "")]
             yield parse_block(data, self.file.path, line, self.fields, size_bytes, rejects)
-            line += data.count(b"\n")
+            line += num_newlines(data)
 
     def newlines(self) -> int:
         """Newlines in [begin − 1, end − 1): what ranges add up to number the lines of later ones."""
@@ -67,7 +66,7 @@ class JsonlPart:
             return 1
         return count_newlines(self.file.path, 0, self.begin - 1) + 2
 
-    def _cut(self) -> Iterator[tuple[bytes, int, str | None]]:
+    def _cut(self) -> Iterator[tuple[bytes | memoryview, int, str | None]]:
         """Whole lines, about a block at a time; the raw bytes they took; and why the rest is lost, if it is."""
         if self.file.compression or self.file.is_remote:
             return cut_stream(self.file)

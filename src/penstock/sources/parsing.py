@@ -25,7 +25,12 @@ _OPEN, _CLOSE = b"{}"
 
 
 def parse_block(
-    data: bytes, file: str, first_line: int, fields: Fields, size_bytes: int, rejects: Sequence[Reject] = ()
+    data: bytes | memoryview,
+    file: str,
+    first_line: int,
+    fields: Fields,
+    size_bytes: int,
+    rejects: Sequence[Reject] = (),
 ) -> RecordBlock:
     """Parse whole lines.
 
@@ -48,7 +53,7 @@ def parse_block(
     parser.bad.extend(np.flatnonzero(~(fit | blank)).tolist())
 
     def explain(line: int) -> Reject:
-        raw = data[starts[line] : ends[line]]
+        raw = bytes(data[starts[line] : ends[line]])
         reason = explain_line(raw, fields) or _parser_message(raw, fields.schema)
         return Reject(file, first_line + line, reason, excerpt(raw))
 
@@ -70,7 +75,7 @@ def parse_block(
 class _Parser:
     """Parses runs of lines, halving a run until the bad lines stand alone."""
 
-    data: bytes
+    data: bytes | memoryview
     starts: np.ndarray[Any, np.dtype[np.int64]]
     ends: np.ndarray[Any, np.dtype[np.int64]]
     schema: pa.Schema
@@ -135,10 +140,12 @@ def is_utf8(data: bytes | memoryview) -> bool:
     return True
 
 
-def _line_bounds(data: bytes) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]:
+def _line_bounds(
+    data: bytes | memoryview,
+) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]:
     """Where each line begins, and where it ends without its newline."""
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == NEWLINE)
-    if not data.endswith(b"\n") and data:
+    if len(data) and data[-1] != NEWLINE:
         ends = np.append(ends, len(data))
     starts = np.zeros(len(ends), np.int64)
     starts[1:] = ends[:-1] + 1
@@ -146,7 +153,7 @@ def _line_bounds(data: bytes) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.n
 
 
 def _look_at_edges(
-    data: bytes, starts: np.ndarray[Any, np.dtype[np.int64]], ends: np.ndarray[Any, np.dtype[np.int64]]
+    data: bytes | memoryview, starts: np.ndarray[Any, np.dtype[np.int64]], ends: np.ndarray[Any, np.dtype[np.int64]]
 ) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], np.ndarray[Any, np.dtype[np.bool_]]]:
     """Which lines begin with `{` and end with `}`, and which are blank."""
     blank = np.zeros(len(starts), np.bool_)
@@ -159,7 +166,7 @@ def _look_at_edges(
         & (ends > starts)
     )
     for line in np.flatnonzero(~fit):
-        stripped = data[starts[line] : ends[line]].strip(b" \t\r")
+        stripped = bytes(data[starts[line] : ends[line]]).strip(b" \t\r")
         blank[line] = not stripped
         fit[line] = stripped.startswith(b"{") and stripped.endswith(b"}")
     return fit, blank
