@@ -190,7 +190,7 @@ def _flow(texts: Any, weights: list[float], colour: str, style: Style, max_token
             if slot == end or weights[slot] != weights[start]:
                 flow.append_text(style.run("".join(texts[start:slot]), weights[start], colour))
                 start = slot
-    return Padding(flow, (0, 0, 0, 2))
+    return Padding(flow, (0, 0, 0, 2), expand=False)
 
 
 # -- plans -------------------------------------------------------------------------------------------------------------
