@@ -7,14 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+import torch
+from tiny_models import LENGTH, make_dataset, make_loader, make_model
 
 import penstock as ps
 from penstock.errors import ConfigError
 from penstock.inputs import InputRequirements, ModelInput
-from tiny import LENGTH, make_dataset, make_loader, make_model
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
-
-from tiny import make_dataset
+from tiny_models import make_dataset
 from training_run import run
 
 pytestmark = pytest.mark.slow
@@ -44,14 +39,9 @@ def run_on_ranks(folder: Path, size: int, **settings: Any) -> list[dict[str, Any
             "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
         }  # fmt: skip
         command = [sys.executable, str(Path(__file__).with_name("training_run.py"))]
+        arguments = [*command, str(source), str(folder / f"found-{rank}.json")]
         processes.append(
-            subprocess.Popen(
-                [*command, str(source), str(folder / f"found-{rank}.json")],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )  # fmt: skip
+            subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         )
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * size, "\n".join(outputs)[-4000:]

@@ -7,16 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
+import torch
+import transformers
+from tiny_models import make_dataset, make_loader, make_model
+from training_run import run
 
 import penstock as ps
 from penstock.errors import ConfigError, DistributedError, IsolationError, StateError
 from penstock.loader import Loader
-from tiny import make_dataset, make_loader, make_model
-from training_run import run
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +254,7 @@ def test_what_the_loader_does_is_refused(tmp_path: Path, data: Path, name: str) 
 
 def test_leaking_model_is_refused_unless_rows_hold_one_document(tmp_path: Path, data: Path) -> None:
     leaking = {"kind": "falcon", "attention": "eager"}
-    with pytest.raises(IsolationError, match="FalconForCausalLM.*see each other.*packing='none'"):
+    with pytest.raises(IsolationError, match=r"FalconForCausalLM.*see each other.*packing='none'"):
         make_trainer(tmp_path, make_loader(data), make_model(**leaking))
     make_trainer(tmp_path, make_loader(data), make_model(**leaking), check_isolation=False)
     make_trainer(tmp_path, make_loader(data, packing="none"), make_model(**leaking))
@@ -264,7 +262,7 @@ def test_leaking_model_is_refused_unless_rows_hold_one_document(tmp_path: Path, 
 
 def test_router_losses_are_refused(tmp_path: Path, data: Path) -> None:
     model = make_model("mixtral", num_local_experts=2, num_experts_per_tok=1, output_router_logits=True)
-    with pytest.raises(ConfigError, match="output_router_logits.*set it to False"):
+    with pytest.raises(ConfigError, match=r"output_router_logits.*set it to False"):
         make_trainer(tmp_path, make_loader(data), model)
 
 

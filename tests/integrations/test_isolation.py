@@ -3,14 +3,13 @@
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+import torch
+import transformers
+from tiny_models import make_model
 
 import penstock as ps
 from penstock.errors import IsolationError
 from penstock.integrations.huggingface import model_inputs
-from tiny import make_model
 
 WINDOW = {"sliding_window": 6}
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_expand": 2}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tiny import make_loader, make_model
+from tiny_models import make_loader, make_model
 
 
 def recording_trainer(**kwargs: Any) -> Any:
