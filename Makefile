@@ -3,7 +3,7 @@
 #   make demo [SOURCE=path]   text → tokenizer → datasets → packed rows → a small Llama that learns (6 minutes at most)
 #   make test [ARGS=...]      the tests; ARGS go to pytest
 #   make check                lint, format, types, import contract
-#   make bench [ARGS=...]     the benchmarks
+#   make bench [BENCHMARKS=benchmarks/bench_packing.py] [ARGS=...]   the benchmarks, all of them or one
 #   make clean                remove what these commands made
 #
 # The environment is `.venv`, made with the plain `venv` and `pip` of PYTHON. torch is installed first and alone, and
@@ -17,6 +17,7 @@ TORCH_PIP_OPTIONS ?=
 WORKERS ?= 2
 ARGS ?=
 SOURCE ?=
+BENCHMARKS ?= $(wildcard benchmarks/bench_*.py)
 
 BIN := $(VENV)/bin
 # Modules are compiled when first imported: compiling all of torch would cost more than the tests need.
@@ -39,7 +40,7 @@ check: $(VENV)/.ready-dev
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.ready-dev
-	$(BIN)/python -m benchmarks $(ARGS)
+	@for script in $(BENCHMARKS); do echo "── $$script"; $(BIN)/python $$script $(ARGS) || exit 1; done
 
 clean:
 	rm -rf .demo .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist $(VENV)

@@ -7,8 +7,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock import errors as errors
+    from penstock import objectives as objectives
+    from penstock import packing as packing
+    from penstock import sampling as sampling
+    from penstock import shards as shards
+    from penstock import sources as sources
+    from penstock import tokenizers as tokenizers
     from penstock.errors import PenstockError as PenstockError
+    from penstock.inputs import InputRequirements as InputRequirements
+    from penstock.inputs import ModelInput as ModelInput
+    from penstock.integrations import huggingface as huggingface
     from penstock.integrations.isolation import check_isolation as check_isolation
+    from penstock.loader import DataParallel as DataParallel
+    from penstock.loader import Loader as Loader
+    from penstock.loader import Mixture as Mixture
+    from penstock.loader import ShareChange as ShareChange
+    from penstock.loader import Source as Source
+    from penstock.objectives import Causal as Causal
+    from penstock.prepare import prepare as prepare
+    from penstock.shards import Dataset as Dataset
+    from penstock.shards import open_dataset as open_dataset
+    from penstock.shards import write_dataset as write_dataset
+    from penstock.tokenizers import load_tokenizer as load_tokenizer
+    from penstock.tokenizers import train_tokenizer as train_tokenizer
 
 __version__ = "0.1.0"
 

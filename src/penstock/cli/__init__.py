@@ -11,7 +11,6 @@ Ctrl-C. A reader that closes the pipe early (`| head`) ends the command quietly.
 import os
 import sys
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
 if TYPE_CHECKING:
@@ -64,8 +63,6 @@ def build_app(arguments: list[str]) -> "typer.Typer":
 
     named = next((argument for argument in arguments if not argument.startswith("-")), None)
     for verb in (named,) if named in VERBS else VERBS:
-        if find_spec(f"penstock.cli.{verb}") is None:
-            continue
         module = import_module(f"penstock.cli.{verb}")
         if hasattr(module, "app"):
             app.add_typer(module.app, name=verb)

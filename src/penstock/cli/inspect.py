@@ -114,6 +114,8 @@ def _show_dataset(
     if numbers is None:
         console.print(dataset_view(summarise(dataset)))
         console.print()
+    if decoder is None and views:
+        console.print("No tokenizer lies beside this dataset: ids are shown; --tokenizer decodes them.\n")
     for view in views:
         console.print(document_view(view, style, tokens if numbers is None else len(view.tokens) + 1))
     if views:
