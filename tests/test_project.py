@@ -60,6 +60,15 @@ def test_public_names_exist():
         _ = penstock.nonsense
 
 
+def test_rooms_do_not_hide_functions_of_the_same_name():
+    """Importing `penstock.prepare`, the room, would put it over `ps.prepare`, the function."""
+    code = (
+        "import penstock as ps; from penstock.prepare import PrepareSettings; import penstock.prepare.report; "
+        "print(type(ps.prepare).__name__, type(ps.prepare).__name__)"
+    )
+    assert _python(code).stdout == "function function\n"
+
+
 def test_public_names_are_those_that_type_checkers_see():
     """The lazy table and the imports under TYPE_CHECKING must not drift apart."""
     tree = ast.parse(Path(penstock.__file__).read_text())
