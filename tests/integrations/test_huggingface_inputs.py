@@ -50,7 +50,7 @@ def test_int32_becomes_int64_where_torch_wants_it(data: Path) -> None:
 
 
 def test_arguments_of_a_row_keep_documents_apart(data: Path) -> None:
-    row = some_rows(data)[0]
+    row = next(row for row in some_rows(data) if row.num_documents > 2)
     found = ps.huggingface.model_inputs(row)
     assert found["input_ids"].shape == found["position_ids"].shape == (1, LENGTH)
     assert "attention_mask" not in found
@@ -62,7 +62,7 @@ def test_arguments_of_a_row_keep_documents_apart(data: Path) -> None:
 
 
 def test_several_rows_are_described_end_to_end(data: Path) -> None:
-    rows = some_rows(data)[:3]
+    rows = [row for row in some_rows(data, rows=8) if row.num_documents > 1][:3]
     found = ps.huggingface.model_inputs(rows)
     assert found["input_ids"].shape == (3, LENGTH)
     lengths = np.concatenate([np.diff(row.cu_seqlens) for row in rows])
@@ -76,6 +76,20 @@ def test_several_rows_give_the_logits_of_each(data: Path) -> None:
         together = model(**ps.huggingface.model_inputs(rows)).logits
         for logits, row in zip(together, rows, strict=True):
             torch.testing.assert_close(logits[None], model(**ps.huggingface.model_inputs(row)).logits)
+
+
+def test_padding_of_a_row_with_one_document_is_counted_to_it(data: Path) -> None:
+    """So a model that cannot tell documents apart gets a plain row; the logits of the document are the same."""
+    row = min(some_rows(data, packing="none"), key=lambda row: row.num_tokens)
+    assert row.num_tokens < LENGTH
+    found, model = ps.huggingface.model_inputs(row), make_model().eval()
+    assert found["position_ids"].tolist() == [list(range(LENGTH))]
+    assert found["cu_seq_lens_q"].tolist() == [0, LENGTH, LENGTH]
+    assert found["max_length_q"] == LENGTH
+    with torch.no_grad():
+        plain = model(**found).logits
+        apart = model(**{**found, "position_ids": torch.from_numpy(row.positions)[None].long()}).logits
+    torch.testing.assert_close(plain[:, : row.num_tokens], apart[:, : row.num_tokens])
 
 
 def test_labels_are_unshifted_and_stop_at_documents(data: Path) -> None:

@@ -165,6 +165,18 @@ def test_more_steps_than_data_ends_with_the_data(tmp_path: Path, small: Path) ->
     assert found["steps"] == len(list(make_loader(small, max_epochs=1)))
 
 
+def test_loader_at_its_end_is_refused_and_a_finished_run_is_not(tmp_path: Path, small: Path) -> None:
+    settings = {"max_steps": -1, "save_strategy": "steps", "save_steps": 1}
+    trainer = make_trainer(tmp_path, make_loader(small, max_epochs=1), settings=settings)
+    trainer.train()
+    with pytest.raises(ConfigError, match="the loader is at its end; make a new one"):
+        trainer.train()
+    steps = trainer.state.global_step
+    again = make_trainer(tmp_path, make_loader(small, max_epochs=1), settings=settings)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == steps
+
+
 def test_endless_loader_needs_max_steps(tmp_path: Path, data: Path) -> None:
     with pytest.raises(ConfigError, match=r"never ends.*max_steps is not given; set TrainingArguments\(max_steps"):
         make_trainer(tmp_path, make_loader(data), settings={"max_steps": -1})
@@ -257,7 +269,7 @@ def test_leaking_model_is_refused_unless_rows_hold_one_document(tmp_path: Path, 
     with pytest.raises(IsolationError, match=r"FalconForCausalLM.*see each other.*packing='none'"):
         make_trainer(tmp_path, make_loader(data), make_model(**leaking))
     make_trainer(tmp_path, make_loader(data), make_model(**leaking), check_isolation=False)
-    make_trainer(tmp_path, make_loader(data, packing="none"), make_model(**leaking))
+    make_trainer(tmp_path, make_loader(data, packing="none"), make_model(**leaking)).train()
 
 
 def test_router_losses_are_refused(tmp_path: Path, data: Path) -> None:

@@ -56,21 +56,12 @@ def batch(rows: Sequence[ModelInput], denominator: float, device: torch.device) 
 
 def blank(row: ModelInput) -> ModelInput:
     """A row of padding as long as `row`, with nothing to train."""
-    slots = row.sequence_length
-    borders = None
-    if row.cu_seqlens is not None:
-        # As many entries as the other row, for models that are compiled for a fixed number.
-        borders = np.full_like(row.cu_seqlens, slots)
-        borders[0] = 0
     return replace(
         row,
         tokens=np.zeros_like(row.tokens),
         targets=np.full_like(row.targets, IGNORE),
         loss_weights=None if row.loss_weights is None else np.zeros_like(row.loss_weights),
-        positions=np.arange(slots, dtype=row.tokens.dtype),
         document_ids=None if row.document_ids is None else np.zeros_like(row.document_ids),
-        cu_seqlens=borders,
-        max_seqlen=slots,
         num_tokens=0,
         source_ids=row.source_ids[:0],
     )

@@ -3,15 +3,14 @@
 So neither micro-batching nor packing nor the number of ranks changes the loss, and no rank must ask another.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from penstock.inputs import IGNORE, ModelInput
-from penstock.integrations.huggingface.tensors import model_inputs, targets_and_weights
+from penstock.inputs import IGNORE
+from penstock.integrations.huggingface.tensors import Rows, model_inputs, targets_and_weights
 
 
 def weighted_loss(
@@ -43,7 +42,7 @@ def weighted_loss(
     return total / denominator if denominator else total
 
 
-def loss(model: Any, rows: ModelInput | Sequence[ModelInput], denominator: float) -> torch.Tensor:
+def loss(model: Any, rows: Rows, denominator: float) -> torch.Tensor:
     """Loss of a transformers causal language model on one row or several; backward it for each, then step.
 
     Under data parallelism that averages gradients over ranks (DDP, FSDP), multiply by the number of ranks.

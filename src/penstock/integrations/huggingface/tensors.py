@@ -7,6 +7,7 @@ cache turns the separation off); variable-length attention kernels take `cu_seq_
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,10 @@ import torch
 
 from penstock.errors import ConfigError
 from penstock.inputs import IGNORE, InputRequirements, ModelInput
+from penstock.loader import Step
+
+Rows = ModelInput | Sequence[ModelInput] | Step
+"""One row, several of one length, or all that this rank has of a step."""
 
 REQUIREMENTS = InputRequirements(asked_by="a Hugging Face model", loss_weights=True, positions=True, cu_seqlens=True)
 """What a loader must give for this integration; a loader that is told nothing gives more than that."""
@@ -51,7 +56,7 @@ def to_torch(
 
 
 def model_inputs(
-    rows: ModelInput | Sequence[ModelInput],
+    rows: Rows,
     device: torch.device | str | None = None,
     *,
     labels: bool = False,
@@ -60,7 +65,9 @@ def model_inputs(
     """Arguments for the forward of a transformers causal language model: `model(**model_inputs(row, "cuda"))`.
 
     `input_ids` and `position_ids` are int64 [rows, T]; `cu_seq_lens_q/k` (int32) and `max_length_q/k` describe all rows
-    end to end, as variable-length kernels see them. The padding of a row is one more document of its own.
+    end to end, as variable-length kernels see them. The padding of a row is one more document of its own; where a row
+    holds a single document the padding is counted to it instead, so that such rows are plain ones for every causal
+    model, whether it can tell documents apart or not.
 
     Args:
         rows: One row, or several of one length.
@@ -73,7 +80,7 @@ def model_inputs(
     Raises:
         ConfigError: The loader was not asked for positions and cu_seqlens, or `labels` and weights other than 0 and 1.
     """
-    tensors = [to_torch(_complete(row), device, non_blocking) for row in _as_rows(rows)]
+    tensors = [to_torch(_in_one_piece(_complete(row)), device, non_blocking) for row in _as_rows(rows)]
     input_ids = _stack([t["tokens"] for t in tensors])
     borders = [tensors[0]["cu_seqlens"]]
     for i, t in enumerate(tensors[1:], 1):
@@ -95,7 +102,7 @@ def model_inputs(
 
 
 def targets_and_weights(
-    rows: ModelInput | Sequence[ModelInput], device: torch.device | str | None = None, *, non_blocking: bool = True
+    rows: Rows, device: torch.device | str | None = None, *, non_blocking: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Targets int64 and loss weights float32 at distance 1, both [rows, T]; without weights, 1 for every target."""
     tensors = [to_torch(row, device, non_blocking) for row in _as_rows(rows)]
@@ -116,8 +123,8 @@ def _unshifted(targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return labels
 
 
-def _as_rows(rows: ModelInput | Sequence[ModelInput]) -> Sequence[ModelInput]:
-    return [rows] if isinstance(rows, ModelInput) else rows
+def _as_rows(rows: Rows) -> Sequence[ModelInput]:
+    return [rows] if isinstance(rows, ModelInput) else list(rows)
 
 
 def _complete(row: ModelInput) -> ModelInput:
@@ -128,6 +135,17 @@ def _complete(row: ModelInput) -> ModelInput:
             "loader with requirements=penstock.huggingface.REQUIREMENTS, or merge that into yours"
         )
     return row
+
+
+def _in_one_piece(row: ModelInput) -> ModelInput:
+    """A row of one document or none, with its padding counted to it: it comes after all targets, so nobody sees it."""
+    if row.num_documents > 1 or row.num_tokens == row.sequence_length:
+        return row
+    slots = row.sequence_length
+    # As many entries as before, for models that are compiled for a fixed number.
+    borders = np.full_like(row.cu_seqlens, slots)
+    borders[0] = 0
+    return replace(row, positions=np.arange(slots, dtype=row.tokens.dtype), cu_seqlens=borders, max_seqlen=slots)
 
 
 def _stack(parts: Sequence[Any]) -> torch.Tensor:

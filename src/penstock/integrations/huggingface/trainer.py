@@ -129,6 +129,10 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             resume_from_checkpoint = str(resume_from_checkpoint)
         if self._asked_max_steps <= 0:
             self.args.max_steps = count_steps(self.loader) - self.loader.step + trained
+            if not self.args.max_steps:
+                raise ConfigError(
+                    "Trainer: the loader is at its end; make a new one, or give its sources more max_epochs"
+                )
         self._states = {trained: self.loader.state_dict()}
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
