@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 import penstock as ps
-from penstock.inspection import Style, make_console, row_view, tokenizer_of, view_rows
+from penstock.inspection import Style, make_console, row_view, view_rows
 from penstock.tokenizers import train_tokenizer
 
 FOLDER = Path(".demo")
@@ -54,9 +54,9 @@ def main() -> None:
     FOLDER.mkdir()
     mixture = prepare_own(arguments.source) if arguments.source else prepare_python()
     show_row(mixture)
-    train(mixture, arguments.seconds)
+    train(mixture, arguments.seconds, prompt="The " if arguments.source else "def ")
     print(f"\nAll of it took {time.monotonic() - began:.0f} s. What was made is in {FOLDER}/: look at a dataset with")
-    print(f"  {Path('.venv/bin/penstock')} inspect {mixture.sources[0].path}")
+    print(f"  {Path('.venv/bin/penstock')} inspect {mixture.sources[0].path} --tokenizer {FOLDER / 'tokenizer'}")
 
 
 # -- text to datasets --------------------------------------------------------------------------------------------------
@@ -88,9 +88,10 @@ def prepare_own(source: Path) -> Any:
     from penstock.sources import open_sources
 
     title(f"1  Text: {source}")
+    separator = "\n\n" if source.suffix in {".txt", ".md"} else None
     texts: list[str] = []
     taken = 0
-    for part in open_sources([str(source)]):
+    for part in open_sources([str(source)], separator=separator):
         for block in part.blocks():
             texts += block.texts.to_pylist()
             taken += block.size_bytes
@@ -99,7 +100,7 @@ def prepare_own(source: Path) -> Any:
     title(f"2  A tokenizer, trained on {taken / 1e6:.1f} MB of it")
     make_tokenizer(texts)
     title("3  A dataset")
-    ps.prepare(str(source), tokenizer=FOLDER / "tokenizer", output=FOLDER / "own")
+    ps.prepare(str(source), tokenizer=FOLDER / "tokenizer", output=FOLDER / "own", separator=separator)
     return ps.Mixture([ps.Source(FOLDER / "own")])
 
 
@@ -155,7 +156,8 @@ def show_row(mixture: Any) -> None:
     title("4  A packed row, as it will be trained")
     console = make_console()
     style = Style(console)
-    for view in view_rows(make_loader(mixture), 0, [3], tokenizer_of):
+    tokenizer = ps.load_tokenizer(FOLDER / "tokenizer")
+    for view in view_rows(make_loader(mixture), 0, [3], lambda dataset: tokenizer):
         console.print(row_view(view, style, 50))
     console.print(style.legend())
 
@@ -176,7 +178,7 @@ def straight_digests(mixture: Any, steps: int) -> tuple[list[str], np.ndarray[An
 # -- rows to a model ---------------------------------------------------------------------------------------------------
 
 
-def train(mixture: Any, seconds: float) -> None:
+def train(mixture: Any, seconds: float, *, prompt: str) -> None:
     """Train a small Llama, stop half-way, go on, and show what came of it."""
     import torch
     import transformers
@@ -206,7 +208,7 @@ def train(mixture: Any, seconds: float) -> None:
     begin, end = chart.average(5, first=True), chart.average(LINES, first=False)
     print(f"Loss fell from {begin:.2f} to {end:.2f} nats per token; a unigram model has {unigram:.2f}")
     title("6  What it says")
-    print(sample(model))
+    print(sample(model, prompt))
     if not same:
         raise SystemExit("the batches after the restart are not those of an uninterrupted run")
 
@@ -289,7 +291,7 @@ class Chart:
         return sum(part) / len(part)
 
 
-def sample(model: Any, prompt: str = "def ") -> str:
+def sample(model: Any, prompt: str) -> str:
     """Some text in the model's words."""
     import torch
 
