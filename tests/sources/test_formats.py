@@ -65,10 +65,10 @@ def test_parquet_weights_and_columns(tmp_path):
 
 def test_parquet_without_the_column(tmp_path):
     pq.write_table(pa.table({"content": ["a"]}), tmp_path / "a.parquet")
-    with pytest.raises(RecordError, match="no column 'text'; the file has: content; .*--text-field"):
+    with pytest.raises(RecordError, match=r"no column 'text'; the file has: content; .*--text-field"):
         open_sources(tmp_path)
+    pq.write_table(pa.table({"content": [1]}), tmp_path / "a.parquet")
     with pytest.raises(RecordError, match="column 'content' holds int64; due: string"):
-        pq.write_table(pa.table({"content": [1]}), tmp_path / "a.parquet")
         open_sources(tmp_path, fields=Fields(text="content"))
 
 
@@ -76,7 +76,7 @@ def test_cut_parquet(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": ["a"] * 1000}), path)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(RecordError, match="a.parquet: not a whole Parquet file"):
+    with pytest.raises(RecordError, match=r"a.parquet: not a whole Parquet file"):
         open_sources(path)
 
 
@@ -111,7 +111,7 @@ def test_saved_datasets_folder(tmp_path):
     texts, _ = read(open_sources(tmp_path / "train"))
     assert [text for _, _, text in texts] == ["a", "b", "c"]
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    with pytest.raises(RecordError, match="holds 2 splits .*; name one: .*train, .*test"):
+    with pytest.raises(RecordError, match=r"holds 2 splits .*; name one: .*train, .*test"):
         open_sources(tmp_path)
     (tmp_path / "train" / "data-00001-of-00002.arrow").unlink()
     with pytest.raises(RecordError, match=r"data-00001-of-00002.arrow', which is not there"):
@@ -176,7 +176,7 @@ def test_order_globs_folders_and_mistakes(tmp_path):
         open_sources(["a text and not a path"])
     with pytest.raises(ConfigError, match="given twice"):
         open_sources([tmp_path / "a.jsonl", f"{tmp_path}/*.jsonl"])
-    with pytest.raises(ConfigError, match=r"unknown|no format is known for the extension '.xyz'"):
+    with pytest.raises(ConfigError, match=r"no format is known for the extension '.xyz'"):
         open_sources(tmp_path / "b/notes.xyz")
     with pytest.raises(ConfigError, match="format 'csv' is not known"):
         open_sources(tmp_path, format="csv")

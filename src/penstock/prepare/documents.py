@@ -111,9 +111,7 @@ def encode_block(
     ids = tokenizer.encode_batch(texts)
     good = np.diff(text_offsets(texts)) > 0
     good &= ids.lengths > 0
-    reasons = {
-        int(row): "the text is nothing but control text, or encodes to no token" for row in np.flatnonzero(~good)
-    }
+    reasons = dict.fromkeys(np.flatnonzero(~good).tolist(), "the text encodes to no token, or only spells BOS and EOS")
     ends = None
     if weights is not None and weights.present.any():
         ends, problems = _token_ends(tokenizer, texts, ids, weights, good)

@@ -108,22 +108,23 @@ class OutputFolder:
         return (self.path / REPORT).exists() or any((self.path / WORK).glob("part-*.json"))
 
     def _refuse_strangers(self) -> None:
-        names = sorted(name for name in os.listdir(self.path) if name != WORK)
+        names = sorted(name for name in os.listdir(self.path) if name not in (WORK, f"{PLAN}.partial"))
         if names and PLAN not in names:
             shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
             raise OutputError(f"{self.path}: holds something else ({shown}); name an empty or a new folder")
 
     def _clear(self) -> None:
+        """Remove an earlier preparation: what says that it is finished first, what says that it is ours last."""
         with output_errors(self.path):
-            (self.path / PLAN).unlink(missing_ok=True)
-            for name in os.listdir(self.path):
-                path = self.path / name
-                if name == WORK or not (name in OURS or name.startswith("part-")):
-                    continue
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            (self.path / REPORT).unlink(missing_ok=True)
             for path in (self.path / WORK).iterdir():
                 if path.name != "lock":
                     path.unlink()
+            for name in os.listdir(self.path):
+                path = self.path / name
+                if name not in (WORK, PLAN) and (name in OURS or name.startswith("part-")):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            (self.path / PLAN).unlink(missing_ok=True)
 
     def _take_lock(self) -> None:
         deadline = time.monotonic() + LOCK_SECONDS

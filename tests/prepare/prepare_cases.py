@@ -1,0 +1,33 @@
+"""What several test files of prepare share."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder, by its path inside."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def slowly(record: dict[str, Any]) -> dict[str, Any]:
+    """A transform that takes its time, so that there is time to be killed."""
+    time.sleep(0.0007)
+    return record
+
+
+def shout(record: dict[str, Any]) -> dict[str, Any] | None:
+    """A transform that changes most records and drops some."""
+    if "stops" in record["text"]:
+        return None
+    return {**record, "text": record["text"].upper()}
+
+
+def mistaken(record: dict[str, Any]) -> dict[str, Any]:
+    """A transform that spoils a record."""
+    return {**record, "text": ""} if record["text"].endswith(" 7") else record
+
+
+def failing(record: dict[str, Any]) -> dict[str, Any]:
+    """A transform with a bug."""
+    return {"text": record["absent"]}

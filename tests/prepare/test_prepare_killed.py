@@ -1,0 +1,204 @@
+"""Killed at any moment and started again, prepare ends with the same bytes; and it says what went wrong."""
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from prepare_cases import contents, slowly
+
+from penstock.errors import OutputError, PenstockError
+from penstock.prepare import prepare
+from penstock.shards import Dataset
+
+OPTIONS = {"part_bytes": 12_000, "validation": 0.2, "on_error": "skip", "weights_field": "w"}
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def run(source, tokenizer, output, **options):
+    return prepare(source, tokenizer=tokenizer, output=output, progress=False, **{"processes": 1, **OPTIONS, **options})
+
+
+@pytest.fixture
+def mixed(corpus):
+    """The corpus, some records with weights, one broken."""
+    path = corpus / "1.jsonl"
+    path.write_text('{"text": "pipe", "w": [{"begin": 1, "end": 3, "weight": 0.5}]}\n{broken\n')
+    (corpus / "2.jsonl").write_text("\n".join((corpus / "2.jsonl").read_text().split("\n")[:300]))
+    (corpus / "0.jsonl").write_text("\n".join((corpus / "0.jsonl").read_text().split("\n")[:200]))
+    return corpus
+
+
+def test_killed_at_every_rename_and_sync(tmp_path, mixed, tokenizer, monkeypatch):
+    run(mixed, tokenizer, tmp_path / "whole")
+    whole = contents(tmp_path / "whole")
+    replace, fsync = os.replace, os.fsync
+    steps = [0, -1]
+
+    def dying(function):
+        def call(*arguments):
+            steps[0] += 1
+            if steps[0] == steps[1]:
+                raise Killed
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(os, "replace", dying(replace))
+    monkeypatch.setattr(os, "fsync", dying(fsync))
+    for attempt in range(1000):
+        steps[0], steps[1] = 0, 2 + 3 * (attempt % 9)
+        try:
+            run(mixed, tokenizer, tmp_path / "killed")
+            break
+        except Killed:
+            continue
+    assert attempt > 3
+    assert contents(tmp_path / "killed") == whole
+    for die_at in range(1, 400, 13):
+        steps[0], steps[1] = 0, die_at
+        try:
+            run(mixed, tokenizer, tmp_path / f"killed {die_at}")
+        except Killed:
+            steps[1] = -1
+            run(mixed, tokenizer, tmp_path / f"killed {die_at}")
+        else:
+            break
+        finally:
+            assert contents(tmp_path / f"killed {die_at}") == whole
+    assert die_at > 30
+
+
+def start(corpus, folder, output, processes=2):
+    code = (
+        "import sys; from penstock.prepare import prepare; from prepare_cases import slowly\n"
+        "prepare(sys.argv[1], tokenizer=sys.argv[2], output=sys.argv[3], processes=int(sys.argv[4]), progress=False,"
+        " transform=slowly, part_bytes=12000)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    arguments = [sys.executable, "-c", code, str(corpus), str(folder), str(output), str(processes)]
+    return subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, start_new_session=True)
+
+
+@pytest.mark.slow
+def test_kill_9_at_random_moments(tmp_path, corpus, tokenizer):
+    tokenizer.save(tmp_path / "tokenizer")
+    options = {"part_bytes": 12_000, "transform": slowly, "processes": 1, "progress": False}
+    prepare(corpus, tokenizer=tokenizer, output=tmp_path / "whole", **options)
+    noise, kills, parts = random.Random(5), 0, [0]
+    for _ in range(6):
+        child = start(corpus, tmp_path / "tokenizer", tmp_path / "killed", 2)
+        try:
+            child.communicate(timeout=noise.uniform(1.5, 4.5))
+            break
+        except subprocess.TimeoutExpired:
+            os.kill(child.pid, signal.SIGKILL)
+            child.communicate()
+            kills += 1
+            parts.append(len(list((tmp_path / "killed").glob("*.arrow"))))
+    prepare(corpus, tokenizer=tokenizer, output=tmp_path / "killed", **options)
+    assert kills
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+    assert parts == sorted(parts)
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_finished_parts_and_ends_the_workers(tmp_path, corpus, tokenizer):
+    tokenizer.save(tmp_path / "tokenizer")
+    child = start(corpus, tmp_path / "tokenizer", tmp_path / "out", 2)
+    wait_for(lambda: len(list((tmp_path / "out/.prepare").glob("part-*.json"))) >= 2)
+    os.killpg(child.pid, signal.SIGINT)
+    error = child.communicate(timeout=20)[1].decode()
+    assert "KeyboardInterrupt" in error
+    assert error.count("Traceback") == 1
+    report = prepare(
+        corpus,
+        tokenizer=tokenizer,
+        output=tmp_path / "out",
+        part_bytes=12_000,
+        transform=slowly,
+        processes=1,
+        progress=False,
+    )
+    assert report.parts_resumed >= 2
+    assert len(Dataset.open(tmp_path / "out")) == 2203
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_is_an_error_that_names_the_part(tmp_path, corpus, tokenizer):
+    tokenizer.save(tmp_path / "tokenizer")
+    child = start(corpus, tmp_path / "tokenizer", tmp_path / "out", 2)
+    wait_for(lambda: len(list((tmp_path / "out/.prepare").glob("part-*.json"))) >= 1)
+    os.kill(children_of(child.pid)[0], signal.SIGKILL)
+    error = child.communicate(timeout=20)[1].decode()
+    assert ".jsonl [bytes" in error
+    assert "killed by signal 9, often for want of memory" in error
+
+
+@pytest.mark.slow
+def test_two_at_once_are_refused(tmp_path, corpus, tokenizer, monkeypatch):
+    monkeypatch.setattr("penstock.prepare.folder.LOCK_SECONDS", 0.2)
+    tokenizer.save(tmp_path / "tokenizer")
+    child = start(corpus, tmp_path / "tokenizer", tmp_path / "out", 2)
+    try:
+        wait_for(lambda: list((tmp_path / "out/.prepare").glob("part-*.json")))
+        with pytest.raises(OutputError, match=f"process {child.pid} is preparing into it"):
+            prepare(corpus, tokenizer=tokenizer, output=tmp_path / "out", progress=False, processes=1)
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+
+
+def wait_for(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def children_of(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_full_disk_is_an_error_and_leaves_nothing_wrong(tmp_path, corpus, tokenizer, monkeypatch):
+    whole = run(corpus, tokenizer, tmp_path / "whole").as_json(lasting=True)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, before[1]))
+    try:
+        with pytest.raises(OutputError, match=r"part-\d+.arrow: cannot write: .*run it again: finished parts are kept"):
+            run(corpus, tokenizer, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert not (tmp_path / "out/train/manifest.json").exists()
+    assert run(corpus, tokenizer, tmp_path / "out").as_json(lasting=True) == whole
+    monkeypatch.setattr("penstock.prepare.preparing.FREE_SHARE", 1e9)
+    with pytest.raises(OutputError, match=r"GB are free, at least .* GB will be needed"):
+        run(corpus, tokenizer, tmp_path / "none")
+
+
+def test_input_that_changes_meanwhile_is_noticed(tmp_path, corpus, tokenizer):
+    def change(record):
+        (corpus / "9.jsonl").write_text('{"text": "late"}\n')
+        return record
+
+    with pytest.raises(PenstockError, match="input changed while it was prepared"):
+        run(corpus, tokenizer, tmp_path / "out", transform=change)
+
+
+def test_a_damaged_plan_is_named(tmp_path, corpus, tokenizer):
+    run(corpus, tokenizer, tmp_path / "out")
+    (tmp_path / "out/prepare.json").write_text(json.dumps({})[:1])
+    with pytest.raises(OutputError, match=r"prepare.json: damaged: .*--overwrite"):
+        run(corpus, tokenizer, tmp_path / "out")
+    assert run(corpus, tokenizer, tmp_path / "out", overwrite=True).documents == 2203
