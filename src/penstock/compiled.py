@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import numba
 import numpy as np
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -60,6 +61,16 @@ view_f32 = _viewer(np.float32)
 view_f64 = _viewer(np.float64)
 
 
+@inline_kernel
+def bare(array):
+    """The same memory as an array that Numba does not count references to, for inner loops that slice a lot.
+
+    Slicing a counted array costs two atomic additions, as much as copying a short document. The caller's array
+    must outlive the result; a kernel's arguments do. The array must be contiguous.
+    """
+    return numba.carray(_pointer(np.uint64(array.ctypes.data)), array.shape, array.dtype)
+
+
 def address_of(array: np.ndarray[Any, Any]) -> int:
     """Address of the first byte of `array`, which the caller must keep alive while a kernel uses it."""
     return int(array.__array_interface__["data"][0])
@@ -73,6 +84,22 @@ def trailing_zeros(typing_context, value):
         return builder.cttz(arguments[0], context.get_constant(types.boolean, True))
 
     return types.uint64(types.uint64), codegen
+
+
+@intrinsic
+def prefetch(typing_context, address):  # type: ignore[no-untyped-def]
+    """Ask for the cache line at an address (uint64) before it is needed; any address is harmless."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        number = ir.IntType(32)
+        pointer = builder.inttoptr(arguments[0], cgutils.voidptr_t)
+        function_type = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
+        # To read, to keep in all caches, data.
+        builder.call(function, [pointer, number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.uint64), codegen
 
 
 def _forget_stale_kernels() -> None:

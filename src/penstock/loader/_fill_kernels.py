@@ -6,7 +6,18 @@ checksum, spans against theirs. Nothing is returned of a row in which something 
 
 import numpy as np
 
-from penstock.compiled import inline_kernel, kernel, view_f32, view_f64, view_i64, view_u16, view_u32, view_u64
+from penstock.compiled import (
+    bare,
+    inline_kernel,
+    kernel,
+    prefetch,
+    view_f32,
+    view_f64,
+    view_i64,
+    view_u16,
+    view_u32,
+    view_u64,
+)
 from penstock.inputs import blank, describe_row, fill_with, write_tokens
 from penstock.loader._kernels import SOURCE
 from penstock.sampling import BEGIN, DOCUMENT, TOKENS, TOTAL
@@ -26,6 +37,9 @@ SHARD_STARTS, NUM_SHARDS, FIRST_BATCHES, ADDRESSES, BATCHES, PER_BATCH, OFFSET_B
 CHECKED, WEIGHTED, LENGTHS, LENGTHS_STRIDE, WEIGHT_SUMS, SHARD_BYTES = range(8, 14)
 TABLE_COLUMNS = 14
 """Columns of a source's line in `tables` (uint64): addresses and numbers of its `DocumentTable`."""
+
+AHEAD_LINES = 8
+"""Cache lines of a document that are asked for ahead; after these the processor sees the pattern itself."""
 
 OK, WRONG_LENGTH, WRONG_CHECKSUM, WRONG_SPANS = range(4)
 
@@ -72,22 +86,36 @@ def find_tokens(table, document):
 
 
 @inline_kernel
-def open_piece(table, piece, reach):
-    """Find a piece's document and check what will be read of it, `reach` tokens past the piece included.
+def look_ahead(tables, pieces, row_starts, row, found):
+    """Find the documents of a row that is not yet written, and ask for their first bytes.
 
-    Returns:
-        (fault or OK, address of the document's first token).
+    Documents lie anywhere, so finding one waits for memory some five times; side by side, and while another row is
+    written, the waits overlap. `found` (uint64 [pieces of all rows, 4]): fault, address, checksums, length.
     """
-    status, address, checksums, length = find_tokens(table, piece[DOCUMENT])
+    for p in range(row_starts[row], row_starts[row + 1]):
+        table = tables[pieces[p, SOURCE]]
+        status, address, checksums, length = find_tokens(table, pieces[p, DOCUMENT])
+        line = found[p - row_starts[0]]
+        line[0], line[1], line[2], line[3] = np.uint64(status), address, checksums, np.uint64(length)
+        begin = address + np.uint64(pieces[p, BEGIN]) * table[TOKEN_BYTES]
+        prefetch(checksums)
+        for ahead in range(AHEAD_LINES):
+            prefetch(begin + np.uint64(ahead * 64))
+
+
+@inline_kernel
+def check_piece(table, piece, found, reach):
+    """Check what will be read of a piece's document, `reach` tokens past the piece included; a fault or OK."""
+    status, length = np.int64(found[0]), np.int64(found[3])
     if status == OK and table[CHECKED] != np.uint64(0):
-        words = view_u64(checksums, num_chunks(length))
+        words = view_u64(found[2], num_chunks(length))
         size = np.int64(table[TOKEN_BYTES])
         last = min(piece[BEGIN] + piece[TOKENS] + reach, length)
         for chunk in range(piece[BEGIN] // CHUNK_TOKENS, num_chunks(last)):
             count = min(CHUNK_TOKENS, length - chunk * CHUNK_TOKENS)
-            if token_checksum(address, size, chunk, count) != words[chunk]:
+            if token_checksum(found[1], size, chunk, count) != words[chunk]:
                 status = WRONG_CHECKSUM
-    return status, address
+    return status
 
 
 @inline_kernel
@@ -160,11 +188,11 @@ def weigh_spans(first, stop, number, begins, ends, values):
 
 
 @inline_kernel
-def fill_piece(table, piece, place, tokens, targets, weights):
+def fill_piece(table, piece, found, place, tokens, targets, weights):
     """Write a piece to the slots from `place` on of a row ([T], [D, T], [D, T or 0]); returns a fault or OK."""
     distances = len(targets)
     begin, count, total = piece[BEGIN], piece[TOKENS], piece[TOTAL]
-    status, address = open_piece(table, piece, distances)
+    status, address = check_piece(table, piece, found, distances), found[1]
     if status != OK:
         return status
     if table[TOKEN_BYTES] == np.uint64(2):
@@ -207,33 +235,46 @@ def apply_spans(table, piece, place, targets, weights):
 @kernel
 def fill_rows(
     tables, pieces, row_starts, pad_id, tokens, targets, weights, positions, document_ids,
-    cu_seqlens, cu_starts, max_seqlens, num_tokens, fault,
+    cu_seqlens, cu_starts, facts, source_ids, found, fault,
 ):  # fmt: skip
     """Write rows from mapped shards, checking every chunk of tokens that is read.
 
     Args:
         tables: uint64 [sources, TABLE_COLUMNS].
-        pieces, row_starts: The rows' pieces, as in a window.
+        pieces, row_starts: The rows' pieces, as in a window; the first row may begin at any piece.
         tokens [R, T], targets [R, D, T], weights [R, D, T or 0], positions and document_ids [R, T or 0]: written.
         cu_seqlens, cu_starts: All rows' cumulative lengths end to end (int32), and where each row's begin [R + 1].
-        max_seqlens, num_tokens: int64 [R].
+        facts: int64 [R, 2], written: tokens, longest document.
+        source_ids: int32 [pieces of the rows], written.
+        found: uint64 [pieces of the rows, 4], scratch.
         fault: int64 [2], written when something is wrong: which, and the index of the piece.
     """
-    slots = tokens.shape[1]
-    for row in range(len(tokens)):
+    tables, pieces, row_starts, found = bare(tables), bare(pieces), bare(row_starts), bare(found)
+    tokens, targets, weights = bare(tokens), bare(targets), bare(weights)
+    positions, document_ids, cu_seqlens = bare(positions), bare(document_ids), bare(cu_seqlens)
+    rows, slots = tokens.shape
+    first = row_starts[0]
+    if rows:
+        look_ahead(tables, pieces, row_starts, 0, found)
+    for row in range(rows):
+        if row + 1 < rows:
+            look_ahead(tables, pieces, row_starts, row + 1, found)
         cu = cu_seqlens[cu_starts[row] : cu_starts[row + 1]]
         place, longest, number = np.int64(0), np.int64(0), np.int64(0)
         for p in range(row_starts[row], row_starts[row + 1]):
             end = place + pieces[p, TOKENS]
-            status = fill_piece(tables[pieces[p, SOURCE]], pieces[p], place, tokens[row], targets[row], weights[row])
+            status = fill_piece(
+                tables[pieces[p, SOURCE]], pieces[p], found[p - first], place, tokens[row], targets[row], weights[row]
+            )
             if status != OK:
                 fault[0], fault[1] = status, p
                 return
             describe_row(place, end, number, positions[row], document_ids[row])
+            source_ids[p - first] = pieces[p, SOURCE]
             cu[number] = place
             longest = max(longest, end - place)
             place, number = end, number + 1
-        num_tokens[row] = place
+        facts[row, 0] = place
         cu[number] = place
         if place < slots:
             fill_with(tokens[row, place:], pad_id)
@@ -242,7 +283,7 @@ def fill_rows(
             describe_row(place, slots, number, positions[row], document_ids[row])
             longest, number = max(longest, slots - place), number + 1
         fill_with(cu[number:], slots)
-        max_seqlens[row] = longest
+        facts[row, 1] = longest
 
 
 @kernel

@@ -11,7 +11,7 @@ from penstock.errors import ConfigError, CorruptionError
 from penstock.inputs import InputRequirements, ModelInput
 from penstock.loader import _fill_kernels as k
 from penstock.loader._kernels import SOURCE
-from penstock.loader.recycling import BufferPool
+from penstock.loader.recycling import BufferPool, Buffers
 from penstock.sampling import DOCUMENT
 
 _FAULTS = {
@@ -49,20 +49,17 @@ class FilledRows(Sequence[ModelInput]):
     """The rows of one call of the kernel, side by side; a `ModelInput` of views is made when a row is asked for."""
 
     need: InputRequirements
-    tokens: np.ndarray[Any, Any]
-    targets: np.ndarray[Any, Any]
-    weights: np.ndarray[Any, Any]
-    positions: np.ndarray[Any, Any]
-    document_ids: np.ndarray[Any, Any]
+    arrays: Buffers
+    """tokens [R, T], targets [R, D, T], weights [R, D, T or 0], positions and document ids [R, T or 0]."""
     cu_seqlens: np.ndarray[Any, np.dtype[np.int32]]
     cu_starts: np.ndarray[Any, np.dtype[np.int64]]
-    max_seqlens: np.ndarray[Any, np.dtype[np.int64]]
-    num_tokens: np.ndarray[Any, np.dtype[np.int64]]
+    facts: np.ndarray[Any, np.dtype[np.int64]]
+    """[R, 2]: tokens, longest document."""
     source_ids: np.ndarray[Any, np.dtype[np.int32]]
     row_starts: np.ndarray[Any, np.dtype[np.int64]]
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return len(self.facts)
 
     @overload
     def __getitem__(self, index: int) -> ModelInput: ...
@@ -74,19 +71,19 @@ class FilledRows(Sequence[ModelInput]):
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         row, need = index % len(self), self.need
-        begin, end = self.row_starts[row], self.row_starts[row + 1]
-        used = int(self.num_tokens[row])
-        padded = used < self.tokens.shape[1]
+        tokens, targets, weights, positions, document_ids = (array[row] for array in self.arrays)
+        begin, end = (self.row_starts[row : row + 2] - self.row_starts[0]).tolist()
+        used, longest = self.facts[row].tolist()
         first = self.cu_starts[row]
-        width = need.cu_seqlens_capacity or end - begin + 1 + padded
+        width = need.cu_seqlens_capacity or end - begin + 1 + (used < len(tokens))
         return ModelInput(
-            tokens=self.tokens[row],
-            targets=self.targets[row],
-            loss_weights=self.weights[row] if need.loss_weights else None,
-            positions=self.positions[row] if need.positions else None,
-            document_ids=self.document_ids[row] if need.document_ids else None,
+            tokens=tokens,
+            targets=targets,
+            loss_weights=weights if need.loss_weights else None,
+            positions=positions if need.positions else None,
+            document_ids=document_ids if need.document_ids else None,
             cu_seqlens=self.cu_seqlens[first : first + width] if need.cu_seqlens else None,
-            max_seqlen=int(self.max_seqlens[row]) if need.cu_seqlens else None,
+            max_seqlen=longest if need.cu_seqlens else None,
             num_tokens=used,
             source_ids=self.source_ids[begin:end],
         )
@@ -112,11 +109,18 @@ class Fill:
         pad_id: int,
         pool: BufferPool,
     ) -> None:
-        self._datasets, self._slots, self._requirements = datasets, sequence_length, requirements
+        self._datasets, self._requirements = datasets, requirements
         self._pad_id, self._pool = pad_id, pool
         self._tables = table_lines(datasets)
-        self._dtype = np.dtype(requirements.dtype or "int32")
         self._distances = requirements.target_distances or 1
+        integer, floating = np.dtype(requirements.dtype or "int32"), np.dtype(np.float32)
+        self._layout = (
+            ((sequence_length,), integer),
+            ((self._distances, sequence_length), integer),
+            ((self._distances, sequence_length if requirements.loss_weights else 0), floating),
+            ((sequence_length if requirements.positions else 0,), integer),
+            ((sequence_length if requirements.document_ids else 0,), integer),
+        )
         if not requirements.loss_weights:
             for dataset in datasets:
                 if dataset.table.weight_sums is not None:
@@ -139,27 +143,21 @@ class Fill:
         Raises:
             CorruptionError: Stored bytes are not what was written; names dataset and document.
         """
-        need, rows, slots = self._requirements, len(row_starts) - 1, self._slots
+        rows, count = len(row_starts) - 1, int(row_starts[-1] - row_starts[0])
         cu_starts = self._cu_starts(row_starts)
         filled = FilledRows(
-            need=need,
-            tokens=self._pool.take((rows, slots), self._dtype),
-            targets=self._pool.take((rows, self._distances, slots), self._dtype),
-            weights=self._pool.take((rows, self._distances, slots if need.loss_weights else 0), np.dtype(np.float32)),
-            positions=self._pool.take((rows, slots if need.positions else 0), self._dtype),
-            document_ids=self._pool.take((rows, slots if need.document_ids else 0), self._dtype),
+            need=self._requirements,
+            arrays=self._pool.take(rows, self._layout),
             cu_seqlens=np.empty(int(cu_starts[-1]), np.int32),
             cu_starts=cu_starts,
-            max_seqlens=np.empty(rows, np.int64),
-            num_tokens=np.empty(rows, np.int64),
-            source_ids=pieces[row_starts[0] : row_starts[-1], SOURCE].astype(np.int32),
-            row_starts=row_starts - row_starts[0],
+            facts=np.empty((rows, 2), np.int64),
+            source_ids=np.empty(count, np.int32),
+            row_starts=row_starts,
         )
-        fault = np.zeros(2, np.int64)
+        found, fault = np.empty((count, 4), np.uint64), np.zeros(2, np.int64)
         k.fill_rows(
-            self._tables, pieces, row_starts, self._pad_id, filled.tokens, filled.targets, filled.weights,
-            filled.positions, filled.document_ids, filled.cu_seqlens, cu_starts, filled.max_seqlens,
-            filled.num_tokens, fault,
+            self._tables, pieces, row_starts, self._pad_id, *filled.arrays,
+            filled.cu_seqlens, cu_starts, filled.facts, filled.source_ids, found, fault,
         )  # fmt: skip
         if fault[0]:
             self._report(int(fault[0]), pieces[fault[1]])
@@ -167,14 +165,13 @@ class Fill:
 
     def _cu_starts(self, row_starts: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Where each row's cumulative lengths begin, with room for a border more than documents and one for padding."""
-        capacity = self._requirements.cu_seqlens_capacity
-        borders = np.diff(row_starts) + 2
-        if capacity is not None:
-            most = int(borders.max(initial=0))
-            if most > capacity:
-                raise ConfigError(f"cu_seqlens_capacity is {capacity}, but a row needs {most} entries; raise it")
-            borders = np.full(len(borders), capacity)
-        return np.concatenate([[0], np.cumsum(borders)])
+        capacity, rows = self._requirements.cu_seqlens_capacity, np.arange(len(row_starts))
+        if capacity is None:
+            return row_starts - row_starts[0] + 2 * rows
+        most = int(np.diff(row_starts).max(initial=0)) + 2
+        if most > capacity:
+            raise ConfigError(f"cu_seqlens_capacity is {capacity}, but a row needs {most} entries; raise it")
+        return capacity * rows
 
     def _report(self, fault: int, piece: np.ndarray[Any, Any]) -> None:
         dataset, document = self._datasets[piece[SOURCE]], int(piece[DOCUMENT])

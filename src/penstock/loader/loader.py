@@ -27,6 +27,7 @@ from penstock.packing import Packing
 from penstock.sampling import LENGTH
 from penstock.shards import open_dataset
 
+
 @final
 class Loader:
     """Model inputs from a mixture, one optimiser step after another.

@@ -13,38 +13,51 @@ from typing import Any, final
 import numpy as np
 
 Allocate = Callable[[tuple[int, ...], Any], np.ndarray[Any, Any]]
+Layout = tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
+"""Shape of one row, and dtype, of each array of a set."""
+Buffers = tuple[np.ndarray[Any, Any], ...]
 
 
-def _free_references() -> int:
-    """References to an array that only a list holds, as the loop in `take` sees it; it differs by Python version."""
-    for buffer in [np.empty(0)]:
-        return sys.getrefcount(buffer)
-    raise AssertionError
+def _references(buffers: Buffers) -> int:
+    """The most references that any of the arrays has."""
+    return max(map(sys.getrefcount, buffers))
 
 
-_FREE_REFERENCES = _free_references()
+_FREE = _references((np.empty(0),))
+"""References to an array that only its tuple holds, as `_references` sees it; it differs by Python version."""
 
 
 @final
 class BufferPool:
-    """Arrays by shape and dtype; at most `keep` of each are kept for another use."""
+    """Sets of arrays that are filled together; at most `keep` sets of each shape are kept for another use."""
 
     def __init__(self, keep: int = 16, allocate: Allocate = np.empty) -> None:
         self._keep, self._allocate = keep, allocate
-        self._buffers: dict[tuple[Any, ...], list[np.ndarray[Any, Any]]] = {}
+        self._sets: dict[tuple[int, Layout], list[Buffers]] = {}
         self._lock = threading.Lock()
 
-    def take(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
-        """An array with arbitrary content that nobody else holds."""
+    def take(self, rows: int, layout: Layout) -> Buffers:
+        """Arrays [rows, …] with arbitrary content that nobody else holds."""
         with self._lock:
-            buffers = self._buffers.setdefault((shape, dtype), [])
-            for buffer in buffers:
-                if sys.getrefcount(buffer) == _FREE_REFERENCES:
-                    return buffer.view()
-            buffer = self._allocate(shape, dtype)
-            if len(buffers) < self._keep:
-                buffers.append(buffer)
-            return buffer.view()
+            known = self._sets.setdefault((rows, layout), [])
+            for buffers in known:
+                # A tuple that was handed out and let go is held by the list and this loop alone.
+                if sys.getrefcount(buffers) == _FREE_SET and _references(buffers) == _FREE:
+                    return buffers
+            made = tuple(self._allocate((rows, *shape), dtype) for shape, dtype in layout)
+            if len(known) < self._keep:
+                known.append(made)
+            return made
+
+
+def _free_set() -> int:
+    """References to a tuple that only a list holds, as the loop in `take` sees it."""
+    for buffers in [(np.empty(0), np.empty(0))]:
+        return sys.getrefcount(buffers)
+    raise AssertionError
+
+
+_FREE_SET = _free_set()
 
 
 def pinned(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:

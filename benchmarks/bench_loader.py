@@ -1,0 +1,128 @@
+"""The loader against its limit and its peers: tokens a second of complete rows, one core, CPU time, data in memory.
+
+Complete means tokens, targets, positions, document ids and cumulative lengths, int64, checksums checked. The limit is
+NumPy's own gather of as many row slices to int64 into an array that exists. Documents are Python's standard library in
+tokens, cut at lognormal lengths (mean 775).
+
+    python benchmarks/bench_loader.py [--peers PYTHON]     # a Python with megatron-core and grain
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+import penstock as ps
+from common import Peer, arguments, cpu_seconds, lognormal_lengths, standard_library, table, take_turns
+from penstock.loader import Plan, PlanSettings
+
+SLOTS, ROWS = 4096, 4
+STEPS = 200
+
+
+def tokens_of(folder: Path) -> np.ndarray:
+    """Token ids of the standard library, by a tokenizer trained on a part of it."""
+    texts = standard_library(12_000_000)
+    tokenizer = ps.train_tokenizer(texts[:150], vocab_size=8192, output=folder / "tokenizer", progress=False)
+    return np.concatenate([tokenizer.encode(text) for text in texts]).astype(np.uint16)
+
+
+def fill_work(dataset: ps.Dataset, distances: int) -> tuple[object, int]:
+    """Work that fills planned steps, and the tokens it makes."""
+    need = ps.InputRequirements(
+        positions=True, document_ids=True, cu_seqlens=True, dtype="int64", target_distances=distances
+    )
+    loader = ps.Loader(dataset, sequence_length=SLOTS, rows_per_step=ROWS, threads=0, requirements=need)
+    plans = [loader._planner.next() for _ in range(STEPS)]
+
+    def work() -> None:
+        for plan in plans:
+            loader._fill.rows(plan.pieces, plan.row_starts)
+
+    return work, sum(int(plan.pieces[:, 3].sum()) for plan in plans)
+
+
+def gather_work(tokens: np.ndarray) -> object:
+    starts = np.random.default_rng(0).integers(0, len(tokens) - SLOTS, (STEPS, ROWS)).tolist()
+    out = np.empty((ROWS, SLOTS), np.int64)
+
+    def work() -> None:
+        for rows in starts:
+            for row, start in enumerate(rows):
+                out[row] = tokens[start : start + SLOTS]
+
+    return work
+
+
+def plan_work(dataset: ps.Dataset, tokens: int) -> object:
+    """Work that plans windows of about `tokens` tokens from a blend of two sources."""
+    mixture = ps.Mixture([ps.Source(dataset, 0.7, "a"), ps.Source(dataset, 0.3, "b")])
+    plan = Plan(mixture, [dataset, dataset], PlanSettings(sequence_length=SLOTS, rows_per_step=ROWS))
+    for _ in range(8):
+        plan.next_window()
+
+    def work() -> None:
+        first = plan.place().row
+        while (plan.place().row - first) * SLOTS < tokens:
+            plan.next_window()
+
+    return work
+
+
+def first_rows(folder: Path, documents: int) -> tuple[float, float]:
+    """Seconds to the first row and private MB, in a new process, of a dataset of that many synthetic documents."""
+    script = Path(__file__).parent / "first_rows.py"
+    found = subprocess.run(
+        [sys.executable, str(script), str(folder), str(documents)], capture_output=True, text=True, check=True
+    )
+    seconds, megabytes = found.stdout.split()
+    return float(seconds), float(megabytes)
+
+
+def main() -> None:
+    flags = arguments(__doc__).parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tokens = tokens_of(folder)
+        ends = np.cumsum(lognormal_lengths(len(tokens) // 700))
+        documents = np.split(tokens, ends[ends < len(tokens)])
+        dataset = ps.write_dataset(folder / "data", documents, vocab_size=8192)
+        one, one_tokens = fill_work(dataset, 1)
+        three, three_tokens = fill_work(dataset, 3)
+        planned = 4_000_000
+        rivals = {
+            "gather": lambda w=gather_work(tokens): cpu_seconds(w),
+            "fill": lambda: cpu_seconds(one),
+            "fill, 3 distances": lambda: cpu_seconds(three),
+            "plan": lambda w=plan_work(dataset, planned): cpu_seconds(w),
+        }
+        made = {"gather": STEPS * ROWS * SLOTS, "fill": one_tokens, "fill, 3 distances": three_tokens, "plan": planned}
+        peers: dict[str, Peer] = {}
+        if flags.peers:
+            np.save(folder / "tokens.npy", tokens)
+            np.save(folder / "lengths.npy", np.array([len(document) for document in documents]))
+            for script in ("megatron_gpt", "grain_concat"):
+                peers[script] = Peer(flags.peers, f"{script}.py", name, str(SLOTS))
+        rivals.update(peers)
+        seconds = take_turns(rivals, flags.repeats)
+        made.update({script: peer.last["tokens"] for script, peer in peers.items()})
+        rate = {script: made[script] / spent for script, spent in seconds.items()}
+        rows = [(script, f"{value / 1e6:,.0f} M/s", "") for script, value in rate.items()]
+        rows += [
+            ("fill / gather", f"{rate['fill'] / rate['gather']:.2f}", "due: ≥ 0.6"),
+            ("fill with 3 distances / gather", f"{rate['fill, 3 distances'] / rate['gather']:.2f}", "due: ≥ 0.45"),
+            ("plan / fill", f"{rate['plan'] / rate['fill']:.2f}", "due: ≥ 2"),
+        ]
+        for script, due in (("megatron_gpt", 5), ("grain_concat", 15)):
+            if script in rate:
+                rows.append((f"fill / {script}", f"{rate['fill'] / rate[script]:.1f}", f"due: ≥ {due}"))
+        table(f"rows of {SLOTS} tokens, tokens a second", rows)
+
+
+if __name__ == "__main__":
+    begun = time.monotonic()
+    main()
+    print(f"\n{time.monotonic() - begun:.0f} s")
