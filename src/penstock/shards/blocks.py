@@ -72,6 +72,9 @@ def accept_block(
     if layout.has_spans and spans is None:
         none = Ragged(np.empty(0, SPAN), np.zeros(count + 1, np.int64))
         spans = SpanBlock(spans=none, valid=np.zeros(count, np.bool_))
+    elif spans is not None:
+        rows = Ragged(np.asarray(spans.spans.values, SPAN), np.ascontiguousarray(spans.spans.offsets, np.int64))
+        spans = SpanBlock(spans=rows, valid=np.ascontiguousarray(spans.valid, np.bool_))
     origins = np.full(count, files, np.int32) if isinstance(files, (int, np.integer)) else np.asarray(files, np.int32)
     block = Block(_accept_tokens(layout, tokens), spans, origins, np.asarray(lines, np.int64), _accept_texts(texts))
     sizes = {"tokens": count, "files": len(origins), "lines": len(block.lines)}

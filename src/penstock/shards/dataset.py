@@ -10,6 +10,7 @@ from penstock.compiled import address_of
 from penstock.errors import CorruptionError
 from penstock.shards.document import Document, Origin
 from penstock.shards.files import check_size, checksum, map_file, map_numbers
+from penstock.shards.layout import other_places
 from penstock.shards.manifest import BATCHES, FILES, LENGTHS, WEIGHT_SUMS, Manifest, TokenizerInfo
 from penstock.shards.table import DocumentTable
 
@@ -87,28 +88,55 @@ class Dataset:
         document = int(document) % len(self)
         shard, batch, row = self.table.locate(document)
         tokens = self.table.read(document, document + 1).values
-        stored = _read_batch(self.table, shard, batch)
-        weights = np.ones(len(tokens), np.float32)
-        spans = stored["spans"][row].as_py() if self.table.has_spans else None
-        if spans is not None:
-            weights[:] = 0
-            for span in spans:
-                weights[span["begin"] : span["end"]] = span["loss_weight"]
-        origin = stored["origin"][row].as_py()
-        file = self.files[origin["file"]] if 0 <= origin["file"] < len(self.files) else ""
-        text = stored["text"][row].as_py() if self.manifest.has_text else None
-        return Document(tokens=tokens, loss_weights=weights, origin=Origin(file=file, line=origin["line"]), text=text)
+        data, line = self.table.mappings[shard], self.table.batches[batch]
+        local = document - int(self.table.shard_starts[shard])
+        rows = min(self.manifest.documents_per_batch, self.manifest.shards[shard].documents - local + row)
+        files, lines, texts = other_places(data, line, rows)
+        file = int(_numbers(data, files, np.int32, row, 1)[0])
+        return Document(
+            tokens=tokens,
+            loss_weights=_loss_weights(data, line, row, len(tokens))
+            if self.table.has_spans
+            else np.ones_like(tokens, "f4"),
+            origin=Origin(
+                file=self.files[file] if 0 <= file < len(self.files) else "",
+                line=int(_numbers(data, lines, np.int64, row, 1)[0]),
+            ),
+            text=self._text(shard, texts, rows, row) if self.manifest.has_text else None,
+        )
+
+    def _text(self, shard: int, place: int, rows: int, row: int) -> str:
+        data = self.table.mappings[shard]
+        begin, end = _numbers(data, place, np.int64, row, 2).tolist()
+        bytes_of_texts = data[place + 8 * (rows + 1) :]
+        try:
+            if not 0 <= begin <= end <= len(bytes_of_texts):
+                raise ValueError(f"from byte {begin} to {end}")
+            return bytes_of_texts[begin:end].tobytes().decode()
+        except ValueError as error:
+            raise CorruptionError(
+                f"{self.table.paths[shard]}: a text is damaged: {error}; copy the file again, or prepare again"
+            ) from None
 
 
-def _read_batch(table: DocumentTable, shard: int, batch: int) -> Any:
-    """A record batch of a mapped shard, without copying."""
-    import pyarrow as pa
+def _numbers(data: Array, place: int, dtype: Any, first: int, count: int) -> Array:
+    """Numbers `first` to `first + count` of an array that begins at byte `place`."""
+    begin = place + first * np.dtype(dtype).itemsize
+    return data[begin : begin + count * np.dtype(dtype).itemsize].view(dtype)
 
-    try:
-        file = pa.ipc.open_file(pa.py_buffer(table.mappings[shard]))
-        return file.get_batch(batch - int(table.shard_first_batch[shard]))
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptionError(f"{table.paths[shard]}: not a sound Arrow IPC file: {error}; copy it again") from None
+
+def _loss_weights(data: Array, line: Array, row: int, length: int) -> Array:
+    """Weights of a document whose spans have been checked, float32 [length]."""
+    places = line.tolist()
+    if places[4] and not data[places[4] + row // 8] >> (row % 8) & 1:
+        return np.ones(length, np.float32)
+    weights = np.zeros(length, np.float32)
+    first, last = _numbers(data, places[5], np.int64, row, 2).tolist()
+    columns = zip((6, 7, 8), (np.uint32, np.uint32, np.float32), strict=True)
+    spans = [_numbers(data, places[column], dtype, first, last - first).tolist() for column, dtype in columns]
+    for begin, end, weight in zip(*spans, strict=True):
+        weights[begin:end] = weight
+    return weights
 
 
 def _table(path: Path, manifest: Manifest) -> DocumentTable:

@@ -103,23 +103,27 @@ def batch_positions(data: Array, layout: ShardLayout) -> Array:
             found += [spans[0] if batch.column("spans").null_count else None, spans[1], spans[4], spans[6], spans[8]]
         for column, buffer in enumerate(found):
             line[column] = buffer.address - base if buffer is not None and buffer.size else 0
+        found = [batch.column("origin").field(name).buffers()[1] for name in ("file", "line")]
+        found += [batch.column("text").buffers()[1]] if layout.has_text else []
+        if [buffer.address - base for buffer in found] != other_places(data, line, batch.num_rows)[: len(found)]:
+            raise FormatError("origins and texts are not where this format has them; was the Arrow library changed?")
     return table
 
 
-def buffer_limits(batch: Any, has_spans: bool) -> Array:
-    """How many tokens, checksum words and spans the buffers of a record batch hold, int64 [3].
+def other_places(data: Array, line: Array, rows: int) -> list[int]:
+    """Where a batch has what its table does not list: origin files (int32), origin lines (int64), offsets of texts.
 
-    Raises:
-        FormatError: Offsets or the bitmap of nulls are too short for the batch's rows.
+    Columns lie in the order of the schema, buffers one after another at multiples of 8, and nothing is null but spans:
+    origins come just before the offsets of checksums, and texts just after the checksums. So no metadata need be read,
+    which may be damaged.
+
+    Args:
+        data: uint8 [bytes], the mapped shard.
+        line: uint64 [9], the batch's line in the batch table.
+        rows: Documents in the batch.
     """
-    limits = np.zeros(3, np.int64)
-    for column, name in enumerate(("tokens", "checksums", "spans") if has_spans else ("tokens", "checksums")):
-        buffers = batch.column(name).buffers()
-        sizes = [0 if buffer is None else buffer.size for buffer in buffers]
-        if sizes[1] < 8 * (batch.num_rows + 1) or (buffers[0] is not None and 8 * sizes[0] < batch.num_rows):
-            raise FormatError(f"column {name}: offsets or nulls for less than its {batch.num_rows} rows")
-        if name == "spans":
-            limits[column] = min(sizes[4], sizes[6], sizes[8]) // 4
-        else:
-            limits[column] = sizes[3] // (batch.column(name).type.value_type.bit_width // 8)
-    return limits
+    offsets, words = int(line[2]), int(line[3])
+    lines = offsets - 8 * rows
+    count = int(data[offsets + 8 * rows : offsets + 8 * rows + 8].view(np.int64)[0])
+    texts = words + 8 * count if words else offsets + 8 * (rows + 1)
+    return [lines - (4 * rows + 7) // 8 * 8, lines, texts]

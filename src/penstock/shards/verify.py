@@ -15,7 +15,7 @@ from penstock.shards import _kernels as k
 from penstock.shards.files import Array, check_size, checksum, map_file, map_numbers
 from penstock.shards.finish import content_fingerprint
 from penstock.shards.in_place import InPlaceCorpus
-from penstock.shards.layout import ShardLayout, batch_positions, buffer_limits, read_batches
+from penstock.shards.layout import ShardLayout, batch_positions, read_batches
 from penstock.shards.manifest import BATCHES, DOCUMENTS_PER_BATCH, LENGTHS, Manifest, ShardInfo
 from penstock.shards.opening import open_dataset
 from penstock.shards.table import FAULTS
@@ -147,6 +147,8 @@ def _dataset_faults(path: Path, manifest: Manifest, bar: Progress) -> Iterator[F
             yield fault
     lengths = _map(path / LENGTHS, "<u4", (manifest.documents, 2))
     batches = _map(path / BATCHES, "<u8", (sum(shard.batches for shard in manifest.shards), k.BATCH_COLUMNS))
+    if batches is not None and checksum(batches) != manifest.checksums[BATCHES]:
+        batches = None  # positions in it may lie outside the files
     document, batch = 0, 0
     for shard in manifest.shards:
         rows, lines = slice(document, document + shard.documents), slice(batch, batch + shard.batches)
@@ -171,7 +173,11 @@ def _shard_faults(
         layout = ShardLayout(
             vocab_size=manifest.tokenizer.vocab_size, has_spans=manifest.has_spans, has_text=manifest.has_text
         )
-        found = list(_document_faults(path, data, layout, manifest, first, known)) if known is not None else []
+        found = []
+        if known is not None:
+            found = list(_document_faults(path, data, layout, first, *known))
+            if not damaged:
+                found += _structure_faults(path, data, layout, manifest, *known)
     except (CorruptionError, FormatError) as error:
         yield Fault(file=str(path), document=None, reason=_without_path(error, path))
         return
@@ -182,29 +188,35 @@ def _shard_faults(
 
 
 def _document_faults(
-    path: Path, data: Array, layout: ShardLayout, manifest: Manifest, first: int, known: tuple[Array, Array] | None
+    path: Path, data: Array, layout: ShardLayout, first: int, lengths: Array, lines: Array
 ) -> Iterator[Fault]:
-    """What is wrong with the documents of one shard, and with what is known of it."""
-    if known is None:
-        return
-    lengths, lines = known
+    """What is wrong with the documents of a shard, found by the batch table alone: metadata may be damaged."""
+    base, token_bytes = np.uint64(address_of(data)), layout.token_dtype.itemsize
+    settings = (token_bytes, layout.has_spans, layout.vocab_size)
+    for number, places in enumerate(lines):
+        begin = number * DOCUMENTS_PER_BATCH
+        rows = lengths[begin : begin + DOCUMENTS_PER_BATCH]
+        rooms = len(data) - np.array([places[1], places[3], places[6:9].max()], np.int64)
+        faults = np.zeros(len(rows), np.uint8)
+        line = np.uint64(address_of(lines) + number * lines.strides[0])
+        check.check_batch(base, line, settings, rooms // [token_bytes, 8, 4], rows, faults)
+        for row in np.flatnonzero(faults).tolist():
+            yield Fault(file=str(path), document=first + begin + row, reason=FAULTS[faults[row]])
+
+
+def _structure_faults(
+    path: Path, data: Array, layout: ShardLayout, manifest: Manifest, lengths: Array, lines: Array
+) -> Iterator[Fault]:
+    """What is wrong with a shard whose bytes are as they were written, so that Arrow can read it safely."""
     due = batch_positions(data, layout)
     if len(due) != len(lines) or (due != lines).any():
         yield Fault(file=str(path), document=None, reason=f"its buffers are not where {BATCHES} says")
-    base, begin = np.uint64(address_of(data)), 0
-    settings = (layout.token_dtype.itemsize, layout.has_spans, layout.vocab_size)
-    for number, batch in enumerate(read_batches(data)):
-        rows = lengths[begin : begin + batch.num_rows]
-        if len(rows) != batch.num_rows or (batch.num_rows != DOCUMENTS_PER_BATCH and number < len(due) - 1):
-            yield Fault(file=str(path), document=first + begin, reason=f"batch {number} has {batch.num_rows} documents")
-            return
-        faults = np.zeros(len(rows), np.uint8)
-        line = np.uint64(address_of(due) + number * due.strides[0])
-        check.check_batch(base, line, settings, buffer_limits(batch, layout.has_spans), rows, faults)
+    begin = 0
+    for batch in read_batches(data):
         files = batch.column("origin").field("file").to_numpy()
-        for row in np.flatnonzero((faults != k.OK) | (files < 0) | (files >= manifest.files)).tolist():
-            reason = FAULTS.get(faults[row], f"its origin is file {files[row]}, the dataset has {manifest.files}")
-            yield Fault(file=str(path), document=first + begin + row, reason=reason)
+        if len(files) and (files.min() < 0 or files.max() >= manifest.files):
+            reason = f"origins in files {files.min()} to {files.max()}, the dataset has {manifest.files}"
+            yield Fault(file=str(path), document=None, reason=reason)
         begin += batch.num_rows
     if begin != len(lengths):
         yield Fault(file=str(path), document=None, reason=f"{begin} documents, the manifest says {len(lengths)}")
