@@ -140,7 +140,7 @@ def test_rejects_are_written_and_bounded(tmp_path, corpus, tokenizer):
     with pytest.raises(RecordError, match="more than 2 records were rejected: raise --max-rejects"):
         run(corpus, tokenizer, tmp_path / "few", on_error="skip", max_rejects=2)
     assert run(corpus, tokenizer, tmp_path / "few", on_error="skip", max_rejects=3).rejects == 3
-    with pytest.raises(RecordError, match="3 of 2203 records were rejected, more than 0%"):
+    with pytest.raises(RecordError, match=r"3 of 2203 records were rejected, more than 0%"):
         run(corpus, tokenizer, tmp_path / "zero", on_error="skip", max_rejects="0%")
 
 
@@ -207,7 +207,7 @@ def test_weights_become_spans_without_touching_tokens(tmp_path, tokenizer):
 
 
 def test_unknown_options_and_settings_out_of_range(tmp_path, tokenizer):
-    with pytest.raises(ConfigError, match="'validaton' is no option of prepare; known: .*validation"):
+    with pytest.raises(ConfigError, match=r"'validaton' is no option of prepare; known: .*validation"):
         run(iter(["a"]), tokenizer, tmp_path / "out", validaton=0.1)
     for bad, message in (
         ({"validation": 1.0}, "share in"),

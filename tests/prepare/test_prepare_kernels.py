@@ -1,5 +1,7 @@
 """Kernels of prepare against slow, obvious twins."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -51,7 +53,7 @@ def weighted(draw):
     """A text, cuts of its bytes into tokens, rising character ranges with weights."""
     text = draw(st.text(st.sampled_from("aé水🙂 "), min_size=1, max_size=12))
     size = len(text.encode())
-    ends = sorted(draw(st.lists(st.integers(0, size), max_size=8)) + [size])
+    ends = sorted([*draw(st.lists(st.integers(0, size), max_size=8)), size])
     edges = sorted(draw(st.sets(st.integers(0, len(text)), max_size=8)))
     pairs = list(zip(edges[::2], edges[1::2], strict=False))
     weights = [draw(st.sampled_from([0.0, 0.5, 1.0])) for _ in pairs]
@@ -108,4 +110,4 @@ def test_spans(documents, first, extra):
             assert b < e
             got[b:e] = [float(w)] * (e - b)
         assert got == slow_weights(text, token_ends, pairs, weights, first, extra)
-        assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+        assert all(a[1] <= b[0] for a, b in pairwise(spans))

@@ -14,7 +14,7 @@ import pytest
 from prepare_cases import contents, slowly
 
 from penstock.errors import OutputError, PenstockError
-from penstock.prepare import prepare
+from penstock.prepare import folder, prepare, preparing
 from penstock.shards import Dataset
 
 OPTIONS = {"part_bytes": 12_000, "validation": 0.2, "on_error": "skip", "weights_field": "w"}
@@ -146,7 +146,7 @@ def test_a_worker_that_dies_is_an_error_that_names_the_part(tmp_path, corpus, to
 
 @pytest.mark.slow
 def test_two_at_once_are_refused(tmp_path, corpus, tokenizer, monkeypatch):
-    monkeypatch.setattr("penstock.prepare.folder.LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(folder, "LOCK_SECONDS", 0.2)
     tokenizer.save(tmp_path / "tokenizer")
     child = start(corpus, tmp_path / "tokenizer", tmp_path / "out", 2)
     try:
@@ -182,7 +182,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing_wrong(tmp_path, corpus, toke
         signal.signal(signal.SIGXFSZ, handler)
     assert not (tmp_path / "out/train/manifest.json").exists()
     assert run(corpus, tokenizer, tmp_path / "out").as_json(lasting=True) == whole
-    monkeypatch.setattr("penstock.prepare.preparing.FREE_SHARE", 1e9)
+    monkeypatch.setattr(preparing, "FREE_SHARE", 1e9)
     with pytest.raises(OutputError, match=r"GB are free, at least .* GB will be needed"):
         run(corpus, tokenizer, tmp_path / "none")
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +72,7 @@ def one_line(raw: bytes, fields: Fields | None = None) -> str | None:
 def test_bad_lines_are_found_and_explained(raw, reason):
     found = one_line(raw)
     assert found is not None
-    pytest.raises(RecordError, _raise, found).match(reason)
-
-
-def _raise(message):
-    raise RecordError(message)
+    assert re.search(reason, found), found
 
 
 @pytest.mark.parametrize(
