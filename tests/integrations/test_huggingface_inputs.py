@@ -62,7 +62,7 @@ def test_arguments_of_a_row_keep_documents_apart(data: Path) -> None:
 
 
 def test_several_rows_are_described_end_to_end(data: Path) -> None:
-    rows = [row for row in some_rows(data, rows=8) if row.num_documents > 1][:3]
+    rows = [row for row in some_rows(data, rows=16) if row.num_documents > 1][:3]
     found = ps.huggingface.model_inputs(rows)
     assert found["input_ids"].shape == (3, LENGTH)
     lengths = np.concatenate([np.diff(row.cu_seqlens) for row in rows])
