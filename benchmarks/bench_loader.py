@@ -93,11 +93,12 @@ def main() -> None:
         one, one_tokens = fill_work(dataset, 1)
         three, three_tokens = fill_work(dataset, 3)
         planned = 4_000_000
+        gather, plan = gather_work(tokens), plan_work(dataset, planned)
         rivals = {
-            "gather": lambda w=gather_work(tokens): cpu_seconds(w),
+            "gather": lambda: cpu_seconds(gather),
             "fill": lambda: cpu_seconds(one),
             "fill, 3 distances": lambda: cpu_seconds(three),
-            "plan": lambda w=plan_work(dataset, planned): cpu_seconds(w),
+            "plan": lambda: cpu_seconds(plan),
         }
         made = {"gather": STEPS * ROWS * SLOTS, "fill": one_tokens, "fill, 3 distances": three_tokens, "plan": planned}
         peers: dict[str, Peer] = {}

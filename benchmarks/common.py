@@ -47,6 +47,7 @@ class Peer:
         self.last: dict[str, Any] = {}
 
     def __call__(self) -> float:
+        """One repeat; its seconds."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write("go\n")

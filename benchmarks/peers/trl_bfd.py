@@ -1,4 +1,4 @@
-"""TRL's best-fit-decreasing packing (`pack_dataset`), default batch of 1,000 documents. Arguments: lengths.npy, slots."""
+"""TRL's best-fit-decreasing packing (`pack_dataset`), its default batch. Arguments: lengths.npy, slots."""
 
 import json
 import sys

@@ -189,10 +189,8 @@ def test_finished_sources_leave_the_others_their_proportions():
         Source(Lengths(lognormal(4000, 2), "b"), 0.3),
         Source(Lengths(lognormal(4000, 3), "c"), 0.2),
     ]
-    the_plan, pieces = plan(sources), []
-    for _ in range(12):
-        pieces.append(the_plan.next_window().pieces)
-    pieces = np.concatenate(pieces)
+    the_plan = plan(sources)
+    pieces = np.concatenate([the_plan.next_window().pieces for _ in range(12)])
     last_short = np.flatnonzero(pieces[:, SOURCE] == 0).max()
     rest = pieces[last_short + 200 :]
     share = rest[rest[:, SOURCE] == 1, TOKENS].sum() / rest[:, TOKENS].sum()

@@ -235,7 +235,7 @@ def apply_spans(table, piece, place, targets, weights):
 @kernel
 def fill_rows(
     tables, pieces, row_starts, pad_id, tokens, targets, weights, positions, document_ids,
-    cu_seqlens, cu_starts, facts, source_ids, found, fault,
+    cu_seqlens, capacity, facts, source_ids, found, fault,
 ):  # fmt: skip
     """Write rows from mapped shards, checking every chunk of tokens that is read.
 
@@ -243,7 +243,8 @@ def fill_rows(
         tables: uint64 [sources, TABLE_COLUMNS].
         pieces, row_starts: The rows' pieces, as in a window; the first row may begin at any piece.
         tokens [R, T], targets [R, D, T], weights [R, D, T or 0], positions and document_ids [R, T or 0]: written.
-        cu_seqlens, cu_starts: All rows' cumulative lengths end to end (int32), and where each row's begin [R + 1].
+        cu_seqlens: int32, written: all rows' cumulative lengths end to end, `capacity` entries a row, or, with 0, two
+            more than the row has pieces.
         facts: int64 [R, 2], written: tokens, longest document.
         source_ids: int32 [pieces of the rows], written.
         found: uint64 [pieces of the rows, 4], scratch.
@@ -259,7 +260,10 @@ def fill_rows(
     for row in range(rows):
         if row + 1 < rows:
             look_ahead(tables, pieces, row_starts, row + 1, found)
-        cu = cu_seqlens[cu_starts[row] : cu_starts[row + 1]]
+        cu_begin, cu_end = row_starts[row] - first + 2 * row, row_starts[row + 1] - first + 2 * row + 2
+        if capacity:
+            cu_begin, cu_end = row * capacity, (row + 1) * capacity
+        cu = cu_seqlens[cu_begin:cu_end]
         place, longest, number = np.int64(0), np.int64(0), np.int64(0)
         for p in range(row_starts[row], row_starts[row + 1]):
             end = place + pieces[p, TOKENS]

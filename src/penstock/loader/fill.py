@@ -52,7 +52,6 @@ class FilledRows(Sequence[ModelInput]):
     arrays: Buffers
     """tokens [R, T], targets [R, D, T], weights [R, D, T or 0], positions and document ids [R, T or 0]."""
     cu_seqlens: np.ndarray[Any, np.dtype[np.int32]]
-    cu_starts: np.ndarray[Any, np.dtype[np.int64]]
     facts: np.ndarray[Any, np.dtype[np.int64]]
     """[R, 2]: tokens, longest document."""
     source_ids: np.ndarray[Any, np.dtype[np.int32]]
@@ -74,8 +73,10 @@ class FilledRows(Sequence[ModelInput]):
         tokens, targets, weights, positions, document_ids = (array[row] for array in self.arrays)
         begin, end = (self.row_starts[row : row + 2] - self.row_starts[0]).tolist()
         used, longest = self.facts[row].tolist()
-        first = self.cu_starts[row]
-        width = need.cu_seqlens_capacity or end - begin + 1 + (used < len(tokens))
+        capacity = need.cu_seqlens_capacity
+        # As in the kernel: room for a border more than documents, and one for padding.
+        first = row * capacity if capacity else begin + 2 * row
+        width = capacity or end - begin + 1 + (used < len(tokens))
         return ModelInput(
             tokens=tokens,
             targets=targets,
@@ -144,34 +145,34 @@ class Fill:
             CorruptionError: Stored bytes are not what was written; names dataset and document.
         """
         rows, count = len(row_starts) - 1, int(row_starts[-1] - row_starts[0])
-        cu_starts = self._cu_starts(row_starts)
+        capacity = self._check_capacity(row_starts)
         filled = FilledRows(
             need=self._requirements,
             arrays=self._pool.take(rows, self._layout),
-            cu_seqlens=np.empty(int(cu_starts[-1]), np.int32),
-            cu_starts=cu_starts,
+            cu_seqlens=np.empty(rows * capacity if capacity else count + 2 * rows, np.int32),
             facts=np.empty((rows, 2), np.int64),
             source_ids=np.empty(count, np.int32),
             row_starts=row_starts,
         )
+        tokens, targets, weights, positions, document_ids = filled.arrays
         found, fault = np.empty((count, 4), np.uint64), np.zeros(2, np.int64)
         k.fill_rows(
-            self._tables, pieces, row_starts, self._pad_id, *filled.arrays,
-            filled.cu_seqlens, cu_starts, filled.facts, filled.source_ids, found, fault,
+            self._tables, pieces, row_starts, self._pad_id, tokens, targets, weights, positions, document_ids,
+            filled.cu_seqlens, capacity, filled.facts, filled.source_ids, found, fault,
         )  # fmt: skip
         if fault[0]:
             self._report(int(fault[0]), pieces[fault[1]])
         return filled
 
-    def _cu_starts(self, row_starts: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Where each row's cumulative lengths begin, with room for a border more than documents and one for padding."""
-        capacity, rows = self._requirements.cu_seqlens_capacity, np.arange(len(row_starts))
+    def _check_capacity(self, row_starts: np.ndarray[Any, Any]) -> int:
+        """Entries of `cu_seqlens` in each row: the capacity that was asked for, or 0 for as many as it takes."""
+        capacity = self._requirements.cu_seqlens_capacity
         if capacity is None:
-            return row_starts - row_starts[0] + 2 * rows
+            return 0
         most = int(np.diff(row_starts).max(initial=0)) + 2
         if most > capacity:
             raise ConfigError(f"cu_seqlens_capacity is {capacity}, but a row needs {most} entries; raise it")
-        return capacity * rows
+        return capacity
 
     def _report(self, fault: int, piece: np.ndarray[Any, Any]) -> None:
         dataset, document = self._datasets[piece[SOURCE]], int(piece[DOCUMENT])
