@@ -157,8 +157,8 @@ def show_row(mixture: Any) -> None:
     console = make_console()
     style = Style(console)
     tokenizer = ps.load_tokenizer(FOLDER / "tokenizer")
-    for view in view_rows(make_loader(mixture), 0, [3], lambda dataset: tokenizer):
-        console.print(row_view(view, style, 50))
+    views = view_rows(make_loader(mixture), 0, list(range(ROWS_PER_STEP)), lambda dataset: tokenizer)
+    console.print(row_view(max(views, key=lambda view: len(view.documents)), style, 50))
     console.print(style.legend())
 
 
@@ -325,7 +325,7 @@ def size(path: Path) -> str:
 
 def title(text: str) -> None:
     """A heading."""
-    print(f"\n── {text} ".ljust(100, "─"), flush=True)
+    print(f"\n── {text} ".ljust(min(100, shutil.get_terminal_size().columns), "─"), flush=True)
 
 
 if __name__ == "__main__":
