@@ -38,9 +38,7 @@ config = GPTDatasetConfig(
     path_to_cache=str(folder / "cache"), mid_level_dataset_surplus=0.005,
 )  # fmt: skip
 rows = int(ends[-1]) // slots - 1
-data = GPTDataset(
-    IndexedDataset(prefix), prefix, np.arange(len(lengths), dtype=np.int32), rows, Split.train, config
-)
+data = GPTDataset(IndexedDataset(prefix), prefix, np.arange(len(lengths), dtype=np.int32), rows, Split.train, config)
 order = np.random.default_rng(0).permutation(len(data))[:400].tolist()
 for _ in sys.stdin:
     begun = time.process_time()
