@@ -100,10 +100,16 @@ def test_resuming_a_finished_run_trains_nothing(tmp_path: Path, data: Path) -> N
     assert again["steps"] == again["loader_step"] == 2
 
 
-def test_checkpoint_without_loader_state_is_refused(tmp_path: Path, data: Path) -> None:
+@pytest.mark.parametrize("name", ["penstock_loader.json", "trainer_state.json"])
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+def test_incomplete_checkpoint_is_refused(tmp_path: Path, data: Path, name: str, damage: str) -> None:
     run(str(data), str(tmp_path), max_steps=2)
-    (tmp_path / "checkpoint-2" / "penstock_loader.json").unlink()
-    with pytest.raises(StateError, match=r"checkpoint-2 has no penstock_loader\.json.*resume from another"):
+    file = tmp_path / "checkpoint-2" / name
+    text = file.read_text()
+    file.unlink()
+    if damage == "cut":
+        file.write_text(text[: len(text) // 2])
+    with pytest.raises(StateError, match=r"checkpoint-2 cannot be resumed .*cut short; resume from another checkpoint"):
         run(str(data), str(tmp_path), resume=str(tmp_path / "checkpoint-2"))
 
 
@@ -262,6 +268,13 @@ def test_microbatches_must_divide_a_rank(tmp_path: Path, data: Path) -> None:
 def test_what_the_loader_does_is_refused(tmp_path: Path, data: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} does not go with a loader"):
         make_trainer(tmp_path, make_loader(data), **{name: lambda *_: None})
+
+
+def test_metrics_need_an_eval_dataset(tmp_path: Path, data: Path, small: Path) -> None:
+    with pytest.raises(ConfigError, match="compute_metrics does not go with eval_loader"):
+        make_trainer(
+            tmp_path, make_loader(data), eval_loader=make_loader(small, max_epochs=1), compute_metrics=lambda _: {}
+        )
 
 
 def test_leaking_model_is_refused_unless_rows_hold_one_document(tmp_path: Path, data: Path) -> None:

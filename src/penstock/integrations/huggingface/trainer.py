@@ -11,7 +11,7 @@ Inheritance is how transformers wants to be extended; the overridden methods are
 import copy
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 import transformers
 from transformers.trainer_utils import get_last_checkpoint, speed_metrics
 
-from penstock.errors import ConfigError, DistributedError, StateError
+from penstock.errors import ConfigError, StateError
 from penstock.integrations.huggingface.batches import (
     DENOMINATOR,
     TARGETS,
@@ -27,7 +27,14 @@ from penstock.integrations.huggingface.batches import (
     Microbatches,
     batch,
     count_steps,
-    is_finite,
+)
+from penstock.integrations.huggingface.checks import (
+    check_ranks,
+    fit_batches,
+    loaders,
+    refuse_arguments,
+    refuse_endless,
+    refuse_model,
 )
 from penstock.integrations.huggingface.losses import weighted_loss
 from penstock.integrations.isolation import check_isolation as run_isolation_check
@@ -35,19 +42,6 @@ from penstock.loader import Loader, Step
 
 LOADER_FILE = "penstock_loader.json"
 """In every checkpoint, beside `trainer_state.json`: the loader's state after the checkpoint's last step."""
-
-_DEFAULT_BATCH_SIZE = 8
-"""What `TrainingArguments` says when nobody has said anything."""
-
-_NOT_OURS = {
-    "train_dataset": "pass loader=",
-    "data_collator": "the loader packs rows by itself",
-    "compute_loss_func": "the loss is weighted and divided by the step's denominator; override compute_loss instead",
-}
-_UNFIT = {
-    "label_smoothing_factor": "the loss has no label smoothing",
-    "auto_find_batch_size": "the batch is the loader's; set rows_per_microbatch by hand",
-}
 
 
 class Trainer(transformers.Trainer):  # type: ignore[misc]
@@ -93,23 +87,23 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         args = transformers.TrainingArguments() if args is None else copy.copy(args)
-        _refuse_arguments(args, kwargs)
+        refuse_arguments(args, kwargs, eval_loader is not None)
         self.loader = loader
         self._asked_max_steps: int = args.max_steps
-        _refuse_endless(args, loader, eval_loader)
-        _fit_batches(args, loader, rows_per_microbatch)
+        refuse_endless(args, loader, eval_loader)
+        fit_batches(args, loader, rows_per_microbatch)
         args.ignore_data_skip = True
         self._states: dict[int, dict[str, Any]] = {}
         kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), _ProgressOfTheRun()]
         super().__init__(
             model, args, eval_dataset=kwargs.pop("eval_dataset", None) if eval_loader is None else eval_loader, **kwargs
         )
-        _check_ranks(self, [loader, *_loaders(eval_loader).values()])
-        _refuse_model(self.model)
-        self._eval_states = {id(each): each.state_dict() for each in _loaders(eval_loader).values()}
+        check_ranks(self, [loader, *loaders(eval_loader).values()])
+        refuse_model(self.model)
+        self._eval_states = {id(each): each.state_dict() for each in loaders(eval_loader).values()}
         # Alone at the beginning of its row, a document has nothing before it that it could see.
         if check_isolation and any(
-            each.settings.packing != "none" for each in (loader, *_loaders(eval_loader).values())
+            each.settings.packing != "none" for each in (loader, *loaders(eval_loader).values())
         ):
             run_isolation_check(self.model)
 
@@ -225,93 +219,15 @@ class _ProgressOfTheRun(transformers.TrainerCallback):  # type: ignore[misc]
         state.epoch = state.global_step / state.max_steps
 
 
-def _loaders(eval_loader: Loader | dict[str, Loader] | None) -> Mapping[str, Loader]:
-    if eval_loader is None:
-        return {}
-    return eval_loader if isinstance(eval_loader, dict) else {"eval_loader": eval_loader}
-
-
 def _restore(loader: Loader, folder: Path) -> int:
     """Load a checkpoint's loader state; returns the optimiser steps done by then."""
-    file = folder / LOADER_FILE
-    if not file.is_file():
+    try:
+        state = json.loads((folder / LOADER_FILE).read_text())
+        trained = int(json.loads((folder / "trainer_state.json").read_text())["global_step"])
+    except (FileNotFoundError, json.JSONDecodeError) as error:
         raise StateError(
-            f"{folder} has no {LOADER_FILE}: it was not saved by penstock's Trainer, or its writing was cut short; "
+            f"{folder} cannot be resumed ({error}): it was not saved by penstock's Trainer, or its writing was cut short; "
             "resume from another checkpoint, or train() anew with a model loaded from it"
-        )
-    loader.load_state_dict(json.loads(file.read_text()))
-    return int(json.loads((folder / "trainer_state.json").read_text())["global_step"])
-
-
-def _refuse_arguments(args: Any, kwargs: dict[str, Any]) -> None:
-    for name, cure in _NOT_OURS.items():
-        if kwargs.get(name) is not None:
-            raise ConfigError(f"Trainer: {name} does not go with a loader: {cure}")
-    for name, cure in _UNFIT.items():
-        if getattr(args, name, None):
-            raise ConfigError(f"Trainer: {name}={getattr(args, name)!r} does not go with a loader: {cure}")
-
-
-def _refuse_endless(args: Any, loader: Loader, eval_loader: Loader | dict[str, Loader] | None) -> None:
-    if args.max_steps <= 0 and not is_finite(loader):
-        raise ConfigError(
-            "Trainer: the loader never ends (a source has no max_epochs) and max_steps is not given; set "
-            "TrainingArguments(max_steps=…), or Source(max_epochs=…) for every source"
-        )
-    for name, each in _loaders(eval_loader).items():
-        if each is loader:
-            raise ConfigError(f"Trainer: {name} is the loader that is trained on; make another of it")
-        if not is_finite(each):
-            raise ConfigError(f"Trainer: {name} never ends; set max_epochs=1 for every source of it")
-
-
-def _fit_batches(args: Any, loader: Loader, rows_per_microbatch: int) -> None:
-    """Derive batch size and gradient accumulation from the loader; refuse what says otherwise."""
-    begin, end = loader.data_parallel.rows(loader.settings.rows_per_step)
-    rows = end - begin
-    if rows_per_microbatch < 1 or rows % rows_per_microbatch:
-        raise ConfigError(
-            f"Trainer: rows_per_microbatch={rows_per_microbatch} does not divide this rank's {rows} rows of a step"
-        )
-    for name, default, used, why in (
-        ("per_device_train_batch_size", _DEFAULT_BATCH_SIZE, rows_per_microbatch, "rows_per_microbatch"),
-        ("gradient_accumulation_steps", 1, rows // rows_per_microbatch, f"{rows} rows a step / rows_per_microbatch"),
-    ):
-        asked = getattr(args, name)
-        if asked not in (default, used):
-            raise ConfigError(
-                f"Trainer: {name} is {asked}, but {used} is used ({why}); leave it out, or make the loader's "
-                "rows_per_step and rows_per_microbatch fit"
-            )
-        setattr(args, name, used)
-
-
-def _check_ranks(trainer: Any, loaders: list[Loader]) -> None:
-    args = trainer.args
-    if args.n_gpu > 1:
-        raise DistributedError(
-            f"one process sees {args.n_gpu} GPUs, and the Trainer would split each row among them; start one process "
-            "a GPU with torchrun, or show it one with CUDA_VISIBLE_DEVICES"
-        )
-    for name in ("get_cp_size", "get_sp_size"):
-        if getattr(trainer, name, lambda: 1)() > 1:
-            raise DistributedError(
-                "context and sequence parallelism cut rows, which penstock's Trainer does not support"
-            )
-    tensor_ranks = getattr(trainer.model, "tp_size", None) or 1
-    size, rank = args.world_size // tensor_ranks, args.process_index // tensor_ranks
-    for loader in loaders:
-        found = loader.data_parallel
-        if (found.rank, found.size) != (rank, size):
-            raise DistributedError(
-                f"the loader was made for rank {found.rank} of {found.size}, this process is data-parallel rank {rank} "
-                f"of {size}; make it with data_parallel=({rank}, {size}) or, under torchrun, DataParallel.from_env()"
-            )
-
-
-def _refuse_model(model: Any) -> None:
-    if getattr(getattr(model, "config", None), "output_router_logits", False):
-        raise ConfigError(
-            "Trainer: the model wants an auxiliary loss for its routers (config.output_router_logits), which the loss "
-            "of a step does not include; set it to False"
-        )
+        ) from error
+    loader.load_state_dict(state)
+    return trained
