@@ -226,8 +226,8 @@ def _restore(loader: Loader, folder: Path) -> int:
         trained = int(json.loads((folder / "trainer_state.json").read_text())["global_step"])
     except (FileNotFoundError, json.JSONDecodeError) as error:
         raise StateError(
-            f"{folder} cannot be resumed ({error}): it was not saved by penstock's Trainer, or its writing was cut short; "
-            "resume from another checkpoint, or train() anew with a model loaded from it"
+            f"{folder} cannot be resumed ({error}): it was not saved by penstock's Trainer, or its writing was cut "
+            "short; resume from another checkpoint, or train() anew with a model loaded from it"
         ) from error
     loader.load_state_dict(state)
     return trained
