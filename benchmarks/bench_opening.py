@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+
 from common import arguments, table
 
 SMALL = 102_400

@@ -3,7 +3,7 @@
 The text is that of the Python standard library, again and again with some words changed, up to `--mb`. Both sides get
 two processes. `datasets` is timed on the first `--peer-mb` of it, less what an almost empty file costs it, and
 scaled to the whole; penstock is timed on the whole, start-up included. What is not encoding is measured in one
-warm process. Prints JSON.
+warm process with the memory settings of a worker. Prints JSON.
 
     python benchmarks/bench_prepare.py --mb 200 --tokenizer tokenizer.json
 """
@@ -18,6 +18,10 @@ import sysconfig
 import tempfile
 import time
 from pathlib import Path
+
+from penstock.prepare.pool import worker_memory
+from penstock.sources import open_sources, read_texts
+from penstock.tokenizers import train_tokenizer
 
 
 def main() -> None:
@@ -78,9 +82,6 @@ def write_jsonl(path: Path, size: float) -> None:
 
 
 def train(folder: Path, texts: Path) -> str:
-    from penstock.sources import open_sources, read_texts
-    from penstock.tokenizers import train_tokenizer
-
     train_tokenizer(read_texts(open_sources(texts)), vocab_size=2000, output=folder / "tokenizer")
     return str(folder / "tokenizer")
 
@@ -89,7 +90,12 @@ def cpu_seconds(code: str, source: Path, tokenizer: str, output: Path, processes
     """CPU and wall seconds of a child process and its children; a line that it prints replaces the CPU time."""
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     arguments = [str(source), str(tokenizer), str(output), str(processes)]
-    environment = {**os.environ, "HF_DATASETS_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+    environment = {
+        **(worker_memory() if processes == 1 else {}),
+        **os.environ,
+        "HF_DATASETS_OFFLINE": "1",
+        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    }
     done = subprocess.run([sys.executable, "-c", code, *arguments], check=True, env=environment, capture_output=True)
     wall, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

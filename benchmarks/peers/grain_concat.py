@@ -1,4 +1,7 @@
-"""Grain's concat-then-split packing (torchtitan's route), batches of 8. Arguments: folder with tokens.npy and lengths.npy, slots."""
+"""Grain's concat-then-split packing (torchtitan's route), batches of 8.
+
+Arguments: folder with tokens.npy and lengths.npy, slots.
+"""
 
 import json
 import sys

@@ -87,10 +87,10 @@ def trailing_zeros(typing_context, value):
 
 
 @intrinsic
-def prefetch(typing_context, address):  # type: ignore[no-untyped-def]
+def prefetch(typing_context, address):
     """Ask for the cache line at an address (uint64) before it is needed; any address is harmless."""
 
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, arguments):
         number = ir.IntType(32)
         pointer = builder.inttoptr(arguments[0], cgutils.voidptr_t)
         function_type = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
