@@ -304,8 +304,8 @@ def sample(model: Any, prompt: str) -> str:
     model.eval()
     with torch.no_grad():
         said = model.generate(
-            ids, attention_mask=torch.ones_like(ids), min_new_tokens=80, max_new_tokens=80, do_sample=True, temperature=0.7, top_k=40,
-            pad_token_id=tokenizer.pad_id, eos_token_id=tokenizer.eos_id,
+            ids, attention_mask=torch.ones_like(ids), min_new_tokens=80, max_new_tokens=80, do_sample=True,
+            temperature=0.7, top_k=40, pad_token_id=tokenizer.pad_id, eos_token_id=tokenizer.eos_id,
         )  # fmt: skip
     return tokenizer.decode(said[0].tolist())
 
