@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from penstock.prepare.pool import worker_memory
+from penstock.prepare.pool import WORKER_MEMORY
 from penstock.sources import open_sources, read_texts
 from penstock.tokenizers import train_tokenizer
 
@@ -90,12 +90,9 @@ def cpu_seconds(code: str, source: Path, tokenizer: str, output: Path, processes
     """CPU and wall seconds of a child process and its children; a line that it prints replaces the CPU time."""
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     arguments = [str(source), str(tokenizer), str(output), str(processes)]
-    environment = {
-        **(worker_memory() if processes == 1 else {}),
-        **os.environ,
-        "HF_DATASETS_OFFLINE": "1",
-        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
-    }
+    environment = {**os.environ, "HF_DATASETS_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+    if processes == 1:
+        environment |= WORKER_MEMORY
     done = subprocess.run([sys.executable, "-c", code, *arguments], check=True, env=environment, capture_output=True)
     wall, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -175,6 +175,9 @@ def test_python_records_and_kept_text(tmp_path, tokenizer):
     dataset = Dataset.open(tmp_path / "1")
     assert [dataset[n].text for n in range(3)] == ["water", "wheel", "pipe 🙂"]
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
+    assert run(iter(records), tokenizer, tmp_path / "1", part_bytes=3, keep_text=True).seconds is None
+    with pytest.raises(OutputError, match="was prepared from other records"):
+        run(iter(records[:2]), tokenizer, tmp_path / "1", part_bytes=3, keep_text=True)
     with pytest.raises(RecordError, match="gave no record"):
         run(iter([]), tokenizer, tmp_path / "none")
 

@@ -16,6 +16,7 @@ from prepare_cases import contents, slowly
 from penstock.errors import OutputError, PenstockError
 from penstock.prepare import folder, prepare, preparing
 from penstock.shards import Dataset
+from penstock.tokenizers import load_tokenizer
 
 OPTIONS = {"part_bytes": 12_000, "validation": 0.2, "on_error": "skip", "weights_field": "w"}
 
@@ -92,6 +93,7 @@ def start(corpus, folder, output, processes=2):
 @pytest.mark.slow
 def test_kill_9_at_random_moments(tmp_path, corpus, tokenizer):
     tokenizer.save(tmp_path / "tokenizer")
+    tokenizer = load_tokenizer(tmp_path / "tokenizer")  # the manifest has its name
     options = {"part_bytes": 12_000, "transform": slowly, "processes": 1, "progress": False}
     prepare(corpus, tokenizer=tokenizer, output=tmp_path / "whole", **options)
     noise, kills, parts = random.Random(5), 0, [0]
@@ -194,6 +196,22 @@ def test_input_that_changes_meanwhile_is_noticed(tmp_path, corpus, tokenizer):
 
     with pytest.raises(PenstockError, match="input changed while it was prepared"):
         run(corpus, tokenizer, tmp_path / "out", transform=change)
+
+
+def test_records_that_change_or_end_early_on_resume_are_noticed(tmp_path, tokenizer):
+    def dying(texts):
+        yield from texts
+        raise Killed
+
+    texts = ["water", "wheel", "pipe", "steel"]
+    options = {"weights_field": None, "part_bytes": 4}
+    with pytest.raises(Killed, match=r"^$"):
+        run(dying(texts[:3]), tokenizer, tmp_path / "out", **options)
+    with pytest.raises(OutputError, match="part 1 was made from other input"):
+        run(iter(["water", "wheels"]), tokenizer, tmp_path / "out", **options)
+    with pytest.raises(OutputError, match="begun with more input than there is now"):
+        run(iter(texts[:2]), tokenizer, tmp_path / "out", **options)
+    assert run(iter(texts), tokenizer, tmp_path / "out", **options).parts_resumed == 3
 
 
 def test_a_damaged_plan_is_named(tmp_path, corpus, tokenizer):

@@ -102,7 +102,7 @@ def prepare(
     with OutputFolder(Path(output)) as folder:
         if folder.adopt(plan, overwrite=overwrite):
             folder.close_work()
-            return read_report((folder.path / REPORT).read_bytes(), os.fspath(output))
+            return _report_again(folder.path, parts)
         layout = ShardLayout(
             vocab_size=loaded.vocab_size, has_spans=settings.fields.weights is not None, has_text=settings.keep_text
         )
@@ -113,6 +113,14 @@ def prepare(
         report = _finish(shop, records, files, fingerprint(plan_settings))
         folder.close_work()
     return _with_times(report, time.monotonic() - started, resumed)
+
+
+def _report_again(output: Path, parts: Iterable[Part]) -> PrepareReport:
+    """The report of a finished preparation, if it was of the same input."""
+    report = read_report((output / REPORT).read_bytes(), str(output))
+    if fingerprint([part.identity for part in parts]) != report.input:
+        raise OutputError(f"{output}: was prepared from other records; replace what is there: --overwrite")
+    return report
 
 
 def open_parts(source: Any, settings: PrepareSettings, progress: bool) -> list[Part] | Iterator[Part]:
@@ -182,6 +190,8 @@ def _prepare_parts(
         else:
             parts = _checked_first(shop, parts, progress)
         records.update(pool.run(_prepare_one, todo(parts), advance))
+    if load_record(shop.output, len(records)) is not None:
+        raise OutputError(f"{shop.output}: was begun with more input than there is now; replace it: --overwrite")
     return [records[number] for number in sorted(records)], len(resumed), list(names)
 
 
@@ -303,6 +313,7 @@ def _finish(shop: Workshop, records: list[PartRecord], files: list[str], configu
         parts=len(records),
         straddling_tokens=sum(record.straddling for record in records),
         edge_controls=sum(record.edge_controls for record in records),
+        input=fingerprint([record.identity for record in records]),
         encoder=shop.tokenizer.encoder,
         fallback_reason=shop.tokenizer.fallback_reason,
         splits=splits,

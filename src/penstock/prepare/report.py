@@ -49,6 +49,8 @@ class PrepareReport:
     """Texts that spelled BOS at their start or EOS at their end, which took the place of the added ones."""
     encoder: str
     fallback_reason: str | None
+    input: str
+    """Fingerprint of the input: names, sizes and times of files, or the content of what Python handed over."""
     splits: dict[str, SplitReport]
     seconds: float | None = None
     """Time of this run; None when there was nothing left to do."""

@@ -35,12 +35,13 @@ def _serve(connection: Connection, state: Any) -> None:
     def report(*figures: Any) -> None:
         connection.send_bytes(pickle.dumps(("report", figures)))
 
+    message: tuple[str, Any]
     try:
         message = ("done", function(state, argument, report))
     except PenstockError as error:
         message = ("failed", error)
     except MemoryError:
-        os._exit(-9 & 0xFF)
+        message = ("failed", PenstockError("out of memory; use fewer processes, or a smaller part_bytes"))
     connection.send_bytes(pickle.dumps(message))
 
 
