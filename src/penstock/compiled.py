@@ -25,13 +25,21 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 def kernel(function: Function) -> Function:
     """Compile `function`: cached on disk, without the GIL, with NumPy's division."""
-    compiled: Function = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
-    return compiled
+    return _compile(function, forceinline=False)
 
 
 def inline_kernel(function: Function) -> Function:
     """Compile a small function that other kernels call in their inner loops; LLVM inlines it."""
-    compiled: Function = numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=True)(function)
+    return _compile(function, forceinline=True)
+
+
+def _compile(function: Function, *, forceinline: bool) -> Function:
+    options = {"nogil": True, "error_model": "numpy", "forceinline": forceinline}
+    try:
+        compiled: Function = numba.njit(cache=True, **options)(function)
+    except RuntimeError:
+        # Neither the package's folder nor the user's cache can be written: compile in every process.
+        compiled = numba.njit(**options)(function)
     return compiled
 
 

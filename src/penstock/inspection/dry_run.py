@@ -9,8 +9,7 @@ from typing import Any, final
 import numpy as np
 
 from penstock.inputs import ModelInput
-from penstock.loader import Loader, Plan
-from penstock.loader._kernels import SOURCE
+from penstock.loader import SOURCE, Loader, Plan
 from penstock.sampling import BEGIN, LENGTH, TOKENS
 
 Int64 = np.ndarray[Any, np.dtype[np.int64]]

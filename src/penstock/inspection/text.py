@@ -5,13 +5,10 @@ bytes as `<e2><82>`. Line ends, tabs and what else does not print are shown by m
 """
 
 import codecs
-from pathlib import Path
 from typing import Any
 
 from penstock.errors import TokenizerError
-from penstock.tokenizers import load_tokenizer
 
-TOKENIZER_FOLDER = "tokenizer"
 """Where `penstock prepare` keeps the tokenizer of a dataset, inside its folder."""
 
 MARKS = {"\n": "⏎", "\t": "→", "\r": "␍"}
@@ -62,8 +59,7 @@ def _as_bytes(spelled: bytes) -> str:
 
 def tokenizer_of(dataset: Any) -> Any:
     """The tokenizer that lies beside a dataset, in its folder `tokenizer`; None where there is none."""
-    folder = Path(getattr(dataset, "path", "")) / TOKENIZER_FOLDER
-    return load_tokenizer(folder) if folder.is_dir() else None
+    return getattr(dataset, "loaded_tokenizer", None)
 
 
 def origin_text(origin: Any) -> str:

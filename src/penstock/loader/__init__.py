@@ -1,5 +1,6 @@
 """The loader: a mixture of datasets becomes steps of model inputs."""
 
+from penstock.loader._kernels import SOURCE
 from penstock.loader.data_parallel import DataParallel
 from penstock.loader.explain import PieceOrigin
 from penstock.loader.loader import Loader
@@ -8,6 +9,7 @@ from penstock.loader.plan import Place, Plan, PlanSettings, Window
 from penstock.loader.step import Step
 
 __all__ = [
+    "SOURCE",
     "DataParallel",
     "Loader",
     "Mixture",

@@ -95,8 +95,9 @@ def look_ahead(tables, pieces, row_starts, row, found):
     for p in range(row_starts[row], row_starts[row + 1]):
         table = tables[pieces[p, SOURCE]]
         status, address, checksums, length = find_tokens(table, pieces[p, DOCUMENT])
-        line = found[p - row_starts[0]]
-        line[0], line[1], line[2], line[3] = np.uint64(status), address, checksums, np.uint64(length)
+        here = p - row_starts[0]
+        found[here, 0], found[here, 1] = np.uint64(status), address
+        found[here, 2], found[here, 3] = checksums, np.uint64(length)
         begin = address + np.uint64(pieces[p, BEGIN]) * table[TOKEN_BYTES]
         prefetch(checksums)
         for ahead in range(AHEAD_LINES):
@@ -104,16 +105,16 @@ def look_ahead(tables, pieces, row_starts, row, found):
 
 
 @inline_kernel
-def check_piece(table, piece, found, reach):
+def check_piece(table, piece, found, here, reach):
     """Check what will be read of a piece's document, `reach` tokens past the piece included; a fault or OK."""
-    status, length = np.int64(found[0]), np.int64(found[3])
+    status, address, length = np.int64(found[here, 0]), found[here, 1], np.int64(found[here, 3])
     if status == OK and table[CHECKED] != np.uint64(0):
-        words = view_u64(found[2], num_chunks(length))
+        words = view_u64(found[here, 2], num_chunks(length))
         size = np.int64(table[TOKEN_BYTES])
         last = min(piece[BEGIN] + piece[TOKENS] + reach, length)
         for chunk in range(piece[BEGIN] // CHUNK_TOKENS, num_chunks(last)):
             count = min(CHUNK_TOKENS, length - chunk * CHUNK_TOKENS)
-            if token_checksum(found[1], size, chunk, count) != words[chunk]:
+            if token_checksum(address, size, chunk, count) != words[chunk]:
                 status = WRONG_CHECKSUM
     return status
 
@@ -188,11 +189,11 @@ def weigh_spans(first, stop, number, begins, ends, values):
 
 
 @inline_kernel
-def fill_piece(table, piece, found, place, tokens, targets, weights):
+def fill_piece(table, piece, found, here, place, tokens, targets, weights):
     """Write a piece to the slots from `place` on of a row ([T], [D, T], [D, T or 0]); returns a fault or OK."""
     distances = len(targets)
     begin, count, total = piece[BEGIN], piece[TOKENS], piece[TOTAL]
-    status, address = check_piece(table, piece, found, distances), found[1]
+    status, address = check_piece(table, piece, found, here, distances), found[here, 1]
     if status != OK:
         return status
     if table[TOKEN_BYTES] == np.uint64(2):
@@ -235,7 +236,7 @@ def apply_spans(table, piece, place, targets, weights):
 @kernel
 def fill_rows(
     tables, pieces, row_starts, pad_id, tokens, targets, weights, positions, document_ids,
-    cu_seqlens, capacity, facts, source_ids, found, fault,
+    cu_seqlens, capacity, facts, source_ids,
 ):  # fmt: skip
     """Write rows from mapped shards, checking every chunk of tokens that is read.
 
@@ -247,14 +248,16 @@ def fill_rows(
             more than the row has pieces.
         facts: int64 [R, 2], written: tokens, longest document.
         source_ids: int32 [pieces of the rows], written.
-        found: uint64 [pieces of the rows, 4], scratch.
-        fault: int64 [2], written when something is wrong: which, and the index of the piece.
+
+    Returns:
+        (fault or OK, index of the piece in which it is or −1).
     """
-    tables, pieces, row_starts, found = bare(tables), bare(pieces), bare(row_starts), bare(found)
+    tables, pieces, row_starts = bare(tables), bare(pieces), bare(row_starts)
     tokens, targets, weights = bare(tokens), bare(targets), bare(weights)
     positions, document_ids, cu_seqlens = bare(positions), bare(document_ids), bare(cu_seqlens)
     rows, slots = tokens.shape
     first = row_starts[0]
+    found = np.empty((row_starts[rows] - first, 4), np.uint64)
     if rows:
         look_ahead(tables, pieces, row_starts, 0, found)
     for row in range(rows):
@@ -268,11 +271,10 @@ def fill_rows(
         for p in range(row_starts[row], row_starts[row + 1]):
             end = place + pieces[p, TOKENS]
             status = fill_piece(
-                tables[pieces[p, SOURCE]], pieces[p], found[p - first], place, tokens[row], targets[row], weights[row]
+                tables[pieces[p, SOURCE]], pieces[p], found, p - first, place, tokens[row], targets[row], weights[row]
             )
             if status != OK:
-                fault[0], fault[1] = status, p
-                return
+                return status, p
             describe_row(place, end, number, positions[row], document_ids[row])
             source_ids[p - first] = pieces[p, SOURCE]
             cu[number] = place
@@ -288,14 +290,15 @@ def fill_rows(
             longest, number = max(longest, slots - place), number + 1
         fill_with(cu[number:], slots)
         facts[row, 1] = longest
+    return OK, np.int64(-1)
 
 
 @kernel
-def weigh_rows(tables, pieces, sums, fault):
+def weigh_rows(tables, pieces, sums):
     """Add the loss weights of all targets of `pieces` to `sums` (float64 [D]), one for each distance.
 
     Whole documents cost a look at the lengths file, which the fill holds against the spans that it reads; parts of
-    documents with spans have their spans read. `fault` is as in `fill_rows`.
+    documents with spans have their spans read. Returns what `fill_rows` does.
     """
     for p in range(len(pieces)):
         piece = pieces[p]
@@ -310,9 +313,9 @@ def weigh_rows(tables, pieces, sums, fault):
             if table[WEIGHTED] != np.uint64(0):
                 status, number, begins, ends, values = read_spans(table, piece[DOCUMENT])
                 if status != OK:
-                    fault[0], fault[1] = status, p
-                    return
+                    return status, p
                 if number >= 0:
                     sums[d] += weigh_spans(first, stop, number, begins, ends, values)
                     continue
             sums[d] += max(stop - first, 0)
+    return OK, np.int64(-1)

@@ -67,5 +67,5 @@ def explain(mixture: Mixture, datasets: Sequence[Any], plan: Any, row: int | Non
 
 
 def _text(dataset: Any, tokens: Any) -> str | None:
-    tokenizer = getattr(dataset, "tokenizer", None)
-    return None if tokenizer is None or not hasattr(tokenizer, "decode") else str(tokenizer.decode(tokens))
+    tokenizer = getattr(dataset, "loaded_tokenizer", None)
+    return None if tokenizer is None else str(tokenizer.decode(tokens))

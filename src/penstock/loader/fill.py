@@ -1,13 +1,12 @@
 """The fill: planned rows become model inputs, straight from mapped shards, in one compiled call a step."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, final, overload
 
 import numpy as np
 
 from penstock.compiled import address_of
-from penstock.errors import ConfigError, CorruptionError
+from penstock.errors import ConfigError, CorruptionError, FormatError
 from penstock.inputs import InputRequirements, ModelInput
 from penstock.loader import _fill_kernels as k
 from penstock.loader._kernels import SOURCE
@@ -26,6 +25,10 @@ def table_lines(datasets: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.uint64]]
     lines = np.zeros((len(datasets), k.TABLE_COLUMNS), np.uint64)
     for line, dataset in zip(lines, datasets, strict=True):
         table = dataset.table
+        if table.has_spans and not table.has_checksums:
+            raise FormatError(
+                f"dataset {dataset.name!r} has loss weights but no checksums: unknown format"
+            )
         line[k.SHARD_STARTS] = address_of(table.shard_starts)
         line[k.NUM_SHARDS] = len(table.shard_starts) - 1
         line[k.FIRST_BATCHES] = address_of(table.shard_first_batch)
@@ -44,21 +47,34 @@ def table_lines(datasets: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.uint64]]
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FilledRows(Sequence[ModelInput]):
-    """The rows of one call of the kernel, side by side; a `ModelInput` of views is made when a row is asked for."""
+    """The rows of one call of the kernel, side by side; a `ModelInput` of views is made when a row is asked for.
 
-    need: InputRequirements
-    arrays: Buffers
-    """tokens [R, T], targets [R, D, T], weights [R, D, T or 0], positions and document ids [R, T or 0]."""
-    cu_seqlens: np.ndarray[Any, np.dtype[np.int32]]
-    facts: np.ndarray[Any, np.dtype[np.int64]]
-    """[R, 2]: tokens, longest document."""
-    source_ids: np.ndarray[Any, np.dtype[np.int32]]
-    row_starts: np.ndarray[Any, np.dtype[np.int64]]
+    Args:
+        need: Which arrays the rows have.
+        row_starts: int64 [R + 1], as in a window.
+        arrays: tokens [R, T], targets [R, D, T], weights [R, D, T or 0], positions and document ids [R, T or 0].
+        cu_seqlens: All rows' cumulative lengths, end to end.
+        facts: int64 [R, 2]: tokens, longest document.
+        source_ids: int32 [documents].
+    """
+
+    __slots__ = ("_arrays", "_cu_seqlens", "_facts", "_need", "_row_starts", "_source_ids")
+
+    def __init__(
+        self,
+        need: InputRequirements,
+        row_starts: np.ndarray[Any, np.dtype[np.int64]],
+        arrays: Buffers,
+        cu_seqlens: np.ndarray[Any, np.dtype[np.int32]],
+        facts: np.ndarray[Any, np.dtype[np.int64]],
+        source_ids: np.ndarray[Any, np.dtype[np.int32]],
+    ) -> None:
+        self._need, self._row_starts, self._arrays = need, row_starts, arrays
+        self._cu_seqlens, self._facts, self._source_ids = cu_seqlens, facts, source_ids
 
     def __len__(self) -> int:
-        return len(self.facts)
+        return len(self._facts)
 
     @overload
     def __getitem__(self, index: int) -> ModelInput: ...
@@ -69,10 +85,10 @@ class FilledRows(Sequence[ModelInput]):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
-        row, need = index % len(self), self.need
-        tokens, targets, weights, positions, document_ids = (array[row] for array in self.arrays)
-        begin, end = (self.row_starts[row : row + 2] - self.row_starts[0]).tolist()
-        used, longest = self.facts[row].tolist()
+        row, need = index % len(self), self._need
+        tokens, targets, weights, positions, document_ids = (array[row] for array in self._arrays)
+        begin, end = (self._row_starts[row : row + 2] - self._row_starts[0]).tolist()
+        used, longest = self._facts[row].tolist()
         capacity = need.cu_seqlens_capacity
         # As in the kernel: room for a border more than documents, and one for padding.
         first = row * capacity if capacity else begin + 2 * row
@@ -83,10 +99,10 @@ class FilledRows(Sequence[ModelInput]):
             loss_weights=weights if need.loss_weights else None,
             positions=positions if need.positions else None,
             document_ids=document_ids if need.document_ids else None,
-            cu_seqlens=self.cu_seqlens[first : first + width] if need.cu_seqlens else None,
+            cu_seqlens=self._cu_seqlens[first : first + width] if need.cu_seqlens else None,
             max_seqlen=longest if need.cu_seqlens else None,
             num_tokens=used,
-            source_ids=self.source_ids[begin:end],
+            source_ids=self._source_ids[begin:end],
         )
 
 
@@ -132,10 +148,8 @@ class Fill:
 
     def weigh(self, pieces: np.ndarray[Any, Any]) -> tuple[float, ...]:
         """Sum of loss weights over all targets of the pieces, for each distance."""
-        sums, fault = np.zeros(self._distances), np.zeros(2, np.int64)
-        k.weigh_rows(self._tables, pieces, sums, fault)
-        if fault[0]:
-            self._report(int(fault[0]), pieces[fault[1]])
+        sums = np.zeros(self._distances)
+        self._check(k.weigh_rows(self._tables, pieces, sums), pieces)
         return tuple(sums.tolist())
 
     def rows(self, pieces: np.ndarray[Any, Any], row_starts: np.ndarray[Any, Any]) -> "FilledRows":
@@ -146,23 +160,16 @@ class Fill:
         """
         rows, count = len(row_starts) - 1, int(row_starts[-1] - row_starts[0])
         capacity = self._check_capacity(row_starts)
-        filled = FilledRows(
-            need=self._requirements,
-            arrays=self._pool.take(rows, self._layout),
-            cu_seqlens=np.empty(rows * capacity if capacity else count + 2 * rows, np.int32),
-            facts=np.empty((rows, 2), np.int64),
-            source_ids=np.empty(count, np.int32),
-            row_starts=row_starts,
-        )
-        tokens, targets, weights, positions, document_ids = filled.arrays
-        found, fault = np.empty((count, 4), np.uint64), np.zeros(2, np.int64)
-        k.fill_rows(
+        arrays = self._pool.take(rows, self._layout)
+        tokens, targets, weights, positions, document_ids = arrays
+        cu_seqlens = np.empty(rows * capacity if capacity else count + 2 * rows, np.int32)
+        facts, source_ids = np.empty((rows, 2), np.int64), np.empty(count, np.int32)
+        outcome = k.fill_rows(
             self._tables, pieces, row_starts, self._pad_id, tokens, targets, weights, positions, document_ids,
-            filled.cu_seqlens, capacity, filled.facts, filled.source_ids, found, fault,
+            cu_seqlens, capacity, facts, source_ids,
         )  # fmt: skip
-        if fault[0]:
-            self._report(int(fault[0]), pieces[fault[1]])
-        return filled
+        self._check(outcome, pieces)
+        return FilledRows(self._requirements, row_starts, arrays, cu_seqlens, facts, source_ids)
 
     def _check_capacity(self, row_starts: np.ndarray[Any, Any]) -> int:
         """Entries of `cu_seqlens` in each row: the capacity that was asked for, or 0 for as many as it takes."""
@@ -174,8 +181,12 @@ class Fill:
             raise ConfigError(f"cu_seqlens_capacity is {capacity}, but a row needs {most} entries; raise it")
         return capacity
 
-    def _report(self, fault: int, piece: np.ndarray[Any, Any]) -> None:
-        dataset, document = self._datasets[piece[SOURCE]], int(piece[DOCUMENT])
+    def _check(self, outcome: tuple[int, int], pieces: np.ndarray[Any, Any]) -> None:
+        """Raise what a kernel found."""
+        fault, place = outcome
+        if fault == k.OK:
+            return
+        dataset, document = self._datasets[pieces[place, SOURCE]], int(pieces[place, DOCUMENT])
         raise CorruptionError(
             f"dataset {dataset.name!r} ({dataset.path}): document {document}: {_FAULTS[fault]}; nothing of it was "
             f"trained. `penstock verify {dataset.path}` names all that is damaged; prepare it again or restore a copy"

@@ -33,6 +33,7 @@ OURS = (
     "weight_sums.f64",
     "files.json",
     "unfinished",
+    "tokenizer",
     "train",
     "validation",
 )

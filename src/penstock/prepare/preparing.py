@@ -30,7 +30,15 @@ from penstock.prepare.report import PrepareReport, SplitReport, read_report
 from penstock.prepare.settings import PrepareSettings, fingerprint
 from penstock.prepare.transform import Transform, describe_transform, load_transform, require_picklable
 from penstock.progress import Progress
-from penstock.shards import Manifest, ShardInfo, ShardLayout, TokenizerInfo, finish_dataset, load_shard
+from penstock.shards import (
+    TOKENIZER_FOLDER,
+    Manifest,
+    ShardInfo,
+    ShardLayout,
+    TokenizerInfo,
+    finish_dataset,
+    load_shard,
+)
 from penstock.sources import Part, number_lines, open_records, open_sources
 from penstock.tokenizers import Tokenizer, load_tokenizer
 
@@ -329,6 +337,8 @@ def _finish_split(
     if (folder / "manifest.json").is_file():
         shutil.rmtree(folder / "unfinished", ignore_errors=True)
         return Manifest.load(folder)
+    # The dataset carries its tokenizer, so that whoever opens it can say what its tokens spell.
+    shop.tokenizer.save(folder / TOKENIZER_FOLDER)
     shards = [_shard(shop, split, n) for n, record in enumerate(records) if split in record.shards]
     return finish_dataset(
         folder,

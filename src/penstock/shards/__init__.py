@@ -12,7 +12,7 @@ from penstock.shards.dataset import Dataset
 from penstock.shards.document import Corpus, Document, Origin
 from penstock.shards.finish import finish_dataset
 from penstock.shards.in_place import InPlaceCorpus
-from penstock.shards.layout import SPAN, ShardLayout
+from penstock.shards.layout import SPAN, TOKENIZER_FOLDER, ShardLayout
 from penstock.shards.manifest import Manifest, ShardInfo, TokenizerInfo
 from penstock.shards.megatron import open_megatron
 from penstock.shards.memory import write_dataset
@@ -26,6 +26,7 @@ from penstock.shards.writer import ShardWriter
 __all__ = [
     "CHUNK_TOKENS",
     "SPAN",
+    "TOKENIZER_FOLDER",
     "Corpus",
     "Dataset",
     "Document",

@@ -1,6 +1,7 @@
 """A prepared dataset, opened by mapping: any document at once, nothing read before it is needed."""
 
 import json
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -10,9 +11,10 @@ from penstock.compiled import address_of
 from penstock.errors import CorruptionError
 from penstock.shards.document import Document, Origin
 from penstock.shards.files import check_size, checksum, map_file, map_numbers
-from penstock.shards.layout import other_places
+from penstock.shards.layout import TOKENIZER_FOLDER, other_places
 from penstock.shards.manifest import BATCHES, FILES, LENGTHS, WEIGHT_SUMS, Manifest, TokenizerInfo
 from penstock.shards.table import DocumentTable
+from penstock.tokenizers import Tokenizer, load_tokenizer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -63,6 +65,12 @@ class Dataset:
     def tokenizer(self) -> TokenizerInfo:
         """The tokenizer that made it."""
         return self.manifest.tokenizer
+
+    @cached_property
+    def loaded_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer that lies in the dataset's folder, to read its tokens; None where there is none."""
+        folder = self.path / TOKENIZER_FOLDER
+        return load_tokenizer(folder) if folder.is_dir() else None
 
     @property
     def files(self) -> list[str]:

@@ -19,6 +19,9 @@ class Origin:
     line: int
     """Line (from 1) or row (from 0) in the file."""
 
+    def __str__(self) -> str:
+        return f"{self.file or '?'}:{self.line}"
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,9 @@ from penstock.errors import ConfigError, FormatError
 from penstock.shards import _kernels as k
 from penstock.shards.files import Array
 
+TOKENIZER_FOLDER = "tokenizer"
+"""Folder of a dataset in which the tokenizer lies that made it."""
+
 SPAN = np.dtype([("begin", "<u4"), ("end", "<u4"), ("loss_weight", "<f4")])
 """A range of tokens of a document, half-open, and the loss weight of the tokens in it."""
 
