@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from penstock.inputs import ModelInput as ModelInput
     from penstock.integrations import huggingface as huggingface
     from penstock.integrations.isolation import check_isolation as check_isolation
+    from penstock.integrations.torch_tensors import to_torch as to_torch
     from penstock.loader import DataParallel as DataParallel
     from penstock.loader import Loader as Loader
     from penstock.loader import Mixture as Mixture
@@ -53,6 +54,7 @@ _HOMES = {
     "ShareChange": "loader",
     "Source": "loader",
     "check_isolation": "integrations",
+    "to_torch": "integrations.torch_tensors",
 }
 """Public name → the room it lives in."""
 

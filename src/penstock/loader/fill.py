@@ -26,9 +26,7 @@ def table_lines(datasets: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.uint64]]
     for line, dataset in zip(lines, datasets, strict=True):
         table = dataset.table
         if table.has_spans and not table.has_checksums:
-            raise FormatError(
-                f"dataset {dataset.name!r} has loss weights but no checksums: unknown format"
-            )
+            raise FormatError(f"dataset {dataset.name!r} has loss weights but no checksums: unknown format")
         line[k.SHARD_STARTS] = address_of(table.shard_starts)
         line[k.NUM_SHARDS] = len(table.shard_starts) - 1
         line[k.FIRST_BATCHES] = address_of(table.shard_first_batch)

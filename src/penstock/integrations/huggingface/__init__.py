@@ -21,8 +21,9 @@ except ImportError as error:
     raise MissingExtraError("transformers", "huggingface") from error
 
 from penstock.integrations.huggingface.losses import loss, weighted_loss
-from penstock.integrations.huggingface.tensors import REQUIREMENTS, model_inputs, to_torch
+from penstock.integrations.huggingface.tensors import REQUIREMENTS, model_inputs
 from penstock.integrations.isolation import IsolationReport, check_isolation
+from penstock.integrations.torch_tensors import to_torch
 
 if TYPE_CHECKING:
     from penstock.integrations.huggingface.trainer import Trainer as Trainer

@@ -5,7 +5,6 @@ row apart in transformers: positions that restart, `use_cache=False`, and no att
 cache turns the separation off); variable-length attention kernels take `cu_seq_lens` besides.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 
 from penstock.errors import ConfigError
 from penstock.inputs import IGNORE, InputRequirements, ModelInput
+from penstock.integrations.torch_tensors import to_torch
 from penstock.loader import Step
 
 Rows = ModelInput | Sequence[ModelInput] | Step
@@ -22,37 +22,6 @@ Rows = ModelInput | Sequence[ModelInput] | Step
 
 REQUIREMENTS = InputRequirements(asked_by="a Hugging Face model", loss_weights=True, positions=True, cu_seqlens=True)
 """What a loader must give for this integration; a loader that is told nothing gives more than that."""
-
-_INT64 = ("tokens", "targets", "positions")
-"""Fields that torch wants in int64; converted on the device, so that fewer bytes travel."""
-
-_in_flight: deque[tuple[Any, list[torch.Tensor]]] = deque()
-"""Copies to a GPU under way, with the page-locked memory they read: the loader must not fill it anew until then."""
-
-
-def to_torch(
-    row: ModelInput, device: torch.device | str | None = None, non_blocking: bool = True
-) -> dict[str, torch.Tensor | int | None]:
-    """The fields of a row by name: arrays as tensors (tokens, targets, positions in int64), numbers as they are.
-
-    Args:
-        row: What a loader gave.
-        device: Where to; None leaves them on the CPU, sharing memory with the row's arrays where dtypes agree.
-        non_blocking: Copy from page-locked memory without waiting.
-    """
-    fields = {
-        name: getattr(row, name)
-        for name in (
-            "tokens", "targets", "loss_weights", "positions", "document_ids", "cu_seqlens", "max_seqlen", "num_tokens",
-            "source_ids",
-        )
-    }  # fmt: skip
-    held = {name: _tensor(value) for name, value in fields.items() if isinstance(value, np.ndarray)}
-    moved = held if device is None else {k: v.to(device, non_blocking=non_blocking) for k, v in held.items()}
-    if device is not None and non_blocking and torch.device(device).type == "cuda":
-        _hold(list(held.values()), torch.device(device))
-    moved = {name: tensor.long() if name in _INT64 else tensor for name, tensor in moved.items()}
-    return {**fields, **moved}
 
 
 def model_inputs(
@@ -150,16 +119,3 @@ def _in_one_piece(row: ModelInput) -> ModelInput:
 
 def _stack(parts: Sequence[Any]) -> torch.Tensor:
     return parts[0][None] if len(parts) == 1 else torch.stack(list(parts))
-
-
-def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
-
-
-def _hold(tensors: list[torch.Tensor], device: torch.device) -> None:
-    while _in_flight and _in_flight[0][0].query():
-        _in_flight.popleft()
-    with torch.cuda.device(device):
-        event = torch.cuda.Event()
-        event.record()
-    _in_flight.append((event, tensors))
