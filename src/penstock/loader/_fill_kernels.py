@@ -38,8 +38,8 @@ CHECKED, WEIGHTED, LENGTHS, LENGTHS_STRIDE, WEIGHT_SUMS, SHARD_BYTES = range(8, 
 TABLE_COLUMNS = 14
 """Columns of a source's line in `tables` (uint64): addresses and numbers of its `DocumentTable`."""
 
-AHEAD_LINES = 8
-"""Cache lines of a document that are asked for ahead; after these the processor sees the pattern itself."""
+AHEAD_LINES = 128
+"""Cache lines of a piece that are asked for ahead, at most: 8 KiB, which stays near while one row is written."""
 
 OK, WRONG_LENGTH, WRONG_CHECKSUM, WRONG_SPANS = range(4)
 
@@ -100,7 +100,8 @@ def look_ahead(tables, pieces, row_starts, row, found):
         found[here, 2], found[here, 3] = checksums, np.uint64(length)
         begin = address + np.uint64(pieces[p, BEGIN]) * table[TOKEN_BYTES]
         prefetch(checksums)
-        for ahead in range(AHEAD_LINES):
+        lines = (np.uint64(pieces[p, TOKENS]) * table[TOKEN_BYTES]) // np.uint64(64) + np.uint64(1)
+        for ahead in range(min(np.int64(lines), AHEAD_LINES)):
             prefetch(begin + np.uint64(ahead * 64))
 
 
