@@ -28,10 +28,10 @@ class Prefetch:
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         while (item := self._results.get()) is not None:
-            plan, future = item
-            result = future.result()
             if self._stopping.is_set():
                 raise StateError("the loader was moved or iterated anew while this iterator was under way")
+            plan, future = item
+            result = future.result()
             self._room.release()
             yield plan, result
 
@@ -41,7 +41,7 @@ class Prefetch:
         self._room.release()
         self._planner.join()
         self._pool.shutdown(wait=True, cancel_futures=True)
-        # Whoever still waits for a result finds that there is none.
+        # Whoever asks for another result is told that there is none.
         self._results.put((None, _done(None)))
 
     def _run(self) -> None:
