@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, final
 
 from penstock.errors import OutputError
-from penstock.prepare.files import output_errors, save_json
 from penstock.prepare.part import WORK
+from penstock.shards import output_errors, write_json
 
 PLAN, REPORT, REJECTED, MANIFEST = "prepare.json", "report.json", "rejected.jsonl", "manifest.json"
 LOCK_SECONDS = 3.0
@@ -81,7 +81,7 @@ class OutputFolder:
             self._clear()
         before = self._plan()
         if before is None or (before != plan and not self._has_results()):
-            save_json(self.path / PLAN, plan)
+            write_json(self.path / PLAN, plan)
             return False
         changes = list(_changes(before, plan))
         if changes:

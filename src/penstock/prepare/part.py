@@ -10,10 +10,9 @@ import numpy as np
 
 from penstock.errors import RecordError
 from penstock.prepare.documents import Framing, encode_block
-from penstock.prepare.files import save_json, write_text
 from penstock.prepare.settings import PrepareSettings
 from penstock.prepare.transform import Transform, apply_transform
-from penstock.shards import ShardLayout, ShardWriter
+from penstock.shards import ShardLayout, ShardWriter, write_json, write_text
 from penstock.sources import Part, Reject
 from penstock.tokenizers import Tokenizer
 
@@ -131,7 +130,7 @@ def prepare_part(shop: Workshop, task: Task, report: Progressed) -> PartRecord:
         for writer in writers.values():
             writer.__exit__(None, None, None)
     _save_rejects(rejects_path(shop.output, task.number), rejects)
-    save_json(record_path(shop.output, task.number), asdict(record))
+    write_json(record_path(shop.output, task.number), asdict(record))
     return record
 
 

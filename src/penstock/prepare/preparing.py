@@ -14,7 +14,6 @@ from typing import Any
 
 from penstock.errors import OutputError, RecordError
 from penstock.prepare.documents import Framing
-from penstock.prepare.files import save_json, write_text
 from penstock.prepare.folder import REJECTED, REPORT, OutputFolder
 from penstock.prepare.part import (
     PartRecord,
@@ -38,6 +37,8 @@ from penstock.shards import (
     TokenizerInfo,
     finish_dataset,
     load_shard,
+    write_json,
+    write_text,
 )
 from penstock.sources import Part, number_lines, open_records, open_sources
 from penstock.tokenizers import Tokenizer, load_tokenizer
@@ -326,7 +327,7 @@ def _finish(shop: Workshop, records: list[PartRecord], files: list[str], configu
         fallback_reason=shop.tokenizer.fallback_reason,
         splits=splits,
     )
-    save_json(shop.output / REPORT, report.as_json(lasting=True))
+    write_json(shop.output / REPORT, report.as_json(lasting=True))
     return report
 
 

@@ -10,6 +10,7 @@ from penstock.shards.blocks import SpanBlock
 from penstock.shards.convert import import_corpus, write_megatron
 from penstock.shards.dataset import Dataset
 from penstock.shards.document import Corpus, Document, Origin
+from penstock.shards.files import output_errors, write_json, write_text
 from penstock.shards.finish import finish_dataset
 from penstock.shards.in_place import InPlaceCorpus
 from penstock.shards.layout import SPAN, TOKENIZER_FOLDER, ShardLayout
@@ -47,9 +48,12 @@ __all__ = [
     "open_dataset",
     "open_megatron",
     "open_npy",
+    "output_errors",
     "spans_are_right",
     "token_checksum",
     "verify",
     "write_dataset",
+    "write_json",
     "write_megatron",
+    "write_text",
 ]

@@ -104,6 +104,11 @@ def output_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
+def write_text(path: Path, content: str) -> None:
+    """`write_file` of text; what is not UTF-8 (lone surrogates) is written escaped."""
+    write_file(path, content.encode("utf-8", "backslashreplace"))
+
+
 def write_file(path: Path, data: bytes | Array) -> None:
     """Write a file whole: under another name, forced to the disk, then renamed."""
     partial = path.with_name(path.name + ".partial")
@@ -117,7 +122,7 @@ def write_file(path: Path, data: bytes | Array) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """`write_file` of JSON, the same bytes for the same value."""
-    write_file(path, (json.dumps(value, indent=1) + "\n").encode())
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 def sync(path: Path) -> None:
