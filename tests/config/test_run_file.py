@@ -63,7 +63,11 @@ def test_a_run_file_becomes_the_settings_of_the_rooms(write):
         ("seed: 7", "zzz: 7", r"run.yaml:19: data.loader.zzz: unknown key; known here: sequence_length, rows_per_step"),
         ("data:", "dota:", r"run.yaml:1: dota: unknown key; did you mean 'data'\?"),
         ("seed: 7", "seed: many", r"run.yaml:19: data.loader.seed: found 'many', due a valid integer"),
-        ("share: 0.7", "share: -1", r"run.yaml:3: data.sources.0: source 'web': share must be at least 0, got -1"),
+        (
+            "share: 0.7",
+            "share: -1",
+            r"run.yaml:3: data.sources.0: source 'web': share must be at least 0 and finite, got -1",
+        ),
         (
             "shuffle: block",
             "shuffle: some",

@@ -4,6 +4,8 @@ import gc
 import json
 import os
 import resource
+import subprocess
+import sys
 import threading
 from itertools import islice
 
@@ -12,6 +14,7 @@ import pytest
 
 from contracts import assert_exact_resume, assert_ranks_share_steps, assert_same_step, tokens_of
 from penstock.errors import ConfigError, CorruptionError, DistributedError, StateError
+from penstock.inputs import InputRequirements
 from penstock.loader import DataParallel, Loader, Mixture, ShareChange, Source
 from penstock.packing import PACKINGS
 from penstock.shards import write_dataset
@@ -130,12 +133,71 @@ def test_moving_a_loader_ends_its_old_iterator(data):
     assert step.index == 5
 
 
+@pytest.mark.parametrize("threads", [0, 2])
+def test_only_the_newest_iterator_goes_on(data, threads):
+    loader = build(data, threads=threads)
+    old = iter(loader)
+    next(old)
+    new = iter(loader)
+    assert next(new).index == 1
+    with pytest.raises(StateError, match="moved or iterated anew"):
+        next(old)
+    assert next(new).index == 2
+
+
 def test_no_thread_outlives_its_iterator(data):
     before = threading.active_count()
-    for _ in range(3):
-        list(islice(build(data, threads=3, prefetch=4), 2))
+    loaders = [build(data, threads=3, prefetch=4) for _ in range(3)]
+    for loader in loaders:
+        list(islice(loader, 2))
+    for loader in loaders:
+        loader.seek(0)
     gc.collect()
     assert threading.active_count() == before
+
+
+def test_iterators_in_cycles_may_be_collected_in_any_thread(data):
+    """The collector may close an abandoned iterator from inside one of our own threads; nothing may wait there."""
+
+    def abandon():
+        iterator = iter(build(data, threads=2, prefetch=4))
+        next(iterator)
+        cycle = [iterator]
+        cycle.append(cycle)
+
+    threshold = gc.get_threshold()
+    gc.set_threshold(20, 2, 2)
+    try:
+        for _ in range(40):
+            abandon()
+    finally:
+        gc.set_threshold(*threshold)
+
+
+def test_an_iterator_held_at_exit_ends_quietly(data, tmp_path):
+    script = (
+        "import sys, penstock as ps\n"
+        "loader = ps.Loader(sys.argv[1], sequence_length=128, rows_per_step=4, prefetch=8, threads=3)\n"
+        "steps = iter(loader); next(steps)\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script, str(data[0].path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (found.returncode, found.stderr) == (0, "")
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_an_iterator_does_not_survive_a_fork(data):
+    iterator = iter(build(data, threads=1))
+    next(iterator)
+    child = os.fork()
+    if child == 0:
+        try:
+            next(iterator)
+        except StateError as error:
+            os._exit(0 if "before the process forked" in str(error) else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_an_error_in_a_thread_reaches_the_caller(tmp_path):
@@ -167,9 +229,45 @@ def test_states_that_do_not_fit_are_refused(data, tmp_path):
     unchanging = Mixture(mixture(data).sources)
     with pytest.raises(StateError, match="the changes of shares differ"):
         Loader(unchanging, sequence_length=128, rows_per_step=8, seed=3, window_rows=32).load_state_dict(state)
-    for broken in ({}, {**state, "place": "x"}, {**state, "place": "0"}, {**state, "format": 9}, None):
+    for broken in (
+        {},
+        {**state, "place": "x"},
+        {**state, "place": "0"},
+        {**state, "format": 9},
+        None,
+        {**state, "made_from": None},
+    ):
         with pytest.raises(StateError, match=r"not the state of a loader|has format 9"):
             build(data).load_state_dict(broken)
+
+
+def test_a_state_does_not_mind_how_numbers_are_written(data):
+    def loader(share, epochs, length):
+        source = Source(data[0], share, max_epochs=epochs)
+        return Loader(source, sequence_length=length, rows_per_step=np.int64(8), seed=np.int64(3), threads=0)
+
+    state = json.loads(json.dumps(next(iter(loader(1, 2, 128))).resume_state))
+    loader(1.0, 2.0, np.int64(128)).load_state_dict(state)
+
+
+def test_the_end_of_a_pass_is_a_place(data):
+    loader = build(data, max_epochs=1)
+    steps = len(list(loader))
+    assert list(loader.seek(steps)) == []
+    with pytest.raises(ConfigError, match="steps are numbered from 0, got -1"):
+        loader.explain(-1)
+
+
+def test_a_capacity_is_refused_on_all_ranks_alike(tmp_path):
+    dataset = write_dataset(tmp_path / "d", [[1] * 5] * 20 + [[1]] * 200)
+    source = Source(dataset, shuffle="none", max_epochs=1)
+    need = InputRequirements(cu_seqlens=True, cu_seqlens_capacity=8)
+    for rank in range(2):
+        loader = Loader(source, sequence_length=20, rows_per_step=8, data_parallel=(rank, 2), requirements=need)
+        with pytest.raises(ConfigError, match="cu_seqlens_capacity is 8, but a row needs 21 entries"):
+            next(iter(loader))
+    exact = InputRequirements(cu_seqlens=True, cu_seqlens_capacity=21)
+    assert len(list(Loader(source, sequence_length=20, rows_per_step=8, requirements=exact))) == 2
 
 
 def test_a_state_is_small(data):
@@ -236,6 +334,7 @@ def test_memory_does_not_grow(data):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 8_000
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_killed_while_iterating_nothing_is_lost(data, tmp_path):
     """A child is killed at some moment; what its last saved state gives is what comes after its last saved step."""
     plain = list(islice(build(data), 200))

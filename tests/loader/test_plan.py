@@ -241,6 +241,41 @@ def test_two_billion_documents_and_more_tokens_than_32_bits():
     assert sorted(set(pieces[:, TOKENS])) == [3_000_000_000 - 2**31, 2**31]
 
 
+@pytest.mark.parametrize("empty", [1, 7])
+@pytest.mark.parametrize("shuffle", ["full", "none"])
+def test_skipped_documents_are_counted_to_the_last(empty, shuffle):
+    lengths = np.array([5] * 64 + [0] * empty)
+    the_plan = plan([Source(Lengths(lengths), max_epochs=3, shuffle=shuffle)], sequence_length=16, rows_per_step=2)
+    places = [the_plan.place(), *(the_plan.place() for _ in the_plan.windows())]
+    assert places[-1].skipped.tolist() == [[3 * empty, 0, 0, 0]]
+    for place in places:
+        resumed = plan([Source(Lengths(lengths), max_epochs=3, shuffle=shuffle)], sequence_length=16, rows_per_step=2)
+        resumed.restore(place)
+        for _ in resumed.windows():
+            pass
+        np.testing.assert_array_equal(resumed.place().skipped, places[-1].skipped)
+
+
+def test_a_stream_does_not_end_while_a_share_is_to_come():
+    data = Lengths(lognormal(50))
+    late = [Source(data, 1.0, "a", max_epochs=1), Source(data, 0.0, "b")]
+    the_plan = plan(late, [ShareChange(step=1000, shares={"b": 1.0})])
+    with pytest.raises(
+        ConfigError, match="every source with a share is finished, but source 'b' gets its share only at"
+    ):
+        for _ in the_plan.windows():
+            pass
+    assert len(pieces_of(plan(late))) > 0
+    with pytest.raises(ConfigError, match="from step 3 on: the shares of the sources that are left add up to 0"):
+        Mixture([Source(data, 1.0, "a")], [ShareChange(step=3, shares={"a": 0.0})])
+    with pytest.raises(ConfigError, match="from step 3 on: shares must be finite and not negative"):
+        Mixture([Source(data, 1.0, "a")], [ShareChange(step=3, shares={"a": -1.0})])
+    with pytest.raises(ConfigError, match=r"max_epochs 0.001 of 50 documents is no document"):
+        plan([Source(data, max_epochs=0.001)])
+    with pytest.raises(ConfigError, match="max_epochs must be above 0, got inf"):
+        Source(data, max_epochs=float("inf"))
+
+
 def test_golden_plan():
     """The order is part of the format: a change here breaks every saved run."""
     sources = [Source(Lengths(lognormal(50, 1), "a"), 0.7, "a"), Source(Lengths(lognormal(50, 2), "b"), 0.3, "b")]

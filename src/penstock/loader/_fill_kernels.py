@@ -304,19 +304,21 @@ def weigh_rows(tables, pieces, sums):
     for p in range(len(pieces)):
         piece = pieces[p]
         table = tables[piece[SOURCE]]
-        for d in range(len(sums)):
-            whole = whole_weight(table, piece) if d == 0 else -1.0
-            if whole >= 0.0:
-                sums[d] += whole
+        whole = whole_weight(table, piece)
+        if whole >= 0.0:
+            sums[0] += whole
+            if len(sums) == 1:
                 continue
+        number = np.int64(-1)
+        if table[WEIGHTED] != np.uint64(0):
+            status, number, begins, ends, values = read_spans(table, piece[DOCUMENT])
+            if status != OK:
+                return status, p
+        for d in range(1 if whole >= 0.0 else 0, len(sums)):
             first = piece[BEGIN] + d + 1
             stop = min(first + piece[TOKENS], piece[TOTAL])
-            if table[WEIGHTED] != np.uint64(0):
-                status, number, begins, ends, values = read_spans(table, piece[DOCUMENT])
-                if status != OK:
-                    return status, p
-                if number >= 0:
-                    sums[d] += weigh_spans(first, stop, number, begins, ends, values)
-                    continue
-            sums[d] += max(stop - first, 0)
+            if number >= 0:
+                sums[d] += weigh_spans(first, stop, number, begins, ends, values)
+            else:
+                sums[d] += max(stop - first, 0)
     return OK, np.int64(-1)

@@ -11,7 +11,7 @@ from penstock.inputs import InputRequirements, ModelInput
 from penstock.loader import _fill_kernels as k
 from penstock.loader._kernels import SOURCE
 from penstock.loader.recycling import BufferPool, Buffers
-from penstock.sampling import DOCUMENT
+from penstock.sampling import DOCUMENT, LENGTH
 
 _FAULTS = {
     k.WRONG_LENGTH: "its length in the shard is not that of the lengths file",
@@ -125,7 +125,7 @@ class Fill:
         pool: BufferPool,
     ) -> None:
         self._datasets, self._requirements = datasets, requirements
-        self._pad_id, self._pool = pad_id, pool
+        self._pad_id, self._pool, self._slots = pad_id, pool, sequence_length
         self._tables = table_lines(datasets)
         self._distances = requirements.target_distances or 1
         integer, floating = np.dtype(requirements.dtype or "int32"), np.dtype(np.float32)
@@ -157,7 +157,7 @@ class Fill:
             CorruptionError: Stored bytes are not what was written; names dataset and document.
         """
         rows, count = len(row_starts) - 1, int(row_starts[-1] - row_starts[0])
-        capacity = self._check_capacity(row_starts)
+        capacity = self._requirements.cu_seqlens_capacity or 0
         arrays = self._pool.take(rows, self._layout)
         tokens, targets, weights, positions, document_ids = arrays
         cu_seqlens = np.empty(rows * capacity if capacity else count + 2 * rows, np.int32)
@@ -169,15 +169,15 @@ class Fill:
         self._check(outcome, pieces)
         return FilledRows(self._requirements, row_starts, arrays, cu_seqlens, facts, source_ids)
 
-    def _check_capacity(self, row_starts: np.ndarray[Any, Any]) -> int:
-        """Entries of `cu_seqlens` in each row: the capacity that was asked for, or 0 for as many as it takes."""
+    def check_capacity(self, pieces: np.ndarray[Any, Any], row_starts: np.ndarray[Any, Any]) -> None:
+        """Refuse a step, on all ranks alike, of which a row has more borders than `cu_seqlens_capacity`."""
         capacity = self._requirements.cu_seqlens_capacity
         if capacity is None:
-            return 0
-        most = int(np.diff(row_starts).max(initial=0)) + 2
-        if most > capacity:
-            raise ConfigError(f"cu_seqlens_capacity is {capacity}, but a row needs {most} entries; raise it")
-        return capacity
+            return
+        ends = np.concatenate([[0], np.cumsum(pieces[:, LENGTH])])[row_starts]
+        borders = np.diff(row_starts) + 1 + (np.diff(ends) < self._slots)
+        if borders.max(initial=0) > capacity:
+            raise ConfigError(f"cu_seqlens_capacity is {capacity}, but a row needs {borders.max()} entries; raise it")
 
     def _check(self, outcome: tuple[int, int], pieces: np.ndarray[Any, Any]) -> None:
         """Raise what a kernel found."""

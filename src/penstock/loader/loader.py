@@ -19,8 +19,8 @@ from penstock.loader.explain import PieceOrigin, explain
 from penstock.loader.fill import Fill
 from penstock.loader.mixture import Mixture, Source
 from penstock.loader.plan import Plan, PlanSettings
-from penstock.loader.prefetch import Prefetch
 from penstock.loader.recycling import BufferPool, pinned
+from penstock.loader.run import Run
 from penstock.loader.step import Step
 from penstock.loader.steps import StepPlace, StepPlan, StepPlanner
 from penstock.packing import Packing
@@ -55,7 +55,9 @@ class Loader:
         pad_id: Token id in padding; it is never a target.
         threads: Filling threads; 0 does all in the caller's thread.
         prefetch: Steps that are prepared ahead, at most.
-        pin_memory: Write into page-locked memory; by default when CUDA is there and torch is already imported.
+        pin_memory: Write into page-locked memory; by default when CUDA is there and torch is already imported. Copy
+            such rows with `penstock.to_torch`: it holds them until the GPU has read them, and the loader fills
+            buffers again that nobody holds.
 
     Raises:
         ConfigError: A setting is out of range, or two disagree.
@@ -96,27 +98,21 @@ class Loader:
         self._plan = Plan(self.mixture, self.datasets, self.settings)
         self._description = states.describe(self._plan)
         self._planner = StepPlanner(self._plan, self.data_parallel.size)
-        self._ahead: Prefetch | None = None
+        self._run: Run | None = None
         self._after = self._planner.first
 
     def __iter__(self) -> Iterator[Step]:
         """Steps from the current place on."""
         self._move(self._after)
-        if self._threads == 0:
-            while (plan := self._planner.next()) is not None:
-                step = self._make(plan)
-                self._after = plan.after
-                yield step
-            return
-        ahead = self._ahead = Prefetch(self._planner.next, self._make, self._threads, self._prefetch_steps)
+        run = self._run = Run(self._planner.next, self._make, self._threads, self._prefetch_steps)
         try:
-            for plan, step in ahead:
+            while (item := run.next()) is not None:
+                plan, step = item
                 self._after = plan.after
                 yield step
         finally:
-            if self._ahead is ahead:
-                # What was planned ahead and not consumed is forgotten: the next iteration plans it again.
-                self._move(self._after)
+            # What was planned ahead and not taken is forgotten when the loader is used again.
+            run.stop()
 
     @property
     def step(self) -> int:
@@ -141,8 +137,7 @@ class Loader:
         Raises:
             ConfigError: The sources end before it.
         """
-        if step < 0:
-            raise ConfigError(f"cannot seek to step {step}")
+        _require_step(step)
         self._move(self._after)
         try:
             self._after = self._planner.find(step, near=self._after)
@@ -159,6 +154,7 @@ class Loader:
             step: Number of the step.
             row: Number of a row in the whole step (over all ranks); all rows when None.
         """
+        _require_step(step)
         plan = Plan(self.mixture, self.datasets, self.settings)
         planner = StepPlanner(plan, self.data_parallel.size, self._planner.anchors)
         planner.start(planner.find(step, near=self._after))
@@ -167,15 +163,17 @@ class Loader:
 
     def _move(self, place: StepPlace) -> None:
         """Make `place` the current one; an iterator that works ahead ends, and says so when it is asked again."""
-        if self._ahead is not None:
-            self._ahead.close()
-            self._ahead = None
+        if self._run is not None:
+            self._run.stop()
+            self._run.join()
+            self._run = None
         self._after = place
         self._planner.start(place)
 
     def _make(self, plan: StepPlan) -> Step:
         """Fill this rank's rows of a planned step."""
         begin, end = self.data_parallel.rows(len(plan.row_starts) - 1)
+        self._fill.check_capacity(plan.pieces, plan.row_starts)
         description, after = self._description, plan.after
         return Step(
             plan.index,
@@ -184,6 +182,11 @@ class Loader:
             int(plan.pieces[:, LENGTH].sum()),
             lambda: states.save(description, after),
         )
+
+
+def _require_step(step: int) -> None:
+    if step < 0:
+        raise ConfigError(f"steps are numbered from 0, got {step}")
 
 
 def _as_mixture(value: Any) -> Mixture:

@@ -1,5 +1,6 @@
 """What flows into a loader: sources with their shares."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any, Literal, final
 
 from penstock.errors import ConfigError
 from penstock.objectives import Causal, Objective
-from penstock.sampling import SHUFFLE_CODES, Shuffle
+from penstock.sampling import SHUFFLE_CODES, Shuffle, integer_shares
 
 TooLong = Literal["split", "drop", "truncate", "error"]
 """A document longer than a row. `split`: in parts, each a document of its own, and no target is lost. `drop`,
@@ -54,11 +55,15 @@ class Source:
             path = getattr(self.path, "name", None) if not isinstance(self.path, (str, Path)) else Path(self.path).name
             object.__setattr__(self, "name", str(path))
         where = f"source {self.name!r}"
-        if not self.share >= 0:
-            raise ConfigError(f"{where}: share must be at least 0, got {self.share}")
-        if self.max_epochs is not None and not self.max_epochs > 0:
+        if not (self.share >= 0 and math.isfinite(self.share)):
+            raise ConfigError(f"{where}: share must be at least 0 and finite, got {self.share}")
+        if self.max_epochs is not None and not (self.max_epochs > 0 and math.isfinite(self.max_epochs)):
             raise ConfigError(f"{where}: max_epochs must be above 0, got {self.max_epochs}; leave it out for no limit")
-        begin, end = self.slice
+        begin, end = (float(edge) for edge in self.slice)
+        object.__setattr__(self, "share", float(self.share))
+        object.__setattr__(self, "slice", (begin, end))
+        if self.max_epochs is not None:
+            object.__setattr__(self, "max_epochs", float(self.max_epochs))
         if not 0 <= begin < end <= 1:
             raise ConfigError(f"{where}: slice must be fractions 0 ≤ begin < end ≤ 1, got {self.slice}")
         if self.shuffle not in SHUFFLE_CODES:
@@ -96,10 +101,21 @@ class Mixture:
                     f"the change at step {change.step} names {unknown[0]!r}; sources are {', '.join(names)}"
                 )
 
+        for step, shares in self.phases():
+            try:
+                integer_shares(shares)
+            except ConfigError as error:
+                raise ConfigError(f"from step {step} on: {error}") from None
+
+    def phases(self) -> list[tuple[int, list[float]]]:
+        """(first step, shares in the order of the sources) of each stretch with the same shares, from step 0."""
+        shares = {source.name: source.share for source in self.sources}
+        phases = [(0, list(shares.values()))]
+        for change in self.changes:
+            shares.update(change.shares)
+            phases.append((change.step, [float(share) for share in shares.values()]))
+        return phases
+
     def shares_at(self, step: int) -> list[float]:
         """The shares in force at a step, in the order of the sources."""
-        shares = {source.name: source.share for source in self.sources}
-        for change in self.changes:
-            if change.step <= step:
-                shares.update(change.shares)
-        return list(shares.values())
+        return next(shares for first, shares in reversed(self.phases()) if first <= step)

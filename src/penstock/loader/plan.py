@@ -5,6 +5,7 @@ how far each source is, and what it is owed. From a place everything after it fo
 second. A window is packed as a whole and never reaches over a change of shares, so places between windows are exact.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -67,6 +68,9 @@ class PlanSettings:
     """Rows that are open together when packing."""
 
     def __post_init__(self) -> None:
+        for name in ("sequence_length", "rows_per_step", "window_rows", "seed"):
+            # NumPy's integers are welcome, but a state must fit into JSON.
+            object.__setattr__(self, name, int(getattr(self, name)))
         for name, least in (("sequence_length", 2), ("rows_per_step", 1), ("window_rows", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
@@ -124,6 +128,9 @@ class Plan:
         self._draws = [
             _Draw(source, dataset, settings) for source, dataset in zip(mixture.sources, self.datasets, strict=True)
         ]
+        phases = mixture.phases()
+        self._phase_rows = [step * settings.rows_per_step for step, _ in phases]
+        self._phase_shares = [shares for _, shares in phases]
         count = len(self._draws)
         self._capacity = min(4096, max(64, BUFFER_ENTRIES // count))
         self._entries = np.zeros((count * (self._capacity + 1), COLUMNS), np.int64)
@@ -188,17 +195,29 @@ class Plan:
     def _window_rows(self) -> int:
         """Rows that the next window may have: the ramp, and never over a change of shares."""
         rows = min(self.settings.window_rows, FIRST_WINDOW_ROWS << min(self._window, 40))
-        for change in self.mixture.changes:
-            first = change.step * self.settings.rows_per_step
-            if first > self._row:
-                return min(rows, first - self._row)
-        return rows
+        following = bisect_right(self._phase_rows, self._row)
+        return min(rows, self._phase_rows[following] - self._row) if following < len(self._phase_rows) else rows
 
     def _shares(self) -> Int64:
         """The shares in force for the next window, without finished sources."""
-        shares = self.mixture.shares_at(self._row // self.settings.rows_per_step)
+        phase = bisect_right(self._phase_rows, self._row) - 1
+        shares = self._phase_shares[phase]
         active = [not finished and share > 0 for finished, share in zip(self._finished, shares, strict=True)]
+        if not any(active):
+            self._refuse_to_end(phase)
         return integer_shares(shares, active)
+
+    def _refuse_to_end(self, phase: int) -> None:
+        """Nothing has a share now; that is the end, unless a source is left that would get one later."""
+        for row, shares in zip(self._phase_rows[phase + 1 :], self._phase_shares[phase + 1 :], strict=True):
+            for stream, finished, share in zip(self._draws, self._finished, shares, strict=True):
+                if share > 0 and not finished:
+                    per_step = self.settings.rows_per_step
+                    raise ConfigError(
+                        f"at step {self._row // per_step} every source with a share is finished, but source "
+                        f"{stream.source.name!r} gets its share only at step {row // per_step}: change shares earlier, "
+                        "or raise max_epochs"
+                    )
 
     def _take(self, packing: int, max_rows: int, max_pieces: int) -> tuple[int, int]:
         """Run the window kernel to its end, refilling buffers; returns (pieces, rows)."""
@@ -245,12 +264,14 @@ class Plan:
         base = source * (self._capacity + 1)
         size = int(self._refill_size[source])
         buffer = self._entries[base : base + size + 1]
+        buffer[0, EMPTY:] = self._tail_skips[source]
         count, position, begin = self._draws[source].fill(buffer, *self._drawn[source])
         self._drawn[source] = position, begin
         self._refill_size[source] = min(2 * size, self._capacity)
         if count == 0:
-            self._skipped[source] += self._tail_skips[source]
+            self._skipped[source] += buffer[0, EMPTY:]
             self._tail_skips[source] = 0
+            self._cursors[source] = position, 0
             return False
         self._tail_skips[source] = buffer[count, EMPTY:]
         self._heads[source], self._ends[source] = base, base + count
@@ -270,7 +291,11 @@ class _Draw:
             raise ConfigError(
                 f"source {source.name!r}: no documents ({table.num_documents} in the dataset, slice {source.slice})"
             )
-        self.last = UNLIMITED if source.max_epochs is None else int(source.max_epochs * self.size)
+        self.last = UNLIMITED if source.max_epochs is None else round(source.max_epochs * self.size)
+        if self.last < 1:
+            raise ConfigError(
+                f"source {source.name!r}: max_epochs {source.max_epochs} of {self.size} documents is no document"
+            )
         self.key = key_for(settings.seed, "source", source.name)
         self.limit = source.objective.document_limit(settings.sequence_length)
         if settings.packing == "concat":
@@ -295,7 +320,7 @@ class _Draw:
             RecordError: A document is too long and the source says `too_long="error"`.
             ConfigError: Two whole epochs hold no document that may be used.
         """
-        stop = min(self.last, int(position) + 2 * self.size)
+        stop = min(self.last, int(position) + max(2 * self.size, len(entries)))
         count, position, begin, refused = draw(
             position, begin, stop, self.size, self.first, np.uint64(self.key), SHUFFLE_CODES[self.source.shuffle],
             np.uint64(address_of(self.lengths)), np.uint64(self.lengths.strides[0]), self.limit,

@@ -92,6 +92,8 @@ def load(plan: Plan, state: dict[str, Any]) -> StepPlace:
 
 
 def _refuse_changes(plan: Plan, then: dict[str, Any]) -> None:
+    if not isinstance(then, dict):
+        raise StateError("this is not the state of a loader: it does not say what it was made from")
     now = describe(plan)
     changed = [f"{name} was {then.get(name)!r}, is {now[name]!r}" for name in now if now[name] != then.get(name)]
     changed = [text for text in changed if not text.startswith(("sources was", "share_changes was"))]

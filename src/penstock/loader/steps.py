@@ -5,7 +5,7 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, StateError
 from penstock.loader.plan import Place, Plan, Window
 
 ANCHORS = 256
@@ -99,6 +99,10 @@ class StepPlanner:
         while (window := self._next_window()) is not None:
             if window.place.row + window.num_rows > row:
                 return StepPlace(step=step, place=window.place, rows=row - window.place.row)
+        end = self._plan.place()
+        if step == -(-end.row // self._rows_per_step):
+            # Right after the last step, which may be short.
+            return StepPlace(step=step, place=end, rows=0)
         raise ConfigError(
             f"cannot seek to step {step}: the sources end before it, after {self._plan.place().row} rows "
             f"({self._plan.place().row / self._rows_per_step:.1f} steps)"
@@ -109,6 +113,8 @@ class StepPlanner:
         if self._window is None:
             # Just started: the first rows of the window may be used up already.
             self._window = self._next_window()
+            if self._window is not None and self._used > self._window.num_rows:
+                raise StateError(f"the state says {self._used} rows of a window that has {self._window.num_rows}")
         while self._window is not None and self._used == self._window.num_rows:
             following = self._next_window()
             if following is None:

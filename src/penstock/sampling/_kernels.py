@@ -123,7 +123,8 @@ def draw(
 
     Goes on from place (`position`, `begin`): the position counts documents over all epochs, `begin` is the first
     token of the next part. Documents over `limit` tokens are split, dropped or cut. Stops at `last_position` or when
-    `entries` is full. What was skipped is booked on the entry after it, so that counts stay exact at every place.
+    `entries` is full. What was skipped is booked on the entry after it, so that counts stay exact at every place; the
+    caller sets what the first entry begins with.
 
     Returns:
         (entries written, next position, next begin, place of a too long document or −1). The entry after the last
@@ -134,7 +135,6 @@ def draw(
     epoch_key = key
     table = np.empty(SMALL, np.int64)
     capacity = len(entries) - 1
-    entries[0, EMPTY:] = 0
     while count < capacity and position < last_position:
         if position // size != epoch:
             epoch = position // size

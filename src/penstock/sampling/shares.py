@@ -33,11 +33,13 @@ def integer_shares(
         if not any(active):
             return np.zeros(len(values), np.int64)
         values = np.where(active, values, 0.0)
-    if values.sum() <= 0:
+    if values.max() <= 0:
         raise ConfigError(
             f"the shares of the sources that are left add up to 0: {list(shares)}; give one of them a share"
         )
-    exact = values / values.sum() * UNIT
+    # Scaled first, so that the sum is finite.
+    scaled = values / values.max()
+    exact = scaled / scaled.sum() * UNIT
     whole: np.ndarray[Any, np.dtype[np.int64]] = np.floor(exact).astype(np.int64)
     whole[(values > 0) & (whole == 0)] = 1
     missing = UNIT - int(whole.sum())
