@@ -16,6 +16,8 @@ import numpy as np
 import penstock as ps
 from common import Peer, arguments, cpu_seconds, lognormal_lengths, standard_library, table, take_turns
 from penstock.loader import Plan, PlanSettings
+from penstock.sampling import BEGIN, DOCUMENT, TOKENS
+from penstock.shards import CHUNK_TOKENS
 
 SLOTS, ROWS = 4096, 8
 STEPS = 200
@@ -40,7 +42,7 @@ def fill_work(dataset: ps.Dataset, distances: int, dtype: str = "int64") -> tupl
         for plan in plans:
             loader._fill.rows(plan.pieces, plan.row_starts)
 
-    return work, sum(int(plan.pieces[:, 3].sum()) for plan in plans)
+    return work, sum(int(plan.pieces[:, TOKENS].sum()) for plan in plans)
 
 
 def gather_work(tokens: np.ndarray) -> object:
@@ -53,6 +55,18 @@ def gather_work(tokens: np.ndarray) -> object:
                 out[row] = tokens[start : start + SLOTS]
 
     return work
+
+
+def checked_over_used(dataset: ps.Dataset, packing: str) -> float:
+    """Tokens whose checksums are computed over tokens that rows hold, from the pieces of a plan."""
+    loader = ps.Loader(dataset, sequence_length=SLOTS, rows_per_step=ROWS, threads=0, packing=packing)
+    pieces = np.concatenate([loader._planner.next().pieces for _ in range(STEPS)])
+    begin, count = pieces[:, BEGIN], pieces[:, TOKENS]
+    length = dataset.table.lengths[pieces[:, DOCUMENT], 0].astype(np.int64)
+    first = begin // CHUNK_TOKENS * CHUNK_TOKENS
+    read = np.minimum(begin + count + 1, length)
+    last = np.minimum(-(-read // CHUNK_TOKENS) * CHUNK_TOKENS, length)
+    return float((last - first).sum() / count.sum())
 
 
 def plan_work(dataset: ps.Dataset, tokens: int) -> object:
@@ -117,6 +131,10 @@ def main() -> None:
         for script, due in (("megatron_gpt", 5), ("grain_concat", 15)):
             if script in rate:
                 rows.append((f"fill / {script}", f"{rate['fill'] / rate[script]:.1f}", f"due: ≥ {due}"))
+        for packing in ("best_fit", "concat"):
+            rows.append(
+                (f"tokens checked / used, {packing}", f"{checked_over_used(dataset, packing):.3f}", "due: ≤ 1.1")
+            )
         table(f"rows of {SLOTS} tokens, tokens a second", rows)
 
 
