@@ -304,6 +304,24 @@ def test_a_rank_at_its_default_is_refused(data, monkeypatch):
         DataParallel.from_env()
 
 
+def test_a_device_mesh_says_the_place(data):
+    class Mesh:
+        ndim = 1
+
+        def get_local_rank(self):
+            return 3
+
+        def size(self):
+            return 4
+
+    assert build(data, data_parallel=Mesh()).data_parallel == DataParallel(3, 4)
+    Mesh.ndim = 2
+    with pytest.raises(ConfigError, match="pass the data-parallel dimension of the mesh"):
+        build(data, data_parallel=Mesh())
+    with pytest.raises(ConfigError, match="expected DataParallel"):
+        build(data, data_parallel="3/4")
+
+
 def test_a_world_that_does_not_divide_the_step_is_refused(data):
     with pytest.raises(ConfigError, match="a step of 8 rows does not divide among 3 ranks"):
         build(data, data_parallel=(0, 3))
