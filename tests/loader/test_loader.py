@@ -18,7 +18,7 @@ from penstock.errors import ConfigError, CorruptionError, DistributedError, Stat
 from penstock.inputs import InputRequirements
 from penstock.loader import DataParallel, Loader, Mixture, ShareChange, Source
 from penstock.packing import PACKINGS
-from penstock.shards import write_dataset
+from penstock.shards import TokenizerInfo, write_dataset
 
 
 @pytest.fixture(scope="module")
@@ -302,6 +302,25 @@ def test_a_rank_at_its_default_is_refused(data, monkeypatch):
     monkeypatch.delenv("RANK")
     with pytest.raises(DistributedError, match="set both"):
         DataParallel.from_env()
+
+
+def test_sources_of_different_tokenizers_are_refused(tmp_path):
+    def info(name):
+        return TokenizerInfo(name=name, fingerprint=f"{name}-fingerprint", vocab_size=50)
+
+    ours = write_dataset(tmp_path / "ours", [[1, 2, 3]], tokenizer=info("ours"))
+    theirs = write_dataset(tmp_path / "theirs", [[1, 2, 3]], tokenizer=info("gpt2"))
+    nameless = write_dataset(tmp_path / "nameless", [[1, 2, 3]])
+    with pytest.raises(
+        ConfigError, match=r"source 'theirs' was made with tokenizer 'gpt2' .* source 'ours' with 'ours'"
+    ):
+        Loader([ours, theirs], sequence_length=8, rows_per_step=1)
+    Loader([ours, nameless], sequence_length=8, rows_per_step=1)
+
+
+def test_a_mixture_takes_what_a_loader_takes(data):
+    assert [source.name for source in Mixture(Source(data[0])).sources] == ["web"]
+    assert [source.name for source in Mixture([str(data[0].path), data[1]]).sources] == ["web", "chat"]
 
 
 def test_a_device_mesh_says_the_place(data):

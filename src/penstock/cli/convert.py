@@ -33,7 +33,7 @@ def run(
 ) -> None:
     """Convert between penstock datasets and Megatron's .bin/.idx; read .npy files of bare tokens."""
     from penstock.errors import ConfigError
-    from penstock.shards import InPlaceCorpus, TokenizerInfo, import_corpus, open_dataset, write_megatron
+    from penstock.shards import InPlaceCorpus, import_corpus, open_dataset, write_megatron
 
     corpus = open_dataset(path, dtype=dtype, eos_id=eos_id)
     kind = corpus.kind.lower() if isinstance(corpus, InPlaceCorpus) else "penstock"
@@ -43,12 +43,12 @@ def run(
         prefix = write_megatron(corpus, output, drop_spans=drop_spans, progress=True)
         print(f"{len(corpus):,} documents to {prefix}.bin and {prefix}.idx")
     elif target is Format.PENSTOCK and isinstance(corpus, InPlaceCorpus):
-        info = None
+        loaded = None
         if tokenizer is not None:
             from penstock.tokenizers import load_tokenizer
 
-            info = TokenizerInfo.of(load_tokenizer(tokenizer))
-        dataset = import_corpus(corpus, output, info, progress=True)
+            loaded = load_tokenizer(tokenizer)
+        dataset = import_corpus(corpus, output, loaded, progress=True)
         print(f"{len(dataset):,} documents, {dataset.manifest.tokens:,} tokens to {output}")
     else:
         raise ConfigError(

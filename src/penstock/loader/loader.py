@@ -91,6 +91,7 @@ class Loader:
             raise ConfigError(f"threads must be at least 0 and prefetch at least 1, got {threads} and {prefetch}")
         self.requirements = requirements or EVERYTHING
         self.datasets = [_as_dataset(source.path) for source in self.mixture.sources]
+        _require_one_tokenizer(self.mixture, self.datasets)
         self._threads, self._prefetch_steps = threads, prefetch
         pin = _cuda_in_use() if pin_memory is None else pin_memory
         pool = BufferPool(keep=2 * (prefetch + threads + 2), allocate=pinned if pin else np.empty)
@@ -187,6 +188,23 @@ class Loader:
 def _require_step(step: int) -> None:
     if step < 0:
         raise ConfigError(f"steps are numbered from 0, got {step}")
+
+
+def _require_one_tokenizer(mixture: Mixture, datasets: list[Any]) -> None:
+    """Ids of two tokenizers mean different things; sources that do not say whose theirs are (Megatron) pass."""
+    first: tuple[str, Any] | None = None
+    for source, dataset in zip(mixture.sources, datasets, strict=True):
+        info = getattr(dataset, "tokenizer", None)
+        if info is None or not info.fingerprint:
+            continue
+        if first is None:
+            first = source.name, info
+        elif info.fingerprint != first[1].fingerprint:
+            raise ConfigError(
+                f"source {source.name!r} was made with tokenizer {info.name!r} ({info.fingerprint[:8]}), source "
+                f"{first[0]!r} with {first[1].name!r} ({first[1].fingerprint[:8]}): their ids mean different tokens; "
+                "prepare both with one tokenizer"
+            )
 
 
 def _as_mixture(value: Any) -> Mixture:

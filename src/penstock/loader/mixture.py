@@ -83,6 +83,9 @@ class Mixture:
     """Changes of shares, by rising step."""
 
     def __post_init__(self) -> None:
+        given = [self.sources] if isinstance(self.sources, (Source, str, Path)) else self.sources
+        sources = tuple(source if isinstance(source, Source) else Source(source) for source in given)
+        object.__setattr__(self, "sources", sources)
         names = [source.name for source in self.sources]
         if not names:
             raise ConfigError("a mixture needs at least one source")

@@ -17,24 +17,30 @@ from penstock.shards.dataset import Dataset
 from penstock.shards.files import output_errors, sync
 from penstock.shards.finish import finish_dataset
 from penstock.shards.in_place import InPlaceCorpus
-from penstock.shards.layout import ShardLayout
+from penstock.shards.layout import TOKENIZER_FOLDER, ShardLayout
 from penstock.shards.manifest import DOCUMENTS_PER_BATCH, ShardInfo, TokenizerInfo
 from penstock.shards.megatron import HEADER, MAGIC, READABLE, TYPES, megatron_prefix
 from penstock.shards.writer import ShardWriter
+from penstock.tokenizers import Tokenizer
 
 SHARD_BYTES = 2**28
 """A shard is closed when it has grown to this."""
 
 
 def import_corpus(
-    corpus: InPlaceCorpus, output: str | Path, tokenizer: TokenizerInfo | None = None, *, progress: bool = False
+    corpus: InPlaceCorpus,
+    output: str | Path,
+    tokenizer: Tokenizer | TokenizerInfo | None = None,
+    *,
+    progress: bool = False,
 ) -> Dataset:
     """Copy a Megatron or `.npy` corpus into a dataset with checksums.
 
     Args:
         corpus: What `open_megatron` or `open_npy` gave.
         output: A new or empty folder.
-        tokenizer: Whose ids they are. When it is not known, a nameless one of as many ids as the corpus's type holds.
+        tokenizer: Whose ids they are; the dataset carries it, if it is more than a note of it. When it is not known, a nameless one is noted, of as
+            many ids as the corpus's type holds.
         progress: Show a bar.
 
     Raises:
@@ -43,8 +49,13 @@ def import_corpus(
     """
     folder, table = new_folder(output), corpus.table
     if tokenizer is None:
-        tokenizer = TokenizerInfo(name="", fingerprint="", vocab_size=2**16 if table.token_bytes == 2 else 2**31)
-    layout = ShardLayout(vocab_size=tokenizer.vocab_size)
+        info = TokenizerInfo(name="", fingerprint="", vocab_size=2**16 if table.token_bytes == 2 else 2**31)
+    elif isinstance(tokenizer, TokenizerInfo):
+        info = tokenizer
+    else:
+        info = TokenizerInfo.of(tokenizer)
+        tokenizer.save(folder / TOKENIZER_FOLDER)
+    layout = ShardLayout(vocab_size=info.vocab_size)
     shards: list[ShardInfo] = []
     documents = _documents(corpus, progress)
     block = next(documents, None)
@@ -58,7 +69,7 @@ def import_corpus(
                 block = next(documents, None)
             shards.append(writer.finish())
     finish_dataset(
-        folder, shards=shards, layout=layout, tokenizer=tokenizer, configuration=corpus.fingerprint, files=corpus.files
+        folder, shards=shards, layout=layout, tokenizer=info, configuration=corpus.fingerprint, files=corpus.files
     )
     return Dataset.open(folder)
 

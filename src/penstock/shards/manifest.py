@@ -153,6 +153,9 @@ def _read(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise FormatError(f"{folder}: no such folder; give a folder that `penstock prepare` made")
     if not path.is_file():
+        splits = [name for name in ("train", "validation") if (folder / name / MANIFEST).is_file()]
+        if splits:
+            raise FormatError(f"{folder}: holds {' and '.join(splits)}; give {folder / splits[0]}")
         raise FormatError(
             f"{folder}: not a dataset: no {MANIFEST}; preparation did not finish, or the folder is something else; "
             "run the same `penstock prepare` again to go on"

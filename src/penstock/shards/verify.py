@@ -8,17 +8,18 @@ from typing import final
 import numpy as np
 
 from penstock.compiled import address_of
-from penstock.errors import CorruptionError, FormatError
+from penstock.errors import CorruptionError, FormatError, PenstockError
 from penstock.progress import Progress
 from penstock.shards import _check_kernels as check
 from penstock.shards import _kernels as k
 from penstock.shards.files import Array, check_size, checksum, map_file, map_numbers
 from penstock.shards.finish import content_fingerprint
 from penstock.shards.in_place import InPlaceCorpus
-from penstock.shards.layout import ShardLayout, batch_positions, read_batches
+from penstock.shards.layout import TOKENIZER_FOLDER, ShardLayout, batch_positions, read_batches
 from penstock.shards.manifest import BATCHES, DOCUMENTS_PER_BATCH, LENGTHS, Manifest, ShardInfo
 from penstock.shards.opening import open_dataset
 from penstock.shards.table import FAULTS
+from penstock.tokenizers import load_tokenizer
 
 _CHECKED = (
     "every file is there and has its size",
@@ -29,6 +30,7 @@ _CHECKED = (
     "every token id inside the vocabulary",
     "origins inside the list of files",
     "the fingerprint of the content",
+    "the tokenizer that lies with it, against the fingerprint of the one that made it",
 )
 _IN_PLACE_CHECKED = ("the files fit each other and have whole tokens", "borders of all documents")
 _IN_PLACE_UNCHECKED = ("the tokens themselves: the format has no checksums",)
@@ -160,6 +162,22 @@ def _dataset_faults(path: Path, manifest: Manifest, bar: Progress) -> Iterator[F
         bar.advance(shard.bytes)
     if sound and lengths is not None and batches is not None:
         yield from _fingerprint_faults(path, manifest, lengths, batches)
+    yield from _tokenizer_faults(path, manifest)
+
+
+def _tokenizer_faults(path: Path, manifest: Manifest) -> Iterator[Fault]:
+    folder = path / TOKENIZER_FOLDER
+    if not folder.is_dir():
+        return
+    try:
+        found = load_tokenizer(folder).fingerprint
+    except PenstockError as error:
+        yield Fault(file=str(folder), document=None, reason=str(error))
+        return
+    if found != manifest.tokenizer.fingerprint:
+        yield Fault(
+            file=str(folder), document=None, reason="is not the tokenizer that made the dataset; it was changed"
+        )
 
 
 def _shard_faults(
