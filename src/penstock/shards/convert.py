@@ -39,8 +39,8 @@ def import_corpus(
     Args:
         corpus: What `open_megatron` or `open_npy` gave.
         output: A new or empty folder.
-        tokenizer: Whose ids they are; the dataset carries it, if it is more than a note of it. When it is not known, a nameless one is noted, of as
-            many ids as the corpus's type holds.
+        tokenizer: Whose ids they are; a whole tokenizer is saved with the dataset. When it is not known, a nameless one
+            is noted, of as many ids as the corpus's type holds.
         progress: Show a bar.
 
     Raises:
