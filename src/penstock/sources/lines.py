@@ -103,12 +103,17 @@ def _read_lines(descriptor: int, position: int, amount: int, size: int) -> bytes
 
 def cut_stream(file: SourceFile) -> Iterator[tuple[bytes | memoryview, int, str | None]]:
     """All lines of a file that is read front to back; yields as `cut_range` does."""
-    counted, carry, first = 0, [], True
+    carry: list[bytes] = []
+    counted, first, done = 0, True, 0
     with open_stream(file) as stream:
         while True:
             try:
                 data = stream.read(BLOCK_BYTES)
+                done += len(data)
             except (OSError, EOFError) as error:
+                whole, newline, _ = b"".join([*carry, _salvage(file, done)]).rpartition(b"\n")
+                if newline:
+                    yield (whole + newline).removeprefix(BOM if first else b""), 0, None
                 yield (
                     b"",
                     file.size_bytes - counted,
@@ -130,3 +135,22 @@ def cut_stream(file: SourceFile) -> Iterator[tuple[bytes | memoryview, int, str 
                 counted = position
             if not data:
                 return
+
+
+def _salvage(file: SourceFile, offset: int) -> bytes:
+    """What can be read of a damaged file after its first `offset` decompressed bytes, up to the fault.
+
+    A read that fails gives nothing of what it had decompressed, so the file is read again, in ever smaller pieces.
+    """
+    found = bytearray()
+    for step in (1 << 16, 1 << 8, 1):
+        with open_stream(file) as stream:
+            left = offset + len(found)
+            try:
+                while left and (passed := len(stream.read(min(left, step if left < BLOCK_BYTES else BLOCK_BYTES)))):
+                    left -= passed
+                while piece := stream.read(step):
+                    found += piece
+            except (OSError, EOFError):
+                continue
+    return bytes(found)
