@@ -168,7 +168,7 @@ class Plan:
         self._ends = self._heads.copy()
         self._refill_size = np.full(count, min(64, self._capacity))
         self._tail_skips = np.zeros((count, 4), np.int64)
-        self._finished = np.array([draw.is_finished(*place.cursors[i]) for i, draw in enumerate(self._draws)])
+        self._finished = np.array([draw.is_finished(place.cursors[i, 0]) for i, draw in enumerate(self._draws)])
 
     def windows(self) -> Iterator[Window]:
         """Windows from here on, until every source is finished."""
@@ -309,8 +309,8 @@ class _Draw:
         # Held, because the kernel reads it by address.
         self.lengths = table.lengths
 
-    def is_finished(self, position: int, begin: int) -> bool:
-        """Whether nothing is left at this place."""
+    def is_finished(self, position: int) -> bool:
+        """Whether nothing is left from this position on."""
         return position >= self.last
 
     def fill(self, entries: Int64, position: int, begin: int) -> tuple[int, int, int]:
