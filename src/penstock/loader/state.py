@@ -1,23 +1,27 @@
 """What a loader saves: a place in the plan, and what the plan was made from.
 
 A state is a small dict that JSON can hold. It fits any number of ranks that divides the step, and any number of
-threads. Numbers by source are packed (zlib, base 85), so that a hundred sources stay under 4 KB.
+threads. What the model is given of a row (arrays, dtypes, who attends to whom) is no part of it: it changes no plan.
+Numbers by source are packed to their bits, so that a hundred sources stay under 4 KB for as long as a run may last.
 """
 
 import base64
 import hashlib
 import json
+import struct
 import zlib
 from typing import Any
 
 import numpy as np
 
 from penstock.errors import StateError
+from penstock.loader.compact import pack, unpack
 from penstock.loader.plan import Place, Plan
 from penstock.loader.steps import StepPlace
 
-FORMAT = 1
-_DIGEST_BYTES = 4
+FORMAT = 2
+_DIGEST_BYTES = 8
+_KEYS = ("format", "step", "row", "window", "rows", "place", "made_from")
 
 
 def _digest(*parts: Any) -> bytes:
@@ -25,14 +29,19 @@ def _digest(*parts: Any) -> bytes:
 
 
 def describe(plan: Plan) -> dict[str, Any]:
-    """What the plan was made from: settings by name, and a digest of each source's data and of its settings."""
-    digests = b""
+    """What the plan was made from: settings by name, and digests of the sources.
+
+    One digest of 8 bytes is of all sources together and finds every change; after it come two bytes a source, of its
+    data and of its settings, which only tell what has changed.
+    """
+    whole, hints = [], b""
     for source, dataset in zip(plan.mixture.sources, plan.datasets, strict=True):
-        digests += _digest(dataset.fingerprint)
-        digests += _digest(
+        how = (
             source.name, source.share, repr(source.objective), source.max_epochs, list(source.slice), source.shuffle,
             source.too_long,
         )  # fmt: skip
+        whole.append((dataset.fingerprint, how))
+        hints += _digest(dataset.fingerprint)[:1] + _digest(how)[:1]
     changes = [(change.step, sorted(change.shares.items())) for change in plan.mixture.changes]
     settings = {
         name: getattr(plan.settings, name)
@@ -42,16 +51,14 @@ def describe(plan: Plan) -> dict[str, Any]:
         **settings,
         "num_sources": len(plan.mixture.sources),
         "share_changes": _digest(changes).hex(),
-        "sources": base64.b85encode(digests).decode(),
+        "sources": base64.b85encode(_digest(whole) + hints).decode(),
     }
 
 
 def save(plan_description: dict[str, Any], after: StepPlace) -> dict[str, Any]:
     """The state at a place between steps."""
     place = after.place
-    numbers = np.concatenate([place.cursors.ravel(), place.credits, place.skipped.ravel()])
-    # Bytes of equal weight side by side compress: most high bytes are 0.
-    packed = zlib.compress(np.ascontiguousarray(numbers.view(np.uint8).reshape(-1, 8).T).tobytes(), 9)
+    packed = pack(np.column_stack([place.cursors, place.credits, place.skipped]))
     return {
         "format": FORMAT,
         "step": after.step,
@@ -73,45 +80,58 @@ def load(plan: Plan, state: dict[str, Any]) -> StepPlace:
     try:
         if state["format"] != FORMAT:
             raise StateError(f"the state has format {state['format']}, this version reads {FORMAT}")
+        _refuse_unknown(state, _KEYS, "")
         _refuse_changes(plan, state["made_from"])
-        count = len(plan.mixture.sources)
-        raw = np.frombuffer(zlib.decompress(base64.b85decode(state["place"])), np.uint8)
-        numbers = np.ascontiguousarray(raw.reshape(8, -1).T).view(np.int64).ravel()
+        numbers = unpack(base64.b85decode(state["place"]), len(plan.mixture.sources), 7)
         place = Place(
             row=int(state["row"]),
             window=int(state["window"]),
-            cursors=numbers[: 2 * count].reshape(count, 2).copy(),
-            credits=numbers[2 * count : 3 * count].copy(),
-            skipped=numbers[3 * count :].reshape(count, 4).copy(),
+            cursors=numbers[:, :2].copy(),
+            credits=numbers[:, 2].copy(),
+            skipped=numbers[:, 3:].copy(),
         )
         return StepPlace(step=int(state["step"]), place=place, rows=int(state["rows"]))
-    except (KeyError, TypeError, ValueError, zlib.error) as error:
+    except (KeyError, TypeError, ValueError, zlib.error, struct.error) as error:
         if isinstance(error, StateError):
             raise
         raise StateError(f"this is not the state of a loader, or it was damaged ({error!r})") from error
+
+
+def _refuse_unknown(found: dict[str, Any], known: Any, inside: str) -> None:
+    """Whatever a state says must be understood: a key that is not may be another version's, or another's state."""
+    unknown = sorted(str(key) for key in set(found) - set(known))
+    if unknown:
+        raise StateError(
+            f"the state has keys that this version does not know: {', '.join(inside + key for key in unknown)}; load "
+            "what `state_dict()` or `step.resume_state` gave, unchanged, with the penstock that saved it"
+        )
 
 
 def _refuse_changes(plan: Plan, then: dict[str, Any]) -> None:
     if not isinstance(then, dict):
         raise StateError("this is not the state of a loader: it does not say what it was made from")
     now = describe(plan)
+    _refuse_unknown(then, now, "made_from.")
     changed = [f"{name} was {then.get(name)!r}, is {now[name]!r}" for name in now if now[name] != then.get(name)]
     changed = [text for text in changed if not text.startswith(("sources was", "share_changes was"))]
     if now["share_changes"] != then.get("share_changes"):
         changed.append("the changes of shares differ")
     if now["num_sources"] == then.get("num_sources") and now["sources"] != then.get("sources"):
-        old, new = base64.b85decode(then["sources"]), base64.b85decode(now["sources"])
-        for i, source in enumerate(plan.mixture.sources):
-            data = slice(2 * i * _DIGEST_BYTES, (2 * i + 1) * _DIGEST_BYTES)
-            settings = slice((2 * i + 1) * _DIGEST_BYTES, (2 * i + 2) * _DIGEST_BYTES)
-            if old[data] != new[data]:
-                changed.append(f"source {i} ({source.name!r}) holds other documents")
-            if old[settings] != new[settings]:
-                changed.append(
-                    f"source {i} ({source.name!r}) has another name, share, objective, slice, order or limit"
-                )
+        changed += _changed_sources(plan, base64.b85decode(then["sources"]), base64.b85decode(now["sources"]))
     if changed:
         raise StateError(
             f"the state was saved from other data or settings: {'; '.join(changed)}. "
             "Load it into a loader made as it was, or start anew without it"
         )
+
+
+def _changed_sources(plan: Plan, then: bytes, now: bytes) -> list[str]:
+    """Which sources differ, as far as a byte for each can tell."""
+    changed = []
+    for i, source in enumerate(plan.mixture.sources):
+        data = _DIGEST_BYTES + 2 * i
+        if then[data] != now[data]:
+            changed.append(f"source {i} ({source.name!r}) holds other documents")
+        if then[data + 1] != now[data + 1]:
+            changed.append(f"source {i} ({source.name!r}) has another name, share, objective, slice, order or limit")
+    return changed or ["one of the sources holds other documents or has other settings"]

@@ -1,0 +1,56 @@
+"""Columns of integers in few bytes: each number takes the bits that its column needs, and a zero takes one.
+
+For states, whose counters differ by source and grow during a run: bytes that compress badly on their own. A number
+costs the bits of the difference between the largest and the smallest of its column, whatever their size.
+"""
+
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+
+Int64 = np.ndarray[Any, np.dtype[np.int64]]
+
+_HEAD = struct.Struct("<qB")
+"""Of each column: its smallest number that is not 0, and the bits of each number's distance from it."""
+
+
+def pack(numbers: Int64) -> bytes:
+    """int64 [rows, columns] as bytes, for `unpack`."""
+    present = numbers != 0
+    heads, bits = b"", []
+    for column, there in zip(numbers.T, present.T, strict=True):
+        values = column[there]
+        low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+        width = (high - low).bit_length()
+        heads += _HEAD.pack(low, width)
+        # Unsigned, so that the distance of any two numbers has room.
+        distances = values.view(np.uint64) - np.int64(low).view(np.uint64)
+        octets = distances.astype(">u8").view(np.uint8).reshape(-1, 8)
+        bits.append(np.unpackbits(octets, axis=1)[:, 64 - width :].ravel())
+    return zlib.compress(heads + np.packbits(present).tobytes() + np.packbits(np.concatenate(bits)).tobytes(), 9)
+
+
+def unpack(packed: bytes, rows: int, columns: int) -> Int64:
+    """The numbers that `pack` was given.
+
+    Raises:
+        ValueError, zlib.error, struct.error: These bytes do not come from `pack` with so many rows and columns.
+    """
+    data = zlib.decompress(packed)
+    heads = [_HEAD.unpack_from(data, column * _HEAD.size) for column in range(columns)]
+    body = np.unpackbits(np.frombuffer(data, np.uint8, offset=columns * _HEAD.size))
+    present = body[: rows * columns].reshape(rows, columns).astype(bool)
+    place = -(-rows * columns // 8) * 8
+    numbers = np.zeros((rows, columns), np.int64)
+    for (low, width), there, column in zip(heads, present.T, numbers.T, strict=True):
+        count = int(there.sum())
+        bits = np.zeros((count, 64), np.uint8)
+        bits[:, 64 - width :] = body[place : place + count * width].reshape(count, width)
+        distances = np.packbits(bits, axis=1).view(">u8").ravel().astype(np.uint64)
+        column[there] = (distances + np.int64(low).view(np.uint64)).view(np.int64)
+        place += count * width
+    if not 0 <= len(body) - place < 8:
+        raise ValueError(f"{len(body) - place} bits are left over")
+    return numbers

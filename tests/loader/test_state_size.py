@@ -1,0 +1,95 @@
+"""States stay small however long a run lasts, and give back what was saved."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import StateError
+from penstock.loader import Loader, Mixture, Place, Source
+from penstock.loader.compact import pack, unpack
+from penstock.loader.steps import StepPlace
+from penstock.shards import write_dataset
+
+numbers = st.one_of(st.just(0), st.integers(-3, 3), st.integers(-(2**62), 2**62), st.integers(-(2**63), 2**63 - 1))
+
+
+@settings(deadline=None)
+@given(st.integers(1, 12).flatmap(lambda rows: st.lists(st.lists(numbers, min_size=7, max_size=7), min_size=rows)))
+def test_packed_numbers_come_back(lines):
+    given_numbers = np.array(lines, np.int64)
+    np.testing.assert_array_equal(unpack(pack(given_numbers), len(lines), 7), given_numbers)
+
+
+def test_packed_numbers_of_another_shape_are_refused():
+    packed = pack(np.arange(70, dtype=np.int64).reshape(10, 7))
+    for rows in (5, 40):
+        with pytest.raises(ValueError, match=r"left over|cannot reshape"):
+            unpack(packed, rows, 7)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("state") / "d", [[1, 2, 3]] * 50)
+
+
+# Columns that a policy can fill: documents taken, first token of the next part, credit, empty, dropped, their tokens,
+# tokens cut off. A source that splits drops nothing, one that drops has no parts.
+FILLED = {"split": (0, 1, 2, 3), "drop": (0, 2, 3, 4, 5), "truncate": (0, 2, 3, 6), "error": (0, 2, 3)}
+
+
+@pytest.mark.parametrize("policies", [("drop",), ("split",), ("drop", "truncate", "split", "error")])
+def test_a_hundred_sources_far_into_a_run_stay_under_4_kb(dataset, policies):
+    """Random counters up to 2^40 in every field: nothing about them can be left out but what is always 0."""
+    kinds = [policies[i % len(policies)] for i in range(100)]
+    sources = [Source(dataset, 1 / (i + 1), f"source number {i}", too_long=kind) for i, kind in enumerate(kinds)]
+    loader = Loader(Mixture(sources), sequence_length=8192, rows_per_step=4096, seed=2**31, threads=0)
+    generator = np.random.default_rng(0)
+    counters = np.zeros((100, 7), np.int64)
+    for line, kind in zip(counters, kinds, strict=True):
+        line[list(FILLED[kind])] = generator.integers(1, 2**40, len(FILLED[kind]))
+    counters[:, 2] -= 2**39
+    place = Place(row=2**40, window=2**30, cursors=counters[:, :2], credits=counters[:, 2], skipped=counters[:, 3:])
+    loader._after = StepPlace(step=2**28, place=place, rows=1023)
+    state = loader.state_dict()
+    size = len(json.dumps(state))
+    assert size <= 4000
+
+    loader.load_state_dict(json.loads(json.dumps(state)))
+    found = loader._after
+    assert (found.step, found.rows, found.place.row, found.place.window) == (2**28, 1023, 2**40, 2**30)
+    for name in ("cursors", "credits", "skipped"):
+        np.testing.assert_array_equal(getattr(found.place, name), getattr(place, name))
+
+
+def test_two_sources_far_into_a_run_stay_far_under_1_kb(dataset):
+    loader = Loader(Mixture([Source(dataset, name="a"), Source(dataset, name="b")]), sequence_length=8, rows_per_step=4)
+    counters = np.random.default_rng(0).integers(1, 2**60, (2, 7))
+    place = Place(row=2**40, window=2**30, cursors=counters[:, :2], credits=counters[:, 2], skipped=counters[:, 3:])
+    loader._after = StepPlace(step=2**28, place=place, rows=1023)
+    assert len(json.dumps(loader.state_dict())) <= 600
+
+
+def test_unknown_keys_are_refused_by_name(dataset):
+    loader = Loader(dataset, sequence_length=8, rows_per_step=4)
+    state = loader.state_dict()
+    with pytest.raises(StateError, match=r"does not know: epoch, note; load what `state_dict\(\)`"):
+        loader.load_state_dict({**state, "note": 1, "epoch": 2})
+    with pytest.raises(StateError, match=r"does not know: made_from\.shuffle"):
+        loader.load_state_dict({**state, "made_from": {**state["made_from"], "shuffle": "full"}})
+
+
+def test_a_change_that_the_hints_miss_is_still_refused(dataset):
+    """Two bytes a source say where to look; that something changed is known from a whole digest."""
+
+    def loader(share):
+        return Loader(Source(dataset, share), sequence_length=8, rows_per_step=4, threads=0)
+
+    state = loader(1.0).state_dict()
+    now = loader(1.0).state_dict()["made_from"]["sources"]
+    others = (loader(1.0 + i).state_dict() for i in range(1, 5000))
+    collision = next(s for s in others if s["made_from"]["sources"][10:] == now[10:])
+    with pytest.raises(StateError, match="one of the sources holds other documents or has other settings"):
+        loader(1.0).load_state_dict({**state, "made_from": collision["made_from"]})
