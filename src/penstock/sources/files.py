@@ -6,18 +6,22 @@ dot) are passed over. Nothing found is an error, and so is a file found twice.
 
 import glob
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any, final
 
 import pyarrow as pa
 
 from penstock.errors import ConfigError, RecordError
+from penstock.sources.remote import RemoteFile, find_remote, read_range
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 """Extension → the codec that pyarrow knows it by."""
+
+ReadRange = Callable[[int, int], bytes]
+"""(first byte, amount) → bytes of a file; fewer only where it ends."""
 
 
 @final
@@ -63,7 +67,7 @@ def find_files(spec: str | os.PathLike[str]) -> list[SourceFile]:
         RecordError: There is none.
     """
     text = os.fspath(spec)
-    found = _find_remote(text) if "://" in text else _find_local(text)
+    found = [SourceFile(*found) for found in find_remote(text)] if "://" in text else _find_local(text)
     if not found:
         raise RecordError(f"{text}: no such file, and no file matches it{_hint(text)}")
     return found
@@ -111,37 +115,27 @@ def local_file(path: str) -> SourceFile:
     return SourceFile(path, status.st_size, str(status.st_mtime_ns))
 
 
-def _find_remote(url: str) -> list[SourceFile]:
-    filesystem, path = _filesystem(url)
-    if filesystem.isfile(path):
-        names = [path]
-    elif filesystem.isdir(path):
-        names = filesystem.find(path)
-    else:
-        names = [name for name in filesystem.glob(path) if filesystem.isfile(name)]
-    names = sorted(name for name in names if not Path(name).name.startswith("."))
-    return [
-        SourceFile(filesystem.unstrip_protocol(name), int(filesystem.size(name)), str(filesystem.ukey(name)))
-        for name in names
-    ]
+def open_random(file: SourceFile, *, ahead: bool = True) -> Any:
+    """The file for reading at any place.
 
-
-def _filesystem(url: str) -> tuple[Any, str]:
-    import fsspec
-
-    try:
-        filesystem, path = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise RecordError(f"{url}: {error}; stores need their package: pip install 'penstock[cloud]'") from error
-    return filesystem, path
-
-
-def open_random(file: SourceFile) -> Any:
-    """The file for reading at any place; Parquet needs it."""
+    Args:
+        file: Local or remote.
+        ahead: Of a remote file, read more than is asked for, as suits reading it front to back.
+    """
     if file.is_remote:
-        filesystem, path = _filesystem(file.path)
-        return pa.PythonFile(filesystem.open(path, "rb"), mode="r")
+        return pa.PythonFile(RemoteFile(file.path, ahead=ahead), mode="r")
     return pa.OSFile(file.path, "rb")
+
+
+@contextmanager
+def open_ranges(file: SourceFile) -> Iterator[ReadRange]:
+    """Open a file for reading ranges of it; of a remote one each costs a request."""
+    if file.is_remote:
+        yield partial(read_range, file.path)
+        return
+    with open(file.path, "rb", buffering=0) as stream:
+        descriptor = stream.fileno()
+        yield lambda begin, amount: os.pread(descriptor, amount, begin)
 
 
 @final

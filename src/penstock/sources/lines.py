@@ -1,37 +1,40 @@
 """Cuts files into blocks of whole lines; only the byte b"\\n" ends a line.
 
-A byte range gives the lines whose first byte lies in it, so that ranges side by side give each line once. A stream
-(compressed, or remote) is read front to back. A UTF-8 BOM at the start of a file is dropped.
+A byte range, of a local or a remote file, gives the lines whose first byte lies in it, so that ranges side by side give
+each line once. A stream (compressed, or a small remote file) is read front to back. A UTF-8 BOM at the start of a file
+is dropped.
 """
 
-import os
 from collections.abc import Iterator
 
 import numpy as np
 
-from penstock.sources.files import SourceFile, open_stream
+from penstock.sources.files import ReadRange, SourceFile, open_ranges, open_stream
 
 BLOCK_BYTES = 4 << 20
 """Bytes in a block, about; a block holds at least one line, however long."""
+
+REMOTE_BLOCK_BYTES = 16 << 20
+"""The same for ranges of remote files, where each block waits for an answer."""
+
+TAIL_BYTES = 1 << 16
+"""Bytes read first when only the end of a line is looked for."""
 
 BOM = b"\xef\xbb\xbf"
 NEWLINE = ord("\n")
 
 
-def count_newlines(path: str, begin: int, end: int) -> int:
-    """Newlines in bytes [begin, end) of a local file; some GB/s."""
-    with open(path, "rb", buffering=0) as stream:
-        return _count(stream.fileno(), begin, end)
-
-
-def _count(descriptor: int, begin: int, end: int) -> int:
+def count_newlines(file: SourceFile, begin: int, end: int) -> int:
+    """Newlines in bytes [begin, end) of a file; of a local one some GB/s."""
+    block = REMOTE_BLOCK_BYTES if file.is_remote else BLOCK_BYTES
     total = 0
-    while begin < end:
-        data = os.pread(descriptor, min(BLOCK_BYTES, end - begin), begin)
-        if not data:
-            break
-        total += num_newlines(data)
-        begin += len(data)
+    with open_ranges(file) as read:
+        while begin < end:
+            data = read(begin, min(block, end - begin))
+            if not data:
+                break
+            total += num_newlines(data)
+            begin += len(data)
     return total
 
 
@@ -41,24 +44,23 @@ def num_newlines(data: bytes | memoryview) -> int:
 
 
 def cut_range(file: SourceFile, begin: int, end: int) -> Iterator[tuple[bytes | memoryview, int, str | None]]:
-    """The lines of a local file that begin in bytes [begin, end).
+    """The lines of a file that begin in bytes [begin, end).
 
     Yields:
         Whole lines; the raw bytes they took; and why the rest is lost, when it is: then there are no lines.
     """
     size = file.size_bytes
-    with open(file.path, "rb", buffering=0) as stream:
-        descriptor = stream.fileno()
+    block = REMOTE_BLOCK_BYTES if file.is_remote else BLOCK_BYTES
+    with open_ranges(file) as read:
         position, counted = begin, begin
         if begin == 0:
-            position = len(BOM) if os.pread(descriptor, len(BOM), 0) == BOM else 0
+            position = len(BOM) if read(0, min(len(BOM), size)) == BOM else 0
         else:
-            position = _next_line(descriptor, begin - 1, end, size)
+            position = _next_line(read, begin - 1, end, size)
         while position < end:
-            data = _read_lines(descriptor, position, min(BLOCK_BYTES, end - position), size)
+            data = _read_lines(read, position, min(block, end - position), size)
             if data is None:
-                message = f"the file ends at byte {os.fstat(descriptor).st_size}; it had {size} when the work began"
-                yield b"", 0, message
+                yield b"", 0, f"the file has become shorter: it had {size} when the work began"
                 return
             position += len(data)
             yield data, min(position, end) - counted, None
@@ -67,10 +69,10 @@ def cut_range(file: SourceFile, begin: int, end: int) -> Iterator[tuple[bytes | 
             yield b"", end - counted, None
 
 
-def _next_line(descriptor: int, position: int, end: int, size: int) -> int:
+def _next_line(read: ReadRange, position: int, end: int, size: int) -> int:
     """Where the first line after `position` begins; `end` if that is not before it."""
     while position < end:
-        data = os.pread(descriptor, min(1 << 16, size - position), position)
+        data = read(position, min(TAIL_BYTES, size - position))
         at = data.find(b"\n")
         if at >= 0 or not data:
             return position + at + 1 if data else end
@@ -78,9 +80,9 @@ def _next_line(descriptor: int, position: int, end: int, size: int) -> int:
     return end
 
 
-def _read_lines(descriptor: int, position: int, amount: int, size: int) -> bytes | memoryview | None:
+def _read_lines(read: ReadRange, position: int, amount: int, size: int) -> bytes | memoryview | None:
     """Whole lines from `position`, `amount` bytes or a little more or less; None when the file was cut short."""
-    data = os.pread(descriptor, min(amount, size - position), position)
+    data = read(position, min(amount, size - position))
     if not data:
         return None
     if position + len(data) == size:
@@ -90,7 +92,7 @@ def _read_lines(descriptor: int, position: int, amount: int, size: int) -> bytes
         return memoryview(data)[: last + 1]
     pieces, total = [data], len(data)
     while position + total < size:
-        more = os.pread(descriptor, min(max(total, BLOCK_BYTES), size - position - total), position + total)
+        more = read(position + total, min(max(total, TAIL_BYTES), size - position - total))
         if not more:
             return None
         at = more.find(b"\n")

@@ -1,9 +1,10 @@
 """From what the user names to parts: the units of work of preparing.
 
-Parts depend on the input alone, never on the number of processes: byte ranges of large local JSONL files, other
-JSONL files whole, row groups of Parquet files, small text files together, files of a saved `datasets` folder.
+Parts depend on the input alone, never on the number of processes: byte ranges of large JSONL files, compressed
+ones whole, row groups of Parquet files, small text files together, files of a saved `datasets` folder.
 """
 
+import glob
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
@@ -147,14 +148,15 @@ def _with_formats(
     known = [(file, format or EXTENSIONS.get(file.suffixes[0], "")) for file in files]
     chosen = [(file, kind) for file, kind in known if kind]
     strange = [file for file, kind in known if not kind]
-    in_folder = os.path.isdir(os.path.expanduser(os.fspath(spec)))
+    text = os.fspath(spec)
+    in_folder = not glob.has_magic(text) if "://" in text else os.path.isdir(os.path.expanduser(text))
     if strange and not (chosen and in_folder):
         raise ConfigError(
             f"{strange[0].path}: no format is known for the extension {strange[0].suffixes[0]!r}; "
             f"say which it is: --format {'|'.join(FORMATS)} (extensions known: {', '.join(EXTENSIONS)})"
         )
     if strange:
-        notice(f"{os.fspath(spec)}: passed over {len(strange)} files of unknown format, such as {strange[0].path}")
+        notice(f"{text}: passed over {len(strange)} files of unknown format, such as {strange[0].path}")
     return chosen
 
 
@@ -182,7 +184,7 @@ def _cut_file(file: SourceFile, kind: str, fields: Fields, size: int) -> Iterato
         yield from cut_parquet(file, fields, size)
     elif kind == "arrow":
         yield ArrowPart(file, fields)
-    elif file.compression or file.is_remote:
+    elif file.compression:
         yield JsonlPart(file, fields, 0, file.size_bytes)
     else:
         for begin in range(0, max(file.size_bytes, 1), size):

@@ -1,4 +1,4 @@
-"""Reads Parquet: some row groups a part, only the columns asked for."""
+"""Reads Parquet: some row groups a part, only the columns asked for, of a remote file too."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ def open_parquet(file: SourceFile) -> Any:
     import pyarrow.parquet as pq
 
     try:
-        return pq.ParquetFile(open_random(file))
+        return pq.ParquetFile(open_random(file, ahead=False))
     except (pa.ArrowException, OSError) as error:
         raise RecordError(f"{file.path}: not a whole Parquet file: {error}") from error
 

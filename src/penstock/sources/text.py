@@ -11,7 +11,6 @@ from typing import final
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import RecordError
 from penstock.sources.files import SourceFile, open_stream
 from penstock.sources.lines import BLOCK_BYTES, BOM
 from penstock.sources.records import Fields, RecordBlock, Reject, excerpt
@@ -66,7 +65,7 @@ class TextPart:
         while True:
             try:
                 raw = next(pieces, None)
-            except (OSError, EOFError, RecordError) as error:
+            except (OSError, EOFError) as error:
                 yield b"", line, f"the file cannot be read further: {error}; it was cut, or is damaged"
                 return
             if raw is None:
