@@ -147,7 +147,7 @@ def _stop_at(found: list[Reject], settings: PrepareSettings, before: list[Reject
         return
     if settings.on_error == "stop":
         raise RecordError(f"{found[0]} (or skip such records: --on-error skip)")
-    if not str(settings.max_rejects).endswith("%") and len(before) + len(found) > settings.reject_limit(0):
+    if settings.reject_count is not None and len(before) + len(found) > settings.reject_count:
         raise RecordError(f"{found[-1]}; more than {settings.max_rejects} records were rejected: raise --max-rejects")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock.errors import OutputError, RecordError
 from penstock.prepare.documents import Framing
+from penstock.prepare.empty import refuse_empty
 from penstock.prepare.folder import REJECTED, REPORT, OutputFolder
 from penstock.prepare.part import (
     PartRecord,
@@ -86,7 +87,7 @@ def prepare(
         options: Fields of `PrepareSettings`, and of `Fields` as `text_field`, `weights_field`, `columns`.
 
     Raises:
-        RecordError: A record cannot be read, with file and line; or too many were rejected.
+        RecordError: A record cannot be read, with file and line; too many were rejected; or no document came out.
         OutputError: The folder cannot be used.
         ConfigError: A setting is out of range.
         TokenizerError: The tokenizer cannot be loaded, or has no byte table for loss weights.
@@ -287,10 +288,12 @@ def _checked_first(shop: Workshop, parts: Iterator[Part], progress: bool) -> Ite
 def _finish(shop: Workshop, records: list[PartRecord], files: list[str], configuration: str) -> PrepareReport:
     """Make the finished shards datasets, and write the report, which says that all is done."""
     settings = shop.settings
+    refuse_empty(shop.output, records, files)
     total, rejects = sum(record.records for record in records), sum(record.rejects for record in records)
-    if rejects > settings.reject_limit(total):
+    if rejects > (limit := settings.reject_limit(total)):
+        allowed = f"the {limit} that may be" if settings.max_rejects is None else settings.max_rejects
         raise RecordError(
-            f"{rejects} of {total} records were rejected, more than {settings.max_rejects}; look at "
+            f"{rejects} of {total} records were rejected, more than {allowed}; look at "
             f"{rejects_path(shop.output, 0).parent}/*.rejected.jsonl, then raise --max-rejects: finished parts are kept"
         )
     kept = [rejects_path(shop.output, n).read_text() for n, record in enumerate(records) if record.rejects]

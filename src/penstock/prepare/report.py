@@ -89,6 +89,11 @@ class PrepareReport:
             lines += [
                 f"{name}: {split.documents:,} documents, {split.tokens:,} tokens" for name, split in self.splits.items()
             ]
+        lines += [
+            f"warning: {name} is empty: there are too few documents for this --validation share"
+            for name, split in self.splits.items()
+            if not split.documents
+        ]
         if self.straddling_tokens:
             lines.append(f"{self.straddling_tokens:,} tokens hold characters of different loss weights")
         if self.edge_controls:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, Literal, final
 
 from penstock.errors import ConfigError
@@ -45,8 +46,9 @@ class PrepareSettings:
     on_error: Literal["stop", "skip"] = "stop"
     """At a record that cannot be read: stop, or skip it and write it to rejected.jsonl."""
 
-    max_rejects: int | str = "1%"
-    """With "skip": more rejects than this are an error. A number, or a share of all records, judged at the end."""
+    max_rejects: int | float | str | None = None
+    """With "skip": more rejects than this are an error. A whole number (1000) counts records; a percentage ("1%") or a
+    decimal below 1 (0.01) is a share of all records, judged at the end. None: 1%, or 100 records where that is more."""
 
     def __post_init__(self) -> None:
         for name, known in (("add_bos", ("auto", "yes", "no")), ("add_eos", ("auto", "yes", "no"))):
@@ -62,23 +64,22 @@ class PrepareSettings:
             raise ConfigError(f"part_bytes must be >= 1; got {self.part_bytes}")
         self.reject_limit(0)
 
+    @property
+    def reject_count(self) -> int | None:
+        """How many rejects are fine whatever the number of records; None where a share is."""
+        limit = _limit(self.max_rejects) if self.max_rejects is not None else None
+        return limit if isinstance(limit, int) else None
+
     def reject_limit(self, num_records: int) -> int:
-        """How many rejects are still fine among `num_records`; a share is at least 100 records.
+        """How many rejects are still fine among `num_records`.
 
         Raises:
             ConfigError: `max_rejects` is neither a number nor a share.
         """
-        text = str(self.max_rejects).strip()
-        try:
-            if text.endswith("%"):
-                share = float(text[:-1]) / 100
-                if 0 <= share <= 1:
-                    return max(int(share * num_records), 100 if share else 0)
-            elif int(text) >= 0:
-                return int(text)
-        except ValueError:
-            pass
-        raise ConfigError(f"max_rejects must be a number (1000) or a share (1%); got {self.max_rejects!r}")
+        if self.max_rejects is None:
+            return max(num_records // 100, 100)
+        limit = _limit(self.max_rejects)
+        return limit if isinstance(limit, int) else int(limit * num_records)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -103,6 +104,25 @@ class PrepareSettings:
             "on_error": self.on_error,
             "transform": transform,
         }
+
+
+def _limit(given: int | float | str) -> int | Decimal:
+    """A number of records, or a share of them as a decimal from 0 to 1, exact: 0.29 of 100 is 29."""
+    text = str(given).strip()
+    if text.isdecimal():
+        return int(text)
+    try:
+        share = Decimal(text.removesuffix("%"))
+        if text.endswith("%") and 0 <= share <= 100:
+            return share / 100
+        if not text.endswith("%") and 0 <= share < 1:
+            return share
+    except ArithmeticError:
+        pass
+    raise ConfigError(
+        "max_rejects must be a number of records (1000), or a share of them as a percentage (1%) or a decimal below 1 "
+        f"(0.01); got {given!r}"
+    )
 
 
 def fingerprint(value: Any) -> str:
