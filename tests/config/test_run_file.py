@@ -8,8 +8,8 @@ import jsonschema
 import pytest
 import yaml
 
-from penstock.config import load_run, run_schema
-from penstock.errors import ConfigError
+from penstock.config import load_run, make_loader, run_schema
+from penstock.errors import ConfigError, FormatError
 
 GOOD = """\
 data:
@@ -129,15 +129,41 @@ def test_overrides_reach_keys_indices_and_names(write):
     ("assignment", "message"),
     [
         ("data.loader.seed", "expected key=value"),
-        ("data.loader.sead=1", r"run.yaml:16: data.loader.sead: unknown key; did you mean 'seed'\?"),
+        ("data.loader.sead=1", r"--set data.loader.sead=1: unknown key; did you mean 'seed'\?"),
         ("data.sources.wob.share=1", r"no entry 'wob' in the list; it has 0 \(web\), 1 \(chat\)"),
         ("data.loader.seed.deep=1", "nothing can be set at 'deep', since it would be inside 7"),
         ("data.loader.seed=[1", "the value is not YAML"),
+        ("data.loader.seed=many", "--set data.loader.seed=many: found 'many', due a valid integer"),
+        (
+            "data.sources.web={path: a, shore: 1}",
+            "--set data.sources.web=.*: data.sources.0.shore: unknown key; did you mean 'share'",
+        ),
+        (
+            "data.sources.web.share=-1",
+            r"run.yaml:3: data.sources.0 \(with --set data.sources.web.share=-1\): source 'web': share must be",
+        ),
+        (
+            "data.sources.web.name=chat",
+            r"run.yaml:1: data \(with --set data.sources.web.name=chat\): two sources are called 'chat'",
+        ),
     ],
 )
 def test_wrong_overrides_are_refused(write, assignment, message):
     with pytest.raises(ConfigError, match=message):
         load_run(write(GOOD), [assignment])
+
+
+def test_other_keys_keep_their_line_beside_an_override(write):
+    with pytest.raises(ConfigError, match=r"run.yaml:19: data.loader.sead: unknown key"):
+        load_run(write(GOOD.replace("seed: 7", "sead: 7")), ["data.loader.packing=concat"])
+
+
+def test_a_source_that_is_missing_is_named_with_its_run_file(write, tmp_path):
+    with pytest.raises(FormatError, match=r"run.yaml: source 'web': data/web: nothing there; give a folder"):
+        make_loader(load_run(write(GOOD)).data, run_file="run.yaml")
+    command = [sys.executable, "-m", "penstock", "plan", str(write(GOOD))]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (shown.returncode, f"{tmp_path / 'run.yaml'}: source 'web': data/web: " in shown.stderr) == (1, True)
 
 
 def test_an_override_of_an_aliased_part_leaves_the_other(write):

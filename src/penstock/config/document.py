@@ -3,7 +3,7 @@
 Stricter than YAML: a key given twice is an error (the usual parsers keep the last one in silence), and keys are text.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
@@ -26,12 +26,24 @@ class Document:
     """Mappings, lists and scalars."""
     lines: dict[Place, int]
     """Line (from 1) of every key and list entry that the file holds."""
+    assigned: dict[Place, str] = field(default_factory=dict)
+    """Places that `--set` gave a value → the assignment, as it was written."""
 
     def where(self, place: Place) -> str:
-        """`run.yaml:12: data.loader.seed`; the line is that of the nearest enclosing key that the file holds."""
-        line = next((self.lines[place[:size]] for size in range(len(place), 0, -1) if place[:size] in self.lines), None)
+        """`run.yaml:12: data.loader.seed`, or `--set data.loader.seed=x` when that gave the value.
+
+        The line is that of the nearest enclosing key that the file holds. Assignments inside the place are named with
+        it, since what is wrong with the whole may be due to them.
+        """
+        enclosing = [place[:size] for size in range(len(place), 0, -1)]
+        assigned = next((self.assigned[part] for part in enclosing if part in self.assigned), None)
+        if assigned is not None:
+            return f"--set {assigned}" if place in self.assigned else f"--set {assigned}: {dotted(place)}"
+        line = next((self.lines[part] for part in enclosing if part in self.lines), None)
         file = self.name if line is None else f"{self.name}:{line}"
-        return f"{file}: {dotted(place)}" if place else file
+        inside = [text for part, text in self.assigned.items() if part[: len(place)] == place]
+        given = f" (with {' '.join(f'--set {text}' for text in inside)})" if inside else ""
+        return f"{file}: {dotted(place)}{given}" if place else f"{file}{given}"
 
 
 def dotted(place: Place) -> str:
@@ -91,6 +103,7 @@ def override(document: Document, assignments: list[str]) -> Document:
         ConfigError: An assignment has no `=`, or goes through something that is neither a mapping nor a list.
     """
     values = _copied(document.values)
+    assigned: dict[Place, str] = {}
     for assignment in assignments:
         path, sign, text = assignment.partition("=")
         if not sign or not path:
@@ -101,13 +114,17 @@ def override(document: Document, assignments: list[str]) -> Document:
             raise ConfigError(f"--set {assignment}: the value is not YAML: {error}") from error
         holder: Any = values
         *parents, last = path.split(".")
+        place: Place = ()
         for part in parents:
             key = _key(holder, part, assignment)
+            place = (*place, key)
             if isinstance(holder, dict) and holder.get(key) is None:
                 holder[key] = {}
             holder = holder[key]
-        holder[_key(holder, last, assignment)] = value
-    return Document(document.name, values, document.lines)
+        key = _key(holder, last, assignment)
+        holder[key] = value
+        assigned[*place, key] = assignment
+    return Document(document.name, values, document.lines, assigned)
 
 
 def _copied(value: Any) -> Any:

@@ -1,14 +1,16 @@
 """The sections of a run file."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, final
 
 from penstock.config.document import override, read_document
 from penstock.config.models import check, model_of
+from penstock.errors import ConfigError, FormatError
 from penstock.inputs import EVERYTHING, InputRequirements
 from penstock.loader import Loader, Mixture, PlanSettings, ShareChange, Source
+from penstock.shards import open_dataset
 
 
 @final
@@ -63,20 +65,37 @@ def run_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "penstock run file"}
 
 
-def make_loader(data: DataSettings, *, data_parallel: tuple[int, int] = (0, 1), threads: int = 0) -> Loader:
+def make_loader(
+    data: DataSettings, *, run_file: str = "run file", data_parallel: tuple[int, int] = (0, 1), threads: int = 0
+) -> Loader:
     """The loader that a run file describes, giving everything of a row.
 
     Args:
         data: The section `data`.
+        run_file: Its file, as errors show it.
         data_parallel: (rank, size).
         threads: Filling threads; 0 does all in the caller's thread.
+
+    Raises:
+        FormatError: The dataset of a source is missing or not one; the message says of which.
+        CorruptionError: A dataset is damaged.
+        ConfigError: A dataset needs more to be opened than a path, or sources disagree.
     """
+    mixture = Mixture([_opened(source, run_file) for source in data.sources], data.changes)
     settings = {field.name: getattr(data.loader, field.name) for field in fields(data.loader)}
     distances = InputRequirements(asked_by="target_distances", target_distances=data.target_distances)
     return Loader(
-        data.mixture,
+        mixture,
         **settings,
         requirements=EVERYTHING.merge(distances),
         data_parallel=data_parallel,
         threads=threads,
     )
+
+
+def _opened(source: Source, run_file: str) -> Source:
+    """The source with its dataset in place of the path."""
+    try:
+        return replace(source, path=open_dataset(source.path))
+    except (FormatError, ConfigError) as error:
+        raise type(error)(f"{run_file}: source {source.name!r}: {error}") from error
