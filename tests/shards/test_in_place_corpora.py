@@ -13,7 +13,16 @@ from typer.testing import CliRunner
 
 from penstock.cli import build_app
 from penstock.errors import ConfigError, CorruptionError, FormatError, OutputError
-from penstock.shards import import_corpus, open_dataset, open_megatron, open_npy, verify, write_dataset, write_megatron
+from penstock.shards import (
+    Dataset,
+    import_corpus,
+    open_dataset,
+    open_megatron,
+    open_npy,
+    verify,
+    write_dataset,
+    write_megatron,
+)
 
 
 def slow_index(code, size, lengths, borders):
@@ -140,7 +149,7 @@ def test_ids_outside_the_vocabulary_are_named(tmp_path):
     write_corpus(tmp_path / "c", [np.arange(9)] * 5)
     (fault,) = verify(tmp_path / "c", vocab_size=8).faults
     assert fault.reason == "token 8 of the file is 8, the vocabulary has 8"
-    assert "every token id inside the vocabulary" in verify(tmp_path / "c").unchecked
+    assert "every token id against the vocabulary" in verify(tmp_path / "c").unchecked
     write_corpus(tmp_path / "n", [np.array([1, -1])], "int32", 4)
     with pytest.raises(ConfigError, match="token ids from 1 to 4294967295"):
         import_corpus(open_megatron(tmp_path / "n"), tmp_path / "out")
@@ -248,5 +257,24 @@ def test_command(tmp_path):
     assert [again[i].tokens.tolist() for i in range(40)] == [dataset[i].tokens.tolist() for i in range(40)]
     with pytest.raises(ConfigError, match="is megatron, not npy; leave --from out"):
         run("convert", str(tmp_path / "m"), "--from", "npy", "--output", str(tmp_path / "x"))
-    with pytest.raises(ConfigError, match="cannot convert penstock to penstock"):
+    with pytest.raises(ConfigError, match="is a penstock dataset already; --to megatron converts it"):
         run("convert", str(tmp_path / "d"), "--output", str(tmp_path / "x"))
+
+
+def test_formats_that_cannot_be_written_are_not_offered(tmp_path):
+    make_dataset(tmp_path / "d", spans=False)
+    with pytest.raises(ConfigError, match="--to npy: not known; known: penstock, megatron"):
+        run("convert", str(tmp_path / "d"), "--to", "npy", "--output", str(tmp_path / "x"))
+    with pytest.raises(ConfigError, match="--from arrow: not known; known: penstock, megatron, npy"):
+        run("convert", str(tmp_path / "d"), "--from", "arrow", "--output", str(tmp_path / "x"))
+
+
+def test_a_foreign_corpus_that_is_opened_as_a_dataset_is_told_apart(tmp_path):
+    write_corpus(tmp_path / "c", make_documents(3))
+    for name in ("c", "c.bin"):
+        with pytest.raises(
+            FormatError, match="not a folder that `penstock prepare` made; open_dataset opens a Megatron"
+        ):
+            Dataset.open(tmp_path / name)
+    with pytest.raises(FormatError, match="no such folder"):
+        Dataset.open(tmp_path / "absent")

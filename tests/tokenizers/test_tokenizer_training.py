@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_tokenizers import make_texts
 
-from penstock.errors import ConfigError, TokenizerError
+from penstock.errors import ConfigError, OutputError, TokenizerError
 from penstock.tokenizers import load_tokenizer, train_tokenizer
 
 
@@ -70,6 +70,23 @@ def test_impossible_settings_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "tokenizer.json").exists()
 
 
+def test_a_tokenizer_is_not_replaced_unless_asked(tmp_path: Path) -> None:
+    train_tokenizer(["a b"], vocab_size=270, output=tmp_path / "t", progress=False)
+    before = (tmp_path / "t" / "tokenizer.json").read_bytes()
+
+    def unread():
+        raise AssertionError("no text is read before the folder is looked at")
+        yield ""
+
+    with pytest.raises(OutputError, match=r"tokenizer.json: is there already.*--overwrite"):
+        train_tokenizer(unread(), vocab_size=270, output=tmp_path / "t", progress=False)
+    assert (tmp_path / "t" / "tokenizer.json").read_bytes() == before
+    with pytest.raises(OutputError, match="cannot be made: Not a directory"):
+        train_tokenizer(unread(), vocab_size=270, output=tmp_path / "t" / "tokenizer.json" / "in", progress=False)
+    train_tokenizer(["cc dd"] * 9, vocab_size=270, output=tmp_path / "t", overwrite=True, progress=False)
+    assert (tmp_path / "t" / "tokenizer.json").read_bytes() != before
+
+
 def test_progress_is_told_on_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train_tokenizer(make_texts(5), vocab_size=270, output=tmp_path)
     captured = capsys.readouterr()
@@ -85,7 +102,7 @@ def run_penstock(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_command_trains_and_shows(tmp_path: Path) -> None:
     source = tmp_path / "texts.jsonl"
     source.write_text("".join(json.dumps({"body": text}) + "\n" for text in make_texts()))
-    options = ["--vocab-size", "300", "--output", str(tmp_path / "out"), "--special", "<|user|>", "--field", "body"]
+    options = ["--vocab-size", "300", "-o", str(tmp_path / "out"), "--special", "<|user|>", "--text-field", "body"]
     done = run_penstock("tokenizer", "train", str(source), *options, "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)

@@ -11,7 +11,7 @@ Ctrl-C. A reader that closes the pipe early (`| head`) ends the command quietly.
 import os
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 if TYPE_CHECKING:
     import typer
@@ -40,11 +40,19 @@ def main() -> None:
 def build_app(arguments: list[str]) -> "typer.Typer":
     """The application with the verbs that `arguments` can need: the one they name, or all of them for the help."""
     import typer
+    from typer.core import TyperGroup
 
     from penstock import __version__
 
+    class InOrder(TyperGroup):
+        """Typer's own order is commands first, then groups."""
+
+        def list_commands(self, ctx: Any) -> list[str]:
+            return [verb for verb in VERBS if verb in self.commands]
+
     app = typer.Typer(
         name="penstock",
+        cls=InOrder,
         help="Raw text into the exact tensors that a language model trains on.",
         no_args_is_help=True,
         add_completion=False,
@@ -55,7 +63,9 @@ def build_app(arguments: list[str]) -> "typer.Typer":
 
     @app.callback(invoke_without_command=True)
     def common(
-        version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+        version: Annotated[
+            bool, typer.Option("--version", metavar="", help="Print the version and exit.", is_eager=True)
+        ] = False,
     ) -> None:
         if version:
             print(f"penstock {__version__}")

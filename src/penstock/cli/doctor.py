@@ -1,12 +1,14 @@
 """`penstock doctor`: what this machine has of what penstock can use."""
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
+from penstock.cli.options import AsJson
+
 
 def run(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what is installed here, and what works.
 

@@ -5,25 +5,45 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.options import AsJson, Assignments
+
 RUN_FILES = {".yaml", ".yml"}
 
 
 def run(
-    target: Annotated[str, typer.Argument(help="A dataset folder, a Megatron prefix, or a run file (.yaml).")],
-    rows: Annotated[bool, typer.Option("--rows", help="Show packed rows; a run file always shows them.")] = False,
-    document: Annotated[list[int] | None, typer.Option(help="Show this document in full; may be repeated.")] = None,
-    documents: Annotated[int, typer.Option(help="Documents to show, spread over the dataset.", min=0)] = 3,
-    step: Annotated[int, typer.Option(help="Step whose rows are shown.", min=0)] = 0,
-    row: Annotated[list[int] | None, typer.Option(help="Row of the step; may be repeated. [default: 0]")] = None,
-    slots: Annotated[str | None, typer.Option(help="Show slots A:B of each row one a line, with all targets.")] = None,
-    sequence_length: Annotated[int, typer.Option(help="Slots of a row, where TARGET is a dataset.", min=2)] = 1024,
-    distances: Annotated[int, typer.Option(help="Target distances, where TARGET is a dataset.", min=1)] = 1,
-    tokens: Annotated[int, typer.Option(help="Tokens of a document that are shown, at most.", min=2)] = 120,
-    tokenizer: Annotated[str | None, typer.Option(help="Decode with this tokenizer, not the dataset's own.")] = None,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a key of the run file: a.b=1.")
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="A dataset folder, a Megatron prefix, or a run file (.yaml).")
+    ],
+    rows: Annotated[
+        bool, typer.Option("--rows", metavar="", help="Show packed rows; a run file always shows them.")
+    ] = False,
+    document: Annotated[
+        list[int] | None,
+        typer.Option(metavar="NUMBER", help="Show this document in full, from 0; may be repeated."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print plain values, one JSON object.")] = False,
+    documents: Annotated[int, typer.Option(metavar="N", help="Documents to show, spread over the dataset.", min=0)] = 3,
+    step: Annotated[int, typer.Option(metavar="NUMBER", help="Step whose rows are shown.", min=0)] = 0,
+    row: Annotated[
+        list[int] | None,
+        typer.Option(metavar="NUMBER", help="Row of the step, from 0; may be repeated. [default: 0]"),
+    ] = None,
+    slots: Annotated[
+        str | None, typer.Option(metavar="A:B", help="Show slots A:B of each row one a line, with all targets.")
+    ] = None,
+    sequence_length: Annotated[
+        int, typer.Option(metavar="N", help="Slots of a row, where TARGET is a dataset.", min=2)
+    ] = 1024,
+    distances: Annotated[
+        int, typer.Option(metavar="N", help="Targets at distance 1 to N, where TARGET is a dataset.", min=1)
+    ] = 1,
+    tokens: Annotated[
+        int, typer.Option(metavar="N", help="Tokens of a document that are shown, at most.", min=2)
+    ] = 120,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Decode with this tokenizer, not the dataset's own.")
+    ] = None,
+    assignments: Assignments = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show what is in a dataset, or the rows of a run as they will be trained.
 
@@ -47,7 +67,7 @@ def _loader(target: str, assignments: list[str], sequence_length: int, distances
     from penstock.loader import Loader, Mixture, Source
 
     if Path(target).suffix in RUN_FILES:
-        return make_loader(load_run(target, assignments).data)
+        return make_loader(load_run(target, assignments).data, run_file=target)
     return Loader(
         Mixture([Source(target)]),
         sequence_length=sequence_length,
@@ -67,7 +87,9 @@ def _show_rows(
 
     views = view_rows(loader, step, rows, lambda dataset: override or tokenizer_of(dataset))
     if not views:
-        raise ConfigError(f"--row {rows}: a step has {loader.settings.rows_per_step} rows, from 0")
+        count = loader.settings.rows_per_step
+        found = "1 row, row 0" if count == 1 else f"rows 0 to {count - 1}"
+        raise ConfigError(f"--row {' --row '.join(map(str, rows))}: the step has {found}")
     if as_json:
         print(json.dumps([view.as_json() for view in views], ensure_ascii=False))
         return

@@ -4,14 +4,14 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.options import AsJson, Assignments
+
 
 def run(
     run_file: Annotated[str, typer.Argument(metavar="RUN.YAML", help="A run file.")],
-    steps: Annotated[int, typer.Option(help="Steps to plan.", min=1)] = 100,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a key of the run file: a.b=1.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print plain values, one JSON object.")] = False,
+    steps: Annotated[int, typer.Option(metavar="N", help="Steps to plan.", min=1)] = 100,
+    assignments: Assignments = None,
+    as_json: AsJson = False,
 ) -> None:
     """Plan the first steps of a run without training: rows, tokens, shares, epochs, padding, drops, memory.
 
@@ -24,7 +24,7 @@ def run(
     from penstock.inspection import dry_run, make_console, plan_view
 
     data = load_run(run_file, assignments or []).data
-    report = dry_run(make_loader(data, data_parallel=(0, data.loader.rows_per_step)), steps)
+    report = dry_run(make_loader(data, run_file=run_file, data_parallel=(0, data.loader.rows_per_step)), steps)
     if as_json:
         print(json.dumps({**dataclasses.asdict(report), "padding_share": report.padding_share}))
     else:

@@ -6,44 +6,86 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.options import AsJson, Format, Separator, TextField
+
 
 def run(
     sources: Annotated[
-        list[str], typer.Argument(metavar="SOURCE…", help="Files, folders, globs (quoted) or URLs such as s3://….")
+        list[str], typer.Argument(metavar="SOURCE", help="Files, folders, globs (quoted) or URLs such as s3://….")
     ],
     tokenizer: Annotated[
-        str, typer.Option("--tokenizer", "-t", help="tokenizer.json, a folder, a hub name, .model, …")
+        str,
+        typer.Option(
+            "--tokenizer", "-t", metavar="PATH", help="A tokenizer.json, .model or .tiktoken, a folder, or a hub name."
+        ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the dataset, new or empty.")],
-    format: Annotated[
-        str | None, typer.Option(help="jsonl, parquet, text or arrow; by default the file names tell.")
-    ] = None,
-    text_field: Annotated[str, typer.Option(help="Field that holds the text; a dot goes into objects.")] = "text",
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for the dataset, new or empty.")
+    ],
+    format: Format = None,
+    text_field: TextField = "text",
     weights_field: Annotated[
-        str | None, typer.Option(help="Field with loss-weight ranges: [{begin, end, weight}], in characters.")
+        str | None,
+        typer.Option(metavar="NAME", help="Field with loss-weight ranges: [{begin, end, weight}], in characters."),
     ] = None,
     column: Annotated[
-        list[str] | None, typer.Option(help="Another field for --transform, as name or name:type; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME:TYPE",
+            help="Another field for --transform: string, int64, float64 or bool; string without a type. "
+            "May be repeated.",
+        ),
     ] = None,
-    separator: Annotated[
-        str | None, typer.Option(help="Plain text: what stands between documents; by default a file is one.")
-    ] = None,
+    separator: Separator = None,
     transform: Annotated[
-        str | None, typer.Option(help="module:function that changes a record (a dict), or drops it (None).")
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION", help="Python function that changes a record (a dict), or drops it (None)."
+        ),
     ] = None,
-    add_bos: Annotated[str, typer.Option(help="auto, yes or no: BOS before each document.")] = "auto",
-    add_eos: Annotated[str, typer.Option(help="auto, yes or no: EOS after each document.")] = "auto",
+    add_bos: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|yes|no", help="BOS before each document; auto: if the tokenizer has one that is not its EOS."
+        ),
+    ] = "auto",
+    add_eos: Annotated[
+        str, typer.Option(metavar="auto|yes|no", help="EOS after each document; auto: if the tokenizer has one.")
+    ] = "auto",
     validation: Annotated[
-        float, typer.Option(help="Share of documents for OUTPUT/validation, the rest for OUTPUT/train.")
+        float,
+        typer.Option(
+            metavar="SHARE",
+            help="Share of documents (0.01) for OUTPUT/validation, the rest for OUTPUT/train; 0: no split.",
+        ),
     ] = 0.0,
-    keep_text: Annotated[bool, typer.Option("--keep-text", help="Store the text beside its tokens.")] = False,
-    on_error: Annotated[str, typer.Option(help="stop, or skip: write bad records to rejected.jsonl.")] = "stop",
-    max_rejects: Annotated[str, typer.Option(help="With skip: more than this number or share is an error.")] = "1%",
-    processes: Annotated[int | None, typer.Option(min=1, help="By default as many as there are cores.")] = None,
-    part_bytes: Annotated[int | None, typer.Option(min=1, help="Raw bytes of a part; by default 64 MiB.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what was prepared there before.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+    keep_text: Annotated[
+        bool, typer.Option("--keep-text", metavar="", help="Store the text beside its tokens.")
+    ] = False,
+    on_error: Annotated[
+        str,
+        typer.Option(metavar="stop|skip", help="At a bad record: stop, or skip it and write it to rejected.jsonl."),
+    ] = "stop",
+    max_rejects: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIMIT",
+            help="With skip: more bad records are an error. 1000 is a number of them; 1% or 0.01 is a share of all "
+            "records, judged at the end. [default: 1%, or 100 records where that is more]",
+        ),
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Processes that work; by default as many as there are cores.")
+    ] = None,
+    part_bytes: Annotated[
+        int | None,
+        typer.Option(metavar="BYTES", min=1, help="Raw bytes of a part, which becomes a shard; by default 64 MiB."),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", metavar="", help="Replace what was prepared there before.")
+    ] = False,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="Show no progress.")] = False,
 ) -> None:
     """Turn raw text into a dataset of shards.
 

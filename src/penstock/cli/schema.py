@@ -7,7 +7,9 @@ import typer
 
 
 def run(
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file instead.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file instead.")
+    ] = None,
 ) -> None:
     """Print the JSON Schema of a run file.
 

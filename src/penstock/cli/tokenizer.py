@@ -4,25 +4,34 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.options import AsJson, Format, Separator, TextField
+
 app = typer.Typer(help="Train a tokenizer, or show what one is.", no_args_is_help=True)
 
 
 @app.command()
 def train(
-    sources: Annotated[list[str], typer.Argument(help="Files, folders, globs or URLs of text: JSONL, Parquet, plain.")],
-    vocab_size: Annotated[int, typer.Option("--vocab-size", help="Number of ids: 256 bytes, control entries, merges.")],
-    output: Annotated[str, typer.Option("--output", "-o", help="Folder for tokenizer.json and tokenizer_config.json.")],
+    sources: Annotated[
+        list[str], typer.Argument(metavar="SOURCE", help="Files, folders, globs (quoted) or URLs such as s3://….")
+    ],
+    vocab_size: Annotated[
+        int, typer.Option("--vocab-size", metavar="N", help="Number of ids: 256 bytes, control entries, merges.")
+    ],
+    output: Annotated[
+        str,
+        typer.Option("--output", "-o", metavar="DIR", help="Folder for tokenizer.json and tokenizer_config.json."),
+    ],
     special: Annotated[
-        list[str] | None, typer.Option("--special", help="A control entry beside BOS, EOS and padding; repeatable.")
+        list[str] | None,
+        typer.Option("--special", metavar="TEXT", help="A control entry beside BOS, EOS and padding; may be repeated."),
     ] = None,
-    format: Annotated[
-        str | None, typer.Option("--format", help="jsonl, parquet, text or datasets; by file name if not given.")
-    ] = None,
-    field: Annotated[str, typer.Option("--field", help="The field or column that holds the text.")] = "text",
-    separator: Annotated[
-        str | None, typer.Option("--separator", help="Plain text: what stands between documents; else a file is one.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    format: Format = None,
+    text_field: TextField = "text",
+    separator: Separator = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", metavar="", help="Replace a tokenizer that is there already.")
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a byte-level BPE on text, and save it so that transformers loads it.
 
@@ -31,13 +40,14 @@ def train(
     from penstock.sources import Fields, open_sources, read_texts
     from penstock.tokenizers import train_tokenizer
 
-    parts = open_sources(sources, format=format, fields=Fields(text=field), separator=separator)
+    parts = open_sources(sources, format=format, fields=Fields(text=text_field), separator=separator)
     packed = any(file.endswith((".gz", ".zst", ".parquet", ".arrow")) for part in parts for file in part.files)
     tokenizer = train_tokenizer(
         read_texts(parts),
         vocab_size=vocab_size,
         output=output,
         special_tokens=special or (),
+        overwrite=overwrite,
         total_bytes=None if packed else sum(part.size_bytes for part in parts),
     )
     _show(describe(tokenizer), as_json)
@@ -45,12 +55,17 @@ def train(
 
 @app.command()
 def show(
-    tokenizer: Annotated[str, typer.Argument(help="A file, a folder, or a name on the Hugging Face hub.")],
-    revision: Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit on the hub.")] = None,
-    pattern: Annotated[
-        str | None, typer.Option("--pattern", help="Splitting pattern of a .tiktoken file that does not tell its own.")
+    tokenizer: Annotated[
+        str, typer.Argument(metavar="PATH", help="A file, a folder, or a name on the Hugging Face hub.")
+    ],
+    revision: Annotated[
+        str | None, typer.Option("--revision", metavar="NAME", help="Branch, tag or commit on the hub.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON object.")] = False,
+    pattern: Annotated[
+        str | None,
+        typer.Option("--pattern", metavar="REGEX", help="Splitting pattern of a .tiktoken file that tells none."),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Say what a tokenizer is: kind, size, control entries, who encodes, and whether every id has exact bytes."""
     from penstock.tokenizers import load_tokenizer

@@ -5,15 +5,20 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.options import AsJson, Dtype, EosId
+
 
 def run(
-    path: Annotated[Path, typer.Argument(help="A dataset's folder, a Megatron prefix, or an .npy file.")],
-    dtype: Annotated[str | None, typer.Option(help="Type of the tokens of an .npy file: uint16 or uint32.")] = None,
-    eos_id: Annotated[int | None, typer.Option(help="The token that ends each document of an .npy file.")] = None,
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A dataset's folder, a Megatron prefix, or an .npy file.")
+    ],
+    dtype: Dtype = None,
+    eos_id: EosId = None,
     vocab_size: Annotated[
-        int | None, typer.Option(help="Megatron and .npy: check that every id is below it. A dataset knows its own.")
+        int | None,
+        typer.Option(metavar="N", help="Megatron and .npy: check that every id is below it. A dataset knows its own."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Check every byte of a dataset against its checksums; name the shard and document of each fault.
 
@@ -48,4 +53,5 @@ def _print_text(report) -> None:  # type: ignore[no-untyped-def]
         print(f"  not checked  {line}")
     for fault in report.faults:
         print(f"  FAULT        {fault}")
-    print("sound" if report.sound else f"{len(report.faults)} faults: copy the files named again, or prepare again")
+    count = f"{len(report.faults):,} {'fault' if len(report.faults) == 1 else 'faults'}"
+    print("sound" if report.sound else f"{count}: copy the files named again, or prepare again")

@@ -151,6 +151,11 @@ def add_histograms(shards: Sequence[ShardInfo]) -> tuple[int, ...]:
 def _read(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not folder.is_dir():
+        if any(Path(f"{folder}{ending}").is_file() for ending in ("", ".idx")):
+            raise FormatError(
+                f"{folder}: not a folder that `penstock prepare` made; open_dataset opens a Megatron prefix or an .npy "
+                "file"
+            )
         raise FormatError(f"{folder}: no such folder; give a folder that `penstock prepare` made")
     if not path.is_file():
         splits = [name for name in ("train", "validation") if (folder / name / MANIFEST).is_file()]

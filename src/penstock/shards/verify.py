@@ -22,17 +22,17 @@ from penstock.shards.table import FAULTS
 from penstock.tokenizers import load_tokenizer
 
 _CHECKED = (
-    "every file is there and has its size",
+    "presence and size of every file",
     "every file against its checksum",
     "the tokens and loss-weight spans of every document against their checksums",
     "lengths, trained tokens and buffer positions against the shards",
-    "spans in order, apart and inside their document",
-    "every token id inside the vocabulary",
-    "origins inside the list of files",
+    "spans against their order and the length of their document",
+    "every token id against the vocabulary",
+    "origins against the list of files",
     "the fingerprint of the content",
     "the tokenizer that lies with it, against the fingerprint of the one that made it",
 )
-_IN_PLACE_CHECKED = ("the files fit each other and have whole tokens", "borders of all documents")
+_IN_PLACE_CHECKED = ("the files against each other, for whole tokens", "borders of all documents")
 _IN_PLACE_UNCHECKED = ("the tokens themselves: the format has no checksums",)
 
 
@@ -127,7 +127,7 @@ def _verify_in_place(corpus: InPlaceCorpus, vocab_size: int | None) -> Report:
         if found >= 0:
             reason = f"token {found} of the file is {data[begin:].view(dtype)[found]}, the vocabulary has {vocab_size}"
             faults.append(Fault(file=str(path), document=None, reason=reason))
-    ids = ("every token id inside the vocabulary",)
+    ids = ("every token id against the vocabulary",)
     return Report(
         path=str(corpus.path),
         kind=corpus.kind,

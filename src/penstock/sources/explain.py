@@ -44,7 +44,7 @@ def _explain_syntax(text: str, error: json.JSONDecodeError) -> str:
     if text.startswith("["):
         return "the line begins a JSON array; due: one object a line (jq -c '.[]' turns an array into lines)"
     cut = "" if text.endswith("}") else "; the line does not end with '}', so it may have been cut"
-    return f"not JSON: {error.msg} at column {error.colno}{cut}"
+    return f"not JSON: {error.msg.removesuffix(' starting at')} at column {error.colno}{cut}"
 
 
 def _refuse_duplicates(fields: Fields) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:

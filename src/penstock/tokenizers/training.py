@@ -9,12 +9,13 @@ Guarantees: the same texts in the same order give the same file, byte for byte. 
 """
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import ConfigError, TokenizerError
+from penstock.errors import ConfigError, OutputError, TokenizerError
 from penstock.progress import Progress
 from penstock.tokenizers.tokenizer import Tokenizer
 
@@ -35,6 +36,7 @@ def train_tokenizer(
     vocab_size: int,
     output: str | Path,
     special_tokens: Sequence[str] = (),
+    overwrite: bool = False,
     progress: bool = True,
     total_bytes: int | None = None,
 ) -> Tokenizer:
@@ -45,15 +47,18 @@ def train_tokenizer(
         vocab_size: Number of ids: 256 bytes, control entries, and merges. Fewer if the text has no more to merge.
         output: Folder to save in.
         special_tokens: Control entries beside BOS, EOS and padding; ids from 3 on.
+        overwrite: Replace a tokenizer that is there already.
         progress: Show a bar on standard error.
         total_bytes: Bytes of text to come, about, so that the bar knows its length.
 
     Raises:
         ConfigError: The vocabulary is too small for the bytes and control entries, or an entry is given twice.
         TokenizerError: There was no text.
+        OutputError: The folder holds a tokenizer already, or cannot be written; said before any text is read.
     """
     controls = [BOS, EOS, PAD, *special_tokens]
     _check_settings(vocab_size, controls)
+    _check_output(Path(output), overwrite)
     from tokenizers.pre_tokenizers import ByteLevel
 
     from tokenizers import trainers
@@ -110,6 +115,21 @@ def _check_settings(vocab_size: int, controls: Sequence[str]) -> None:
             f"vocab_size must be at least {256 + len(controls)}, for 256 bytes and {len(controls)} control entries; "
             f"got {vocab_size}"
         )
+
+
+def _check_output(folder: Path, overwrite: bool) -> None:
+    there = [name for name in ("tokenizer.json", "tokenizer_config.json") if (folder / name).exists()]
+    if there and not overwrite:
+        raise OutputError(
+            f"{folder / there[0]}: is there already, and what was prepared with it would not fit another; "
+            "choose another folder, or replace it: --overwrite"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be made: {error.strerror}; choose another folder") from error
+    if not os.access(folder, os.W_OK):
+        raise OutputError(f"{folder}: is read-only; choose another folder")
 
 
 def _untrained() -> Any:

@@ -1,0 +1,108 @@
+"""What messages and documents say of the command line exists there, and what options take is read as documented."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.main import get_command
+
+from penstock.cli import VERBS, build_app
+from penstock.cli.options import unescape
+from penstock.sources import FORMATS
+from penstock.sources.records import COLUMN_TYPES
+
+ROOT = Path(__file__).parents[2]
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").glob("*.yaml"))]
+
+
+def options(command: Any) -> dict[str, Any]:
+    """Flag → option, of a command and of the commands in it."""
+    found = {flag: param for param in command.params for flag in param.opts if flag.startswith("--")}
+    for inner in getattr(command, "commands", {}).values():
+        found |= options(inner)
+    return {**found, "--help": None}
+
+
+def messages(path: Path) -> list[str]:
+    """All strings of a module, parts of f-strings and docstrings among them."""
+    tree = ast.parse(path.read_text())
+    return [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
+
+@pytest.fixture(scope="module")
+def command() -> Any:
+    return get_command(build_app([]))
+
+
+def test_every_flag_that_a_message_names_exists(command):
+    known = options(command)
+    strange = [
+        f"{path.name}: {flag}"
+        for path in sorted((ROOT / "src" / "penstock").rglob("*.py"))
+        for text in messages(path)
+        for flag in FLAG.findall(text)
+        if flag not in known
+    ]
+    assert strange == []
+
+
+def test_every_command_that_a_document_shows_exists(command):
+    shown = [
+        line.partition(" #")[0].split()
+        for path in DOCUMENTS
+        for line in path.read_text().splitlines()
+        if re.match(rf"penstock ({'|'.join(VERBS)})\b", line)
+    ]
+    assert len(shown) > 5
+    for _, verb, *rest in shown:
+        known = options(command.commands[verb])
+        assert [flag for flag in rest if flag.startswith("--") and flag not in known] == []
+
+
+def test_every_option_that_takes_a_value_says_which(command):
+    without = [flag for flag, param in options(command).items() if param is not None and param.metavar is None]
+    assert without == []
+
+
+def test_help_names_the_formats_and_types_that_there_are(command):
+    for verb in (command.commands["prepare"], command.commands["tokenizer"].commands["train"]):
+        named = options(verb)["--format"].help.partition(";")[0]
+        assert set(re.split(r", | or ", named)) == set(FORMATS)
+    column = options(command.commands["prepare"])["--column"].help
+    assert [kind for kind in COLUMN_TYPES if kind not in column] == []
+
+
+def test_escapes_in_separators():
+    assert unescape(r"\n\n") == "\n\n"
+    assert unescape(r"a\tb\r\\n") == "a\tb\r\\n"
+    assert unescape("\n<|x|>") == "\n<|x|>"
+    assert unescape(None) is None
+    for wrong in (r"\x", "a\\", r"\\\q"):
+        with pytest.raises(typer.BadParameter, match="is no escape; known"):
+            unescape(wrong)
+
+
+def run_command(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-m", "penstock", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_a_first_sitting(tmp_path):
+    """Train, prepare by a separator, look at a row that is not there, and train into the same folder."""
+    (tmp_path / "book.txt").write_text("\n\n".join(f"chapter {number}: the wheel turns" for number in range(40)))
+    train = ["tokenizer", "train", str(tmp_path / "book.txt"), "--vocab-size", "300", "-o", str(tmp_path / "t")]
+    assert run_command(*train).returncode == 0
+    again = run_command(*train)
+    assert again.returncode == 1
+    assert "tokenizer.json: is there already" in again.stderr
+    assert run_command(*train, "--overwrite").returncode == 0
+    prepare = ["prepare", str(tmp_path / "book.txt"), "-t", str(tmp_path / "t"), "-o", str(tmp_path / "d")]
+    done = run_command(*prepare, "--separator", r"\n\n", "--processes", "1", "-q")
+    assert done.stdout.startswith("40 documents, ")
+    wrong = run_command("inspect", str(tmp_path / "d"), "--rows", "--row", "5")
+    assert (wrong.returncode, wrong.stderr) == (1, "penstock: --row 5: the step has 1 row, row 0\n")
