@@ -5,7 +5,7 @@ checksum), in loops over slices that become vector code. Copying targets from th
 the bytes.
 """
 
-from penstock.compiled import inline_kernel
+from penstock.compiled import inline_kernel, kernel
 
 
 @inline_kernel
@@ -58,3 +58,25 @@ def describe_row(begin, end, number, positions, document_ids):
         count_up(positions[begin:end])
     if len(document_ids):
         fill_with(document_ids[begin:end], number)
+
+
+@kernel
+def join_rows(slots, facts, positions, cu_seqlens):
+    """Describe all tokens of each row as one document, and its padding, if any, as another.
+
+    Args:
+        slots: Of a row.
+        facts: int64 [R, 2]: tokens; the longer of the two pieces is written.
+        positions: [R, slots or 0], written.
+        cu_seqlens: int32 [R, 3 or more], or 2 where no row needs a third; written, filled up with `slots`.
+    """
+    for row in range(len(facts)):
+        used = facts[row, 0]
+        if positions.shape[1]:
+            count_up(positions[row, :used])
+            count_up(positions[row, used:])
+        fill_with(cu_seqlens[row], slots)
+        cu_seqlens[row, 0] = 0
+        if used > 0:
+            cu_seqlens[row, 1] = used
+        facts[row, 1] = max(used, slots - used)

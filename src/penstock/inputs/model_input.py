@@ -1,6 +1,6 @@
 """The arrays of one row, ready for a model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, final
 
 import numpy as np
@@ -10,7 +10,7 @@ IGNORE = -100
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ModelInput:
     """One row: `T` token slots that hold documents, told apart by `cu_seqlens` or `document_ids`.
 
@@ -18,6 +18,10 @@ class ModelInput:
     the end only, is never a target, and counts as one more document in `document_ids` and `cu_seqlens`, so that no
     attention row is empty. Integer arrays are int32 or int64 as required. The arrays are the caller's: nothing
     writes to them again. Fields that were not required are None.
+
+    Where the loader was told attention="row", `positions`, `cu_seqlens` and `max_seqlen` take all tokens of the row for
+    one document (n = 1 in their shapes), so documents see each other. Targets, loss weights, `document_ids` and
+    `source_ids` are as ever: a model that makes its mask from `document_ids` still keeps documents apart.
     """
 
     tokens: np.ndarray[Any, Any]
@@ -38,6 +42,15 @@ class ModelInput:
     """Tokens without padding."""
     source_ids: np.ndarray[Any, np.dtype[np.int32]]
     """[n] int32: number of each document's source in the mixture."""
+
+    def __repr__(self) -> str:
+        """One line, however long the row: shapes and dtypes, no numbers of arrays."""
+        arrays = (
+            f"{field.name} {value.dtype}{list(value.shape)}"
+            for field in fields(self)
+            if isinstance(value := getattr(self, field.name), np.ndarray)
+        )
+        return f"ModelInput({self.num_documents} documents, {self.num_tokens} tokens; {', '.join(arrays)})"
 
     @property
     def sequence_length(self) -> int:

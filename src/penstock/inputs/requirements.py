@@ -5,6 +5,9 @@ from typing import Literal, Self, final
 
 from penstock.errors import ConfigError
 
+Attention = Literal["document", "row"]
+"""Whom a token may see before it: its own document, or the whole row."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +30,18 @@ class InputRequirements:
     """Pad `cu_seqlens` to this many entries by repeating the last, so that compiled models see one shape."""
     dtype: Literal["int32", "int64"] | None = None
     """Of tokens, targets, positions and document ids; int32 when nobody has an opinion (half the bytes)."""
+    attention: Attention | None = None
+    """What `positions`, `cu_seqlens` and `max_seqlen` describe; "document" when nobody has an opinion. "row" lets
+    documents of a row see each other, to reproduce baselines that do. It leaves `document_ids` alone, so a layer that
+    makes its mask from them should say "document" here, and "row" is then refused instead of having no effect."""
 
     def __post_init__(self) -> None:
         if self.target_distances is not None and not 1 <= self.target_distances <= 64:
             raise ConfigError(f"{self.asked_by}: target_distances must be 1 … 64, got {self.target_distances}")
         if self.dtype not in (None, "int32", "int64"):
             raise ConfigError(f"{self.asked_by}: dtype must be int32 or int64, got {self.dtype!r}")
+        if self.attention not in (None, "document", "row"):
+            raise ConfigError(f"{self.asked_by}: attention must be document or row, got {self.attention!r}")
         if self.cu_seqlens_capacity is not None and self.cu_seqlens_capacity < 2:
             raise ConfigError(
                 f"{self.asked_by}: cu_seqlens_capacity must be at least 2, got {self.cu_seqlens_capacity}"
@@ -47,7 +56,7 @@ class InputRequirements:
         merged = replace(self, asked_by=f"{self.asked_by} and {other.asked_by}")
         for field in ("loss_weights", "positions", "document_ids", "cu_seqlens"):
             merged = replace(merged, **{field: getattr(self, field) or getattr(other, field)})
-        for field in ("target_distances", "cu_seqlens_capacity", "dtype"):
+        for field in ("target_distances", "cu_seqlens_capacity", "dtype", "attention"):
             mine, theirs = getattr(self, field), getattr(other, field)
             if mine is not None and theirs is not None and mine != theirs:
                 raise ConfigError(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from penstock.errors import ConfigError, DistributedError
+from penstock.loader.numbers import whole
 
 
 @final
@@ -18,6 +19,8 @@ class DataParallel:
     """Number of processes that get different rows."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "rank", whole("data_parallel: rank", self.rank))
+        object.__setattr__(self, "size", whole("data_parallel: size", self.size))
         if not 0 <= self.rank < self.size:
             raise ConfigError(f"data_parallel: rank must be 0 … {self.size - 1}, got {self.rank} of {self.size}")
 
@@ -27,6 +30,8 @@ class DataParallel:
         rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
         if (rank is None) != (size is None):
             raise DistributedError(f"RANK is {rank} and WORLD_SIZE is {size}: set both (torchrun does) or neither")
+        if not all((value or "0").isdecimal() for value in (rank, size)):
+            raise DistributedError(f"RANK is {rank!r} and WORLD_SIZE is {size!r}: both must be numbers")
         return cls(int(rank or 0), int(size or 1))
 
     @classmethod
@@ -47,7 +52,7 @@ class DataParallel:
         if isinstance(value, DataParallel):
             return value
         if isinstance(value, tuple) and len(value) == 2:
-            return cls(int(value[0]), int(value[1]))
+            return cls(*value)
         if hasattr(value, "get_local_rank") and hasattr(value, "size"):
             if getattr(value, "ndim", 1) != 1:
                 raise ConfigError(f"data_parallel: pass the data-parallel dimension of the mesh, not all of {value}")

@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.compiled import address_of
 from penstock.errors import ConfigError, CorruptionError, FormatError
-from penstock.inputs import InputRequirements, ModelInput
+from penstock.inputs import InputRequirements, ModelInput, join_rows
 from penstock.loader import _fill_kernels as k
 from penstock.loader._kernels import SOURCE
 from penstock.loader.recycling import BufferPool, Buffers
@@ -52,7 +52,7 @@ class FilledRows(Sequence[ModelInput]):
         need: Which arrays the rows have.
         row_starts: int64 [R + 1], as in a window.
         arrays: tokens [R, T], targets [R, D, T], weights [R, D, T or 0], positions and document ids [R, T or 0].
-        cu_seqlens: All rows' cumulative lengths, end to end.
+        cu_seqlens: All rows' cumulative lengths, end to end, as the kernel gives them or `join_rows`.
         facts: int64 [R, 2]: tokens, longest document.
         source_ids: int32 [documents].
     """
@@ -90,7 +90,10 @@ class FilledRows(Sequence[ModelInput]):
         capacity = need.cu_seqlens_capacity
         # As in the kernel: room for a border more than documents, and one for padding.
         first = row * capacity if capacity else begin + 2 * row
-        width = capacity or end - begin + 1 + (used < len(tokens))
+        documents = end - begin
+        if need.attention == "row":
+            first, documents = row * (capacity or 3), min(documents, 1)
+        width = capacity or documents + 1 + (used < len(tokens))
         return ModelInput(
             tokens=tokens,
             targets=targets,
@@ -157,7 +160,9 @@ class Fill:
             CorruptionError: Stored bytes are not what was written; names dataset and document.
         """
         rows, count = len(row_starts) - 1, int(row_starts[-1] - row_starts[0])
-        capacity = self._requirements.cu_seqlens_capacity or 0
+        joined = self._requirements.attention == "row"
+        # Documents that are joined need no room in what the caller gets.
+        capacity = 0 if joined else self._requirements.cu_seqlens_capacity or 0
         arrays = self._pool.take(rows, self._layout)
         tokens, targets, weights, positions, document_ids = arrays
         cu_seqlens = np.empty(rows * capacity if capacity else count + 2 * rows, np.int32)
@@ -167,6 +172,10 @@ class Fill:
             cu_seqlens, capacity, facts, source_ids,
         )  # fmt: skip
         self._check(outcome, pieces)
+        if joined:
+            cu_seqlens = np.empty((rows, self._requirements.cu_seqlens_capacity or 3), np.int32)
+            join_rows(self._slots, facts, positions, cu_seqlens)
+            cu_seqlens = cu_seqlens.ravel()
         return FilledRows(self._requirements, row_starts, arrays, cu_seqlens, facts, source_ids)
 
     def check_capacity(self, pieces: np.ndarray[Any, Any], row_starts: np.ndarray[Any, Any]) -> None:
@@ -175,7 +184,10 @@ class Fill:
         if capacity is None:
             return
         ends = np.concatenate([[0], np.cumsum(pieces[:, LENGTH])])[row_starts]
-        borders = np.diff(row_starts) + 1 + (np.diff(ends) < self._slots)
+        documents = np.diff(row_starts)
+        if self._requirements.attention == "row":
+            documents = np.minimum(documents, 1)
+        borders = documents + 1 + (np.diff(ends) < self._slots)
         if borders.max(initial=0) > capacity:
             raise ConfigError(f"cu_seqlens_capacity is {capacity}, but a row needs {borders.max()} entries; raise it")
 

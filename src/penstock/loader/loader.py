@@ -6,20 +6,21 @@ shows in a state: `step.resume_state` is the place after that step.
 """
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self, final
 
-import numpy as np
-
 from penstock.errors import ConfigError
-from penstock.inputs import EVERYTHING, InputRequirements
+from penstock.inputs import EVERYTHING, Attention, InputRequirements
 from penstock.loader import state as states
 from penstock.loader.data_parallel import DataParallel
 from penstock.loader.explain import PieceOrigin, explain
 from penstock.loader.fill import Fill
 from penstock.loader.mixture import Mixture, Source
+from penstock.loader.numbers import whole
 from penstock.loader.plan import Plan, PlanSettings
-from penstock.loader.recycling import BufferPool, pinned
+from penstock.loader.recycling import BufferPool, heap, pinned
+from penstock.loader.replay import Watch, replay_progress
 from penstock.loader.run import Run
 from penstock.loader.step import Step
 from penstock.loader.steps import StepPlace, StepPlan, StepPlanner
@@ -52,6 +53,9 @@ class Loader:
         packing: `best_fit` (default), `best_fit_decreasing`, `next_fit`, `concat` or `none`.
         window_rows: Rows that are open together when packing.
         requirements: What the model needs; everything in int32 when None.
+        attention: "row" lets the documents of a row see each other: positions and `cu_seqlens` then run over the row,
+            while targets, loss weights and `document_ids` stay as they are. It is there to reproduce baselines. By
+            default what `requirements` say, and "document" when they say nothing. Plan and states are the same.
         pad_id: Token id in padding; it is never a target.
         threads: Filling threads; 0 does all in the caller's thread.
         prefetch: Steps that are prepared ahead, at most.
@@ -75,6 +79,7 @@ class Loader:
         packing: Packing = "best_fit",
         window_rows: int = 1024,
         requirements: InputRequirements | None = None,
+        attention: Attention | None = None,
         pad_id: int = 0,
         threads: int = 1,
         prefetch: int = 2,
@@ -82,20 +87,29 @@ class Loader:
     ) -> None:
         self.mixture = _as_mixture(mixture)
         self.settings = PlanSettings(
-            sequence_length=sequence_length, rows_per_step=rows_per_step, seed=seed, packing=packing,
-            window_rows=window_rows,
-        )  # fmt: skip
+            sequence_length=whole("sequence_length", sequence_length),
+            rows_per_step=whole("rows_per_step", rows_per_step),
+            seed=whole("seed", seed),
+            packing=packing,
+            window_rows=whole("window_rows", window_rows),
+        )
+        threads, prefetch = whole("threads", threads), whole("prefetch", prefetch)
         self.data_parallel = DataParallel.of(data_parallel)
-        self.data_parallel.rows(rows_per_step)
+        self.data_parallel.rows(self.settings.rows_per_step)
         if threads < 0 or prefetch < 1:
             raise ConfigError(f"threads must be at least 0 and prefetch at least 1, got {threads} and {prefetch}")
         self.requirements = requirements or EVERYTHING
+        if attention is not None:
+            told = InputRequirements(asked_by=f"Loader(attention={attention!r})", attention=attention)
+            self.requirements = self.requirements.merge(told)
         self.datasets = [_as_dataset(source.path) for source in self.mixture.sources]
         _require_one_tokenizer(self.mixture, self.datasets)
         self._threads, self._prefetch_steps = threads, prefetch
         pin = _cuda_in_use() if pin_memory is None else pin_memory
-        pool = BufferPool(keep=2 * (prefetch + threads + 2), allocate=pinned if pin else np.empty)
-        self._fill = Fill(self.datasets, sequence_length, self.requirements, pad_id, pool)
+        pool = BufferPool(keep=2 * (prefetch + threads + 2), allocate=pinned if pin else heap)
+        self._fill = Fill(
+            self.datasets, self.settings.sequence_length, self.requirements, whole("pad_id", pad_id), pool
+        )
         self._plan = Plan(self.mixture, self.datasets, self.settings)
         self._description = states.describe(self._plan)
         self._planner = StepPlanner(self._plan, self.data_parallel.size)
@@ -135,13 +149,16 @@ class Loader:
     def seek(self, step: int) -> Self:
         """Go on at step number `step`, replaying the plan from the nearest place that is known.
 
+        The replay passes millions of documents a second; a bar is shown when it takes longer than a second.
+
         Raises:
-            ConfigError: The sources end before it.
+            ConfigError: The sources end before it, or it is not a whole number from 0 on.
         """
-        _require_step(step)
+        step = _step_number(step)
         self._move(self._after)
         try:
-            self._after = self._planner.find(step, near=self._after)
+            with self._replay_progress() as watch:
+                self._after = self._planner.find(step, near=self._after, watch=watch)
         finally:
             self._move(self._after)
         return self
@@ -155,12 +172,16 @@ class Loader:
             step: Number of the step.
             row: Number of a row in the whole step (over all ranks); all rows when None.
         """
-        _require_step(step)
+        step, row = _step_number(step), None if row is None else whole("row", row)
         plan = Plan(self.mixture, self.datasets, self.settings)
         planner = StepPlanner(plan, self.data_parallel.size, self._planner.anchors)
-        planner.start(planner.find(step, near=self._after))
+        with self._replay_progress() as watch:
+            planner.start(planner.find(step, near=self._after, watch=watch))
         step_plan = planner.next()
         return [] if step_plan is None else explain(self.mixture, self.datasets, step_plan, row)
+
+    def _replay_progress(self) -> AbstractContextManager[Watch]:
+        return replay_progress("replaying the plan", enabled=self.data_parallel.rank == 0)
 
     def _move(self, place: StepPlace) -> None:
         """Make `place` the current one; an iterator that works ahead ends, and says so when it is asked again."""
@@ -185,9 +206,11 @@ class Loader:
         )
 
 
-def _require_step(step: int) -> None:
+def _step_number(value: Any) -> int:
+    step = whole("step", value)
     if step < 0:
         raise ConfigError(f"steps are numbered from 0, got {step}")
+    return step
 
 
 def _require_one_tokenizer(mixture: Mixture, datasets: list[Any]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from penstock.errors import ConfigError
+from penstock.loader.numbers import real, whole
 from penstock.objectives import Causal, Objective
 from penstock.sampling import SHUFFLE_CODES, Shuffle, integer_shares
 
@@ -26,6 +27,11 @@ class ShareChange:
     """First step with the new shares, at least 1."""
     shares: dict[str, float]
     """Share by source name; sources that are not named keep theirs."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "step", whole("a change of shares: step", self.step))
+        for name, share in self.shares.items():
+            real(f"the change at step {self.step}: share of {name!r}", share)
 
 
 @final
@@ -55,15 +61,19 @@ class Source:
             path = getattr(self.path, "name", None) if not isinstance(self.path, (str, Path)) else Path(self.path).name
             object.__setattr__(self, "name", str(path))
         where = f"source {self.name!r}"
+        object.__setattr__(self, "share", real(f"{where}: share", self.share))
         if not (self.share >= 0 and math.isfinite(self.share)):
-            raise ConfigError(f"{where}: share must be at least 0 and finite, got {self.share}")
-        if self.max_epochs is not None and not (self.max_epochs > 0 and math.isfinite(self.max_epochs)):
-            raise ConfigError(f"{where}: max_epochs must be above 0, got {self.max_epochs}; leave it out for no limit")
-        begin, end = (float(edge) for edge in self.slice)
-        object.__setattr__(self, "share", float(self.share))
-        object.__setattr__(self, "slice", (begin, end))
+            raise ConfigError(f"{where}: share must be at least 0 and finite, got {self.share:g}")
         if self.max_epochs is not None:
-            object.__setattr__(self, "max_epochs", float(self.max_epochs))
+            object.__setattr__(self, "max_epochs", real(f"{where}: max_epochs", self.max_epochs))
+        if self.max_epochs is not None and not (self.max_epochs > 0 and math.isfinite(self.max_epochs)):
+            raise ConfigError(
+                f"{where}: max_epochs must be above 0, got {self.max_epochs:g}; leave it out for no limit"
+            )
+        if not isinstance(self.slice, (tuple, list)) or len(self.slice) != 2:
+            raise ConfigError(f"{where}: slice must be two fractions (begin, end), got {self.slice!r}")
+        begin, end = (real(f"{where}: slice", edge) for edge in self.slice)
+        object.__setattr__(self, "slice", (begin, end))
         if not 0 <= begin < end <= 1:
             raise ConfigError(f"{where}: slice must be fractions 0 ≤ begin < end ≤ 1, got {self.slice}")
         if self.shuffle not in SHUFFLE_CODES:

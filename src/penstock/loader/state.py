@@ -91,7 +91,7 @@ def load(plan: Plan, state: dict[str, Any]) -> StepPlace:
             skipped=numbers[:, 3:].copy(),
         )
         return StepPlace(step=int(state["step"]), place=place, rows=int(state["rows"]))
-    except (KeyError, TypeError, ValueError, zlib.error, struct.error) as error:
+    except (LookupError, TypeError, ValueError, zlib.error, struct.error) as error:
         if isinstance(error, StateError):
             raise
         raise StateError(f"this is not the state of a loader, or it was damaged ({error!r})") from error

@@ -32,6 +32,12 @@ class Step:
         self.loss_denominators = loss_denominators
         self._resume_state = resume_state
 
+    def __repr__(self) -> str:
+        return (
+            f"Step({self.index}: {len(self)} rows here; over all ranks {self.num_tokens} tokens, "
+            f"loss_denominator {self.loss_denominator:g})"
+        )
+
     @property
     def loss_denominator(self) -> float:
         """See the class."""

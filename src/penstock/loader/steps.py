@@ -7,6 +7,7 @@ import numpy as np
 
 from penstock.errors import ConfigError, StateError
 from penstock.loader.plan import Place, Plan, Window
+from penstock.loader.replay import Watch
 
 ANCHORS = 256
 """Places that are remembered at most, evenly spread over what was planned, so that `seek` replays little."""
@@ -85,8 +86,10 @@ class StepPlanner:
         self._after = StepPlace(step=self._after.step + 1, place=self._window.place, rows=self._used)
         return StepPlan(pieces=np.concatenate(parts), row_starts=np.concatenate(starts), after=self._after)
 
-    def find(self, step: int, near: StepPlace | None = None) -> StepPlace:
+    def find(self, step: int, near: StepPlace | None = None, watch: Watch | None = None) -> StepPlace:
         """The place before step number `step`, replaying the plan from the nearest place that is known.
+
+        `watch` is told after each window how far the replay is.
 
         Raises:
             ConfigError: The sources end before it.
@@ -95,8 +98,11 @@ class StepPlanner:
         known = [place for first, place in self.anchors.items() if first <= row]
         if near is not None and near.place.row <= row:
             known.append(near.place)
-        self._plan.restore(max(known, key=lambda place: place.row))
+        start = max(known, key=lambda place: place.row)
+        self._plan.restore(start)
         while (window := self._next_window()) is not None:
+            if watch is not None:
+                watch(min(window.place.row + window.num_rows, row) - start.row, row - start.row)
             if window.place.row + window.num_rows > row:
                 return StepPlace(step=step, place=window.place, rows=row - window.place.row)
         end = self._plan.place()
