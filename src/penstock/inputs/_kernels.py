@@ -67,14 +67,13 @@ def join_rows(slots, facts, positions, cu_seqlens):
     Args:
         slots: Of a row.
         facts: int64 [R, 2]: tokens; the longer of the two pieces is written.
-        positions: [R, slots or 0], written.
+        positions: [R, slots or 0]; those of the tokens are written, padding has its own already.
         cu_seqlens: int32 [R, 3 or more], or 2 where no row needs a third; written, filled up with `slots`.
     """
     for row in range(len(facts)):
         used = facts[row, 0]
         if positions.shape[1]:
             count_up(positions[row, :used])
-            count_up(positions[row, used:])
         fill_with(cu_seqlens[row], slots)
         cu_seqlens[row, 0] = 0
         if used > 0:

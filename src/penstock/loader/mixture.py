@@ -70,9 +70,13 @@ class Source:
             raise ConfigError(
                 f"{where}: max_epochs must be above 0, got {self.max_epochs:g}; leave it out for no limit"
             )
-        if not isinstance(self.slice, (tuple, list)) or len(self.slice) != 2:
+        try:
+            edges = tuple(self.slice)
+        except TypeError:
+            edges = ()
+        if len(edges) != 2:
             raise ConfigError(f"{where}: slice must be two fractions (begin, end), got {self.slice!r}")
-        begin, end = (real(f"{where}: slice", edge) for edge in self.slice)
+        begin, end = (real(f"{where}: slice", edge) for edge in edges)
         object.__setattr__(self, "slice", (begin, end))
         if not 0 <= begin < end <= 1:
             raise ConfigError(f"{where}: slice must be fractions 0 ≤ begin < end ≤ 1, got {self.slice}")

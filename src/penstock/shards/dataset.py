@@ -3,13 +3,13 @@
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, Self, final, overload
 
 import numpy as np
 
 from penstock.compiled import address_of
 from penstock.errors import CorruptionError
-from penstock.shards.document import Document, Origin
+from penstock.shards.document import Document, Origin, choose
 from penstock.shards.files import check_size, checksum, map_file, map_numbers
 from penstock.shards.layout import TOKENIZER_FOLDER, other_places
 from penstock.shards.manifest import BATCHES, FILES, LENGTHS, WEIGHT_SUMS, Manifest, TokenizerInfo
@@ -21,9 +21,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @final
 class Dataset:
-    """A folder that `penstock prepare` made; `len(dataset)` documents, `dataset[i]` one of them.
+    """A folder that `penstock prepare` made; `len(dataset)` documents, `dataset[i]` one of them, `dataset[i:j]` a list.
 
-    Open it with `Dataset.open`. Pickling keeps the path alone and opens it again.
+    Open it with `Dataset.open`. Pickling keeps the path alone and opens it again. Two datasets are equal when their
+    fingerprints are: the same tokens and loss weights, wherever they lie.
     """
 
     def __init__(self, path: Path, manifest: Manifest, table: DocumentTable) -> None:
@@ -85,15 +86,30 @@ class Dataset:
     def __len__(self) -> int:
         return self.table.num_documents
 
-    def __getitem__(self, document: int) -> Document:
-        """One document, its tokens and spans checked against their checksums.
+    def __eq__(self, other: object) -> bool:
+        return self.fingerprint == other.fingerprint if isinstance(other, Dataset) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __repr__(self) -> str:
+        return f"Dataset({str(self.path)!r}, {len(self)} documents, {self.manifest.tokens} tokens)"
+
+    @overload
+    def __getitem__(self, index: int) -> Document: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Document]: ...
+    def __getitem__(self, index: int | slice) -> Document | list[Document]:
+        """One document, or those of a slice, their tokens and spans checked against their checksums.
 
         Raises:
             CorruptionError: They are not what was written; names the shard.
+            ConfigError: The index is neither a whole number nor a slice.
         """
-        if not -len(self) <= document < len(self):
-            raise IndexError(f"document {document} of {len(self)}")
-        document = int(document) % len(self)
+        chosen = choose(index, len(self))
+        return [self._read(i) for i in chosen] if isinstance(chosen, range) else self._read(chosen)
+
+    def _read(self, document: int) -> Document:
         shard, batch, row = self.table.locate(document)
         tokens = self.table.read(document, document + 1).values
         data, line = self.table.mappings[shard], self.table.batches[batch]
