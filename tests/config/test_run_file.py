@@ -5,11 +5,13 @@ import sys
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
 import yaml
 
 from penstock.config import load_run, make_loader, run_schema
 from penstock.errors import ConfigError, FormatError
+from penstock.shards import TokenizerInfo, write_dataset
 
 GOOD = """\
 data:
@@ -82,7 +84,7 @@ def test_a_run_file_becomes_the_settings_of_the_rooms(write):
         ("name: chat", "name: web", r"run.yaml:1: data: two sources are called 'web'"),
         ("{chat: 0.5}", "{chad: 0.5}", r"run.yaml:1: data: the change at step 10 names 'chad'"),
         ("seed: 7", "seed: 7\n    seed: 8", r"run.yaml:20: data.loader.seed is given twice, first on line 19"),
-        ("seed: 7", "seed: [7", r"run.yaml:\d+: not YAML"),
+        ("seed: 7", "seed: [7", r"run.yaml:\d+: not a run file, which is YAML"),
         (
             "    - path: data/web\n      share: 0.7\n      max_epochs: 4",
             "    - web",
@@ -133,7 +135,7 @@ def test_overrides_reach_keys_indices_and_names(write):
         ("data.sources.wob.share=1", r"no entry 'wob' in the list; it has 0 \(web\), 1 \(chat\)"),
         ("data.loader.seed.deep=1", "nothing can be set at 'deep', since it would be inside 7"),
         ("data.loader.seed=[1", "the value is not YAML"),
-        ("data.loader.seed=many", "--set data.loader.seed=many: found 'many', due a valid integer"),
+        ("data.loader.seed=many", "--set data.loader.seed=many: found 'many', due a valid integer$"),
         (
             "data.sources.web={path: a, shore: 1}",
             "--set data.sources.web=.*: data.sources.0.shore: unknown key; did you mean 'share'",
@@ -164,6 +166,16 @@ def test_a_source_that_is_missing_is_named_with_its_run_file(write, tmp_path):
     command = [sys.executable, "-m", "penstock", "plan", str(write(GOOD))]
     shown = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (shown.returncode, f"{tmp_path / 'run.yaml'}: source 'web': data/web: " in shown.stderr) == (1, True)
+
+
+def test_what_the_loader_refuses_is_named_with_its_run_file(write, tmp_path):
+    arrays = [np.arange(4)]
+    for name, vocab_size in (("web", 9), ("talk", 8)):
+        info = TokenizerInfo(name=name, fingerprint=name, vocab_size=vocab_size)
+        write_dataset(tmp_path / name, arrays, tokenizer=info)
+    text = GOOD.replace("data/web", str(tmp_path / "web")).replace("data/talk", str(tmp_path / "talk"))
+    with pytest.raises(ConfigError, match=r"a.yaml: .*prepare both with one tokenizer"):
+        make_loader(load_run(write(text)).data, run_file="a.yaml")
 
 
 def test_an_override_of_an_aliased_part_leaves_the_other(write):

@@ -6,6 +6,7 @@ import pytest
 
 from penstock.errors import ConfigError, RecordError
 from penstock.prepare import PrepareSettings, prepare
+from penstock.shards import verify
 
 
 def run(source, tokenizer, output, **options):
@@ -52,10 +53,16 @@ def test_an_empty_try_does_not_stand_in_the_way(tmp_path, tokenizer):
     assert not (tmp_path / "out" / "rejected.jsonl").exists()
 
 
+def test_one_is_one(tmp_path, tokenizer):
+    lines = run(iter(["a"]), tokenizer, tmp_path / "out", add_bos="no", add_eos="no").as_text().splitlines()
+    assert lines[:2] == ["1 document, 1 token, 1.00 bytes a token", "1 record: 1 good, 0 rejected, 0 filtered"]
+
+
 def test_an_empty_split_is_told(tmp_path, tokenizer):
     report = run(iter(["a", "b"]), tokenizer, tmp_path / "out", validation=0.001)
     assert report.splits["validation"].documents == 0
     assert "warning: validation is empty: there are too few documents" in report.as_text()
+    assert verify(tmp_path / "out" / "validation").sound
     assert "warning" not in run(iter(["a", "b"]), tokenizer, tmp_path / "whole").as_text()
 
 

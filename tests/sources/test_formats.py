@@ -172,6 +172,9 @@ def test_order_globs_folders_and_mistakes(tmp_path):
     ]
     with pytest.raises(RecordError, match="no such file, and no file matches it"):
         open_sources(f"{tmp_path}/*.txt")
+    (tmp_path / "d" / ".git").mkdir(parents=True)
+    with pytest.raises(RecordError, match=r"d: the folder holds no file that is not hidden"):
+        open_sources(tmp_path / "d")
     with pytest.raises(RecordError, match="hand over an iterator: iter"):
         open_sources(["a text and not a path"])
     with pytest.raises(ConfigError, match="given twice"):

@@ -61,11 +61,13 @@ def read_document(path: str | Path) -> Document:
         text = Path(path).read_text(encoding="utf-8")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); due: a run file, which is YAML") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        raise ConfigError(f"{path}{line}: not YAML: {getattr(error, 'problem', None) or error}") from error
+        raise ConfigError(
+            f"{path}{line}: not a run file, which is YAML: {getattr(error, 'problem', None) or error}"
+        ) from error
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError(f"{path}: the top of a run file is a mapping, such as `data: …`")
     lines: dict[Place, int] = {}

@@ -132,7 +132,7 @@ def _complaint(document: Document, settings: type, problem: Any) -> str:
         case "model_type":
             return f"{where}: found {problem['input']!r}, due a mapping of keys"
         case _:
-            due = problem["msg"].removeprefix("Input should be ")
+            due = problem["msg"].removeprefix("Input should be ").partition(", unable to")[0]
             return f"{where}: found {problem['input']!r}, due {due}"
 
 

@@ -8,7 +8,7 @@ from typing import Any, final
 from penstock.config.document import override, read_document
 from penstock.config.models import check, model_of
 from penstock.errors import ConfigError, FormatError
-from penstock.inputs import EVERYTHING, InputRequirements
+from penstock.inputs import EVERYTHING, Attention, InputRequirements
 from penstock.loader import Loader, Mixture, PlanSettings, ShareChange, Source
 from penstock.shards import open_dataset
 
@@ -26,6 +26,8 @@ class DataSettings:
     """How documents become rows and rows become steps."""
     target_distances: int = 1
     """Targets at distance 1 … this many (multi-token prediction)."""
+    attention: Attention = "document"
+    """Whom a token may see before it: its own document, or ("row", to reproduce baselines) all documents of its row."""
 
     def __post_init__(self) -> None:
         _ = self.mixture
@@ -81,21 +83,24 @@ def make_loader(
         CorruptionError: A dataset is damaged.
         ConfigError: A dataset needs more to be opened than a path, or sources disagree.
     """
-    mixture = Mixture([_opened(source, run_file) for source in data.sources], data.changes)
     settings = {field.name: getattr(data.loader, field.name) for field in fields(data.loader)}
     distances = InputRequirements(asked_by="target_distances", target_distances=data.target_distances)
-    return Loader(
-        mixture,
-        **settings,
-        requirements=EVERYTHING.merge(distances),
-        data_parallel=data_parallel,
-        threads=threads,
-    )
+    try:
+        return Loader(
+            Mixture([_opened(source) for source in data.sources], data.changes),
+            **settings,
+            requirements=EVERYTHING.merge(distances),
+            attention=data.attention,
+            data_parallel=data_parallel,
+            threads=threads,
+        )
+    except (FormatError, ConfigError) as error:
+        raise type(error)(f"{run_file}: {error}") from error
 
 
-def _opened(source: Source, run_file: str) -> Source:
+def _opened(source: Source) -> Source:
     """The source with its dataset in place of the path."""
     try:
         return replace(source, path=open_dataset(source.path))
     except (FormatError, ConfigError) as error:
-        raise type(error)(f"{run_file}: source {source.name!r}: {error}") from error
+        raise type(error)(f"source {source.name!r}: {error}") from error

@@ -81,13 +81,17 @@ class PrepareReport:
 
     def as_text(self) -> str:
         """For people."""
+        documents, tokens, records = (
+            _count(getattr(self, noun), noun.removesuffix("s")) for noun in ("documents", "tokens", "records")
+        )
         lines = [
-            f"{self.documents:,} documents, {self.tokens:,} tokens, {self.bytes_per_token:.2f} bytes a token",
-            f"{self.records:,} records: {self.documents:,} good, {self.rejects:,} rejects, {self.filtered:,} filtered",
+            f"{documents}, {tokens}, {self.bytes_per_token:.2f} bytes a token",
+            f"{records}: {self.documents:,} good, {self.rejects:,} rejected, {self.filtered:,} filtered",
         ]
         if len(self.splits) > 1:
             lines += [
-                f"{name}: {split.documents:,} documents, {split.tokens:,} tokens" for name, split in self.splits.items()
+                f"{name}: {_count(split.documents, 'document')}, {_count(split.tokens, 'token')}"
+                for name, split in self.splits.items()
             ]
         lines += [
             f"warning: {name} is empty: there are too few documents for this --validation share"
@@ -95,9 +99,9 @@ class PrepareReport:
             if not split.documents
         ]
         if self.straddling_tokens:
-            lines.append(f"{self.straddling_tokens:,} tokens hold characters of different loss weights")
+            lines.append(f"tokens that hold characters of different loss weights: {self.straddling_tokens:,}")
         if self.edge_controls:
-            lines.append(f"{self.edge_controls:,} texts spelled BOS or EOS at their edge; it was not doubled")
+            lines.append(f"texts that spelled BOS or EOS at their edge, which was not doubled: {self.edge_controls:,}")
         lines.append(f"encoder: {self.encoder}{f' ({self.fallback_reason})' if self.fallback_reason else ''}")
         if self.seconds is not None:
             resumed = f", {self.parts_resumed} of {self.parts} parts from an earlier run" if self.parts_resumed else ""
@@ -118,6 +122,10 @@ class PrepareReport:
             bar = "█" * max(round(BAR * bins[number] / highest), 1 if bins[number] else 0)
             lines.append(f"{f'{low:,}–{high:,}' if high > low else f'{low:,}':>21} {bins[number]:>12,} {bar}")
         return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def read_report(content: bytes, output: str) -> PrepareReport:

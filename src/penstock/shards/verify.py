@@ -241,8 +241,9 @@ def _structure_faults(
 
 
 def _fingerprint_faults(path: Path, manifest: Manifest, lengths: Array, batches: Array) -> Iterator[Fault]:
-    ends = np.cumsum([[shard.documents, shard.batches] for shard in manifest.shards], axis=0).reshape(-1, 2)
-    starts = ends - [[shard.documents, shard.batches] for shard in manifest.shards]
+    sizes = np.array([[shard.documents, shard.batches] for shard in manifest.shards], np.int64).reshape(-1, 2)
+    ends = np.cumsum(sizes, axis=0)
+    starts = ends - sizes
     parts = (
         (map_file(path / shard.file), batches[b0:b1], lengths[d0:d1])
         for shard, (d0, b0), (d1, b1) in zip(manifest.shards, starts, ends, strict=True)

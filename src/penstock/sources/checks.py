@@ -176,7 +176,10 @@ def _diagnose_columns(record: dict[str, Any], fields: Fields) -> str | None:
         if value is None:
             continue
         if not isinstance(value, due[kind]) or (isinstance(value, bool) and kind != "bool"):
-            return f"field {name!r} holds {_kind(value)}; due: {kind}, as declared"
+            return (
+                f"field {name!r} holds {_kind(value)}; due: {kind}, as declared; "
+                f"to declare another type: --column {name}:TYPE"
+            )
     return None
 
 

@@ -144,12 +144,17 @@ def _with_formats(
     saved = find_saved(spec) if format in (None, "arrow") else None
     if saved is not None:
         return [(file, "arrow") for file in saved]
-    files = find_files(spec)
+    text = os.fspath(spec)
+    in_folder = not glob.has_magic(text) if "://" in text else os.path.isdir(os.path.expanduser(text))
+    try:
+        files = find_files(spec)
+    except RecordError:
+        if "://" in text or not in_folder:
+            raise
+        raise RecordError(f"{text}: the folder holds no file that is not hidden; name another") from None
     known = [(file, format or EXTENSIONS.get(file.suffixes[0], "")) for file in files]
     chosen = [(file, kind) for file, kind in known if kind]
     strange = [file for file, kind in known if not kind]
-    text = os.fspath(spec)
-    in_folder = not glob.has_magic(text) if "://" in text else os.path.isdir(os.path.expanduser(text))
     if strange and not (chosen and in_folder):
         raise ConfigError(
             f"{strange[0].path}: no format is known for the extension {strange[0].suffixes[0]!r}; "
