@@ -1,8 +1,9 @@
 """The command line: one file per verb, imported only when it is used.
 
 A verb is a module of this package. It has either a function `run`, whose parameters and docstring are the options and
-the help, or a Typer application `app` for a group of verbs (`tokenizer train`). Modules of verbs import what is heavy
-inside their functions, so `penstock --help` takes a fraction of a second.
+the help, or a Typer application `app` for a group of verbs (`tokenizer train`); options that several verbs have are in
+`options`. Modules of verbs import what is heavy inside their functions, so `penstock --help` takes a fraction of a
+second.
 
 Exit codes: 0 done; 1 an error of ours, printed in one line without a traceback; 2 a wrong command line; 130 stopped by
 Ctrl-C. A reader that closes the pipe early (`| head`) ends the command quietly.
