@@ -77,6 +77,13 @@ def run(
     processes: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Processes that work; by default as many as there are cores.")
     ] = None,
+    executor: Annotated[
+        str,
+        typer.Option(
+            metavar="processes|ray",
+            help="Processes of this machine, or a Ray cluster: that of RAY_ADDRESS, else a new one here.",
+        ),
+    ] = "processes",
     part_bytes: Annotated[
         int | None,
         typer.Option(metavar="BYTES", min=1, help="Raw bytes of a part, which becomes a shard; by default 64 MiB."),
@@ -111,6 +118,7 @@ def run(
         on_error=on_error,
         max_rejects=max_rejects,
         processes=processes,
+        executor=executor,
         part_bytes=part_bytes,
         overwrite=overwrite,
         progress=not quiet,

@@ -1,74 +1,49 @@
-"""A few processes that each do one task at a time, and say how far they are.
+"""Runs tasks in order, several at once, and takes what they say; who does the work is a crew.
 
-Workers are plain child processes of `python -m penstock.prepare.worker`, not copies of this one: no fork of a program
-with threads, and no second run of the user's main script. A worker that dies is an error that names its task, never a
-wait without end. Workers end when their parent does, even by kill -9.
+There are two crews: processes of this machine, and tasks of a Ray cluster. Both do the same functions with the same
+state, so what comes out does not depend on the crew.
 """
 
-import os
-import pickle
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from multiprocessing.connection import Connection, Pipe, wait
 from types import TracebackType
-from typing import Any, Self, final
+from typing import Any, Literal, Protocol, Self, final
 
 from penstock.errors import PenstockError
 
-_GIB = str(1 << 30)
-WORKER_MEMORY = {"MALLOC_MMAP_THRESHOLD_": _GIB, "MALLOC_TRIM_THRESHOLD_": _GIB}
-"""Environment that lets a worker keep the memory of one block for the next; a quarter less CPU time.
+Message = tuple[int, Literal["report", "done", "failed"], Any]
+"""Number of the task; what happened; and what it reported, its result, or its error."""
 
-Otherwise glibc maps each array of some megabytes, the system clears it page by page, and it is given back, each time.
-"""
+Function = Callable[[Any, Any, Callable[..., None]], Any]
+"""What a task does: `(state, argument, report) → result`. It can be imported by name."""
 
 
-@final
-class _Worker:
-    """One child process, and the task it has."""
+class Crew(Protocol):
+    """Does tasks, several at once."""
 
-    def __init__(self, state: bytes, keep_open: tuple[int, ...]) -> None:
-        self.connection: Connection
-        self.connection, child = Pipe()
-        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        environment = {**WORKER_MEMORY, **os.environ, "PYTHONPATH": paths}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.prepare.worker", str(child.fileno())],
-            stdin=subprocess.PIPE,
-            stdout=2,  # what a user's transform prints must not mix with our JSON
-            pass_fds=(child.fileno(), *keep_open),
-            env=environment,
-        )
-        child.close()
-        self.connection.send_bytes(state)
-        self.task: tuple[int, str] | None = None
+    def has_room(self) -> bool:
+        """Whether another task may be started now."""
 
-    def give(self, number: int, name: str, function: Callable[..., Any], argument: Any) -> None:
-        self.task = (number, name)
-        self.connection.send_bytes(pickle.dumps((function, argument)))
+    def start(self, number: int, name: str, function: Function, argument: Any) -> None:
+        """Start a task; `name` is for messages."""
 
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-        self.connection.close()
+    def receive(self) -> Iterable[Message]:
+        """Wait until some running task says something."""
+
+    def close(self) -> None:
+        """End what is running; nothing of it may write any more when this returns."""
 
 
 @final
 class Pool:
-    """Runs functions `(state, argument, report) → result` in child processes, or here when there is only one.
+    """Runs functions `(state, argument, report) → result` with a crew, or here when there is none.
 
     Args:
-        state: What every task needs; sent once to each worker.
-        processes: How many; 1 runs in this process.
-        keep_open: File descriptors that workers inherit.
+        state: What every task needs; the crew has it too.
+        crew: Who does the tasks; closed when the pool is left.
     """
 
-    def __init__(self, state: Any, processes: int, keep_open: tuple[int, ...] = ()) -> None:
-        self._state, self._processes, self._keep_open = state, processes, keep_open
-        self._workers: list[_Worker] = []
+    def __init__(self, state: Any, crew: Crew | None) -> None:
+        self._state, self._crew = state, crew
 
     def __enter__(self) -> Self:
         return self
@@ -76,77 +51,42 @@ class Pool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for worker in self._workers:
-            worker.end()
-        self._workers = []
+        if self._crew is not None:
+            self._crew.close()
 
-    def run(
-        self,
-        function: Callable[..., Any],
-        tasks: Iterable[tuple[str, Any]],
-        report: Callable[..., None],
-    ) -> Iterator[Any]:
+    def run(self, function: Function, tasks: Iterable[tuple[str, Any]], report: Callable[..., None]) -> Iterator[Any]:
         """Do all tasks, handed out in order; yield results as they come.
 
         Args:
-            function: Importable; called with the pool's state, the argument, and a function that sends to `report`.
-            tasks: (name for messages, argument), taken as workers become free.
+            function: Called with the state, the argument, and a function that sends to `report`.
+            tasks: (name for messages, argument), taken as there is room.
             report: Called here with what a task reports.
 
         Raises:
-            PenstockError: A task failed; of several, the error of the first in order. Or a worker died.
+            PenstockError: A task failed; of several, the error of the first in order.
         """
-        if self._processes == 1:
+        if self._crew is None:
             for _, argument in tasks:
                 yield function(self._state, argument, report)
             return
-        waiting = enumerate(tasks)
-        failed: tuple[int, BaseException] | None = None
-        self._feed(function, waiting)
-        while busy := [worker for worker in self._workers if worker.task is not None]:
-            if failed is not None and all(worker.task is None or worker.task[0] > failed[0] for worker in busy):
+        crew, waiting = self._crew, enumerate(tasks)
+        running: set[int] = set()
+        failed: tuple[int, PenstockError] | None = None
+        while True:
+            while failed is None and crew.has_room() and (task := next(waiting, None)) is not None:
+                number, (name, argument) = task
+                crew.start(number, name, function, argument)
+                running.add(number)
+            if not running or (failed is not None and failed[0] < min(running)):
                 break
-            for connection in wait([worker.connection for worker in busy]):
-                worker = next(worker for worker in busy if worker.connection is connection)
-                kind, value = self._receive(worker)
+            for number, kind, value in crew.receive():
                 if kind == "report":
                     report(*value)
                     continue
-                number = worker.task[0] if worker.task is not None else 0
-                worker.task = None
-                if kind == "failed":
-                    failed = (number, value) if failed is None or number < failed[0] else failed
-                    continue
-                yield value
-                if failed is None:
-                    self._feed(function, waiting)
+                running.discard(number)
+                if kind == "done":
+                    yield value
+                elif failed is None or number < failed[0]:
+                    failed = (number, value)
         if failed is not None:
             raise failed[1]
-
-    def _feed(self, function: Callable[..., Any], waiting: Iterator[tuple[int, tuple[str, Any]]]) -> None:
-        """Give a task to each free worker, starting workers as long as there are tasks."""
-        while True:
-            free = next((worker for worker in self._workers if worker.task is None), None)
-            if free is None and len(self._workers) >= self._processes:
-                return
-            task = next(waiting, None)
-            if task is None:
-                return
-            if free is None:
-                free = _Worker(pickle.dumps(self._state), self._keep_open)
-                self._workers.append(free)
-            number, (name, argument) = task
-            free.give(number, name, function, argument)
-
-    def _receive(self, worker: _Worker) -> tuple[str, Any]:
-        try:
-            message: tuple[str, Any] = pickle.loads(worker.connection.recv_bytes())
-        except (EOFError, OSError):
-            code = worker.process.wait()
-            name = worker.task[1] if worker.task is not None else "nothing"
-            cause = "killed by signal 9, often for want of memory" if code == -9 else f"it ended with code {code}"
-            raise PenstockError(
-                f"{name}: the process that worked on it died ({cause}); finished parts are kept: run it again, "
-                "with fewer processes or a smaller part_bytes if memory ran out"
-            ) from None
-        return message

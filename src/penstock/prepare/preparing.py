@@ -15,6 +15,7 @@ from typing import Any
 from penstock.errors import OutputError, RecordError
 from penstock.prepare.documents import Framing
 from penstock.prepare.empty import refuse_empty
+from penstock.prepare.executors import Executor, Hire, choose_executor
 from penstock.prepare.folder import REJECTED, REPORT, OutputFolder
 from penstock.prepare.part import (
     PartRecord,
@@ -28,7 +29,7 @@ from penstock.prepare.part import (
 from penstock.prepare.pool import Pool
 from penstock.prepare.report import PrepareReport, SplitReport, read_report
 from penstock.prepare.settings import PrepareSettings, fingerprint
-from penstock.prepare.transform import Transform, describe_transform, load_transform, require_picklable
+from penstock.prepare.transform import Transform, describe_transform, load_transform
 from penstock.progress import Progress
 from penstock.shards import (
     TOKENIZER_FOLDER,
@@ -61,6 +62,7 @@ def prepare(
     settings: PrepareSettings | None = None,
     transform: str | Transform | None = None,
     processes: int | None = None,
+    executor: Executor = "processes",
     overwrite: bool = False,
     progress: bool = True,
     **options: Any,
@@ -81,7 +83,9 @@ def prepare(
             datasets are its folders `train` and `validation`.
         settings: What decides the result; or give its fields as keywords.
         transform: Function, or `"module:function"`, that changes records (dicts) or drops them (None).
-        processes: None: as many as there are cores.
+        processes: Parts at once; None: as many as there are cores.
+        executor: `processes` of this machine, or `ray`: the cluster of RAY_ADDRESS or of `ray.init`, else a new one
+            here; its nodes need the same file system.
         overwrite: Replace a preparation of other input or settings.
         progress: Show progress on standard error.
         options: Fields of `PrepareSettings`, and of `Fields` as `text_field`, `weights_field`, `columns`.
@@ -102,11 +106,8 @@ def prepare(
         _ = loaded.byte_table
     Framing.of(loaded, settings)
     parts = open_parts(source, settings, progress)
-    count = processes or len(os.sched_getaffinity(0))
-    if isinstance(parts, list):
-        count = min(count, max(len(parts), 1))
-    if function is not None and count > 1:
-        require_picklable(function)
+    num_parts = len(parts) if isinstance(parts, list) else None
+    hire = choose_executor(executor, processes=processes, num_parts=num_parts, transform=function)
     plan_settings = settings.as_plan(loaded, describe_transform(function))
     plan = {"settings": plan_settings, "inputs": _identities(parts)}
     with OutputFolder(Path(output)) as folder:
@@ -117,7 +118,7 @@ def prepare(
             vocab_size=loaded.vocab_size, has_spans=settings.fields.weights is not None, has_text=settings.keep_text
         )
         shop = Workshop(output=folder.path, tokenizer=loaded, settings=settings, transform=function, layout=layout)
-        records, resumed, files = _prepare_parts(shop, parts, count, folder, progress)
+        records, resumed, files = _prepare_parts(shop, parts, hire, folder, progress)
         if isinstance(parts, list) and _identities(open_parts(source, settings, False)) != plan["inputs"]:
             raise RecordError("the input changed while it was prepared; run it again with --overwrite")
         report = _finish(shop, records, files, fingerprint(plan_settings))
@@ -158,7 +159,7 @@ def _are_paths(source: Any) -> bool:
 
 
 def _prepare_parts(
-    shop: Workshop, parts: list[Part] | Iterator[Part], processes: int, folder: OutputFolder, progress: bool
+    shop: Workshop, parts: list[Part] | Iterator[Part], hire: Hire, folder: OutputFolder, progress: bool
 ) -> tuple[list[PartRecord], int, list[str]]:
     """Prepare the parts that are not finished yet.
 
@@ -188,7 +189,7 @@ def _prepare_parts(
 
     with (
         Progress("preparing", total=total, unit="B", enabled=progress, rates={"tokens": "tok/s"}) as bar,
-        Pool(shop, processes, (folder.lock,)) as pool,
+        Pool(shop, hire(shop, folder)) as pool,
     ):
 
         def advance(size_bytes: int, tokens: int, rejects: int) -> None:

@@ -1,0 +1,61 @@
+"""Chooses who prepares the parts: this process, child processes, or a Ray cluster; the result is the same."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, get_args
+
+from penstock.errors import ConfigError
+from penstock.prepare.folder import OutputFolder
+from penstock.prepare.part import WORK, Workshop
+from penstock.prepare.pool import Crew
+from penstock.prepare.processes import Processes
+from penstock.prepare.ray_tasks import RayTasks, end_earlier_runs, import_ray
+from penstock.prepare.transform import Transform, require_picklable
+
+Executor = Literal["processes", "ray"]
+"""`processes`: of this machine. `ray`: tasks of a Ray cluster, of which all nodes see the output folder."""
+
+Hire = Callable[[Workshop, OutputFolder], Crew | None]
+
+
+def choose_executor(
+    executor: Executor, *, processes: int | None, num_parts: int | None, transform: Transform | None
+) -> Hire:
+    """Settle who will do the work, and refuse what cannot be done before anything is written.
+
+    Args:
+        executor: Which.
+        processes: Parts at once; None: one for each core, of this machine or of the cluster.
+        num_parts: How many there are; None when that is not known.
+        transform: The user's function.
+
+    Returns:
+        Makes the crew, when the folder is ours.
+
+    Raises:
+        ConfigError: There is no such executor, or child processes cannot import the transform.
+        MissingExtraError: Ray is not installed.
+    """
+    if executor not in get_args(Executor):
+        raise ConfigError(f"executor must be one of {', '.join(get_args(Executor))}; got {executor!r}")
+    if executor == "ray":
+        import_ray()
+        return lambda shop, folder: RayTasks(shop, _cleared(folder), processes)
+    count = processes or len(os.sched_getaffinity(0))
+    if num_parts is not None:
+        count = min(count, max(num_parts, 1))
+    if transform is not None and count > 1:
+        require_picklable(transform)
+
+    def hire(shop: Workshop, folder: OutputFolder) -> Crew | None:
+        _cleared(folder)
+        return Processes(shop, count, (folder.lock,)) if count > 1 else None
+
+    return hire
+
+
+def _cleared(folder: OutputFolder) -> Path:
+    """The working folder, when no Ray task of a killed run writes there any more."""
+    end_earlier_runs(folder.path / WORK)
+    return folder.path / WORK

@@ -1,0 +1,167 @@
+"""On a Ray cluster prepare gives the same bytes as in processes, goes on where it was killed, and names what failed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from prepare_cases import contents, slowly
+
+from penstock.errors import ConfigError, MissingExtraError, OutputError, PenstockError, RecordError
+from penstock.prepare import prepare, ray_tasks
+from penstock.prepare.executors import choose_executor
+from penstock.prepare.pool import Pool
+from penstock.prepare.ray_tasks import MARKER, RayTasks, end_earlier_runs
+from penstock.tokenizers import load_tokenizer
+
+OPTIONS = {"part_bytes": 12_000, "validation": 0.2, "on_error": "skip", "weights_field": "w", "progress": False}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A cluster of two cores on this machine: what RAY_ADDRESS would be."""
+    ray = pytest.importorskip("ray")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(
+        "local",
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        object_store_memory=100 << 20,
+    )
+    yield ray.get_runtime_context().gcs_address
+    ray.shutdown()
+    patch.undo()
+
+
+@pytest.fixture
+def saved(tmp_path, tokenizer):
+    """The tokenizer as a folder, and as loaded from there, because a manifest has its name."""
+    tokenizer.save(tmp_path / "tokenizer")
+    return tmp_path / "tokenizer"
+
+
+def test_the_same_bytes_as_processes_and_relative_paths(tmp_path, corpus, tokenizer, cluster, monkeypatch, capsys):
+    import ray
+
+    monkeypatch.chdir(tmp_path)
+    (corpus / "1.jsonl").write_text('{"text": "pipe", "w": [{"begin": 1, "end": 3, "weight": 0.5}]}\n{broken\n')
+    options = {**OPTIONS, "transform": slowly, "progress": True}
+    prepare("raw", tokenizer=tokenizer, output="here", processes=1, **options)
+    report = prepare("raw", tokenizer=tokenizer, output="there", executor="ray", **options)
+    assert contents(tmp_path / "here") == contents(tmp_path / "there")
+    assert report.rejects == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len([line for line in lines if "100%" in line and "tok/s" in line]) == 2
+    assert ray.is_initialized(), "a cluster that was joined by the user is left to the user"
+
+
+def test_a_bad_record_is_named_with_its_line(tmp_path, corpus, tokenizer, cluster):
+    (corpus / "1.jsonl").write_text('{"text": "pipe"}\n{broken\n')
+    with pytest.raises(RecordError, match=r"raw/1.jsonl:2: not JSON: .*--on-error skip"):
+        prepare(corpus, tokenizer=tokenizer, output=tmp_path / "out", executor="ray", progress=False)
+    assert not list((tmp_path / "out/.prepare").glob(f"{MARKER}*"))
+
+
+def stop_all(state, argument, report):
+    sys.exit("enough")
+
+
+def die_once(state, argument, report):
+    flag = Path(argument)
+    if not flag.exists():
+        flag.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    report(3, 2, 1)
+    return str(state)
+
+
+def test_what_goes_wrong_on_a_node_names_it(tmp_path, cluster):
+    crew = RayTasks("state", tmp_path, 2)
+    with Pool("state", crew) as pool:
+        with pytest.raises(PenstockError, match=r"^a: failed on node \S+ \(process \d+\): SystemExit: enough"):
+            list(pool.run(stop_all, [("a", 1)], print))
+        reports = []
+        assert list(pool.run(die_once, [("a", tmp_path / "flag")], lambda *told: reports.append(told))) == ["state"]
+        assert reports == [(3, 2, 1)]
+        (marker,) = tmp_path.glob(f"{MARKER}*")
+        marker.rename(tmp_path / "elsewhere")
+        due = r"^node \S+ \(process \d+\): does not see .* of this run .*all nodes share"
+        with pytest.raises(OutputError, match=due):
+            list(pool.run(die_once, [("a", tmp_path / "flag")], print))
+        marker.touch()
+
+
+def test_tasks_of_an_earlier_run_are_waited_for(tmp_path, monkeypatch):
+    import fcntl
+
+    monkeypatch.setattr(ray_tasks, "CLOSING_SECONDS", 0.1)
+    marker = tmp_path / f"{MARKER}1"
+    with open(marker, "w") as task:
+        fcntl.flock(task, fcntl.LOCK_SH)
+        with pytest.raises(OutputError, match="Ray tasks of an earlier run still write into it"):
+            end_earlier_runs(tmp_path)
+        assert marker.exists()
+    end_earlier_runs(tmp_path)
+    assert not marker.exists()
+
+
+def start(corpus, saved, output, cluster):
+    """The command, as a job of its own on the cluster."""
+    arguments = ["prepare", corpus, "-t", saved, "-o", output, "--executor", "ray", "--json", "--part-bytes", "12000"]
+    command = [sys.executable, "-m", "penstock", *map(str, arguments), "--transform", "prepare_cases:slowly"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "RAY_ADDRESS": cluster}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
+def test_killed_or_interrupted_it_goes_on(tmp_path, corpus, saved, cluster, sign):
+    options = {"tokenizer": load_tokenizer(saved), "part_bytes": 12_000, "transform": slowly, "progress": False}
+    child = start(corpus, saved, tmp_path / "out", cluster)
+    wait_for(lambda: len(list((tmp_path / "out/.prepare").glob("part-*.json"))) >= 2, child)
+    child.send_signal(sign)
+    error = child.communicate(timeout=60)[1]
+    assert error.count("Traceback") == 0
+    finished = contents(tmp_path / "out/.prepare")
+    report = prepare(
+        corpus, output=tmp_path / "out", executor="ray" if sign == signal.SIGKILL else "processes", **options
+    )
+    assert 2 <= report.parts_resumed < report.parts
+    assert report.parts_resumed >= sum(name.endswith("json") for name in finished if name.startswith("part-")) - 2
+    prepare(corpus, output=tmp_path / "whole", processes=1, **options)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    again = start(corpus, saved, tmp_path / "out", cluster)
+    assert json.loads(again.communicate(timeout=60)[0])["documents"] == 2203
+
+
+def wait_for(condition, child, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert child.poll() is None, child.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_mistakes_are_refused_first(tmp_path, corpus, tokenizer, monkeypatch):
+    def run(executor):
+        return prepare(corpus, tokenizer=tokenizer, output=tmp_path / "out", executor=executor, progress=False)
+
+    with pytest.raises(ConfigError, match="executor must be one of processes, ray; got 'spark'"):
+        run("spark")
+    monkeypatch.setenv("RAY_ADDRESS", "ray://127.0.0.1:1")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r"ray is not installed; .*pip install 'penstock\[ray\]'"):
+        run("ray")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(PenstockError, match=r"Ray Client cannot stream .*RAY_ADDRESS=auto"):
+        ray_tasks._connect(None, 2)
+    assert choose_executor("processes", processes=1, num_parts=9, transform=None) is not None
