@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, get_args
 
 from penstock.errors import ConfigError
 from penstock.prepare.folder import OutputFolder
@@ -13,19 +12,19 @@ from penstock.prepare.processes import Processes
 from penstock.prepare.ray_tasks import RayTasks, end_earlier_runs, import_ray
 from penstock.prepare.transform import Transform, require_picklable
 
-Executor = Literal["processes", "ray"]
+EXECUTORS = ("processes", "ray")
 """`processes`: of this machine. `ray`: tasks of a Ray cluster, of which all nodes see the output folder."""
 
 Hire = Callable[[Workshop, OutputFolder], Crew | None]
 
 
 def choose_executor(
-    executor: Executor, *, processes: int | None, num_parts: int | None, transform: Transform | None
+    executor: str, *, processes: int | None, num_parts: int | None, transform: Transform | None
 ) -> Hire:
     """Settle who will do the work, and refuse what cannot be done before anything is written.
 
     Args:
-        executor: Which.
+        executor: One of `EXECUTORS`.
         processes: Parts at once; None: one for each core, of this machine or of the cluster.
         num_parts: How many there are; None when that is not known.
         transform: The user's function.
@@ -37,8 +36,8 @@ def choose_executor(
         ConfigError: There is no such executor, or child processes cannot import the transform.
         MissingExtraError: Ray is not installed.
     """
-    if executor not in get_args(Executor):
-        raise ConfigError(f"executor must be one of {', '.join(get_args(Executor))}; got {executor!r}")
+    if executor not in EXECUTORS:
+        raise ConfigError(f"executor must be one of {', '.join(EXECUTORS)}; got {executor!r}")
     if executor == "ray":
         import_ray()
         return lambda shop, folder: RayTasks(shop, _cleared(folder), processes)

@@ -15,7 +15,7 @@ from typing import Any
 from penstock.errors import OutputError, RecordError
 from penstock.prepare.documents import Framing
 from penstock.prepare.empty import refuse_empty
-from penstock.prepare.executors import Executor, Hire, choose_executor
+from penstock.prepare.executors import Hire, choose_executor
 from penstock.prepare.folder import REJECTED, REPORT, OutputFolder
 from penstock.prepare.part import (
     PartRecord,
@@ -62,7 +62,7 @@ def prepare(
     settings: PrepareSettings | None = None,
     transform: str | Transform | None = None,
     processes: int | None = None,
-    executor: Executor = "processes",
+    executor: str = "processes",
     overwrite: bool = False,
     progress: bool = True,
     **options: Any,

@@ -18,10 +18,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, final
 
-from penstock import __version__
 from penstock.errors import MissingExtraError, OutputError, PenstockError
 from penstock.prepare.pool import Function, Message
 
@@ -75,7 +75,7 @@ class RayTasks:
             marker=work.absolute() / f"{MARKER}{uuid.uuid4().hex}",
             folder=os.getcwd(),
             paths=tuple(os.path.abspath(path) for path in sys.path),
-            version=__version__,
+            version=version("penstock"),
         )
         self._place.marker.touch()
         self._ours = not ray.is_initialized()
@@ -223,8 +223,9 @@ def _fetch(state: Any) -> Any:
 @contextlib.contextmanager
 def _hold(place: _Place) -> Iterator[None]:
     """Check that this node is where the work belongs, and keep a later run waiting meanwhile."""
-    if __version__ != place.version:
-        raise PenstockError(f"node {_node()}: has penstock {__version__}, due: {place.version}, as where it began")
+    if version("penstock") != place.version:
+        found = version("penstock")
+        raise PenstockError(f"node {_node()}: has penstock {found}, due: {place.version}, as where the run began")
     try:
         marker = os.open(place.marker, os.O_RDWR)
     except OSError as error:
