@@ -1,9 +1,9 @@
 """Prepare against `datasets.map`: CPU seconds from JSONL to shards, with the same byte-level BPE.
 
-The text is that of the Python standard library, again and again with some words changed, up to `--mb`. Both sides get
-two processes. `datasets` is timed on the first `--peer-mb` of it, less what an almost empty file costs it, and
-scaled to the whole; penstock is timed on the whole, start-up included. What is not encoding is measured in one
-warm process with the memory settings of a worker. Prints JSON.
+The text is the Python source of this environment, each file once, as far as it reaches. Both sides get two processes.
+`datasets` is timed on the first `--peer-mb` of it, less what an almost empty file costs it, and scaled to the whole;
+penstock is timed on the whole, start-up included. What is not encoding is measured in one warm process with the memory
+settings of a worker. Prints JSON.
 
     python benchmarks/bench_prepare.py --mb 200 --tokenizer tokenizer.json
 """
@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from penstock.prepare.pool import WORKER_MEMORY
+from penstock.prepare.processes import WORKER_MEMORY
 from penstock.sources import open_sources, read_texts
 from penstock.tokenizers import train_tokenizer
 
@@ -65,16 +65,26 @@ def run(folder: Path, chosen: argparse.Namespace) -> dict[str, float]:
 
 
 def write_jsonl(path: Path, size: float) -> None:
-    sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    """Each source file of this Python once; then, when `size` asks for more, all of them again with some words changed.
+
+    Text that repeats would flatter the encoder, which keeps the words that it has seen.
+    """
+    texts, seen = [], set()
+    for source in sorted(
+        {Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    ):
+        texts += sorted(source.rglob("*.py"))
     written = turn = 0
     with open(path, "w", encoding="utf-8") as stream:
         while written < size:
-            for source in sources:
+            for source in texts:
                 text = source.read_text(encoding="utf-8", errors="replace")
+                if turn == 0 and (hash(text) in seen or not text):
+                    continue
+                seen.add(hash(text))
                 words = text.split(" ")
-                words[turn % max(len(words), 1) :: 97] = [
-                    f"{word}{turn}" for word in words[turn % max(len(words), 1) :: 97]
-                ]
+                if turn:
+                    words[turn % len(words) :: 97] = [f"{word}{turn}" for word in words[turn % len(words) :: 97]]
                 written += stream.write(json.dumps({"id": turn, "text": " ".join(words)}, ensure_ascii=False) + "\n")
                 if written >= size:
                     break

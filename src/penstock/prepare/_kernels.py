@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from penstock.compiled import kernel
+from penstock.compiled import bare, kernel
 from penstock.randomness import mix
 
 _ZERO, _EIGHT = np.uint64(0), np.uint64(8)
@@ -19,6 +19,7 @@ def frame(values, offsets, rows, bos, eos, out, out_offsets):
         out: uint16 or uint32 [tokens of the rows + 2 n], written from the start.
         out_offsets: int64 [n + 1], written.
     """
+    values, out = bare(values), bare(out)
     at = 0
     out_offsets[0] = 0
     for n in range(len(rows)):
@@ -26,8 +27,10 @@ def frame(values, offsets, rows, bos, eos, out, out_offsets):
         if bos >= 0 and (begin == end or values[begin] != bos):
             out[at] = bos
             at += 1
-        for i in range(end - begin):
-            out[at + i] = values[begin + i]
+        # A slice on each side: only loops from 0 over both become vector code (12 times faster here).
+        source, target = values[begin:end], out[at : at + end - begin]
+        for i in range(len(target)):
+            target[i] = source[i]
         at += end - begin
         if eos >= 0 and (begin == end or values[end - 1] != eos):
             out[at] = eos
