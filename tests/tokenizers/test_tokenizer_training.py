@@ -115,6 +115,20 @@ def test_the_command_trains_and_shows(tmp_path: Path) -> None:
     assert "byte table" in plain.stdout
 
 
+def test_the_command_skips_bad_records_where_asked(tmp_path: Path) -> None:
+    for name, text in (("a", "one two"), ("b", ""), ("c", "")):
+        (tmp_path / f"{name}.txt").write_text(text)
+    command = ["tokenizer", "train", str(tmp_path), "--vocab-size", "270", "--output", str(tmp_path / "out")]
+    done = run_penstock(*command)
+    assert (done.returncode, "b.txt:1: the document is empty" in done.stderr) == (1, True)
+    assert "--on-error skip" in done.stderr
+    done = run_penstock(*command, "--on-error", "skip")
+    assert done.returncode == 0
+    assert f"bad records skipped: 2; the first: {tmp_path / 'b.txt'}:1: the document is empty" in done.stderr
+    done = run_penstock(*command, "--on-error", "ignore")
+    assert "on_error must be stop or skip; got 'ignore'" in done.stderr
+
+
 def test_the_command_says_what_is_wrong() -> None:
     done = run_penstock("tokenizer", "show", "missing.json")
     assert (done.returncode, done.stdout) == (1, "")

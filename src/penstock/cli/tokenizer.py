@@ -1,5 +1,6 @@
 """`penstock tokenizer`: train one, or see what one is."""
 
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -28,6 +29,9 @@ def train(
     format: Format = None,
     text_field: TextField = "text",
     separator: Separator = None,
+    on_error: Annotated[
+        str, typer.Option("--on-error", metavar="stop|skip", help="At a bad record: stop, or skip it and count it.")
+    ] = "stop",
     overwrite: Annotated[
         bool, typer.Option("--overwrite", metavar="", help="Replace a tokenizer that is there already.")
     ] = False,
@@ -37,19 +41,27 @@ def train(
 
     All 256 bytes are in its alphabet, so it encodes any text. The same text gives the same tokenizer, byte for byte.
     """
-    from penstock.sources import Fields, open_sources, read_texts
+    from penstock.errors import ConfigError
+    from penstock.sources import Fields, Reject, open_sources, read_texts
     from penstock.tokenizers import train_tokenizer
 
+    if on_error not in ("stop", "skip"):
+        raise ConfigError(f"on_error must be stop or skip; got {on_error!r}")
     parts = open_sources(sources, format=format, fields=Fields(text=text_field), separator=separator)
     packed = any(file.endswith((".gz", ".zst", ".parquet", ".arrow")) for part in parts for file in part.files)
-    tokenizer = train_tokenizer(
-        read_texts(parts),
-        vocab_size=vocab_size,
-        output=output,
-        special_tokens=special or (),
-        overwrite=overwrite,
-        total_bytes=None if packed else sum(part.size_bytes for part in parts),
-    )
+    rejects: list[Reject] = []
+    try:
+        tokenizer = train_tokenizer(
+            read_texts(parts, skip=rejects.append if on_error == "skip" else None),
+            vocab_size=vocab_size,
+            output=output,
+            special_tokens=special or (),
+            overwrite=overwrite,
+            total_bytes=None if packed else sum(part.size_bytes for part in parts),
+        )
+    finally:
+        if rejects:
+            print(f"penstock: bad records skipped: {len(rejects):,}; the first: {rejects[0]}", file=sys.stderr)
     _show(describe(tokenizer), as_json)
 
 

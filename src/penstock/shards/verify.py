@@ -241,7 +241,7 @@ def _structure_faults(
 
 
 def _fingerprint_faults(path: Path, manifest: Manifest, lengths: Array, batches: Array) -> Iterator[Fault]:
-    sizes = np.array([[shard.documents, shard.batches] for shard in manifest.shards], np.int64).reshape(-1, 2)
+    sizes = np.array([[shard.documents, shard.batches] for shard in manifest.shards], np.int64)
     ends = np.cumsum(sizes, axis=0)
     starts = ends - sizes
     parts = (

@@ -14,7 +14,7 @@ from penstock.sources.files import SourceFile, find_files, refuse_twice
 from penstock.sources.jsonl import JsonlPart, number_lines
 from penstock.sources.memory import cut_records
 from penstock.sources.parquet import cut_parquet
-from penstock.sources.records import Fields, RecordBlock
+from penstock.sources.records import Fields, RecordBlock, Reject
 from penstock.sources.saved import ArrowPart, find_saved
 from penstock.sources.text import TextPart
 
@@ -111,22 +111,30 @@ def open_records(
     yield from cut_records(records, fields or Fields(), part_bytes or PART_BYTES)
 
 
-def read_texts(parts: Sequence[Part]) -> Iterator[str]:
-    """The texts of all parts, one after another; the first reject stops.
+def read_texts(parts: Sequence[Part], *, skip: Callable[[Reject], None] | None = None) -> Iterator[str]:
+    """The texts of all parts, one after another.
+
+    Args:
+        parts: What `open_sources` gave.
+        skip: Is told of each reject, which is passed over; None: the first one stops.
 
     Raises:
         RecordError: A record cannot be read.
     """
     for part in number_lines(parts):
         for block in part.blocks():
-            stop_at_reject(block)
+            if skip is None:
+                stop_at_reject(block)
+            else:
+                for reject in block.rejects:
+                    skip(reject)
             yield from block.texts.to_pylist()
 
 
 def stop_at_reject(block: RecordBlock) -> None:
     """Raise for the first reject of a block, if it has one."""
     if block.rejects:
-        raise RecordError(str(block.rejects[0]))
+        raise RecordError(f"{block.rejects[0]} (or skip such records: --on-error skip)")
 
 
 def _check(format: str | None, separator: str | None, part_bytes: int | None) -> None:
