@@ -8,7 +8,7 @@ two more, of some dozens of tokens; the model, its modes and the random generato
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, final
@@ -61,6 +61,7 @@ def check_isolation(
     """
     import torch
 
+    _refuse_unaskable(model)
     row = _random_row(lengths, PADDING, _vocabulary(model), seed)
     borders = np.concatenate([[0], np.cumsum(lengths)]).tolist()
     with _undisturbed(model), _without_zeros(model, seed) as variant:
@@ -195,7 +196,13 @@ def _transformers_forward(model: Any, row: ModelInput) -> Any:
     from penstock.integrations.huggingface.tensors import model_inputs
 
     device = next(model.parameters()).device
-    return model(**model_inputs(row, device)).logits[0]
+    output = model(**model_inputs(row, device))
+    if getattr(output, "logits", None) is None:
+        raise IsolationError(
+            f"{_describe(model)} cannot be checked: it returns no logits; take the model with its head, such as "
+            "AutoModelForCausalLM makes it, or pass forward="
+        )
+    return output.logits[0]
 
 
 def _guarded(variant: Any, forward: Forward, model: Any) -> Callable[[ModelInput], Any]:
@@ -208,6 +215,20 @@ def _guarded(variant: Any, forward: Forward, model: Any) -> Callable[[ModelInput
             ) from error
 
     return call
+
+
+def _refuse_unaskable(model: Any) -> None:
+    import torch
+
+    embeddings = getattr(model, "get_input_embeddings", None) if isinstance(model, torch.nn.Module) else None
+    with suppress(AttributeError, NotImplementedError):
+        if callable(embeddings) and embeddings().weight is not None:
+            return
+    raise IsolationError(
+        f"{type(model).__name__} cannot be checked: no get_input_embeddings(), by which the check follows tokens; "
+        "pass a language model of transformers, unwrapped (model.module of DDP), or give yours that method and pass "
+        "forward=, a function (model, row) → logits [T, vocabulary]"
+    )
 
 
 def _vocabulary(model: Any) -> int:

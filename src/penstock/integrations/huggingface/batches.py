@@ -13,6 +13,7 @@ import torch
 
 from penstock.inputs import IGNORE, ModelInput
 from penstock.integrations.huggingface.tensors import model_inputs, targets_and_weights
+from penstock.integrations.huggingface.vocabulary import refuse_unknown_ids
 from penstock.loader import Loader, Plan, Step
 
 TARGETS, WEIGHTS, DENOMINATOR = "penstock_targets", "penstock_loss_weights", "penstock_denominator"
@@ -28,6 +29,7 @@ class Microbatches:
         rows_per_rank: Rows of a whole step on this rank.
         rows_per_microbatch: Rows of one batch.
         device: Where batches go.
+        known_ids: Ids that the model has embeddings for, from 0; None when that is not known.
     """
 
     def __init__(
@@ -36,8 +38,9 @@ class Microbatches:
         rows_per_rank: int,
         rows_per_microbatch: int,
         device: torch.device,
+        known_ids: int | None,
     ) -> None:
-        self._steps, self._device = steps, device
+        self._steps, self._device, self._known_ids = steps, device, known_ids
         self._rows_per_rank, self._size = rows_per_rank, rows_per_microbatch
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -45,11 +48,14 @@ class Microbatches:
             rows = list(step)
             rows += [blank(rows[0])] * (self._rows_per_rank - len(rows))
             for begin in range(0, len(rows), self._size):
-                yield batch(rows[begin : begin + self._size], step.loss_denominator, self._device)
+                yield batch(rows[begin : begin + self._size], step.loss_denominator, self._device, self._known_ids)
 
 
-def batch(rows: Sequence[ModelInput], denominator: float, device: torch.device) -> dict[str, Any]:
+def batch(
+    rows: Sequence[ModelInput], denominator: float, device: torch.device, known_ids: int | None
+) -> dict[str, Any]:
     """Model arguments of some rows, and beside them what the loss needs."""
+    refuse_unknown_ids(rows, known_ids)
     targets, weights = targets_and_weights(rows, device)
     return {**model_inputs(rows, device), TARGETS: targets, WEIGHTS: weights, DENOMINATOR: denominator}
 

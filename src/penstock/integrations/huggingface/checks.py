@@ -1,82 +1,16 @@
-"""What the Trainer refuses before it begins: settings that contradict the loader, ranks that do not match, a loss that
-would be left out. Every message says what is used, and the cure.
+"""What the Trainer refuses once it has its model: ranks that do not match, a loss that would be left out, a vocabulary
+that is too small; and what it says of documents that see each other. Every message says what is used, and the cure.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.errors import ConfigError, DistributedError
-from penstock.integrations.huggingface.batches import is_finite
+from penstock.integrations.huggingface.vocabulary import known_ids
 from penstock.loader import Loader
 
-_DEFAULT_BATCH_SIZE = 8
-"""What `TrainingArguments` says when nobody has said anything."""
-
-_NOT_OURS = {
-    "train_dataset": "pass loader=",
-    "data_collator": "the loader packs rows by itself",
-    "compute_loss_func": "the loss is weighted and divided by the step's denominator; override compute_loss instead",
-}
-_UNFIT = {
-    "label_smoothing_factor": "the loss has no label smoothing",
-    "auto_find_batch_size": "the batch is the loader's; set rows_per_microbatch by hand",
-}
-
-
-def loaders(eval_loader: Loader | dict[str, Loader] | None) -> Mapping[str, Loader]:
-    """Loaders for evaluation by name."""
-    if eval_loader is None:
-        return {}
-    return eval_loader if isinstance(eval_loader, dict) else {"eval_loader": eval_loader}
-
-
-def refuse_arguments(args: Any, kwargs: dict[str, Any], has_eval_loader: bool) -> None:
-    """Refuse what the loader does already, and what the loss does not do."""
-    for name, cure in _NOT_OURS.items():
-        if kwargs.get(name) is not None:
-            raise ConfigError(f"Trainer: {name} does not go with a loader: {cure}")
-    if has_eval_loader and kwargs.get("compute_metrics") is not None:
-        raise ConfigError(
-            "Trainer: compute_metrics does not go with eval_loader, which measures the loss; pass eval_dataset"
-        )
-    for name, cure in _UNFIT.items():
-        if getattr(args, name, None):
-            raise ConfigError(f"Trainer: {name}={getattr(args, name)!r} does not go with a loader: {cure}")
-
-
-def refuse_endless(args: Any, loader: Loader, eval_loader: Loader | dict[str, Loader] | None) -> None:
-    """Refuse a run or an evaluation that would never end."""
-    if args.max_steps <= 0 and not is_finite(loader):
-        raise ConfigError(
-            "Trainer: the loader never ends (a source has no max_epochs) and max_steps is not given; set "
-            "TrainingArguments(max_steps=…), or Source(max_epochs=…) for every source"
-        )
-    for name, each in loaders(eval_loader).items():
-        if each is loader:
-            raise ConfigError(f"Trainer: {name} is the loader that is trained on; make another of it")
-        if not is_finite(each):
-            raise ConfigError(f"Trainer: {name} never ends; set max_epochs=1 for every source of it")
-
-
-def fit_batches(args: Any, loader: Loader, rows_per_microbatch: int) -> None:
-    """Derive batch size and gradient accumulation from the loader; refuse what says otherwise."""
-    begin, end = loader.data_parallel.rows(loader.settings.rows_per_step)
-    rows = end - begin
-    if rows_per_microbatch < 1 or rows % rows_per_microbatch:
-        raise ConfigError(
-            f"Trainer: rows_per_microbatch={rows_per_microbatch} does not divide this rank's {rows} rows of a step"
-        )
-    for name, default, used, why in (
-        ("per_device_train_batch_size", _DEFAULT_BATCH_SIZE, rows_per_microbatch, "rows_per_microbatch"),
-        ("gradient_accumulation_steps", 1, rows // rows_per_microbatch, f"{rows} rows a step / rows_per_microbatch"),
-    ):
-        asked = getattr(args, name)
-        if asked not in (default, used):
-            raise ConfigError(
-                f"Trainer: {name} is {asked}, but {used} is used ({why}); leave it out, or make the loader's "
-                "rows_per_step and rows_per_microbatch fit"
-            )
-        setattr(args, name, used)
+_log = logging.getLogger("penstock.huggingface")
 
 
 def check_ranks(trainer: Any, all_loaders: list[Loader]) -> None:
@@ -110,3 +44,33 @@ def refuse_model(model: Any) -> None:
             "Trainer: the model wants an auxiliary loss for its routers (config.output_router_logits), which the loss "
             "of a step does not include; set it to False"
         )
+
+
+def refuse_small_vocabulary(model: Any, all_loaders: Sequence[Loader]) -> None:
+    """Refuse a dataset whose tokenizer has ids that the model has no embedding for.
+
+    Datasets that do not say what tokenizer made them are checked row by row, as they come.
+    """
+    known = known_ids(model)
+    if known is None:
+        return
+    for dataset in (dataset for loader in all_loaders for dataset in loader.datasets):
+        info = getattr(dataset, "tokenizer", None)
+        if info is not None and info.fingerprint and info.vocab_size > known:
+            raise ConfigError(
+                f"Trainer: dataset {dataset.name!r} was made with tokenizer {info.name!r}, whose vocabulary is "
+                f"{info.vocab_size} ids, but {type(model).__name__} has embeddings for {known}; call "
+                f"model.resize_token_embeddings({info.vocab_size}), or prepare the data with the model's tokenizer"
+            )
+
+
+def needs_isolation(loader: Loader) -> bool:
+    """Whether rows hold documents that must not see each other; alone in a row, one has nothing to see."""
+    return loader.requirements.attention != "row" and loader.settings.packing != "none"
+
+
+def say_that_documents_mix(all_loaders: Mapping[str, Loader]) -> None:
+    """Say that documents of a row see each other where that was asked, since nothing else will tell."""
+    names = [name for name, loader in all_loaders.items() if loader.requirements.attention == "row"]
+    if names:
+        _log.warning("Trainer: documents of one row see each other: %s has attention='row'", " and ".join(names))

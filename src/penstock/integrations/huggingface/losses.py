@@ -10,7 +10,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from penstock.inputs import IGNORE
-from penstock.integrations.huggingface.tensors import Rows, model_inputs, targets_and_weights
+from penstock.integrations.huggingface.tensors import Rows, as_rows, model_inputs, targets_and_weights
+from penstock.integrations.huggingface.vocabulary import known_ids, refuse_unknown_ids
 
 
 def weighted_loss(
@@ -51,7 +52,11 @@ def loss(model: Any, rows: Rows, denominator: float) -> torch.Tensor:
         model: Any causal language model that `check_isolation` passes; the rows go to its device.
         rows: Of one step of the loader.
         denominator: `step.loss_denominator`.
+
+    Raises:
+        ConfigError: A row has an id that the model has no embedding for.
     """
+    refuse_unknown_ids(as_rows(rows), known_ids(model))
     device = next(model.parameters()).device
     targets, weights = targets_and_weights(rows, device)
     return weighted_loss(model(**model_inputs(rows, device)).logits, targets, weights, denominator)

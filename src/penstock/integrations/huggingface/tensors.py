@@ -36,7 +36,7 @@ def model_inputs(
     `input_ids` and `position_ids` are int64 [rows, T]; `cu_seq_lens_q/k` (int32) and `max_length_q/k` describe all rows
     end to end, as variable-length kernels see them. The padding of a row is one more document of its own; where a row
     holds a single document the padding is counted to it instead, so that such rows are plain ones for every causal
-    model, whether it can tell documents apart or not.
+    model, whether it can tell documents apart or not. So are the rows of a loader with attention="row".
 
     Args:
         rows: One row, or several of one length.
@@ -49,7 +49,7 @@ def model_inputs(
     Raises:
         ConfigError: The loader was not asked for positions and cu_seqlens, or `labels` and weights other than 0 and 1.
     """
-    tensors = [to_torch(_in_one_piece(_complete(row)), device, non_blocking) for row in _as_rows(rows)]
+    tensors = [to_torch(_in_one_piece(_complete(row)), device, non_blocking) for row in as_rows(rows)]
     input_ids = _stack([t["tokens"] for t in tensors])
     borders = [tensors[0]["cu_seqlens"]]
     for i, t in enumerate(tensors[1:], 1):
@@ -74,7 +74,7 @@ def targets_and_weights(
     rows: Rows, device: torch.device | str | None = None, *, non_blocking: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Targets int64 and loss weights float32 at distance 1, both [rows, T]; without weights, 1 for every target."""
-    tensors = [to_torch(row, device, non_blocking) for row in _as_rows(rows)]
+    tensors = [to_torch(row, device, non_blocking) for row in as_rows(rows)]
     targets = _stack([t["targets"][0] for t in tensors])  # type: ignore[index]
     if tensors[0]["loss_weights"] is None:
         return targets, (targets != IGNORE).float()
@@ -92,7 +92,8 @@ def _unshifted(targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return labels
 
 
-def _as_rows(rows: Rows) -> Sequence[ModelInput]:
+def as_rows(rows: Rows) -> Sequence[ModelInput]:
+    """The rows, one or several, as a sequence."""
     return [rows] if isinstance(rows, ModelInput) else list(rows)
 
 
@@ -107,8 +108,10 @@ def _complete(row: ModelInput) -> ModelInput:
 
 
 def _in_one_piece(row: ModelInput) -> ModelInput:
-    """A row of one document or none, with its padding counted to it: it comes after all targets, so nobody sees it."""
-    if row.num_documents > 1 or row.num_tokens == row.sequence_length:
+    """A row of which all tokens see each other (it has one document, or none, or its loader was told attention="row"),
+    with its padding counted to them: it comes after all targets, so nobody sees it."""
+    assert row.cu_seqlens is not None
+    if row.cu_seqlens[1] < row.num_tokens or row.num_tokens == row.sequence_length:
         return row
     slots = row.sequence_length
     # As many entries as before, for models that are compiled for a fixed number.

@@ -20,23 +20,24 @@ import transformers
 from transformers.trainer_utils import get_last_checkpoint, speed_metrics
 
 from penstock.errors import ConfigError, StateError
-from penstock.integrations.huggingface.batches import (
-    DENOMINATOR,
-    TARGETS,
-    WEIGHTS,
-    Microbatches,
-    batch,
-    count_steps,
-)
-from penstock.integrations.huggingface.checks import (
-    check_ranks,
+from penstock.integrations.huggingface.arguments import (
     fit_batches,
     loaders,
     refuse_arguments,
     refuse_endless,
+    refuse_wrong_kinds,
+    require_loaders,
+)
+from penstock.integrations.huggingface.batches import DENOMINATOR, TARGETS, WEIGHTS, Microbatches, batch, count_steps
+from penstock.integrations.huggingface.checks import (
+    check_ranks,
+    needs_isolation,
     refuse_model,
+    refuse_small_vocabulary,
+    say_that_documents_mix,
 )
 from penstock.integrations.huggingface.losses import weighted_loss
+from penstock.integrations.huggingface.vocabulary import known_ids
 from penstock.integrations.isolation import check_isolation as run_isolation_check
 from penstock.loader import Loader, Step
 
@@ -64,7 +65,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         loader: What is trained on; made for this rank.
         eval_loader: What `evaluate` measures: a loader that ends, or several by name.
         rows_per_microbatch: Rows of one forward pass.
-        check_isolation: Refuse a model that lets documents of one row see each other.
+        check_isolation: Refuse a model that lets documents of one row see each other. Not asked where the loader was
+            told attention="row", where they should.
         **kwargs: As for `transformers.Trainer`.
 
     Raises:
@@ -80,31 +82,34 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         model: Any = None,
         args: Any = None,
         *,
-        loader: Loader,
+        loader: Loader | None = None,
         eval_loader: Loader | dict[str, Loader] | None = None,
         rows_per_microbatch: int = 1,
         check_isolation: bool = True,
         **kwargs: Any,
     ) -> None:
         args = transformers.TrainingArguments() if args is None else copy.copy(args)
+        refuse_wrong_kinds(model, args)
         refuse_arguments(args, kwargs, eval_loader is not None)
-        self.loader = loader
+        self.loader = loader = require_loaders(loader, eval_loader)
         self._asked_max_steps: int = args.max_steps
         refuse_endless(args, loader, eval_loader)
-        fit_batches(args, loader, rows_per_microbatch)
+        fit_batches(args, loader, rows_per_microbatch, eval_loader is not None)
         args.ignore_data_skip = True
         self._states: dict[int, dict[str, Any]] = {}
         kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), _ProgressOfTheRun()]
         super().__init__(
             model, args, eval_dataset=kwargs.pop("eval_dataset", None) if eval_loader is None else eval_loader, **kwargs
         )
-        check_ranks(self, [loader, *loaders(eval_loader).values()])
+        every = {"loader": loader, **loaders(eval_loader)}
+        check_ranks(self, [*every.values()])
         refuse_model(self.model)
+        refuse_small_vocabulary(self.model, [*every.values()])
+        self._known_ids = known_ids(self.model)
         self._eval_states = {id(each): each.state_dict() for each in loaders(eval_loader).values()}
-        # Alone at the beginning of its row, a document has nothing before it that it could see.
-        if check_isolation and any(
-            each.settings.packing != "none" for each in (loader, *loaders(eval_loader).values())
-        ):
+        if self.is_world_process_zero():
+            say_that_documents_mix(every)
+        if check_isolation and any(needs_isolation(each) for each in every.values()):
             run_isolation_check(self.model)
 
     # -- training ----------------------------------------------------------------------------------------------------
@@ -133,7 +138,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     def get_train_dataloader(self) -> Any:
         """Microbatches of the loader, from where it stands; Accelerate has nothing to shard."""
         rows = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
-        return Microbatches(self._steps, rows, self.args.per_device_train_batch_size, self.args.device)
+        return Microbatches(self._steps, rows, self.args.per_device_train_batch_size, self.args.device, self._known_ids)
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         """Forward and backward of one microbatch."""
@@ -203,7 +208,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         with torch.no_grad(), self.compute_loss_context_manager():
             for step in loader:
                 for begin in range(0, len(step), size):
-                    inputs = batch(step[begin : begin + size], 1.0, self.args.device)
+                    inputs = batch(step[begin : begin + size], 1.0, self.args.device, self._known_ids)
                     targets, weights, _ = (inputs.pop(name) for name in (TARGETS, WEIGHTS, DENOMINATOR))
                     total += weighted_loss(model(**inputs).logits, targets, weights, 1.0)
                 tokens, rows, steps = tokens + step.loss_denominator, rows + len(step), steps + 1
