@@ -61,6 +61,8 @@ def test_ranges_of_a_remote_file_are_those_of_the_same_local_file(tmp_path, stor
             local = read(tmp_path / f"{name}.jsonl", part_bytes=part_bytes)
             assert read(url, part_bytes=part_bytes) == local
             assert len(local) == max(-(-len(content) // part_bytes), 1)
+            numbers = [line for texts, rejects, *_ in local for line in [n for _, n in texts] + [n for n, _ in rejects]]
+            assert sorted(numbers) == list(range(1, 301 if name != "bad" else 602))
 
 
 def test_only_the_bytes_of_a_range_are_asked_for(store, monkeypatch):
