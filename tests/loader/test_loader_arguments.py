@@ -5,7 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from penstock.errors import ConfigError, DistributedError
+from penstock.errors import ConfigError, DistributedError, StateError
+from penstock.inputs import InputRequirements
 from penstock.loader import DataParallel, Loader, Mixture, ShareChange, Source, replay
 from penstock.shards import write_dataset
 
@@ -55,6 +56,29 @@ def test_sources_and_places(dataset):
         DataParallel.of(("a", 2))
 
 
+def test_things_that_are_something_else(dataset):
+    for source in (5, None):
+        with pytest.raises(ConfigError, match=f"a source must be a path or an opened dataset, got {source}"):
+            build(source)
+    with pytest.raises(ConfigError, match=r"objective must be one such as penstock\.Causal\(\), got 'causal'"):
+        Source(dataset, objective="causal")
+    with pytest.raises(ConfigError, match=r"requirements must be penstock\.InputRequirements, got 'all'"):
+        build(dataset, requirements="all")
+    with pytest.raises(ConfigError, match="target_distances must be a whole number, got '2'"):
+        InputRequirements(target_distances="2")
+    with pytest.raises(ConfigError, match=r"pad_id must be a token id, .* got -1"):
+        build(dataset, pad_id=-1)
+    with pytest.raises(ConfigError, match="row must be 0 … 3 in this step, got 99"):
+        build(dataset).explain(0, 99)
+    assert [source.name for source in Mixture(dataset).sources] == ["d"]
+
+
+@pytest.mark.parametrize("name", ["step", "row", "window", "rows"])
+def test_states_with_counts_below_zero(dataset, name):
+    with pytest.raises(StateError, match=r"it was damaged .*a count below 0"):
+        build(dataset).load_state_dict({**build(dataset).state_dict(), name: -4})
+
+
 def test_an_environment_that_is_no_number(monkeypatch):
     monkeypatch.setenv("RANK", "first")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -67,6 +91,8 @@ def test_prints_are_one_short_line(dataset):
     assert repr(step).startswith("Step(0: 2 rows here; over all ranks 199998 tokens, loss_denominator ")
     row = repr(step[0])
     assert row.startswith("ModelInput(11111 documents, 99999 tokens; tokens int32[100000], targets int32[1, 100000], ")
+    loader = repr(build([dataset, Source(dataset, name="again")]).seek(7))
+    assert loader == "Loader(d, again: steps of 4 rows of 32 tokens, at step 7, rank 0 of 1)"
     for text in (repr(step), row):
         assert "\n" not in text
         assert len(text) < 300

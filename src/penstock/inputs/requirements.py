@@ -1,6 +1,7 @@
 """What a model needs of a row. Layers say it, the needs merge, and the loader computes that and nothing more."""
 
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Literal, Self, final
 
 from penstock.errors import ConfigError
@@ -36,6 +37,9 @@ class InputRequirements:
     makes its mask from them should say "document" here, and "row" is then refused instead of having no effect."""
 
     def __post_init__(self) -> None:
+        for name in ("target_distances", "cu_seqlens_capacity"):
+            if not isinstance(getattr(self, name), Integral | None):
+                raise ConfigError(f"{self.asked_by}: {name} must be a whole number, got {getattr(self, name)!r}")
         if self.target_distances is not None and not 1 <= self.target_distances <= 64:
             raise ConfigError(f"{self.asked_by}: target_distances must be 1 … 64, got {self.target_distances}")
         if self.dtype not in (None, "int32", "int64"):

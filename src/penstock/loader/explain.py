@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from penstock.errors import ConfigError
 from penstock.loader._kernels import SOURCE
 from penstock.loader.mixture import Mixture
 from penstock.sampling import BEGIN, DOCUMENT, POSITION, TOKENS
@@ -48,7 +49,7 @@ def explain(mixture: Mixture, datasets: Sequence[Any], plan: Any, row: int | Non
     found = []
     for number in rows:
         if not 0 <= number < len(plan.row_starts) - 1:
-            raise IndexError(f"row {number} of a step of {len(plan.row_starts) - 1} rows")
+            raise ConfigError(f"row must be 0 … {len(plan.row_starts) - 2} in this step, got {number}")
         begin = 0
         for piece in plan.pieces[plan.row_starts[number] : plan.row_starts[number + 1]]:
             source, dataset = mixture.sources[piece[SOURCE]], datasets[piece[SOURCE]]

@@ -8,7 +8,7 @@ shows in a state: `step.resume_state` is the place after that step.
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, Self, cast, final
 
 from penstock.errors import ConfigError
 from penstock.inputs import EVERYTHING, Attention, InputRequirements
@@ -85,7 +85,7 @@ class Loader:
         prefetch: int = 2,
         pin_memory: bool | None = None,
     ) -> None:
-        self.mixture = _as_mixture(mixture)
+        self.mixture: Mixture = mixture if isinstance(mixture, Mixture) else Mixture(cast("Any", mixture))
         self.settings = PlanSettings(
             sequence_length=whole("sequence_length", sequence_length),
             rows_per_step=whole("rows_per_step", rows_per_step),
@@ -93,12 +93,16 @@ class Loader:
             packing=packing,
             window_rows=whole("window_rows", window_rows),
         )
-        threads, prefetch = whole("threads", threads), whole("prefetch", prefetch)
+        threads, prefetch, pad_id = whole("threads", threads), whole("prefetch", prefetch), whole("pad_id", pad_id)
+        if not 0 <= pad_id < 2**31:
+            raise ConfigError(f"pad_id must be a token id, 0 … 2^31 − 1, got {pad_id}")
         self.data_parallel = DataParallel.of(data_parallel)
         self.data_parallel.rows(self.settings.rows_per_step)
         if threads < 0 or prefetch < 1:
             raise ConfigError(f"threads must be at least 0 and prefetch at least 1, got {threads} and {prefetch}")
-        self.requirements = requirements or EVERYTHING
+        self.requirements = EVERYTHING if requirements is None else requirements
+        if not isinstance(self.requirements, InputRequirements):
+            raise ConfigError(f"requirements must be penstock.InputRequirements, got {requirements!r}")
         if attention is not None:
             told = InputRequirements(asked_by=f"Loader(attention={attention!r})", attention=attention)
             self.requirements = self.requirements.merge(told)
@@ -107,9 +111,7 @@ class Loader:
         self._threads, self._prefetch_steps = threads, prefetch
         pin = _cuda_in_use() if pin_memory is None else pin_memory
         pool = BufferPool(keep=2 * (prefetch + threads + 2), allocate=pinned if pin else heap)
-        self._fill = Fill(
-            self.datasets, self.settings.sequence_length, self.requirements, whole("pad_id", pad_id), pool
-        )
+        self._fill = Fill(self.datasets, self.settings.sequence_length, self.requirements, pad_id, pool)
         self._plan = Plan(self.mixture, self.datasets, self.settings)
         self._description = states.describe(self._plan)
         self._planner = StepPlanner(self._plan, self.data_parallel.size)
@@ -128,6 +130,14 @@ class Loader:
         finally:
             # What was planned ahead and not taken is forgotten when the loader is used again.
             run.stop()
+
+    def __repr__(self) -> str:
+        settings, place = self.settings, self.data_parallel
+        return (
+            f"Loader({', '.join(source.name for source in self.mixture.sources[:8])}: "
+            f"steps of {settings.rows_per_step} rows of {settings.sequence_length} tokens, at step {self.step}, "
+            f"rank {place.rank} of {place.size})"
+        )
 
     @property
     def step(self) -> int:
@@ -230,18 +240,12 @@ def _require_one_tokenizer(mixture: Mixture, datasets: list[Any]) -> None:
             )
 
 
-def _as_mixture(value: Any) -> Mixture:
-    if isinstance(value, Mixture):
-        return value
-    if isinstance(value, Source):
-        return Mixture([value])
-    if isinstance(value, (list, tuple)):
-        return Mixture([part if isinstance(part, Source) else Source(part) for part in value])
-    return Mixture([Source(value)])
-
-
 def _as_dataset(value: Any) -> Any:
-    return open_dataset(value) if isinstance(value, (str, Path)) else value
+    if isinstance(value, (str, Path)):
+        return open_dataset(value)
+    if not hasattr(value, "table"):
+        raise ConfigError(f"a source must be a path or an opened dataset, got {value!r}")
+    return value
 
 
 def _cuda_in_use() -> bool:

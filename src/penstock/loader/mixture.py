@@ -1,7 +1,7 @@
 """What flows into a loader: sources with their shares."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, final
@@ -80,7 +80,9 @@ class Source:
         object.__setattr__(self, "slice", (begin, end))
         if not 0 <= begin < end <= 1:
             raise ConfigError(f"{where}: slice must be fractions 0 ≤ begin < end ≤ 1, got {self.slice}")
-        if self.shuffle not in SHUFFLE_CODES:
+        if not hasattr(self.objective, "measure"):
+            raise ConfigError(f"{where}: objective must be one such as penstock.Causal(), got {self.objective!r}")
+        if self.shuffle not in tuple(SHUFFLE_CODES):
             raise ConfigError(f"{where}: shuffle must be one of {', '.join(SHUFFLE_CODES)}, got {self.shuffle!r}")
         if self.too_long not in TOO_LONG:
             raise ConfigError(f"{where}: too_long must be one of {', '.join(TOO_LONG)}, got {self.too_long!r}")
@@ -97,7 +99,9 @@ class Mixture:
     """Changes of shares, by rising step."""
 
     def __post_init__(self) -> None:
-        given = [self.sources] if isinstance(self.sources, (Source, str, Path)) else self.sources
+        given: Any = self.sources
+        if isinstance(given, (Source, str, Path)) or hasattr(given, "table") or not isinstance(given, Iterable):
+            given = [given]
         sources = tuple(source if isinstance(source, Source) else Source(source) for source in given)
         object.__setattr__(self, "sources", sources)
         names = [source.name for source in self.sources]

@@ -90,6 +90,11 @@ def load(plan: Plan, state: dict[str, Any]) -> StepPlace:
             credits=numbers[:, 2].copy(),
             skipped=numbers[:, 3:].copy(),
         )
+        if (
+            min(state[name] for name in ("step", "row", "window", "rows")) < 0
+            or numbers[:, (0, 1, 3, 4, 5, 6)].min() < 0
+        ):
+            raise ValueError("a count below 0")
         return StepPlace(step=int(state["step"]), place=place, rows=int(state["rows"]))
     except (LookupError, TypeError, ValueError, zlib.error, struct.error) as error:
         if isinstance(error, StateError):
