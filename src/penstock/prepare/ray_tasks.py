@@ -34,6 +34,9 @@ STORE_BYTES = 256 << 20
 CLOSING_SECONDS = 30.0
 """How long to wait for tasks of a killed or cancelled run to end."""
 
+CONNECT_SECONDS = 10.0
+"""How long to wait for the head of a cluster."""
+
 AHEAD = 2
 """Tasks given to Ray for each core, so that none waits, and a cluster that can grow sees that there is more."""
 
@@ -176,7 +179,10 @@ def _connect(ray: Any, limit: int | None) -> None:
             "with RAY_ADDRESS=auto (ray job submit does both)"
         )
     here: dict[str, Any] = {"num_cpus": limit, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+    host, colon, port = address.rpartition(":")
     try:
+        if colon and port.isdecimal():  # Ray itself tries for minutes
+            socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
         # What a transform prints stays in Ray's logs: it must not mix with our JSON.
         ray.init(address, log_to_driver=False, logging_level="ERROR", **(here if address == "local" else {}))
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
