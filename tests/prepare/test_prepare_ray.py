@@ -1,5 +1,6 @@
 """On a Ray cluster prepare gives the same bytes as in processes, goes on where it was killed, and names what failed."""
 
+import fcntl
 import json
 import os
 import signal
@@ -12,10 +13,11 @@ import pytest
 from prepare_cases import contents, slowly
 
 from penstock.errors import ConfigError, MissingExtraError, OutputError, PenstockError, RecordError
-from penstock.prepare import prepare, ray_tasks
+from penstock.prepare import prepare, ray_node, ray_tasks
 from penstock.prepare.executors import choose_executor
 from penstock.prepare.pool import Pool
-from penstock.prepare.ray_tasks import MARKER, RayTasks, end_earlier_runs
+from penstock.prepare.ray_node import MARKER, end_earlier_runs
+from penstock.prepare.ray_tasks import RayTasks
 from penstock.tokenizers import load_tokenizer
 
 OPTIONS = {"part_bytes": 12_000, "validation": 0.2, "on_error": "skip", "weights_field": "w", "progress": False}
@@ -65,7 +67,14 @@ def test_the_same_bytes_as_processes_and_relative_paths(tmp_path, corpus, tokeni
 def test_a_bad_record_is_named_with_its_line(tmp_path, corpus, tokenizer, cluster):
     (corpus / "1.jsonl").write_text('{"text": "pipe"}\n{broken\n')
     with pytest.raises(RecordError, match=r"raw/1.jsonl:2: not JSON: .*--on-error skip"):
-        prepare(corpus, tokenizer=tokenizer, output=tmp_path / "out", executor="ray", progress=False)
+        prepare(
+            corpus,
+            tokenizer=tokenizer,
+            output=tmp_path / "out",
+            executor="ray",
+            transform=lambda record: record,
+            progress=False,
+        )
     assert not list((tmp_path / "out/.prepare").glob(f"{MARKER}*"))
 
 
@@ -82,11 +91,22 @@ def die_once(state, argument, report):
     return str(state)
 
 
+def is_held(state, argument, report):
+    (marker,) = argument.glob(f"{MARKER}*")
+    with open(marker) as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def test_what_goes_wrong_on_a_node_names_it(tmp_path, cluster):
     crew = RayTasks("state", tmp_path, 2)
     with Pool("state", crew) as pool:
         with pytest.raises(PenstockError, match=r"^a: failed on node \S+ \(process \d+\): SystemExit: enough"):
             list(pool.run(stop_all, [("a", 1)], print))
+        assert list(pool.run(is_held, [("a", tmp_path)], print)) == [True]
         reports = []
         assert list(pool.run(die_once, [("a", tmp_path / "flag")], lambda *told: reports.append(told))) == ["state"]
         assert reports == [(3, 2, 1)]
@@ -99,9 +119,7 @@ def test_what_goes_wrong_on_a_node_names_it(tmp_path, cluster):
 
 
 def test_tasks_of_an_earlier_run_are_waited_for(tmp_path, monkeypatch):
-    import fcntl
-
-    monkeypatch.setattr(ray_tasks, "CLOSING_SECONDS", 0.1)
+    monkeypatch.setattr(ray_node, "CLOSING_SECONDS", 0.1)
     marker = tmp_path / f"{MARKER}1"
     with open(marker, "w") as task:
         fcntl.flock(task, fcntl.LOCK_SH)

@@ -9,7 +9,8 @@ from penstock.prepare.folder import OutputFolder
 from penstock.prepare.part import WORK, Workshop
 from penstock.prepare.pool import Crew
 from penstock.prepare.processes import Processes
-from penstock.prepare.ray_tasks import RayTasks, end_earlier_runs, import_ray
+from penstock.prepare.ray_node import end_earlier_runs
+from penstock.prepare.ray_tasks import RayTasks, import_ray
 from penstock.prepare.transform import Transform, require_picklable
 
 EXECUTORS = ("processes", "ray")
