@@ -130,6 +130,14 @@ def test_tasks_of_an_earlier_run_are_waited_for(tmp_path, monkeypatch):
     assert not marker.exists()
 
 
+def test_a_node_with_another_penstock_is_named(tmp_path):
+    place = ray_node.Place(marker=tmp_path / MARKER, folder=str(tmp_path), paths=(), version="0.0")
+    ((kind, error),) = ray_node.serve(place, ["state"], b"")
+    assert kind == "failed"
+    with pytest.raises(PenstockError, match=r"^node \S+ \(process \d+\): has penstock \S+, due: 0.0"):
+        raise error
+
+
 def start(corpus, saved, output, cluster):
     """The command, as a job of its own on the cluster."""
     arguments = ["prepare", corpus, "-t", saved, "-o", output, "--executor", "ray", "--json", "--part-bytes", "12000"]
