@@ -8,13 +8,21 @@ text was asked for.
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, final
 
 from penstock.errors import TokenizerError
 from penstock.tokenizers.byte_table import ByteTable
-from penstock.tokenizers.vocabulary import BEGIN_NAMES, END_NAMES, PAD_NAMES, is_content, named_control
+from penstock.tokenizers.vocabulary import (
+    BEGIN_NAMES,
+    END_NAMES,
+    PAD_NAMES,
+    AddedEntry,
+    Positioned,
+    is_content,
+    named_control,
+)
 
 ID_SECTIONS = ("model", "normalizer", "pre_tokenizer", "added_tokens")
 """The parts of the file that change ids; the rest adds BOS and EOS, or serves decoding."""
@@ -60,6 +68,19 @@ class HuggingFaceVocabulary:
         encoder = self._whole if allow_control else self._scrubbed
         ids: list[int] = encoder.encode(text, add_special_tokens=False).ids
         return ids
+
+    def inner_files(self, files: Mapping[str, bytes]) -> dict[str, bytes] | None:
+        """See `Vocabulary`."""
+        changed = _without_first_space(self._json.get("pre_tokenizer"))
+        if changed == self._json.get("pre_tokenizer"):
+            return None
+        content = json.dumps({**self._json, "pre_tokenizer": changed}, ensure_ascii=False).encode()
+        return {**files, "tokenizer.json": content}
+
+    def encode_with_positions(self, text: str, *, allow_control: bool) -> Positioned:
+        """See `Vocabulary`."""
+        encoding = (self._whole if allow_control else self._scrubbed).encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See `Vocabulary`."""
@@ -132,8 +153,47 @@ class HuggingFaceVocabulary:
         return f"{self._secret}{self.controls[token]}" if token in self.controls else token
 
     @cached_property
+    def cuts(self) -> tuple[AddedEntry, ...] | None:
+        """See `Vocabulary`.
+
+        The tokenizers package cuts at entries that are not `normalized`, normalises each stretch, and cuts it again
+        at the others. One pass over the text does the same where these two cannot meet.
+        """
+        first = [entry for entry in self._listed if not entry.get("normalized")]
+        second = [entry for entry in self._listed if entry.get("normalized")]
+        if all(entry["id"] in self._content for entry in second):
+            second = []  # each stretch's own encoder cuts at these
+        elif self._json.get("normalizer") is not None or _may_overlap(first, second):
+            return None
+        cuts = [*first, *second]
+        controls = [entry for entry in cuts if entry["id"] not in self._content]
+        strips = [entry for entry in controls if entry.get("lstrip") or entry.get("rstrip")]
+        spaced = any(entry["content"] != entry["content"].strip() for entry in cuts)
+        flagged = any(_takes_more(entry) for entry in self._listed if entry["id"] in self._content)
+        if any(entry.get("single_word") for entry in controls) or flagged or (strips and (spaced or second)):
+            return None
+        return tuple(self._cut(entry) for entry in cuts)
+
+    def _cut(self, entry: dict[str, Any]) -> AddedEntry:
+        return AddedEntry(
+            text=entry["content"],
+            token_id=entry["id"],
+            is_control=entry["id"] not in self._content,
+            lstrip=bool(entry.get("lstrip")),
+            rstrip=bool(entry.get("rstrip")),
+        )
+
+    @cached_property
+    def _listed(self) -> list[dict[str, Any]]:
+        """Added entries, and those that only `tokenizer_config.json` makes control entries, as transformers does."""
+        listed = list(self._json.get("added_tokens") or [])
+        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        named = [(text, token_id) for text, token_id in self.controls.items() if text not in self._added]
+        return listed + [{"id": token_id, "content": text, **flags} for text, token_id in named]
+
+    @cached_property
     def _whole(self) -> Any:
-        return _load({**self._json, "truncation": None, "padding": None})
+        return _load({**self._json, "added_tokens": self._listed, "truncation": None, "padding": None})
 
     @cached_property
     def _scrubbed(self) -> Any:
@@ -210,6 +270,20 @@ _BYTE_OF_CHARACTER = _byte_alphabet()
 _ALPHABET = frozenset(map(chr, _BYTE_OF_CHARACTER))
 
 
+def _takes_more(entry: dict[str, Any]) -> bool:
+    return bool(entry.get("lstrip") or entry.get("rstrip") or entry.get("single_word"))
+
+
+def _may_overlap(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> bool:
+    """Whether an entry of `left` and one of `right` could share characters of some text."""
+    pairs = ((a["content"], b["content"]) for a in left for b in right)
+    return any(_share(a, b) or _share(b, a) for a, b in pairs)
+
+
+def _share(a: str, b: str) -> bool:
+    return b in a or any(a.endswith(b[:length]) for length in range(1, len(b)))
+
+
 def _load(content: dict[str, Any] | str) -> Any:
     from tokenizers import Tokenizer
 
@@ -246,6 +320,16 @@ def _flatten(step: dict[str, Any] | None) -> list[dict[str, Any]]:
     if step["type"] != "Sequence":
         return [step]
     return [flat for part in step.get("normalizers") or step.get("pretokenizers") or [] for flat in _flatten(part)]
+
+
+def _without_first_space(step: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A pre-tokenizer that puts no space before the text where it put one before the text only."""
+    if step is None:
+        return None
+    if step["type"] == "Sequence":
+        return {**step, "pretokenizers": [_without_first_space(part) for part in step["pretokenizers"]]}
+    first_only = step["type"] == "Metaspace" and step.get("prepend_scheme") == "first"
+    return {**step, "prepend_scheme": "never"} if first_only else step
 
 
 def _only_spaces(step: dict[str, Any]) -> bool:

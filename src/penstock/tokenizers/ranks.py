@@ -6,13 +6,21 @@ OpenAI publishes, by file name; any other needs a pattern, which is then kept be
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, final
 
 from penstock.errors import TokenizerError
 from penstock.tokenizers.byte_table import ByteTable
-from penstock.tokenizers.vocabulary import BEGIN_NAMES, END_NAMES, PAD_NAMES, named_control, split_at_controls
+from penstock.tokenizers.vocabulary import (
+    BEGIN_NAMES,
+    END_NAMES,
+    PAD_NAMES,
+    Positioned,
+    named_control,
+    plain_cuts,
+    split_at_controls,
+)
 
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 CL100K_PATTERN = (
@@ -83,6 +91,7 @@ class RankVocabulary:
         size: int = 0,
     ) -> None:
         self.kind, self.controls = kind, controls
+        self.cuts = plain_cuts(controls)
         self._ranks, self._pattern, self._shift = ranks, pattern, shift
         self.size = max(size, 1 + shift + max(ranks.values()), 1 + max(controls.values(), default=-1))
         self.bos_id = named_control(controls, BEGIN_NAMES)
@@ -120,6 +129,13 @@ class RankVocabulary:
         for piece in pieces:
             ids += [piece] if isinstance(piece, int) else self.encode_batch([piece])[0]
         return ids
+
+    def inner_files(self, files: Mapping[str, bytes]) -> None:
+        """See `Vocabulary`."""
+
+    def encode_with_positions(self, text: str, *, allow_control: bool) -> Positioned:
+        """See `Vocabulary`; never needed, for the byte table is always exact."""
+        raise TokenizerError("tiktoken gives no positions; the byte table does")
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See `Vocabulary`."""

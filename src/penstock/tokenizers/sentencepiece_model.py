@@ -5,14 +5,14 @@ which is SentencePiece's own way to say that text never produces them. The model
 buffer that it is (field numbers: sentencepiece_model.proto of google/sentencepiece).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, final
 
 from penstock.errors import TokenizerError
 from penstock.tokenizers.byte_table import ByteTable
 from penstock.tokenizers.huggingface import spell_sentencepiece
-from penstock.tokenizers.vocabulary import is_content, split_at_controls
+from penstock.tokenizers.vocabulary import Positioned, is_content, plain_cuts, split_at_controls
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Types of a piece."""
@@ -44,6 +44,7 @@ class SentencePieceVocabulary:
         self.size = len(self._pieces)
         hidden = (UNKNOWN, CONTROL)
         self.controls = {text: place for place, (text, kind) in enumerate(self._pieces) if kind in hidden}
+        self.cuts = plain_cuts(self.controls)
         self.bos_id = self.controls.get(trainer.get(46, b"<s>").decode())
         self.eos_id = self.controls.get(trainer.get(47, b"</s>").decode())
         self.pad_id = self.controls.get(trainer.get(48, b"<pad>").decode())
@@ -59,6 +60,16 @@ class SentencePieceVocabulary:
         for piece in pieces:
             ids += [piece] if isinstance(piece, int) else self._processor.encode(piece)
         return ids
+
+    def inner_files(self, files: Mapping[str, bytes]) -> None:
+        """See `Vocabulary`."""
+
+    def encode_with_positions(self, text: str, *, allow_control: bool) -> Positioned:
+        """See `Vocabulary`; of texts without control entries only."""
+        if allow_control:
+            raise TokenizerError("SentencePiece gives positions of a text without control entries only")
+        pieces = self._processor.encode(text, out_type="immutable_proto").pieces
+        return [piece.id for piece in pieces], [(piece.begin, piece.end) for piece in pieces]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See `Vocabulary`."""

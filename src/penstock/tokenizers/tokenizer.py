@@ -20,7 +20,7 @@ from penstock.tokenizers.byte_table import ByteTable, IntArray
 from penstock.tokenizers.huggingface import HuggingFaceVocabulary
 from penstock.tokenizers.ranks import RankVocabulary
 from penstock.tokenizers.sentencepiece_model import SentencePieceVocabulary
-from penstock.tokenizers.vocabulary import Vocabulary
+from penstock.tokenizers.vocabulary import AddedEntry, Vocabulary
 
 FALLBACK_TEXTS = 1000
 """Texts handed at once to an encoder that makes Python lists; bounds its memory."""
@@ -89,7 +89,7 @@ class Tokenizer:
         Raises:
             TokenizerError: The text holds a lone surrogate, which has no bytes.
         """
-        _check_encodable(text)
+        check_encodable(text)
         if self._fast is not None and not allow_control:
             backend, shift = self._fast
             ids: np.ndarray[Any, np.dtype[np.uint32]] = backend.encode(text)
@@ -114,6 +114,31 @@ class Tokenizer:
 
             return encode_arrow(self._fast[0], texts, self._fast[1])
         return self._encode_slowly(texts)
+
+    @property
+    def cuts(self) -> tuple[AddedEntry, ...] | None:
+        """The entries at which encoding with control text allowed cuts a text first, leftmost and then longest.
+
+        Each stretch between them is then encoded as a text of its own; None: the vocabulary does something else.
+        """
+        return self._vocabulary.cuts
+
+    @cached_property
+    def inner(self) -> "Tokenizer":
+        """Who encodes a stretch that does not begin its text: itself, but for those that put a space before the text
+        and not before each stretch (Metaspace with `prepend_scheme` "first"); a twin without that space then."""
+        files = self._vocabulary.inner_files(self.source_bytes)
+        return self if files is None else Tokenizer(self.name, files, fallback_reason=self._fallback_reason)
+
+    def encode_with_positions(self, text: str, *, allow_control: bool = False) -> tuple[IntArray, IntArray]:
+        """Ids by the vocabulary's own encoder, int64 [tokens], and its word for their characters, int64 [tokens, 2].
+
+        Raises:
+            TokenizerError: That encoder gives no positions; or a lone surrogate.
+        """
+        check_encodable(text)
+        ids, positions = self._vocabulary.encode_with_positions(text, allow_control=allow_control)
+        return np.array(ids, np.int64), np.array(positions, np.int64).reshape(-1, 2)
 
     def check_encoder(self, sample: Sequence[str]) -> str | None:
         """Compare the fast encoder with the vocabulary's own on `sample`; on a difference, switch to the own one.
@@ -173,7 +198,7 @@ class Tokenizer:
             TokenizerError: The bytes of `ids` are not those of `text` (but for one space put before it), or there is no
                 byte table.
         """
-        _check_encodable(text)
+        check_encodable(text)
         data = np.frombuffer(text.encode() if isinstance(text, str) else text, np.uint8)
         ids = np.asarray(ids, np.int64)
         whole = Ragged(data, np.array([0, len(data)], np.int64))
@@ -257,7 +282,8 @@ def _checked_array(texts: Any) -> Any:
     return texts
 
 
-def _check_encodable(text: str | bytes) -> None:
+def check_encodable(text: str | bytes) -> None:
+    """Raise TokenizerError for a lone surrogate, which has no bytes."""
     try:
         _ = text.encode() if isinstance(text, str) else text
     except UnicodeEncodeError as error:

@@ -8,14 +8,34 @@ Gemma's `<table>`, which cannot be told from a tag that steers a model. Control 
 that see text; content entries stay, because without them the ids of ordinary text would change.
 """
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, final
 
 from penstock.tokenizers.byte_table import ByteTable
 
 END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<｜end▁of▁sentence｜>")
 BEGIN_NAMES = ("<s>", "<bos>", "<|bos|>", "<|begin_of_text|>", "<｜begin▁of▁sentence｜>")
 PAD_NAMES = ("<pad>", "<|pad|>", "[PAD]", "<|padding|>")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedEntry:
+    """An entry beside the model, at which text is cut before it is encoded.
+
+    `lstrip` and `rstrip`: it takes the whitespace before or after it along.
+    """
+
+    text: str
+    token_id: int
+    is_control: bool
+    lstrip: bool = False
+    rstrip: bool = False
+
+
+Positioned = tuple[Sequence[int], Sequence[tuple[int, int]]]
+"""Ids, and (begin, end) of each in characters."""
 
 
 class Vocabulary(Protocol):
@@ -40,8 +60,18 @@ class Vocabulary(Protocol):
     def identity(self) -> bytes:
         """All that changes ids, as bytes to be hashed."""
 
+    cuts: tuple[AddedEntry, ...] | None
+    """The entries at which the own encoder cuts a text, leftmost and then longest first, to encode each stretch
+    between them as a text of its own; None where it does something else."""
+
     def encode(self, text: str, *, allow_control: bool) -> list[int]:
         """Ids by the own encoder, without BOS and EOS."""
+
+    def inner_files(self, files: Mapping[str, bytes]) -> dict[str, bytes] | None:
+        """The files of a vocabulary that encodes stretches which do not begin their text; None: this one does."""
+
+    def encode_with_positions(self, text: str, *, allow_control: bool) -> Positioned:
+        """As `encode`, and where each token begins and ends, in characters; TokenizerError where it cannot tell."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids by the own encoder, control text staying text."""
@@ -72,6 +102,11 @@ def named_control(controls: dict[str, int], names: Sequence[str]) -> int | None:
     """The id of the one control entry with a conventional name; None when there is none, or more than one."""
     found = [controls[name] for name in names if name in controls]
     return found[0] if len(found) == 1 else None
+
+
+def plain_cuts(controls: dict[str, int]) -> tuple[AddedEntry, ...]:
+    """Control entries that take no whitespace along, as entries to cut at."""
+    return tuple(AddedEntry(text=text, token_id=token_id, is_control=True) for text, token_id in controls.items())
 
 
 def split_at_controls(text: str, controls: dict[str, int]) -> list[str | int]:
