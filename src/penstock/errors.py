@@ -3,6 +3,7 @@
     PenstockError
     ├── ConfigError     (ValueError)         a setting is out of range, unknown, or disagrees with another
     ├── RecordError     (ValueError)         a raw record cannot be read: file, line, what was due
+    │   └── ConversationError                a record is no conversation that can be read: also the message
     ├── TokenizerError  (ValueError)         a vocabulary cannot be loaded, or cannot do what is asked
     ├── FormatError     (ValueError)         a dataset, shard or manifest on disk breaks the format
     │   └── CorruptionError                  bytes differ from their checksum, or a file was cut
@@ -26,6 +27,10 @@ class ConfigError(PenstockError, ValueError):
 
 class RecordError(PenstockError, ValueError):
     """A raw record cannot be read."""
+
+
+class ConversationError(RecordError):
+    """A record cannot be read as a conversation; the message index, from 0, is named where one is to blame."""
 
 
 class TokenizerError(PenstockError, ValueError):

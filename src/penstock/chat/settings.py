@@ -1,0 +1,107 @@
+"""What a user says about the layout of conversations, with names that users of axolotl know."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+from penstock.chat.roles import BUILT_IN, KNOWN_ROLES, source_roles
+from penstock.errors import ConfigError
+
+LAYOUTS = ("messages", "sharegpt", "alpaca", "prompt_completion", "preference", "oasst")
+FIELDS = ("prompt", "completion", "instruction", "input", "output", "history", "chosen", "system", "tools")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """How the messages of one list are read."""
+
+    role_key: str
+    content_key: str
+    roles: Mapping[str, str]
+    """Name in the record → role."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutSettings:
+    """How records become conversations; the defaults read every layout that is known."""
+
+    layout: str = "auto"
+    """One of `messages`, `sharegpt`, `alpaca`, `prompt_completion`, `preference`, `oasst`; or `auto`: by its fields."""
+
+    field_messages: str | None = None
+    """The field with the list of messages. Once named, other fields that hold messages are not looked at."""
+
+    field_system: str | None = None
+    """The field with the system message; None: `system`. Once named, it beats a system message in the list."""
+
+    field_tools: str | None = None
+    """The field with the tools; None: `tools`, or `functions`."""
+
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """Our name → the record's, for layouts without messages: `{prompt: question, completion: answer}`."""
+
+    message_property_mappings: Mapping[str, str] = field(default_factory=dict)
+    """A message's property as templates know it → its name in the record: `{role: from, content: value}`."""
+
+    message_field_training: str | None = None
+    """The message's flag that says whether to train it; None: `train`, `training` or `loss`."""
+
+    message_field_training_detail: str | None = None
+    """The message's list of character ranges; None: `train_detail`, `training_detail` or `train_ranges`."""
+
+    roles: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Role → its names in the records, added to those that the layout knows: `{assistant: [gpt, model]}`."""
+
+    drop_system_message: bool = False
+    """Leave system messages out."""
+
+    split_thinking: bool = False
+    """Move thinking between tags that opens an assistant's content (`<think>` and the like) to `thinking_key`."""
+
+    thinking_key: str = "reasoning_content"
+    """What the template calls thinking; gpt-oss templates call it `thinking`."""
+
+    decode_arguments: bool = True
+    """Tool call arguments that are the JSON text of an object become the object, which nearly all templates expect."""
+
+    join_text_parts: bool = True
+    """Contents made of text parts only become strings. False for templates that take nothing but lists."""
+
+    oasst_paths: str = "best"
+    """Of a tree: `best`, the path of best-ranked replies; or `all`, one conversation for each last reply."""
+
+    _dialects: Mapping[str, Dialect] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.layout not in ("auto", *LAYOUTS):
+            raise ConfigError(f'layout is "{self.layout}"; due auto or one of: {", ".join(LAYOUTS)}')
+        if self.oasst_paths not in ("best", "all"):
+            raise ConfigError(f'oasst_paths is "{self.oasst_paths}"; due best or all')
+        for name in self.fields:
+            if name not in FIELDS:
+                raise ConfigError(f'fields: "{name}" is no field of a layout; due one of: {", ".join(FIELDS)}')
+        configured = source_roles(self.roles)
+        declared = {role: role for role in self.roles if role not in configured}
+        mapping = self.message_property_mappings
+        keys = {"messages": ("role", "content"), "sharegpt": ("from", "value"), "oasst": ("role", "text")}
+        dialects = {
+            layout: Dialect(
+                role_key=mapping.get("role", role),
+                content_key=mapping.get("content", content),
+                roles={**BUILT_IN[layout], **declared, **configured},
+            )
+            for layout, (role, content) in keys.items()
+        }
+        dialects["own"] = Dialect(role_key="role", content_key="content", roles={role: role for role in KNOWN_ROLES})
+        object.__setattr__(self, "_dialects", dialects)
+
+    def dialect(self, layout: str) -> Dialect:
+        """How messages of `messages`, `sharegpt` or `oasst` are read; `own` are those that this room builds itself."""
+        return self._dialects[layout]
+
+    def name(self, field_name: str, *others: str) -> tuple[str, ...]:
+        """The names under which the record may hold a field: the configured one alone, or ours and `others`."""
+        configured = self.fields.get(field_name)
+        return (configured,) if configured else (field_name, *others)
