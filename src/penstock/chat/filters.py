@@ -1,0 +1,144 @@
+"""Jinja filters that build text from several values, keeping where each character comes from.
+
+`tojson` gives what `json.dumps` does. A character of a string keeps its offset unless it had to be escaped; brackets,
+numbers and names of fields belong to the object or list of the message that they spell. Filters that are not here keep
+message and field only (`coarse`), which is enough to tell whose words they are.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jinja2
+from jinja2 import filters
+
+from penstock.chat.traced import LITERAL, Traced, format_percent, join
+
+_ESCAPED = re.compile(r'[\\"\x00-\x1f]')
+_ESCAPED_OR_WIDE = re.compile(r'[\\"\x00-\x1f]|[^\x00-\x7f]')
+_PLACE = tuple[int, str] | None
+"""Message and path that punctuation belongs to; None for literal text."""
+
+
+def to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """`json.dumps` with these arguments, traced."""
+    if isinstance(indent, int) and not isinstance(indent, bool):
+        indent = " " * indent
+    between, colon = separators or ((",", ": ") if indent is not None else (", ", ": "))
+    style = _Style(ensure_ascii, indent, between, colon, sort_keys)
+    return join("", list(style.pieces(value, None, "\n")))
+
+
+class _Style:
+    """How JSON is laid out."""
+
+    def __init__(self, ascii_only: bool, indent: str | None, between: str, colon: str, sort_keys: bool) -> None:
+        self._escaped = _ESCAPED_OR_WIDE if ascii_only else _ESCAPED
+        self._ascii_only, self._sort_keys = ascii_only, sort_keys
+        self._indent, self._between, self._colon = indent, between, colon
+
+    def pieces(self, value: Any, place: _PLACE, line: str) -> Iterator[str]:
+        """Text of a value; `line` is the line break with the indentation of where it stands."""
+        if isinstance(value, str):
+            yield from self._string(value, place)
+        elif isinstance(value, dict):
+            items = list(value.items())
+            yield from self._list("{}", sorted(items) if self._sort_keys else items, _place_of(value, place), line)
+        elif isinstance(value, (list, tuple)):
+            yield from self._list("[]", list(value), _place_of(value, place), line)
+        else:
+            yield _at(json.dumps(value, ensure_ascii=self._ascii_only), place)
+
+    def _list(self, brackets: str, items: list[Any], place: _PLACE, line: str) -> Iterator[str]:
+        if not items:
+            yield _at(brackets, place)
+            return
+        inner = line + (self._indent or "")
+        opening, separator, closing = brackets[0], self._between, brackets[1]
+        if self._indent is not None:
+            opening, separator, closing = opening + inner, separator + inner, line + closing
+        yield _at(opening, place)
+        for number, item in enumerate(items):
+            if number:
+                yield _at(separator, place)
+            if brackets == "{}":
+                yield _at(_key(item[0], self._ascii_only) + self._colon, place)
+                item = item[1]
+            yield from self.pieces(item, place, inner)
+        yield _at(closing, place)
+
+    def _string(self, value: str, place: _PLACE) -> Iterator[str]:
+        value = Traced(value)
+        if value._runs and value._runs[0][1] != LITERAL:
+            place = value._runs[0][1:3]
+        yield _at('"', place)
+        at = 0
+        for found in self._escaped.finditer(value):
+            if found.start() > at:
+                yield value.cut(at, found.start())
+            at = found.end()
+            character = value.cut(found.start(), at)
+            spelled = json.dumps(str.__str__(character), ensure_ascii=self._ascii_only)[1:-1]
+            yield Traced(spelled, ((len(spelled), *character._runs[0][1:]),))
+        if at < len(value):
+            yield value.cut(at, len(value))
+        yield _at('"', place)
+
+
+def _place_of(value: Any, place: _PLACE) -> _PLACE:
+    path = getattr(value, "_path", None)
+    return place if path is None else (value._message, path)
+
+
+def _at(text: str, place: _PLACE) -> Traced:
+    return Traced(text) if place is None else Traced(text, ((len(text), *place, -1, None, False),))
+
+
+def _key(key: Any, ascii_only: bool) -> str:
+    """A key as `json.dumps` writes it; it turns None, booleans and numbers into strings."""
+    return json.dumps({key: 0}, ensure_ascii=ascii_only)[1:].rpartition(": ")[0]
+
+
+@jinja2.pass_eval_context
+def _join(eval_context: Any, value: Any, d: str = "", attribute: str | int | None = None) -> str:
+    if attribute is not None:
+        value = map(filters.make_attrgetter(eval_context.environment, attribute), value)
+    return join(d, [part if isinstance(part, str) else str(part) for part in value])
+
+
+def _indent(s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    space = width if isinstance(width, str) else " " * width
+    lines = (Traced(s) + "\n").splitlines()
+    made = [space + line if number and (line or blank) else line for number, line in enumerate(lines)]
+    return space + join("\n", made) if first else join("\n", made)
+
+
+def _format(value: str, *arguments: Any, **named: Any) -> str:
+    if arguments and named:
+        raise jinja2.exceptions.FilterArgumentError("can't handle positional and keyword arguments at the same time")
+    return format_percent(value, named or arguments)
+
+
+def _string(value: Any) -> str:
+    return value if isinstance(value, str) else str(value)
+
+
+def _title(s: Any) -> str:
+    plain = filters.do_title(str.__str__(Traced(str(s))))
+    traced = Traced(str(s))
+    return Traced(plain, traced._runs) if len(plain) == len(traced) else Traced(plain)
+
+
+TRACED_FILTERS = {
+    "tojson": to_json,
+    "join": _join,
+    "indent": _indent,
+    "format": _format,
+    "string": _string,
+    "title": _title,
+    "safe": _string,
+}
+"""By name; they replace those of the environment."""

@@ -1,0 +1,263 @@
+"""Text that knows where each of its characters comes from, through everything that a chat template does to it.
+
+`Traced` is a `str` in every respect: equal, hashed and compared as one. Besides, it carries runs, which say for
+stretches of characters which message and field they were in, and at what offset. Concatenation, slicing, strip, split,
+replace, join and formatting keep the runs exact; an operation that this file does not know keeps the message and field
+and gives up the offset. Literal text has no message. Costs: a few microseconds an operation, in proportion to runs.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, Self, SupportsIndex, final
+
+LITERAL: Final = -1
+"""Message number of the template's own text; likewise the offset of characters that were transformed."""
+
+
+Run = tuple[int, int, str, int, int | None, bool]
+"""Where some characters come from: (length, message, field, offset, owner, generated). `message` and `field`: whose
+text they are, and the path inside the message ("content", "content.0.text"); `LITERAL` and "" for the template's own.
+`offset`: of the first in its field, −1 when the text was changed on its way (escaped, upper case, a number). `owner`:
+the message in whose turn they were written; −1 for none, None while they have not been written. `generated`: whether
+they stand inside `{% generation %}`. A plain tuple, because a render makes hundreds of them."""
+
+
+def literal(length: int) -> Run:
+    """Literal text that is not yet written."""
+    return (length, LITERAL, "", -1, None, False)
+
+
+@final
+class Traced(str):
+    """A string with runs; make one from a field with `Traced.of`, from literal text with `Traced(text)`."""
+
+    __slots__ = ("_runs",)
+    _runs: tuple[Run, ...]
+
+    def __new__(cls, text: object = "", runs: tuple[Run, ...] | None = None) -> Self:
+        """Args: `runs` of the characters in order; by default literal, or those of a `Traced`."""
+        new = super().__new__(cls, text)
+        if runs is None:
+            runs = text._runs if isinstance(text, Traced) else ((literal(len(new)),) if new else ())
+        new._runs = runs
+        return new
+
+    @classmethod
+    def of(cls, text: str, message: int, field: str) -> Self:
+        """The text of a field of a message."""
+        return cls(text, ((len(text), message, field, 0, None, False),) if text else ())
+
+    def __str__(self) -> str:
+        return self
+
+    def __reduce__(self) -> Any:
+        return Traced, (str.__str__(self), self._runs)
+
+    def __add__(self, other: str) -> "Traced":
+        if not isinstance(other, str):
+            return NotImplemented
+        return made(str.__add__(self, other), self._runs + runs_of(other))
+
+    def __radd__(self, other: str) -> "Traced":
+        if not isinstance(other, str):
+            return NotImplemented
+        return made(str.__add__(other, self), runs_of(other) + self._runs)
+
+    def __mul__(self, count: SupportsIndex) -> "Traced":
+        return Traced(str.__mul__(self, count), self._runs * count.__index__())
+
+    __rmul__ = __mul__
+
+    def __mod__(self, values: Any) -> "Traced":
+        return format_percent(self, values)
+
+    def __rmod__(self, template: str) -> "Traced":
+        return format_percent(template, self)
+
+    def __iter__(self) -> Iterator["Traced"]:
+        return (self[place] for place in range(len(self)))
+
+    def __getitem__(self, key: SupportsIndex | slice) -> "Traced":
+        if not isinstance(key, slice):
+            place = operator.index(key)
+            key = slice(place, place + 1 or None)
+            if not -len(self) <= place < len(self):
+                raise IndexError("string index out of range")
+        begin, end, step = key.indices(len(self))
+        if step != 1:
+            return join("", [self.cut(place, place + 1) for place in range(begin, end, step)])
+        return self.cut(begin, end)
+
+    def cut(self, begin: int, end: int) -> "Traced":
+        """Characters [begin, end), both inside the text."""
+        if begin <= 0 and end >= len(self):
+            return self
+        kept, at = [], 0
+        for length, message, field, offset, owner, generated in self._runs:
+            first, last = max(begin - at, 0), min(end - at, length)
+            if first < last:
+                offset = offset + first if offset >= 0 else -1
+                kept.append((last - first, message, field, offset, owner, generated))
+            at += length
+            if at >= end:
+                break
+        return made(str.__getitem__(self, slice(begin, end)), tuple(kept))
+
+    def strip(self, characters: str | None = None, /) -> "Traced":
+        return self.lstrip(characters).rstrip(characters)
+
+    def lstrip(self, characters: str | None = None, /) -> "Traced":
+        return self.cut(len(self) - len(str.lstrip(self, characters)), len(self))
+
+    def rstrip(self, characters: str | None = None, /) -> "Traced":
+        return self.cut(0, len(str.rstrip(self, characters)))
+
+    def removeprefix(self, prefix: str, /) -> "Traced":
+        return self.cut(len(prefix), len(self)) if prefix and self.startswith(prefix) else self
+
+    def removesuffix(self, suffix: str, /) -> "Traced":
+        return self.cut(0, len(self) - len(suffix)) if suffix and self.endswith(suffix) else self
+
+    # mypy: str's own methods give list[str]; a list of Traced is one for every reader.
+    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        return self._find(str.split(self, sep, maxsplit), sep)
+
+    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        return self._find(str.rsplit(self, sep, maxsplit), sep)
+
+    def splitlines(self, keepends: bool = False) -> list[str]:
+        lines = self._find(str.splitlines(self, True), "")
+        return lines if keepends else [line[: len(str.splitlines(line)[0])] for line in lines]
+
+    def partition(self, sep: str, /) -> tuple[str, str, str]:
+        return self._three(str.partition(self, sep))
+
+    def rpartition(self, sep: str, /) -> tuple[str, str, str]:
+        return self._three(str.rpartition(self, sep))
+
+    def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> "Traced":
+        limit = count.__index__()
+        if not old:
+            return self._known_only_by_field(str.replace(self, old, new, limit))
+        return join(new, [Traced(part) for part in self.split(old, limit)])
+
+    def join(self, parts: Iterable[str], /) -> "Traced":
+        return join(self, list(parts))
+
+    def format(self, *values: object, **named: object) -> "Traced":
+        return _coarse(str.format(self, *values, **named), [self, *values, *named.values()])
+
+    def _find(self, parts: list[str], sep: str | None) -> list[str]:
+        """The parts that a split gave, cut out of this text; between them `sep`, or any whitespace."""
+        found: list[str] = []
+        at = 0
+        for part in parts:
+            at = self.index(part, at) if sep is None else at
+            found.append(self.cut(at, at + len(part)) if part else Traced(""))
+            at += len(part) + len(sep or "")
+        return found
+
+    def _three(self, parts: tuple[str, str, str]) -> tuple[str, str, str]:
+        first, second, third = self._find(list(parts), "")
+        return first, second, third
+
+    def _known_only_by_field(self, text: str) -> "Traced":
+        return _coarse(text, [self])
+
+
+def _same_length(name: str) -> Callable[..., Traced]:
+    method = getattr(str, name)
+
+    def changed(self: Traced, *arguments: Any) -> Traced:
+        text: str = method(self, *arguments)
+        return Traced(text, self._runs) if len(text) == len(self) else _coarse(text, [self, *arguments])
+
+    return changed
+
+
+for _name in ("upper", "lower", "title", "capitalize", "swapcase", "casefold"):
+    setattr(Traced, _name, _same_length(_name))
+for _name in ("center", "ljust", "rjust", "zfill", "expandtabs", "translate", "format_map"):
+    setattr(Traced, _name, _same_length(_name))
+
+
+def made(text: str, runs: tuple[Run, ...]) -> Traced:
+    """A `Traced` of text whose runs are known: what its constructor does, without looking."""
+    new: Traced = str.__new__(Traced, text)
+    new._runs = runs
+    return new
+
+
+def written(text: str, owner: int) -> Traced:
+    """`text`, with what had no owner now written in the turn of `owner`."""
+    if not isinstance(text, Traced):
+        return made(text, ((len(text), LITERAL, "", -1, owner, False),) if text else ())
+    for run in text._runs:
+        if run[4] is None:
+            break
+    else:
+        return text
+    return made(text, tuple([run if run[4] is not None else (*run[:4], owner, run[5]) for run in text._runs]))
+
+
+def runs_of(text: str) -> tuple[Run, ...]:
+    """The runs of any string."""
+    if isinstance(text, Traced):
+        return text._runs
+    return (literal(len(text)),) if text else ()
+
+
+def join(separator: str, parts: list[str]) -> Traced:
+    """`separator.join(parts)`."""
+    between = runs_of(separator)
+    runs: list[Run] = []
+    for place, part in enumerate(parts):
+        if place and between:
+            runs += between
+        if type(part) is Traced:
+            runs += part._runs
+        elif part:
+            runs.append((len(part), LITERAL, "", -1, None, False))
+    return made(str.join(separator, parts), tuple(runs))
+
+
+_PERCENT = re.compile("%%|%s")
+
+
+def format_percent(template: str, values: Any) -> Traced:
+    """`template % values`; exact where the template holds nothing but %s and %%."""
+    template = Traced(template)
+    text = str.__mod__(template, values)
+    waiting = list(values) if isinstance(values, tuple) else [values]
+    pieces: list[str] = []
+    at = 0
+    for found in _PERCENT.finditer(template):
+        pieces.append(template.cut(at, found.start()))
+        if found[0] == "%%":
+            pieces.append(template.cut(found.start(), found.start() + 1))
+        else:
+            value = waiting.pop(0) if waiting else ""
+            pieces.append(value if isinstance(value, str) else str(value))
+        at = found.end()
+    whole = join("", [*pieces, template.cut(at, len(template))])
+    return whole if str.__eq__(whole, text) else _coarse(text, [template, *waiting, *_listed(values)])
+
+
+def coarse(text: str, values: Iterable[Any]) -> str:
+    """What an unknown operation made of `values`: the message and field of the first that has any, without offset."""
+    return text if isinstance(text, Traced) else _coarse(text, values)
+
+
+def _coarse(text: str, values: Iterable[Any]) -> Traced:
+    for value in values:
+        for run in runs_of(value) if isinstance(value, str) else ():
+            if run[1] != LITERAL and text:
+                return made(text, ((len(text), run[1], run[2], -1, run[4], run[5]),))
+    return Traced(text)
+
+
+def _listed(values: Any) -> list[Any]:
+    return (
+        list(values.values()) if isinstance(values, dict) else list(values) if isinstance(values, tuple) else [values]
+    )

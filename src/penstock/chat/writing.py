@@ -1,0 +1,246 @@
+"""What a chat template's compiled code calls while it writes: in whose turn, and whose words.
+
+A template's tree is rewritten when it is compiled (`Rewrite`):
+
+- all that is written passes through a filter that notes in whose turn it was written;
+- entering a loop over messages begins a turn, leaving the loop ends it;
+- values kept in variables, and literal strings whose methods are called, become `Traced`.
+
+What it writes does not change.
+"""
+
+import operator
+from collections.abc import Mapping
+from functools import reduce
+from typing import Any, TypeVar, cast, final
+
+import jinja2
+from jinja2 import nodes, runtime
+from jinja2.visitor import NodeTransformer
+
+from penstock.chat.traced import Traced, join, made, written
+
+NO_OWNER = -1
+Node = TypeVar("Node", bound=nodes.Node)
+
+
+@final
+class TracedDict(dict[Any, Any]):
+    """An object of a message: a message itself (path ""), a part of its content, a tool call, arguments."""
+
+    __slots__ = ("_message", "_path")
+    _message: int
+    _path: str
+
+
+@final
+class TracedList(list[Any]):
+    """A list inside a message."""
+
+    __slots__ = ("_message", "_path")
+    _message: int
+    _path: str
+
+
+def trace(value: Any, message: int, path: str = "") -> Any:
+    """A copy of a message (or a value in it) of plain JSON types whose strings know their message and field."""
+    if type(value) is str:
+        return made(value, ((len(value), message, path, 0, None, False),) if value else ())
+    if isinstance(value, str):
+        return Traced.of(str.__str__(value), message, path)
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    prefix = f"{path}." if path else ""
+    copied: Any
+    if isinstance(value, Mapping):
+        copied = TracedDict()
+        for key, item in value.items():
+            copied[key] = trace(item, message, prefix + str(key))
+    elif isinstance(value, (list, tuple)):
+        copied = TracedList([trace(item, message, f"{prefix}{place}") for place, item in enumerate(value)])
+    else:
+        # Images and the like: templates look whether they are there, and must not reach their methods.
+        return f"<{type(value).__name__}>"
+    copied._message, copied._path = message, path
+    return copied
+
+
+@final
+class Turns:
+    """In whose turn a template is writing."""
+
+    __slots__ = ("_entered", "_owner", "_stack")
+
+    def __init__(self) -> None:
+        self._owner, self._entered = NO_OWNER, False
+        self._stack: list[tuple[int, bool]] = []
+
+    def _begin_loop(self) -> None:
+        self._stack.append((self._owner, self._entered))
+
+    def _end_loop(self) -> None:
+        self._owner, self._entered = self._stack.pop()
+
+    def _enter(self, item: Any) -> None:
+        """A round of a loop begins; over messages, it is a turn."""
+        self._entered = isinstance(item, TracedDict) and not item._path
+        if self._entered:
+            self._owner = item._message
+
+    def _look_up(self, value: Any) -> None:
+        """A message was looked up by the number of the round (`messages[i]`): the first one makes the turn."""
+        if not self._entered:
+            self._enter(value)
+
+
+@final
+class TracingContext(runtime.Context):
+    """Variables of one render, with the turns of that render."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._turns = Turns()
+
+
+@jinja2.pass_context
+def _write(context: TracingContext, value: Any) -> str:
+    if not isinstance(value, str):
+        if isinstance(value, (TracedDict, TracedList)):
+            text = str(value)
+            value = Traced(text, ((len(text), value._message, value._path, -1, None, False),))
+        else:
+            value = str(value)
+    return written(value, context._turns._owner) if value else ""
+
+
+@jinja2.pass_context
+def _add(context: TracingContext, parts: list[Any]) -> Any:
+    """`a + b + …` of strings at once: each sum alone would copy all runs so far."""
+    for part in parts:
+        if not isinstance(part, str):
+            return reduce(operator.add, parts)
+    return join("", parts)
+
+
+@jinja2.pass_context
+def _keep(context: TracingContext, value: Any) -> Any:
+    """A value on its way into a variable."""
+    if not isinstance(value, str):
+        return value
+    owner = context._turns._owner
+    return Traced(value) if owner == NO_OWNER else written(value, owner)
+
+
+@jinja2.pass_context
+def _enter(context: TracingContext, item: Any) -> str:
+    context._turns._enter(item)
+    return ""
+
+
+@jinja2.pass_context
+def _look_up(context: TracingContext, value: Any) -> Any:
+    context._turns._look_up(value)
+    return _keep(context, value)
+
+
+@jinja2.pass_context
+def _begin_loop(context: TracingContext, value: Any) -> str:
+    context._turns._begin_loop()
+    return ""
+
+
+@jinja2.pass_context
+def _end_loop(context: TracingContext, value: Any) -> str:
+    context._turns._end_loop()
+    return ""
+
+
+@jinja2.pass_context
+def _generated(context: TracingContext, value: Any) -> str:
+    return made(value, tuple([(*run[:5], True) for run in Traced(value)._runs]))
+
+
+HOOKS = {
+    "penstock_write": _write,
+    "penstock_add": _add,
+    "penstock_keep": _keep,
+    "penstock_enter": _enter,
+    "penstock_look_up": _look_up,
+    "penstock_begin_loop": _begin_loop,
+    "penstock_end_loop": _end_loop,
+    "penstock_generated": _generated,
+}
+
+
+def _hook(name: str, value: nodes.Expr) -> nodes.Expr:
+    return _at(nodes.Filter(value, f"penstock_{name}", [], [], None, None), value.lineno)
+
+
+def _statement(name: str, value: nodes.Expr) -> nodes.Output:
+    return _at(nodes.Output([_hook(name, value)]), value.lineno)
+
+
+def _at(node: Node, line: int) -> Node:
+    node.set_lineno(line)
+    return node
+
+
+@final
+class Rewrite(NodeTransformer):
+    """Puts the hooks into a template's tree."""
+
+    def __init__(self) -> None:
+        self._rounds: list[set[str]] = []
+
+    def visit_Output(self, node: nodes.Output) -> nodes.Output:
+        self.generic_visit(node)
+        node.nodes = [_hook("write", _as_text(child)) for child in node.nodes]
+        return node
+
+    def visit_For(self, node: nodes.For) -> list[nodes.Node]:
+        target = node.target
+        names = {name.name for name in [target, *target.find_all(nodes.Name)] if isinstance(name, nodes.Name)}
+        self._rounds.append(names | {"loop"})
+        self.generic_visit(node)
+        self._rounds.pop()
+        nothing: nodes.Expr = _at(nodes.Const(""), node.lineno)
+        item = _at(nodes.Name(target.name, "load"), node.lineno) if isinstance(target, nodes.Name) else nothing
+        node.body.insert(0, _statement("enter", item))
+        return [_statement("begin_loop", nothing), node, _statement("end_loop", nothing)]
+
+    def visit_Assign(self, node: nodes.Assign) -> nodes.Assign:
+        self.generic_visit(node)
+        names = {name.name for name in [node.node, *node.node.find_all(nodes.Name)] if isinstance(name, nodes.Name)}
+        by_round = bool(self._rounds) and bool(names & self._rounds[-1])
+        node.node = _hook("look_up" if by_round else "keep", cast(nodes.Expr, node.node))
+        return node
+
+    def visit_Add(self, node: nodes.Add) -> nodes.Expr:
+        parts: list[nodes.Expr] = []
+        left: nodes.Expr = node
+        while isinstance(left, nodes.Add):
+            parts.append(left.right)
+            left = left.left
+        parts = [cast(nodes.Expr, self.visit(part)) for part in [left, *reversed(parts)]]
+        if any(isinstance(part, nodes.Const) and isinstance(part.value, str) for part in parts):
+            return _hook("add", _at(nodes.List(parts), node.lineno))
+        return reduce(lambda total, part: _at(nodes.Add(total, part), node.lineno), parts)
+
+    def visit_Getattr(self, node: nodes.Getattr) -> nodes.Getattr:
+        self.generic_visit(node)
+        if isinstance(node.node, nodes.Const) and isinstance(node.node.value, str):
+            node.node = _hook("keep", node.node)
+        return node
+
+    def visit_Mod(self, node: nodes.Mod) -> nodes.Mod:
+        self.generic_visit(node)
+        if isinstance(node.left, nodes.Const) and isinstance(node.left.value, str):
+            node.left = _hook("keep", node.left)
+        return node
+
+
+def _as_text(node: nodes.Expr) -> nodes.Expr:
+    """Template text as a constant, for a filter to take."""
+    if isinstance(node, nodes.TemplateData):
+        return _at(nodes.Const(node.data), node.lineno)
+    return node
