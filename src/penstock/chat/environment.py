@@ -1,7 +1,7 @@
 """The Jinja environment of chat templates, as transformers sets it up, and one that tells where text comes from.
 
 Same sandbox, whitespace rules, extensions, filters and globals as `apply_chat_template` of transformers (read in its
-version 5.23), so the text is the same. Templates reach nothing but the data that they are given. Costs of tracing: about
+version 5.23), so the text is the same. Templates reach nothing but the data that they are given. Tracing costs about
 twice `apply_chat_template`.
 """
 

@@ -1,0 +1,1 @@
+"""Chats: conversations become tokens with loss weights, and a certificate of what is trained."""
