@@ -13,43 +13,17 @@ encoder, which knows no control text. Vocabularies that do something else go thr
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 
 from penstock.chat._encoding_kernels import find_items, gather, place_tokens
 from penstock.chat.control_text import ControlText, control_text
+from penstock.chat.encoded_text import BoolArray, EncodedText, IdArray, IntArray, check_positions
 from penstock.chat.whole_text import encode_whole
 from penstock.errors import TokenizerError
 from penstock.ragged import Ragged
 from penstock.tokenizers import Tokenizer
-
-IdArray = np.ndarray[Any, np.dtype[np.uint32]]
-IntArray = np.ndarray[Any, np.dtype[np.int64]]
-BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedText:
-    """Tokens of one text.
-
-    Token i touches `text[begins[i]:ends[i]]`. Characters whose bytes are split over several tokens belong to each of
-    them, so positions of neighbours may overlap by one character; a token of nothing but a space that the tokenizer
-    put before the text is empty. A control token covers its text, with the whitespace that the tokenizer lets it take
-    along.
-    """
-
-    ids: IdArray
-    """uint32 [tokens]."""
-    begins: IntArray
-    """First character of each token, int64 [tokens]."""
-    ends: IntArray
-    """One after its last character, int64 [tokens]."""
-    is_control: BoolArray
-    """Which tokens are control tokens, bool [tokens]."""
-    forged: tuple[tuple[int, str], ...]
-    """Control text that stayed text: (character, control text)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +66,8 @@ def encode_rendered_batch(
     flags = [_check_flags(place, text, literals[place]) for place, text in enumerate(texts)]
     known = control_text(tokenizer)
     if known is None:
-        whole = [encode_whole(tokenizer, text, flag | allow_forged) for text, flag in zip(texts, flags, strict=True)]
-        return [EncodedText(ids=a, begins=b, ends=c, is_control=d, forged=e) for a, b, c, d, e in whole]
+        _encode_utf8(texts)
+        return [encode_whole(tokenizer, text, flag | allow_forged) for text, flag in zip(texts, flags, strict=True)]
     literal = np.concatenate(flags) if flags else np.empty(0, np.bool_)
     found = _find(known, _encode_utf8(texts), literal | allow_forged)
     return _place(tokenizer, known, texts, found)
@@ -139,10 +113,9 @@ def _encode_stretches(tokenizer: Tokenizer, found: _Items) -> tuple[IdArray, Int
     """Ids of all stretches, end to end, and where those of each item are, int64 [items, 2]."""
     rows = np.zeros((len(found.items), 2), np.int64)
     is_stretch = found.items[:, 2] < 0
-    leading = np.isin(found.items[:, 0], found.text_offsets[:-1])
-    if tokenizer.inner is tokenizer:
-        groups = [(tokenizer, is_stretch)]
-    else:
+    groups = [(tokenizer, is_stretch)]
+    if tokenizer.inner is not tokenizer:
+        leading = np.isin(found.items[:, 0], found.text_offsets[:-1])
         groups = [(tokenizer, is_stretch & leading), (tokenizer.inner, is_stretch & ~leading)]
     values: list[Any] = []
     done = 0
@@ -220,10 +193,5 @@ def _ask_encoder(
             f"text {text}: {tokenizer.encoder} and the vocabulary's own encoder disagree on {stretch[:60]!r}, and its "
             "positions cannot be told otherwise; report it, or normalise the text (NFC) first"
         )
-    flat = positions.ravel()
-    if len(flat) and (flat.min() < 0 or flat.max() > len(stretch) or (np.diff(positions, axis=0) < 0).any()):
-        raise TokenizerError(
-            f"text {text}: the tokens of {stretch[:60]!r} have no positions: the vocabulary's own encoder gives "
-            f"{positions[:6].tolist()}, which run backwards or out of its {len(stretch)} characters"
-        )
+    check_positions(stretch, positions, np.zeros(len(told), np.bool_))
     begins[part], ends[part] = positions[:, 0] + first, positions[:, 1] + first

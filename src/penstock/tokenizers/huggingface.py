@@ -48,6 +48,7 @@ class HuggingFaceVocabulary:
         self._added = {entry["content"]: int(entry["id"]) for entry in added}
         self._content = {entry["id"] for entry in added if is_content(entry["content"], special=entry["special"])}
         self.controls = {text: token_id for text, token_id in self._added.items() if token_id not in self._content}
+        self.unknown_id = _unknown_id(model, self._tokens)
         self.size = 1 + max([*self._tokens.values(), *self._added.values()], default=-1)
         self._steps = [*_flatten(self._json.get("normalizer")), *_flatten(self._json.get("pre_tokenizer"))]
         self.kind = self._find_kind()
@@ -82,6 +83,21 @@ class HuggingFaceVocabulary:
         encoding = (self._whole if allow_control else self._scrubbed).encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
+    def encode_disguised(self, text: str, controls: Sequence[tuple[int, int, str]]) -> Positioned:
+        """See `Vocabulary`; control entries get names that nobody knows, and only `controls` are so called."""
+        names, ids, encoder = self._disguised
+        parts: list[str] = []
+        begins, ends, done = [], [0], 0
+        for begin, end, control in [*controls, (len(text), len(text), "")]:
+            name = names.get(control, "")
+            parts += [text[done:begin], name]
+            begins += [*range(done, begin), *[begin] * len(name)]
+            ends += [*range(done + 1, begin + 1), *[end] * len(name)]
+            done = end
+        begins.append(len(text))
+        encoding = encoder.encode("".join(parts), add_special_tokens=False)
+        return [ids.get(i, i) for i in encoding.ids], [(begins[low], ends[high]) for low, high in encoding.offsets]
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See `Vocabulary`."""
         # One text at a time: a batch would start a thread for every core in every worker process.
@@ -109,8 +125,7 @@ class HuggingFaceVocabulary:
             entries[token_id] = spell(token)
         for text, token_id in self._added.items():
             entries[token_id] = (text if byte_level else text.replace("▁", " ")).encode()
-        unknown = self._tokens.get(self._json["model"].get("unk_token"))
-        for token_id in (*self.controls.values(), *([] if unknown is None else [unknown])):
+        for token_id in (*self.controls.values(), *([] if self.unknown_id is None else [self.unknown_id])):
             entries[token_id] = None
         return ByteTable(entries)
 
@@ -168,7 +183,7 @@ class HuggingFaceVocabulary:
         cuts = [*first, *second]
         controls = [entry for entry in cuts if entry["id"] not in self._content]
         strips = [entry for entry in controls if entry.get("lstrip") or entry.get("rstrip")]
-        spaced = any(entry["content"] != entry["content"].strip() for entry in cuts)
+        spaced = any(entry["content"][:1].isspace() for entry in cuts)
         flagged = any(_takes_more(entry) for entry in self._listed if entry["id"] in self._content)
         if any(entry.get("single_word") for entry in controls) or flagged or (strips and (spaced or second)):
             return None
@@ -190,6 +205,21 @@ class HuggingFaceVocabulary:
         flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
         named = [(text, token_id) for text, token_id in self.controls.items() if text not in self._added]
         return listed + [{"id": token_id, "content": text, **flags} for text, token_id in named]
+
+    @cached_property
+    def _disguised(self) -> tuple[dict[str, str], dict[int, int], Any]:
+        """Hidden name of each control entry, its ids as the encoder numbers entries → real ids, and the encoder."""
+        names = {}
+        for text in self.controls:
+            # As at its ends as the entry, for entries that ask what they touch; no name begins another.
+            names[text] = f"{text[0]}{self._hidden(text)}z{text[-1]}"
+        listed = [{**entry, "content": names.get(entry["content"], entry["content"])} for entry in self._listed]
+        changes = {"added_tokens": listed, "model": self._scrub_model(), "truncation": None, "padding": None}
+        encoder = _load({**self._json, **changes})
+        real = {
+            encoder.token_to_id(new["content"]): entry["id"] for new, entry in zip(listed, self._listed, strict=True)
+        }
+        return names, real, encoder
 
     @cached_property
     def _whole(self) -> Any:
@@ -306,6 +336,11 @@ def _model_tokens(model: dict[str, Any]) -> dict[str, int]:
     if isinstance(model["vocab"], dict):
         return model["vocab"]
     return {token: token_id for token_id, (token, _) in enumerate(model["vocab"])}
+
+
+def _unknown_id(model: dict[str, Any], tokens: dict[str, int]) -> int | None:
+    unknown: int | None = tokens.get(model["unk_token"]) if model.get("unk_token") else model.get("unk_id")
+    return unknown
 
 
 def _joined(merge: str | list[str]) -> str:

@@ -16,6 +16,7 @@ from penstock.tokenizers.vocabulary import (
     BEGIN_NAMES,
     END_NAMES,
     PAD_NAMES,
+    AddedEntry,
     Positioned,
     named_control,
     plain_cuts,
@@ -91,7 +92,8 @@ class RankVocabulary:
         size: int = 0,
     ) -> None:
         self.kind, self.controls = kind, controls
-        self.cuts = plain_cuts(controls)
+        self.unknown_id: int | None = None
+        self.cuts: tuple[AddedEntry, ...] | None = plain_cuts(controls)
         self._ranks, self._pattern, self._shift = ranks, pattern, shift
         self.size = max(size, 1 + shift + max(ranks.values()), 1 + max(controls.values(), default=-1))
         self.bos_id = named_control(controls, BEGIN_NAMES)
@@ -136,6 +138,10 @@ class RankVocabulary:
     def encode_with_positions(self, text: str, *, allow_control: bool) -> Positioned:
         """See `Vocabulary`; never needed, for the byte table is always exact."""
         raise TokenizerError("tiktoken gives no positions; the byte table does")
+
+    def encode_disguised(self, text: str, controls: Sequence[tuple[int, int, str]]) -> Positioned:
+        """See `Vocabulary`; never needed, for text is cut at control entries."""
+        raise TokenizerError("this vocabulary cuts text at its control entries; encode the stretches between them")
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See `Vocabulary`."""

@@ -9,15 +9,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, final
 
+import numpy as np
+
 from penstock.errors import TokenizerError
 from penstock.tokenizers.byte_table import ByteTable
 from penstock.tokenizers.huggingface import spell_sentencepiece
-from penstock.tokenizers.vocabulary import Positioned, is_content, plain_cuts, split_at_controls
+from penstock.tokenizers.vocabulary import AddedEntry, Positioned, is_content, plain_cuts, split_at_controls
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Types of a piece."""
 
 _PIECE, _TRAINER, _NORMALIZER = 1, 2, 3
+_ENCODED = 2
+"""Field of an encoded text that holds its pieces: id in 2, begin and end in 4 and 5, in bytes."""
 _KINDS = {1: "Unigram", 2: "SentencePiece BPE", 3: "SentencePiece words", 4: "SentencePiece characters"}
 
 
@@ -44,7 +48,8 @@ class SentencePieceVocabulary:
         self.size = len(self._pieces)
         hidden = (UNKNOWN, CONTROL)
         self.controls = {text: place for place, (text, kind) in enumerate(self._pieces) if kind in hidden}
-        self.cuts = plain_cuts(self.controls)
+        self.unknown_id: int | None = next((i for i, (_, kind) in enumerate(self._pieces) if kind == UNKNOWN), None)
+        self.cuts: tuple[AddedEntry, ...] | None = plain_cuts(self.controls)
         self.bos_id = self.controls.get(trainer.get(46, b"<s>").decode())
         self.eos_id = self.controls.get(trainer.get(47, b"</s>").decode())
         self.pad_id = self.controls.get(trainer.get(48, b"<pad>").decode())
@@ -68,8 +73,22 @@ class SentencePieceVocabulary:
         """See `Vocabulary`; of texts without control entries only."""
         if allow_control:
             raise TokenizerError("SentencePiece gives positions of a text without control entries only")
-        pieces = self._processor.encode(text, out_type="immutable_proto").pieces
-        return [piece.id for piece in pieces], [(piece.begin, piece.end) for piece in pieces]
+        message = self._processor.encode(text, out_type="serialized_proto")
+        pieces = [dict(_pairs(value)) for number, value, _ in _fields(message) if number == _ENCODED]
+        ids = [int(piece.get(2, 0)) for piece in pieces]
+        spans = [(int(piece.get(4, 0)), int(piece.get(5, 0))) for piece in pieces]
+        for place in range(len(ids) - 2, -1, -1):
+            # Only the last of the byte pieces of a character bears its position.
+            (begin, end), (following, last) = spans[place], spans[place + 1]
+            if begin == end == following and self._pieces[ids[place]][1] == BYTE:
+                spans[place] = (begin, last)
+        characters = np.cumsum(np.frombuffer(text.encode(), np.uint8) & 0xC0 != 0x80)
+        number_of = np.concatenate(([0], characters)).tolist()
+        return ids, [(number_of[begin], number_of[end]) for begin, end in spans]
+
+    def encode_disguised(self, text: str, controls: Sequence[tuple[int, int, str]]) -> Positioned:
+        """See `Vocabulary`; never needed, for text is cut at control entries."""
+        raise TokenizerError("this vocabulary cuts text at its control entries; encode the stretches between them")
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See `Vocabulary`."""

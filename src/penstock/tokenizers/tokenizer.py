@@ -39,6 +39,7 @@ class Tokenizer:
         vocab_size: One more than the highest id.
         bos_id: Begin of text, or None; likewise `eos_id`, `pad_id`.
         special_tokens: Every control entry, text → id, also those that their file does not mark special.
+        unknown_id: What text becomes that the vocabulary cannot spell, or None.
         normalization: What is done to text before it is encoded: None; "NFC", and then `token_ends` wants text in that
             form; or a lossy form, and then there is no byte table.
     """
@@ -56,6 +57,7 @@ class Tokenizer:
         self.pad_id = self._vocabulary.pad_id
         self.special_tokens = dict(self._vocabulary.controls)
         self.normalization = self._vocabulary.normalization
+        self.unknown_id = self._vocabulary.unknown_id
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.name!r}, {self.kind}, {self.vocab_size} ids)"
@@ -138,6 +140,15 @@ class Tokenizer:
         """
         check_encodable(text)
         ids, positions = self._vocabulary.encode_with_positions(text, allow_control=allow_control)
+        return np.array(ids, np.int64), np.array(positions, np.int64).reshape(-1, 2)
+
+    def encode_disguised(self, text: str, controls: Sequence[tuple[int, int, str]]) -> tuple[IntArray, IntArray]:
+        """As `encode_with_positions`, where exactly `controls` (begin, end, control text) become control tokens.
+
+        For vocabularies without `cuts`.
+        """
+        check_encodable(text)
+        ids, positions = self._vocabulary.encode_disguised(text, controls)
         return np.array(ids, np.int64), np.array(positions, np.int64).reshape(-1, 2)
 
     def check_encoder(self, sample: Sequence[str]) -> str | None:

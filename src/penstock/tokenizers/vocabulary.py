@@ -60,9 +60,15 @@ class Vocabulary(Protocol):
     def identity(self) -> bytes:
         """All that changes ids, as bytes to be hashed."""
 
-    cuts: tuple[AddedEntry, ...] | None
-    """The entries at which the own encoder cuts a text, leftmost and then longest first, to encode each stretch
-    between them as a text of its own; None where it does something else."""
+    unknown_id: int | None
+    """The id of text that the model cannot spell; it is also a control entry."""
+
+    @property
+    def cuts(self) -> tuple[AddedEntry, ...] | None:
+        """The entries at which the own encoder cuts a text, leftmost and then longest first.
+
+        It encodes each stretch between them as a text of its own; None: it does something else.
+        """
 
     def encode(self, text: str, *, allow_control: bool) -> list[int]:
         """Ids by the own encoder, without BOS and EOS."""
@@ -72,6 +78,9 @@ class Vocabulary(Protocol):
 
     def encode_with_positions(self, text: str, *, allow_control: bool) -> Positioned:
         """As `encode`, and where each token begins and ends, in characters; TokenizerError where it cannot tell."""
+
+    def encode_disguised(self, text: str, controls: Sequence[tuple[int, int, str]]) -> Positioned:
+        """As `encode_with_positions`, where exactly the (begin, end, text) of `controls` become control tokens."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids by the own encoder, control text staying text."""

@@ -1,0 +1,155 @@
+"""Control tokens only from the template, the tokenizer's own ids, exact positions: small vocabularies."""
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from encoding_makers import CONTROLS, WORDS, make_variants, open_variant
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tokenizers
+from penstock.chat.control_text import control_text
+from penstock.chat.encoding import encode_rendered, encode_rendered_batch
+from penstock.chat.whole_text import encode_whole
+from penstock.errors import TokenizerError
+from penstock.tokenizers import Tokenizer
+
+NAMES = [
+    "plain", "nfc", "prefix space", "strips", "space runs", "space runs later", "two passes", "two passes meet",
+    "strips and runs", "single words", "normalized", "normalized strips", "metaspace first", "metaspace first strips",
+    "metaspace always", "metaspace content", "prepend", "word piece", "word piece normalized",
+]  # fmt: skip
+SLOW = {
+    "two passes meet",
+    "strips and runs",
+    "single words",
+    "normalized",
+    "normalized strips",
+    "word piece normalized",
+}
+ODD = ["<", "|", ">", "s", "x", " ", "  ", "\n", "\t", "\x1c", "\x85", "\u2003", "\u3000", "\u200b", "e\u0301", "é"]
+ODD += ["🤦🏼\u200d♂️", "[UNK]", "wORd", "<A>"]
+PIECES = st.tuples(st.sampled_from(CONTROLS * 2 + WORDS + ODD), st.booleans())
+RENDERED = st.lists(PIECES, max_size=12)
+slowly = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(scope="session")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Tokenizer, tokenizers.Tokenizer]]:
+    """Ours and the tokenizers package's, by the name of the variant."""
+    folder = tmp_path_factory.mktemp("encoding")
+    variants = make_variants(folder / "base")
+    assert list(variants) == NAMES
+    return {
+        name: (open_variant(parsed, folder / name), tokenizers.Tokenizer.from_str(json.dumps(parsed)))
+        for name, parsed in variants.items()
+    }
+
+
+@pytest.fixture(params=[name for name in NAMES if name != "strips and runs"])
+def both(request: pytest.FixtureRequest, opened: dict[str, Any]) -> tuple[Tokenizer, tokenizers.Tokenizer]:
+    pair: tuple[Tokenizer, tokenizers.Tokenizer] = opened[request.param]
+    return pair
+
+
+def join(pieces: list[tuple[str, bool]]) -> tuple[str, Any]:
+    flags = [literal for text, literal in pieces for _ in text]
+    return "".join(text for text, _ in pieces), np.array(flags, np.bool_)
+
+
+def test_which_vocabularies_are_cut(opened: dict[str, Any]) -> None:
+    assert {name for name, (ours, _) in opened.items() if control_text(ours) is None} == SLOW
+
+
+@slowly
+@given(pieces=RENDERED)
+def test_ids_are_the_own_encoders_when_nothing_is_forged(both: Any, pieces: list[tuple[str, bool]]) -> None:
+    ours, own = both
+    text, literal = join(pieces)
+    due = own.encode(text, add_special_tokens=False).ids
+    assert encode_rendered(ours, text, np.ones(len(text), np.bool_)).ids.tolist() == due
+    assert encode_rendered(ours, text, literal, allow_forged=True).ids.tolist() == due
+    encoded = encode_rendered(ours, text, literal)
+    if not encoded.forged:
+        assert encoded.ids.tolist() == due
+
+
+@slowly
+@given(pieces=RENDERED)
+def test_control_tokens_come_from_the_template_only(both: Any, pieces: list[tuple[str, bool]]) -> None:
+    ours, _ = both
+    text, literal = join(pieces)
+    encoded = encode_rendered(ours, text, literal)
+    names = {token_id: control for control, token_id in ours.special_tokens.items()}
+    for token in np.flatnonzero(encoded.is_control).tolist():
+        control = names[int(encoded.ids[token])]
+        begin = int(encoded.begins[token])
+        covered = text[begin : int(encoded.ends[token])]
+        begin += len(covered) - len(covered.lstrip())
+        assert literal[begin : begin + len(control.strip())].all()
+        assert covered.split() == control.split() or covered.lower().split() == control.lower().split()
+    others = set(encoded.ids[~encoded.is_control].tolist())
+    assert not others & (set(ours.special_tokens.values()) - {ours.unknown_id})
+    for character, control in encoded.forged:
+        assert text[character : character + len(control)].lower().split() == control.lower().split()
+        assert not literal[character : character + len(control)].all()
+
+
+@slowly
+@given(pieces=RENDERED)
+def test_cutting_equals_the_way_over_the_whole_text(both: Any, pieces: list[tuple[str, bool]]) -> None:
+    ours, _ = both
+    text, literal = join(pieces)
+    try:
+        whole = encode_whole(ours, text, literal)
+    except TokenizerError:
+        return  # refused: it could not be shown that nothing else changes
+    encoded = encode_rendered(ours, text, literal)
+    assert encoded.ids.tolist() == whole.ids.tolist()
+    assert encoded.is_control.tolist() == whole.is_control.tolist()
+    assert bool(encoded.forged) == bool(whole.forged)
+
+
+@slowly
+@given(pieces=RENDERED)
+def test_positions_are_the_bytes_of_each_token(both: Any, pieces: list[tuple[str, bool]]) -> None:
+    ours, _ = both
+    text, literal = join(pieces)
+    encoded = encode_rendered(ours, text, literal)
+    spans = list(zip(encoded.begins.tolist(), encoded.ends.tolist(), strict=True))
+    assert all(0 <= begin <= end <= len(text) for begin, end in spans)
+    assert spans == sorted(spans)
+    if ours.kind == "WordPiece" or ours.normalization:
+        return
+    touched = {place for begin, end in spans for place in range(begin, end)}
+    assert touched == set(range(len(text)))
+    for (_, end), (begin, _) in pairwise(spans):
+        assert end - 1 <= begin <= end
+    for token_id, control, (begin, end) in zip(encoded.ids.tolist(), encoded.is_control, spans, strict=True):
+        spelled = ours.byte_table[token_id]
+        if not control and spelled != b" ":
+            assert spelled.removeprefix(b" ") in b" " + text[begin:end].encode()
+
+
+@slowly
+@given(rows=st.lists(RENDERED, max_size=5))
+def test_a_batch_is_its_texts_one_by_one(both: Any, rows: list[list[tuple[str, bool]]]) -> None:
+    ours, _ = both
+    texts, literals = [join(row)[0] for row in rows], [join(row)[1] for row in rows]
+    for text, literal, batched in zip(texts, literals, encode_rendered_batch(ours, texts, literals), strict=True):
+        single = encode_rendered(ours, text, literal)
+        for field in ("ids", "begins", "ends", "is_control"):
+            assert np.array_equal(getattr(single, field), getattr(batched, field)), field
+        assert single.forged == batched.forged
+
+
+def test_space_that_the_tokenizers_package_encodes_twice_is_refused(opened: dict[str, Any]) -> None:
+    ours, own = opened["strips and runs"]
+    text = "<|s|>  hi"
+    assert own.encode(text, add_special_tokens=False).offsets[:2] == [(0, 7), (5, 7)]
+    with pytest.raises(TokenizerError, match="must follow each other inside its 9 characters; drop it"):
+        encode_rendered(ours, text, np.ones(9, np.bool_))
+    assert encode_rendered(ours, "<|s|> hi", np.ones(8, np.bool_)).ends.tolist()[0] == 6
