@@ -17,14 +17,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.chat.conversation import UNMARKED, Conversation
+from penstock.chat.layout_settings import LayoutSettings
 from penstock.chat.messages import Messages, read_messages
 from penstock.chat.pairs import RESPONSES, read_alpaca, read_preference, read_prompt_completion
-from penstock.chat.settings import LayoutSettings
 from penstock.chat.tools import read_tools
 from penstock.chat.trees import read_paths, root_of
 from penstock.errors import ConversationError
 
+__all__ = ["LayoutSettings", "describe_layout", "detect_layout", "read_conversation"]
+
 MESSAGE_FIELDS = ("messages", "conversations", "conversation")
+TOOL_FIELDS = ("tools", "functions")
+_ANSWERS = {"chosen": "preference", "completion": "prompt_completion", "output": "alpaca"}
 _DEFAULT = LayoutSettings()
 
 
@@ -94,7 +98,7 @@ def _read(record: Mapping[str, Any], layout: str, field: str, settings: LayoutSe
         return read_prompt_completion(record, settings, origin)
     if layout == "preference":
         found = _message_field(record, settings)
-        before = read_messages(record[found[1]], *found[:1], settings, origin) if found else None
+        before = read_messages(record[found[1]], found[0], settings, origin) if found else None
         return read_preference(record, before, settings, origin)
     if field not in record:
         raise ConversationError(f'{origin}: no field "{field}" (it has: {_names(record)}); name it: field_messages')
@@ -103,7 +107,7 @@ def _read(record: Mapping[str, Any], layout: str, field: str, settings: LayoutSe
 
 def _finish(record: Mapping[str, Any], read: Messages, settings: LayoutSettings, origin: str) -> Conversation:
     messages, marks = read
-    system_field = settings.field_system or next(iter(settings.name("system")))
+    system_field = settings.field_system or "system"
     system = record.get(system_field)
     if system is not None:
         if not isinstance(system, str):
@@ -115,7 +119,7 @@ def _finish(record: Mapping[str, Any], read: Messages, settings: LayoutSettings,
     if settings.drop_system_message:
         kept = [index for index, message in enumerate(messages) if message["role"] != "system"]
         messages, marks = [messages[index] for index in kept], [marks[index] for index in kept]
-    names = (settings.field_tools,) if settings.field_tools else settings.name("tools", "functions")
+    names = (settings.field_tools,) if settings.field_tools else TOOL_FIELDS
     tools = next((record[name] for name in names if record.get(name) is not None), None)
     variables = record.get("chat_template_kwargs")
     if variables is not None and not isinstance(variables, Mapping):
@@ -135,15 +139,16 @@ def _detect(record: Mapping[str, Any], settings: LayoutSettings, origin: str) ->
         found = _message_field(record, settings)
         default = "conversations" if settings.layout == "sharegpt" else "messages"
         return settings.layout, settings.field_messages or (found[1] if found else default)
-    chosen = any(name in record for name in settings.name("chosen"))
-    if not chosen:
-        found = _message_field(record, settings)
-        if found is not None:
-            return found
-        if settings.field_messages is not None:
-            raise ConversationError(_no_messages(record, settings, origin))
-    if chosen:
+    for name in ("chosen", "completion", "output"):
+        if name in settings.fields:
+            return _ANSWERS[name], ""
+    if settings.field_messages is None and record.get("chosen") is not None:
         return "preference", ""
+    found = _message_field(record, settings)
+    if found is not None:
+        return found
+    if settings.field_messages is not None:
+        raise ConversationError(_no_messages(record, settings.field_messages, origin))
     if root_of(record) is not None:
         return "oasst", ""
     if _has(record, settings.name("instruction")) and _has(record, settings.name("output", *RESPONSES)):
@@ -178,8 +183,7 @@ def _has(record: Mapping[str, Any], names: tuple[str, ...]) -> bool:
     return any(record.get(name) is not None for name in names)
 
 
-def _no_messages(record: Mapping[str, Any], settings: LayoutSettings, origin: str) -> str:
-    name = settings.field_messages or MESSAGE_FIELDS[0]
+def _no_messages(record: Mapping[str, Any], name: str, origin: str) -> str:
     found = f"is {type(record[name]).__name__}" if name in record else f"is not there (it has: {_names(record)})"
     return f'{origin}: "{name}" {found}; due a list of messages; field_messages names it'
 
@@ -190,12 +194,14 @@ def _no_layout(record: Mapping[str, Any], origin: str) -> str:
             f"{origin}: holds token ids (its fields: {_names(record)}), not messages; "
             "due a conversation; ids that are ready are masked by role boundaries: penstock.chat.scan"
         )
-    lists = [name for name in MESSAGE_FIELDS if isinstance(record.get(name), list | tuple)]
-    if lists:
-        first = record[lists[0]][0]
-        held = f"fields {_names(first)}" if isinstance(first, Mapping) else f"{type(first).__name__}"
+    named = next((name for name in MESSAGE_FIELDS if record.get(name) is not None), None)
+    if named is not None and not isinstance(record[named], list | tuple):
+        return _no_messages(record, named, origin)
+    if named is not None:
+        first = record[named][0]
+        held = f"has fields {_names(first)}" if isinstance(first, Mapping) else f"is {type(first).__name__}"
         return (
-            f'{origin}: message 0 of "{lists[0]}" is {held}; due role and content, or from and value; '
+            f'{origin}: message 0 of "{named}" {held}; due role and content, or from and value; '
             "name them: message_property_mappings: {role: …, content: …}"
         )
     return (

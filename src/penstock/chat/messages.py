@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.chat.conversation import UNMARKED, Marks, Range
+from penstock.chat.layout_settings import Dialect, LayoutSettings
 from penstock.chat.marks import TRAINING_KEYS, read_marks
 from penstock.chat.parts import Parts, read_parts
 from penstock.chat.roles import CALL, unknown_role
-from penstock.chat.settings import Dialect, LayoutSettings
 from penstock.chat.thinking import move_ranges, split_thinking
 from penstock.chat.tools import read_calls
 from penstock.errors import ConversationError
@@ -155,10 +155,16 @@ def _texts(
 
 def _thinking(properties: dict[str, Any], key: str) -> Any:
     """The thinking, whatever its field is called; one that is neither text nor parts stays where it is."""
-    for name in dict.fromkeys((key, *THINKING_KEYS)):
-        if isinstance(properties.get(name), str | list | tuple):
-            return properties.pop(name)
-    return None
+    names = [
+        name for name in dict.fromkeys((key, *THINKING_KEYS)) if isinstance(properties.get(name), str | list | tuple)
+    ]
+    if not names:
+        return None
+    thinking = properties.pop(names[0])
+    for name in names[1:]:  # servers write the same text under two names
+        if properties[name] == thinking:
+            del properties[name]
+    return thinking
 
 
 def _is_parts(content: Any, role: str) -> bool:

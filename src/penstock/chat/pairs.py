@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.chat.conversation import Marks
+from penstock.chat.layout_settings import LayoutSettings
 from penstock.chat.messages import Messages, read_messages
-from penstock.chat.settings import LayoutSettings
 from penstock.errors import ConversationError
 
 RESPONSES = ("response",)
@@ -21,7 +21,7 @@ _TURN = re.compile(r"(?:^|\n\n)(Human|Assistant):[ ]?")
 def read_alpaca(record: Mapping[str, Any], settings: LayoutSettings, origin: str) -> Messages:
     """`instruction`, `input`, `output` or `response`, and `history` of [request, answer] pairs."""
     instruction = _text(record, settings.name("instruction"), origin)
-    more = _first(record, settings.name("input"))
+    more = _text(record, settings.name("input"), origin, "")
     output = _text(record, settings.name("output", *RESPONSES), origin)
     items = []
     for index, pair in enumerate(_first(record, settings.name("history")) or ()):
@@ -35,6 +35,10 @@ def read_alpaca(record: Mapping[str, Any], settings: LayoutSettings, origin: str
 
 def read_prompt_completion(record: Mapping[str, Any], settings: LayoutSettings, origin: str) -> Messages:
     """`prompt` and `completion` (or `response`): texts, messages, or lists of messages."""
+    if record.get("label") is False:
+        raise ConversationError(
+            f'{origin}: "label" is false: a completion that was judged bad would be trained; leave such records out'
+        )
     messages, marks = _turns(_first(record, settings.name("prompt")), "user", "prompt", settings, origin)
     reply, reply_marks = _turns(
         _first(record, settings.name("completion", *RESPONSES)), "assistant", "completion", settings, origin
@@ -56,7 +60,7 @@ def read_preference(
     if any(message["role"] == "user" for message in messages):
         return messages, marks  # the chosen side holds the whole conversation, prompt included
     if before is None:
-        more = _first(record, settings.name("input"))
+        more = _text(record, settings.name("input"), origin, "")
         before = _turns(f"{prompt}\n{more}" if more else prompt, "user", "prompt", settings, origin)
     return before[0] + messages, _asked(*before) + marks
 
@@ -105,8 +109,9 @@ def _first(record: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     return next((record[name] for name in names if record.get(name) is not None), None)
 
 
-def _text(record: Mapping[str, Any], names: tuple[str, ...], origin: str) -> str:
+def _text(record: Mapping[str, Any], names: tuple[str, ...], origin: str, default: str | None = None) -> str:
     value = _first(record, names)
+    value = default if value is None else value
     if not isinstance(value, str):
         raise ConversationError(f'{origin}: "{names[0]}" is {value!r:.60}; due a text')
     return value

@@ -93,7 +93,7 @@ def _decode(text: str, where: str, what: str, due: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ConversationError(f"{where} {what}: no JSON ({error}); due {due}") from None
+        raise ConversationError(f"{where.rstrip(',')}: {what}: no JSON ({error}); due {due}") from None
 
 
 def _kind(value: Any) -> str:

@@ -8,7 +8,7 @@ from penstock.chat.roles import BUILT_IN, KNOWN_ROLES, source_roles
 from penstock.errors import ConfigError
 
 LAYOUTS = ("messages", "sharegpt", "alpaca", "prompt_completion", "preference", "oasst")
-FIELDS = ("prompt", "completion", "instruction", "input", "output", "history", "chosen", "system", "tools")
+FIELDS = ("prompt", "completion", "instruction", "input", "output", "history", "chosen")
 
 
 @final
@@ -40,7 +40,8 @@ class LayoutSettings:
     """The field with the tools; None: `tools`, or `functions`."""
 
     fields: Mapping[str, str] = field(default_factory=dict)
-    """Our name → the record's, for layouts without messages: `{prompt: question, completion: answer}`."""
+    """Our name → the record's, for layouts without messages: `{prompt: question, completion: answer}`. Naming an answer
+    (`completion`, `output`, `chosen`) also says which layout it is, whatever else the record holds."""
 
     message_property_mappings: Mapping[str, str] = field(default_factory=dict)
     """A message's property as templates know it → its name in the record: `{role: from, content: value}`."""
