@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 
@@ -312,6 +313,34 @@ def test_roles_to_train_are_resolved():
         resolve_roles(["asistant"], {})
 
 
+def test_short_call_ids():
+    def call(name, **keys):
+        return {"function": {"name": name, "arguments": {}}, **keys}
+
+    turns = [
+        {"role": "assistant", "tool_calls": [call("a", id="call_0001"), call("b", id="call_0002"), call("c")]},
+        {"role": "tool", "content": "b", "tool_call_id": "call_0002"},
+        {"role": "tool", "content": "a"},
+        {"role": "tool", "content": "c"},
+        {"role": "tool", "content": "nobody asked"},
+        {"role": "assistant", "tool_calls": [call("a")]},
+        {"role": "tool", "content": "a"},
+    ]
+    got = messages({"messages": turns}, call_ids="short")
+    ids = [one["id"] for message in got for one in message.get("tool_calls", ())]
+    assert len(set(ids)) == 4
+    assert all(re.fullmatch("[0-9A-Za-z]{9}", one) for one in ids)
+    assert [message.get("tool_call_id") for message in got if message["role"] == "tool"] == [
+        ids[1],
+        ids[0],
+        ids[2],
+        None,
+        ids[3],
+    ]
+    assert messages({"messages": turns}, call_ids="short") == got
+    assert messages({"messages": turns})[0]["tool_calls"][0]["id"] == "call_0001"
+
+
 def test_variables():
     assert read({"messages": ASK, "chat_template_kwargs": {"enable_thinking": False}}).variables == {
         "enable_thinking": False
@@ -405,6 +434,7 @@ def test_errors_name_place_finding_and_cure(record, settings, message):
     ("settings", "message"),
     [
         ({"layout": "chatml"}, 'layout is "chatml"; due auto or one of'),
+        ({"call_ids": "long"}, "due keep or short"),
         ({"oasst_paths": "some"}, "due best or all"),
         ({"fields": {"question": "q"}}, '"question" is no field of a layout'),
         ({"roles": {"assistant": "gpt"}}, r"due a list of names: assistant: \[gpt\]"),

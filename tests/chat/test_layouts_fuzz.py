@@ -43,6 +43,7 @@ SETTINGS = st.builds(
     split_thinking=st.booleans(),
     join_text_parts=st.booleans(),
     decode_arguments=st.booleans(),
+    call_ids=st.sampled_from(["keep", "short"]),
     oasst_paths=st.sampled_from(["best", "all"]),
     field_messages=st.sampled_from([None, "prompt"]),
     message_property_mappings=st.sampled_from([{}, {"role": "from", "content": "value"}]),

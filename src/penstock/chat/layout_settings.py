@@ -67,6 +67,9 @@ class LayoutSettings:
     decode_arguments: bool = True
     """Tool call arguments that are the JSON text of an object become the object, which nearly all templates expect."""
 
+    call_ids: str = "keep"
+    """`keep` the ids of tool calls, or make them `short`: nine characters, as Mistral's templates demand."""
+
     join_text_parts: bool = True
     """Contents made of text parts only become strings. False for templates that take nothing but lists."""
 
@@ -80,6 +83,8 @@ class LayoutSettings:
             raise ConfigError(f'layout is "{self.layout}"; due auto or one of: {", ".join(LAYOUTS)}')
         if self.oasst_paths not in ("best", "all"):
             raise ConfigError(f'oasst_paths is "{self.oasst_paths}"; due best or all')
+        if self.call_ids not in ("keep", "short"):
+            raise ConfigError(f'call_ids is "{self.call_ids}"; due keep or short')
         for name in self.fields:
             if name not in FIELDS:
                 raise ConfigError(f'fields: "{name}" is no field of a layout; due one of: {", ".join(FIELDS)}')

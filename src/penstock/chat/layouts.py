@@ -16,6 +16,7 @@ was taken for, and why. Costs about two microseconds a plain message.
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.chat.call_ids import shorten_ids
 from penstock.chat.conversation import UNMARKED, Conversation
 from penstock.chat.layout_settings import LayoutSettings
 from penstock.chat.messages import Messages, read_messages
@@ -119,6 +120,8 @@ def _finish(record: Mapping[str, Any], read: Messages, settings: LayoutSettings,
     if settings.drop_system_message:
         kept = [index for index, message in enumerate(messages) if message["role"] != "system"]
         messages, marks = [messages[index] for index in kept], [marks[index] for index in kept]
+    if settings.call_ids == "short":
+        messages = shorten_ids(messages)
     names = (settings.field_tools,) if settings.field_tools else TOOL_FIELDS
     tools = next((record[name] for name in names if record.get(name) is not None), None)
     variables = record.get("chat_template_kwargs")
