@@ -2,15 +2,17 @@
 
 import json
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from encoding_makers import CONTROLS, WORDS, make_variants, open_variant
+from encoding_makers import CONTROLS, WORDS, add, make_variants, open_variant, train_base
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tokenizers
+from penstock.chat import encoding
 from penstock.chat.control_text import control_text
 from penstock.chat.encoding import encode_rendered, encode_rendered_batch
 from penstock.chat.whole_text import encode_whole
@@ -60,6 +62,11 @@ def join(pieces: list[tuple[str, bool]]) -> tuple[str, Any]:
     return "".join(text for text, _ in pieces), np.array(flags, np.bool_)
 
 
+def bare(control: str) -> str:
+    """What normalizers leave of control text; BERT's also puts the space of "<think> " before 水."""
+    return control.lower().replace("水", "").strip()
+
+
 def test_which_vocabularies_are_cut(opened: dict[str, Any]) -> None:
     assert {name for name, (ours, _) in opened.items() if control_text(ours) is None} == SLOW
 
@@ -90,11 +97,11 @@ def test_control_tokens_come_from_the_template_only(both: Any, pieces: list[tupl
         covered = text[begin : int(encoded.ends[token])]
         begin += len(covered) - len(covered.lstrip())
         assert literal[begin : begin + len(control.strip())].all()
-        assert covered.split() == control.split() or covered.lower().split() == control.lower().split()
+        assert bare(covered) == bare(control)
     others = set(encoded.ids[~encoded.is_control].tolist())
     assert not others & (set(ours.special_tokens.values()) - {ours.unknown_id})
     for character, control in encoded.forged:
-        assert text[character : character + len(control)].lower().split() == control.lower().split()
+        assert bare(text[character : character + len(control)]) == bare(control)
         assert not literal[character : character + len(control)].all()
 
 
@@ -134,9 +141,15 @@ def test_positions_are_the_bytes_of_each_token(both: Any, pieces: list[tuple[str
             assert spelled.removeprefix(b" ") in b" " + text[begin:end].encode()
 
 
+@pytest.fixture
+def by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small batches go the way of large ones; single texts have at most a few stretches."""
+    monkeypatch.setattr(encoding, "FEW", 3)
+
+
 @slowly
 @given(rows=st.lists(RENDERED, max_size=5))
-def test_a_batch_is_its_texts_one_by_one(both: Any, rows: list[list[tuple[str, bool]]]) -> None:
+def test_a_batch_is_its_texts_one_by_one(by_batch: None, both: Any, rows: list[list[tuple[str, bool]]]) -> None:
     ours, _ = both
     texts, literals = [join(row)[0] for row in rows], [join(row)[1] for row in rows]
     for text, literal, batched in zip(texts, literals, encode_rendered_batch(ours, texts, literals), strict=True):
@@ -153,3 +166,50 @@ def test_space_that_the_tokenizers_package_encodes_twice_is_refused(opened: dict
     with pytest.raises(TokenizerError, match="must follow each other inside its 9 characters; drop it"):
         encode_rendered(ours, text, np.ones(9, np.bool_))
     assert encode_rendered(ours, "<|s|> hi", np.ones(8, np.bool_)).ends.tolist()[0] == 6
+
+
+def test_whitespace_goes_to_the_control_token_that_takes_it_along(opened: dict[str, Any]) -> None:
+    ours, _ = opened["strips"]
+    text = "<|s|> \nhi 水<|e|>"
+    encoded = encode_rendered(ours, text, np.array([True] * 5 + [False] * 6 + [True] * 5))
+    covered = [text[begin:end] for begin, end in zip(encoded.begins, encoded.ends, strict=True)]
+    assert encoded.is_control.tolist() == [True, *[False] * (len(covered) - 2), True]
+    assert covered[0] == "<|s|> \n"
+    assert covered[-1] == "<|e|>"
+    assert covered[1] == "hi"
+    assert covered[-2].strip() == "水"
+
+
+def test_a_control_token_that_only_the_config_names(opened: dict[str, Any], tmp_path: Path) -> None:
+    base = train_base(tmp_path / "base")
+    model = {**base["model"], "vocab": base["model"]["vocab"] | {"<|x|>": 400}}
+    (tmp_path / "named").mkdir()
+    (tmp_path / "named" / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|x|>"}))
+    ours = open_variant({**base, "model": model}, tmp_path / "named")
+    literal = np.array([True] * 7 + [False] * 5)
+    encoded = encode_rendered(ours, "hi<|x|><|x|>", literal)
+    assert (encoded.ids == 400).tolist() == encoded.is_control.tolist()
+    assert encoded.is_control.sum() == 1
+    assert encoded.forged == ((7, "<|x|>"),)
+    both = encode_rendered(ours, "hi<|x|><|x|>", literal, allow_forged=True)
+    assert both.ids.tolist() == ours.encode("hi<|x|><|x|>", allow_control=True).tolist()
+
+
+def test_texts_that_are_no_texts_are_refused(opened: dict[str, Any]) -> None:
+    for name in ("plain", "single words"):
+        ours, _ = opened[name]
+        with pytest.raises(TokenizerError, match=r"text 1 has 2 characters, its literal flags are of shape \(3,\)"):
+            encode_rendered_batch(ours, ["", "hi"], [[], [True] * 3])
+        with pytest.raises(TokenizerError, match=r"1 texts, but literal flags of 0; due: one array a text"):
+            encode_rendered_batch(ours, ["hi"], [])
+        with pytest.raises(TokenizerError, match=r"text 0: character 1 is U\+D83E, half of a surrogate pair"):
+            encode_rendered(ours, "a\ud83e", [True, False])
+        assert encode_rendered_batch(ours, [], []) == []
+        assert len(encode_rendered(ours, "", []).ids) == 0
+
+
+def test_control_text_that_cannot_be_kept_out_is_refused(tmp_path: Path) -> None:
+    fillers = {filler * 2: {"single_word": True} for filler in "xqzjv0"}
+    ours = open_variant(add(train_base(tmp_path / "base"), fillers), tmp_path / "fillers")
+    with pytest.raises(TokenizerError, match="'..' in a message cannot be kept from becoming a control token"):
+        encode_rendered(ours, "00", [False, False])

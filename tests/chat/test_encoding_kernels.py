@@ -13,8 +13,12 @@ from penstock.tokenizers.vocabulary import AddedEntry
 SPACES = " \t\n\x0b\x0c\r\x85\xa0\u1680\u2000\u200a\u2028\u2029\u202f\u205f\u3000"
 ALPHABET = "ab<é水🤦" + SPACES + "\x1c\u200b\u180e\u2010\ufeff"
 FLAGS = st.fixed_dictionaries(
-    {"text": st.text("ab<é水", min_size=1, max_size=4)}
-    | {flag: st.booleans() for flag in ("is_control", "lstrip", "rstrip")}
+    {
+        "text": st.text("ab<é水", min_size=1, max_size=4),
+        "is_control": st.booleans(),
+        "lstrip": st.booleans(),
+        "rstrip": st.booleans(),
+    }
 )
 ENTRIES = st.lists(FLAGS, max_size=6, unique_by=lambda flags: flags["text"])
 TEXTS = st.lists(st.lists(st.tuples(st.sampled_from(ALPHABET + "ab<" * 8), st.booleans()), max_size=20), max_size=4)

@@ -25,6 +25,9 @@ from penstock.errors import TokenizerError
 from penstock.ragged import Ragged
 from penstock.tokenizers import Tokenizer
 
+FEW = 150
+"""Stretches up to this number are encoded one by one: 3 µs each, where handing over a batch costs 0.5 ms."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Items:
@@ -57,6 +60,9 @@ def encode_rendered_batch(
     tokenizer: Tokenizer, texts: Sequence[str], literals: Sequence[Any], *, allow_forged: bool = False
 ) -> list[EncodedText]:
     """`encode_rendered` of many texts at once: the same results, faster.
+
+    Measured on one core, ChatML over web text of 1.8 KB a conversation: @@ MB/s (GPT-2, Qwen 2.5). Memory: about
+    33 bytes a token, and the UTF-8 of the texts twice; hand over some thousand conversations at a time.
 
     Raises:
         TokenizerError: See `encode_rendered`; the message names the text by its place in the batch.
@@ -120,11 +126,19 @@ def _encode_stretches(tokenizer: Tokenizer, found: _Items) -> tuple[IdArray, Int
     values: list[Any] = []
     done = 0
     for encoder, chosen in groups:
-        encoded = encoder.encode_batch(_as_arrow(found.data, found.items[chosen]))
+        encoded = _encode(encoder, found.data, found.items[chosen])
         rows[chosen, 0], rows[chosen, 1] = encoded.offsets[:-1] + done, encoded.offsets[1:] + done
         values.append(encoded.values)
         done += len(encoded.values)
     return np.concatenate(values) if len(values) > 1 else values[0], rows
+
+
+def _encode(encoder: Tokenizer, data: np.ndarray[Any, np.dtype[np.uint8]], stretches: IntArray) -> Ragged:
+    """Ids of stretches, one row each."""
+    if len(stretches) > FEW:
+        return encoder.encode_batch(_as_arrow(data, stretches))
+    texts = (data[begin:end].tobytes().decode() for begin, end, _ in stretches.tolist())
+    return Ragged.from_rows([encoder.encode(text) for text in texts], np.uint32)
 
 
 def _as_arrow(data: np.ndarray[Any, np.dtype[np.uint8]], stretches: IntArray) -> Any:
