@@ -66,7 +66,7 @@ def payload(data: PageData) -> dict[str, Any]:
         "roles": role_names,
         "vocabulary": table,
         "sides": [
-            {"title": side.title, "settings": _texts(side.settings), "documents": documents}
+            {"title": side.label or side.title, "settings": _texts(side.settings), "documents": documents}
             for side, documents in zip((data, data.other), sides, strict=False)
             if side is not None
         ],
@@ -100,6 +100,7 @@ def _document(document: PageDocument, names: list[str], vocabulary: Vocabulary, 
         "roles": runs(table[roles]),
         "notes": [[note[0], readable(note[1])] for note in document.notes],
         "ok": document.ok,
+        "checks": list(document.checks),
     }
 
 
@@ -110,6 +111,9 @@ def _row(row: RowView, control_ids: frozenset[int], vocabulary: Vocabulary, stre
     for target in sorted(set(np.unique(row.targets).tolist()) - known - {IGNORE}):
         vocabulary.number([target], [row.spell(target)], [target in control_ids])
     steps = np.asarray(row.positions[: len(ids)], np.int64) - np.arange(len(ids))
+    learned = row.learned_weights[: len(ids)]
+    # The last target of a part that was split off is in no row: the slot that follows it here is not that target.
+    learned[[part.begin for part in row.documents]] = 0
     return {
         "title": f"step {row.step} · row {row.row}",
         "slots": row.sequence_length,
@@ -118,7 +122,7 @@ def _row(row: RowView, control_ids: frozenset[int], vocabulary: Vocabulary, stre
         "positions": runs(steps),
         "weights": [runs(weights) for weights in row.loss_weights],
         "targets": [_odd_targets(row, ids, distance) for distance in range(1, len(row.targets) + 1)],
-        "learned": runs(row.learned_weights[: len(ids)]),
+        "learned": runs(learned),
         "documents": [
             {
                 "begin": part.begin,

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.inspection.datasets import DocumentView
 from penstock.inspection.rows import RowView
 
 Array = np.ndarray[Any, Any]
@@ -57,6 +56,8 @@ class PageDocument:
     notes: Sequence[Note] = ()
     ok: bool | None = None
     """Whether the mask is proven; None = nobody checked."""
+    checks: Sequence[str] = ()
+    """What the proof rests on beside itself: "generation tags agree"."""
 
     def __post_init__(self) -> None:
         arrays = {"pieces": self.pieces, "loss_weights": self.loss_weights, "roles": self.roles}
@@ -94,6 +95,8 @@ class PageData:
     """
 
     title: str
+    label: str = ""
+    """What these settings are called beside others; "" = the title."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The resolved settings that made the documents."""
     summary: Mapping[str, Any] = field(default_factory=dict)
@@ -107,26 +110,11 @@ class PageData:
     control_ids: frozenset[int] = frozenset()
     """Ids that rows show as control tokens."""
     other: "PageData | None" = None
-    """The same documents under other settings, to be compared; its title names them."""
+    """The same documents under other settings, to be compared; only these, its settings and its label are shown."""
 
     def __post_init__(self) -> None:
         if self.other is not None and len(self.other.documents) != len(self.documents):
             raise ConfigError(
                 f"{self.title}: {len(self.documents)} documents, but {len(self.other.documents)} under "
-                f"{self.other.title}; a comparison needs the same ones in the same order"
+                f"{self.other.label or self.other.title}; a comparison needs the same ones in the same order"
             )
-
-
-def from_dataset(view: DocumentView, control_ids: frozenset[int] = frozenset()) -> PageDocument:
-    """A document of a dataset, which has no roles; its first token is never a target."""
-    weights = np.array(view.loss_weights, np.float32)
-    weights[:1] = 0
-    ids = np.array(view.tokens, np.int64)
-    return PageDocument(
-        title=f"document {view.number}",
-        origin=view.origin,
-        pieces=view.texts,
-        ids=ids,
-        loss_weights=weights,
-        is_control=np.isin(ids, list(control_ids)),
-    )

@@ -15,7 +15,16 @@ const filters = [
   ...noteKinds.map(kind => [kind, each => each.notes.some(note => note[0] === kind)]),
 ].map(([name, test]) => ({ name, count: ours.filter(test).length, test })).filter(({ count }) => count > 0);
 
-const choice = { filters: new Set(), role: null, query: "", sides: comparing ? "both" : "0" };
+const choice = { filters: new Set(), role: null, query: "", order: 0, sides: comparing ? "both" : "0" };
+
+const shareOf = each => (each.length ? each.trained / each.length : 0);
+const orders = [
+  ["in order", null],
+  ["least trained first", (a, b) => shareOf(a) - shareOf(b)],
+  ["most trained first", (a, b) => shareOf(b) - shareOf(a)],
+  ["longest first", (a, b) => b.length - a.length],
+  ["most notes first", (a, b) => b.notes.length - a.notes.length],
+];
 
 const documentsTab = {
   name: "Documents",
@@ -27,6 +36,7 @@ const documentsTab = {
     const head = `${each.title}\n${each.origin}`.toLowerCase();
     return head.includes(choice.query) || page.sides.some(side => searchText(side.documents[i]).includes(choice.query));
   },
+  get order() { return orders[choice.order][1]; },
   tools: documentTools,
   item: documentItem,
   show: showDocument,
@@ -53,9 +63,11 @@ function documentTools(changed) {
     onchange: event => { choice.role = event.target.value === "" ? null : Number(event.target.value); changed(); },
   }, element("option", { value: "" }, "any role"),
   ...roles.map(([name, role]) => element("option", { value: String(role) }, `with ${name}`)));
+  const order = element("select", { "aria-label": "Order", onchange: event => { choice.order = Number(event.target.value); changed(); } },
+    ...orders.map(([name], k) => element("option", { value: String(k) }, name)));
   return [search, chips.length ? element("div", { class: "chips", role: "group", "aria-label": "Filters" }, ...chips) : null,
-          element("div", { class: "line" }, roles.length > 1 ? select : null,
-            element("span", { id: "count", class: "quiet", role: "status" }))];
+          element("div", { class: "line choices" }, roles.length > 1 ? select : null, order),
+          element("div", { id: "count", class: "quiet", role: "status" })];
 }
 
 function toggle(name, count, pressed) {
@@ -72,7 +84,7 @@ function toggle(name, count, pressed) {
 }
 
 function documentItem(each, i) {
-  const share = each.length ? each.trained / each.length : 0;
+  const share = shareOf(each);
   const marks = [...new Set(each.notes.map(note => note[0]))];
   const differs = comparing && page.changed[i] !== 0;
   return [
@@ -152,7 +164,8 @@ function blocksOf(each, view) {
     const end = begin + each.roles[k], role = each.roles[k + 1];
     const into = element("div", { class: "text" });
     const head = page.roles.length ? element("div", { class: "role" }, roleName(role)) : null;
-    blocks.push({ begin, end, into, frame: element("div", { class: "block", "data-hue": roleHue(role) }, head, into) });
+    const kind = role < 0 && page.roles.length ? "block between" : "block";
+    blocks.push({ begin, end, into, frame: element("div", { class: kind, "data-hue": roleHue(role) }, head, into) });
     begin = end;
   }
   return { view, blocks };
@@ -171,9 +184,10 @@ function hitsOf(each) {
 }
 
 function documentHead(sides, i, wanted) {
-  const each = sides[wanted[0]], share = each.length ? each.trained / each.length : 0;
+  const each = sides[wanted[0]], share = shareOf(each);
   const facts = element("div", { class: "facts" },
     each.ok === null ? null : element("span", { class: `verdict ${each.ok ? "good" : "bad"}` }, each.ok ? "✓ proven" : "✗ not proven"),
+    each.checks.length ? element("span", { class: "quiet" }, each.checks.join(", ")) : null,
     element("span", {}, plural(each.length, "token")),
     wanted.length > 1 ? null : element("span", { class: "line" }, meter(share), `${percent(share)} trained (${counted(each.trained)})`),
     comparing ? element("span", { class: "note other" }, changedText(page.changed[i])) : null);
@@ -182,9 +196,15 @@ function documentHead(sides, i, wanted) {
       button(label, { "aria-pressed": String(choice.sides === value), onclick: () => { choice.sides = value; redraw(); } })));
   return element("header", { class: "head" },
     element("div", { class: "line" }, element("h2", {}, each.title || each.origin), element("span", { class: "spring" }), steppers()),
-    element("div", { class: "quiet origin" }, each.origin), facts, switches,
+    element("div", { class: "quiet origin" }, each.origin), facts, comparing ? null : settingsLine(page.sides[0]), switches,
     ...wanted.flatMap(side => sides[side].notes.map(([kind, message]) => element("p", { class: "problem" },
       element("span", { class: "note" }, wanted.length > 1 ? `${page.sides[side].title}: ${kind}` : kind), " ", message))));
+}
+
+function settingsLine({ settings }) {
+  if (!settings.length) return null;
+  return element("details", { class: "quiet" }, element("summary", {}, "Settings"),
+    element("p", {}, ...settings.map(([name, value]) => element("span", { class: "setting" }, `${name} = ${value}`))));
 }
 
 function changedText(changed) {

@@ -20,7 +20,7 @@ function set(made, attributes) {
   for (const [key, value] of Object.entries(attributes)) {
     if (key === "style") for (const [name, part] of Object.entries(value)) made.style.setProperty(name, part);
     else if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
-    else if (value !== null && value !== false) made.setAttribute(key, value === true ? "" : value);
+    else if (value !== null && value !== undefined && value !== false) made.setAttribute(key, value === true ? "" : value);
   }
 }
 

@@ -46,7 +46,7 @@ function shareBars(name, parts) {
 }
 
 function histogram({ name, edges, counts }) {
-  const width = 640, height = 150, most = Math.max(...counts, 1), step = width / counts.length;
+  const width = 400, height = 110, most = Math.max(...counts, 1), step = width / counts.length;
   const made = drawing("svg", { viewBox: `-2 -16 ${width + 4} ${height + 36}`, role: "img",
     "aria-label": `${name}: ` + counts.map((count, k) => `${edges[k]} to ${edges[k + 1]}: ${count}`).join("; ") });
   counts.forEach((count, k) => {
@@ -56,7 +56,7 @@ function histogram({ name, edges, counts }) {
       drawing("rect", { class: "full", x: k * step + 1, y: height - tall, width: Math.max(step - 2, 0.5), height: tall, rx: Math.min(2, step / 4) }),
       drawing("title", {}));
     bar.lastChild.textContent = `${counted(edges[k])}–${counted(edges[k + 1])}: ${counted(count)}`;
-    if (count === most) bar.append(label(k * step + step / 2, height - tall - 5, counted(count), "middle"));
+    if (k === counts.indexOf(most)) bar.append(label(k * step + step / 2, height - tall - 5, counted(count), "middle"));
     made.append(bar);
   });
   made.append(drawing("line", { class: "axis", x1: 0, x2: width, y1: height, y2: height }));

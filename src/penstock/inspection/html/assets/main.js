@@ -8,14 +8,14 @@ let current = open[0], listed = [];
 function steppers() {
   return element("span", { class: "steppers" },
     button("‹", { "aria-label": "The one before (k)", title: "The one before (k)", onclick: () => move(-1) }),
-    element("span", { class: "quiet" }, `${counted(places[current] + 1)} / ${counted(tabs[current].parts.length)}`),
+    element("span", { class: "quiet" }, `${counted(listed.indexOf(places[current]) + 1)} / ${counted(listed.length)}`),
     button("›", { "aria-label": "Next (j)", title: "Next (j)", onclick: () => move(1) }));
 }
 
 function openTab(name) {
   if (!open.includes(name)) return;
   current = name;
-  for (const each of byId("tabs").children) each.setAttribute("aria-selected", String(each.dataset.tab === name));
+  for (const each of byId("tabs").children) each.setAttribute("aria-current", each.dataset.tab === name ? "page" : "false");
   document.body.dataset.tab = name;
   const tools = tabs[name].tools;
   byId("tools").replaceChildren(...(tools ? tools(() => { fillList(); redraw(); }) : []).filter(Boolean));
@@ -26,6 +26,7 @@ function openTab(name) {
 function fillList() {
   const tab = tabs[current];
   listed = tab.parts.map((_, i) => i).filter(i => tab.matches(tab.parts[i], i));
+  if (tab.order) listed.sort((a, b) => tab.order(tab.parts[a], tab.parts[b]));
   byId("list").replaceChildren(...listed.map(i => element("li", { role: "option", id: `item-${i}`, "data-i": i, tabindex: "-1",
     "aria-selected": "false" }, ...tab.item(tab.parts[i], i))));
   const count = byId("count");
@@ -163,8 +164,7 @@ function manual() {
 
 function start() {
   byId("title").textContent = page.title;
-  byId("tabs").append(...open.map(name => button(tabs[name].name, { role: "tab", "data-tab": name, "aria-selected": "false",
-    onclick: () => openTab(name) })));
+  byId("tabs").append(...open.map(name => button(tabs[name].name, { "data-tab": name, onclick: () => openTab(name) })));
   byId("manual").append(...manual());
   byId("help").onclick = actions["?"];
   byId("theme").onclick = nextTheme;

@@ -112,20 +112,28 @@ function trainedDrawing(learned, begin, end, slots) {
   return made;
 }
 
+/** Stretches that see only themselves: positions count on within them. Documents, unless the run says otherwise. */
+function attendedBlocks(row) {
+  const blocks = [];
+  let begin = 0;
+  for (let k = 0; k < row.positions.length; k += 2) blocks.push({ begin, end: begin += row.positions[k] });
+  return blocks;
+}
+
 /** Which slot sees which: one triangle a document, queries downwards, keys to the right. */
 function attentionPicture(row, view) {
-  const { slots, documents } = row;
-  const pairs = documents.reduce((sum, { begin, end }) => sum + (end - begin) * (end - begin + 1) / 2, 0);
+  const { slots } = row, blocks = attendedBlocks(row);
+  const pairs = blocks.reduce((sum, { begin, end }) => sum + (end - begin) * (end - begin + 1) / 2, 0);
   const causal = slots * (slots + 1) / 2;
   const rays = drawing("path", { class: "ray", d: "" });
   const picture = drawing("svg", { viewBox: `0 0 ${slots} ${slots}`, role: "img",
-    "aria-label": "Attention: each document sees only itself, and only what came before" },
+    "aria-label": `Attention: ${plural(blocks.length, "block")}, each slot sees its own block up to itself` },
     drawing("path", { class: "unused", d: `M0 0V${slots}H${slots}Z` }),
-    ...documents.map(({ begin, end }, k) => drawing("path", { class: "triangle", "data-hue": partHue(k), d: `M${begin} ${begin}V${end}H${end}Z` })),
+    ...blocks.map(({ begin, end }) => drawing("path", { class: "triangle", "data-hue": partHue(Math.max(0, view.owner[begin])), d: `M${begin} ${begin}V${end}H${end}Z` })),
     rays);
   const about = element("p", { class: "quiet" });
   const watch = i => {
-    const part = documents[view.owner[i]];
+    const part = blocks.find(({ begin, end }) => begin <= i && i < end);
     rays.setAttribute("d", part ? `M${part.begin} ${i + 0.5}H${i + 0.5}V${part.end}` : "");
     about.textContent = part ? `slot ${counted(i)} sees slots ${counted(part.begin)}–${counted(i)} and is seen from `
       + `${counted(i)}–${counted(part.end - 1)}` : `slot ${counted(i)}: padding`;
@@ -140,7 +148,9 @@ function attentionPicture(row, view) {
   about.textContent = "Point at the picture, or move among the tokens, to see what one slot sees.";
   return element("figure", { class: "attention" }, picture, element("figcaption", {},
     element("h3", {}, "Who sees whom"),
-    element("p", {}, "Each slot (downwards) attends to the slots (to the right) of its own document, up to itself."),
+    element("p", {}, blocks.length < row.documents.length
+      ? "Each slot (downwards) attends to all slots before it (to the right), those of other documents too."
+      : "Each slot (downwards) attends to the slots (to the right) of its own document, up to itself."),
     element("p", {}, `${counted(pairs)} pairs, ${percent(pairs / causal)} of a causal row without borders.`),
     about));
 }

@@ -26,6 +26,8 @@ function drawTokens(view, blocks, mine) {
     if (block < blocks.length) setTimeout(step);
   };
   step();
+  const first = blocks.length && blocks[0].into.querySelector(".t");
+  if (first) first.tabIndex = 0; // where the tab key enters
 }
 
 function tokenElement(view, i, first) {
@@ -92,7 +94,7 @@ function place(token) {
 
 function hideCard() { card.hidden = true; carded = null; }
 
-const shown = text => (text === "" ? "(no text)" : text.replace(/\n/g, "⏎").replace(/\t/g, "→").replace(/ /g, "␣"));
+const shown = text => (text === "" ? "(part of a character)" : text.replace(/\n/g, "⏎").replace(/\t/g, "→").replace(/ /g, "␣"));
 
 /** A target as the card tells it. */
 function targetText(id, weight) {
@@ -145,9 +147,8 @@ function onNextLine(all, here, way) {
 function jump(selector, way) {
   const all = [...byId("main").querySelectorAll(".t")];
   const active = tokenOf(document.activeElement);
-  const starts = all.filter((token, i) => token.matches(selector) && !(i && all[i - 1].matches(selector)));
-  const here = active ? all.indexOf(active) : -1;
-  const found = way > 0 ? starts.find(token => all.indexOf(token) > here)
-    : starts.reverse().find(token => all.indexOf(token) < (here < 0 ? Infinity : here));
-  focusToken(found, "center");
+  const starts = i => all[i].matches(selector) && !(i > 0 && all[i - 1].matches(selector));
+  let i = active ? all.indexOf(active) + way : way > 0 ? 0 : all.length - 1;
+  while (i >= 0 && i < all.length && !starts(i)) i += way;
+  focusToken(all[i], "center");
 }
