@@ -211,5 +211,5 @@ def test_texts_that_are_no_texts_are_refused(opened: dict[str, Any]) -> None:
 def test_control_text_that_cannot_be_kept_out_is_refused(tmp_path: Path) -> None:
     fillers = {filler * 2: {"single_word": True} for filler in "xqzjv0"}
     ours = open_variant(add(train_base(tmp_path / "base"), fillers), tmp_path / "fillers")
-    with pytest.raises(TokenizerError, match="'..' in a message cannot be kept from becoming a control token"):
+    with pytest.raises(TokenizerError, match=r"'..' in a message cannot be kept from becoming a control token"):
         encode_rendered(ours, "00", [False, False])
