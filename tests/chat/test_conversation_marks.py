@@ -141,6 +141,11 @@ def test_media_parts_keep_the_list():
     assert spans(marks) == [("content.1.text", 0, 2, 1)]
 
 
+@pytest.mark.parametrize("kind", ["image", "image_url", "video", "audio_url", "input_audio", "file"])
+def test_media_types(kind):
+    assert read({"role": "user", "content": [{"type": kind, kind: "x"}]})[0]["content"] == [{"type": kind, kind: "x"}]
+
+
 def test_thinking_and_calls_among_the_parts():
     parts = [
         {"type": "reasoning", "value": "Hm.", "weight": 0.5},
@@ -176,6 +181,7 @@ def test_what_a_tool_returned_may_be_anything():
     [
         (3, "message 0, part 0, is int; due an object"),
         ({"a": 1}, r'part 0, has no "type" \(its fields: a\)'),
+        ({"type": "tool_use", "name": "add"}, 'part 0, is of type "tool_use"; due text, .*messages of role tool'),
         ({"type": "text"}, 'part 0, is of type "text" and has no text'),
         ({"type": "text", "text": "a", "weight": -1}, 'part 0, has "weight": -1'),
         ({"type": "tool_call", "value": "add()"}, "part 0: its tool call: no JSON"),
@@ -205,6 +211,13 @@ def test_users_and_separate_thinking_are_not_split():
     message = {"role": "assistant", "content": content, "reasoning_content": "c"}
     assert read(message, split_thinking=True)[0] == message
     assert read({"role": "assistant", "content": content})[0]["content"] == content
+
+
+def test_split_ranges_stay_sorted():
+    ranges = [{"begin": 7, "end": 8, "train": True}, {"begin": 16, "end": 17, "train": True}]
+    message = {"role": "assistant", "content": "<think>a</think>b", "train_ranges": ranges}
+    _, marks = read(message, split_thinking=True)
+    assert spans(marks) == [("content", 0, 1, 1), ("reasoning_content", 0, 1, 1)]
 
 
 def test_ranges_over_a_call_are_refused():

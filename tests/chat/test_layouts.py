@@ -102,6 +102,8 @@ def test_thinking_has_one_name(key, target):
 
 def test_a_flag_called_thinking_stays_and_doubled_thinking_goes():
     assert messages({"messages": [USER, REPLY | {"thinking": True}]})[1] == REPLY | {"thinking": True}
+    both = REPLY | {"thinking": True, "reasoning": "Hm."}
+    assert messages({"messages": [USER, both]}, thinking_key="thinking")[1] == REPLY | {"thinking": "Hm."}
     doubled = REPLY | {"reasoning": "Hm.", "reasoning_content": "Hm."}
     assert messages({"messages": [USER, doubled]})[1] == REPLY | {"reasoning_content": "Hm."}
 
@@ -353,6 +355,8 @@ def test_the_same_settings_are_equal_and_survive_pickling():
     settings = LayoutSettings(roles={"assistant": ["gpt"]})
     assert pickle.loads(pickle.dumps(settings)) == settings
     copy = pickle.loads(pickle.dumps(settings))
+    call = {"conversations": [{"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1}}'}]}
+    assert read_conversation(call, copy).messages[0]["tool_calls"] == [CALL]
     assert read_conversation({"messages": [{"role": "gpt", "content": "a"}]}, copy).messages[0]["role"] == "assistant"
 
 
@@ -391,7 +395,7 @@ def test_a_record_is_left_as_it_was():
         ({"messages": [USER, "hello"]}, {}, "message 1 is str; due an object"),
         ({"messages": ["hello"]}, {}, 'message 0 of "messages" is str'),
         ({"messages": [{"who": "a"}]}, {}, 'message 0 of "messages" has fields who; .* message_property_mappings'),
-        ({"messages": "hello"}, {}, '"messages" is str; due a list'),
+        ({"messages": "hello"}, {}, '"messages" is .hello.; due a list'),
         ({"text": "a", "id": 1}, {}, r"no known layout \(its fields: text, id\)"),
         ({"input_ids": [1]}, {}, "holds token ids .*role boundaries"),
         ({"messages": ASK}, {"field_messages": "chat"}, r'"chat" is not there \(it has: messages\)'),

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
+from penstock.chat.marks import TRAINING_KEYS
 from penstock.chat.roles import BUILT_IN, KNOWN_ROLES, source_roles
 from penstock.errors import ConfigError
 
@@ -20,6 +21,12 @@ class Dialect:
     content_key: str
     roles: Mapping[str, str]
     """Name in the record → role."""
+
+    mapping: Mapping[str, str]
+    """Property as templates know it → its name in the record, `role` and `content` among them."""
+
+    consumed: frozenset[str]
+    """Names in the record that are mapped, stale beside a mapped one, or about training: not copied as they are."""
 
 
 @final
@@ -90,18 +97,26 @@ class LayoutSettings:
                 raise ConfigError(f'fields: "{name}" is no field of a layout; due one of: {", ".join(FIELDS)}')
         configured = source_roles(self.roles)
         declared = {role: role for role in self.roles if role not in configured}
-        mapping = self.message_property_mappings
         keys = {"messages": ("role", "content"), "sharegpt": ("from", "value"), "oasst": ("role", "text")}
         dialects = {
-            layout: Dialect(
-                role_key=mapping.get("role", role),
-                content_key=mapping.get("content", content),
-                roles={**BUILT_IN[layout], **declared, **configured},
+            layout: self._dialect(
+                {"role": role, "content": content, **self.message_property_mappings},
+                {**BUILT_IN[layout], **declared, **configured},
             )
             for layout, (role, content) in keys.items()
         }
-        dialects["own"] = Dialect(role_key="role", content_key="content", roles={role: role for role in KNOWN_ROLES})
+        dialects["own"] = self._dialect({"role": "role", "content": "content"}, {role: role for role in KNOWN_ROLES})
         object.__setattr__(self, "_dialects", dialects)
+
+    def _dialect(self, mapping: dict[str, str], roles: dict[str, str]) -> Dialect:
+        training = [name for name in (self.message_field_training, self.message_field_training_detail) if name]
+        return Dialect(
+            role_key=mapping["role"],
+            content_key=mapping["content"],
+            roles=roles,
+            mapping=mapping,
+            consumed=frozenset({*mapping, *mapping.values(), *training, *TRAINING_KEYS}),
+        )
 
     def dialect(self, layout: str) -> Dialect:
         """How messages of `messages`, `sharegpt` or `oasst` are read; `own` are those that this room builds itself."""

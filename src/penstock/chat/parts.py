@@ -16,6 +16,9 @@ from penstock.errors import ConversationError
 TEXT_TYPES = frozenset(("text", "input_text", "output_text"))
 THINKING_TYPES = frozenset(("reasoning", "thinking"))
 CALL_TYPES = frozenset(("tool_call", "function_call"))
+MEDIA_TYPES = ("image", "video", "audio", "input_image", "input_audio", "input_video", "file", "input_file", "document")
+"""Beginnings of the types of parts that hold something else than text; templates of such models know them."""
+
 TEXT_KEYS = ("text", "content", "value")
 
 
@@ -88,8 +91,14 @@ def _kind_and_text(part: Any, where: str) -> tuple[str, str | None]:
         kind = "text"
     if not isinstance(kind, str):
         raise ConversationError(f'{where} has no "type" (its fields: {", ".join(part)}); due text, image, …')
-    if kind not in TEXT_TYPES | THINKING_TYPES | CALL_TYPES:
+    if kind.startswith(MEDIA_TYPES):
         return kind, None
+    if kind not in TEXT_TYPES | THINKING_TYPES | CALL_TYPES:
+        # A template would leave it out without a word.
+        raise ConversationError(
+            f'{where} is of type "{kind}"; due text, reasoning, tool_call, or image, video, audio and the like; '
+            "what tools were asked and answered goes into tool_calls and messages of role tool"
+        )
     for key in (kind, *TEXT_KEYS):
         if isinstance(part.get(key), str):
             return kind, part[key]
