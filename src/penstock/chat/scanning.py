@@ -108,9 +108,10 @@ def _as_rows(token_ids: Any, attention_mask: Any, lengths: Any) -> _Rows:
             raise ConfigError("a Ragged has no padding: leave attention_mask and lengths out")
         return _Rows(_integers(token_ids.values), token_ids.offsets[:-1], token_ids.offsets[1:], (), None)
     try:
-        ids = _integers(np.asarray(token_ids))
+        given = np.asarray(token_ids)
     except ValueError as error:
         raise ConfigError("token_ids have rows of different lengths; pad them, or give a Ragged") from error
+    ids = _integers(given)
     if ids.ndim not in (1, 2):
         raise ConfigError(f"token_ids have shape {ids.shape}; due: [n] or [rows, n]")
     rows, width = (1, len(ids)) if ids.ndim == 1 else ids.shape
