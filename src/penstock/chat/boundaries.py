@@ -57,7 +57,7 @@ class Boundary:
     until: MarkerText | Sequence[MarkerText] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.role, str) or not self.role:
+        if not self.role or not _is_text(self.role):
             raise ConfigError(f"boundary {self}: role is {self.role!r}; due: the name of a role")
         for name in ("start", "end", "until"):
             given = getattr(self, name)
@@ -209,6 +209,10 @@ def _frozen(given: Any, *, several: bool) -> Any:
         return None if parts or not several else ()
     inner = [_frozen(part, several=False) for part in parts]
     return None if any(not part for part in inner) else tuple(inner)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _is_id(value: Any) -> bool:

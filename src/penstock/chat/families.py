@@ -118,15 +118,11 @@ def _without(boundaries: Iterable[Boundary], absent: frozenset[str]) -> tuple[Bo
     def possible(marker: Any) -> bool:
         return not any(text in marker for text in absent)
 
+    def others(markers: Any) -> list[Any]:
+        return [marker for marker in markers or () if possible(marker)]
+
     kept = [boundary for boundary in boundaries if possible(boundary.start)]
-    return tuple(
-        replace(
-            boundary,
-            end=[marker for marker in boundary.end or () if possible(marker)],
-            until=[marker for marker in boundary.until or () if possible(marker)],
-        )
-        for boundary in kept
-    )
+    return tuple(replace(boundary, end=others(boundary.end), until=others(boundary.until)) for boundary in kept)
 
 
 def _list(texts: Iterable[str]) -> str:
@@ -144,5 +140,7 @@ def _read() -> dict[str, Family]:
 
 def _family(name: str, entry: dict[str, Any]) -> Family:
     boundaries = tuple(Boundary.from_mapping(boundary) for boundary in entry.pop("boundaries"))
-    fields = {key: tuple(value) if isinstance(value, list) else value.strip() for key, value in entry.items()}
+    fields: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value.strip() for key, value in entry.items()
+    }
     return Family(name=name, boundaries=boundaries, **fields)

@@ -175,7 +175,10 @@ def _tabulate(resolved: tuple[ResolvedBoundary, ...]) -> tuple[Array, Array, Arr
         pool.extend(ids)
         return len(pool) - len(ids), len(pool)
 
-    starts, closings, turns, filters = [], [], [], []
+    starts: list[tuple[Marker, int]] = []
+    closings: list[tuple[int, int, int, int]] = []
+    turns: list[tuple[int, ...]] = []
+    filters: list[int] = []
     for number, boundary in enumerate(resolved):
         starts += [(marker, number) for marker in boundary.starts]
         marked = [(marker, 1) for marker in boundary.ends] + [(marker, 0) for marker in boundary.until]
