@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock import chat as chat
     from penstock import errors as errors
     from penstock import objectives as objectives
     from penstock import packing as packing
@@ -59,6 +60,7 @@ _HOMES = {
 """Public name → the room it lives in."""
 
 _ROOMS = {
+    "chat": "chat",
     "errors": "errors",
     "huggingface": "integrations.huggingface",
     "objectives": "objectives",

@@ -6,6 +6,7 @@ plain for those who need only the text. Costs: compiling takes some milliseconds
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -53,6 +54,11 @@ class Template:
     @cached_property
     def _plain(self) -> jinja2.Template:
         return self._compile(ChatEnvironment(self._clock))
+
+    @cached_property
+    def openings(self) -> dict[Any, str]:
+        """What its generation prompt supplies, by situation; see `turns.py`."""
+        return {}
 
     def _clock(self) -> datetime:
         return self.now or datetime.now()
@@ -108,7 +114,7 @@ class Template:
         except RecursionError:
             raise
         except Exception as error:
-            reason = str(error).strip() or type(error).__name__
+            reason = re.sub("Traced(Dict|List|)", _plain_name, str(error).strip()) or type(error).__name__
             kind = "refuses the conversation" if isinstance(error, jinja2.TemplateError) else "fails"
             raise RecordError(f"chat template {self.name} {kind}: {reason}") from error
 
@@ -182,6 +188,10 @@ def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Reasoning under both names that templates read, as transformers does."""
     found = next((message[name] for name in _REASONING if message.get(name) is not None), None)
     return message if found is None else {"thinking": found, **message, "reasoning_content": found}
+
+
+def _plain_name(found: re.Match[str]) -> str:
+    return found[1].lower() or "str"
 
 
 def _rebuild(source: str, name: str, variables: dict[str, Any], now: datetime | None) -> Template:

@@ -190,15 +190,35 @@ def made(text: str, runs: tuple[Run, ...]) -> Traced:
 
 
 def written(text: str, owner: int) -> Traced:
-    """`text`, with what had no owner now written in the turn of `owner`."""
+    """`text`, now written in the turn of `owner`; outside all turns (−1), in that in which it was kept, if any."""
     if not isinstance(text, Traced):
         return made(text, ((len(text), LITERAL, "", -1, owner, False),) if text else ())
     for run in text._runs:
-        if run[4] is None:
+        if run[4] is None or run[4] <= _KEPT:
             break
     else:
         return text
-    return made(text, tuple([run if run[4] is not None else (*run[:4], owner, run[5]) for run in text._runs]))
+    return made(text, tuple([(*run[:4], _settle(run[4], owner), run[5]) for run in text._runs]))
+
+
+def kept(text: str, owner: int) -> Traced:
+    """`text`, kept in a variable during the turn of `owner`: a claim that writing it in another turn overrules."""
+    runs = runs_of(text)
+    if owner < 0 or all(run[4] is not None for run in runs):
+        return Traced(text)
+    return made(text, tuple([run if run[4] is not None else (*run[:4], _KEPT - owner, run[5]) for run in runs]))
+
+
+_KEPT: Final = -2
+"""Owner n of text that is kept but not written is stored as −2 − n."""
+
+
+def _settle(stored: int | None, owner: int) -> int:
+    if stored is None:
+        return owner
+    if stored > _KEPT:
+        return stored
+    return owner if owner >= 0 else _KEPT - stored
 
 
 def runs_of(text: str) -> tuple[Run, ...]:

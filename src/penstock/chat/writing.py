@@ -18,9 +18,11 @@ import jinja2
 from jinja2 import nodes, runtime
 from jinja2.visitor import NodeTransformer
 
-from penstock.chat.traced import Traced, join, made, written
+from penstock.chat.traced import Traced, join, kept, made, written
 
 NO_OWNER = -1
+_FIELDS = {"thinking": "reasoning_content", "reasoning": "reasoning_content"}
+"""One name for a field that templates read under several."""
 Node = TypeVar("Node", bound=nodes.Node)
 
 
@@ -55,7 +57,7 @@ def trace(value: Any, message: int, path: str = "") -> Any:
     if isinstance(value, Mapping):
         copied = TracedDict()
         for key, item in value.items():
-            copied[key] = trace(item, message, prefix + str(key))
+            copied[key] = trace(item, message, prefix + _FIELDS.get(key, str(key)))
     elif isinstance(value, (list, tuple)):
         copied = TracedList([trace(item, message, f"{prefix}{place}") for place, item in enumerate(value)])
     else:
@@ -69,22 +71,24 @@ def trace(value: Any, message: int, path: str = "") -> Any:
 class Turns:
     """In whose turn a template is writing."""
 
-    __slots__ = ("_entered", "_owner", "_stack")
+    __slots__ = ("_entered", "_inside", "_owner", "_stack")
 
     def __init__(self) -> None:
-        self._owner, self._entered = NO_OWNER, False
-        self._stack: list[tuple[int, bool]] = []
+        self._owner, self._entered, self._inside = NO_OWNER, False, NO_OWNER
+        self._stack: list[tuple[int, bool, int]] = []
 
     def _begin_loop(self) -> None:
-        self._stack.append((self._owner, self._entered))
+        self._stack.append((self._owner, self._entered, self._inside))
+        self._inside = self._owner
 
     def _end_loop(self) -> None:
-        self._owner, self._entered = self._stack.pop()
+        self._owner, self._entered, self._inside = self._stack.pop()
 
     def _enter(self, item: Any) -> None:
         """A round of a loop begins; over messages, it is a turn."""
         self._entered = isinstance(item, TracedDict) and not item._path
-        if self._entered:
+        # A loop inside a turn that goes over earlier messages looks something up; over later ones, it writes them.
+        if self._entered and item._message > self._inside:
             self._owner = item._message
 
     def _look_up(self, value: Any) -> None:
@@ -127,8 +131,7 @@ def _keep(context: TracingContext, value: Any) -> Any:
     """A value on its way into a variable."""
     if not isinstance(value, str):
         return value
-    owner = context._turns._owner
-    return Traced(value) if owner == NO_OWNER else written(value, owner)
+    return kept(value, context._turns._owner)
 
 
 @jinja2.pass_context

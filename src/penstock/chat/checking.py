@@ -1,0 +1,268 @@
+"""The certificate of a conversation: what is trained is held against whose words it is, and against other methods.
+
+Nothing here decides what is trained. Costs: about as much as rendering, and with `rewrites`, a plain render for each
+trained turn but the last.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from penstock.chat.boundaries import ResolvedBoundary
+from penstock.chat.certificate import Certificate, Dropped, Problem
+from penstock.chat.conversation import Conversation
+from penstock.chat.encoded_text import EncodedText
+from penstock.chat.knobs import Knobs
+from penstock.chat.masks import Mask, find_straddling
+from penstock.chat.scanning import scan
+from penstock.chat.template import Rendered, Template
+from penstock.chat.turns import Turn
+from penstock.errors import RecordError
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """One conversation with all that was made of it."""
+
+    conversation: Conversation
+    rendered: Rendered
+    turns: Mapping[int, Turn]
+    encoded: EncodedText
+    mask: Mask
+    knobs: Knobs
+
+
+def certify(
+    evidence: Evidence, template: Template, boundaries: tuple[str, Sequence[ResolvedBoundary]] | None
+) -> Certificate:
+    """Check a conversation.
+
+    Args:
+        evidence: What was made of it.
+        template: What rendered it, to render what would be prompted.
+        boundaries: Name and boundaries of the template's family, for a cross-check.
+    """
+    dropped = tuple(_find_dropped(evidence))
+    checks: list[str] = []
+    problems = [
+        *_check_turns(evidence),
+        *_check_words(evidence, dropped),
+        *_check_foreign(evidence),
+        *_check_rewrites(evidence, template),
+        *(Problem("forged", -1, f"{text!r} at character {at} stays text") for at, text in evidence.encoded.forged),
+        *_check_generation(evidence, checks),
+        *_check_boundaries(evidence, boundaries, checks),
+    ]
+    weights = evidence.mask.tokens
+    if not (weights[1:] != 0).any():
+        problems.append(Problem("nothing_trained", -1, "no token is trained"))
+    text = evidence.rendered.text
+    return Certificate(
+        trained_text=tuple(_trained_text(evidence)),
+        terminators=tuple(
+            (message, text[begin:end], bool(evidence.mask.characters[end - 1]))
+            for message, (begin, end) in sorted(evidence.mask.terminators.items())
+        ),
+        dropped=dropped,
+        straddling=find_straddling(evidence.mask.characters, evidence.encoded),
+        forged=evidence.encoded.forged,
+        checks=tuple(checks),
+        problems=tuple(problems),
+    )
+
+
+def _trained_text(evidence: Evidence) -> Iterator[tuple[int, str]]:
+    """The text of each stretch of trained tokens, with the message in whose turn it begins."""
+    starts = sorted((begin, message) for message, turn in evidence.turns.items() for begin, _ in turn.pieces)
+    places = [begin for begin, _ in starts]
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], evidence.mask.tokens != 0, [0]])))
+    for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+        begin, end = int(evidence.encoded.begins[first]), int(evidence.encoded.ends[last - 1])
+        place = int(np.searchsorted(places, int(evidence.encoded.ends[first]) - 1, "right")) - 1
+        yield (starts[place][1] if place >= 0 else -1), evidence.rendered.text[begin:end]
+
+
+def _check_turns(evidence: Evidence) -> Iterator[Problem]:
+    """Each trained turn is written, opens as it would be prompted, and ends."""
+    knobs, messages = evidence.knobs, evidence.conversation.messages
+    for message in evidence.mask.trained:
+        turn = evidence.turns.get(message)
+        if turn is None:
+            yield Problem("not_written", message, "the template writes nothing of this turn")
+            continue
+        if turn.supplied != turn.opening and messages[message]["role"] == "assistant":
+            yield Problem(
+                "opening_differs",
+                message,
+                f"the generation prompt is {turn.opening!r}, but the turn begins with {turn.supplied!r}",
+            )
+        if message not in evidence.mask.terminators and knobs.on_missing_terminator == "error":
+            wanted = knobs.train_on_eos != "none" or (knobs.train_on_eot or "none") != "none"
+            if wanted and not knobs.train_on_inputs:
+                yield Problem(
+                    "missing_terminator",
+                    message,
+                    "the template ends the turn without a terminator, so the model would not learn to stop; "
+                    "on_missing_terminator: append or allow",
+                )
+
+
+def _check_words(evidence: Evidence, dropped: Sequence[Dropped]) -> Iterator[Problem]:
+    """What the template left out: whole messages, or parts."""
+    for part in dropped:
+        if part.is_blank or _is_rewritten_tag(evidence, part):
+            continue
+        message = evidence.conversation.messages[part.message]
+        whole = part.begin == 0 and part.end == _length(message, part.field)
+        shown = part.text if len(part.text) <= 40 else part.text[:40] + "…"
+        told = f"the template leaves out {shown!r} of its {part.field}"
+        if whole and part.field != "reasoning_content" and part.message in evidence.mask.trained:
+            yield Problem("not_written", part.message, f"{told}: all of it")
+        else:
+            yield Problem("dropped", part.message, told)
+
+
+def _is_rewritten_tag(evidence: Evidence, part: Dropped) -> bool:
+    """Whether only a thinking tag was cut out, which the template writes itself."""
+    turn, tag = evidence.turns.get(part.message), part.text.strip()
+    if turn is None or tag not in ("<think>", "</think>"):
+        return False
+    return any(tag in evidence.rendered.text[begin:end] for begin, end in turn.pieces)
+
+
+def _find_dropped(evidence: Evidence) -> Iterator[Dropped]:
+    """Stretches of the messages' words that are not in the text."""
+    seen: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    for length, owner, field, offset, _, _ in evidence.rendered.runs:
+        if owner >= 0:
+            seen.setdefault((owner, field), []).append((offset, offset + length))
+    for number, message in enumerate(evidence.conversation.messages):
+        fields = [field for owner, field in seen if owner == number]
+        for field, text in _words(message):
+            spans = sorted(seen.get((number, field), []))
+            if any(begin < 0 for begin, _ in spans) or not text:
+                continue
+            at = 0
+            for begin, end in [*spans, (len(text), len(text))]:
+                if begin > at:
+                    yield Dropped(number, field, at, begin, text[at:begin])
+                at = max(at, end)
+        if message.get("tool_calls") and not any(field.startswith("tool_calls") for field in fields):
+            yield Dropped(number, "tool_calls", 0, 1, "tool calls")
+
+
+def _words(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Path and text of what a message says."""
+    content = message.get("content")
+    if isinstance(content, str):
+        yield "content", content
+    elif isinstance(content, (list, tuple)):
+        for place, part in enumerate(content):
+            if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+                yield f"content.{place}.text", part["text"]
+    reasoning = next(
+        (message[name] for name in ("reasoning_content", "thinking", "reasoning") if message.get(name)), ""
+    )
+    if isinstance(reasoning, str):
+        yield "reasoning_content", reasoning
+
+
+def _length(message: Mapping[str, Any], field: str) -> int:
+    return next((len(text) for name, text in _words(message) if name == field), 1)
+
+
+def _check_foreign(evidence: Evidence) -> Iterator[Problem]:
+    """Words of a message that is not trained must not be trained in another's turn, nor outside all turns."""
+    if evidence.knobs.train_on_inputs:
+        return
+    characters, trained = evidence.mask.characters, set(evidence.mask.trained)
+    at = 0
+    for length, message, field, _, owner, _ in evidence.rendered.runs:
+        words = field.startswith(("content", "reasoning_content"))
+        if message >= 0 and words and length:
+            ranged = bool(evidence.conversation.marks[message].ranges)
+            if message not in trained and not ranged and characters[at : at + length].any():
+                shown = evidence.rendered.text[at : at + min(length, 40)]
+                yield Problem("foreign_text", message, f"{shown!r} is trained in the turn of message {owner}")
+            elif message in trained and owner is not None and owner < 0:
+                yield Problem("untraced", message, "its words are written outside any turn that could be followed")
+        at += length
+
+
+def _check_rewrites(evidence: Evidence, template: Template) -> Iterator[Problem]:
+    """Would each earlier reply, when it was the last, have been written as it is written here?"""
+    conversation, text = evidence.conversation, evidence.rendered.text
+    for message in evidence.mask.trained[:-1]:
+        turn = evidence.turns.get(message)
+        if turn is None or conversation.messages[message]["role"] != "assistant":
+            continue
+        before = conversation.head(message + 1)
+        try:
+            alone = template.render_plain(before.messages, tools=before.tools, **before.variables)
+        except RecordError:
+            continue
+        if alone[: turn.end] != text[: turn.end]:
+            same = next((at for at, pair in enumerate(zip(alone, text, strict=False)) if pair[0] != pair[1]), 0)
+            yield Problem(
+                "rewritten",
+                message,
+                f"when this reply was the last, the template wrote {alone[same : same + 30]!r} where it now writes "
+                f"{text[same : same + 30]!r}; on_rewrite: split trains each reply as it is prompted",
+            )
+
+
+def _check_generation(evidence: Evidence, checks: list[str]) -> Iterator[Problem]:
+    """Hold the mask against the template's own `{% generation %}` tags."""
+    if not any(run[5] for run in evidence.rendered.runs) or not _is_plain(evidence):
+        return
+    tagged = np.zeros(len(evidence.rendered.text), np.float32)
+    at = 0
+    for run in evidence.rendered.runs:
+        tagged[at : at + run[0]] = run[5]
+        at += run[0]
+    encoded = evidence.encoded
+    theirs = np.where(encoded.ends > encoded.begins, tagged[encoded.ends - 1], 0) != 0
+    yield from _compare("generation tags", theirs, evidence, checks)
+
+
+def _check_boundaries(
+    evidence: Evidence, boundaries: tuple[str, Sequence[ResolvedBoundary]] | None, checks: list[str]
+) -> Iterator[Problem]:
+    """Hold the mask against the role boundaries of the template's family."""
+    if boundaries is None or not _is_plain(evidence) or evidence.encoded.forged:
+        return
+    name, resolved = boundaries
+    roles = {boundary.role for boundary in resolved} & set(evidence.knobs.roles_to_train)
+    if not roles:
+        return
+    theirs = scan(evidence.encoded.ids.astype(np.int64), resolved, roles, evidence.knobs.train_on_eos)
+    yield from _compare(f"boundaries of {name}", theirs != 0, evidence, checks)
+
+
+def _is_plain(evidence: Evidence) -> bool:
+    """Whether the settings ask for what the other methods give: whole turns of assistants."""
+    knobs = evidence.knobs
+    usual = knobs.train_on_eos == "turn" and knobs.train_on_eot in (None, "turn") and knobs.train_on_reasoning
+    chosen = knobs.roles_to_train == ("assistant",) and not knobs.train_on_inputs and not knobs.mask_history
+    unmarked = all(marks.verdict is None and not marks.ranges for marks in evidence.conversation.marks)
+    return usual and chosen and unmarked
+
+
+def _compare(name: str, theirs: Any, evidence: Evidence, checks: list[str]) -> Iterator[Problem]:
+    """Compare two masks; tokens of nothing but whitespace do not count."""
+    encoded, text = evidence.encoded, evidence.rendered.text
+    different = np.flatnonzero(theirs != (evidence.mask.tokens != 0)).tolist()
+    different = [token for token in different if text[encoded.begins[token] : encoded.ends[token]].strip()]
+    checks.append(f"{name} {'disagree' if different else 'agree'}")
+    if different:
+        token = different[0]
+        begin, end = int(encoded.begins[token]), int(encoded.ends[token])
+        verb = "train" if theirs[token] else "do not train"
+        yield Problem(
+            "disagreement",
+            -1,
+            f"{name} {verb} {text[begin:end]!r} at character {begin} ({len(different)} tokens differ)",
+        )

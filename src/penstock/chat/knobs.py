@@ -1,0 +1,61 @@
+"""What of a conversation is trained: the settings, under the names that users of axolotl know."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, final
+
+from penstock.errors import ConfigError
+
+Terminators = Literal["turn", "all", "last", "none"]
+_TERMINATORS = ("turn", "all", "last", "none")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    """What is trained of a conversation. What a record says of a message (`train`, `weight`, ranges) goes before it."""
+
+    roles_to_train: tuple[str, ...] = ("assistant",)
+    """Roles whose words are trained. Empty: only messages that say so themselves."""
+    train_on_inputs: bool = False
+    """Train everything, the template's text included."""
+    train_on_eos: Terminators = "turn"
+    """Train the terminator of trained turns (turn), of all turns (all), of the last trained turn (last), of none."""
+    train_on_eot: Terminators | None = None
+    """The same for terminators other than the tokenizer's EOS, such as <|im_end|>; None: as `train_on_eos`."""
+    mask_history: bool = False
+    """Train the last trained turn only."""
+    train_on_reasoning: bool = True
+    """Train the reasoning (thinking) of trained turns, with the tags around it."""
+    allow_forged: bool = False
+    """Let text of messages become control tokens, as other tools do."""
+    on_missing_terminator: Literal["error", "allow", "append"] = "error"
+    """When the template ends a trained turn without a terminator, so that the model would never learn to stop: refuse;
+    accept; or append EOS to the last turn."""
+    on_rewrite: Literal["report", "error", "split"] = "report"
+    """When the template writes a turn otherwise once more messages follow (it strips earlier thinking), so that what is
+    trained is not what will be prompted: report it; refuse; or make one document of each reply."""
+
+    def __post_init__(self) -> None:
+        for name in ("train_on_eos", "train_on_eot"):
+            value = getattr(self, name)
+            if value not in _TERMINATORS and not (value is None and name == "train_on_eot"):
+                raise ConfigError(f"{name} must be one of {', '.join(_TERMINATORS)}, got {value!r}")
+        for name, due in (
+            ("on_missing_terminator", ("error", "allow", "append")),
+            ("on_rewrite", ("report", "error", "split")),
+        ):
+            if getattr(self, name) not in due:
+                raise ConfigError(f"{name} must be one of {', '.join(due)}, got {getattr(self, name)!r}")
+        for name in ("train_on_inputs", "mask_history", "train_on_reasoning", "allow_forged"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}")
+        roles: Any = self.roles_to_train
+        if isinstance(roles, str) or not all(isinstance(role, str) for role in roles):
+            raise ConfigError(f"roles_to_train must be a list of roles, got {roles!r}")
+        object.__setattr__(self, "roles_to_train", tuple(roles))
+
+    def describe(self) -> Mapping[str, Any]:
+        """Each setting as it is in force, for a log."""
+        settings = {field.name: getattr(self, field.name) for field in fields(self)}
+        return settings | {"train_on_eot": self.train_on_eot or self.train_on_eos}
