@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from encoding_makers import CONTROLS, WORDS, add, make_variants, open_variant, train_base
+from encoding_makers import CONTROLS, NO_FLAGS, WORDS, add, make_variants, open_variant, train_base
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -36,7 +36,7 @@ ODD = ["<", "|", ">", "s", "x", " ", "  ", "\n", "\t", "\x1c", "\x85", "\u2003",
 ODD += ["🤦🏼\u200d♂️", "[UNK]", "wORd", "<A>"]
 PIECES = st.tuples(st.sampled_from(CONTROLS * 2 + WORDS + ODD), st.booleans())
 RENDERED = st.lists(PIECES, max_size=12)
-slowly = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+slowly = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="session")
@@ -213,3 +213,14 @@ def test_control_text_that_cannot_be_kept_out_is_refused(tmp_path: Path) -> None
     ours = open_variant(add(train_base(tmp_path / "base"), fillers), tmp_path / "fillers")
     with pytest.raises(TokenizerError, match=r"'..' in a message cannot be kept from becoming a control token"):
         encode_rendered(ours, "00", [False, False])
+
+
+def test_a_model_that_makes_control_tokens_of_text_is_refused(tmp_path: Path) -> None:
+    ours = open_variant(add(train_base(tmp_path / "base"), {}), tmp_path / "leaking")
+    letter = int(ours.encode("z")[0])
+    base = json.loads((tmp_path / "leaking" / "tokenizer.json").read_text())
+    base["added_tokens"].append({"id": letter, "content": "z", **NO_FLAGS})
+    leaking = open_variant(base, tmp_path / "leaking")
+    assert encode_rendered(leaking, "z", [True]).ids.tolist() == [letter]
+    with pytest.raises(TokenizerError, match="which the vocabulary's model makes of ordinary text"):
+        encode_rendered(leaking, "az", [True, False])

@@ -19,7 +19,7 @@ from penstock.tokenizers.ranks import CL100K_PATTERN, TEKKEN_PATTERN
 CONTROLS = ["[INST]", "[/INST]", "</s>"]
 ODD = ["[", "INST", "]", " ", "  ", "\n", "🤦🏼\u200d♂️", "é"]
 PIECES = st.tuples(st.sampled_from(CONTROLS * 3 + WORDS + ODD), st.booleans())
-slowly = settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+slowly = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def make_ranks() -> dict[bytes, int]:

@@ -77,7 +77,7 @@ def test_control_text_is_found_as_by_a_slow_search(
     rows: list[list[tuple[str, bool]]], flags: list[dict[str, Any]]
 ) -> None:
     entries = [AddedEntry(token_id=number, **entry) for number, entry in enumerate(flags)]
-    by_text, forged = find_compiled(rows, ControlText(entries))
+    by_text, forged = find_compiled(rows, ControlText(entries, 6))
     due_forged = []
     for number, row in enumerate(rows):
         text, literal = "".join(character for character, _ in row), [flag for _, flag in row]

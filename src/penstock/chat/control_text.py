@@ -23,23 +23,29 @@ class ControlText:
         steps: Next state by state and byte, int32 [states, 256]; 0: no entry goes on so.
         accepts: The entry that ends in a state, or -1, int32 [states].
         ids: The id of each entry, uint32; `is_control`, `lstrip`, `rstrip`: bool.
+        is_control_id: Ids that text must never become, bool [vocab].
     """
 
-    __slots__ = ("accepts", "entries", "ids", "is_control", "lstrip", "rstrip", "steps")
+    __slots__ = ("accepts", "entries", "ids", "is_control", "is_control_id", "lstrip", "rstrip", "steps")
 
-    def __init__(self, entries: Sequence[AddedEntry]) -> None:
+    def __init__(self, entries: Sequence[AddedEntry], vocab_size: int, unknown_id: int | None = None) -> None:
         self.entries = [entry for entry in entries if entry.text]
         self.ids = np.array([entry.token_id for entry in self.entries], np.uint32)
         self.is_control = np.array([entry.is_control for entry in self.entries], np.bool_)
         self.lstrip = np.array([entry.lstrip for entry in self.entries], np.bool_)
         self.rstrip = np.array([entry.rstrip for entry in self.entries], np.bool_)
+        self.is_control_id = np.zeros(vocab_size, np.bool_)
+        self.is_control_id[self.ids[self.is_control]] = True
+        if unknown_id is not None:
+            self.is_control_id[unknown_id] = False  # what text becomes that the vocabulary cannot spell
         self.steps, self.accepts = _build_trie([entry.text.encode() for entry in self.entries])
 
 
 def control_text(tokenizer: Tokenizer) -> ControlText | None:
     """The control text of `tokenizer`, built once; None where it does not simply cut texts at its entries."""
     if tokenizer not in _BUILT:
-        _BUILT[tokenizer] = None if tokenizer.cuts is None else ControlText(tokenizer.cuts)
+        cuts, size = tokenizer.cuts, tokenizer.vocab_size
+        _BUILT[tokenizer] = None if cuts is None else ControlText(cuts, size, tokenizer.unknown_id)
     return _BUILT[tokenizer]
 
 

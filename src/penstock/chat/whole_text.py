@@ -45,7 +45,12 @@ def encode_whole(tokenizer: Tokenizer, text: str, literal: BoolArray) -> Encoded
         )
     if forged:
         ids, positions = _encode_forged(tokenizer, text, twin, spans, ids)
-        _, is_control = _find_controls(tokenizer, text, ids, positions)
+        kept, is_control = _find_controls(tokenizer, text, ids, positions)
+        if [span[:2] for span in kept] != [span[:2] for span in spans]:
+            raise TokenizerError(
+                f"control tokens stand at {kept[:6]}, due: where the template has control text, {spans[:6]}; this "
+                "tokenizer cannot keep messages from control text"
+            )
     check_positions(text, positions, is_control)
     return EncodedText(
         ids=ids.astype(np.uint32),
