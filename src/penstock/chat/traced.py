@@ -105,7 +105,9 @@ class Traced(str):
         return made(str.__getitem__(self, slice(begin, end)), tuple(kept))
 
     def strip(self, characters: str | None = None, /) -> "Traced":
-        return self.lstrip(characters).rstrip(characters)
+        text = str.lstrip(self, characters)
+        begin = len(self) - len(text)
+        return self.cut(begin, begin + len(str.rstrip(text, characters)))
 
     def lstrip(self, characters: str | None = None, /) -> "Traced":
         return self.cut(len(self) - len(str.lstrip(self, characters)), len(self))
@@ -193,32 +195,28 @@ def written(text: str, owner: int) -> Traced:
     """`text`, now written in the turn of `owner`; outside all turns (−1), in that in which it was kept, if any."""
     if not isinstance(text, Traced):
         return made(text, ((len(text), LITERAL, "", -1, owner, False),) if text else ())
-    for run in text._runs:
-        if run[4] is None or run[4] <= _KEPT:
-            break
-    else:
-        return text
-    return made(text, tuple([(*run[:4], _settle(run[4], owner), run[5]) for run in text._runs]))
+    runs: list[Run] = []
+    for length, message, field, offset, old, generated in text._runs:
+        new = owner if old is None else old if old > _KEPT else owner if owner >= 0 else _KEPT - old
+        runs.append((length, message, field, offset, new, generated))
+    return made(text, tuple(runs))
 
 
 def kept(text: str, owner: int) -> Traced:
     """`text`, kept in a variable during the turn of `owner`: a claim that writing it in another turn overrules."""
-    runs = runs_of(text)
-    if owner < 0 or all(run[4] is not None for run in runs):
+    if owner < 0:
         return Traced(text)
-    return made(text, tuple([run if run[4] is not None else (*run[:4], _KEPT - owner, run[5]) for run in runs]))
+    if not isinstance(text, Traced):
+        return made(text, ((len(text), LITERAL, "", -1, _KEPT - owner, False),) if text else ())
+    claim = _KEPT - owner
+    runs: list[Run] = []
+    for length, message, field, offset, old, generated in text._runs:
+        runs.append((length, message, field, offset, claim if old is None else old, generated))
+    return made(text, tuple(runs))
 
 
 _KEPT: Final = -2
 """Owner n of text that is kept but not written is stored as −2 − n."""
-
-
-def _settle(stored: int | None, owner: int) -> int:
-    if stored is None:
-        return owner
-    if stored > _KEPT:
-        return stored
-    return owner if owner >= 0 else _KEPT - stored
 
 
 def runs_of(text: str) -> tuple[Run, ...]:
