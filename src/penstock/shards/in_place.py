@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, final
+from typing import Any, final, overload
 
 import numpy as np
 
 from penstock.compiled import address_of
 from penstock.shards import _kernels as k
-from penstock.shards.document import Document, Origin
+from penstock.shards.document import Document, Origin, choose
 from penstock.shards.files import Array
 from penstock.shards.manifest import TokenizerInfo
 from penstock.shards.table import DocumentTable
@@ -58,11 +58,20 @@ class InPlaceCorpus:
     def __len__(self) -> int:
         return self.table.num_documents
 
-    def __getitem__(self, document: int) -> Document:
-        """One document; its origin is its number in its file of tokens."""
-        if not -len(self) <= document < len(self):
-            raise IndexError(f"document {document} of {len(self)}")
-        document = int(document) % len(self)
+    @overload
+    def __getitem__(self, index: int) -> Document: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Document]: ...
+    def __getitem__(self, index: int | slice) -> Document | list[Document]:
+        """One document, or those of a slice; the origin of each is its number in its file of tokens.
+
+        Raises:
+            ConfigError: The index is neither a whole number nor a slice.
+        """
+        chosen = choose(index, len(self))
+        return [self._read(i) for i in chosen] if isinstance(chosen, range) else self._read(chosen)
+
+    def _read(self, document: int) -> Document:
         tokens = self.table.read(document, document + 1).values
         shard = self.table.locate(document)[0]
         origin = Origin(file=str(self.table.paths[shard]), line=document - int(self.table.shard_starts[shard]))
