@@ -4,8 +4,8 @@ import base64
 import io
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from penstock.chat.certificate import Certificate, Problem
+from penstock.chat.encode import EncodedChat
 from penstock.errors import ConfigError, OutputError
 from penstock.inspection.datasets import DocumentView
 from penstock.inspection.html import (
@@ -193,6 +194,12 @@ def test_roles_of_documents_that_number_them_differently():
     assert expanded(found["sides"][0]["documents"][1]["roles"])[:4] == [3, 1, -1, 3]
 
 
+def test_neighbouring_messages_of_one_role_stay_apart():
+    turns = np.repeat([0, 1, 2], 6)
+    document = replace(make_document(roles=np.repeat([2, 2, 1], 6)), turns=turns)
+    assert payload(PageData(title="t", documents=[document]))["sides"][0]["documents"][0]["roles"] == [6, 2, 6, 2, 6, 1]
+
+
 def test_rows_are_told_with_their_targets():
     row = make_row()
     found = payload(PageData(title="t", rows=[row], control_ids=frozenset({2})))
@@ -307,20 +314,22 @@ def test_chats_with_their_certificate():
         checks=("generation tags agree",),
         problems=(Problem("missing_terminator", 1, "ends without <|end|>"),),
     )
-    encoded = SimpleNamespace(
+    encoded = EncodedChat(
         text="<s>né",
-        tokens=np.array([1, 5, 6, 7]),
-        begins=np.array([0, 3, 4, 4]),
-        ends=np.array([3, 4, 5, 5]),
-        loss_weights=np.array([0, 1, 1, 1]),
-        roles=np.array([-1, 0, 0, 0]),
-        role_names=("assistant",),
-        is_control=np.array([True, False, False, False]),
+        tokens=np.array([1, 5, 6, 7, 2], np.uint32),
+        begins=np.array([0, 3, 4, 4, 5]),
+        ends=np.array([3, 4, 5, 5, 5]),
+        loss_weights=np.array([0, 0, 1, 1, 1], np.float32),
+        messages=np.array([-1, 0, 1, 1, 1]),
+        roles=("user", "assistant", "user"),
+        is_control=np.array([True, False, False, False, True]),
         certificate=certificate,
     )
-    document = from_chat(encoded, title="c", origin="chats.jsonl:1")
-    assert document.pieces == ["<s>", "n", "", "é"]
-    assert [note.kind for note in document.notes] == ["missing terminator", "straddling"]
+    document = from_chat(encoded, title="c", origin="chats.jsonl:1", special_tokens={"<s>": 1, "</s>": 2})
+    assert document.pieces == ["<s>", "n", "", "é", "</s>"]
+    assert (document.role_names, document.roles.tolist()) == (("user", "assistant"), [-1, 0, 1, 1, 1])
+    assert [note.kind for note in document.notes] == ["missing terminator"]
+    assert document.checks == ("generation tags agree", "at borders, by their last character: 2")
     assert document.notes[0].message == "message 1: ends without <|end|>"
     assert document.ok is False
 
@@ -346,9 +355,20 @@ def test_terminal_without_colour_marks_what_is_read():
     assert "conversation 0  chats.jsonl:1  18 tokens, 16.7% trained  ✗ not proven" in text
     assert "! truncated: after message 2" in text
     assert "▌ user" in text
-    assert "⟨0.5:  words and⟩" in text
-    assert "⟦<|start|>⟧" in text
+    assert "⟨0.5:  words and⟪<|end|>⟫⟩" in text
+    assert "⟦⟪<|start|>⟫user⏎" in text
     assert "\x1b" not in text
+
+
+def test_terminal_tells_control_tokens_from_text_that_looks_like_them():
+    text = printed(make_document(text="<|end|>"))
+    assert "⟦⟪<|start|>⟫user⏎" in text
+    assert "<|end|> and⟪<|end|>⟫" in text
+
+
+def test_terminal_gives_a_blank_after_a_turn_to_the_turn():
+    roles = np.array([1, 1, -1, 1, 1, 1] + [2] * 6 + [-1] * 6)
+    assert printed(make_document(roles=roles)).count("▌") == 3
 
 
 def test_terminal_with_colour_underlines_what_is_trained():

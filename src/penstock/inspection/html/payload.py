@@ -97,7 +97,7 @@ def _document(document: PageDocument, names: list[str], vocabulary: Vocabulary, 
         "length": count,
         "trained": document.trained,
         "weights": runs(document.loss_weights),
-        "roles": runs(table[roles]),
+        "roles": runs(table[roles], document.turns),
         "notes": [[note[0], readable(note[1])] for note in document.notes],
         "ok": document.ok,
         "checks": list(document.checks),
@@ -182,12 +182,15 @@ def _text(value: Any) -> str:
     )
 
 
-def runs(values: Any) -> list[float]:
-    """[count, value, count, value, …] of values that repeat."""
+def runs(values: Any, parts: Any = None) -> list[float]:
+    """[count, value, count, value, …] of values that repeat; a new run also begins where `parts` change."""
     values = np.asarray(values)
     if len(values) == 0:
         return []
-    starts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
+    changes = values[1:] != values[:-1]
+    if parts is not None:
+        changes |= np.asarray(parts)[1:] != np.asarray(parts)[:-1]
+    starts = np.flatnonzero(np.concatenate([[True], changes]))
     counts = np.diff(starts, append=len(values))
     return [part for pair in zip(counts.tolist(), map(short, values[starts].tolist()), strict=True) for part in pair]
 

@@ -37,9 +37,10 @@ def conversation_view(document: PageDocument, style: Style, max_tokens: int) -> 
     parts += [Text(f"! {note[0]}: {readable(note[1])}", style="yellow") for note in document.notes]
     shown = min(len(document.ids), max_tokens)
     roles = np.full(shown, -1) if document.roles is None else np.asarray(document.roles)[:shown]
-    for begin, end in _stretches(roles):
-        name = document.role_names[roles[begin]] if roles[begin] >= 0 else "template"
-        colour = ROLE_COLOURS.get(name, "blue") if roles[begin] >= 0 else "white"
+    for begin, end in _stretches(_with_blanks(document, roles)):
+        role = int(roles[begin])
+        name = document.role_names[role] if role >= 0 else "template"
+        colour = ROLE_COLOURS.get(name, "blue") if role >= 0 else "white"
         if document.roles is not None:
             parts.append(Text(f"▌ {name}", style=f"bold {colour}"))
         parts.append(Padding(_flow(document, begin, end, colour, style), (0, 0, 0, 2), expand=False))
@@ -48,30 +49,43 @@ def conversation_view(document: PageDocument, style: Style, max_tokens: int) -> 
     return Group(*parts, Text())
 
 
+def _with_blanks(document: PageDocument, roles: Any) -> Any:
+    """Roles [n] in which blank text that nobody says belongs to the turn before it, as it is read."""
+    roles = roles.copy()
+    for place in (np.flatnonzero(roles[1:] < 0) + 1).tolist():
+        if not document.pieces[place].strip():
+            roles[place] = roles[place - 1]
+    return roles
+
+
 def legend(style: Style) -> Text:
     """What the marks mean."""
     if style.marks:
-        return style.legend()
+        return Text.assemble("⟪control token⟫  ", style.legend())
     return Text.assemble(
         ("read, not trained", "dim"), "  ", ("trained, in the colour of its role", "bold underline cyan"), "  ",
-        ("×0.5", "reverse"), " weight of what follows  ", ("control token", "dim italic"), "  ⏎ line end",
+        ("×0.5", "reverse"), " weight of what follows  ", ("control token", "dim italic"), "  ⏎ line end  → tab",
     )  # fmt: skip
 
 
 def _flow(document: PageDocument, begin: int, end: int, colour: str, style: Style) -> Text:
     weights = np.asarray(document.loss_weights)[begin:end]
     control = np.zeros(end - begin, bool) if document.is_control is None else np.asarray(document.is_control)[begin:end]
+    pieces = list(document.pieces[begin:end])
     flow = Text(overflow="fold")
-    for first, last in _stretches(weights, control):
-        text = _marked("".join(document.pieces[begin + first : begin + last]))
-        weight = float(weights[first])
-        if style.marks:
-            flow.append_text(style.run(text, weight, colour))
-            continue
-        if weight not in (0.0, 1.0):
-            flow.append(f"×{weight:g}", f"reverse {colour}")
-        look = f"bold underline {colour}" if weight else "dim"
-        flow.append(text, f"{look} italic" if control[first] else look)
+    if style.marks:
+        pieces = [f"⟪{piece}⟫" if special else piece for piece, special in zip(pieces, control, strict=True)]
+        for first, last in _stretches(weights):
+            text = _marked("".join(pieces[first:last]))
+            body = text.rstrip("\n")
+            flow.append_text(style.run(body, float(weights[first]), colour)).append(text[len(body) :])
+    else:
+        for first, last in _stretches(weights, control):
+            weight = float(weights[first])
+            if weight not in (0.0, 1.0):
+                flow.append(f"×{weight:g}", f"reverse {colour}")
+            look = f"bold underline {colour}" if weight else "dim"
+            flow.append(_marked("".join(pieces[first:last])), f"{look} italic" if control[first] else look)
     flow.rstrip()
     return flow
 

@@ -51,6 +51,8 @@ class PageDocument:
     roles: Array | None = None
     """[n] index into `role_names`; −1 = nobody's (what a template writes around the turns). None = no roles."""
     role_names: Sequence[str] = ()
+    turns: Array | None = None
+    """[n] number of the message, so that neighbours of one role stay apart; None = as the roles change."""
     is_control: Array | None = None
     """[n] bool; None = no control tokens."""
     notes: Sequence[Note] = ()
@@ -60,7 +62,7 @@ class PageDocument:
     """What the proof rests on beside itself: "generation tags agree"."""
 
     def __post_init__(self) -> None:
-        arrays = {"pieces": self.pieces, "loss_weights": self.loss_weights, "roles": self.roles}
+        arrays = {"pieces": self.pieces, "loss_weights": self.loss_weights, "roles": self.roles, "turns": self.turns}
         for name, array in {**arrays, "is_control": self.is_control}.items():
             if array is not None and len(array) != len(self.ids):
                 raise ConfigError(f"{self.title}: {name} has {len(array)} entries, ids has {len(self.ids)}")

@@ -1,6 +1,7 @@
 // Documents: the list with its filters, and one document as text, alone or beside itself under other settings.
 
 const LITTLE = 0.05; // trained share below which a document is suspicious
+const SHORT = 3; // tokens of the template between two turns that need no block of their own
 
 const ours = page.sides[0].documents;
 const comparing = page.sides.length > 1;
@@ -112,7 +113,8 @@ function showDocument(i, mine) {
   const difference = comparing ? differenceOf(...sides) : null;
   const wanted = choice.sides === "both" ? sides.map((_, k) => k) : [Number(choice.sides)];
   const flow = element("div", { class: wanted.length > 1 ? "flow pair" : "flow", "data-flow": "" });
-  const drawn = wanted.map(side => blocksOf(sides[side], viewOf(sides[side], side, difference, sides)));
+  const drawn = wanted.map(side => blocksOf(sides[side], viewOf(sides[side], side, difference, sides),
+    wanted.length > 1 ? page.sides[side].title : null));
   const most = Math.max(...drawn.map(({ blocks }) => blocks.length));
   for (let k = 0; k < most; k++) {
     for (const { blocks } of drawn) flow.append(blocks[k] ? blocks[k].frame : element("div", { class: "block gap" }));
@@ -157,15 +159,17 @@ function otherwise(mark, pair, other) {
 }
 
 /** One block for each stretch of one role. */
-function blocksOf(each, view) {
+function blocksOf(each, view, side) {
   const blocks = [];
+  const spoken = each.roles.some((role, k) => k % 2 && role >= 0);
   let begin = 0;
   for (let k = 0; k < each.roles.length; k += 2) {
     const end = begin + each.roles[k], role = each.roles[k + 1];
     const into = element("div", { class: "text" });
-    const head = page.roles.length ? element("div", { class: "role" }, roleName(role)) : null;
-    const kind = role < 0 && page.roles.length ? "block between" : "block";
-    blocks.push({ begin, end, into, frame: element("div", { class: kind, "data-hue": roleHue(role) }, head, into) });
+    const head = spoken || side ? element("div", { class: "role" }, spoken ? roleName(role) : "",
+      side ? element("span", { class: "side quiet" }, spoken ? ` · ${side}` : side) : null) : null;
+    const kind = role < 0 && spoken && end - begin <= SHORT ? "block between" : "block";
+    blocks.push({ begin, end, into, frame: element("div", { class: kind, "data-hue": spoken ? roleHue(role) : 0 }, head, into) });
     begin = end;
   }
   return { view, blocks };

@@ -41,7 +41,7 @@ function shareBars(name, parts) {
     return [element("span", {}, part),
       element("span", { class: "bar", "aria-hidden": "true" }, element("span", {
         "data-hue": role >= 0 ? roleHue(role) : part === "template" ? "none" : partHue(k), style: { width: `${100 * value / most}%` } })),
-      element("span", { class: "quiet" }, `${percent(value / total)} (${counted(value)})`)];
+      element("span", { class: "quiet" }, percent(value / total) + (total > 1.01 ? ` (${counted(value)})` : ""))];
   }));
 }
 
@@ -63,7 +63,7 @@ function histogram({ name, edges, counts }) {
   const every = Math.ceil(edges.length / 7);
   edges.forEach((edge, k) => {
     const last = k === edges.length - 1;
-    if (!last && (k % every || edges.length - 1 - k < every / 2)) return;
+    if (!last && (k % every || edges.length - 1 - k < 0.75 * every)) return;
     made.append(label(k * step, height + 16, counted(edge), k === 0 ? "start" : last ? "end" : "middle"));
   });
   return made;

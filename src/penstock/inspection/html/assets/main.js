@@ -155,7 +155,7 @@ function manual() {
       element("dt", { "data-hue": 0 }, sample("", "only read")), element("dd", {}, "context, never a target"),
       element("dt", { "data-hue": 0 }, sample("trained weighted", "weighted", "×0.5")), element("dd", {}, "trained with that weight: dashes"),
       element("dt", { "data-hue": 0 }, sample("control", "<|end|>")), element("dd", {}, "a control token, one id; text that only looks like one is no chip"),
-      element("dt", { "data-hue": 0 }, sample("changed", "changed")), element("dd", {}, "differs between the two settings"),
+      element("dt", { "data-hue": 0 }, sample("changed", "changed")), element("dd", {}, "differs between the two settings: a line above"),
       element("dt", { "data-hue": 0 }, sample("hit", "found")), element("dd", {}, "what was searched for")),
     element("dl", { class: "keys" }, ...KEYS.flatMap(([keys, what]) =>
       [element("dt", {}, ...keys.split(" ").filter(Boolean).map(key => element("kbd", {}, key))), element("dd", {}, what)])),

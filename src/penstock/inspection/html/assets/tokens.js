@@ -1,33 +1,45 @@
 // Tokens as text: one element each, with a card of its numbers under the pointer or at the focus.
 
 const CHUNK = 3000; // tokens drawn at once; the rest of a long document follows in idle moments
+const PART = 400; // tokens of a part: long blocks are laid out part by part, where they are looked at
 
 let drawingNow = 0; // number of the drawing that goes on; older ones stop
 
 /**
  * Draw tokens in blocks.
- *   view: { length, number(i), weight(i), changed(i), hit(i), tell(i), spoken(i) }
- *   blocks: [{ begin, end, hue, head: element, into: element }]
+ *   view: { number(i), weight(i), changed(i), hit(i), tell(i), watch(i) }
+ *   blocks: [{ begin, end, into: element }]
  */
 function drawTokens(view, blocks, mine) {
-  let block = 0, at = blocks.length ? blocks[0].begin : 0;
+  const parts = blocks.flatMap(block => partsOf(view, block));
+  let next = 0;
   const step = () => {
     if (mine !== drawingNow) return;
-    for (let left = CHUNK; left > 0 && block < blocks.length;) {
-      const { begin, end, into } = blocks[block];
-      const stop = Math.min(end, at + left);
-      const part = document.createDocumentFragment();
-      for (let i = at; i < stop; i++) part.append(tokenElement(view, i, i === begin));
-      into.append(part);
-      left -= stop - at;
-      at = stop;
-      if (at === end && ++block < blocks.length) at = blocks[block].begin;
+    for (let left = CHUNK; left > 0 && next < parts.length; next++) {
+      const { begin, end, into, first } = parts[next];
+      const made = document.createDocumentFragment();
+      for (let i = begin; i < end; i++) made.append(tokenElement(view, i, i === first));
+      into.append(made);
+      left -= end - begin;
     }
-    if (block < blocks.length) setTimeout(step);
+    if (next < parts.length) setTimeout(step);
   };
   step();
-  const first = blocks.length && blocks[0].into.querySelector(".t");
+  const first = parts.length && parts[0].into.querySelector(".t");
   if (first) first.tabIndex = 0; // where the tab key enters
+}
+
+/** A block in parts that end where a line ends; a short block is one part. */
+function partsOf(view, { begin, end, into }) {
+  if (end - begin <= 2 * PART) return [{ begin, end, into, first: begin }];
+  const parts = [];
+  for (let at = begin, stop = begin; at < end; at = stop) {
+    while (stop < end && (stop - at < PART || !textOf(view.number(stop - 1)).endsWith("\n")) && stop - at < 5 * PART) stop++;
+    const part = element("div", { class: "part" });
+    into.append(part);
+    parts.push({ begin: at, end: stop, into: part, first: begin });
+  }
+  return parts;
 }
 
 function tokenElement(view, i, first) {
