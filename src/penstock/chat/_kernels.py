@@ -21,8 +21,23 @@ TURN, ALL, LAST, NONE = range(4)
 
 
 @inline_kernel
-def _passes(filter_word, token_id):
-    return (filter_word >> np.uint64(token_id & 63)) & np.uint64(1)
+def _next_candidate(ids, place, stop, filter_word):
+    """The first place, from `place` on, whose id passes the filter; `stop` if none does.
+
+    Eight ids to a branch, in vector code: unsigned places, because Numba would look at each for a minus sign.
+    """
+    at = np.uint64(place)
+    last = np.uint64(stop)
+    while at + np.uint64(8) <= last:
+        passed = np.uint64(0)
+        for i in range(8):
+            passed |= filter_word >> np.uint64(ids[at + np.uint64(i)] & 63)
+        if passed & np.uint64(1):
+            break
+        at += np.uint64(8)
+    while at < last and not (filter_word >> np.uint64(ids[at] & 63)) & np.uint64(1):
+        at += np.uint64(1)
+    return np.int64(at)
 
 
 @inline_kernel
@@ -83,10 +98,10 @@ def scan_rows(ids, begins, ends, markers, starts, closings, turns, filters, trai
     for row in range(len(begins)):
         place, stop = begins[row], ends[row]
         last_begin = last_end = np.int64(0)
-        while place < stop:
-            if not _passes(start_filter, ids[place]):
-                place += 1
-                continue
+        while True:
+            place = _next_candidate(ids, place, stop, start_filter)
+            if place == stop:
+                break
             start = _find_start(ids, place, stop, markers, starts)
             if start < 0:
                 place += 1
@@ -94,12 +109,13 @@ def scan_rows(ids, begins, ends, markers, starts, closings, turns, filters, trai
             boundary = starts[start, 4]
             content = place + starts[start, 1] - starts[start, 0]
             close, closing = content, np.int64(-1)
-            closing_filter = filters[boundary]
-            while close < stop:
-                if _passes(closing_filter, ids[close]):
-                    closing = _find_closing(ids, close, stop, markers, closings, turns[boundary, 0], turns[boundary, 1])
-                    if closing >= 0:
-                        break
+            while True:
+                close = _next_candidate(ids, close, stop, filters[boundary])
+                if close == stop:
+                    break
+                closing = _find_closing(ids, close, stop, markers, closings, turns[boundary, 0], turns[boundary, 1])
+                if closing >= 0:
+                    break
                 close += 1
             if trained[boundary]:
                 if turns[boundary, 2]:
@@ -121,9 +137,46 @@ def scan_rows(ids, begins, ends, markers, starts, closings, turns, filters, trai
 
 @kernel
 def clear_ids(ids, masked, filter_word, weights):
-    """Set the weight of every token whose id is among the sorted `masked` to 0; −0 and NaN cannot come of it."""
-    for place in range(len(ids)):
-        if _passes(filter_word, ids[place]):
-            found = np.searchsorted(masked, np.int64(ids[place]))
-            if found < len(masked) and masked[found] == np.int64(ids[place]):
-                weights[place] = 0.0
+    """Set the weight of every token whose id is among the sorted `masked` to 0."""
+    place, stop = np.int64(0), np.int64(len(ids))
+    while True:
+        place = _next_candidate(ids, place, stop, filter_word)
+        if place == stop:
+            break
+        found = np.searchsorted(masked, np.int64(ids[place]))
+        if found < len(masked) and masked[found] == np.int64(ids[place]):
+            weights[place] = 0.0
+        place += 1
+
+
+@inline_kernel
+def _count(real, begin, end):
+    """How many are set, in vector code."""
+    count = np.uint64(0)
+    for place in range(np.uint64(begin), np.uint64(end)):
+        count += np.uint64(real[place])
+    return np.int64(count)
+
+
+@kernel
+def find_extents(real, begins, ends):
+    """Cut each row to where its real tokens begin and end; whether there is padding between them.
+
+    Args:
+        real: 1 where a token is no padding, else 0, uint8 [tokens].
+        begins: Where the row begins, int64 [rows]; written. `ends` likewise.
+    """
+    holes = False
+    for row in range(len(begins)):
+        begin, end = begins[row], ends[row]
+        count = _count(real, begin, end)
+        while begin < end and not real[begin]:
+            begin += 1
+        if _count(real, begin, begin + count) == count:
+            end = begin + count
+        else:
+            holes = True
+            while not real[end - 1]:
+                end -= 1
+        begins[row], ends[row] = begin, end
+    return holes

@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar, final, get_args
 
 import numpy as np
 
-from penstock.chat._kernels import clear_ids, scan_rows
+from penstock.chat._kernels import clear_ids, find_extents, scan_rows
 from penstock.chat.boundaries import Boundary, ResolvedBoundary, resolve
 from penstock.chat.markers import Marker
 from penstock.errors import ConfigError
@@ -125,22 +125,12 @@ def _as_rows(token_ids: Any, attention_mask: Any, lengths: Any) -> _Rows:
             raise ConfigError(f"lengths are {lengths}; due: {rows} numbers from 0 to {width}")
         ends = begins + counts
     if attention_mask is not None:
-        real = np.asarray(attention_mask) != 0
+        real = np.asarray(attention_mask).astype(np.bool_, copy=False)
         if real.shape != ids.shape:
             raise ConfigError(f"attention_mask has shape {real.shape}, token_ids have {ids.shape}; they must agree")
-        begins, ends, hidden = _extent(real.reshape(rows, width), begins)
+        flat = np.ascontiguousarray(real).reshape(-1)
+        hidden = ~flat if find_extents(flat.view(np.uint8), begins, ends) else None
     return _Rows(ids.reshape(-1), begins, ends, ids.shape, hidden)
-
-
-def _extent(real: Array, begins: Array) -> tuple[Array, Array, Array | None]:
-    """Where the real tokens of each row begin and end, and what is hidden between."""
-    counts = real.sum(axis=1, dtype=np.int64)
-    if not real.shape[1]:
-        return begins, begins, None
-    first = np.where(counts > 0, real.argmax(axis=1), 0)
-    last = np.where(counts > 0, real.shape[1] - real[:, ::-1].argmax(axis=1), 0)
-    hidden = None if (last - first == counts).all() else ~real.reshape(-1)
-    return begins + first, begins + last, hidden
 
 
 def _integers(ids: Array) -> Array:
