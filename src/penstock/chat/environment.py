@@ -14,8 +14,8 @@ import jinja2
 from jinja2 import ext, nodes, sandbox, utils
 from jinja2.exceptions import SecurityError
 
-from penstock.chat.filters import TRACED_FILTERS
-from penstock.chat.traced import Traced, coarse, join
+from penstock.chat.filters import TRACED_FILTERS, format_braces
+from penstock.chat.traced import Traced, coarse, join, spelled
 from penstock.chat.writing import HOOKS, Rewrite, TracingContext
 
 
@@ -77,7 +77,7 @@ def _watch(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     def watched(*arguments: Any, **named: Any) -> Any:
         result = function(*arguments, **named)
-        if type(result) is str and result:
+        if isinstance(result, str):
             return coarse(result, [*arguments[1 if pass_first else 0 :], *named.values()])
         return result
 
@@ -121,7 +121,18 @@ class TracingEnvironment(ChatEnvironment):
 
     @classmethod
     def _joined(cls, parts: Iterable[Any]) -> Traced:
-        return join("", [part if isinstance(part, str) else str(part) for part in parts])
+        return join("", [spelled(part) for part in parts])
+
+    def wrap_str_format(self, value: Any) -> Any:
+        """`format` and `format_map` of a string: as Jinja's sandbox allows them, traced."""
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None:
+            return None
+
+        template: str = value.__self__
+        if value.__name__ == "format_map":
+            return lambda named: format_braces(self, template, (), named)
+        return lambda *arguments, **named: format_braces(self, template, arguments, named)
 
 
 def compile_template(source: str, environment: ChatEnvironment) -> jinja2.Template:

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import jinja2
-from jinja2 import filters
+from jinja2 import filters, sandbox
 
-from penstock.chat.traced import LITERAL, Traced, format_percent, join
+from penstock.chat.traced import LITERAL, Traced, coarse, format_percent, join, runs_of, spelled
 
 _ESCAPED = re.compile(r'[\\"\x00-\x1f]')
-_ESCAPED_OR_WIDE = re.compile(r'[\\"\x00-\x1f]|[^\x00-\x7f]')
+_ESCAPED_OR_WIDE = re.compile(r'[\\"]|[^ -~]')
 _PLACE = tuple[int, str] | None
 """Message and path that punctuation belongs to; None for literal text."""
 
@@ -25,11 +25,20 @@ def to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     """`json.dumps` with these arguments, traced."""
-    if isinstance(indent, int) and not isinstance(indent, bool):
+    if isinstance(indent, int):
         indent = " " * indent
     between, colon = separators or ((",", ": ") if indent is not None else (", ", ": "))
     style = _Style(ensure_ascii, indent, between, colon, sort_keys)
     return join("", list(style.pieces(value, None, "\n")))
+
+
+def _holds_traced(value: Any) -> bool:
+    """Whether any of it comes from a message; tools do not."""
+    if type(value) is dict:
+        return any(map(_holds_traced, value)) or any(map(_holds_traced, value.values()))
+    if type(value) in (list, tuple):
+        return any(map(_holds_traced, value))
+    return isinstance(value, (str, dict, list, tuple)) and type(value) is not str
 
 
 class _Style:
@@ -81,8 +90,8 @@ class _Style:
                 yield value.cut(at, found.start())
             at = found.end()
             character = value.cut(found.start(), at)
-            spelled = json.dumps(str.__str__(character), ensure_ascii=self._ascii_only)[1:-1]
-            yield Traced(spelled, ((len(spelled), *character._runs[0][1:]),))
+            escape = json.dumps(str.__str__(character), ensure_ascii=self._ascii_only)[1:-1]
+            yield coarse(escape, [character])
         if at < len(value):
             yield value.cut(at, len(value))
         yield _at('"', place)
@@ -106,7 +115,7 @@ def _key(key: Any, ascii_only: bool) -> str:
 def _join(eval_context: Any, value: Any, d: str = "", attribute: str | int | None = None) -> str:
     if attribute is not None:
         value = map(filters.make_attrgetter(eval_context.environment, attribute), value)
-    return join(d, [part if isinstance(part, str) else str(part) for part in value])
+    return join(spelled(d), [spelled(part) for part in value])
 
 
 def _indent(s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
@@ -122,14 +131,36 @@ def _format(value: str, *arguments: Any, **named: Any) -> str:
     return format_percent(value, named or arguments)
 
 
-def _string(value: Any) -> str:
-    return value if isinstance(value, str) else str(value)
-
-
 def _title(s: Any) -> str:
-    plain = filters.do_title(str.__str__(Traced(str(s))))
-    traced = Traced(str(s))
-    return Traced(plain, traced._runs) if len(plain) == len(traced) else Traced(plain)
+    traced = Traced(spelled(s))
+    title = filters.do_title(str.__str__(traced))
+    return Traced(title, traced._runs) if len(title) == len(traced) else coarse(title, [traced])
+
+
+class _Recorder(sandbox.SandboxedFormatter):
+    """Notes the pieces of which it makes a text; they are not the text where a field has a format of its own."""
+
+    def __init__(self, environment: Any) -> None:
+        super().__init__(environment)
+        self.pieces: list[str] = []
+
+    def parse(self, format_string: Any) -> Iterator[Any]:
+        for parts in super().parse(format_string):
+            self.pieces.append(parts[0])
+            yield parts
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        self.pieces.append(spelled(value))
+        return super().format_field(value, format_spec)
+
+
+def format_braces(environment: Any, template: str, arguments: Any, named: Any) -> str:
+    """`template.format(*arguments, **named)` in Jinja's sandbox; exact where no field has a format of its own."""
+    recorder = _Recorder(environment)
+    text = recorder.vformat(template, arguments, named)
+    exact = join("", recorder.pieces)
+    known = all(run[1] == LITERAL for run in runs_of(template))
+    return exact if known and str.__eq__(exact, text) else coarse(text, [template, *arguments, named])
 
 
 TRACED_FILTERS = {
@@ -137,8 +168,8 @@ TRACED_FILTERS = {
     "join": _join,
     "indent": _indent,
     "format": _format,
-    "string": _string,
+    "string": spelled,
     "title": _title,
-    "safe": _string,
+    "safe": spelled,
 }
 """By name; they replace those of the environment."""

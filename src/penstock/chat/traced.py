@@ -18,9 +18,9 @@ LITERAL: Final = -1
 Run = tuple[int, int, str, int, int | None, bool]
 """Where some characters come from: (length, message, field, offset, owner, generated). `message` and `field`: whose
 text they are, and the path inside the message ("content", "content.0.text"); `LITERAL` and "" for the template's own.
-`offset`: of the first in its field, −1 when the text was changed on its way (escaped, upper case, a number). `owner`:
-the message in whose turn they were written; −1 for none, None while they have not been written. `generated`: whether
-they stand inside `{% generation %}`. A plain tuple, because a render makes hundreds of them."""
+`offset`: of the first in its field, −1 when the text was changed on its way (escaped, padded; a change of case keeps
+it). `owner`: the message in whose turn they were written; −1 for none, None while they have not been written.
+`generated`: whether they stand inside `{% generation %}`. A plain tuple, because a render makes hundreds of them."""
 
 
 def literal(length: int) -> Run:
@@ -147,9 +147,6 @@ class Traced(str):
     def join(self, parts: Iterable[str], /) -> "Traced":
         return join(self, list(parts))
 
-    def format(self, *values: object, **named: object) -> "Traced":
-        return _coarse(str.format(self, *values, **named), [self, *values, *named.values()])
-
     def _find(self, parts: list[str], sep: str | None) -> list[str]:
         """The parts that a split gave, cut out of this text; between them `sep`, or any whitespace."""
         found: list[str] = []
@@ -173,15 +170,26 @@ def _same_length(name: str) -> Callable[..., Traced]:
 
     def changed(self: Traced, *arguments: Any) -> Traced:
         text: str = method(self, *arguments)
-        return Traced(text, self._runs) if len(text) == len(self) else _coarse(text, [self, *arguments])
+        # A change of case makes no character vanish, so in a text of the same length each is in its place.
+        return made(text, self._runs) if len(text) == len(self) else _coarse(text, [self])
+
+    return changed
+
+
+def _of_any_length(name: str) -> Callable[..., Traced]:
+    method = getattr(str, name)
+
+    def changed(self: Traced, *arguments: Any) -> Traced:
+        text: str = method(self, *arguments)
+        return self if str.__eq__(text, self) else _coarse(text, [self])
 
     return changed
 
 
 for _name in ("upper", "lower", "title", "capitalize", "swapcase", "casefold"):
     setattr(Traced, _name, _same_length(_name))
-for _name in ("center", "ljust", "rjust", "zfill", "expandtabs", "translate", "format_map"):
-    setattr(Traced, _name, _same_length(_name))
+for _name in ("center", "ljust", "rjust", "zfill", "expandtabs", "translate"):
+    setattr(Traced, _name, _of_any_length(_name))
 
 
 def made(text: str, runs: tuple[Run, ...]) -> Traced:
@@ -240,11 +248,11 @@ def join(separator: str, parts: list[str]) -> Traced:
     return made(str.join(separator, parts), tuple(runs))
 
 
-_PERCENT = re.compile("%%|%s")
+_PERCENT = re.compile("%%|%[sd]")
 
 
 def format_percent(template: str, values: Any) -> Traced:
-    """`template % values`; exact where the template holds nothing but %s and %%."""
+    """`template % values`; exact where the template holds nothing but %s, %d and %%."""
     template = Traced(template)
     text = str.__mod__(template, values)
     waiting = list(values) if isinstance(values, tuple) else [values]
@@ -256,23 +264,41 @@ def format_percent(template: str, values: Any) -> Traced:
             pieces.append(template.cut(found.start(), found.start() + 1))
         else:
             value = waiting.pop(0) if waiting else ""
-            pieces.append(value if isinstance(value, str) else str(value))
+            pieces.append(spelled(value))
         at = found.end()
     whole = join("", [*pieces, template.cut(at, len(template))])
     return whole if str.__eq__(whole, text) else _coarse(text, [template, *waiting, *_listed(values)])
 
 
+def spelled(value: Any) -> str:
+    """`str(value)`, which for a list or object of a message is that message's."""
+    return value if isinstance(value, str) else coarse(str(value), [value])
+
+
 def coarse(text: str, values: Iterable[Any]) -> str:
-    """What an unknown operation made of `values`: the message and field of the first that has any, without offset."""
+    """What an unknown operation made of `values`: message and field of the first that has any, without offset."""
     return text if isinstance(text, Traced) else _coarse(text, values)
 
 
 def _coarse(text: str, values: Iterable[Any]) -> Traced:
+    found = _find_words(values) if text else None
+    return Traced(text) if found is None else made(str.__str__(text), ((len(text), *found),))
+
+
+def _find_words(values: Iterable[Any]) -> tuple[int, str, int, int | None, bool] | None:
+    """Whose text `values` hold: of the first of them, but rather of words than of a role, which may be a marker."""
+    found = None
     for value in values:
-        for run in runs_of(value) if isinstance(value, str) else ():
-            if run[1] != LITERAL and text:
-                return made(text, ((len(text), run[1], run[2], -1, run[4], run[5]),))
-    return Traced(text)
+        inner: Any = None
+        if isinstance(value, str):
+            inner = next(((*run[1:3], -1, *run[4:]) for run in runs_of(value) if run[1] != LITERAL), None)
+        elif hasattr(type(value), "_path"):
+            inner = (value._message, value._path, -1, None, False)
+        elif isinstance(value, (dict, list, tuple)):
+            inner = _find_words([*value, *value.values()] if isinstance(value, dict) else value)
+        if inner is not None and (found is None or found[1] == "role"):
+            found = inner
+    return found
 
 
 def _listed(values: Any) -> list[Any]:

@@ -18,7 +18,7 @@ import jinja2
 from jinja2 import nodes, runtime
 from jinja2.visitor import NodeTransformer
 
-from penstock.chat.traced import Traced, join, kept, made, written
+from penstock.chat.traced import Traced, join, kept, made, spelled, written
 
 NO_OWNER = -1
 _FIELDS = {"thinking": "reasoning_content", "reasoning": "reasoning_content"}
@@ -57,7 +57,9 @@ def trace(value: Any, message: int, path: str = "") -> Any:
     if isinstance(value, Mapping):
         copied = TracedDict()
         for key, item in value.items():
-            copied[key] = trace(item, message, prefix + _FIELDS.get(key, str(key)))
+            # Names of arguments are words as well.
+            name = made(key, ((len(key), message, path, -1, None, False),)) if path and isinstance(key, str) else key
+            copied[name] = trace(item, message, prefix + _FIELDS.get(key, str(key)))
     elif isinstance(value, (list, tuple)):
         copied = TracedList([trace(item, message, f"{prefix}{place}") for place, item in enumerate(value)])
     else:
@@ -108,13 +110,8 @@ class TracingContext(runtime.Context):
 
 @jinja2.pass_context
 def _write(context: TracingContext, value: Any) -> str:
-    if not isinstance(value, str):
-        if isinstance(value, (TracedDict, TracedList)):
-            text = str(value)
-            value = Traced(text, ((len(text), value._message, value._path, -1, None, False),))
-        else:
-            value = str(value)
-    return written(value, context._turns._owner) if value else ""
+    text = spelled(value)
+    return written(text, context._turns._owner) if text else ""
 
 
 @jinja2.pass_context
