@@ -195,6 +195,16 @@ def test_filters_search_and_order(see):
     browser.run("choice.query = 'needle and'; fillList(); redraw()")
     assert listed(browser) == [3]
     assert tokens(browser, ".hit") == [3, 4, 9, 10, 15, 16]
+    browser.run("choice.query = 'user'; fillList(); redraw()")
+    assert tokens(browser, ".hit") == [1, 13]
+
+
+def test_many_notes_are_folded(see):
+    browser = see(documents=[make_document(notes=[Note("dropped", f"text {number}") for number in range(7)])])
+    assert browser.text(".head summary") == "3 more notes"
+    assert "text 6" not in browser.text(".head")
+    browser.point(".head summary", click=True)
+    assert "text 6" in browser.text(".head")
 
 
 def test_search_that_finds_nothing_says_so(see):

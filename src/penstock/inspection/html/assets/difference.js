@@ -25,7 +25,7 @@ function matched(a, b) {
   if (!n || !m) return found;
   const most = Math.min(n + m, MOST_EDITS), reach = new Int32Array(2 * most + 3), middle = most + 1, trail = [];
   for (let d = 0; d <= most; d++) {
-    trail.push(reach.slice(middle - d - 1, middle + d + 2));
+    trail.push(reach.slice(middle - d - 1, middle + d + 1));
     for (let k = -d; k <= d; k += 2) {
       const down = k === -d || (k !== d && reach[middle + k - 1] < reach[middle + k + 1]);
       let x = down ? reach[middle + k + 1] : reach[middle + k - 1] + 1;

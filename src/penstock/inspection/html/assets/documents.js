@@ -1,6 +1,7 @@
 // Documents: the list with its filters, and one document as text, alone or beside itself under other settings.
 
 const LITTLE = 0.05; // trained share below which a document is suspicious
+const NOTES = 4; // notes of a document that are told before the rest is folded
 const SHORT = 3; // tokens of the template between two turns that need no block of their own
 
 const ours = page.sides[0].documents;
@@ -201,8 +202,17 @@ function documentHead(sides, i, wanted) {
   return element("header", { class: "head" },
     element("div", { class: "line" }, element("h2", {}, each.title || each.origin), element("span", { class: "spring" }), steppers()),
     element("div", { class: "quiet origin" }, each.origin), facts, comparing ? null : settingsLine(page.sides[0]), switches,
-    ...wanted.flatMap(side => sides[side].notes.map(([kind, message]) => element("p", { class: "problem" },
-      element("span", { class: "note" }, wanted.length > 1 ? `${page.sides[side].title}: ${kind}` : kind), " ", message))));
+    ...notesOf(wanted.flatMap(side => sides[side].notes.map(([kind, message]) =>
+      [wanted.length > 1 ? `${page.sides[side].title}: ${kind}` : kind, message]))));
+}
+
+/** The first notes, and the rest folded. */
+function notesOf(notes) {
+  const told = notes.map(([kind, message]) => element("p", { class: "problem" },
+    element("span", { class: "note" }, kind), " ", message));
+  if (told.length <= NOTES) return told;
+  return [...told.slice(0, NOTES), element("details", {}, element("summary", {}, plural(told.length - NOTES, "more note")),
+    ...told.slice(NOTES))];
 }
 
 function settingsLine({ settings }) {
