@@ -104,6 +104,12 @@ def test_what_was_resolved_is_logged_once(caplog):
     assert [record.getMessage() for record in caplog.records] == [expected]
 
 
+def test_boundaries_that_were_resolved_apart_must_agree_too():
+    apart = [*resolve([Boundary("user", [1])]), *resolve([Boundary("assistant", [1])])]
+    with pytest.raises(ConfigError, match=r"'user' and 'assistant' both start with the ids \[1\]"):
+        scan([1, 2], apart)
+
+
 def test_roles_and_modes_that_do_not_exist():
     boundaries = [Boundary("user", [1]), Boundary("assistant", [2])]
     with pytest.raises(ConfigError, match="no boundary is declared for gpt; declared: assistant, user"):

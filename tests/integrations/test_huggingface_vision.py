@@ -9,6 +9,7 @@ from transformers import BatchFeature, PreTrainedTokenizerFast, ProcessorMixin
 from transformers.image_processing_utils import BaseImageProcessor
 
 from penstock.chat.boundaries import Boundary
+from penstock.chat.scanning import scan
 from penstock.errors import ConfigError, RecordError
 from penstock.integrations.huggingface.vision_collator import VisionCollator, media_ids, own_tokenizer
 from penstock.tokenizers import Tokenizer, train_tokenizer
@@ -186,6 +187,12 @@ def test_the_tokenizer_is_taken_over_without_padding_and_truncation(processor, o
     assert isinstance(mine, Tokenizer)
     assert mine.encode("tell me what").tolist() == own.encode("tell me what").tolist()
     assert mine.eos_id == processor.tokenizer.eos_token_id
+
+
+def test_tensors_are_scanned_as_they_are():
+    ids = torch.tensor([[5, 1, 7, 2], [0, 0, 1, 8]])
+    weights = scan(ids, [Boundary("assistant", [1], [2])], attention_mask=torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]]))
+    assert weights.tolist() == [[0, 0, 1, 1], [0, 0, 0, 1]]
 
 
 class Named:

@@ -125,16 +125,30 @@ def resolve(boundaries: Iterable[Boundary | ResolvedBoundary], tokenizer: Any = 
         ConfigError: A marker encodes to nothing, `eos_token` is asked for and there is none, text is given and no
             tokenizer, or two roles begin with the same tokens.
     """
+    given = tuple(boundaries)
     resolved = tuple(
-        boundary if isinstance(boundary, ResolvedBoundary) else _resolve_one(boundary, tokenizer)
-        for boundary in boundaries
+        boundary if isinstance(boundary, ResolvedBoundary) else _resolve_one(boundary, tokenizer) for boundary in given
     )
-    _check_starts(resolved)
-    if resolved not in _logged:
-        _logged.add(resolved)
-        for boundary in resolved:
-            _log.info("role boundary %s", boundary)
+    if resolved != given:
+        check_starts(resolved)
+        if resolved not in _logged:
+            _logged.add(resolved)
+            for boundary in resolved:
+                _log.info("role boundary %s", boundary)
     return resolved
+
+
+def check_starts(resolved: Sequence[ResolvedBoundary]) -> None:
+    """Refuse two roles that begin with the same tokens; ConfigError names them."""
+    owner: dict[tuple[int, ...], str] = {}
+    for boundary in resolved:
+        for marker in boundary.starts:
+            role = owner.setdefault(marker.ids, boundary.role)
+            if role != boundary.role:
+                raise ConfigError(
+                    f"boundaries of {role!r} and {boundary.role!r} both start with the ids {list(marker.ids)}: which "
+                    "turn begins there cannot be told; make the starts longer until they differ"
+                )
 
 
 def _resolve_one(boundary: Boundary, tokenizer: Any) -> ResolvedBoundary:
@@ -177,18 +191,6 @@ def _to_ids(
             + ("; None runs to the end of the row" if ", end" in where else "")
         )
     return tuple(forms)
-
-
-def _check_starts(resolved: Sequence[ResolvedBoundary]) -> None:
-    owner: dict[tuple[int, ...], str] = {}
-    for boundary in resolved:
-        for marker in boundary.starts:
-            role = owner.setdefault(marker.ids, boundary.role)
-            if role != boundary.role:
-                raise ConfigError(
-                    f"boundaries of {role!r} and {boundary.role!r} both start with the ids {list(marker.ids)}: which "
-                    "turn begins there cannot be told; make the starts longer until they differ"
-                )
 
 
 def _frozen(given: Any, *, several: bool) -> Any:

@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeVar, final, get_args
 import numpy as np
 
 from penstock.chat._kernels import clear_ids, find_extents, scan_rows
-from penstock.chat.boundaries import Boundary, ResolvedBoundary, resolve
+from penstock.chat.boundaries import Boundary, ResolvedBoundary, check_starts, resolve
 from penstock.chat.markers import Marker
 from penstock.errors import ConfigError
 from penstock.ragged import Ragged
@@ -158,7 +158,8 @@ def _trained(resolved: Sequence[ResolvedBoundary], roles_to_train: Collection[st
 
 @lru_cache(maxsize=64)
 def _tabulate(resolved: tuple[ResolvedBoundary, ...]) -> tuple[Array, Array, Array, Array, Array]:
-    """The kernel's tables; `_kernels` says what they hold."""
+    """The kernel's tables; `_kernels` says what they hold. Boundaries that were resolved apart meet here first."""
+    check_starts(resolved)
     pool: list[int] = []
 
     def place(ids: Sequence[int]) -> tuple[int, int]:
