@@ -1,19 +1,51 @@
-"""`penstock inspect`: what is in a dataset, and what a trainer would get of it."""
+"""`penstock inspect`: what is in raw conversations, a dataset or a mixture, and what a trainer would get of it."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.options import AsJson, Assignments
+from penstock.cli.options import AsJson, Assignments, Format
 
 RUN_FILES = {".yaml", ".yml"}
+IN_TERMINAL, IN_PAGE = 3, 500
+"""Documents that are shown unless a number is asked for."""
+ROWS_IN_PAGE = 8
+COUNTED = 500
+"""Conversations over which the figures in a terminal count, at least."""
+TOKENS, TOKENS_OF_CHATS = 120, 600
+"""Tokens of a document that a terminal shows unless a number is asked for."""
 
 
 def run(
     target: Annotated[
-        str, typer.Argument(metavar="TARGET", help="A dataset folder, a Megatron prefix, or a run file (.yaml).")
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="Raw conversations (a file, folder or glob, with --template), a dataset folder, a Megatron prefix, or "
+            "a run file (.yaml).",
+        ),
     ],
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a page that shows it token by token, for any browser, offline."),
+    ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="Raw conversations: their chat template, a .jinja file or a tokenizer folder; by default that of "
+            "--tokenizer.",
+        ),
+    ] = None,
+    compare: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KNOB=VALUE",
+            help="Raw conversations: also show them with this setting, side by side; may be repeated.",
+        ),
+    ] = None,
+    format: Format = None,
     rows: Annotated[
         bool, typer.Option("--rows", metavar="", help="Show packed rows; a run file always shows them.")
     ] = False,
@@ -21,11 +53,21 @@ def run(
         list[int] | None,
         typer.Option(metavar="NUMBER", help="Show this document in full, from 0; may be repeated."),
     ] = None,
-    documents: Annotated[int, typer.Option(metavar="N", help="Documents to show, spread over the dataset.", min=0)] = 3,
+    documents: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help=f"Documents to show, spread over all. [default: {IN_TERMINAL}, in a page {IN_PAGE}]",
+            min=0,
+        ),
+    ] = None,
     step: Annotated[int, typer.Option(metavar="NUMBER", help="Step whose rows are shown.", min=0)] = 0,
     row: Annotated[
         list[int] | None,
-        typer.Option(metavar="NUMBER", help="Row of the step, from 0; may be repeated. [default: 0]"),
+        typer.Option(
+            metavar="NUMBER",
+            help=f"Row of the step, from 0; may be repeated. [default: 0, in a page the first {ROWS_IN_PAGE}]",
+        ),
     ] = None,
     slots: Annotated[
         str | None, typer.Option(metavar="A:B", help="Show slots A:B of each row one a line, with all targets.")
@@ -37,27 +79,49 @@ def run(
         int, typer.Option(metavar="N", help="Targets at distance 1 to N, where TARGET is a dataset.", min=1)
     ] = 1,
     tokens: Annotated[
-        int, typer.Option(metavar="N", help="Tokens of a document that are shown, at most.", min=2)
-    ] = 120,
+        int | None,
+        typer.Option(
+            metavar="N",
+            help=f"Tokens of a document that a terminal shows, at most. [default: {TOKENS}, of a conversation "
+            f"{TOKENS_OF_CHATS}]",
+            min=2,
+        ),
+    ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Decode with this tokenizer, not the dataset's own.")
+        str | None, typer.Option(metavar="PATH", help="Encode or decode with this tokenizer, not the dataset's own.")
     ] = None,
     assignments: Assignments = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what is in a dataset, or the rows of a run as they will be trained.
+    """Show what is in raw conversations or a dataset, or the rows of a run as they will be trained.
 
-    For a dataset: counts, tokenizer, lengths, and some documents with their origin. For rows: where each document
-    begins and ends, what it says, what is trained and what is only read, targets, positions and padding.
+    For conversations: what the template makes of them, who says what, what is trained, what stands against it. For a
+    dataset: counts, tokenizer, lengths, and some documents with their origin. For rows: where each document begins and
+    ends, what it says, what is trained and what is only read, targets, positions and padding.
     """
     from penstock.tokenizers import load_tokenizer
 
     override = load_tokenizer(tokenizer) if tokenizer else None
-    if rows or Path(target).suffix in RUN_FILES:
-        loader = _loader(target, assignments or [], sequence_length, distances)
-        _show_rows(loader, step, row or [0], _slot_range(slots), tokens, override, as_json)
+    if template or compare or (override is not None and _is_raw(target)):
+        shown, other = _conversations(
+            target,
+            override,
+            template or tokenizer,
+            (assignments or [], compare or []),
+            (format, document, documents),
+            html,
+        )
+        _show_conversations(shown, other, target, html, (documents, tokens or TOKENS_OF_CHATS), as_json)
+        return
+    is_run = Path(target).suffix in RUN_FILES
+    if not (rows or is_run or html):
+        _show_dataset(target, document, documents, tokens or TOKENS, override, as_json)
+        return
+    loader = _loader(target, assignments or [], sequence_length, distances)
+    if html is None:
+        _show_rows(loader, step, row or [0], _slot_range(slots), tokens or TOKENS, override, as_json)
     else:
-        _show_dataset(target, document, documents, tokens, override, as_json)
+        _write_page(target, loader, step, row, override, (document, documents), html)
 
 
 def _loader(target: str, assignments: list[str], sequence_length: int, distances: int) -> Any:
@@ -103,12 +167,11 @@ def _show_rows(
 
 
 def _show_dataset(
-    target: str, numbers: list[int] | None, count: int, tokens: int, override: Any, as_json: bool
+    target: str, numbers: list[int] | None, count: int | None, tokens: int, override: Any, as_json: bool
 ) -> None:
     import dataclasses
     import json
 
-    from penstock.errors import ConfigError
     from penstock.inspection import (
         Style,
         dataset_view,
@@ -122,10 +185,7 @@ def _show_dataset(
 
     dataset = open_dataset(target)
     decoder = override or tokenizer_of(dataset)
-    asked = numbers if numbers is not None else [len(dataset) * i // count for i in range(min(count, len(dataset)))]
-    wrong = [number for number in asked if not 0 <= number < len(dataset)]
-    if wrong:
-        raise ConfigError(f"{target}: no document {wrong[0]}; it has {len(dataset):,}, from 0")
+    asked = _numbers(dataset, numbers, IN_TERMINAL if count is None else count)
     views = [view_document(dataset, number, decoder) for number in asked]
     if as_json:
         found = {**dataclasses.asdict(summarise(dataset)), "shown": [dataclasses.asdict(view) for view in views]}
@@ -142,6 +202,113 @@ def _show_dataset(
         console.print(document_view(view, style, tokens if numbers is None else len(view.tokens) + 1))
     if views:
         console.print(style.legend())
+
+
+def _numbers(dataset: Any, numbers: list[int] | None, count: int) -> list[int]:
+    """The documents that are asked for, or some that are spread over the dataset."""
+    from penstock.errors import ConfigError
+
+    if numbers is None:
+        return [len(dataset) * i // count for i in range(count)] if count < len(dataset) else [*range(len(dataset))]
+    wrong = [number for number in numbers if not 0 <= number < len(dataset)]
+    if wrong:
+        raise ConfigError(f"{dataset.path}: no document {wrong[0]}; it has {len(dataset):,}, from 0")
+    return numbers
+
+
+def _write_page(
+    target: str,
+    loader: Any,
+    step: int,
+    rows: list[int] | None,
+    override: Any,
+    documents: tuple[list[int] | None, int | None],
+    html: Path,
+) -> None:
+    """Write the page of a dataset, or of a mixture."""
+    from penstock.inspection import tokenizer_of, view_rows
+    from penstock.inspection.html import write_html
+    from penstock.inspection.pages import page_of_dataset, page_of_mixture
+
+    def tokenizer_for(dataset: Any) -> Any:
+        return override or tokenizer_of(dataset)
+
+    decoder = tokenizer_for(loader.datasets[0])
+    if Path(target).suffix in RUN_FILES:
+        views = view_rows(loader, step, rows or [*range(ROWS_IN_PAGE)], tokenizer_for, lines=True)
+        page = page_of_mixture(Path(target).name, loader, views, decoder)
+    else:
+        # A step of a dataset alone has one row.
+        steps = [step + number for number in rows or range(ROWS_IN_PAGE)]
+        views = [view for each in steps for view in view_rows(loader, each, [0], tokenizer_for, lines=True)]
+        asked = _numbers(loader.datasets[0], documents[0], IN_PAGE if documents[1] is None else documents[1])
+        page = page_of_dataset(loader.datasets[0], asked, views, decoder)
+    write_html(html, page)
+    _tell(html)
+
+
+def _tell(html: Path) -> None:
+    size = html.stat().st_size
+    print(f"{html.resolve()}: {size / 1e6:.1f} MB, for any browser, no network needed")
+
+
+def _is_raw(target: str) -> bool:
+    """Whether the target can only be raw records: no run file, no corpus, no dataset."""
+    path = Path(target)
+    if path.suffix in {*RUN_FILES, ".npy", ".bin", ".idx"} or Path(f"{target}.idx").is_file():
+        return False
+    return not path.is_dir() or not any((path / name).is_file() for name in ("manifest.json", "train/manifest.json"))
+
+
+def _conversations(
+    target: str,
+    tokenizer: Any,
+    template: str | None,
+    settings: tuple[list[str], list[str]],
+    chosen: tuple[str | None, list[int] | None, int | None],
+    html: Path | None,
+) -> tuple[Any, Any]:
+    """Raw conversations under one setting, or two."""
+    from penstock.chat import load_template
+    from penstock.errors import ConfigError
+    from penstock.inspection.conversations import knobs_from, show_conversations
+    from penstock.inspection.samples import sample_records
+
+    if tokenizer is None or template is None:
+        raise ConfigError(f"{target}: raw conversations need --tokenizer, and --template where its folder has none")
+    assignments, compared = settings
+    format, numbers, count = chosen
+    knobs = knobs_from(assignments, "--set")
+    other = knobs_from([*assignments, *compared], "--compare") if compared else None
+    loaded = load_template(template, tokenizer=tokenizer)
+    if html is None:
+        count = max(COUNTED, count or 0)
+    sample = sample_records(target, IN_PAGE if count is None else count, format=format, numbers=numbers)
+    shown = show_conversations(sample, tokenizer, loaded, knobs)
+    return shown, None if other is None else show_conversations(sample, tokenizer, loaded, other)
+
+
+def _show_conversations(
+    shown: Any, other: Any, target: str, html: Path | None, amounts: tuple[int | None, int], as_json: bool
+) -> None:
+    """Show conversations in a page, in a terminal, or to a machine."""
+    import json
+
+    from penstock.inspection import Style, make_console
+    from penstock.inspection.conversations import conversations_as_json, conversations_view, page_of_conversations
+    from penstock.inspection.html import write_html
+
+    count, tokens = amounts
+    if html is not None:
+        write_html(html, page_of_conversations(Path(target).name, shown, other))
+    if as_json:
+        print(json.dumps(conversations_as_json(shown), ensure_ascii=False))
+        return
+    console = make_console()
+    count = 0 if html is not None else IN_TERMINAL if count is None else count
+    console.print(conversations_view(shown, Style(console), count, tokens, other))
+    if html is not None:
+        _tell(html)
 
 
 def _slot_range(text: str | None) -> tuple[int, int] | None:

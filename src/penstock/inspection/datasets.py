@@ -113,8 +113,8 @@ def length_histogram(lengths: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[Leng
     return tuple(bins)
 
 
-def view_document(dataset: Any, number: int, tokenizer: Any) -> DocumentView:
-    """One document with its text; `tokenizer` may be None.
+def view_document(dataset: Any, number: int, tokenizer: Any, *, lines: bool = False) -> DocumentView:
+    """One document with its text; `tokenizer` may be None; `lines` leaves line ends and tabs as they are.
 
     Raises:
         IndexError: There is no such document.
@@ -124,6 +124,6 @@ def view_document(dataset: Any, number: int, tokenizer: Any) -> DocumentView:
         number=number,
         origin=origin_text(document.origin),
         tokens=tuple(int(token) for token in document.tokens),
-        texts=tuple(token_texts(tokenizer, document.tokens)),
+        texts=tuple(token_texts(tokenizer, document.tokens, lines=lines)),
         loss_weights=tuple(float(weight) for weight in document.loss_weights),
     )

@@ -86,7 +86,9 @@ class RowView:
         }
 
 
-def view_rows(loader: Loader, step: int, rows: list[int], tokenizer_for: Callable[[Any], Any]) -> list[RowView]:
+def view_rows(
+    loader: Loader, step: int, rows: list[int], tokenizer_for: Callable[[Any], Any], *, lines: bool = False
+) -> list[RowView]:
     """Fill one step and look at some of its rows.
 
     Args:
@@ -94,6 +96,7 @@ def view_rows(loader: Loader, step: int, rows: list[int], tokenizer_for: Callabl
         step: Number of the step.
         rows: Numbers of rows in the step; those that the step does not have are left out.
         tokenizer_for: Dataset → tokenizer, or None.
+        lines: Leave line ends and tabs in texts as they are.
     """
     inputs = next(iter(loader.seek(step)))
     tokenizers = {
@@ -101,14 +104,22 @@ def view_rows(loader: Loader, step: int, rows: list[int], tokenizer_for: Callabl
         for source, dataset in zip(loader.mixture.sources, loader.datasets, strict=True)
     }
     first = next(iter(tokenizers.values()))
-    return [_view(loader, step, row, inputs[row], tokenizers, first) for row in rows if row < len(inputs)]
+    return [_view(loader, step, row, inputs[row], tokenizers, first, lines) for row in rows if row < len(inputs)]
 
 
-def _view(loader: Loader, step: int, number: int, row: Any, tokenizers: dict[str, Any], any_tokenizer: Any) -> RowView:
+def _view(
+    loader: Loader,
+    step: int,
+    number: int,
+    row: Any,
+    tokenizers: dict[str, Any],
+    any_tokenizer: Any,
+    lines: bool,
+) -> RowView:
     documents, texts = [], [""] * row.sequence_length
     for piece in loader.explain(step, number):
         begin, end = piece.begin, piece.begin + piece.num_tokens
-        texts[begin:end] = token_texts(tokenizers[piece.source], row.tokens[begin:end])
+        texts[begin:end] = token_texts(tokenizers[piece.source], row.tokens[begin:end], lines=lines)
         documents.append(
             RowDocument(
                 begin=begin,

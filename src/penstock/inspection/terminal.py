@@ -15,6 +15,7 @@ from penstock.inspection.rows import RowDocument, RowView
 COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 """One after another for the documents of a row; neighbours differ."""
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+QUANTILE_NAMES = {"0": "shortest", "0.5": "median", "1": "longest"}
 BAR = 40
 """Characters of the longest bar."""
 
@@ -77,8 +78,9 @@ def dataset_view(summary: DatasetSummary) -> Group:
         facts.add_row("tokenizer", f"{summary.tokenizer}{size}")
     facts.add_row("checksums", "one for every 256 tokens" if summary.has_checksums else "none")
     facts.add_row("fingerprint", summary.fingerprint)
-    names = {"0": "shortest", "0.5": "median", "1": "longest"}
-    lengths = "  ".join(f"{names.get(q, f'{float(q):.0%}')} {value:,}" for q, value in summary.length_quantiles.items())
+    lengths = "  ".join(
+        f"{QUANTILE_NAMES.get(q, f'{float(q):.0%}')} {value:,}" for q, value in summary.length_quantiles.items()
+    )
     facts.add_row("length", f"{lengths} tokens")
     return Group(facts, Text(), _histogram(summary))
 

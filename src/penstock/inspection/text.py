@@ -9,25 +9,30 @@ from typing import Any
 
 from penstock.errors import TokenizerError
 
-"""Where `penstock prepare` keeps the tokenizer of a dataset, inside its folder."""
-
 MARKS = {"\n": "⏎", "\t": "→", "\r": "␍"}
 """Stand-ins for characters that would break the view."""
 
 
-def visible(text: str) -> str:
-    r"""`text` on one line: marks for line ends and tabs, escapes such as `\x1b` for all else that does not print."""
+def visible(text: str, *, lines: bool = False) -> str:
+    r"""`text` on one line: marks for line ends and tabs, escapes such as `\x1b` for all else that does not print.
+
+    Args:
+        text: Any text.
+        lines: Leave line ends and tabs as they are.
+    """
     if text.isprintable():
         return text
-    return "".join(MARKS.get(c) or (c if c.isprintable() else ascii(c)[1:-1]) for c in text)
+    marks = {"\n": "\n", "\t": "\t"} if lines else MARKS
+    return "".join(marks.get(c) or (c if c.isprintable() else ascii(c)[1:-1]) for c in text)
 
 
-def token_texts(tokenizer: Any, ids: Any) -> list[str]:
+def token_texts(tokenizer: Any, ids: Any, *, lines: bool = False) -> list[str]:
     """What each token says, ready to show.
 
     Args:
         tokenizer: A `Tokenizer`; None shows the ids themselves.
         ids: Token ids [tokens].
+        lines: Leave line ends and tabs as they are.
     """
     ids = [int(token) for token in ids]
     if tokenizer is None:
@@ -36,17 +41,17 @@ def token_texts(tokenizer: Any, ids: Any) -> list[str]:
     try:
         table = tokenizer.byte_table
     except TokenizerError:
-        return [visible(controls.get(token) or tokenizer.decode([token])) for token in ids]
+        return [visible(controls.get(token) or tokenizer.decode([token]), lines=lines) for token in ids]
     shown: list[str] = []
     decoder = codecs.getincrementaldecoder("utf-8")("strict")
     for token in ids:
         if token in controls:
             decoder.reset()
-            shown.append(visible(controls[token]))
+            shown.append(visible(controls[token], lines=lines))
             continue
         spelled = table[token] if token < len(table) else b""
         try:
-            shown.append(visible(decoder.decode(spelled)) or _as_bytes(spelled))
+            shown.append(visible(decoder.decode(spelled), lines=lines) or _as_bytes(spelled))
         except UnicodeDecodeError:
             decoder.reset()
             shown.append(_as_bytes(spelled))

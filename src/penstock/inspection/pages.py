@@ -1,0 +1,95 @@
+"""The pages of datasets and of mixtures: documents with their origins, packed rows, lengths and shares."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.inspection.datasets import DatasetSummary, summarise, view_document
+from penstock.inspection.dry_run import dry_run
+from penstock.inspection.html import Histogram, PageData, from_dataset
+from penstock.inspection.rows import RowView
+from penstock.inspection.terminal import QUANTILE_NAMES
+from penstock.loader import Loader
+
+SHARE_STEPS = 100
+"""Steps over which the shares of a mixture are counted."""
+
+
+def page_of_dataset(dataset: Any, numbers: Sequence[int], rows: Sequence[RowView], tokenizer: Any) -> PageData:
+    """The page of one dataset.
+
+    Args:
+        dataset: An open dataset.
+        numbers: Documents that are shown.
+        rows: Packed rows of it that are shown.
+        tokenizer: Decodes; None shows ids.
+    """
+    controls = control_ids(tokenizer)
+    found = summarise(dataset)
+    return PageData(
+        title=found.name,
+        summary=summary_of(found, len(numbers)),
+        documents=[from_dataset(view_document(dataset, each, tokenizer, lines=True), controls) for each in numbers],
+        rows=rows,
+        histograms=_lengths(found),
+        control_ids=controls,
+    )
+
+
+def page_of_mixture(title: str, loader: Loader, rows: Sequence[RowView], tokenizer: Any) -> PageData:
+    """The page of a mixture: rows, and shares as asked for and as given.
+
+    Args:
+        title: Of the page.
+        loader: Its loader, which the count of shares moves.
+        rows: The rows that are shown.
+        tokenizer: Tells control tokens; None: none are known.
+    """
+    report = dry_run(loader, SHARE_STEPS)
+    settings = loader.settings
+    return PageData(
+        title=title,
+        settings={name: getattr(settings, name) for name in settings.__dataclass_fields__},
+        summary={
+            "sources": ", ".join(source.name for source in report.sources),
+            "rows shown": len(rows),
+            f"in the first {report.steps:,} steps": f"{report.rows:,} rows of {report.sequence_length:,} slots",
+            "tokens": f"{report.tokens:,}",
+            "padding": f"{report.padding:,} slots ({report.padding_share:.2%})",
+            "epochs": ", ".join(f"{source.name} {source.epochs:.2f}" for source in report.sources),
+        },
+        rows=rows,
+        shares={
+            "share asked for": {source.name: source.share for source in report.sources},
+            f"share given in {report.steps:,} steps": {source.name: source.share_given for source in report.sources},
+        },
+        control_ids=control_ids(tokenizer),
+    )
+
+
+def summary_of(found: DatasetSummary, shown: int) -> dict[str, Any]:
+    """The figures of a dataset in words."""
+    spread = "" if shown == found.documents else f" of {found.documents:,}, spread over the dataset"
+    trained = found.trained_tokens / max(1, found.tokens)
+    lengths = (f"{QUANTILE_NAMES.get(q, f'{float(q):.0%}')} {value:,}" for q, value in found.length_quantiles.items())
+    return {
+        "documents": f"{shown:,}{spread}",
+        "tokens": f"{found.tokens:,}",
+        "trained": f"{found.trained_tokens:,} ({trained:.1%})",
+        "length": f"{', '.join(lengths)} tokens",
+        "tokenizer": found.tokenizer or "unknown",
+        "fingerprint": found.fingerprint,
+        "path": found.path,
+    }
+
+
+def control_ids(tokenizer: Any) -> frozenset[int]:
+    """Ids of the control tokens; none where there is no tokenizer."""
+    return frozenset() if tokenizer is None else frozenset(tokenizer.special_tokens.values())
+
+
+def _lengths(found: DatasetSummary) -> dict[str, Histogram]:
+    """Lengths over the whole dataset, in bins that double."""
+    if not found.histogram:
+        return {}
+    edges = [part.low for part in found.histogram] + [found.histogram[-1].high + 1]
+    return {"tokens of a document, whole dataset": Histogram(edges, [part.documents for part in found.histogram])}
