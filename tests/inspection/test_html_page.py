@@ -306,7 +306,6 @@ def test_documents_of_a_dataset():
 
 def test_chats_with_their_certificate():
     certificate = Certificate(
-        trained_text=((1, "né"),),
         terminators=(),
         dropped=(),
         straddling=(2,),

@@ -61,8 +61,6 @@ class Dropped:
 class Certificate:
     """The proof for one conversation: trained text is the words of the chosen messages, wrappers and terminators."""
 
-    trained_text: tuple[tuple[int, str], ...]
-    """What is trained, in order: (message, text)."""
     terminators: tuple[tuple[int, str, bool], ...]
     """(message, text of its terminator, whether it is trained)."""
     dropped: tuple[Dropped, ...]

@@ -1,7 +1,7 @@
 """The certificate of a conversation: what is trained is held against whose words it is, and against other methods.
 
-Nothing here decides what is trained. Costs: about as much as rendering, and with `rewrites`, a plain render for each
-trained turn but the last.
+Nothing here decides what is trained. Costs: some microseconds a turn, and a plain render for each trained turn but the
+last until the template has proved itself (`_check_rewrites`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,16 +10,17 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.chat.boundaries import ResolvedBoundary
 from penstock.chat.certificate import Certificate, Dropped, Problem
 from penstock.chat.conversation import Conversation
 from penstock.chat.encoded_text import EncodedText
 from penstock.chat.knobs import Knobs
-from penstock.chat.masks import Mask, find_straddling
-from penstock.chat.scanning import scan
+from penstock.chat.masks import Mask
 from penstock.chat.template import Rendered, Template
 from penstock.chat.turns import Turn
 from penstock.errors import RecordError
+
+_TRIALS = 16
+"""Times that a template is asked in one situation whether it writes a reply as it did when that was the last."""
 
 
 @final
@@ -33,18 +34,14 @@ class Evidence:
     encoded: EncodedText
     mask: Mask
     knobs: Knobs
+    scanned: np.ndarray[Any, np.dtype[np.bool_]] | None = None
+    """Tokens that the role boundaries of the template's family train, bool [tokens]; None: there are none."""
+    family: str = ""
+    """Name of that family."""
 
 
-def certify(
-    evidence: Evidence, template: Template, boundaries: tuple[str, Sequence[ResolvedBoundary]] | None
-) -> Certificate:
-    """Check a conversation.
-
-    Args:
-        evidence: What was made of it.
-        template: What rendered it, to render what would be prompted.
-        boundaries: Name and boundaries of the template's family, for a cross-check.
-    """
+def certify(evidence: Evidence, template: Template) -> Certificate:
+    """Check a conversation; `template` rendered it, and renders what would be prompted."""
     dropped = tuple(_find_dropped(evidence))
     checks: list[str] = []
     problems = [
@@ -54,35 +51,23 @@ def certify(
         *_check_rewrites(evidence, template),
         *(Problem("forged", -1, f"{text!r} at character {at} stays text") for at, text in evidence.encoded.forged),
         *_check_generation(evidence, checks),
-        *_check_boundaries(evidence, boundaries, checks),
+        *_check_boundaries(evidence, checks),
     ]
     weights = evidence.mask.tokens
     if not (weights[1:] != 0).any():
         problems.append(Problem("nothing_trained", -1, "no token is trained"))
     text = evidence.rendered.text
     return Certificate(
-        trained_text=tuple(_trained_text(evidence)),
         terminators=tuple(
             (message, text[begin:end], bool(evidence.mask.characters[end - 1]))
             for message, (begin, end) in sorted(evidence.mask.terminators.items())
         ),
         dropped=dropped,
-        straddling=find_straddling(evidence.mask.characters, evidence.encoded),
+        straddling=tuple(np.flatnonzero(evidence.mask.straddling).tolist()),
         forged=evidence.encoded.forged,
         checks=tuple(checks),
         problems=tuple(problems),
     )
-
-
-def _trained_text(evidence: Evidence) -> Iterator[tuple[int, str]]:
-    """The text of each stretch of trained tokens, with the message in whose turn it begins."""
-    starts = sorted((begin, message) for message, turn in evidence.turns.items() for begin, _ in turn.pieces)
-    places = [begin for begin, _ in starts]
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], evidence.mask.tokens != 0, [0]])))
-    for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
-        begin, end = int(evidence.encoded.begins[first]), int(evidence.encoded.ends[last - 1])
-        place = int(np.searchsorted(places, int(evidence.encoded.ends[first]) - 1, "right")) - 1
-        yield (starts[place][1] if place >= 0 else -1), evidence.rendered.text[begin:end]
 
 
 def _check_turns(evidence: Evidence) -> Iterator[Problem]:
@@ -136,22 +121,31 @@ def _is_rewritten_tag(evidence: Evidence, part: Dropped) -> bool:
 def _find_dropped(evidence: Evidence) -> Iterator[Dropped]:
     """Stretches of the messages' words that are not in the text."""
     seen: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    calls = set()
     for length, owner, field, offset, _, _ in evidence.rendered.runs:
         if owner >= 0:
-            seen.setdefault((owner, field), []).append((offset, offset + length))
+            if field.startswith("tool_calls"):
+                calls.add(owner)
+            else:
+                seen.setdefault((owner, field), []).append((offset, offset + length))
     for number, message in enumerate(evidence.conversation.messages):
-        fields = [field for owner, field in seen if owner == number]
         for field, text in _words(message):
-            spans = sorted(seen.get((number, field), []))
-            if any(begin < 0 for begin, _ in spans) or not text:
-                continue
-            at = 0
-            for begin, end in [*spans, (len(text), len(text))]:
-                if begin > at:
-                    yield Dropped(number, field, at, begin, text[at:begin])
-                at = max(at, end)
-        if message.get("tool_calls") and not any(field.startswith("tool_calls") for field in fields):
+            spans = seen.get((number, field), [])
+            if spans != [(0, len(text))] and text:
+                yield from _missing(number, field, text, sorted(spans))
+        if message.get("tool_calls") and number not in calls:
             yield Dropped(number, "tool_calls", 0, 1, "tool calls")
+
+
+def _missing(message: int, field: str, text: str, spans: Sequence[tuple[int, int]]) -> Iterator[Dropped]:
+    """What lies between the spans of a text that were written; nothing when some are not known by offset."""
+    if spans and spans[0][0] < 0:
+        return
+    at = 0
+    for begin, end in [*spans, (len(text), len(text))]:
+        if begin > at:
+            yield Dropped(message, field, at, begin, text[at:begin])
+        at = max(at, end)
 
 
 def _words(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -193,25 +187,58 @@ def _check_foreign(evidence: Evidence) -> Iterator[Problem]:
 
 
 def _check_rewrites(evidence: Evidence, template: Template) -> Iterator[Problem]:
-    """Would each earlier reply, when it was the last, have been written as it is written here?"""
+    """Would each earlier reply, when it was the last, have been written as it is written here?
+
+    Rendered for each reply until the template has passed `_TRIALS` times in the same situation: what kind of reply it
+    is, what kinds of messages are before it, and what comes next.
+    """
     conversation, text = evidence.conversation, evidence.rendered.text
+    kinds = [_kind(message) for message in conversation.messages]
     for message in evidence.mask.trained[:-1]:
         turn = evidence.turns.get(message)
-        if turn is None or conversation.messages[message]["role"] != "assistant":
+        if turn is None or kinds[message][0] != "assistant":
             continue
-        before = conversation.head(message + 1)
-        try:
-            alone = template.render_plain(before.messages, tools=before.tools, **before.variables)
-        except RecordError:
+        before = frozenset(kinds[:message])
+        situation = (
+            kinds[message],
+            before,
+            kinds[message + 1],
+            frozenset(kinds[message + 1 :]),
+            bool(conversation.tools),
+        )
+        if template.trials[situation] >= _TRIALS:
             continue
-        if alone[: turn.end] != text[: turn.end]:
-            same = next((at for at, pair in enumerate(zip(alone, text, strict=False)) if pair[0] != pair[1]), 0)
-            yield Problem(
-                "rewritten",
-                message,
-                f"when this reply was the last, the template wrote {alone[same : same + 30]!r} where it now writes "
-                f"{text[same : same + 30]!r}; on_rewrite: split trains each reply as it is prompted",
-            )
+        alone = _render_head(conversation, message + 1, template)
+        if alone is None or alone[: turn.end] == text[: turn.end]:
+            template.trials[situation] += 1
+            continue
+        same = next((at for at, pair in enumerate(zip(alone, text, strict=False)) if pair[0] != pair[1]), 0)
+        yield Problem(
+            "rewritten",
+            message,
+            f"when this reply was the last, the template wrote {alone[same : same + 30]!r} where it now writes "
+            f"{text[same : same + 30]!r}; on_rewrite: split trains each reply as it is prompted",
+        )
+
+
+def _kind(message: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a template may look at to write a message in another way."""
+    content = message.get("content")
+    text = content if isinstance(content, str) else ""
+    reasoning = message.get("reasoning_content") or message.get("thinking")
+    return (
+        message["role"], isinstance(content, str), bool(text.strip()), "</think>" in text, bool(reasoning),
+        bool(message.get("tool_calls")),
+    )  # fmt: skip
+
+
+def _render_head(conversation: Conversation, length: int, template: Template) -> str | None:
+    """The first messages alone; None where the template refuses them."""
+    head = conversation.head(length)
+    try:
+        return template.render_plain(head.messages, tools=head.tools, **head.variables)
+    except RecordError:
+        return None
 
 
 def _check_generation(evidence: Evidence, checks: list[str]) -> Iterator[Problem]:
@@ -228,18 +255,10 @@ def _check_generation(evidence: Evidence, checks: list[str]) -> Iterator[Problem
     yield from _compare("generation tags", theirs, evidence, checks)
 
 
-def _check_boundaries(
-    evidence: Evidence, boundaries: tuple[str, Sequence[ResolvedBoundary]] | None, checks: list[str]
-) -> Iterator[Problem]:
+def _check_boundaries(evidence: Evidence, checks: list[str]) -> Iterator[Problem]:
     """Hold the mask against the role boundaries of the template's family."""
-    if boundaries is None or not _is_plain(evidence) or evidence.encoded.forged:
-        return
-    name, resolved = boundaries
-    roles = {boundary.role for boundary in resolved} & set(evidence.knobs.roles_to_train)
-    if not roles:
-        return
-    theirs = scan(evidence.encoded.ids.astype(np.int64), resolved, roles, evidence.knobs.train_on_eos)
-    yield from _compare(f"boundaries of {name}", theirs != 0, evidence, checks)
+    if evidence.scanned is not None and not evidence.encoded.forged and _is_plain(evidence):
+        yield from _compare(f"boundaries of {evidence.family}", evidence.scanned, evidence, checks)
 
 
 def _is_plain(evidence: Evidence) -> bool:

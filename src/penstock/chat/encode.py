@@ -22,10 +22,12 @@ from penstock.chat.encoding import encode_rendered_batch
 from penstock.chat.families import Family, detect_family
 from penstock.chat.knobs import Knobs
 from penstock.chat.layouts import read_conversation
-from penstock.chat.masks import Mask, weigh
+from penstock.chat.masks import Mask, decide, weigh
+from penstock.chat.scanning import scan
 from penstock.chat.template import Rendered, Template, load_template
 from penstock.chat.turns import Turn, find_turns
 from penstock.errors import ConfigError, ConversationError
+from penstock.ragged import Ragged
 from penstock.tokenizers import Tokenizer, load_tokenizer
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
@@ -55,6 +57,15 @@ class EncodedChat:
     """Role of each message."""
     certificate: Certificate
 
+    @property
+    def trained_text(self) -> tuple[tuple[int, str], ...]:
+        """The text of each stretch of trained tokens, in order: (message whose turn it is, text)."""
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], self.loss_weights != 0, [0]]))).tolist()
+        return tuple(
+            (int(self.messages[(first + last - 1) // 2]), self.text[int(self.begins[first]) : int(self.ends[last - 1])])
+            for first, last in zip(edges[::2], edges[1::2], strict=True)
+        )
+
 
 @final
 class ChatEncoder:
@@ -83,18 +94,43 @@ class ChatEncoder:
             TokenizerError: A text cannot be encoded.
         """
         drafts = [self._render(conversation) for conversation in conversations]
-        literals = [_literal(rendered) for rendered, _ in drafts]
         encoded = encode_rendered_batch(
             self.tokenizer,
             [rendered.text for rendered, _ in drafts],
-            literals,
+            _literals([rendered for rendered, _ in drafts]),
             allow_forged=self.knobs.allow_forged,
         )
+        decisions = [
+            decide(conversation, rendered, turns, text, self.knobs, self._eos_text, self._stops)
+            for conversation, (rendered, turns), text in zip(conversations, drafts, encoded, strict=True)
+        ]
+        lengths = [len(rendered.text) for rendered, _ in drafts]
+        masks = weigh(decisions, [turns for _, turns in drafts], lengths, encoded)
         done = []
-        for conversation, (rendered, turns), tokens in zip(conversations, drafts, encoded, strict=True):
-            chat = self._finish(conversation, rendered, turns, tokens, self.knobs)
-            done.append(self._split(conversation, chat))
+        for conversation, (rendered, turns), text, mask, scanned in zip(
+            conversations, drafts, encoded, masks, self._scan(encoded), strict=True
+        ):
+            evidence = Evidence(
+                conversation=conversation,
+                rendered=rendered,
+                turns=turns,
+                encoded=text,
+                mask=mask,
+                knobs=self.knobs,
+                scanned=scanned,
+                family=self._family.name if self._family else "",
+            )
+            done.append(self._split(conversation, self._finish(evidence)))
         return done
+
+    def _scan(self, encoded: Sequence[EncodedText]) -> Sequence[np.ndarray[Any, np.dtype[np.bool_]] | None]:
+        """What the role boundaries of the template's family train, of a whole batch at once."""
+        roles = {boundary.role for boundary in self._boundaries} & set(self.knobs.roles_to_train)
+        if not roles or not encoded:
+            return [None] * len(encoded)
+        rows = Ragged.from_rows([text.ids for text in encoded], np.uint32)
+        weights = scan(rows, self._boundaries, roles, self.knobs.train_on_eos)
+        return [weights[row] != 0 for row in range(len(encoded))]
 
     def _render(self, conversation: Conversation) -> tuple[Rendered, dict[int, Turn]]:
         messages, variables = conversation.messages, dict(conversation.variables)
@@ -106,36 +142,25 @@ class ChatEncoder:
             raise ConversationError(f"{conversation.origin or 'conversation'}: {error}") from error
         return rendered, turns
 
-    def _finish(
-        self,
-        conversation: Conversation,
-        rendered: Rendered,
-        turns: Mapping[int, Turn],
-        encoded: EncodedText,
-        knobs: Knobs,
-    ) -> EncodedChat:
-        mask = weigh(conversation, rendered, turns, encoded, knobs, self._eos_text, self._stops)
-        evidence = Evidence(
-            conversation=conversation, rendered=rendered, turns=turns, encoded=encoded, mask=mask, knobs=knobs
-        )
-        certificate = certify(evidence, self.template, self._boundaries)
+    def _finish(self, evidence: Evidence) -> EncodedChat:
+        encoded, mask, text = evidence.encoded, evidence.mask, evidence.rendered.text
         tokens, weights, begins, ends = encoded.ids, mask.tokens, encoded.begins, encoded.ends
-        control, owners = encoded.is_control, _owners(turns, encoded)
-        if self._must_append(mask, turns):
-            at = np.array([len(rendered.text)])
+        control, owners = encoded.is_control, mask.owners
+        if self._must_append(mask, evidence.turns):
+            at = np.array([len(text)])
             tokens = np.append(tokens, np.uint32(self.tokenizer.eos_id or 0))
             weights, control = np.append(weights, np.float32(1)), np.append(control, True)
             begins, ends, owners = np.append(begins, at), np.append(ends, at), np.append(owners, mask.trained[-1])
         return EncodedChat(
             tokens=tokens,
             loss_weights=weights,
-            text=rendered.text,
+            text=text,
             begins=begins,
             ends=ends,
             is_control=control,
             messages=owners,
-            roles=tuple(message["role"] for message in conversation.messages),
-            certificate=certificate,
+            roles=tuple(message["role"] for message in evidence.conversation.messages),
+            certificate=certify(evidence, self.template),
         )
 
     def _must_append(self, mask: Mask, turns: Mapping[int, Turn]) -> bool:
@@ -172,15 +197,15 @@ class ChatEncoder:
         return frozenset(text for text in (*stops, self._eos_text) if text)
 
     @cached_property
-    def _boundaries(self) -> tuple[str, tuple[ResolvedBoundary, ...]] | None:
-        """The template's family, where it is one that we know and the tokenizer has its markers."""
+    def _boundaries(self) -> tuple[ResolvedBoundary, ...]:
+        """Those of the template's family, where it is one that we know and the tokenizer has its markers."""
         if self._family is None:
-            return None
+            return ()
         try:
-            return self._family.name, self._family.resolve(self.tokenizer)
+            return self._family.resolve(self.tokenizer)
         except ConfigError as error:
             _log.info("no cross-check by role boundaries: %s", error)
-            return None
+            return ()
 
 
 def encode(
@@ -228,18 +253,9 @@ def encode(
     return chats[0]
 
 
-def _literal(rendered: Rendered) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which characters the template wrote; the role of a message counts as the template's."""
-    lengths = [run[0] for run in rendered.runs]
-    flags = [run[1] < 0 or run[2] == "role" for run in rendered.runs]
-    return np.repeat(np.array(flags, np.bool_), np.array(lengths, np.int64))
-
-
-def _owners(turns: Mapping[int, Turn], encoded: EncodedText) -> IntArray:
-    """In whose turn each token begins."""
-    owners = np.full(len(encoded.ids), -1, np.int64)
-    for message, turn in turns.items():
-        for begin, end in turn.pieces:
-            first, last = np.searchsorted(encoded.begins, [begin, end], "left")
-            owners[first:last] = message
-    return owners
+def _literals(texts: Sequence[Rendered]) -> list[np.ndarray[Any, np.dtype[np.bool_]]]:
+    """Which characters the template wrote, bool [characters] of each; roles count as the template's."""
+    runs = [run for text in texts for run in text.runs]
+    flags = np.array([run[1] < 0 or run[2] == "role" for run in runs], np.bool_)
+    whole = np.repeat(flags, np.array([run[0] for run in runs], np.int64))
+    return np.split(whole, np.cumsum([len(text.text) for text in texts])[:-1]) if texts else []

@@ -1,17 +1,20 @@
-"""Loss weights of a rendered conversation: first of its characters, then of its tokens.
+"""Loss weights of rendered conversations: first of their characters, then of their tokens.
 
-A trained turn trains what the model must produce of it; the settings and the record's marks take parts of that away. A
-token has the weight of its last character, because most vocabularies put a space before a word into its token. Costs:
-some microseconds a turn.
+A trained turn trains what the model must produce of it; the settings and the record's marks take parts of that away.
+What is decided are strokes, (begin, end, weight) of characters in order, which a kernel paints for a whole batch. A
+token has the weight of its last character, because most vocabularies put a space before a word into its token.
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, final
 
 import numpy as np
 
+from penstock.chat._mask_kernels import paint, weigh_tokens
 from penstock.chat.conversation import Conversation, Marks
 from penstock.chat.encoded_text import EncodedText
 from penstock.chat.knobs import Knobs, Terminators
@@ -19,9 +22,26 @@ from penstock.chat.template import Rendered
 from penstock.chat.turns import Span, Turn
 
 Weights = np.ndarray[Any, np.dtype[np.float32]]
+Stroke = tuple[int, int, float]
+"""Characters [begin, end) and what they weigh from now on."""
 _THINKING = re.compile(
     r"<think>.*?</think>\s*|<reasoning>.*?</reasoning>\s*|<\|begin_of_thought\|>.*?<\|end_of_thought\|>\s*", re.DOTALL
 )
+
+_TAG = re.compile(r"\s*(?:<[^<>\s]+>|\[[^\[\]\s]+\])\s*")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What is to be trained of a conversation."""
+
+    strokes: tuple[Stroke, ...]
+    """In order: later ones cover earlier ones."""
+    trained: tuple[int, ...]
+    """Messages whose turn is trained, rising."""
+    terminators: Mapping[int, Span]
+    """Characters of the terminator of each turn that has one."""
 
 
 @final
@@ -33,13 +53,15 @@ class Mask:
     """[characters]."""
     tokens: Weights
     """[tokens]."""
+    straddling: np.ndarray[Any, np.dtype[np.bool_]]
+    """Tokens that hold characters of different weights, bool [tokens]."""
+    owners: np.ndarray[Any, np.dtype[np.int64]]
+    """In whose turn each token begins, int64 [tokens]; −1: in none."""
     trained: tuple[int, ...]
-    """Messages whose turn is trained, rising."""
     terminators: Mapping[int, Span]
-    """Characters of the terminator of each turn that has one."""
 
 
-def weigh(
+def decide(
     conversation: Conversation,
     rendered: Rendered,
     turns: Mapping[int, Turn],
@@ -47,8 +69,8 @@ def weigh(
     knobs: Knobs,
     eos_text: str | None,
     stops: Collection[str] = (),
-) -> Mask:
-    """Loss weights of a conversation.
+) -> Decision:
+    """Decide what is trained of a conversation.
 
     Args:
         conversation: Messages with their marks.
@@ -57,50 +79,103 @@ def weigh(
         eos_text: The tokenizer's EOS as text: other terminators follow `train_on_eot`.
         stops: See `find_terminators`.
     """
-    text = rendered.text
-    characters = np.full(len(text), 1.0 if knobs.train_on_inputs else 0.0, np.float32)
-    trained = _trained(conversation, turns, knobs)
-    terminators = find_terminators(text, turns, encoded, stops)
+    trained = _trained(conversation, knobs)
+    terminators = find_terminators(rendered.text, turns, encoded, stops)
+    strokes = [
+        *([(0, len(rendered.text), 1.0)] if knobs.train_on_inputs else []),
+        *_turn_strokes(conversation, rendered, turns, knobs, trained),
+        *_terminator_strokes(conversation, rendered.text, terminators, knobs, trained, eos_text),
+        *_range_strokes(rendered, conversation.marks),
+    ]
+    return Decision(strokes=tuple(strokes), trained=trained, terminators=terminators)
+
+
+def weigh(
+    decisions: Sequence[Decision],
+    turns: Sequence[Mapping[int, Turn]],
+    lengths: Sequence[int],
+    encoded: Sequence[EncodedText],
+) -> list[Mask]:
+    """Masks of a batch of conversations.
+
+    Args:
+        decisions, turns, encoded: Of each conversation.
+        lengths: Characters of each.
+    """
+    bases = [0, *accumulate(lengths)]
+    characters, owners = np.zeros(bases[-1], np.float32), np.full(bases[-1], -1, np.int32)
+    strokes = [
+        (b + base, e + base, w) for made, base in zip(decisions, bases, strict=False) for b, e, w in made.strokes
+    ]
+    paint(*_columns(strokes, np.float32), characters)
+    pieces = [
+        (begin + base, end + base, message)
+        for found, base in zip(turns, bases, strict=False)
+        for message, turn in found.items()
+        for begin, end in turn.pieces
+    ]
+    paint(*_columns(pieces, np.int32), owners)
+    counts = [len(text.ids) for text in encoded]
+    shifts = np.repeat(np.array(bases[:-1], np.int64), counts)
+    begins = np.concatenate([text.begins for text in encoded]) + shifts
+    ends = np.concatenate([text.ends for text in encoded]) + shifts
+    weights, straddling = np.empty(len(begins), np.float32), np.empty(len(begins), np.bool_)
+    token_owners = np.empty(len(begins), np.int64)
+    weigh_tokens(begins, ends, characters, owners, weights, straddling, token_owners)
+    masks = []
+    for decision, (low, high), (first, last) in zip(
+        decisions, pairwise(bases), pairwise([0, *accumulate(counts)]), strict=True
+    ):
+        masks.append(
+            Mask(
+                characters=characters[low:high],
+                tokens=weights[first:last],
+                straddling=straddling[first:last],
+                owners=token_owners[first:last],
+                trained=decision.trained,
+                terminators=decision.terminators,
+            )
+        )
+    return masks
+
+
+def _columns(strokes: Sequence[tuple[int, int, Any]], dtype: Any) -> tuple[Any, Any, Any]:
+    """Begins, ends and values as arrays."""
+    if not strokes:
+        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, dtype)
+    begins, ends, values = zip(*strokes, strict=True)
+    return np.array(begins, np.int64), np.array(ends, np.int64), np.array(values, dtype)
+
+
+def _turn_strokes(
+    conversation: Conversation, rendered: Rendered, turns: Mapping[int, Turn], knobs: Knobs, trained: Sequence[int]
+) -> Iterator[Stroke]:
+    """Trained turns at their weight, without their reasoning where it is not trained; others at 0."""
     for message, turn in turns.items():
-        marks = conversation.marks[message]
-        weight = 1.0 if marks.weight is None else marks.weight
-        if message in trained:
-            spans = turn.pieces if knobs.train_on_inputs else turn.produced
-            for begin, end in spans:
-                characters[begin:end] = weight
-            if not knobs.train_on_reasoning:
-                _mask_reasoning(rendered, turn, characters)
-        else:
-            for begin, end in turn.pieces:
-                characters[begin:end] = 0.0
+        weight = conversation.marks[message].weight
+        if message not in trained:
+            if knobs.train_on_inputs:
+                yield from ((begin, end, 0.0) for begin, end in turn.pieces)
+            continue
+        for begin, end in turn.pieces if knobs.train_on_inputs else turn.produced:
+            yield begin, end, 1.0 if weight is None else weight
+        if not knobs.train_on_reasoning:
+            yield from _reasoning_strokes(rendered, turn)
+
+
+def _terminator_strokes(
+    conversation: Conversation,
+    text: str,
+    terminators: Mapping[int, Span],
+    knobs: Knobs,
+    trained: Sequence[int],
+    eos_text: str | None,
+) -> Iterator[Stroke]:
     for message, (begin, end) in terminators.items():
         if not (knobs.train_on_inputs and message in trained):
             policy = knobs.train_on_eos if text[begin:end] == eos_text else knobs.train_on_eot or knobs.train_on_eos
             own = conversation.marks[message].weight
-            characters[begin:end] = _terminator_weight(policy, message, trained, 1.0 if own is None else own)
-    _apply_ranges(rendered, conversation.marks, characters)
-    return Mask(
-        characters=characters,
-        tokens=token_weights(characters, encoded),
-        trained=trained,
-        terminators=terminators,
-    )
-
-
-def token_weights(characters: Weights, encoded: EncodedText) -> Weights:
-    """The weight of each token's last character; of a token without characters, 0."""
-    if not len(characters):
-        return np.zeros(len(encoded.ids), np.float32)
-    weights: Weights = np.where(encoded.ends > encoded.begins, characters[encoded.ends - 1], np.float32(0))
-    return weights
-
-
-def find_straddling(characters: Weights, encoded: EncodedText) -> tuple[int, ...]:
-    """Tokens that hold characters of different weights."""
-    changes = np.flatnonzero(np.diff(characters)) + 1
-    first = np.searchsorted(changes, encoded.begins, "right")
-    inside = first < np.searchsorted(changes, encoded.ends, "left")
-    return tuple(np.flatnonzero(inside).tolist())
+            yield begin, end, _terminator_weight(policy, message, trained, 1.0 if own is None else own)
 
 
 def find_terminators(
@@ -115,12 +190,12 @@ def find_terminators(
         stops: Control text that is known to end a generation; it goes before other control text, such as </tool_call>.
     """
     control = np.flatnonzero(encoded.is_control)
-    begins = encoded.begins[control]
-    spans = list(zip(begins.tolist(), encoded.ends[control].tolist(), strict=True))
+    places = encoded.begins[control].tolist()
+    spans = list(zip(places, encoded.ends[control].tolist(), strict=True))
     found = {}
     for message, turn in turns.items():
-        last = int(np.searchsorted(begins, turn.end, "left"))
-        first = int(np.searchsorted(begins, max(turn.words_end, turn.pieces[-1][0]), "left"))
+        last = bisect_left(places, turn.end)
+        first = bisect_left(places, max(turn.words_end, turn.pieces[-1][0]))
         own = spans[first:last]
         behind = [spans[last]] if last < len(spans) and spans[last][0] == turn.pieces[-1][1] == turn.end else []
         known = [span for span in [*reversed(own), *behind] if text[span[0] : span[1]].strip() in stops]
@@ -136,7 +211,7 @@ def find_terminators(
     return found
 
 
-def _trained(conversation: Conversation, turns: Mapping[int, Turn], knobs: Knobs) -> tuple[int, ...]:
+def _trained(conversation: Conversation, knobs: Knobs) -> tuple[int, ...]:
     """Messages whose turns are trained: the record's word first, then the role."""
     chosen = []
     for message, marks in enumerate(conversation.marks):
@@ -158,28 +233,23 @@ def _terminator_weight(policy: Terminators, message: int, trained: Sequence[int]
     return weight if message in trained else 0.0
 
 
-def _mask_reasoning(rendered: Rendered, turn: Turn, characters: Weights) -> None:
-    """Take the reasoning of a turn, and the tags around it, out of its weights."""
-    at, thinking = 0, False
-    after = turn.produced[0][0] if turn.produced else 0
+def _reasoning_strokes(rendered: Rendered, turn: Turn) -> Iterator[Stroke]:
+    """The reasoning of a turn, and the tags around it: what it is written in, and the first tag behind it."""
+    at, end = 0, None
     for length, message, field, _, _, _ in rendered.runs:
-        if message == turn.message and turn.pieces[0][0] <= at < turn.end:
-            if field == "reasoning_content":
-                thinking = True
-            elif thinking and not field.startswith(("role", "name")):
-                characters[after:at] = 0.0
-                break
         at += length
-    else:
-        if thinking:
-            characters[after : turn.words_end] = 0.0
-    for begin, end in turn.produced:
-        for found in _THINKING.finditer(rendered.text, begin, end):
-            characters[found.start() : found.end()] = 0.0
+        if message == turn.message and field == "reasoning_content" and turn.pieces[0][0] < at <= turn.end:
+            end = at
+    if end is not None and turn.produced:
+        closing = _TAG.match(rendered.text, end, turn.end)
+        yield turn.produced[0][0], closing.end() if closing else end, 0.0
+    for begin, last in turn.produced:
+        for found in _THINKING.finditer(rendered.text, begin, last):
+            yield found.start(), found.end(), 0.0
 
 
-def _apply_ranges(rendered: Rendered, marks: Sequence[Marks], characters: Weights) -> None:
-    """Write the weights that a record gives to characters of its messages."""
+def _range_strokes(rendered: Rendered, marks: Sequence[Marks]) -> Iterator[Stroke]:
+    """The weights that a record gives to characters of its messages."""
     if not any(mark.ranges for mark in marks):
         return
     at = 0
@@ -189,5 +259,5 @@ def _apply_ranges(rendered: Rendered, marks: Sequence[Marks], characters: Weight
                 if part.field == field:
                     begin, end = max(part.begin - offset, 0), min(part.end - offset, length)
                     if begin < end:
-                        characters[at + begin : at + end] = part.weight
+                        yield at + begin, at + end, part.weight
         at += length

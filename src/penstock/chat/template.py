@@ -7,6 +7,7 @@ plain for those who need only the text. Costs: compiling takes some milliseconds
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -59,6 +60,11 @@ class Template:
     def openings(self) -> dict[Any, str]:
         """What its generation prompt supplies, by situation; see `turns.py`."""
         return {}
+
+    @cached_property
+    def trials(self) -> Counter[Any]:
+        """How often it was found to write a reply as when that was the last, by situation; see `checking.py`."""
+        return Counter()
 
     def _clock(self) -> datetime:
         return self.now or datetime.now()
