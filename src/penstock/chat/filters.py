@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 from jinja2 import filters, sandbox
 
-from penstock.chat.traced import LITERAL, Traced, coarse, format_percent, join, runs_of, spelled
+from penstock.chat.traced import LITERAL, Run, Traced, coarse, format_percent, join, made, runs_of, spelled
 
 _ESCAPED = re.compile(r'[\\"\x00-\x1f]')
 _ESCAPED_OR_WIDE = re.compile(r'[\\"]|[^ -~]')
@@ -25,11 +25,14 @@ def to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     """`json.dumps` with these arguments, traced."""
+    if not _holds_traced(value):
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     if isinstance(indent, int):
         indent = " " * indent
     between, colon = separators or ((",", ": ") if indent is not None else (", ", ": "))
-    style = _Style(ensure_ascii, indent, between, colon, sort_keys)
-    return join("", list(style.pieces(value, None, "\n")))
+    writer = _Writer(ensure_ascii, indent, between, colon, sort_keys)
+    writer.write(value, None, "\n")
+    return made("".join(writer.texts), tuple(writer.runs))
 
 
 def _holds_traced(value: Any) -> bool:
@@ -41,60 +44,75 @@ def _holds_traced(value: Any) -> bool:
     return isinstance(value, (str, dict, list, tuple)) and type(value) is not str
 
 
-class _Style:
-    """How JSON is laid out."""
+class _Writer:
+    """Lays out JSON piece by piece."""
 
     def __init__(self, ascii_only: bool, indent: str | None, between: str, colon: str, sort_keys: bool) -> None:
         self._escaped = _ESCAPED_OR_WIDE if ascii_only else _ESCAPED
         self._ascii_only, self._sort_keys = ascii_only, sort_keys
         self._indent, self._between, self._colon = indent, between, colon
+        self.texts: list[str] = []
+        self.runs: list[Run] = []
 
-    def pieces(self, value: Any, place: _PLACE, line: str) -> Iterator[str]:
+    def write(self, value: Any, place: _PLACE, line: str) -> None:
         """Text of a value; `line` is the line break with the indentation of where it stands."""
         if isinstance(value, str):
-            yield from self._string(value, place)
+            self._write_string(value, place)
         elif isinstance(value, dict):
             items = list(value.items())
-            yield from self._list("{}", sorted(items) if self._sort_keys else items, _place_of(value, place), line)
+            self._write_list("{}", sorted(items) if self._sort_keys else items, _place_of(value, place), line)
         elif isinstance(value, (list, tuple)):
-            yield from self._list("[]", list(value), _place_of(value, place), line)
+            self._write_list("[]", list(value), _place_of(value, place), line)
         else:
-            yield _at(json.dumps(value, ensure_ascii=self._ascii_only), place)
+            self._put(json.dumps(value, ensure_ascii=self._ascii_only), place)
 
-    def _list(self, brackets: str, items: list[Any], place: _PLACE, line: str) -> Iterator[str]:
+    def _put(self, text: str, place: _PLACE) -> None:
+        """Text that stands in no field as it is."""
+        message, field = place or (LITERAL, "")
+        self.texts.append(text)
+        if self.runs and self.runs[-1][1:4] == (message, field, -1):
+            self.runs[-1] = (self.runs[-1][0] + len(text), message, field, -1, None, False)
+        else:
+            self.runs.append((len(text), message, field, -1, None, False))
+
+    def _write_list(self, brackets: str, items: list[Any], place: _PLACE, line: str) -> None:
         if not items:
-            yield _at(brackets, place)
+            self._put(brackets, place)
             return
         inner = line + (self._indent or "")
         opening, separator, closing = brackets[0], self._between, brackets[1]
         if self._indent is not None:
             opening, separator, closing = opening + inner, separator + inner, line + closing
-        yield _at(opening, place)
-        for number, item in enumerate(items):
-            if number:
-                yield _at(separator, place)
+        before = opening
+        for item in items:
             if brackets == "{}":
-                yield _at(_key(item[0], self._ascii_only) + self._colon, place)
+                before += _key(item[0], self._ascii_only) + self._colon
                 item = item[1]
-            yield from self.pieces(item, place, inner)
-        yield _at(closing, place)
+            self._put(before, place)
+            self.write(item, place, inner)
+            before = separator
+        self._put(closing, place)
 
-    def _string(self, value: str, place: _PLACE) -> Iterator[str]:
+    def _write_string(self, value: str, place: _PLACE) -> None:
         value = Traced(value)
         if value._runs and value._runs[0][1] != LITERAL:
             place = value._runs[0][1:3]
-        yield _at('"', place)
+        self._put('"', place)
         at = 0
         for found in self._escaped.finditer(value):
-            if found.start() > at:
-                yield value.cut(at, found.start())
+            self._keep(value, at, found.start())
             at = found.end()
             character = value.cut(found.start(), at)
             escape = json.dumps(str.__str__(character), ensure_ascii=self._ascii_only)[1:-1]
-            yield coarse(escape, [character])
-        if at < len(value):
-            yield value.cut(at, len(value))
-        yield _at('"', place)
+            self._keep(Traced(coarse(escape, [character])), 0, len(escape))
+        self._keep(value, at, len(value))
+        self._put('"', place)
+
+    def _keep(self, value: Traced, begin: int, end: int) -> None:
+        if begin < end:
+            part = value.cut(begin, end)
+            self.texts.append(part)
+            self.runs += part._runs
 
 
 def _place_of(value: Any, place: _PLACE) -> _PLACE:
@@ -102,12 +120,10 @@ def _place_of(value: Any, place: _PLACE) -> _PLACE:
     return place if path is None else (value._message, path)
 
 
-def _at(text: str, place: _PLACE) -> Traced:
-    return Traced(text) if place is None else Traced(text, ((len(text), *place, -1, None, False),))
-
-
 def _key(key: Any, ascii_only: bool) -> str:
     """A key as `json.dumps` writes it; it turns None, booleans and numbers into strings."""
+    if isinstance(key, str):
+        return json.dumps(key, ensure_ascii=ascii_only)
     return json.dumps({key: 0}, ensure_ascii=ascii_only)[1:].rpartition(": ")[0]
 
 
@@ -121,8 +137,8 @@ def _join(eval_context: Any, value: Any, d: str = "", attribute: str | int | Non
 def _indent(s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
     space = width if isinstance(width, str) else " " * width
     lines = (Traced(s) + "\n").splitlines()
-    made = [space + line if number and (line or blank) else line for number, line in enumerate(lines)]
-    return space + join("\n", made) if first else join("\n", made)
+    indented = [space + line if number and (line or blank) else line for number, line in enumerate(lines)]
+    return space + join("\n", indented) if first else join("\n", indented)
 
 
 def _format(value: str, *arguments: Any, **named: Any) -> str:
