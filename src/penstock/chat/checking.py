@@ -16,6 +16,7 @@ from penstock.chat.encoded_text import EncodedText
 from penstock.chat.knobs import Knobs
 from penstock.chat.masks import Mask
 from penstock.chat.template import Rendered, Template
+from penstock.chat.traced import GIVEN
 from penstock.chat.turns import Turn
 from penstock.errors import RecordError
 
@@ -96,7 +97,9 @@ def _check_turns(evidence: Evidence) -> Iterator[Problem]:
 
 
 def _check_words(evidence: Evidence, dropped: Sequence[Dropped]) -> Iterator[Problem]:
-    """What the template left out: whole messages, or parts."""
+    """What the template left out: whole messages, parts, or the tools."""
+    if evidence.conversation.tools and not any(run[1] == GIVEN for run in evidence.rendered.runs):
+        yield Problem("dropped", -1, "the template writes none of the tools")
     for part in dropped:
         if part.is_blank or _is_rewritten_tag(evidence, part):
             continue

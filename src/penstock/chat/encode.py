@@ -25,6 +25,7 @@ from penstock.chat.layouts import read_conversation
 from penstock.chat.masks import Mask, decide, weigh
 from penstock.chat.scanning import scan
 from penstock.chat.template import Rendered, Template, load_template
+from penstock.chat.traced import LITERAL
 from penstock.chat.turns import Turn, find_turns
 from penstock.errors import ConfigError, ConversationError
 from penstock.ragged import Ragged
@@ -256,6 +257,6 @@ def encode(
 def _literals(texts: Sequence[Rendered]) -> list[np.ndarray[Any, np.dtype[np.bool_]]]:
     """Which characters the template wrote, bool [characters] of each; roles count as the template's."""
     runs = [run for text in texts for run in text.runs]
-    flags = np.array([run[1] < 0 or run[2] == "role" for run in runs], np.bool_)
+    flags = np.array([run[1] == LITERAL or run[2] == "role" for run in runs], np.bool_)
     whole = np.repeat(flags, np.array([run[0] for run in runs], np.int64))
     return np.split(whole, np.cumsum([len(text.text) for text in texts])[:-1]) if texts else []

@@ -18,7 +18,7 @@ from typing import Any, final
 import jinja2
 
 from penstock.chat.environment import ChatEnvironment, TracingEnvironment, compile_template
-from penstock.chat.traced import Run, Traced
+from penstock.chat.traced import GIVEN, Run, Traced
 from penstock.chat.writing import trace
 from penstock.errors import ConfigError, RecordError
 from penstock.tokenizers import Tokenizer
@@ -95,7 +95,8 @@ class Template:
             RecordError: The template refuses the conversation, or cannot render it; the message is the template's.
         """
         traced = [trace(_with_reasoning(message), number) for number, message in enumerate(messages)]
-        text = self._run(self._traced, traced, tools, add_generation_prompt, variables)
+        given = {name: trace(value, GIVEN, name) for name, value in {"tools": tools, **variables}.items()}
+        text = self._run(self._traced, traced, given.pop("tools"), add_generation_prompt, given)
         return Rendered(text=str.__str__(Traced(text)), runs=Traced(text)._runs)
 
     def render_plain(

@@ -13,6 +13,8 @@ from typing import Any, Final, Self, SupportsIndex, final
 
 LITERAL: Final = -1
 """Message number of the template's own text; likewise the offset of characters that were transformed."""
+GIVEN: Final = -2
+"""Message number of what comes with a conversation besides messages: tools, documents, the record's own variables."""
 
 
 Run = tuple[int, int, str, int, int | None, bool]

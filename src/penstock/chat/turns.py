@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from penstock.chat.template import Rendered, Template
-from penstock.chat.traced import LITERAL
 from penstock.errors import RecordError
 
 Span = tuple[int, int]
@@ -74,7 +73,7 @@ def find_turns(
                 spans[-1] = (spans[-1][0], at + length)
             else:
                 spans.append((at, at + length))
-            if message != LITERAL and (message != owner or field.rpartition(".")[2] not in _LABELS):
+            if message >= 0 and (message != owner or field.rpartition(".")[2] not in _LABELS):
                 words.setdefault(owner, []).append((at, at + length))
         at += length
     turns = {}
@@ -162,19 +161,23 @@ def _ask(
     tools: Sequence[Any] | None,
     variables: Mapping[str, Any],
 ) -> str:
-    if "add_generation_prompt" not in template.source:
-        return _written_before(template, variables)
     try:
         prompt = template.render(before, tools=tools, add_generation_prompt=True, **variables)
     except RecordError:
         return ""
-    if prompt.text[:begin] == text[:begin]:
-        return prompt.text[begin:]
-    at = owned = 0
-    for length, _, _, _, owner, _ in prompt.runs:
+    opening = prompt.text[begin if prompt.text[:begin] == text[:begin] else _end_of_turns(prompt) :]
+    # A template that knows no generation prompt may write one at the end of every text, or none.
+    if "add_generation_prompt" not in template.source and not _supplied(text[begin:], opening):
+        return _written_before(template, variables)
+    return opening
+
+
+def _end_of_turns(rendered: Rendered) -> int:
+    at = end = 0
+    for length, _, _, _, owner, _ in rendered.runs:
         at += length
-        owned = at if owner is not None and owner >= 0 else owned
-    return prompt.text[owned:]
+        end = at if owner is not None and owner >= 0 else end
+    return end
 
 
 def _written_before(template: Template, variables: Mapping[str, Any]) -> str:
