@@ -47,3 +47,11 @@ def corpus(tmp_path: Path) -> Path:
         lines = [json.dumps({"text": text}, ensure_ascii=False) for text in make_texts(count, number)]
         (folder / f"{number}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
+
+
+@pytest.fixture(scope="session")
+def chat_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A small one with the control tokens of ChatML."""
+    folder = tmp_path_factory.mktemp("chat tokenizer")
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    return train_tokenizer(make_texts(200), vocab_size=400, special_tokens=special, output=folder, progress=False)

@@ -1,6 +1,7 @@
 """Options that several verbs have: one name, one meaning and one help text for each."""
 
 import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -52,6 +53,115 @@ Assignments = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Override a key of the run file, such as data.loader.seed=7; may be repeated.",
+    ),
+]
+Template = Annotated[
+    str | None,
+    typer.Option(
+        "--template",
+        metavar="PATH|auto",
+        help="Records are conversations, which this chat template writes: a .jinja file, a folder with a tokenizer, or "
+        "auto, that of --tokenizer.",
+        rich_help_panel="Chats",
+    ),
+]
+ChatConfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--chat-config",
+        metavar="FILE",
+        help="YAML with settings of chats: those below, and how records are read (layout, field_messages, "
+        "message_property_mappings, roles, …).",
+        rich_help_panel="Chats",
+    ),
+]
+ChatAssignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A setting of chats, over --chat-config, such as field_messages=dialogue; may be repeated.",
+        rich_help_panel="Chats",
+    ),
+]
+RolesToTrain = Annotated[
+    str | None,
+    typer.Option("--roles-to-train", metavar="ROLES", help="By default: assistant.", rich_help_panel="Chats"),
+]
+TrainOnInputs = Annotated[
+    bool | None,
+    typer.Option("--train-on-inputs", metavar="", help="Train everything.", rich_help_panel="Chats"),
+]
+TrainOnEos = Annotated[
+    str | None,
+    typer.Option(
+        "--train-on-eos",
+        metavar="turn|all|last|none",
+        help="Whose terminators are trained: of trained turns (the default), of all, of the last, of none.",
+        rich_help_panel="Chats",
+    ),
+]
+TrainOnEot = Annotated[
+    str | None,
+    typer.Option(
+        "--train-on-eot",
+        metavar="turn|all|last|none",
+        help="The same for terminators other than EOS; by default as --train-on-eos.",
+        rich_help_panel="Chats",
+    ),
+]
+MaskHistory = Annotated[
+    bool | None,
+    typer.Option("--mask-history", metavar="", help="Train the last trained turn only.", rich_help_panel="Chats"),
+]
+NoReasoning = Annotated[
+    bool,
+    typer.Option(
+        "--no-train-on-reasoning",
+        metavar="",
+        help="Leave out the thinking of trained turns.",
+        rich_help_panel="Chats",
+    ),
+]
+OnMissingTerminator = Annotated[
+    str | None,
+    typer.Option(
+        "--on-missing-terminator",
+        metavar="error|allow|append",
+        help="Where the template ends a trained turn without a terminator; by default an error.",
+        rich_help_panel="Chats",
+    ),
+]
+OnRewrite = Annotated[
+    str | None,
+    typer.Option(
+        "--on-rewrite",
+        metavar="report|error|split",
+        help="Where the template writes earlier turns otherwise than it prompted them: report it (the default), "
+        "refuse, or make a document of each reply.",
+        rich_help_panel="Chats",
+    ),
+]
+AllowForged = Annotated[
+    bool | None,
+    typer.Option(
+        "--allow-forged",
+        metavar="",
+        help="Let text of messages become control tokens.",
+        rich_help_panel="Chats",
+    ),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option("--max-tokens", metavar="N", help="The longest conversation.", rich_help_panel="Chats"),
+]
+TooLong = Annotated[
+    str | None,
+    typer.Option(
+        "--too-long",
+        metavar="error|drop|truncate",
+        help="What becomes of a longer one: by default an error; truncate keeps the turns that fit.",
+        rich_help_panel="Chats",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object.")]

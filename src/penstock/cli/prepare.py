@@ -1,12 +1,31 @@
-"""`penstock prepare`: raw text into a dataset of shards."""
+"""`penstock prepare`: raw text or conversations into a dataset of shards."""
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.options import AsJson, Format, Separator, TextField
+from penstock.cli.options import (
+    AllowForged,
+    AsJson,
+    ChatAssignments,
+    ChatConfig,
+    Format,
+    MaskHistory,
+    MaxTokens,
+    NoReasoning,
+    OnMissingTerminator,
+    OnRewrite,
+    RolesToTrain,
+    Separator,
+    Template,
+    TextField,
+    TooLong,
+    TrainOnEos,
+    TrainOnEot,
+    TrainOnInputs,
+)
 
 
 def run(
@@ -37,6 +56,20 @@ def run(
         ),
     ] = None,
     separator: Separator = None,
+    template: Template = None,
+    roles_to_train: RolesToTrain = None,
+    train_on_inputs: TrainOnInputs = None,
+    train_on_eos: TrainOnEos = None,
+    train_on_eot: TrainOnEot = None,
+    no_reasoning: NoReasoning = False,
+    mask_history: MaskHistory = None,
+    max_tokens: MaxTokens = None,
+    too_long: TooLong = None,
+    on_missing_terminator: OnMissingTerminator = None,
+    on_rewrite: OnRewrite = None,
+    allow_forged: AllowForged = None,
+    chat_config: ChatConfig = None,
+    assignments: ChatAssignments = None,
     transform: Annotated[
         str | None,
         typer.Option(
@@ -94,13 +127,28 @@ def run(
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="Show no progress.")] = False,
 ) -> None:
-    """Turn raw text into a dataset of shards.
+    """Turn raw text, or with --template conversations, into a dataset of shards.
 
-    Reads JSONL (also .gz, .zst), Parquet, plain text, Arrow, and folders that `datasets` saved. Stopped or killed at
-    any moment, the same command goes on from the finished parts.
+    Reads JSONL (also .gz, .zst), Parquet, plain text, Arrow, and folders that `datasets` saved; conversations also from
+    JSON arrays. Stopped or killed at any moment, the same command goes on from the finished parts.
     """
     from penstock.prepare import prepare
 
+    about_chats = {
+        "template": template,
+        "roles_to_train": roles_to_train.split(",") if roles_to_train is not None else None,
+        "train_on_inputs": train_on_inputs,
+        "train_on_eos": train_on_eos,
+        "train_on_eot": train_on_eot,
+        "train_on_reasoning": False if no_reasoning else None,
+        "mask_history": mask_history,
+        "max_tokens": max_tokens,
+        "too_long": too_long,
+        "on_missing_terminator": on_missing_terminator,
+        "on_rewrite": on_rewrite,
+        "allow_forged": allow_forged,
+    }
+    given = {name: value for name, value in about_chats.items() if value is not None}
     report = prepare(
         sources,
         tokenizer=tokenizer,
@@ -110,6 +158,7 @@ def run(
         weights_field=weights_field,
         columns=dict(_column(name) for name in column or []),
         separator=separator,
+        **_chat(given, chat_config, assignments),
         transform=transform,
         add_bos=add_bos,
         add_eos=add_eos,
@@ -124,6 +173,15 @@ def run(
         progress=not quiet,
     )
     print(json.dumps(report.as_json(), indent=1) if as_json else report.as_text())
+
+
+def _chat(given: dict[str, Any], path: Path | None, assignments: list[str] | None) -> dict[str, Any]:
+    """The setting `chat` of prepare, if there is a template."""
+    from penstock.config.chats import load_chat_settings
+
+    if not given and path is None and not assignments:
+        return {}
+    return {"chat": load_chat_settings(path, assignments or [], given)}
 
 
 def _column(given: str) -> tuple[str, str]:

@@ -38,7 +38,7 @@ def model_of(settings: type) -> type[BaseModel]:
     """The pydantic model of a settings dataclass, with the same fields, nested ones included."""
     hints, notes = get_type_hints(settings), field_notes(settings)
     fields: dict[str, Any] = {}
-    for field in dataclasses.fields(settings):
+    for field in _given_fields(settings):
         in_file, _ = _IN_FILES.get((settings, field.name), (None, None))
         kind = in_file or _checked_type(hints[field.name])
         fields[field.name] = (kind, Field(default=_default(settings, field), description=notes.get(field.name)))
@@ -93,6 +93,15 @@ def field_notes(settings: type) -> dict[str, str]:
         if isinstance(field, ast.AnnAssign) and isinstance(note, ast.Expr) and isinstance(note.value, ast.Constant):
             notes[ast.unparse(field.target)] = " ".join(str(note.value.value).split())
     return notes
+
+
+def field_names(settings: type) -> list[str]:
+    """The fields of a class that can be given."""
+    return [field.name for field in _given_fields(settings)]
+
+
+def _given_fields(settings: type) -> list["dataclasses.Field[Any]"]:
+    return [field for field in dataclasses.fields(settings) if field.init]
 
 
 def _checked_type(hint: Any) -> Any:

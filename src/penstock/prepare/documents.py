@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import ConfigError, TokenizerError
 from penstock.prepare import _kernels as k
+from penstock.prepare.chat_summary import ChatSummary
 from penstock.prepare.settings import PrepareSettings
 from penstock.ragged import Ragged
 from penstock.randomness import key_for
@@ -91,6 +92,12 @@ class Encoded:
     """Tokens that hold characters of different loss weights."""
     edge_controls: int
     """Texts that spelled BOS at their start or EOS at their end."""
+    dropped: int = 0
+    """Records that the clean-up of chats left nothing of."""
+    more_documents: int = 0
+    """Documents beyond the first of their record."""
+    chats: ChatSummary | None = None
+    """What was found out about chats."""
 
 
 def encode_block(
@@ -123,7 +130,7 @@ def encode_block(
     ]
     splits: dict[str, Documents] = {}
     straddling = 0
-    for name, chosen in _split(texts, settings).items():
+    for name, chosen in split_rows(texts, settings).items():
         rows = np.flatnonzero(chosen & good)
         if not len(rows):
             continue
@@ -161,8 +168,8 @@ def text_bytes(texts: pa.Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
 
 
-def _split(texts: pa.Array, settings: PrepareSettings) -> dict[str, np.ndarray[Any, np.dtype[np.bool_]]]:
-    """Which documents belong to which split, by a hash of the text alone."""
+def split_rows(texts: pa.Array, settings: PrepareSettings) -> dict[str, np.ndarray[Any, np.dtype[np.bool_]]]:
+    """Which documents belong to which split, by a hash of the text alone: bool [texts] for each split."""
     if not settings.validation:
         return {"": np.ones(len(texts), np.bool_)}
     hashes = np.empty(len(texts), np.uint64)

@@ -34,6 +34,8 @@ OURS = (
     "files.json",
     "unfinished",
     "tokenizer",
+    "chat.json",
+    "chat_template.jinja",
     "train",
     "validation",
 )
@@ -144,6 +146,15 @@ class OutputFolder:
                 time.sleep(0.05)
         os.ftruncate(self.lock, 0)
         os.pwrite(self.lock, f"{os.getpid()}\n".encode(), 0)
+
+
+def begun_on(output: Path) -> str | None:
+    """The day that a preparation which was begun in a folder writes into its chats."""
+    try:
+        day: str | None = json.loads((output / PLAN).read_bytes())["settings"].get("chat.date")
+    except (OSError, ValueError, KeyError):
+        return None
+    return day
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> Sequence[str]:

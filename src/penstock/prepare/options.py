@@ -4,6 +4,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from penstock.errors import ConfigError
+from penstock.prepare.chat_settings import ChatSettings, chat_names
 from penstock.prepare.settings import PrepareSettings
 from penstock.sources import Fields
 
@@ -18,9 +19,15 @@ def merge_options(settings: PrepareSettings | None, options: dict[str, Any]) -> 
     """
     settings = settings or PrepareSettings()
     known = [field.name for field in fields(PrepareSettings)]
-    unknown = [name for name in options if name not in known and name not in _FIELD_OPTIONS]
+    known_all = [*known, *_FIELD_OPTIONS, *(name for name in chat_names() if name not in known)]
+    unknown = [name for name in options if name not in known_all]
     if unknown:
-        raise ConfigError(f"{unknown[0]!r} is no option of prepare; known: {', '.join([*known, *_FIELD_OPTIONS])}")
+        raise ConfigError(f"{unknown[0]!r} is no option of prepare; known: {', '.join(known_all)}")
+    about_chats = {name: value for name, value in options.items() if name in chat_names()}
+    if about_chats:
+        if settings.chat is None and "template" not in options:
+            raise ConfigError(f"{next(iter(about_chats))} is for chats: give a template, a .jinja file or auto")
+        settings = replace(settings, chat=(settings.chat or ChatSettings()).merge(about_chats))
     named = {_FIELD_OPTIONS[name]: value for name, value in options.items() if name in _FIELD_OPTIONS}
     chosen = {name: value for name, value in options.items() if name in known}
     if named:

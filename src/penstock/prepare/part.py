@@ -4,14 +4,15 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
 from penstock.errors import RecordError
-from penstock.prepare.documents import Framing, encode_block
+from penstock.prepare.chat_summary import ChatSummary
+from penstock.prepare.recipe import Recipe
 from penstock.prepare.settings import PrepareSettings
-from penstock.prepare.transform import Transform, apply_transform
+from penstock.prepare.transform import Transform
 from penstock.shards import ShardLayout, ShardWriter, write_json, write_text
 from penstock.sources import Part, Reject
 from penstock.tokenizers import Tokenizer
@@ -33,6 +34,7 @@ class Workshop:
     settings: PrepareSettings
     transform: Transform | None
     layout: ShardLayout
+    recipe: Recipe
 
 
 @final
@@ -57,6 +59,9 @@ class PartRecord:
     rejects: int = 0
     straddling: int = 0
     edge_controls: int = 0
+    dropped: int = 0
+    more_documents: int = 0
+    chats: dict[str, Any] | None = None
     raw_bytes: int = 0
     shards: dict[str, str] = field(default_factory=dict)
     """Split → file name, of the splits that got documents."""
@@ -90,20 +95,20 @@ def prepare_part(shop: Workshop, task: Task, report: Progressed) -> PartRecord:
         OutputError: The disk is full, or the folder went away.
     """
     record = PartRecord(task.part.identity)
-    framing = Framing.of(shop.tokenizer, shop.settings)
+    chats: ChatSummary | None = None
     writers: dict[str, ShardWriter] = {}
     numbers = np.array(task.files, np.int32)
     rejects: list[Reject] = []
     try:
-        for block in task.part.blocks():
+        for block in shop.recipe.blocks(task.part):
             record.records += len(block) + len(block.rejects)
             record.raw_bytes += block.size_bytes
             if shop.transform is not None:
                 _stop_at(block.rejects, shop.settings, rejects)
                 read = len(block) + len(block.rejects)
-                block = apply_transform(shop.transform, block, task.part.files, shop.settings.fields)
+                block = shop.recipe.transform(shop.transform, block, task.part.files)
                 record.filtered += read - len(block) - len(block.rejects)
-            encoded = encode_block(block, task.part.files, shop.tokenizer, framing, shop.settings)
+            encoded = shop.recipe.encode(block, task.part.files)
             found = _in_order([*block.rejects, *encoded.rejects], task.part.files)
             _stop_at(found, shop.settings, rejects)
             rejects += found
@@ -123,8 +128,14 @@ def prepare_part(shop: Workshop, task: Task, report: Progressed) -> PartRecord:
                 tokens += len(documents.tokens.values)
             record.straddling += encoded.straddling
             record.edge_controls += encoded.edge_controls
+            record.dropped += encoded.dropped
+            record.more_documents += encoded.more_documents
+            if encoded.chats is not None:
+                chats = chats or ChatSummary()
+                chats.add(encoded.chats)
             report(block.size_bytes, tokens, len(found))
         record.rejects = len(rejects)
+        record.chats = chats.as_json() if chats is not None else None
         record.shards = {split: writer.finish().file for split, writer in sorted(writers.items())}
     finally:
         for writer in writers.values():

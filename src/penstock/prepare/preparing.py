@@ -12,11 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.chat import Template
 from penstock.errors import OutputError, RecordError
+from penstock.prepare.chat_info import chat_notices, describe_chat
+from penstock.prepare.chat_summary import ChatSummary
 from penstock.prepare.documents import Framing
 from penstock.prepare.empty import refuse_empty
 from penstock.prepare.executors import Hire, choose_executor
-from penstock.prepare.folder import REJECTED, REPORT, OutputFolder
+from penstock.prepare.folder import REJECTED, REPORT, OutputFolder, begun_on
 from penstock.prepare.part import (
     PartRecord,
     Task,
@@ -27,12 +30,14 @@ from penstock.prepare.part import (
     shard_name,
 )
 from penstock.prepare.pool import Pool
+from penstock.prepare.recipe import Block, ChatRecipe, TextRecipe
 from penstock.prepare.report import PrepareReport, SplitReport, read_report
 from penstock.prepare.settings import PrepareSettings, fingerprint
 from penstock.prepare.transform import Transform, describe_transform, load_transform
 from penstock.progress import Progress
 from penstock.shards import (
     TOKENIZER_FOLDER,
+    ChatInfo,
     Manifest,
     ShardInfo,
     ShardLayout,
@@ -42,7 +47,7 @@ from penstock.shards import (
     write_json,
     write_text,
 )
-from penstock.sources import Part, number_lines, open_records, open_sources
+from penstock.sources import ObjectBlock, Part, number_lines, open_records, open_sources
 from penstock.tokenizers import Tokenizer, load_tokenizer
 
 SAMPLE_PARTS, SAMPLE_BYTES, SAMPLE_TEXT = 4, 50_000, 4_000
@@ -59,6 +64,7 @@ def prepare(
     *,
     tokenizer: Paths | Tokenizer,
     output: Paths,
+    template: Paths | Template | None = None,
     settings: PrepareSettings | None = None,
     transform: str | Transform | None = None,
     processes: int | None = None,
@@ -67,11 +73,12 @@ def prepare(
     progress: bool = True,
     **options: Any,
 ) -> PrepareReport:
-    """Turn raw text into a dataset of shards.
+    """Turn raw text, or with a template conversations, into a dataset of shards.
 
     ```python
     prepare("web/*.jsonl.zst", tokenizer="tokenizer.json", output="data/web")
     prepare(iter(texts), tokenizer="tokenizer.json", output="data/mine", validation=0.01)
+    prepare("chats.jsonl", tokenizer="Qwen3-0.6B/", template="auto", output="data/chats", mask_history=True)
     ```
 
     Killed at any moment, it goes on from the finished parts when it is called again.
@@ -81,6 +88,8 @@ def prepare(
         tokenizer: A tokenizer, or where one is.
         output: Folder for the result, new, empty, or holding this very preparation. With a validation share, the
             datasets are its folders `train` and `validation`.
+        template: Records are conversations, and this chat template writes them: a .jinja file, a folder with a
+            tokenizer, the text of one, or "auto", that of the tokenizer's folder.
         settings: What decides the result; or give its fields as keywords.
         transform: Function, or `"module:function"`, that changes records (dicts) or drops them (None).
         processes: Parts at once; None: as many as there are cores.
@@ -88,10 +97,12 @@ def prepare(
             here; its nodes need the same file system.
         overwrite: Replace a preparation of other input or settings.
         progress: Show progress on standard error.
-        options: Fields of `PrepareSettings`, and of `Fields` as `text_field`, `weights_field`, `columns`.
+        options: Fields of `PrepareSettings`, and of `Fields` as `text_field`, `weights_field`, `columns`; of chats,
+            those of `chat.Knobs`, `chat.LayoutSettings` and `CleaningSettings`.
 
     Raises:
-        RecordError: A record cannot be read, with file and line; too many were rejected; or no document came out.
+        RecordError: A record cannot be read, with file and line; a conversation cannot be trained; too many were
+            rejected; or no document came out.
         OutputError: The folder cannot be used.
         ConfigError: A setting is out of range.
         TokenizerError: The tokenizer cannot be loaded, or has no byte table for loss weights.
@@ -99,31 +110,52 @@ def prepare(
     from penstock.prepare.options import merge_options
 
     started = time.monotonic()
-    settings = merge_options(settings, options)
+    settings = merge_options(settings, options if template is None else {"template": template, **options})
     loaded = tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(os.fspath(tokenizer))
     function = load_transform(transform)
     if settings.fields.weights:
         _ = loaded.byte_table
-    Framing.of(loaded, settings)
+    recipe = _make_recipe(settings, loaded, tokenizer, Path(output), overwrite)
     parts = open_parts(source, settings, progress)
     num_parts = len(parts) if isinstance(parts, list) else None
     hire = choose_executor(executor, processes=processes, num_parts=num_parts, transform=function)
-    plan_settings = settings.as_plan(loaded, describe_transform(function))
+    chat_template = recipe.encoder.template if isinstance(recipe, ChatRecipe) else None
+    plan_settings = settings.as_plan(loaded, describe_transform(function), chat_template)
     plan = {"settings": plan_settings, "inputs": _identities(parts)}
     with OutputFolder(Path(output)) as folder:
         if folder.adopt(plan, overwrite=overwrite):
             folder.close_work()
             return _report_again(folder.path, parts)
         layout = ShardLayout(
-            vocab_size=loaded.vocab_size, has_spans=settings.fields.weights is not None, has_text=settings.keep_text
+            vocab_size=loaded.vocab_size,
+            has_spans=settings.fields.weights is not None or settings.chat is not None,
+            has_text=settings.keep_text,
         )
-        shop = Workshop(output=folder.path, tokenizer=loaded, settings=settings, transform=function, layout=layout)
+        shop = Workshop(
+            output=folder.path,
+            tokenizer=loaded,
+            settings=settings,
+            transform=function,
+            layout=layout,
+            recipe=recipe,
+        )
         records, resumed, files = _prepare_parts(shop, parts, hire, folder, progress)
         if isinstance(parts, list) and _identities(open_parts(source, settings, False)) != plan["inputs"]:
             raise RecordError("the input changed while it was prepared; run it again with --overwrite")
         report = _finish(shop, records, files, fingerprint(plan_settings))
         folder.close_work()
     return _with_times(report, time.monotonic() - started, resumed)
+
+
+def _make_recipe(
+    settings: PrepareSettings, tokenizer: Tokenizer, source: Paths | Tokenizer, output: Path, overwrite: bool
+) -> TextRecipe | ChatRecipe:
+    """How records become documents; a template that writes the day writes that of the run which began it."""
+    if settings.chat is None:
+        return TextRecipe(tokenizer, Framing.of(tokenizer, settings), settings)
+    path = None if isinstance(source, Tokenizer) else source
+    day = None if overwrite else begun_on(output)
+    return ChatRecipe(settings.chat.open(tokenizer, path, day), settings.chat, settings)
 
 
 def _report_again(output: Path, parts: Iterable[Part]) -> PrepareReport:
@@ -264,17 +296,27 @@ def _check_encoder(shop: Workshop, parts: Sequence[Part], progress: bool) -> Non
     """Compare the fast encoder with the vocabulary's own on texts from a few places of the input."""
     step = max(len(parts) // SAMPLE_PARTS, 1)
     sample: list[str] = []
-    for part in parts[::step][:SAMPLE_PARTS]:
-        block = next(part.blocks(), None)
+    for number, part in enumerate(parts[::step][:SAMPLE_PARTS]):
+        block = next(shop.recipe.blocks(part), None)
+        if number == 0 and progress and isinstance(shop.recipe, ChatRecipe):
+            _tell_settings(shop.recipe, block, part)
         size = 0
-        for text in block.texts if block is not None else []:
-            sample.append(text.as_py()[:SAMPLE_TEXT])
+        for text in shop.recipe.sample(block) if block is not None else []:
+            sample.append(text[:SAMPLE_TEXT])
             size += len(sample[-1])
             if size >= SAMPLE_BYTES:
                 break
     reason = shop.tokenizer.check_encoder(sample)
     if reason and progress:
         _say(f"encoding with {shop.tokenizer.encoder}, which is slower: {reason}")
+
+
+def _tell_settings(recipe: ChatRecipe, block: Block | None, part: Part) -> None:
+    first = None
+    if isinstance(block, ObjectBlock) and len(block):
+        first = block.objects[0], f"{part.files[block.files[0]]}:{block.lines[0]}"
+    for line in chat_notices(recipe.encoder, recipe.chat, first):
+        _say(line)
 
 
 def _checked_first(shop: Workshop, parts: Iterator[Part], progress: bool) -> Iterator[Part]:
@@ -300,9 +342,13 @@ def _finish(shop: Workshop, records: list[PartRecord], files: list[str], configu
     kept = [rejects_path(shop.output, n).read_text() for n, record in enumerate(records) if record.rejects]
     if kept:
         write_text(shop.output / REJECTED, "".join(kept))
+    chats = ChatSummary.total(record.chats for record in records) if settings.chat is not None else None
+    info = None
+    if isinstance(shop.recipe, ChatRecipe) and chats is not None:
+        info = describe_chat(shop.recipe.encoder, shop.recipe.chat, chats)
     splits = {}
     for split in settings.splits:
-        manifest = _finish_split(shop, split, records, files, configuration)
+        manifest = _finish_split(shop, split, records, files, configuration, info)
         splits[split] = SplitReport(
             path=str(shop.output / split),
             documents=manifest.documents,
@@ -324,6 +370,9 @@ def _finish(shop: Workshop, records: list[PartRecord], files: list[str], configu
         text_bytes=sum(split.text_bytes for split in splits.values()),
         raw_bytes=sum(record.raw_bytes for record in records),
         parts=len(records),
+        dropped=sum(record.dropped for record in records),
+        more_documents=sum(record.more_documents for record in records),
+        chats=chats.as_json() if chats is not None else None,
         straddling_tokens=sum(record.straddling for record in records),
         edge_controls=sum(record.edge_controls for record in records),
         input=fingerprint([record.identity for record in records]),
@@ -336,7 +385,12 @@ def _finish(shop: Workshop, records: list[PartRecord], files: list[str], configu
 
 
 def _finish_split(
-    shop: Workshop, split: str, records: list[PartRecord], files: list[str], configuration: str
+    shop: Workshop,
+    split: str,
+    records: list[PartRecord],
+    files: list[str],
+    configuration: str,
+    chat: ChatInfo | None,
 ) -> Manifest:
     folder = shop.output / split
     if (folder / "manifest.json").is_file():
@@ -344,6 +398,7 @@ def _finish_split(
         return Manifest.load(folder)
     # The dataset carries its tokenizer, so that whoever opens it can say what its tokens spell.
     shop.tokenizer.save(folder / TOKENIZER_FOLDER)
+    sealed = chat.save(folder) if chat is not None else ()
     shards = [_shard(shop, split, n) for n, record in enumerate(records) if split in record.shards]
     return finish_dataset(
         folder,
@@ -352,6 +407,7 @@ def _finish_split(
         tokenizer=TokenizerInfo.of(shop.tokenizer),
         configuration=configuration,
         files=files,
+        sealed=sealed,
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, final
 
 from penstock.errors import PenstockError
+from penstock.prepare.chat_summary import ChatSummary
 
 BAR = 30
 """Characters of the longest bar of the histogram."""
@@ -52,6 +53,12 @@ class PrepareReport:
     input: str
     """Fingerprint of the input: names, sizes and times of files, or the content of what Python handed over."""
     splits: dict[str, SplitReport]
+    dropped: int = 0
+    """Records of which the clean-up of chats left nothing."""
+    more_documents: int = 0
+    """Documents beyond the first of their record: other paths of a tree, other replies of a rewritten chat."""
+    chats: dict[str, Any] | None = None
+    """What was found out about chats: a `ChatSummary` as JSON."""
     seconds: float | None = None
     """Time of this run; None when there was nothing left to do."""
     parts_resumed: int = 0
@@ -59,10 +66,12 @@ class PrepareReport:
 
     def __post_init__(self) -> None:
         total = sum(split.documents for split in self.splits.values())
-        if self.records != total + self.rejects + self.filtered or total != self.documents:
+        used = total - self.more_documents
+        if self.records != used + self.rejects + self.filtered + self.dropped or total != self.documents:
             raise PenstockError(
-                f"{self.output}: {self.records} records went in, but {total} documents, {self.rejects} rejects and "
-                f"{self.filtered} filtered came out; this is a bug of penstock: please report it with this line"
+                f"{self.output}: {self.records} records went in, but {used} that gave documents, {self.rejects} "
+                f"rejects, {self.filtered} filtered and {self.dropped} dropped came out; this is a bug of penstock: "
+                "please report it with this line"
             )
 
     @property
@@ -84,10 +93,13 @@ class PrepareReport:
         documents, tokens, records = (
             _count(getattr(self, noun), noun.removesuffix("s")) for noun in ("documents", "tokens", "records")
         )
+        good, dropped = self.documents - self.more_documents, f", {self.dropped:,} dropped" if self.chats else ""
         lines = [
             f"{documents}, {tokens}, {self.bytes_per_token:.2f} bytes a token",
-            f"{records}: {self.documents:,} good, {self.rejects:,} rejected, {self.filtered:,} filtered",
+            f"{records}: {good:,} good, {self.rejects:,} rejected, {self.filtered:,} filtered{dropped}",
         ]
+        if self.chats:
+            lines += ChatSummary.from_json(self.chats).lines()
         if len(self.splits) > 1:
             lines += [
                 f"{name}: {_count(split.documents, 'document')}, {_count(split.tokens, 'token')}"

@@ -2,11 +2,13 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Literal, final
 
+from penstock.chat import Template
 from penstock.errors import ConfigError
+from penstock.prepare.chat_settings import CHAT_PART_BYTES, ChatSettings, day_of
 from penstock.sources import FORMATS, Fields
 
 Choice = Literal["auto", "yes", "no"]
@@ -50,7 +52,12 @@ class PrepareSettings:
     """With "skip": more rejects than this are an error. A whole number (1000) counts records; a percentage ("1%") or a
     decimal below 1 (0.01) is a share of all records, judged at the end. None: 1%, or 100 records where that is more."""
 
+    chat: ChatSettings | None = None
+    """Records are conversations, and become documents with loss weights; None: they are texts."""
+
     def __post_init__(self) -> None:
+        if self.chat is not None:
+            self._accept_chats()
         for name, known in (("add_bos", ("auto", "yes", "no")), ("add_eos", ("auto", "yes", "no"))):
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}")
@@ -63,6 +70,20 @@ class PrepareSettings:
         if self.part_bytes is not None and self.part_bytes < 1:
             raise ConfigError(f"part_bytes must be >= 1; got {self.part_bytes}")
         self.reject_limit(0)
+
+    def _accept_chats(self) -> None:
+        """Read whole records, in smaller parts; refuse what is about texts."""
+        for name, default in (("add_bos", "auto"), ("add_eos", "auto"), ("separator", None)):
+            if getattr(self, name) != default:
+                raise ConfigError(f"{name} is for texts; of chats the template says what is written: leave it out")
+        if replace(self.fields, whole=False) != Fields():
+            raise ConfigError(
+                "text_field, weights_field and columns are for texts; chats are read whole: "
+                "say with field_messages and the like where the messages are"
+            )
+        object.__setattr__(self, "fields", Fields(whole=True))
+        if self.part_bytes is None:
+            object.__setattr__(self, "part_bytes", CHAT_PART_BYTES)
 
     @property
     def reject_count(self) -> int | None:
@@ -86,9 +107,15 @@ class PrepareSettings:
         """Names of the datasets that come out, as folders inside the output; ("",) is the output itself."""
         return ("train", "validation") if self.validation else ("",)
 
-    def as_plan(self, tokenizer: Any, transform: str | None) -> dict[str, Any]:
+    def as_plan(self, tokenizer: Any, transform: str | None, template: Template | None = None) -> dict[str, Any]:
         """What decides the bytes of the result, for comparing with an earlier run; `max_rejects` may change."""
+        chat = {}
+        if self.chat is not None and template is not None:
+            groups = self.chat.describe().values()
+            chat = {f"chat.{name}": value for group in groups for name, value in group.items()}
+            chat |= {"chat.template": template.fingerprint, "chat.date": day_of(template)}
         return {
+            **chat,
             "version": FORMAT_VERSION,
             "tokenizer": tokenizer.fingerprint,
             "text_field": self.fields.text,

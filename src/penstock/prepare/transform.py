@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import ConfigError, RecordError
-from penstock.sources import Fields, RecordBlock, Reject
+from penstock.sources import Fields, ObjectBlock, RecordBlock, Reject
 from penstock.sources.checks import check_table, diagnose
 from penstock.sources.records import excerpt
 
@@ -87,15 +87,9 @@ def apply_transform(function: Transform, block: RecordBlock, files: tuple[str, .
     rows: list[int] = []
     rejects = list(block.rejects)
     for row, record in enumerate(as_records(block, fields)):
-        place = f"{files[block.files[row]]}:{block.lines[row]}"
-        try:
-            changed: Any = function(record)
-        except Exception as error:
-            raise RecordError(f"{place}: transform failed: {type(error).__name__}: {error}") from error
+        changed = _call(function, record, f"{files[block.files[row]]}:{block.lines[row]}")
         if changed is None:
             continue
-        if not isinstance(changed, dict):
-            raise RecordError(f"{place}: transform gave {type(changed).__name__}; due: the record as a dict, or None")
         reason = diagnose(_nested(changed), fields)
         if reason:
             shown = excerpt(repr(changed))
@@ -113,6 +107,37 @@ def apply_transform(function: Transform, block: RecordBlock, files: tuple[str, .
         explain=lambda row: Reject("", 0, "after transform: the record cannot be read", repr(kept[row])),
         rejects=rejects,
     )
+
+
+def transform_objects(function: Transform, block: ObjectBlock, files: tuple[str, ...]) -> ObjectBlock:
+    """Run a function over the whole records of a block.
+
+    Returns:
+        The block that is left.
+
+    Raises:
+        RecordError: The function itself failed.
+    """
+    kept: list[dict[str, Any]] = []
+    rows: list[int] = []
+    for row, record in enumerate(block.objects):
+        changed = _call(function, record, f"{files[block.files[row]]}:{block.lines[row]}")
+        if changed is not None:
+            kept.append(changed)
+            rows.append(row)
+    keep = np.array(rows, np.int64)
+    return ObjectBlock(kept, block.lines[keep], block.files[keep], block.size_bytes, block.rejects)
+
+
+def _call(function: Transform, record: dict[str, Any], place: str) -> dict[str, Any] | None:
+    """The record that the function made of one; None where it drops it."""
+    try:
+        changed: Any = function(record)
+    except Exception as error:
+        raise RecordError(f"{place}: transform failed: {type(error).__name__}: {error}") from error
+    if changed is not None and not isinstance(changed, dict):
+        raise RecordError(f"{place}: transform gave {type(changed).__name__}; due: the record as a dict, or None")
+    return changed
 
 
 def as_records(block: RecordBlock, fields: Fields) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ other rooms read documents by address through `DocumentTable`, and check them wi
 
 from penstock.shards._kernels import CHUNK_TOKENS, spans_are_right, token_checksum
 from penstock.shards.blocks import SpanBlock
+from penstock.shards.chat import ChatInfo
 from penstock.shards.convert import import_corpus, write_megatron
 from penstock.shards.dataset import Dataset
 from penstock.shards.document import Corpus, Document, Origin
@@ -28,6 +29,7 @@ __all__ = [
     "CHUNK_TOKENS",
     "SPAN",
     "TOKENIZER_FOLDER",
+    "ChatInfo",
     "Corpus",
     "Dataset",
     "Document",

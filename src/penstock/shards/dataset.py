@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.compiled import address_of
 from penstock.errors import CorruptionError
+from penstock.shards.chat import ChatInfo
 from penstock.shards.document import Document, Origin, choose
 from penstock.shards.files import check_size, checksum, map_file, map_numbers
 from penstock.shards.layout import TOKENIZER_FOLDER, other_places
@@ -72,6 +73,11 @@ class Dataset:
         """The tokenizer that lies in the dataset's folder, to read its tokens; None where there is none."""
         folder = self.path / TOKENIZER_FOLDER
         return load_tokenizer(folder) if folder.is_dir() else None
+
+    @cached_property
+    def chat(self) -> ChatInfo | None:
+        """Template, stop ids and settings of a dataset of chats; None for others."""
+        return ChatInfo.load(self.path)
 
     @property
     def files(self) -> list[str]:

@@ -40,6 +40,7 @@ def finish_dataset(
     tokenizer: TokenizerInfo,
     configuration: str,
     files: Sequence[str],
+    sealed: Sequence[str] = (),
 ) -> Manifest:
     """Join finished shards into a dataset.
 
@@ -53,6 +54,7 @@ def finish_dataset(
         tokenizer: Whose ids the tokens are.
         configuration: Fingerprint of the settings that made the dataset.
         files: Names of the origin files, which the shards' origins index.
+        sealed: Names of more files that lie in the folder, for the manifest to hold their checksums.
 
     Raises:
         OutputError: The folder cannot be written, or a side file is missing.
@@ -77,7 +79,7 @@ def finish_dataset(
     except FileNotFoundError as error:
         raise OutputError(f"{error.filename}: missing, so the dataset cannot be finished; prepare again") from None
     write_json(folder / FILES, list(files))
-    names = [LENGTHS, BATCHES, FILES] + ([WEIGHT_SUMS] if fractional else [])
+    names = [LENGTHS, BATCHES, FILES, *([WEIGHT_SUMS] if fractional else []), *sealed]
     manifest = Manifest(
         documents=sum(shard.documents for shard in kept),
         tokens=sum(shard.tokens for shard in kept),

@@ -5,12 +5,14 @@ block's `rejects`, with file, line and reason.
 """
 
 from penstock.sources.jsonl import number_lines
+from penstock.sources.objects import ObjectBlock, texts_of
 from penstock.sources.opening import FORMATS, Part, open_records, open_sources, read_texts, stop_at_reject
 from penstock.sources.records import Fields, RecordBlock, Reject, Weights
 
 __all__ = [
     "FORMATS",
     "Fields",
+    "ObjectBlock",
     "Part",
     "RecordBlock",
     "Reject",
@@ -20,4 +22,5 @@ __all__ = [
     "open_sources",
     "read_texts",
     "stop_at_reject",
+    "texts_of",
 ]

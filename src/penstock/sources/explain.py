@@ -27,13 +27,14 @@ def explain_line(raw: bytes, fields: Fields) -> str | None:
     except RecordError as error:
         return str(error)
     except json.JSONDecodeError as error:
-        return _explain_syntax(text.strip(), error)
+        return explain_syntax(text.strip(), error)
     except RecursionError:
         return None
     return diagnose(record, fields)
 
 
-def _explain_syntax(text: str, error: json.JSONDecodeError) -> str:
+def explain_syntax(text: str, error: json.JSONDecodeError) -> str:
+    """What is wrong with a line that is not JSON, in words."""
     if error.msg == "Extra data":
         rest = text[error.pos :].lstrip()
         what = "a second value" if rest[:1] in '{["' else "more text"

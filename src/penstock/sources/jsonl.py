@@ -10,6 +10,7 @@ from typing import Any, final
 
 from penstock.sources.files import SourceFile
 from penstock.sources.lines import count_newlines, cut_range, cut_stream, num_newlines
+from penstock.sources.objects import ObjectBlock, parse_lines
 from penstock.sources.parsing import parse_block
 from penstock.sources.records import Fields, RecordBlock, Reject
 
@@ -53,12 +54,19 @@ class JsonlPart:
 
     def blocks(self) -> Iterator[RecordBlock]:
         """The records, in order of lines."""
+        for data, line, size_bytes, rejects in self._lines():
+            yield parse_block(data, self.file.path, line, self.fields, size_bytes, rejects)
+
+    def objects(self) -> Iterator[ObjectBlock]:
+        """The records, whole, in order of lines."""
+        for data, line, size_bytes, rejects in self._lines():
+            yield parse_lines(data, self.file.path, line, size_bytes, rejects)
+
+    def _lines(self) -> Iterator[tuple[bytes | memoryview, int, int, list[Reject]]]:
+        """Whole lines, the number of the first, the raw bytes they took, and a reject where the rest is lost."""
         line = self.first_line if self.first_line is not None else self._count_before()
         for data, size_bytes, failure in self._cut():
-            rejects = []
-            if failure:
-                rejects = [Reject(self.file.path, line, failure, "")]
-            yield parse_block(data, self.file.path, line, self.fields, size_bytes, rejects)
+            yield data, line, size_bytes, [Reject(self.file.path, line, failure, "")] if failure else []
             line += num_newlines(data)
 
     def newlines(self) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.sources.checks import check_table, diagnose
+from penstock.sources.objects import ObjectBlock, gather, lone_surrogate
 from penstock.sources.records import Fields, RecordBlock, Reject, excerpt
 
 NAME = "<python>"
@@ -55,6 +56,14 @@ class MemoryPart:
         for begin in range(0, len(self.records), BLOCK_RECORDS):
             yield self._block(begin, self.records[begin : begin + BLOCK_RECORDS])
 
+    def objects(self) -> Iterator[ObjectBlock]:
+        """The records, whole, in order."""
+        for begin in range(0, len(self.records), BLOCK_RECORDS):
+            records = self.records[begin : begin + BLOCK_RECORDS]
+            numbers = range(self.first + begin, self.first + begin + len(records))
+            found = list(zip(numbers, records, map(lone_surrogate, records), records, strict=True))
+            yield gather(found, NAME, self.size_bytes * len(records) // len(self.records))
+
     def _block(self, begin: int, records: tuple[Any, ...]) -> RecordBlock:
         good: list[Any] = []
         lines: list[int] = []
@@ -84,7 +93,8 @@ def cut_records(records: Iterable[Any], fields: Fields, part_bytes: int) -> Iter
     first = size = 0
     for record in records:
         waiting.append(record)
-        text = record.get(fields.text) if isinstance(record, dict) else record
+        text = record.get(fields.text) if isinstance(record, dict) and not fields.whole else record
+        text = repr(record) if fields.whole else text
         size += len(text) if isinstance(text, str) else 1
         if size >= part_bytes:
             yield MemoryPart(tuple(waiting), fields, first, size)

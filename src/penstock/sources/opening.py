@@ -13,10 +13,12 @@ from penstock.errors import ConfigError, RecordError
 from penstock.sources.files import SourceFile, find_files, refuse_twice
 from penstock.sources.jsonl import JsonlPart, number_lines
 from penstock.sources.memory import cut_records
+from penstock.sources.objects import ObjectBlock
 from penstock.sources.parquet import cut_parquet
 from penstock.sources.records import Fields, RecordBlock, Reject
 from penstock.sources.saved import ArrowPart, find_saved
 from penstock.sources.text import TextPart
+from penstock.sources.values import cut_values, holds_values
 
 PART_BYTES = 64 << 20
 """Raw bytes of a part, about; one shard comes of it."""
@@ -62,7 +64,10 @@ class Part(Protocol):
         """Raw bytes, for progress."""
 
     def blocks(self) -> Iterator[RecordBlock]:
-        """The records, in order."""
+        """The records, in order: the fields asked for."""
+
+    def objects(self) -> Iterator[ObjectBlock]:
+        """The records, in order: whole, where `Fields.whole` asks for that."""
 
 
 def open_sources(
@@ -177,6 +182,8 @@ def _cut(files: Sequence[tuple[SourceFile, str]], fields: Fields, separator: byt
     texts: list[SourceFile] = []
     waiting = 0
     for file, kind in files:
+        if kind == "text" and fields.whole:
+            raise ConfigError(f"{file.path}: plain text holds no conversations; due: JSON lines, Parquet or Arrow")
         if kind == "text":
             texts.append(file)
             waiting += file.size_bytes
@@ -197,6 +204,8 @@ def _cut_file(file: SourceFile, kind: str, fields: Fields, size: int) -> Iterato
         yield from cut_parquet(file, fields, size)
     elif kind == "arrow":
         yield ArrowPart(file, fields)
+    elif fields.whole and holds_values(file):
+        yield from cut_values(file, size)
     elif file.compression:
         yield JsonlPart(file, fields, 0, file.size_bytes)
     else:

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from penstock.errors import RecordError
 from penstock.sources.files import SourceFile, open_random
+from penstock.sources.objects import ObjectBlock, rows_as_objects
 from penstock.sources.records import Fields, RecordBlock
 from penstock.sources.rows import block_of_rows, require_columns
 
@@ -44,14 +45,23 @@ class ParquetPart:
 
     def blocks(self) -> Iterator[RecordBlock]:
         """The rows, in order."""
+        for table, row, size_bytes in self._tables(self.fields.names):
+            yield block_of_rows(table, self.fields, self.file.path, row, size_bytes)
+
+    def objects(self) -> Iterator[ObjectBlock]:
+        """The rows with all their columns, in order."""
+        for table, row, size_bytes in self._tables(None):
+            yield rows_as_objects(table, self.file.path, row, size_bytes)
+
+    def _tables(self, columns: list[str] | None) -> Iterator[tuple[pa.Table, int, int]]:
+        """Some rows, the number of the first, and the raw bytes they took."""
         row = self.first_row
         with open_parquet(self.file) as reader:
             groups = list(range(self.begin, self.end))
-            batches = reader.iter_batches(BATCH_ROWS, groups, columns=self.fields.names, use_threads=False)
             try:
-                for batch in batches:
+                for batch in reader.iter_batches(BATCH_ROWS, groups, columns=columns, use_threads=False):
                     size_bytes = self.size_bytes * batch.num_rows // max(self.num_rows, 1)
-                    yield block_of_rows(pa.Table.from_batches([batch]), self.fields, self.file.path, row, size_bytes)
+                    yield pa.Table.from_batches([batch]), row, size_bytes
                     row += batch.num_rows
             except (pa.ArrowException, OSError) as error:
                 raise RecordError(

@@ -35,6 +35,9 @@ class Fields:
     half-open, rising, not overlapping. A record without it counts in full; an empty list trains nothing; `weight`
     defaults to 1."""
 
+    whole: bool = False
+    """The whole record with all its fields, as conversations need it: parts give `objects()`, not `blocks()`."""
+
     columns: dict[str, str] = field(default_factory=dict)
     """Other fields to keep for filter and map hooks → their type: "string", "int64", "float64" or "bool"."""
 
@@ -53,7 +56,9 @@ class Fields:
 
     @property
     def names(self) -> list[str]:
-        """All fields that are read, the text first."""
+        """All fields that are read, the text first; none of them by name where records are read whole."""
+        if self.whole:
+            return []
         return [self.text, *([self.weights] if self.weights else []), *self.columns]
 
     @property

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from penstock.errors import RecordError
 from penstock.sources.files import SourceFile, local_file, open_random
+from penstock.sources.objects import ObjectBlock, rows_as_objects
 from penstock.sources.records import Fields, RecordBlock
 from penstock.sources.rows import block_of_rows, require_columns
 
@@ -46,14 +47,23 @@ class ArrowPart:
 
     def blocks(self) -> Iterator[RecordBlock]:
         """The rows, in order."""
+        for table, row, size_bytes in self._tables():
+            require_columns(table.schema, self.fields, self.file.path)
+            yield block_of_rows(table, self.fields, self.file.path, row, size_bytes)
+
+    def objects(self) -> Iterator[ObjectBlock]:
+        """The rows with all their columns, in order."""
+        for table, row, size_bytes in self._tables():
+            yield rows_as_objects(table, self.file.path, row, size_bytes)
+
+    def _tables(self) -> Iterator[tuple[pa.Table, int, int]]:
+        """Some rows, the number of the first, and the raw bytes they took."""
         row = counted = 0
         with open_random(self.file) as stream:
             try:
                 for batch in _batches(stream):
-                    table = pa.Table.from_batches([batch])
-                    require_columns(table.schema, self.fields, self.file.path)
                     position = min(stream.tell(), self.size_bytes)
-                    yield block_of_rows(table, self.fields, self.file.path, row, max(position - counted, 0))
+                    yield pa.Table.from_batches([batch]), row, max(position - counted, 0)
                     row, counted = row + batch.num_rows, max(position, counted)
             except (pa.ArrowException, OSError) as error:
                 raise RecordError(

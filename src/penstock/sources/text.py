@@ -11,8 +11,10 @@ from typing import final
 import numpy as np
 import pyarrow as pa
 
+from penstock.errors import ConfigError
 from penstock.sources.files import SourceFile, open_stream
 from penstock.sources.lines import BLOCK_BYTES, BOM
+from penstock.sources.objects import ObjectBlock
 from penstock.sources.records import Fields, RecordBlock, Reject, excerpt
 
 
@@ -45,6 +47,14 @@ class TextPart:
     def size_bytes(self) -> int:
         """Raw bytes, for progress."""
         return sum(file.size_bytes for file in self.sources)
+
+    def objects(self) -> Iterator[ObjectBlock]:
+        """Plain text holds none.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(f"{self.sources[0].path}: plain text holds no conversations; due: JSON, Parquet or Arrow")
 
     def blocks(self) -> Iterator[RecordBlock]:
         """The documents, in order of files and lines."""

@@ -1,0 +1,169 @@
+"""What a preparation found out about chats: added up over conversations, then over parts, then told."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, final
+
+import numpy as np
+
+from penstock.chat import EncodedChat
+from penstock.chat.cleaning import Counts
+
+TEMPLATE = "(template)"
+"""What stands for a role where a token is in no message's turn."""
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class RoleCounts:
+    """Tokens in the turns of one role."""
+
+    messages: int = 0
+    tokens: int = 0
+    trained: int = 0
+    """Tokens from the second of each document on whose loss weight is not 0."""
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class TerminatorCounts:
+    """How often one text ended a turn."""
+
+    seen: int = 0
+    trained: int = 0
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class ProblemCounts:
+    """Conversations with one kind of problem."""
+
+    conversations: int = 0
+    is_error: bool = False
+    example: str = ""
+    """The first of them, with file and line."""
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class ChatSummary:
+    """Figures of some conversations; those of rejected records count among the problems only."""
+
+    cleaned: Counts = field(default_factory=Counts)
+    layouts: dict[str, int] = field(default_factory=dict)
+    """Layout → records."""
+    documents: int = 0
+    roles: dict[str, RoleCounts] = field(default_factory=dict)
+    terminators: dict[str, TerminatorCounts] = field(default_factory=dict)
+    problems: dict[str, ProblemCounts] = field(default_factory=dict)
+    checks: dict[str, int] = field(default_factory=dict)
+    """What another method said of the mask → documents."""
+    straddling_tokens: int = 0
+    forged: int = 0
+    """Control text in messages that stayed text."""
+
+    def add_document(self, chat: EncodedChat) -> None:
+        """Count a document that goes into the dataset."""
+        self.documents += 1
+        counted = chat.loss_weights != 0
+        counted[:1] = False
+        tokens = np.bincount(chat.messages + 1, minlength=len(chat.roles) + 1).tolist()
+        trained = np.bincount(chat.messages[counted] + 1, minlength=len(chat.roles) + 1).tolist()
+        for role, count, train, is_message in zip(
+            (TEMPLATE, *chat.roles), tokens, trained, (0, *[1] * len(chat.roles)), strict=True
+        ):
+            entry = self.roles.setdefault(role, RoleCounts())
+            entry.messages += is_message
+            entry.tokens += count
+            entry.trained += train
+        for _, text, is_trained in chat.certificate.terminators:
+            ending = self.terminators.setdefault(text, TerminatorCounts())
+            ending.seen += 1
+            ending.trained += is_trained
+        for check in chat.certificate.checks:
+            self.checks[check] = self.checks.get(check, 0) + 1
+        self.straddling_tokens += len(chat.certificate.straddling)
+        self.forged += len(chat.certificate.forged)
+
+    def add_problems(self, chats: Sequence[EncodedChat], origin: str) -> None:
+        """Count the problems of one conversation, each kind once."""
+        problems = [problem for chat in chats for problem in chat.certificate.problems]
+        for problem in {problem.kind: problem for problem in reversed(problems)}.values():
+            entry = self.problems.setdefault(problem.kind, ProblemCounts())
+            entry.conversations += 1
+            entry.is_error = problem.is_error
+            entry.example = entry.example or f"{origin}: {problem}"
+
+    def add(self, other: "ChatSummary") -> None:
+        """Count all that another counted."""
+        self.cleaned = self.cleaned + other.cleaned
+        self.documents += other.documents
+        self.straddling_tokens += other.straddling_tokens
+        self.forged += other.forged
+        for mine, theirs in ((self.layouts, other.layouts), (self.checks, other.checks)):
+            for name, count in theirs.items():
+                mine[name] = mine.get(name, 0) + count
+        for role, counts in other.roles.items():
+            entry = self.roles.setdefault(role, RoleCounts())
+            entry.messages += counts.messages
+            entry.tokens += counts.tokens
+            entry.trained += counts.trained
+        for text, endings in other.terminators.items():
+            ending = self.terminators.setdefault(text, TerminatorCounts())
+            ending.seen += endings.seen
+            ending.trained += endings.trained
+        for kind, problem in other.problems.items():
+            first = self.problems.setdefault(kind, ProblemCounts(is_error=problem.is_error, example=problem.example))
+            first.conversations += problem.conversations
+
+    @classmethod
+    def total(cls, parts: Iterable[dict[str, Any] | None]) -> "ChatSummary":
+        """The sum over parts, each as JSON."""
+        whole = cls()
+        for part in parts:
+            if part is not None:
+                whole.add(cls.from_json(part))
+        return whole
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "ChatSummary":
+        """What `as_json` gave."""
+        return cls(
+            **{
+                **value,
+                "cleaned": Counts(**value["cleaned"]),
+                "roles": {name: RoleCounts(**counts) for name, counts in value["roles"].items()},
+                "terminators": {name: TerminatorCounts(**counts) for name, counts in value["terminators"].items()},
+                "problems": {name: ProblemCounts(**counts) for name, counts in value["problems"].items()},
+            }
+        )
+
+    def lines(self) -> list[str]:
+        """For people."""
+        layouts = ", ".join(f"{name} {count:,}" for name, count in self.layouts.items())
+        lines = [f"conversations: {'; '.join(self.cleaned.lines())} (layout: {layouts})"]
+        tokens, trained = (sum(getattr(role, name) for role in self.roles.values()) for name in ("tokens", "trained"))
+        lines.append(f"trained: {trained:,} of {tokens:,} tokens, {_share(trained, tokens)}")
+        lines.append(f"{'role':>16} {'messages':>10} {'tokens':>12} {'trained':>12}")
+        for name, role in self.roles.items():
+            share = _share(role.trained, role.tokens)
+            lines.append(f"{name:>16} {role.messages:>10,} {role.tokens:>12,} {role.trained:>12,} {share}")
+        endings = (
+            f"{text!r} {ending.seen:,} (trained {ending.trained:,})" for text, ending in self.terminators.items()
+        )
+        lines.append(f"terminators: {', '.join(endings) or 'none'}")
+        lines += [f"cross-check: {check}: {count:,} of {self.documents:,}" for check, count in self.checks.items()]
+        for kind, problem in self.problems.items():
+            fate = "rejected" if problem.is_error else "kept, but look"
+            lines.append(f"{kind.replace('_', ' ')}: {problem.conversations:,} ({fate}), such as {problem.example}")
+        if self.forged:
+            lines.append(f"control text in messages that stayed text: {self.forged:,}")
+        return lines
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / max(whole, 1):.1f} %"

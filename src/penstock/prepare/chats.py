@@ -1,0 +1,209 @@
+"""From a block of records to documents of conversations: read, cleaned up, encoded, held to their certificates.
+
+A record is one unit: it is rejected whole where one of its conversations cannot be read, rendered, or certified (a tree
+may give several), and dropped where the clean-up leaves nothing of them. Its documents are one for each conversation,
+or with on_rewrite "split", one for each reply; all of them go to the same split, by a hash of the first conversation as
+it was read, so that neither the template nor the clean-up moves a record from train to validation.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.chat import ChatEncoder, Conversation, EncodedChat, detect_layout, read_conversation
+from penstock.chat.cleaning import Counts, clean, fit
+from penstock.errors import RecordError, TokenizerError
+from penstock.prepare.chat_settings import ChatSettings
+from penstock.prepare.chat_summary import ChatSummary
+from penstock.prepare.documents import Documents, Encoded, split_rows
+from penstock.prepare.settings import PrepareSettings
+from penstock.ragged import Ragged
+from penstock.shards import SPAN, SpanBlock
+from penstock.sources import ObjectBlock, Reject
+from penstock.sources.records import excerpt
+
+BATCH = 64
+"""Conversations that are encoded together."""
+
+
+@final
+@dataclass(slots=True)
+class _Record:
+    """One record on its way."""
+
+    row: int
+    origin: str
+    key: str = ""
+    """What decides its split."""
+    counts: Counts = field(default_factory=Counts)
+    layout: str = ""
+    waiting: list[Conversation] = field(default_factory=list)
+    chats: list[EncodedChat] = field(default_factory=list)
+    reason: str | None = None
+    """Why it is rejected."""
+
+    def fail(self, error: Exception | str) -> None:
+        """Reject it, for the first reason."""
+        self.reason = self.reason or str(error).removeprefix(f"{self.origin}: ")
+
+
+def encode_chats(
+    block: ObjectBlock, files: tuple[str, ...], encoder: ChatEncoder, chat: ChatSettings, settings: PrepareSettings
+) -> Encoded:
+    """Encode the conversations of a block.
+
+    Args:
+        block: The records.
+        files: Names that `block.files` points into.
+        encoder: Renders and encodes.
+        chat: How records are read and cleaned up.
+        settings: Split, and whether texts are kept.
+    """
+    records = [_Record(row, f"{files[block.files[row]]}:{block.lines[row]}") for row in range(len(block))]
+    for record in records:
+        _read(record, block.objects[record.row], chat)
+    summary = ChatSummary()
+    jobs = [(record, conversation) for record in records if record.reason is None for conversation in record.waiting]
+    for begin in range(0, len(jobs), BATCH):
+        for (record, conversation), chats in _encode(jobs[begin : begin + BATCH], encoder):
+            _accept(record, conversation, chats, encoder, chat, summary)
+    rejects = []
+    for record in records:
+        if record.reason is not None:
+            place = files[block.files[record.row]], int(block.lines[record.row])
+            shown = json.dumps(block.objects[record.row], ensure_ascii=False, default=repr)
+            rejects.append(Reject(*place, record.reason, excerpt(shown)))
+            continue
+        summary.cleaned = summary.cleaned + record.counts
+        summary.layouts[record.layout] = summary.layouts.get(record.layout, 0) + 1
+        for done in record.chats:
+            summary.add_document(done)
+    good = [record for record in records if record.reason is None]
+    kept = [record for record in good if record.chats]
+    return Encoded(
+        splits=_documents(kept, block, encoder.tokenizer.vocab_size, settings),
+        rejects=rejects,
+        straddling=summary.straddling_tokens,
+        edge_controls=0,
+        dropped=len(good) - len(kept),
+        more_documents=sum(len(record.chats) - 1 for record in kept),
+        chats=summary,
+    )
+
+
+def _read(record: _Record, value: dict[str, Any], chat: ChatSettings) -> None:
+    """Read the conversations of a record, and clean them up."""
+    try:
+        record.layout = detect_layout(value, chat.layout, record.origin)
+        read = read_conversation(value, chat.layout, record.origin)
+        found = read if isinstance(read, list) else [read]
+        if found:
+            record.key = json.dumps(found[0].messages, ensure_ascii=False, default=repr)
+        for conversation in found:
+            kept, counts = clean(conversation, chat.cleaning, **_what_trains(chat))
+            record.counts += counts
+            if kept is not None:
+                record.waiting.append(kept)
+    except RecordError as error:
+        record.fail(error)
+
+
+def _encode(
+    jobs: Sequence[tuple[_Record, Conversation]], encoder: ChatEncoder
+) -> list[tuple[tuple[_Record, Conversation], list[EncodedChat]]]:
+    """Encode together what can be; halve what holds one that cannot, until that one stands alone and is rejected."""
+    try:
+        return list(zip(jobs, encoder.encode_batch([conversation for _, conversation in jobs]), strict=True))
+    except (RecordError, TokenizerError) as error:
+        if len(jobs) == 1:
+            jobs[0][0].fail(error)
+            return []
+    middle = len(jobs) // 2
+    return _encode(jobs[:middle], encoder) + _encode(jobs[middle:], encoder)
+
+
+def _accept(
+    record: _Record,
+    conversation: Conversation,
+    chats: list[EncodedChat],
+    encoder: ChatEncoder,
+    chat: ChatSettings,
+    summary: ChatSummary,
+) -> None:
+    """Hold an encoded conversation to the length limit and to its certificates."""
+    encoded = {len(conversation.messages): chats}
+
+    def length_of(head: Conversation) -> int:
+        size = len(head.messages)
+        if size not in encoded:
+            encoded[size] = encoder.encode(head)
+        return max((len(one.tokens) for one in encoded[size]), default=0)
+
+    try:
+        kept, counts = fit(conversation, chat.cleaning, length_of, **_what_trains(chat))
+    except (RecordError, TokenizerError) as error:
+        return record.fail(error)
+    record.counts += counts
+    if kept is None:
+        return None
+    chats = encoded[len(kept.messages)]
+    summary.add_problems(chats, record.origin)
+    errors = [problem for one in chats for problem in one.certificate.problems if problem.is_error]
+    if errors:
+        record.fail("; ".join(map(str, errors)))
+    elif not chats:
+        record.fail("the template rewrites earlier turns, and none of its replies can be trained on its own")
+    record.chats += chats
+    return None
+
+
+def _what_trains(chat: ChatSettings) -> dict[str, Any]:
+    return {"roles_to_train": chat.knobs.roles_to_train, "train_on_inputs": chat.knobs.train_on_inputs}
+
+
+def _documents(
+    records: Sequence[_Record], block: ObjectBlock, vocab_size: int, settings: PrepareSettings
+) -> dict[str, Documents]:
+    """The documents of each split."""
+    splits = {}
+    keys = pa.array([record.key for record in records], pa.large_string())
+    for name, chosen in split_rows(keys, settings).items():
+        picked = [record for record, choice in zip(records, chosen, strict=True) if choice]
+        chats = [one for record in picked for one in record.chats]
+        if not chats:
+            continue
+        rows = np.repeat([record.row for record in picked], [len(record.chats) for record in picked])
+        texts = pa.array([one.text for one in chats], pa.large_string())
+        splits[name] = Documents(
+            tokens=Ragged.from_rows(
+                [one.tokens for one in chats], np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
+            ),
+            spans=spans_of(Ragged.from_rows([one.loss_weights for one in chats], np.dtype(np.float32))),
+            texts=texts if settings.keep_text else None,
+            lines=block.lines[rows],
+            files=block.files[rows],
+            text_bytes=sum(len(one.text.encode()) for one in chats),
+        )
+    return splits
+
+
+def spans_of(weights: Ragged) -> SpanBlock:
+    """Loss-weight spans of documents, from a weight for each token (float32, a row for each document)."""
+    values, offsets = weights.values, weights.offsets
+    starts = np.zeros(len(values), np.bool_)
+    starts[1:] = values[1:] != values[:-1]
+    starts[offsets[:-1][weights.lengths > 0]] = True
+    begins = np.flatnonzero(starts)
+    ends = np.append(begins[1:], len(values))[: len(begins)]
+    counts = values[begins] != 0
+    begins, ends = begins[counts], ends[counts]
+    owners = np.searchsorted(offsets, begins, "right") - 1
+    spans = np.empty(len(begins), SPAN)
+    spans["begin"], spans["end"] = begins - offsets[owners], ends - offsets[owners]
+    spans["loss_weight"] = values[begins]
+    rows = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=len(weights)))])
+    return SpanBlock(spans=Ragged(spans, rows), valid=np.ones(len(weights), np.bool_))

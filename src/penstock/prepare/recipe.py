@@ -1,0 +1,90 @@
+"""How records become documents: two recipes, for texts and for chats, which all that prepares a part goes by."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol, final
+
+from penstock.chat import ChatEncoder
+from penstock.prepare.chat_settings import ChatSettings
+from penstock.prepare.chats import encode_chats
+from penstock.prepare.documents import Encoded, Framing, encode_block
+from penstock.prepare.settings import PrepareSettings
+from penstock.prepare.transform import Transform, apply_transform, transform_objects
+from penstock.sources import ObjectBlock, Part, RecordBlock, texts_of
+from penstock.tokenizers import Tokenizer
+
+Block = RecordBlock | ObjectBlock
+
+
+class Recipe(Protocol):
+    """What is done to the records of a part, block by block."""
+
+    def blocks(self, part: Part) -> Iterator[Block]:
+        """The records of a part."""
+
+    def transform(self, function: Transform, block: Block, files: tuple[str, ...]) -> Block:
+        """Run the user's function over them."""
+
+    def encode(self, block: Block, files: tuple[str, ...]) -> Encoded:
+        """Make documents of them."""
+
+    def sample(self, block: Block) -> Iterator[str]:
+        """Some of their texts, to try the encoder on."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TextRecipe:
+    """A record is a text, and becomes one document."""
+
+    tokenizer: Tokenizer
+    framing: Framing
+    settings: PrepareSettings
+
+    def blocks(self, part: Part) -> Iterator[RecordBlock]:
+        """The records of a part."""
+        return part.blocks()
+
+    def transform(self, function: Transform, block: Block, files: tuple[str, ...]) -> RecordBlock:
+        """Run the user's function over them."""
+        assert isinstance(block, RecordBlock)
+        return apply_transform(function, block, files, self.settings.fields)
+
+    def encode(self, block: Block, files: tuple[str, ...]) -> Encoded:
+        """Make documents of them."""
+        assert isinstance(block, RecordBlock)
+        return encode_block(block, files, self.tokenizer, self.framing, self.settings)
+
+    def sample(self, block: Block) -> Iterator[str]:
+        """Some of their texts, to try the encoder on."""
+        assert isinstance(block, RecordBlock)
+        return (text.as_py() for text in block.texts)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ChatRecipe:
+    """A record is one conversation or several, and becomes documents with loss weights."""
+
+    encoder: ChatEncoder
+    chat: ChatSettings
+    settings: PrepareSettings
+
+    def blocks(self, part: Part) -> Iterator[ObjectBlock]:
+        """The records of a part, whole."""
+        return part.objects()
+
+    def transform(self, function: Transform, block: Block, files: tuple[str, ...]) -> ObjectBlock:
+        """Run the user's function over them."""
+        assert isinstance(block, ObjectBlock)
+        return transform_objects(function, block, files)
+
+    def encode(self, block: Block, files: tuple[str, ...]) -> Encoded:
+        """Make documents of them."""
+        assert isinstance(block, ObjectBlock)
+        return encode_chats(block, files, self.encoder, self.chat, self.settings)
+
+    def sample(self, block: Block) -> Iterator[str]:
+        """Some of their texts, to try the encoder on."""
+        assert isinstance(block, ObjectBlock)
+        return (text for value in block.objects for text in texts_of(value))
