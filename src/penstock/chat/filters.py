@@ -26,7 +26,9 @@ def to_json(
 ) -> str:
     """`json.dumps` with these arguments, traced."""
     if not _holds_traced(value):
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        return Traced(
+            json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        )
     if isinstance(indent, int):
         indent = " " * indent
     between, colon = separators or ((",", ": ") if indent is not None else (", ", ": "))
@@ -83,20 +85,19 @@ class _Writer:
         opening, separator, closing = brackets[0], self._between, brackets[1]
         if self._indent is not None:
             opening, separator, closing = opening + inner, separator + inner, line + closing
-        before = opening
+        before, named = opening, place
         for item in items:
             if brackets == "{}":
                 before += _key(item[0], self._ascii_only) + self._colon
-                item = item[1]
-            self._put(before, place)
+                named, item = _place_of(item[0], place), item[1]
+            self._put(before, named)
             self.write(item, place, inner)
             before = separator
         self._put(closing, place)
 
     def _write_string(self, value: str, place: _PLACE) -> None:
         value = Traced(value)
-        if value._runs and value._runs[0][1] != LITERAL:
-            place = value._runs[0][1:3]
+        place = _place_of(value, place)
         self._put('"', place)
         at = 0
         for found in self._escaped.finditer(value):
@@ -116,6 +117,9 @@ class _Writer:
 
 
 def _place_of(value: Any, place: _PLACE) -> _PLACE:
+    """That of a value itself, if it has one."""
+    if isinstance(value, str):
+        return runs_of(value)[0][1:3] if value and runs_of(value)[0][1] != LITERAL else place
     path = getattr(value, "_path", None)
     return place if path is None else (value._message, path)
 
