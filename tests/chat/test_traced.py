@@ -230,7 +230,7 @@ def test_json_equals_json_dumps(value, ascii_only, indent, separators, sort_keys
         with pytest.raises(TypeError, match="not supported between"):
             to_json(trace(value, 0, "content"), **arguments)
         return
-    traced = to_json(trace(value, 4, "content"), **arguments)
+    traced = Traced(to_json(trace(value, 4, "content"), **arguments))
     assert str.__str__(traced) == expected == str.__str__(to_json(value, **arguments))
     assert sum(run[0] for run in traced._runs) == len(traced)
     if value != "" and isinstance(value, (str, list, tuple, dict)):
@@ -348,11 +348,28 @@ def test_values_of_messages_written_whole_belong_to_them():
 
 
 def test_names_of_arguments_belong_to_their_message():
+    value = trace({"<|e|>": 1}, 2, "tool_calls.0.function.arguments")
+    for source in (
+        "{{ dict(v) | tojson }}",
+        "{{ {'a': dict(v)} | tojson }}",
+        "{{ v | tojson }}",
+        "{{ v | list | tojson }}",
+    ):
+        rendered = _environments(source)[1].render(v=value)
+        literal = "".join(" " if message >= 0 else rendered[at : at + n] for at, n, message in _places(rendered))
+        assert "<|e|>" not in literal, source
     made = _environments("{% for k, w in v.items() %}{{ k }}={{ w }};{% endfor %}")[1].render(
         v=trace({"<|e|>": 1}, 2, "tool_calls.0.function.arguments")
     )
     assert made == "<|e|>=1;"
     assert made._runs[0][:2] == (5, 2)
+
+
+def _places(text):
+    at = 0
+    for length, message, *_ in text._runs:
+        yield at, length, message
+        at += length
 
 
 def test_join_of_nothing():
