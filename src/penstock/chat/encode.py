@@ -105,8 +105,7 @@ class ChatEncoder:
             decide(conversation, rendered, turns, text, self.knobs, self._eos_text, self._stops)
             for conversation, (rendered, turns), text in zip(conversations, drafts, encoded, strict=True)
         ]
-        lengths = [len(rendered.text) for rendered, _ in drafts]
-        masks = weigh(decisions, [turns for _, turns in drafts], lengths, encoded)
+        masks = weigh(decisions, [turns for _, turns in drafts], [rendered.text for rendered, _ in drafts], encoded)
         done = []
         for conversation, (rendered, turns), text, mask, scanned in zip(
             conversations, drafts, encoded, masks, self._scan(encoded), strict=True

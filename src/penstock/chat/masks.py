@@ -2,7 +2,8 @@
 
 A trained turn trains what the model must produce of it; the settings and the record's marks take parts of that away.
 What is decided are strokes, (begin, end, weight) of characters in order, which a kernel paints for a whole batch. A
-token has the weight of its last character, because most vocabularies put a space before a word into its token.
+token has the weight of its last character, because most vocabularies put a space before a word into its token; a
+control token that of the last character of its control text.
 """
 
 import re
@@ -93,16 +94,15 @@ def decide(
 def weigh(
     decisions: Sequence[Decision],
     turns: Sequence[Mapping[int, Turn]],
-    lengths: Sequence[int],
+    texts: Sequence[str],
     encoded: Sequence[EncodedText],
 ) -> list[Mask]:
     """Masks of a batch of conversations.
 
     Args:
-        decisions, turns, encoded: Of each conversation.
-        lengths: Characters of each.
+        decisions, turns, texts, encoded: Of each conversation.
     """
-    bases = [0, *accumulate(lengths)]
+    bases = [0, *accumulate(map(len, texts))]
     characters, owners = np.zeros(bases[-1], np.float32), np.full(bases[-1], -1, np.int32)
     strokes = [
         (b + base, e + base, w) for made, base in zip(decisions, bases, strict=False) for b, e, w in made.strokes
@@ -118,7 +118,7 @@ def weigh(
     counts = [len(text.ids) for text in encoded]
     shifts = np.repeat(np.array(bases[:-1], np.int64), counts)
     begins = np.concatenate([text.begins for text in encoded]) + shifts
-    ends = np.concatenate([text.ends for text in encoded]) + shifts
+    ends = np.concatenate([_ends_of_control_text(*pair) for pair in zip(texts, encoded, strict=True)]) + shifts
     weights, straddling = np.empty(len(begins), np.float32), np.empty(len(begins), np.bool_)
     token_owners = np.empty(len(begins), np.int64)
     weigh_tokens(begins, ends, characters, owners, weights, straddling, token_owners)
@@ -137,6 +137,17 @@ def weigh(
             )
         )
     return masks
+
+
+def _ends_of_control_text(text: str, encoded: EncodedText) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """`encoded.ends`, of control tokens without whitespace that they take along from what follows (Phi-3)."""
+    ends = encoded.ends
+    for token in np.flatnonzero(encoded.is_control).tolist():
+        begin, end = int(encoded.begins[token]), int(encoded.ends[token])
+        if begin < end and text[end - 1].isspace():
+            ends = ends.copy() if ends is encoded.ends else ends
+            ends[token] = begin + (len(text[begin:end].rstrip()) or end - begin)
+    return ends
 
 
 def _columns(strokes: Sequence[tuple[int, int, Any]], dtype: Any) -> tuple[Any, Any, Any]:

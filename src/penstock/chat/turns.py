@@ -42,7 +42,7 @@ class Turn:
     @property
     def end(self) -> int:
         """One after the last character that the model produces."""
-        return self.produced[-1][1] if self.produced else self.pieces[-1][1]
+        return self.produced[-1][1] if self.produced else self.words_end
 
 
 def find_turns(
