@@ -1,8 +1,11 @@
-"""From text to a small model that learns, on two cores, in a few minutes: `make demo [SOURCE=path]`.
+"""From text to a small model that learns to answer, on two cores, in a few minutes: `make demo [SOURCE=path]`.
 
 Text that every Python machine has (the standard library's functions and documentation strings), or your own, becomes
 a tokenizer, datasets, packed rows, and a small Llama of transformers that trains on them. Half-way it stops; a new
 model and a new loader go on from the checkpoint, and the batches are compared with those of an uninterrupted run.
+
+Then chats about the standard library become a dataset in which only the assistant's words are trained, with a proof for
+each; the model learns from them, answers a question, and a page shows what it saw, token by token.
 """
 
 import argparse
@@ -21,6 +24,7 @@ from pydoc_data.topics import topics
 from typing import Any
 
 import numpy as np
+from demo_chats import CONTROL_TOKENS, conversations, modules_of
 
 import penstock as ps
 from penstock.inspection import Style, make_console, row_view, view_rows
@@ -37,6 +41,10 @@ TRAINING_SECONDS = 110.0
 """Aim; the number of steps follows from the speed of this machine."""
 STEPS = (80, 600)
 """Least and most."""
+CHAT_SECONDS = 25.0
+"""The same for learning from chats."""
+CHAT_STEPS = (30, 200)
+CHAT_TEMPLATE = Path(__file__).with_name("chat.jinja")
 LINES = 20
 """Lines of the loss chart, about."""
 BAR = 48
@@ -55,9 +63,14 @@ def main() -> None:
     FOLDER.mkdir()
     mixture = prepare_own(arguments.source) if arguments.source else prepare_python()
     show_row(mixture)
-    train(mixture, arguments.seconds, prompt="The " if arguments.source else "def ")
+    model = train(mixture, arguments.seconds, prompt="The " if arguments.source else "def ")
+    chats = prepare_chats()
+    fine_tune(model, chats, CHAT_SECONDS)
+    page = write_page(chats)
     print(f"\nAll of it took {time.monotonic() - began:.0f} s. What was made is in {FOLDER}/: look at a dataset with")
-    print(f"  {Path('.venv/bin/penstock')} inspect {mixture.sources[0].path} --tokenizer {FOLDER / 'tokenizer'}")
+    print(f"  {Path('.venv/bin/penstock')} inspect {mixture.sources[0].path}")
+    print("and at the chats, token by token, with any browser:")
+    print(f"  {page.resolve()}")
 
 
 # -- text to datasets --------------------------------------------------------------------------------------------------
@@ -137,7 +150,9 @@ def definitions(source: str) -> Iterator[tuple[str, str]]:
 
 def make_tokenizer(texts: list[str]) -> None:
     """Train a byte-level BPE and save it in a form that transformers loads."""
-    tokenizer = train_tokenizer(texts, vocab_size=VOCAB_SIZE, output=FOLDER / "tokenizer")
+    tokenizer = train_tokenizer(
+        texts, vocab_size=VOCAB_SIZE, output=FOLDER / "tokenizer", special_tokens=CONTROL_TOKENS
+    )
     sample = texts[0][:60]
     ids = tokenizer.encode(sample)
     print(f"{tokenizer.vocab_size} tokens; {sample[:24]!r} becomes {tokenizer.encode(sample[:24]).tolist()[:8]} …")
@@ -179,8 +194,8 @@ def straight_digests(mixture: Any, steps: int) -> tuple[list[str], np.ndarray[An
 # -- rows to a model ---------------------------------------------------------------------------------------------------
 
 
-def train(mixture: Any, seconds: float, *, prompt: str) -> None:
-    """Train a small Llama, stop half-way, go on, and show what came of it."""
+def train(mixture: Any, seconds: float, *, prompt: str) -> Any:
+    """Train a small Llama, stop half-way, go on, and show what came of it; the model."""
     # Threads that wait without spinning: on a machine that does other work besides, several times as fast.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch
@@ -191,7 +206,7 @@ def train(mixture: Any, seconds: float, *, prompt: str) -> None:
     transformers.logging.disable_progress_bar()
     title("5  A small Llama of transformers learns")
     model = new_model()
-    steps = affordable_steps(mixture, seconds)
+    steps = affordable_steps(mixture, seconds, *STEPS)
     digests, counts = straight_digests(mixture, steps)
     unigram = unigram_loss(counts)
     print(
@@ -211,9 +226,10 @@ def train(mixture: Any, seconds: float, *, prompt: str) -> None:
     begin, end = chart.average(5, first=True), chart.average(LINES, first=False)
     print(f"Loss fell from {begin:.2f} to {end:.2f} nats per token; a unigram model has {unigram:.2f}")
     title("6  What it says")
-    print(sample(model, prompt))
+    print(say(model, prompt, at_least=80))
     if not same:
         raise SystemExit("the batches after the restart are not those of an uninterrupted run")
+    return model
 
 
 def new_model() -> Any:
@@ -228,7 +244,7 @@ def new_model() -> Any:
     )
 
 
-def affordable_steps(mixture: Any, seconds: float) -> int:
+def affordable_steps(mixture: Any, seconds: float, least: int, most: int) -> int:
     """Steps that this machine does in `seconds`, from the time of a few."""
     model, times = new_model(), []
     for step in make_loader(mixture):
@@ -237,7 +253,6 @@ def affordable_steps(mixture: Any, seconds: float) -> int:
         times.append(time.monotonic() - began)
         if len(times) == 6:
             break
-    least, most = STEPS
     return min(most, max(least, int(seconds / sorted(times)[2])))
 
 
@@ -275,7 +290,7 @@ def train_part(model: Any, mixture: Any, steps: int, stop: int, chart: "Chart", 
 class Chart:
     """Prints the loss as bars while it comes."""
 
-    def __init__(self, steps: int, unigram: float) -> None:
+    def __init__(self, steps: int, unigram: float | None = None) -> None:
         self.every, self.unigram = max(1, steps // LINES), unigram
         self.losses: list[float] = []
 
@@ -285,7 +300,8 @@ class Chart:
         if step % self.every == 0:
             recent = self.average(self.every, first=False)
             cells = [*("█" * round(BAR * recent / math.log(VOCAB_SIZE))).ljust(BAR)]
-            cells[min(BAR - 1, round(BAR * self.unigram / math.log(VOCAB_SIZE)))] = "│"
+            if self.unigram is not None:
+                cells[min(BAR - 1, round(BAR * self.unigram / math.log(VOCAB_SIZE)))] = "│"
             print(f"step {step:4}  {recent:5.2f}  {''.join(cells)}".rstrip(), flush=True)
 
     def average(self, count: int, *, first: bool) -> float:
@@ -294,20 +310,73 @@ class Chart:
         return sum(part) / len(part)
 
 
-def sample(model: Any, prompt: str) -> str:
-    """Some text in the model's words."""
+def say(model: Any, prompt: str, *, at_least: int = 0, at_most: int = 80, stop: str | None = None) -> str:
+    """Some text in the model's words, up to the control token `stop` where one is given."""
     import torch
 
     tokenizer = ps.load_tokenizer(FOLDER / "tokenizer")
-    ids = torch.tensor([tokenizer.encode(prompt).tolist()])
+    # The prompt is ours, so control text in it means control tokens.
+    ids = torch.tensor([tokenizer.encode(prompt, allow_control=True).tolist()])
     torch.manual_seed(SEED)
     model.eval()
     with torch.no_grad():
         said = model.generate(
-            ids, attention_mask=torch.ones_like(ids), min_new_tokens=80, max_new_tokens=80, do_sample=True,
-            temperature=0.7, top_k=40, pad_token_id=tokenizer.pad_id, eos_token_id=tokenizer.eos_id,
+            ids, attention_mask=torch.ones_like(ids), min_new_tokens=at_least, max_new_tokens=at_most, do_sample=True,
+            temperature=0.7, top_k=40, pad_token_id=tokenizer.pad_id,
+            eos_token_id=tokenizer.special_tokens[stop] if stop else tokenizer.eos_id,
         )  # fmt: skip
     return tokenizer.decode(said[0].tolist())
+
+
+# -- chats -------------------------------------------------------------------------------------------------------------
+
+
+def prepare_chats() -> Any:
+    """Conversations about the standard library as a dataset that trains the assistant's words alone."""
+    title("7  Chats: questions about the standard library, its documentation as the answers")
+    raw = FOLDER / "chats.jsonl"
+    with raw.open("w", encoding="utf-8") as file:
+        for record in conversations(modules_of(standard_library())):
+            file.write(json.dumps(record) + "\n")
+    report = ps.prepare(
+        str(raw), tokenizer=FOLDER / "tokenizer", template=CHAT_TEMPLATE, output=FOLDER / "chats",
+        max_tokens=SEQUENCE_LENGTH, too_long="drop", overwrite=True,
+    )  # fmt: skip
+    print(report.as_text())
+    return ps.Mixture([ps.Source(FOLDER / "chats")])
+
+
+def fine_tune(model: Any, chats: Any, seconds: float) -> None:
+    """Teach the model to answer; the loss is that of the assistant's words alone."""
+    title("8  The model learns to answer")
+    steps = affordable_steps(chats, seconds, *CHAT_STEPS)
+    print(f"{steps} steps; loss in nats per token that is trained: the assistant's words, calls, and where it stops\n")
+    chart = Chart(steps)
+    train_part(model, chats, steps, steps, chart, resume=False)
+    begin, end = chart.average(5, first=True), chart.average(5, first=False)
+    print(f"\nLoss of the assistant's words fell from {begin:.2f} to {end:.2f} nats per token")
+    template = ps.chat.load_template(CHAT_TEMPLATE)
+    question = [{"role": "user", "content": "What does shutil.copy do?"}]
+    print(say(model, template.render_plain(question, add_generation_prompt=True), at_most=60, stop="<|im_end|>"))
+
+
+def write_page(chats: Any) -> Path:
+    """A page of what the model saw: conversations with their proofs, and packed rows."""
+    from penstock.inspection.conversations import page_of_conversations, show_conversations
+    from penstock.inspection.html import write_html
+    from penstock.inspection.samples import sample_records
+    from penstock.prepare import ChatSettings
+
+    title("9  What the model saw, as a page")
+    tokenizer = ps.load_tokenizer(FOLDER / "tokenizer")
+    shown = show_conversations(
+        sample_records(str(FOLDER / "chats.jsonl"), 500), tokenizer, ChatSettings(template=CHAT_TEMPLATE)
+    )
+    rows = view_rows(make_loader(chats), 0, list(range(ROWS_PER_STEP)), lambda dataset: tokenizer, lines=True)
+    page = FOLDER / "chats.html"
+    write_html(page, page_of_conversations("Chats about the standard library", shown, rows=rows))
+    print(f"{len(shown.documents)} conversations and {len(rows)} packed rows, {size(page)}")
+    return page
 
 
 def digest(tokens: Any) -> str:

@@ -5,7 +5,23 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.options import AsJson, Assignments, Format
+from penstock.cli.options import (
+    AllowForged,
+    AsJson,
+    ChatConfig,
+    Format,
+    MaskHistory,
+    MaxTokens,
+    NoReasoning,
+    OnMissingTerminator,
+    OnRewrite,
+    RolesToTrain,
+    Template,
+    TooLong,
+    TrainOnEos,
+    TrainOnEot,
+    TrainOnInputs,
+)
 
 RUN_FILES = {".yaml", ".yml"}
 IN_TERMINAL, IN_PAGE = 3, 500
@@ -29,21 +45,6 @@ def run(
     html: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write a page that shows it token by token, for any browser, offline."),
-    ] = None,
-    template: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            help="Raw conversations: their chat template, a .jinja file or a tokenizer folder; by default that of "
-            "--tokenizer.",
-        ),
-    ] = None,
-    compare: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KNOB=VALUE",
-            help="Raw conversations: also show them with this setting, side by side; may be repeated.",
-        ),
     ] = None,
     format: Format = None,
     rows: Annotated[
@@ -90,8 +91,38 @@ def run(
     tokenizer: Annotated[
         str | None, typer.Option(metavar="PATH", help="Encode or decode with this tokenizer, not the dataset's own.")
     ] = None,
-    assignments: Assignments = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A setting of chats, such as field_messages=dialogue, or a key of the run file, such as "
+            "data.loader.seed=7; may be repeated.",
+        ),
+    ] = None,
     as_json: AsJson = False,
+    template: Template = None,
+    compare: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Show conversations with this setting too, side by side: mask_history=true, template=other.jinja; "
+            "may be repeated.",
+            rich_help_panel="Chats",
+        ),
+    ] = None,
+    roles_to_train: RolesToTrain = None,
+    train_on_inputs: TrainOnInputs = None,
+    train_on_eos: TrainOnEos = None,
+    train_on_eot: TrainOnEot = None,
+    no_reasoning: NoReasoning = False,
+    mask_history: MaskHistory = None,
+    max_tokens: MaxTokens = None,
+    too_long: TooLong = None,
+    on_missing_terminator: OnMissingTerminator = None,
+    on_rewrite: OnRewrite = None,
+    allow_forged: AllowForged = None,
+    chat_config: ChatConfig = None,
 ) -> None:
     """Show what is in raw conversations or a dataset, or the rows of a run as they will be trained.
 
@@ -102,17 +133,27 @@ def run(
     from penstock.tokenizers import load_tokenizer
 
     override = load_tokenizer(tokenizer) if tokenizer else None
-    if template or compare or (override is not None and _is_raw(target)):
-        shown, other = _conversations(
-            target,
-            override,
-            template or tokenizer,
-            (assignments or [], compare or []),
-            (format, document, documents),
-            html,
-        )
+    if template or compare or chat_config or (override is not None and _is_raw(target)):
+        options = {
+            "template": template,
+            "roles_to_train": roles_to_train.split(",") if roles_to_train is not None else None,
+            "train_on_inputs": train_on_inputs,
+            "train_on_eos": train_on_eos,
+            "train_on_eot": train_on_eot,
+            "train_on_reasoning": False if no_reasoning else None,
+            "mask_history": mask_history,
+            "max_tokens": max_tokens,
+            "too_long": too_long,
+            "on_missing_terminator": on_missing_terminator,
+            "on_rewrite": on_rewrite,
+            "allow_forged": allow_forged,
+        }
+        chats = _chat_settings(options, chat_config, assignments or [], compare or [])
+        count = documents if html is not None else max(COUNTED, documents or 0)
+        shown, other = _conversations(target, tokenizer, override, chats, (format, document, count))
         _show_conversations(shown, other, target, html, (documents, tokens or TOKENS_OF_CHATS), as_json)
         return
+    _refuse_raw(target)
     is_run = Path(target).suffix in RUN_FILES
     if not (rows or is_run or html):
         _show_dataset(target, document, documents, tokens or TOKENS, override, as_json)
@@ -260,32 +301,54 @@ def _is_raw(target: str) -> bool:
     return not path.is_dir() or not any((path / name).is_file() for name in ("manifest.json", "train/manifest.json"))
 
 
+def _refuse_raw(target: str) -> None:
+    """Say how raw records are shown, where the target is a file of them."""
+    from penstock.errors import ConfigError
+    from penstock.sources.opening import EXTENSIONS
+
+    suffixes = Path(target).suffixes
+    if any(suffix in EXTENSIONS for suffix in suffixes) and not Path(target).is_dir():
+        raise ConfigError(
+            f"{target}: raw records; to show conversations give --tokenizer and --template, and for texts "
+            "prepare them first: penstock prepare"
+        )
+
+
+def _chat_settings(
+    options: dict[str, Any], path: Path | None, assignments: list[str], compared: list[str]
+) -> tuple[Any, Any]:
+    """The settings of chats, and those that they are compared with, or None."""
+    from penstock.config.chats import load_chat_settings
+
+    given = {name: value for name, value in options.items() if value is not None}
+    if path is None:
+        given.setdefault("template", "auto")
+    settings = load_chat_settings(path, assignments, given)
+    if not compared:
+        return settings, None
+    changed = {assignment.partition("=")[0] for assignment in compared}
+    rest = {name: value for name, value in given.items() if name not in changed}
+    return settings, load_chat_settings(path, [*assignments, *compared], rest)
+
+
 def _conversations(
     target: str,
+    path: str | None,
     tokenizer: Any,
-    template: str | None,
-    settings: tuple[list[str], list[str]],
+    settings: tuple[Any, Any],
     chosen: tuple[str | None, list[int] | None, int | None],
-    html: Path | None,
 ) -> tuple[Any, Any]:
     """Raw conversations under one setting, or two."""
-    from penstock.chat import load_template
     from penstock.errors import ConfigError
-    from penstock.inspection.conversations import knobs_from, show_conversations
+    from penstock.inspection.conversations import show_conversations
     from penstock.inspection.samples import sample_records
 
-    if tokenizer is None or template is None:
-        raise ConfigError(f"{target}: raw conversations need --tokenizer, and --template where its folder has none")
-    assignments, compared = settings
+    if tokenizer is None:
+        raise ConfigError(f"{target}: raw conversations need --tokenizer")
     format, numbers, count = chosen
-    knobs = knobs_from(assignments, "--set")
-    other = knobs_from([*assignments, *compared], "--compare") if compared else None
-    loaded = load_template(template, tokenizer=tokenizer)
-    if html is None:
-        count = max(COUNTED, count or 0)
     sample = sample_records(target, IN_PAGE if count is None else count, format=format, numbers=numbers)
-    shown = show_conversations(sample, tokenizer, loaded, knobs)
-    return shown, None if other is None else show_conversations(sample, tokenizer, loaded, other)
+    shown, other = (None if each is None else show_conversations(sample, tokenizer, each, path) for each in settings)
+    return shown, other
 
 
 def _show_conversations(

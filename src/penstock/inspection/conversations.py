@@ -19,24 +19,25 @@ from rich.text import Text
 from penstock.chat import (
     ChatEncoder,
     Conversation,
-    Knobs,
     LayoutSettings,
-    Template,
     describe_layout,
     detect_family,
     read_conversation,
 )
-from penstock.chat.cleaning import clean
-from penstock.errors import ConfigError, PenstockError, RecordError, TokenizerError
+from penstock.chat.cleaning import clean, fit
+from penstock.errors import PenstockError, RecordError, TokenizerError
 from penstock.inspection.html import Note, PageData, PageDocument, from_chat
 from penstock.inspection.html.terminal import conversation_view, legend
+from penstock.inspection.rows import RowView
 from penstock.inspection.samples import RawRecord, Sample
 from penstock.inspection.terminal import Style
-from penstock.inspection.text import token_texts
+from penstock.inspection.text import in_words, token_texts
+from penstock.prepare import ChatSettings
 from penstock.progress import Progress
 from penstock.tokenizers import Tokenizer
 
-REFUSED = "refused"
+REFUSED, LEFT_OUT = "refused", "left out"
+"""Kinds of notes: prepare would stop at it, or reject it; the clean-up drops it."""
 SHOW_PROGRESS_RECORDS = 1000
 """Fewer are encoded before a bar would be of use."""
 NAMED = 5
@@ -57,6 +58,8 @@ class ShownConversations:
     layout: str
     """What the records were taken for, and why."""
     encoder: ChatEncoder
+    settings: dict[str, str]
+    """Each setting as it is in force."""
 
     @property
     def flat(self) -> list[PageDocument]:
@@ -65,71 +68,46 @@ class ShownConversations:
 
     @property
     def refused(self) -> list[PageDocument]:
-        """Those that would not be trained."""
-        return [document for document in self.flat if document.ok is False]
-
-
-def knobs_from(assignments: Sequence[str], option: str) -> Knobs:
-    """Settings from `name=value`, the value as YAML; a list may be written `user,assistant`.
-
-    Args:
-        assignments: As given, in order; the last of a name holds.
-        option: What the user calls them, for messages.
-
-    Raises:
-        ConfigError: There is no such setting, or it cannot have that value.
-    """
-    import yaml
-
-    chosen: dict[str, Any] = {}
-    for assignment in assignments:
-        name, sign, text = assignment.partition("=")
-        if not sign or name not in Knobs.__dataclass_fields__:
-            known = ", ".join(Knobs.__dataclass_fields__)
-            raise ConfigError(f"{option} {assignment}: due: name=value, where the name is one of {known}")
-        if name == "roles_to_train":
-            chosen[name] = tuple(role.strip() for role in text.strip("[] ").split(",") if role.strip())
-            continue
-        value = yaml.safe_load(text)
-        default = getattr(Knobs(), name)
-        if isinstance(default, bool) and not isinstance(value, bool):
-            raise ConfigError(f"{option} {assignment}: due: true or false")
-        # YAML takes "none" for text, which is what the settings call it.
-        chosen[name] = value
-    return Knobs(**chosen)
+        """Those at which prepare would stop, or which it would reject."""
+        return [document for document in self.flat if _reason(document)]
 
 
 def show_conversations(
-    sample: Sample, tokenizer: Tokenizer, template: Template, knobs: Knobs, layout: LayoutSettings | None = None
+    sample: Sample, tokenizer: Tokenizer, chat: ChatSettings, tokenizer_path: str | None = None
 ) -> ShownConversations:
-    """Encode records as prepare does, and keep what is refused with its reason.
+    """Encode records as prepare does, and keep what it would refuse or drop, with the reason.
 
     Args:
         sample: The records.
         tokenizer: The tokenizer.
-        template: The chat template.
-        knobs: What is trained.
-        layout: How records become conversations.
+        chat: Template, how records are read, what is trained, what is cleaned up.
+        tokenizer_path: Where the tokenizer is from, for the template `auto`.
+
+    Raises:
+        ConfigError: There is no template.
     """
-    layout = layout or LayoutSettings()
-    encoder = ChatEncoder(tokenizer, template, knobs)
+    encoder = chat.open(tokenizer, tokenizer_path, None)
     shown = []
     with Progress("encoding", total=len(sample.records), enabled=len(sample.records) > SHOW_PROGRESS_RECORDS) as bar:
         for record in sample.records:
-            shown.append(tuple(_documents(record, encoder, layout)))
+            shown.append(tuple(_documents(record, encoder, chat)))
             bar.advance(1)
+    layout = _layout(sample, chat.layout)
     return ShownConversations(
-        documents=tuple(shown), total=sample.total, layout=_layout(sample, layout), encoder=encoder
+        documents=tuple(shown), total=sample.total, layout=layout, encoder=encoder, settings=settings_of(encoder, chat)
     )
 
 
-def page_of_conversations(title: str, shown: ShownConversations, other: ShownConversations | None = None) -> PageData:
+def page_of_conversations(
+    title: str, shown: ShownConversations, other: ShownConversations | None = None, *, rows: Sequence[RowView] = ()
+) -> PageData:
     """The page of conversations, beside the same under other settings where these are given.
 
     Args:
         title: Of the page.
         shown: The conversations.
         other: The same records under other settings.
+        rows: Packed rows to show beside.
     """
     documents = shown.flat
     right = None
@@ -140,19 +118,21 @@ def page_of_conversations(title: str, shown: ShownConversations, other: ShownCon
             for pair in zip_longest(mine, theirs)
         ]
         documents = [mine or _absent(theirs) for mine, theirs in pairs]
-        ours, theirs = changed_settings(shown.encoder.knobs, other.encoder.knobs)
+        ours, theirs = changed_settings(shown.settings, other.settings)
         right = PageData(
             title=title,
             label=theirs,
-            settings=settings_of(other),
+            settings=other.settings,
             documents=[theirs or _absent(mine) for mine, theirs in pairs],
         )
     return PageData(
         title=title,
         label="" if right is None else ours,
-        settings=settings_of(shown),
+        settings=shown.settings,
         summary=summary_of(shown),
         documents=documents,
+        rows=rows,
+        control_ids=frozenset(shown.encoder.tokenizer.special_tokens.values()),
         other=right,
     )
 
@@ -170,7 +150,7 @@ def conversations_view(
         other: The same records under other settings, shown after each.
     """
     parts: list[Any] = []
-    ours, theirs = ("", "") if other is None else changed_settings(shown.encoder.knobs, other.encoder.knobs)
+    ours, theirs = ("", "") if other is None else changed_settings(shown.settings, other.settings)
     for number in spread(count, len(shown.documents)):
         for label, side in ((ours, shown), (theirs, other)):
             if side is not None:
@@ -181,20 +161,19 @@ def conversations_view(
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in {**settings_of(shown), **summary_of(shown)}.items():
+    named = {name: shown.settings[name] for name in ("tokenizer", "template", "family")}
+    rest = (f"{name} {value}" for name, value in shown.settings.items() if name not in named)
+    for name, value in {**named, "settings": ", ".join(rest), **summary_of(shown)}.items():
         table.add_row(name, str(value))
     parts.append(table)
-    for document in shown.refused[:NAMED]:
-        parts.append(Text(f"✗ {document.origin}: {_reason(document)}", style="red"))
-    if len(shown.refused) > NAMED:
-        parts.append(Text(f"… and {len(shown.refused) - NAMED:,} more; --html shows them all", style="red"))
+    parts += [Text(line, style="red") for line in _reasons(shown.refused)]
     return Group(*parts)
 
 
 def conversations_as_json(shown: ShownConversations) -> dict[str, Any]:
     """Settings, figures and reasons as plain values, for a machine."""
     return {
-        "settings": settings_of(shown),
+        "settings": shown.settings,
         "summary": summary_of(shown),
         "refused": [{"origin": document.origin, "reason": _reason(document)} for document in shown.refused],
     }
@@ -216,27 +195,49 @@ def summary_of(shown: ShownConversations) -> dict[str, Any]:
         "layout": shown.layout,
         "tokens": f"{tokens:,}",
         "trained": f"{trained:,} ({trained / max(1, tokens):.1%})",
-        "proven": f"{len(documents) - len(shown.refused):,}",
-        "refused": f"{len(shown.refused):,}",
-        **{f"with a note: {kind}": f"{count:,}" for kind, count in kinds.most_common() if kind != REFUSED},
+        "proven": f"{sum(document.ok is True for document in documents):,}",
+        REFUSED: f"{len(shown.refused):,}",
+        **{f"note: {kind}": f"{count:,}" for kind, count in kinds.most_common() if kind != REFUSED},
     }
 
 
-def changed_settings(knobs: Knobs, other: Knobs) -> tuple[str, str]:
+def changed_settings(mine: dict[str, str], theirs: dict[str, str]) -> tuple[str, str]:
     """What to call two settings beside each other: by what differs."""
-    names = [name for name in Knobs.__dataclass_fields__ if getattr(knobs, name) != getattr(other, name)]
-    sides = (", ".join(f"{name}={_short(getattr(side, name))}" for name in names) for side in (knobs, other))
-    return tuple(sides) if names else ("these settings", "the same settings")  # type: ignore[return-value]
+    # Unless it is set, train_on_eot is what train_on_eos is.
+    plain = [{**side, "train_on_eot": ""} if _follows(side) else side for side in (mine, theirs)]
+    names = [name for name in {**mine, **theirs} if plain[0].get(name) != plain[1].get(name)]
+    if not names:
+        return "these settings", "the same settings"
+    ours, others = (", ".join(f"{name}={side.get(name, 'none')}" for name in names) for side in (mine, theirs))
+    return ours, others
 
 
-def _documents(record: RawRecord, encoder: ChatEncoder, layout: LayoutSettings) -> Iterator[PageDocument]:
+def _follows(settings: dict[str, str]) -> bool:
+    return settings.get("train_on_eot") == settings.get("train_on_eos")
+
+
+def settings_of(encoder: ChatEncoder, chat: ChatSettings) -> dict[str, str]:
+    """Tokenizer, template, its family, and every setting that is not empty."""
+    family = detect_family(encoder.template.source)
+    groups = chat.describe().values()
+    given = {"chat_template_kwargs": dict(chat.chat_template_kwargs), "date": chat.date}
+    rest = {name: value for group in groups for name, value in group.items()}
+    return {
+        "tokenizer": encoder.tokenizer.name,
+        "template": encoder.template.name,
+        "family": "not one that is known" if family is None else f"{family.name} ({family.title})",
+        **{name: in_words(value) for name, value in {**given, **rest}.items() if value not in (None, {}, "")},
+    }
+
+
+def _documents(record: RawRecord, encoder: ChatEncoder, chat: ChatSettings) -> Iterator[PageDocument]:
     """What one record becomes: documents with their certificates, or the reason for which it is refused."""
     title = f"conversation {record.number}"
     if record.value is None:
         yield _refused(title, record.origin, record.problem, [("", record.excerpt)], encoder.tokenizer)
         return
     try:
-        read = read_conversation(record.value, layout, record.origin)
+        read = read_conversation(record.value, chat.layout, record.origin)
     except RecordError as error:
         text = json.dumps(record.value, ensure_ascii=False, indent=1, default=str)
         yield _refused(title, record.origin, str(error), [("", text)], encoder.tokenizer)
@@ -245,41 +246,68 @@ def _documents(record: RawRecord, encoder: ChatEncoder, layout: LayoutSettings) 
     for number, conversation in enumerate(several):
         name = title if len(several) == 1 else f"{title} path {number}"
         try:
-            yield from _encoded(name, conversation, encoder)
+            yield from _encoded(name, conversation, encoder, chat)
         except (RecordError, TokenizerError) as error:
             yield _refused(name, record.origin, str(error), _said(conversation), encoder.tokenizer)
 
 
-def _encoded(title: str, conversation: Conversation, encoder: ChatEncoder) -> Iterator[PageDocument]:
-    knobs = encoder.knobs
-    kept, counts = clean(conversation, roles_to_train=knobs.roles_to_train, train_on_inputs=knobs.train_on_inputs)
-    if kept is None:
-        what = "no messages, or no reply to any" if counts.empty else "no message that the settings train"
-        yield _refused(title, conversation.origin, f"dropped: {what}", _said(conversation), encoder.tokenizer)
+def _encoded(
+    title: str, conversation: Conversation, encoder: ChatEncoder, chat: ChatSettings
+) -> Iterator[PageDocument]:
+    """The documents of one conversation, cleaned up, with what its certificates say."""
+    trains: dict[str, Any] = {
+        "roles_to_train": chat.knobs.roles_to_train,
+        "train_on_inputs": chat.knobs.train_on_inputs,
+    }
+    cleaned, counts = clean(conversation, chat.cleaning, **trains)
+    if cleaned is not None:
+
+        def length_of(head: Conversation) -> int:
+            return max((len(one.tokens) for one in encoder.encode(head)), default=0)
+
+        cleaned, more = fit(cleaned, chat.cleaning, length_of, **trains)
+        counts += more
+    told = [
+        Note(kind, what)
+        for count, kind, what in (
+            (counts.trimmed, "trimmed", f"{counts.trimmed_messages} messages at the end, which no reply follows"),
+            (counts.truncated, "truncated", f"{counts.truncated_messages} messages at the end: too long"),
+            (counts.empty, LEFT_OUT, "no messages, or no reply to any"),
+            (counts.untrained, LEFT_OUT, "no message that the settings train"),
+            (counts.too_long, LEFT_OUT, f"longer than {chat.cleaning.max_tokens} tokens"),
+        )
+        if count
+    ]
+    if cleaned is None:
+        yield _unseen(title, conversation.origin, told, _said(conversation), encoder.tokenizer)
         return
-    more = []
-    if counts.trimmed:
-        more.append(Note("trimmed", f"{counts.trimmed_messages} messages at the end, which no reply follows"))
-    chats = encoder.encode(kept)
+    chats = encoder.encode(cleaned)
     if not chats:
-        yield _refused(title, conversation.origin, "no reply of it can be trained", _said(kept), encoder.tokenizer)
-    for number, chat in enumerate(chats):
+        reason = Note(REFUSED, "the template rewrites earlier turns, and none of its replies can be trained alone")
+        yield _unseen(title, conversation.origin, [*told, reason], _said(cleaned), encoder.tokenizer)
+    for number, one in enumerate(chats):
         page = from_chat(
-            chat,
+            one,
             title=title if len(chats) == 1 else f"{title} reply {number}",
             origin=conversation.origin,
             special_tokens=encoder.tokenizer.special_tokens,
         )
-        errors = [str(problem) for problem in chat.certificate.problems if problem.is_error]
-        if errors:
-            more.append(Note(REFUSED, "; ".join(errors)))
-        yield replace(page, notes=(*page.notes, *more))
+        errors = [str(problem) for problem in one.certificate.problems if problem.is_error]
+        refused = [Note(REFUSED, "; ".join(errors))] if errors else []
+        yield replace(page, notes=(*refused, *page.notes, *told))
 
 
 def _refused(
     title: str, origin: str, reason: str, texts: Sequence[tuple[str, str]], tokenizer: Tokenizer
 ) -> PageDocument:
-    """A document in which nothing is trained: the words of the record, and why it is refused."""
+    """The words of a record that would not be prepared, and why."""
+    return _unseen(title, origin, [Note(REFUSED, reason.removeprefix(f"{origin}: "))], texts, tokenizer)
+
+
+def _unseen(
+    title: str, origin: str, notes: Sequence[Note], texts: Sequence[tuple[str, str]], tokenizer: Tokenizer
+) -> PageDocument:
+    """A document that no model sees: the words of the record, none of them trained."""
     names = tuple(dict.fromkeys(role for role, _ in texts if role))
     ids: list[int] = []
     roles: list[int] = []
@@ -291,7 +319,6 @@ def _refused(
         ids += found
         roles += [names.index(role) if role else -1] * len(found)
         turns += [turn] * len(found)
-    reason = reason.removeprefix(f"{origin}: ")
     return PageDocument(
         title=title,
         origin=origin,
@@ -301,13 +328,23 @@ def _refused(
         roles=np.array(roles, np.int64),
         role_names=names,
         turns=np.array(turns, np.int64),
-        notes=(Note(REFUSED, reason),),
+        notes=tuple(notes),
         ok=False,
     )
 
 
 def _reason(document: PageDocument) -> str:
     return "; ".join(note[1] for note in document.notes if note[0] == REFUSED)
+
+
+def _reasons(refused: Sequence[PageDocument]) -> Iterator[str]:
+    """The reasons, the most frequent first, each with the first place where it was met."""
+    first = {_reason(document): document.origin for document in reversed(refused)}
+    found = Counter(_reason(document) for document in refused).most_common()
+    for reason, count in found[:NAMED]:
+        yield f"✗ {first[reason]}{f' and {count - 1:,} more' if count > 1 else ''}: {reason}"
+    if len(found) > NAMED:
+        yield f"… and {len(found) - NAMED:,} other reasons; --html shows all"
 
 
 def _absent(other: PageDocument) -> PageDocument:
@@ -335,18 +372,6 @@ def _said(conversation: Conversation) -> list[tuple[str, str]]:
     return said
 
 
-def settings_of(shown: ShownConversations) -> dict[str, Any]:
-    """The settings that made them, each as it is in force."""
-    encoder = shown.encoder
-    family = detect_family(encoder.template.source)
-    return {
-        "tokenizer": encoder.tokenizer.name,
-        "template": encoder.template.name,
-        "family": "not one that is known" if family is None else f"{family.name} ({family.title})",
-        **{name: _short(value) for name, value in encoder.knobs.describe().items()},
-    }
-
-
 def _layout(sample: Sample, settings: LayoutSettings) -> str:
     """Of the first record that has one; and of how many others there are, where they differ."""
     found: Counter[str] = Counter()
@@ -362,7 +387,3 @@ def _layout(sample: Sample, settings: LayoutSettings) -> str:
 def spread(count: int, total: int) -> list[int]:
     """At most `count` of the numbers below `total`, evenly spread."""
     return [total * place // count for place in range(count)] if count < total else list(range(total))
-
-
-def _short(value: Any) -> str:
-    return ",".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)

@@ -1,13 +1,19 @@
 """The pages of datasets and of mixtures: documents with their origins, packed rows, lengths and shares."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from penstock.chat import ResolvedBoundary, detect_family, scan
+from penstock.errors import ConfigError
 from penstock.inspection.datasets import DatasetSummary, summarise, view_document
 from penstock.inspection.dry_run import dry_run
-from penstock.inspection.html import Histogram, PageData, from_dataset
+from penstock.inspection.html import Histogram, PageData, PageDocument, from_dataset
 from penstock.inspection.rows import RowView
 from penstock.inspection.terminal import QUANTILE_NAMES
+from penstock.inspection.text import in_words
 from penstock.loader import Loader
 
 SHARE_STEPS = 100
@@ -15,7 +21,7 @@ SHARE_STEPS = 100
 
 
 def page_of_dataset(dataset: Any, numbers: Sequence[int], rows: Sequence[RowView], tokenizer: Any) -> PageData:
-    """The page of one dataset.
+    """The page of one dataset; of one of chats, with its settings, and roles where the template's family tells them.
 
     Args:
         dataset: An open dataset.
@@ -25,10 +31,14 @@ def page_of_dataset(dataset: Any, numbers: Sequence[int], rows: Sequence[RowView
     """
     controls = control_ids(tokenizer)
     found = summarise(dataset)
+    documents = [from_dataset(view_document(dataset, each, tokenizer, lines=True), controls) for each in numbers]
+    chat = getattr(dataset, "chat", None)
+    boundaries = () if chat is None or tokenizer is None else _boundaries(chat, tokenizer)
     return PageData(
         title=found.name,
+        settings={} if chat is None else _settings(chat),
         summary=summary_of(found, len(numbers)),
-        documents=[from_dataset(view_document(dataset, each, tokenizer, lines=True), controls) for each in numbers],
+        documents=[with_turns(document, boundaries) for document in documents] if boundaries else documents,
         rows=rows,
         histograms=_lengths(found),
         control_ids=controls,
@@ -48,7 +58,7 @@ def page_of_mixture(title: str, loader: Loader, rows: Sequence[RowView], tokeniz
     settings = loader.settings
     return PageData(
         title=title,
-        settings={name: getattr(settings, name) for name in settings.__dataclass_fields__},
+        settings={name: in_words(getattr(settings, name)) for name in settings.__dataclass_fields__},
         summary={
             "sources": ", ".join(source.name for source in report.sources),
             "rows shown": len(rows),
@@ -82,6 +92,29 @@ def summary_of(found: DatasetSummary, shown: int) -> dict[str, Any]:
     }
 
 
+def with_turns(document: PageDocument, boundaries: Sequence[ResolvedBoundary]) -> PageDocument:
+    """A document of chats with its roles and turns, told by role boundaries over its ids.
+
+    Args:
+        document: Without roles.
+        boundaries: Those of the template's family.
+    """
+    whole = [replace(boundary, include_start=True) for boundary in boundaries]
+    names = tuple(dict.fromkeys(boundary.role for boundary in boundaries))
+    roles = np.full(len(document.ids), -1, np.int64)
+    begins = np.zeros(len(document.ids), np.bool_)
+    for number, name in enumerate(names):
+        said = scan(document.ids, whole, {name}) != 0
+        starts = said & (scan(document.ids, boundaries, {name}) == 0)
+        roles[said] = number
+        begins |= starts & ~np.append(False, starts[:-1])
+    # A line end between two turns belongs to the one before it.
+    for place in (np.flatnonzero((roles[1:] < 0) & ~begins[1:]) + 1).tolist():
+        if not document.pieces[place].strip():
+            roles[place] = roles[place - 1]
+    return replace(document, roles=roles, role_names=names, turns=np.cumsum(begins))
+
+
 def control_ids(tokenizer: Any) -> frozenset[int]:
     """Ids of the control tokens; none where there is no tokenizer."""
     return frozenset() if tokenizer is None else frozenset(tokenizer.special_tokens.values())
@@ -93,3 +126,26 @@ def _lengths(found: DatasetSummary) -> dict[str, Histogram]:
         return {}
     edges = [part.low for part in found.histogram] + [found.histogram[-1].high + 1]
     return {"tokens of a document, whole dataset": Histogram(edges, [part.documents for part in found.histogram])}
+
+
+def _boundaries(chat: Any, tokenizer: Any) -> tuple[ResolvedBoundary, ...]:
+    """Role boundaries of the template's family; none where it is of no family that is known."""
+    family = detect_family(chat.template)
+    try:
+        return () if family is None else family.resolve(tokenizer)
+    except ConfigError:
+        return ()
+
+
+def _settings(chat: Any) -> dict[str, Any]:
+    """How the conversations of a dataset were rendered, and what of them is trained."""
+    rest = {name: value for group in chat.settings.values() for name, value in group.items()}
+    stops = ", ".join(chat.stop_texts)
+    found = {
+        "template": chat.template_name,
+        "date": chat.date,
+        "trained turns end with": stops,
+        **chat.variables,
+        **rest,
+    }
+    return {name: in_words(value) for name, value in found.items() if value not in (None, {}, "")}

@@ -71,3 +71,12 @@ def origin_text(origin: Any) -> str:
     """`web.jsonl:12`; "?" where it is not known."""
     file, line = getattr(origin, "file", ""), getattr(origin, "line", None)
     return "?" if not file else f"{file}:{line}"
+
+
+def in_words(value: Any) -> str:
+    """The value of a setting as people read it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return "+".join(map(str, value)) or "none"
+    return str(value)
