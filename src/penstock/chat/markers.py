@@ -18,6 +18,7 @@ from typing import Any, final
 
 import numpy as np
 
+from penstock.chat.encoding import encode_rendered
 from penstock.errors import TokenizerError
 from penstock.tokenizers import ByteTable, Tokenizer
 
@@ -82,7 +83,11 @@ def encode_start(text: str, tokenizer: Any) -> list[Marker]:
 
 
 def _encode(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-    return tuple(tokenizer.encode(text, allow_control=True).tolist())
+    try:
+        # The same ids as below, without loading the vocabulary's own encoder (half a second for 150,000 entries).
+        return tuple(encode_rendered(tokenizer, text, np.ones(len(text), np.bool_)).ids.tolist())
+    except TokenizerError:
+        return tuple(tokenizer.encode(text, allow_control=True).tolist())
 
 
 def _byte_table(tokenizer: Tokenizer) -> ByteTable | None:

@@ -113,7 +113,7 @@ class HuggingFaceVocabulary:
         """See `Vocabulary`."""
         from penstock.tokenizers.fast import backend_from_json
 
-        return backend_from_json(self.scrubbed_json()), 0
+        return backend_from_json(self._scrubbed_json), 0
 
     def build_byte_table(self) -> ByteTable:
         """See `Vocabulary`."""
@@ -129,7 +129,8 @@ class HuggingFaceVocabulary:
             entries[token_id] = None
         return ByteTable(entries)
 
-    def scrubbed_json(self) -> str:
+    @cached_property
+    def _scrubbed_json(self) -> str:
         """The file without anything that turns text into a control entry, BOS or EOS."""
         scrubbed = {**self._json, "truncation": None, "padding": None, "post_processor": None}
         scrubbed["added_tokens"] = self._scrub_added()
@@ -227,7 +228,7 @@ class HuggingFaceVocabulary:
 
     @cached_property
     def _scrubbed(self) -> Any:
-        return _load(self.scrubbed_json())
+        return _load(self._scrubbed_json)
 
     def _find_kind(self) -> str:
         if self._model_type != "BPE":
