@@ -125,3 +125,36 @@ def make_tokenizer(folder: Path, controls: list[str], *, eos="</s>", pad="<s>") 
         names = {"eos_token": eos, "pad_token": pad} | ({"bos_token": "<s>"} if "<s>" in controls else {})
         (place / "tokenizer_config.json").write_text(json.dumps(names))
     return load_tokenizer(place)
+
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+ALL_CONTROLS = ["<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>", "<|end|>", "[INST]", "[/INST]"]
+
+
+def small_tokenizer(tmp_path_factory, eos="<|im_end|>", pad="<s>") -> Tokenizer:
+    """A small tokenizer with the markers that the tests' own templates write."""
+    return make_tokenizer(tmp_path_factory.getbasetemp() / "small", ALL_CONTROLS, eos=eos, pad=pad)
+
+
+def trained(chat) -> list[str]:
+    """The stretches of trained text."""
+    return [text for _, text in chat.trained_text]
+
+
+def weights_by_text(chat) -> list[tuple[str, float]]:
+    """Text and weight of each token; neighbours of one weight are joined."""
+    found: list[tuple[str, float]] = []
+    for begin, end, weight in zip(chat.begins, chat.ends, chat.loss_weights, strict=True):
+        if found and found[-1][1] == weight:
+            found[-1] = (found[-1][0] + chat.text[begin:end], float(weight))
+        else:
+            found.append((chat.text[begin:end], float(weight)))
+    return found
+
+
+def kinds(chat) -> set[str]:
+    """Kinds of problems of a certificate."""
+    return {problem.kind for problem in chat.certificate.problems}

@@ -94,6 +94,8 @@ class ChatEncoder:
             RecordError: The template refuses a conversation; names its origin.
             TokenizerError: A text cannot be encoded.
         """
+        if not conversations:
+            return []
         drafts = [self._render(conversation) for conversation in conversations]
         encoded = encode_rendered_batch(
             self.tokenizer,
@@ -120,7 +122,7 @@ class ChatEncoder:
                 scanned=scanned,
                 family=self._family.name if self._family else "",
             )
-            done.append(self._split(conversation, self._finish(evidence)))
+            done.append(self._split(conversation, self._finish(evidence), mask.trained))
         return done
 
     def _scan(self, encoded: Sequence[EncodedText]) -> Sequence[np.ndarray[Any, np.dtype[np.bool_]] | None]:
@@ -148,8 +150,9 @@ class ChatEncoder:
         control, owners = encoded.is_control, mask.owners
         if self._must_append(mask, evidence.turns):
             at = np.array([len(text)])
+            own = evidence.conversation.marks[mask.trained[-1]].weight
             tokens = np.append(tokens, np.uint32(self.tokenizer.eos_id or 0))
-            weights, control = np.append(weights, np.float32(1)), np.append(control, True)
+            weights, control = np.append(weights, np.float32(1 if own is None else own)), np.append(control, True)
             begins, ends, owners = np.append(begins, at), np.append(ends, at), np.append(owners, mask.trained[-1])
         return EncodedChat(
             tokens=tokens,
@@ -164,27 +167,24 @@ class ChatEncoder:
         )
 
     def _must_append(self, mask: Mask, turns: Mapping[int, Turn]) -> bool:
-        if self.knobs.on_missing_terminator != "append" or not mask.trained or not turns:
+        knobs = self.knobs
+        if knobs.on_missing_terminator != "append" or knobs.train_on_eos == "none" or not mask.trained or not turns:
             return False
         last = mask.trained[-1]
         if self.tokenizer.eos_id is None:
             raise ConfigError(f"on_missing_terminator is append, but the tokenizer {self.tokenizer.name} has no EOS")
         return last == max(turns) and last not in mask.terminators
 
-    def _split(self, conversation: Conversation, chat: EncodedChat) -> list[EncodedChat]:
+    def _split(self, conversation: Conversation, chat: EncodedChat, trained: Sequence[int]) -> list[EncodedChat]:
+        """The conversation as one document for each trained reply, if it has to be."""
         rewritten = [problem for problem in chat.certificate.problems if problem.kind == "rewritten"]
         if not rewritten or self.knobs.on_rewrite == "report":
             return [chat]
         if self.knobs.on_rewrite == "error":
             raise ConversationError(f"{conversation.origin or 'conversation'}: {rewritten[0]}")
         alone = ChatEncoder(self.tokenizer, self.template, replace(self.knobs, mask_history=True, on_rewrite="report"))
-        parts = []
-        for message, content in enumerate(conversation.messages):
-            if content["role"] == "assistant":
-                [part] = alone.encode(conversation.head(message + 1))
-                if part.certificate.ok:
-                    parts.append(part)
-        return parts
+        replies = [message for message in trained if conversation.messages[message]["role"] == "assistant"]
+        return [chat for [chat] in alone.encode_batch([conversation.head(message + 1) for message in replies])]
 
     @cached_property
     def _family(self) -> Family | None:

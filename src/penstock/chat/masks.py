@@ -26,7 +26,8 @@ Weights = np.ndarray[Any, np.dtype[np.float32]]
 Stroke = tuple[int, int, float]
 """Characters [begin, end) and what they weigh from now on."""
 _THINKING = re.compile(
-    r"<think>.*?</think>\s*|<reasoning>.*?</reasoning>\s*|<\|begin_of_thought\|>.*?<\|end_of_thought\|>\s*", re.DOTALL
+    r"<think>.*?</think>\s*|<thinking>.*?</thinking>\s*|<reasoning>.*?</reasoning>\s*|<\|begin_of_thought\|>.*?<\|end_of_thought\|>\s*",
+    re.DOTALL,
 )
 
 _TAG = re.compile(r"\s*(?:<[^<>\s]+>|\[[^\[\]\s]+\])\s*")
@@ -182,7 +183,11 @@ def _terminator_strokes(
     trained: Sequence[int],
     eos_text: str | None,
 ) -> Iterator[Stroke]:
+    known = {text[begin:end] for message, (begin, end) in terminators.items() if message in trained}
     for message, (begin, end) in terminators.items():
+        # What ends the turns of others may begin a reply ([/INST]).
+        if message not in trained and text[begin:end] not in known:
+            continue
         if not (knobs.train_on_inputs and message in trained):
             policy = knobs.train_on_eos if text[begin:end] == eos_text else knobs.train_on_eot or knobs.train_on_eos
             own = conversation.marks[message].weight
@@ -254,7 +259,8 @@ def _reasoning_strokes(rendered: Rendered, turn: Turn) -> Iterator[Stroke]:
     if end is not None and turn.produced:
         closing = _TAG.match(rendered.text, end, turn.end)
         yield turn.produced[0][0], closing.end() if closing else end, 0.0
-    for begin, last in turn.produced:
+    # The prompt may supply the opening tag.
+    for begin, last in turn.pieces:
         for found in _THINKING.finditer(rendered.text, begin, last):
             yield found.start(), found.end(), 0.0
 
