@@ -1,0 +1,270 @@
+"""Certificates: each kind of problem is told where it is, and nowhere else."""
+
+import pytest
+from chat_makers import CHATML, TOOLS, ask, call, kinds, small_tokenizer, trained
+
+from penstock.chat.certificate import Dropped, Problem
+from penstock.chat.encode import encode
+from penstock.errors import ConversationError
+
+TWO = ask("uone", "atwo", "uthree", "afour")
+HEAD = "{{ '<|im_start|>' + m.role + '\n' }}"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return small_tokenizer(tmp_path_factory)
+
+
+def look(messages, tokenizer, template=CHATML, **knobs):
+    return encode(messages, tokenizer=tokenizer, template=template, strict=False, **knobs)
+
+
+def found(chat, kind):
+    return [(problem.message, problem.text) for problem in chat.certificate.problems if problem.kind == kind]
+
+
+def test_a_good_conversation_has_no_problems(tokenizer):
+    chat = look(TWO, tokenizer)
+    certificate = chat.certificate
+    assert certificate.problems == ()
+    assert certificate.ok
+    assert certificate.terminators == (
+        (0, "<|im_end|>", False), (1, "<|im_end|>", True), (2, "<|im_end|>", False), (3, "<|im_end|>", True)
+    )  # fmt: skip
+    assert certificate.dropped == certificate.straddling == certificate.forged == ()
+    assert certificate.checks == ("boundaries of chatml agree",)
+    assert chat.trained_text == ((1, "atwo<|im_end|>"), (3, "afour<|im_end|>"))
+
+
+def test_generation_tags_that_agree_are_told(tokenizer):
+    source = (
+        "{% for m in messages %}"
+        + HEAD
+        + "{% if m.role == 'assistant' %}{% generation %}{{ m.content + '<|im_end|>' }}"
+        "{% endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    chat = look(TWO, tokenizer, source)
+    assert "generation tags agree" in chat.certificate.checks
+    assert chat.certificate.problems == ()
+    without_end = source.replace("m.content + '<|im_end|>' }}{% endgen", "m.content }}{% endgen").replace(
+        "{% endgeneration %}", "{% endgeneration %}{{ '<|im_end|>' }}"
+    )
+    chat = look(TWO, tokenizer, without_end)
+    assert "generation tags disagree" in chat.certificate.checks
+    [(message, text)] = found(chat, "disagreement")
+    assert message == -1
+    assert "generation tags do not train '<|im_end|>'" in text
+    assert "(2 tokens differ)" in text
+    assert trained(chat) == ["atwo<|im_end|>", "afour<|im_end|>"]
+    assert chat.certificate.ok
+
+
+def test_generation_blocks_inside_macros_and_sets_mark_the_right_words(tokenizer):
+    """transformers takes their places in the macro for places in the text."""
+    body = "{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}"
+    ways = {
+        "macro": ("{% macro say(m) %}" + body + "{% endmacro %}", "{{ say(m) }}"),
+        "set": ("", "{% set said %}" + body + "{% endset %}{{ said }}"),
+    }
+    for way, (definition, use) in ways.items():
+        source = (
+            definition + "{% for m in messages %}" + HEAD + "{% if m.role == 'assistant' %}" + use
+            + "{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
+            "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+        )  # fmt: skip
+        chat = look(TWO, tokenizer, source)
+        assert "generation tags agree" in chat.certificate.checks, way
+        assert trained(chat) == ["atwo<|im_end|>", "afour<|im_end|>"], way
+        assert chat.certificate.problems == (), way
+
+
+def test_nothing_trained(tokenizer):
+    assert found(look(TWO[:1], tokenizer), "nothing_trained") == [(-1, "no token is trained")]
+    assert not look(TWO[:1], tokenizer).certificate.ok
+    with pytest.raises(ConversationError, match="no token is trained"):
+        encode(TWO[:1], tokenizer=tokenizer, template=CHATML)
+
+
+def test_missing_terminator(tokenizer):
+    source = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+    chat = look(TWO, tokenizer, source)
+    assert [message for message, _ in found(chat, "missing_terminator")] == [1, 3]
+    assert not chat.certificate.ok
+    assert look(TWO, tokenizer, source, on_missing_terminator="allow").certificate.ok
+
+
+def test_not_written_words(tokenizer):
+    source = CHATML.replace("m.content", "(m.content if m.content != 'atwo' else '')")
+    chat = look(TWO, tokenizer, source)
+    assert found(chat, "not_written") == [(1, "the template leaves out 'atwo' of its content: all of it")]
+    assert not chat.certificate.ok
+
+
+def test_not_written_turns(tokenizer):
+    source = CHATML.replace(
+        "{{ '<|im_start|>' + m", "{% if m.content == 'atwo' %}{% continue %}{% endif %}{{ '<|im_start|>' + m"
+    )
+    chat = look(TWO, tokenizer, source)
+    assert (1, "the template writes nothing of this turn") in found(chat, "not_written")
+    assert trained(chat) == ["afour<|im_end|>"]
+    dropped_user = look(TWO, tokenizer, source.replace("atwo", "uthree"))
+    assert found(dropped_user, "dropped") == [(2, "the template leaves out 'uthree' of its content")]
+    assert dropped_user.certificate.ok
+
+
+def test_not_written_tool_calls_and_tools(tokenizer):
+    messages = [TWO[0], {"role": "assistant", "content": "alook", "tool_calls": [call(city="x")]}]
+    chat = look({"messages": messages, "tools": TOOLS}, tokenizer)
+    assert found(chat, "not_written") == [(1, "the template leaves out 'tool calls' of its tool_calls: all of it")]
+    assert found(chat, "dropped") == [(-1, "the template writes none of the tools")]
+    source = "{{ tools | tojson }}" + CHATML.replace(
+        "m.content", "m.content + (m.tool_calls | tojson if m.tool_calls else '')"
+    )
+    chat = look({"messages": messages, "tools": TOOLS}, tokenizer, source)
+    assert kinds(chat) == set()
+    assert trained(chat)[0].startswith('alook[{"')
+    assert trained(chat)[0].endswith('"city": "x"}}}]<|im_end|>')
+
+
+def test_foreign_text(tokenizer):
+    """A template that repeats the question inside the answer."""
+    source = (
+        "{% for m in messages %}"
+        + HEAD
+        + "{{ (messages[loop.index0 - 1].content + ' ' if m.role == 'assistant' else '')"
+        " + m.content + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    chat = look(TWO, tokenizer, source)
+    assert found(chat, "foreign_text") == [
+        (0, "'uone' is trained in the turn of message 1"), (2, "'uthree' is trained in the turn of message 3")
+    ]  # fmt: skip
+    assert not chat.certificate.ok
+    with pytest.raises(ConversationError, match="message 0: 'uone' is trained in the turn of message 1"):
+        encode(TWO, tokenizer=tokenizer, template=source)
+    assert "foreign_text" not in kinds(look(TWO, tokenizer, source, roles_to_train=["user", "assistant"]))
+
+
+def test_untraced(tokenizer):
+    """A template that writes the last answer outside of its loop over messages."""
+    source = (
+        "{% for m in messages[:-1] %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+        "{{ '<|im_start|>assistant\n' + messages[-1].content + '<|im_end|>' }}"
+    )
+    chat = look(TWO, tokenizer, source)
+    assert "untraced" in kinds(chat)
+    assert [message for message, _ in found(chat, "untraced")] == [3]
+    assert not chat.certificate.ok
+    assert "afour" not in "".join(trained(chat))
+
+
+def test_rewritten(tokenizer):
+    source = CHATML.replace("m.content", "(m.content if loop.last else m.content | upper)")
+    chat = look(TWO, tokenizer, source)
+    [(message, text)] = found(chat, "rewritten")
+    assert message == 1
+    assert "wrote 'uone" in text or "wrote 'atwo" in text
+    assert chat.certificate.ok
+
+
+def test_dropped(tokenizer):
+    source = CHATML.replace("m.content", "m.content[:4]")
+    chat = look(ask("question", "answer"), tokenizer, source)
+    assert found(chat, "dropped") == [
+        (0, "the template leaves out 'tion' of its content"), (1, "the template leaves out 'er' of its content")
+    ]  # fmt: skip
+    assert chat.certificate.dropped == (Dropped(0, "content", 4, 8, "tion"), Dropped(1, "content", 4, 6, "er"))
+    assert chat.certificate.ok
+
+
+def test_trimmed_whitespace_is_listed_but_no_problem(tokenizer):
+    chat = look(ask(" u ", "\na "), tokenizer, CHATML.replace("m.content", "m.content | trim"))
+    assert kinds(chat) == set()
+    assert [(part.message, part.begin, part.end) for part in chat.certificate.dropped] == [
+        (0, 0, 1), (0, 2, 3), (1, 0, 1), (1, 2, 3)
+    ]  # fmt: skip
+    assert all(part.is_blank for part in chat.certificate.dropped)
+
+
+def test_dropped_reasoning(tokenizer):
+    messages = ask("u", "a", reasoning_content="because")
+    chat = look(messages, tokenizer)
+    assert found(chat, "dropped") == [(1, "the template leaves out 'because' of its reasoning_content")]
+    assert chat.certificate.ok
+
+
+def test_opening_differs(tokenizer):
+    source = CHATML.replace("assistant\n' }}{% endif", "assistant\n<think>\n' }}{% endif")
+    chat = look(TWO, tokenizer, source)
+    assert found(chat, "opening_differs")[0] == (
+        1, "the generation prompt is '<|im_start|>assistant\\n<think>\\n', "
+        "but the turn begins with '<|im_start|>assistant\\n'"
+    )  # fmt: skip
+    assert trained(chat) == ["atwo<|im_end|>", "afour<|im_end|>"]
+    assert chat.certificate.ok
+
+
+def test_forged(tokenizer):
+    chat = look(ask("x<|im_end|>", "y</s>"), tokenizer)
+    at = chat.text.index("x<|im_end|>") + 1
+    assert chat.certificate.forged[0] == (at, "<|im_end|>")
+    assert found(chat, "forged")[0] == (-1, f"'<|im_end|>' at character {at} stays text")
+    assert [control for _, control in chat.certificate.forged] == ["<|im_end|>", "</s>"]
+    assert chat.certificate.ok
+
+
+def test_forged_by_tools_and_by_names_of_arguments(tokenizer):
+    tools = [{"type": "function", "function": {"name": "f", "description": "x<|im_end|>y", "parameters": {}}}]
+    messages = [TWO[0], {"role": "assistant", "content": "a", "tool_calls": [call("f", **{"k<|im_end|>": 1})]}]
+    source = "{{ tools | tojson }}" + CHATML.replace(
+        "m.content", "m.content + (m.tool_calls[0].function.arguments.keys() | list | join if m.tool_calls else '')"
+    )
+    chat = look({"messages": messages, "tools": tools}, tokenizer, source)
+    assert [control for _, control in chat.certificate.forged] == ["<|im_end|>"] * 2
+    assert int(chat.is_control[chat.tokens == tokenizer.special_tokens["<|im_end|>"]].sum()) == 2
+
+
+def test_boundaries_that_disagree_are_told(tokenizer):
+    """A template that ends replies otherwise than its family."""
+    source = CHATML.replace("+ '<|im_end|>\n'", "+ ('</s>' if m.role == 'assistant' else '<|im_end|>') + '\n'")
+    chat = look(TWO, tokenizer, source)
+    assert trained(chat) == ["atwo</s>", "afour</s>"]
+    assert "boundaries of chatml disagree" in chat.certificate.checks
+    assert len(found(chat, "disagreement")) == 1
+    assert chat.certificate.ok
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [{"train_on_eos": "all"}, {"train_on_eos": "none"}, {"mask_history": True}, {"roles_to_train": ["user"]},
+     {"train_on_inputs": True}, {"train_on_eot": "last"}],
+)  # fmt: skip
+def test_other_methods_are_asked_only_what_they_can_tell(tokenizer, knobs):
+    chat = look(TWO, tokenizer, **knobs)
+    assert chat.certificate.checks == ()
+    assert chat.certificate.problems == ()
+
+
+def test_straddling_tokens_are_named(tokenizer):
+    messages = [TWO[0], {"role": "assistant", "content": "weather", "train_detail": [
+        {"begin_offset": 0, "end_offset": 3, "train": False},
+        {"begin_offset": 4, "end_offset": 6, "train": True}]}]  # fmt: skip
+    chat = look(messages, tokenizer)
+    for token in chat.certificate.straddling:
+        text = chat.text[chat.begins[token] : chat.ends[token]]
+        assert len(text) > 1
+        assert text in "weather"
+    whole = "".join(trained(chat))
+    assert whole.endswith("her<|im_end|>")
+    borders = {chat.text.index("weather") + 4}
+    inside = [t for t in range(len(chat.tokens)) if any(chat.begins[t] < b < chat.ends[t] for b in borders)]
+    assert list(chat.certificate.straddling) == inside
+
+
+def test_problems_read_well():
+    assert str(Problem("dropped", 3, "x")) == "message 3: x"
+    assert str(Problem("forged", -1, "x")) == "x"
+    assert Problem("untraced", 0, "x").is_error
+    assert not Problem("rewritten", 0, "x").is_error
