@@ -7,6 +7,7 @@ has called a function that looks the documentation up.
 
 import ast
 import hashlib
+import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,8 @@ def conversation(name: str, arguments: str, answer: str) -> dict[str, Any]:
 
 
 def modules_of(paths: Iterable[Path]) -> Iterator[tuple[str, str]]:
-    """(name, source) of modules; a package is called by the name of its folder."""
+    """(name, source) of modules of the standard library, named as they are imported."""
+    root = Path(sysconfig.get_paths()["stdlib"])
     for path in paths:
-        name = path.parent.name if path.stem == "__init__" else path.stem
-        yield name, path.read_text(encoding="utf-8")
+        parts = path.relative_to(root).with_suffix("").parts
+        yield ".".join(parts).removesuffix(".__init__"), path.read_text(encoding="utf-8")

@@ -89,7 +89,10 @@ def run(
         ),
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Encode or decode with this tokenizer, not the dataset's own.")
+        str | None,
+        typer.Option(
+            "--tokenizer", "-t", metavar="PATH", help="Encode or decode with this tokenizer, not the dataset's own."
+        ),
     ] = None,
     assignments: Annotated[
         list[str] | None,
@@ -156,7 +159,7 @@ def run(
     _refuse_raw(target)
     is_run = Path(target).suffix in RUN_FILES
     if not (rows or is_run or html):
-        _show_dataset(target, document, documents, tokens or TOKENS, override, as_json)
+        _show_dataset(target, document, documents, tokens, override, as_json)
         return
     loader = _loader(target, assignments or [], sequence_length, distances)
     if html is None:
@@ -187,14 +190,10 @@ def _show_rows(
 ) -> None:
     import json
 
-    from penstock.errors import ConfigError
     from penstock.inspection import Style, make_console, row_view, slots_view, tokenizer_of, view_rows
 
     views = view_rows(loader, step, rows, lambda dataset: override or tokenizer_of(dataset))
-    if not views:
-        count = loader.settings.rows_per_step
-        found = "1 row, row 0" if count == 1 else f"rows 0 to {count - 1}"
-        raise ConfigError(f"--row {' --row '.join(map(str, rows))}: the step has {found}")
+    _refuse_no_rows(views, loader, rows)
     if as_json:
         print(json.dumps([view.as_json() for view in views], ensure_ascii=False))
         return
@@ -207,8 +206,17 @@ def _show_rows(
     console.print(style.legend())
 
 
+def _refuse_no_rows(views: list[Any], loader: Any, rows: list[int]) -> None:
+    from penstock.errors import ConfigError
+
+    if not views:
+        count = loader.settings.rows_per_step
+        found = "1 row, row 0" if count == 1 else f"rows 0 to {count - 1}"
+        raise ConfigError(f"--row {' --row '.join(map(str, rows))}: the step has {found}")
+
+
 def _show_dataset(
-    target: str, numbers: list[int] | None, count: int | None, tokens: int, override: Any, as_json: bool
+    target: str, numbers: list[int] | None, count: int | None, tokens: int | None, override: Any, as_json: bool
 ) -> None:
     import dataclasses
     import json
@@ -239,10 +247,29 @@ def _show_dataset(
         console.print()
     if decoder is None and views:
         console.print("No tokenizer lies beside this dataset: ids are shown; --tokenizer decodes them.\n")
+    if decoder is not None and getattr(dataset, "chat", None) is not None:
+        _print_chats(
+            console, style, dataset, asked, decoder, None if numbers is not None else tokens or TOKENS_OF_CHATS
+        )
+        return
     for view in views:
-        console.print(document_view(view, style, tokens if numbers is None else len(view.tokens) + 1))
+        console.print(document_view(view, style, (tokens or TOKENS) if numbers is None else len(view.tokens) + 1))
     if views:
         console.print(style.legend())
+
+
+def _print_chats(console: Any, style: Any, dataset: Any, numbers: list[int], decoder: Any, tokens: int | None) -> None:
+    """The settings of a dataset of chats, and documents turn by turn."""
+    from penstock.inspection.html.terminal import conversation_view, legend
+    from penstock.inspection.pages import pages_of, settings_of_chats
+
+    if tokens is not None:
+        settings = (f"{name} {value}" for name, value in settings_of_chats(dataset.chat).items())
+        console.print(f"Chats: {', '.join(settings)}\n", markup=False)
+    for page in pages_of(dataset, numbers, decoder):
+        console.print(conversation_view(page, style, len(page.ids) if tokens is None else tokens))
+    if numbers:
+        console.print(legend(style))
 
 
 def _numbers(dataset: Any, numbers: list[int] | None, count: int) -> list[int]:
@@ -277,6 +304,7 @@ def _write_page(
     decoder = tokenizer_for(loader.datasets[0])
     if Path(target).suffix in RUN_FILES:
         views = view_rows(loader, step, rows or [*range(ROWS_IN_PAGE)], tokenizer_for, lines=True)
+        _refuse_no_rows(views, loader, rows or [])
         page = page_of_mixture(Path(target).name, loader, views, decoder)
     else:
         # A step of a dataset alone has one row.

@@ -187,7 +187,7 @@ def summary_of(shown: ShownConversations) -> dict[str, Any]:
     kinds = Counter(kind for document in documents for kind in {note[0] for note in document.notes})
     records = f"{len(shown.documents):,}"
     if len(shown.documents) < shown.total:
-        records += f" of {shown.total:,}, spread over the input"
+        records += f" of {shown.total:,}"
     if len(documents) != len(shown.documents):
         records += f"; they became {len(documents):,} documents"
     return {
@@ -279,6 +279,7 @@ def _encoded(
         if count
     ]
     if cleaned is None:
+        told = [note for note in told if note.kind == LEFT_OUT]
         yield _unseen(title, conversation.origin, told, _said(conversation), encoder.tokenizer)
         return
     chats = encoder.encode(cleaned)

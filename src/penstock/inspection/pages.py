@@ -31,18 +31,25 @@ def page_of_dataset(dataset: Any, numbers: Sequence[int], rows: Sequence[RowView
     """
     controls = control_ids(tokenizer)
     found = summarise(dataset)
-    documents = [from_dataset(view_document(dataset, each, tokenizer, lines=True), controls) for each in numbers]
     chat = getattr(dataset, "chat", None)
-    boundaries = () if chat is None or tokenizer is None else _boundaries(chat, tokenizer)
     return PageData(
         title=found.name,
-        settings={} if chat is None else _settings(chat),
+        settings={} if chat is None else settings_of_chats(chat),
         summary=summary_of(found, len(numbers)),
-        documents=[with_turns(document, boundaries) for document in documents] if boundaries else documents,
+        documents=pages_of(dataset, numbers, tokenizer),
         rows=rows,
         histograms=_lengths(found),
         control_ids=controls,
     )
+
+
+def pages_of(dataset: Any, numbers: Sequence[int], tokenizer: Any) -> list[PageDocument]:
+    """Some documents of a dataset; of one of chats with their turns, where the template's family tells them."""
+    controls = control_ids(tokenizer)
+    documents = [from_dataset(view_document(dataset, each, tokenizer, lines=True), controls) for each in numbers]
+    chat = getattr(dataset, "chat", None)
+    boundaries = () if chat is None or tokenizer is None else _boundaries(chat, tokenizer)
+    return [with_turns(document, boundaries) for document in documents] if boundaries else documents
 
 
 def page_of_mixture(title: str, loader: Loader, rows: Sequence[RowView], tokenizer: Any) -> PageData:
@@ -137,7 +144,7 @@ def _boundaries(chat: Any, tokenizer: Any) -> tuple[ResolvedBoundary, ...]:
         return ()
 
 
-def _settings(chat: Any) -> dict[str, Any]:
+def settings_of_chats(chat: Any) -> dict[str, Any]:
     """How the conversations of a dataset were rendered, and what of them is trained."""
     rest = {name: value for group in chat.settings.values() for name, value in group.items()}
     stops = ", ".join(chat.stop_texts)

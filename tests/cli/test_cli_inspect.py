@@ -1,0 +1,142 @@
+"""`penstock inspect` as a user meets it: what kind of target it takes for what, pages, comparisons, errors."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from penstock import cli
+from penstock.prepare import prepare
+from penstock.tokenizers import train_tokenizer
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CHATS = [
+    {"messages": [{"role": "user", "content": f"Gate {n}?"}, {"role": "assistant", "content": f"Gate {n} is shut."}]}
+    for n in range(12)
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Raw chats, a tokenizer with a template, datasets of chats and of texts, a run file."""
+    folder = tmp_path_factory.mktemp("inspect")
+    (folder / "chats.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in CHATS) + '{"text": "none"}\n')
+    texts = [f"Water level {n}, gate shut.\n" * 3 for n in range(20)]
+    (folder / "texts.jsonl").write_text("".join(f"{json.dumps({'text': each})}\n" for each in texts))
+    controls = ("<|im_start|>", "<|im_end|>")
+    train_tokenizer(texts, vocab_size=320, output=folder / "tokenizer", special_tokens=controls, progress=False)
+    (folder / "chat.jinja").write_text(TEMPLATE)
+    (folder / "tokenizer" / "chat_template.jinja").write_text(TEMPLATE)
+    quiet = {"tokenizer": folder / "tokenizer", "processes": 1, "progress": False}
+    prepare(str(folder / "texts.jsonl"), output=folder / "texts", **quiet)
+    prepare(str(folder / "chats.jsonl"), output=folder / "chats", template="auto", on_error="skip", **quiet)
+    (folder / "run.yaml").write_text(
+        "data:\n  sources:\n    - {path: texts, share: 0.5}\n    - {path: chats, share: 0.5}\n"
+        "  loader: {sequence_length: 64, rows_per_step: 4, seed: 1}\n"
+    )
+    return folder
+
+
+@pytest.fixture
+def inspect(folder, monkeypatch, capsys):
+    """Runs the verb in the folder: exit code, standard output and standard error."""
+    monkeypatch.chdir(folder)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["penstock", "inspect", *arguments])
+        with pytest.raises(SystemExit, match=r"\d") as stop:
+            cli.main()
+        found = capsys.readouterr()
+        return int(stop.value.code), found.out, found.err
+
+    return run
+
+
+def data_of(page: Path) -> dict:
+    return json.loads(re.search(r'id="data">(.*?)</script>', page.read_text(), re.DOTALL)[1])
+
+
+def test_raw_conversations_in_the_terminal(inspect):
+    code, out, err = inspect("chats.jsonl", "--tokenizer", "tokenizer", "--documents", "2")
+    assert (code, err) == (0, "")
+    assert out.count("▌ assistant") == 2
+    assert re.search(r"proven +12\n|proven +12 ", out)
+    assert "chats.jsonl:13: no known layout" in out
+    assert "mask_history no" in out
+
+
+def test_a_page_of_conversations_and_its_comparison(inspect, tmp_path):
+    page = tmp_path / "chats.html"
+    code, out, _ = inspect(
+        "chats.jsonl", "-t", "tokenizer", "--template", "chat.jinja", "--html", str(page), "--mask-history",
+        "--compare", "mask_history=false", "--compare", "train_on_eos=none",
+    )  # fmt: skip
+    assert code == 0
+    assert f"{page}: " in out
+    data = data_of(page)
+    assert [len(side["documents"]) for side in data["sides"]] == [13, 13]
+    assert data["sides"][0]["title"] == "train_on_eos=turn, mask_history=yes"
+    assert data["sides"][1]["title"] == "train_on_eos=none, mask_history=no"
+    assert data["sides"][0]["documents"][12]["notes"][0][0] == "refused"
+
+
+def test_documents_bound_a_page(inspect, tmp_path):
+    page = tmp_path / "some.html"
+    for target, more in (("chats.jsonl", ["-t", "tokenizer"]), ("chats", []), ("texts", [])):
+        assert inspect(target, *more, "--documents", "4", "--html", str(page))[0] == 0
+        assert len(data_of(page)["sides"][0]["documents"]) == 4
+
+
+def test_a_page_of_a_dataset_of_chats_has_settings_roles_and_rows(inspect, tmp_path):
+    page = tmp_path / "dataset.html"
+    assert inspect("chats", "--html", str(page), "--sequence-length", "64")[0] == 0
+    data = data_of(page)
+    assert {"user", "assistant"} <= set(data["roles"])
+    assert ["mask_history", "no"] in data["sides"][0]["settings"]
+    assert data["rows"]
+    assert all(row["slots"] == 64 for row in data["rows"])
+
+
+def test_a_page_of_a_mixture_has_rows_and_shares(inspect, tmp_path):
+    page = tmp_path / "run.html"
+    assert inspect("run.yaml", "--html", str(page), "--set", "data.loader.sequence_length=128")[0] == 0
+    data = data_of(page)
+    assert [row["slots"] for row in data["rows"]] == [128] * 4
+    assert data["shares"][0] == {"name": "share asked for", "parts": [["texts", 0.5], ["chats", 0.5]]}
+
+
+def test_a_dataset_of_chats_is_shown_turn_by_turn(inspect):
+    code, out, _ = inspect("chats", "--documents", "1")
+    assert code == 0
+    assert "▌ assistant" in out
+    assert "template chat_template.jinja" in out or "template tokenizer" in out
+
+
+def test_for_a_machine(inspect):
+    found = json.loads(inspect("chats.jsonl", "-t", "tokenizer", "--json")[1])
+    assert found["summary"]["proven"] == "12"
+    assert found["refused"][0]["origin"] == "chats.jsonl:13"
+    assert found["settings"]["template"] == "tokenizer"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["chats.jsonl"], "chats.jsonl: raw records; to show conversations give --tokenizer and --template"),
+        (["chats.jsonl", "--template", "chat.jinja"], "raw conversations need --tokenizer"),
+        (["chats.jsonl", "-t", "tokenizer", "--set", "mask_histroy=1"], "did you mean 'mask_history'"),
+        (["chats.jsonl", "-t", "tokenizer", "--template", "none.jinja"], "none.jinja: no chat template there"),
+        (["chats.jsonl", "-t", "tokenizer", "--document", "13"], "no record 13; there are 13, from 0"),
+        (["none.jsonl", "-t", "tokenizer"], "none.jsonl: no such file"),
+        (["chats", "--html", "nowhere/page.html"], "nowhere/page.html: the page cannot be written"),
+        (["run.yaml", "--html", "page.html", "--row", "9"], "--row 9: the step has rows 0 to 3"),
+    ],
+)
+def test_errors_name_the_cure(inspect, arguments, message):
+    code, _, err = inspect(*arguments)
+    assert code == 1
+    assert message in err
