@@ -123,20 +123,14 @@ def _is_rewritten_tag(evidence: Evidence, part: Dropped) -> bool:
 
 def _find_dropped(evidence: Evidence) -> Iterator[Dropped]:
     """Stretches of the messages' words that are not in the text."""
-    seen: dict[tuple[int, str], list[tuple[int, int]]] = {}
-    calls = set()
-    for length, owner, field, offset, _, _ in evidence.rendered.runs:
-        if owner >= 0:
-            if field.startswith("tool_calls"):
-                calls.add(owner)
-            else:
-                seen.setdefault((owner, field), []).append((offset, offset + length))
+    runs = evidence.rendered.runs
+    whole = {run[:4] for run in runs}
     for number, message in enumerate(evidence.conversation.messages):
         for field, text in _words(message):
-            spans = seen.get((number, field), [])
-            if spans != [(0, len(text))] and text:
-                yield from _missing(number, field, text, sorted(spans))
-        if message.get("tool_calls") and number not in calls:
+            if text and (len(text), number, field, 0) not in whole:
+                spans = sorted((run[3], run[3] + run[0]) for run in runs if run[1:3] == (number, field))
+                yield from _missing(number, field, text, spans)
+        if message.get("tool_calls") and not any(run[1] == number and run[2].startswith("tool_calls") for run in runs):
             yield Dropped(number, "tool_calls", 0, 1, "tool calls")
 
 
@@ -248,13 +242,9 @@ def _check_generation(evidence: Evidence, checks: list[str]) -> Iterator[Problem
     """Hold the mask against the template's own `{% generation %}` tags."""
     if not any(run[5] for run in evidence.rendered.runs) or not _is_plain(evidence):
         return
-    tagged = np.zeros(len(evidence.rendered.text), np.float32)
-    at = 0
-    for run in evidence.rendered.runs:
-        tagged[at : at + run[0]] = run[5]
-        at += run[0]
-    encoded = evidence.encoded
-    theirs = np.where(encoded.ends > encoded.begins, tagged[encoded.ends - 1], 0) != 0
+    runs, encoded = evidence.rendered.runs, evidence.encoded
+    tagged = np.repeat([run[5] for run in runs], [run[0] for run in runs])
+    theirs = tagged[encoded.ends - 1] & (encoded.ends > encoded.begins)
     yield from _compare("generation tags", theirs, evidence, checks)
 
 

@@ -10,8 +10,8 @@ without generation prompt are asked what they write before the words of an assis
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, final
+from functools import cache
+from typing import Any, NamedTuple
 
 from penstock.chat.template import Rendered, Template
 from penstock.errors import RecordError
@@ -22,9 +22,7 @@ _LABELS = ("role", "name", "tool_call_id", "type")
 _BORDERS = frozenset(" \n\t>]}|:")
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class Turn(NamedTuple):
     """One message as the template wrote it; all positions are characters of the rendered text."""
 
     message: int
@@ -68,25 +66,34 @@ def find_turns(
     at = 0
     for length, message, field, _, owner, _ in rendered.runs:
         if owner is not None and owner >= 0:
-            spans = pieces.setdefault(owner, [])
-            if spans and spans[-1][1] == at:
-                spans[-1] = (spans[-1][0], at + length)
+            if owner not in pieces:
+                pieces[owner], words[owner] = [(at, at + length)], []
+            elif pieces[owner][-1][1] == at:
+                pieces[owner][-1] = (pieces[owner][-1][0], at + length)
             else:
-                spans.append((at, at + length))
-            if message >= 0 and (message != owner or field.rpartition(".")[2] not in _LABELS):
-                words.setdefault(owner, []).append((at, at + length))
+                pieces[owner].append((at, at + length))
+            if message >= 0 and (message != owner or not _is_label(field)):
+                words[owner].append((at, at + length))
         at += length
     turns = {}
     for message, spans in pieces.items():
         opening, begin = "", spans[0][0]
-        own = words.get(message, [])
+        own = words[message]
         if message in prompted:
             opening = _opening(template, rendered.text, begin, messages[:message], tools, variables)
-            begin += _supplied(rendered.text[begin : spans[0][1]], opening)
+            if rendered.text.startswith(opening, begin, spans[0][1]):
+                begin += len(opening)
+            else:
+                begin += _supplied(rendered.text[begin : spans[0][1]], opening)
         elif own:
             begin = own[0][0]
         turns[message] = _turn(rendered.text, message, spans, own, begin, opening)
     return turns
+
+
+@cache
+def _is_label(field: str) -> bool:
+    return field.rpartition(".")[2] in _LABELS
 
 
 def _turn(text: str, message: int, spans: list[Span], own: list[Span], begin: int, opening: str) -> Turn:
@@ -106,9 +113,7 @@ def _turn(text: str, message: int, spans: list[Span], own: list[Span], begin: in
 
 
 def _supplied(text: str, opening: str) -> int:
-    """How many characters of a turn the opening supplies."""
-    if text.startswith(opening):
-        return len(opening)
+    """How many characters of a turn the opening supplies, when it is not all there."""
     same = _same_but_for_space(text, opening)
     if same is not None:
         return same
