@@ -1,23 +1,58 @@
-"""Chats: the scan for role boundaries, nanoseconds a token, against axolotl's scanners on the same rows.
+"""Chats: preparing conversations against TRL, rendering against transformers, the boundary scan against axolotl.
 
-One core, CPU time, 8 rows of 4,096 tokens as in axolotl's own test. Three mixes of turns: as in ordinary conversations
-(questions of 60 tokens, answers of 250, about), very short ones, and padded rows with media. Both sides give one value
-a token: ours float32 weights, axolotl's a bool mask; they must train the same number of tokens.
+Preparing: CPU seconds from JSONL to tokens with loss weights, of both sides start-up not counted (what a quarter of the
+conversations costs is taken off the whole); they must train as many tokens. Ours also makes a certificate of each.
+Their text is Python's standard library, cut into questions of about 240 characters and answers of 1,000.
 
-    python benchmarks/bench_chat.py [--peers PYTHON]     # a Python with axolotl (pip install --no-deps axolotl), torch
-                                                         # and transformers
+Rendering: CPU time of `Template.render` over that of `apply_chat_template(tokenize=False)`, the median over templates.
+
+The scan: nanoseconds a token, one core, 8 rows of 4,096 tokens as in axolotl's own test, with turns as in ordinary
+conversations and very short ones. Both sides give one value a token: ours float32 weights, axolotl's a bool mask; they
+must train the same number of tokens.
+
+    python benchmarks/bench_chat.py [--trl PYTHON] [--peers PYTHON] [--templates FOLDER] [--tokenizer FOLDER]
+
+`--trl`: a Python with trl; `--peers`: one with axolotl (pip install --no-deps axolotl), torch and transformers;
+`--templates`: a folder of .jinja files to be timed beside ours; `--tokenizer`: a folder with a tokenizer.json that has
+<|im_start|> and <|im_end|>, else one is trained.
 """
 
 import json
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
-from common import Peer, arguments, cpu_seconds, table, take_turns
+import penstock as ps
+from common import Peer, arguments, cpu_seconds, standard_library, table, take_turns
 from penstock.chat.boundaries import Boundary, resolve
 from penstock.chat.scanning import scan
 
+TEMPLATES = {
+    "ChatML": (
+        "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}"
+        "{% if message.role == 'assistant' %}{% generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}"
+        "{% else %}{{ message.content + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    ),
+    "headers": (
+        "{{ bos_token }}{% for message in messages %}"
+        "{% set content = '<|start|>' + message['role'] + '<|end|>\\n\\n' + message['content'] | trim + '<|eot|>' %}"
+        "{{ content }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|start|>assistant<|end|>\\n\\n' }}{% endif %}"
+    ),
+    "instructions": (
+        "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}"
+        "{{ '[INST] ' + message['content'] + ' [/INST]' }}"
+        "{% else %}{{ ' ' + message['content'] + eos_token }}{% endif %}{% endfor %}"
+    ),
+}
+"""Three shapes of real templates: markers around, a variable a message, no generation prompt."""
 ROWS, SLOTS, VOCABULARY = 8, 4096, 150_000
 START, END, NEWLINE, IMAGE = 151_644, 151_645, 198, 151_655
 HEADERS = {"user": [START, 872, NEWLINE], "assistant": [START, 77091, NEWLINE]}
@@ -83,6 +118,139 @@ def bench_scan(repeats: int, peers: str | None) -> None:
     table(f"Role boundaries: a token of {ROWS} × {SLOTS}", rows)
 
 
+def write_chats(path: Path, pairs: int) -> None:
+    """Conversations of one to four questions with their answers, until there are so many pairs; text never repeats."""
+    text, at, random = "\n".join(standard_library(pairs * 1300)), 0, np.random.default_rng(0)
+
+    def take(mean: int) -> str:
+        nonlocal at
+        begin, at = at, at + 1 + int(random.poisson(mean))
+        return text[begin:at].strip() or "?"
+
+    with open(path, "w", encoding="utf-8") as file:
+        while pairs > 0:
+            count = min(int(random.integers(1, 5)), pairs)
+            turns = [(take(240), take(1000)) for _ in range(count)]
+            messages = [
+                {"role": role, "content": content}
+                for turn in turns
+                for role, content in zip(("user", "assistant"), turn, strict=True)
+            ]
+            file.write(json.dumps({"messages": messages}) + "\n")
+            pairs -= count
+
+
+def children_seconds(code: str, *arguments: str) -> float:
+    """CPU seconds of a child process and its children."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+PREPARE = """
+import sys
+import penstock
+chats, tokenizer, template, output = sys.argv[1:]
+penstock.prepare(chats, tokenizer=tokenizer, template=template, output=output, processes=1, progress=False)
+"""
+
+
+def bench_prepare(folder: Path, tokenizer: Path, trl: str | None, repeats: int) -> None:
+    template = folder / "chatml.jinja"
+    template.write_text(TEMPLATES["ChatML"], encoding="utf-8")
+    sizes = {"few": 3000, "many": 12_000}
+    for name, pairs in sizes.items():
+        write_chats(folder / f"{name}.jsonl", pairs)
+    lines = {name: (folder / f"{name}.jsonl").read_text(encoding="utf-8").count("\n") for name in sizes}
+    conversations = lines["many"] - lines["few"]
+
+    def ours(name: str) -> float:
+        output = folder / "out" / name
+        shutil.rmtree(output, ignore_errors=True)
+        return children_seconds(PREPARE, str(folder / f"{name}.jsonl"), str(tokenizer), str(template), str(output))
+
+    rivals = {f"penstock {name}": lambda name=name: ours(name) for name in sizes}
+    peers = {}
+    if trl:
+        vocabulary = str(tokenizer / "tokenizer.json")
+        peers = {
+            f"TRL {name}": Peer(trl, "trl_chat.py", str(folder / f"{name}.jsonl"), vocabulary, str(template))
+            for name in sizes
+        }
+    seconds = take_turns(rivals | peers, repeats)
+    spent = {
+        who: seconds[f"{who} many"] - seconds[f"{who} few"] for who in (["penstock", "TRL"] if trl else ["penstock"])
+    }
+    trained = int(ps.Dataset.open(folder / "out" / "many").manifest.trained_tokens)
+    rows = [
+        (who, f"{conversations / time:,.0f} /s", f"{time / conversations * 1e6:.0f} us each")
+        for who, time in spent.items()
+    ]
+    if trl:
+        assert peers["TRL many"].last["trained"] == trained, (peers["TRL many"].last, trained)
+        rows.append(("penstock / TRL", f"{spent['TRL'] / spent['penstock']:.1f}", "due: >= 5"))
+    table(f"{conversations} conversations prepared, a CPU second", rows)
+
+
+def bench_render(folder: Path, tokenizer: Path, more: str | None, repeats: int) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    sources = dict(TEMPLATES)
+    if more:
+        sources |= {path.stem: path.read_text(encoding="utf-8") for path in sorted(Path(more).rglob("*.jinja"))}
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_file=str(tokenizer / "tokenizer.json"), bos_token="<s>", eos_token="</s>"
+    )
+    write_chats(folder / "render.jsonl", 20)
+    lines = (folder / "render.jsonl").read_text(encoding="utf-8").splitlines()
+    chats = [json.loads(line)["messages"] for line in lines]
+    ratios, rows = [], []
+    for name, source in sources.items():
+        template = ps.chat.load_template(source, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+        try:
+            template.render(chats[0])
+        except ps.PenstockError:
+            continue
+        rivals = {
+            "penstock": lambda template=template: cpu_seconds(lambda: [template.render(chat) for chat in chats]),
+            "transformers": lambda source=source: cpu_seconds(
+                lambda: [theirs.apply_chat_template(chat, chat_template=source, tokenize=False) for chat in chats]
+            ),
+        }
+        seconds = take_turns(rivals, repeats)
+        ratios.append(seconds["penstock"] / seconds["transformers"])
+        if name in TEMPLATES:
+            rows.append((name, f"{seconds['penstock'] / len(chats) * 1e6:.0f} us", f"{ratios[-1]:.2f} x transformers"))
+    over = sum(ratio > 2 for ratio in ratios)
+    rows.append(
+        (f"median of {len(ratios)} templates", f"{statistics.median(ratios):.2f}", f"due: <= 2; {over} are over 2")
+    )
+    table("Rendering with provenance, a conversation", rows)
+
+
+def tokenizer_folder(folder: Path, given: str | None) -> Path:
+    if given:
+        return Path(given)
+    texts = standard_library(2_000_000)
+    ps.train_tokenizer(
+        texts,
+        vocab_size=8192,
+        special_tokens=["<|im_start|>", "<|im_end|>"],
+        output=folder / "tokenizer",
+        progress=False,
+    )
+    return folder / "tokenizer"
+
+
 if __name__ == "__main__":
-    options = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--trl", metavar="PYTHON", help="a Python in which trl is installed")
+    parser.add_argument("--templates", metavar="FOLDER", help="more templates to render")
+    parser.add_argument("--tokenizer", metavar="FOLDER", help="with <|im_start|> and <|im_end|>; else one is trained")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        tokenizer = tokenizer_folder(Path(name), options.tokenizer)
+        bench_prepare(Path(name), tokenizer, options.trl, options.repeats)
+        bench_render(Path(name), tokenizer, options.templates, options.repeats)
     bench_scan(options.repeats, options.peers)
