@@ -199,8 +199,9 @@ def test_opening_differs(tokenizer):
     source = CHATML.replace("assistant\n' }}{% endif", "assistant\n<think>\n' }}{% endif")
     chat = look(TWO, tokenizer, source)
     assert found(chat, "opening_differs")[0] == (
-        1, "the generation prompt is '<|im_start|>assistant\\n<think>\\n', "
-        "but the turn begins with '<|im_start|>assistant\\n'"
+        1,
+        ("the generation prompt is '<|im_start|>assistant\\n<think>\\n', "
+        "but the turn begins with '<|im_start|>assistant\\n'"),
     )  # fmt: skip
     assert trained(chat) == ["atwo<|im_end|>", "afour<|im_end|>"]
     assert chat.certificate.ok
