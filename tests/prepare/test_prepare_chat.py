@@ -1,13 +1,16 @@
 """Conversations to a dataset: what is stored is what `chat.encode` says, every record is accounted for, all is told."""
 
 import json
+import shutil
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from prepare_cases import contents
 
 from penstock import chat
+from penstock.errors import ConfigError, OutputError, RecordError
 from penstock.prepare import prepare
 from penstock.shards import Dataset, verify
 
@@ -75,3 +78,153 @@ def test_stored_tokens_and_weights_are_those_of_encode(tmp_path, chats, chat_tok
     assert sum(role["trained"] for role in roles.values()) == dataset.manifest.trained_tokens
     assert sum(role["tokens"] for role in roles.values()) == dataset.manifest.tokens
     assert verify(tmp_path / "out").faults == ()
+
+
+def test_the_same_bytes_for_any_number_of_processes_and_again_is_a_look(tmp_path, chats, chat_tokenizer):
+    options = {"part_bytes": 2000, "validation": 0.3, "keep_text": True}
+    first = run(chats, chat_tokenizer, tmp_path / "one", **options)
+    run(chats, chat_tokenizer, tmp_path / "two", processes=2, **options)
+    assert first.parts > 8
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    again = run(chats, chat_tokenizer, tmp_path / "one", **options)
+    assert again.as_json(lasting=True) == first.as_json(lasting=True)
+    assert "trained" in again.as_text()
+
+
+def test_other_settings_are_refused(tmp_path, chats, chat_tokenizer):
+    run(chats, chat_tokenizer, tmp_path / "out")
+    with pytest.raises(OutputError, match=r"chat\.mask_history was False, is True"):
+        run(chats, chat_tokenizer, tmp_path / "out", mask_history=True)
+    with pytest.raises(OutputError, match=r"chat\.template was"):
+        run(chats, chat_tokenizer, tmp_path / "out", template=REWRITING)
+    with pytest.raises(OutputError, match=r"chat\.allow_forged was False, is None"):
+        prepare(chats / "a.jsonl", tokenizer=chat_tokenizer, output=tmp_path / "out", progress=False)
+
+
+def test_bad_records_have_true_reasons_with_line_and_message(tmp_path, chat_tokenizer):
+    good = json.dumps(turns("water", "wheel"))
+    lines = [
+        good,
+        '{"messages": [{"role": "user", "content": "water"}, {"role": "pipe", "content": "wheel"}]}',
+        "{broken",
+        '{"text": "no chat"}',
+        '{"messages": [{"role": "user", "content": "\\ud800"}, {"role": "assistant", "content": "a"}]}',
+        "[1, 2]",
+        json.dumps(turns("water", "")),
+        good,
+    ]
+    (tmp_path / "chats.jsonl").write_text("\n".join(lines))
+    report = run(tmp_path / "chats.jsonl", chat_tokenizer, tmp_path / "out", on_error="skip", train_on_eos="none")
+    assert (report.records, report.documents, report.rejects) == (8, 2, 6)
+    rejects = {}
+    for line in (tmp_path / "out/rejected.jsonl").read_text().splitlines():
+        value = json.loads(line)
+        rejects[value["line"]] = value["reason"]
+    assert list(rejects) == [2, 3, 4, 5, 6, 7]
+    assert rejects[2].startswith("message 1")
+    assert "not JSON" in rejects[3]
+    assert "no known layout" in rejects[4]
+    assert "lone surrogate U+D800" in rejects[5]
+    assert "list" in rejects[6]
+    assert "no token is trained" in rejects[7]
+    assert not any(reason.startswith(str(tmp_path)) for reason in rejects.values())
+    assert report.chats["problems"]["nothing_trained"]["example"].startswith(f"{tmp_path / 'chats.jsonl'}:7: ")
+    with pytest.raises(RecordError, match=r"chats.jsonl:2: message 1.*--on-error skip"):
+        run(tmp_path / "chats.jsonl", chat_tokenizer, tmp_path / "stop")
+
+
+def test_clean_up_is_counted_and_records_add_up(tmp_path, chat_tokenizer):
+    records = [
+        turns("water", "wheel"),
+        turns("water", "wheel", "pipe"),
+        turns("water"),
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "train": False}]},
+        turns(*["water wheel pipe"] * 6),
+    ]
+    report = run(records, chat_tokenizer, tmp_path / "out", max_tokens=40, too_long="truncate")
+    cleaned = report.chats["cleaned"]
+    assert (report.records, report.documents, report.dropped) == (5, 3, 2)
+    assert (cleaned["read"], cleaned["trimmed"], cleaned["empty"], cleaned["untrained"]) == (5, 2, 1, 1)
+    assert (cleaned["truncated"], cleaned["too_long"]) == (1, 0)
+    assert Dataset.open(tmp_path / "out").manifest.longest <= 40
+    assert "2 dropped" in report.as_text()
+    dropped = run(records, chat_tokenizer, tmp_path / "drop", max_tokens=40, too_long="drop")
+    assert (dropped.documents, dropped.dropped, dropped.chats["cleaned"]["too_long"]) == (2, 3, 1)
+    with pytest.raises(RecordError, match=r"<python>:4: .*tokens in 6 messages; due at most 40"):
+        run(records, chat_tokenizer, tmp_path / "error", max_tokens=40)
+
+
+def test_a_rewritten_chat_can_become_a_document_for_each_reply(tmp_path, chat_tokenizer):
+    record = turns("water", "a</think>wheel", "pipe", "b</think>steel")
+    whole = run([record], chat_tokenizer, tmp_path / "whole", REWRITING)
+    assert whole.chats["problems"]["rewritten"]["conversations"] == 1
+    records = [record, turns("water", "wheel"), record]
+    split = run(records, chat_tokenizer, tmp_path / "split", REWRITING, on_rewrite="split", validation=0.5)
+    assert (split.records, split.documents, split.more_documents, split.rejects) == (3, 5, 2, 0)
+    for name in split.splits:
+        dataset = Dataset.open(tmp_path / "split" / name)
+        lines = [document.origin.line for document in dataset[:]]
+        assert all(lines.count(line) == (1 if line == 1 else 2) for line in lines)
+
+
+def test_the_day_is_fixed_when_preparing_begins(tmp_path, chat_tokenizer):
+    records = make_chats(4)
+    run(records, chat_tokenizer, tmp_path / "out", DATED, date="2020-02-03")
+    assert Dataset.open(tmp_path / "out").chat.date == "2020-02-03"
+    run(records, chat_tokenizer, tmp_path / "today", DATED)
+    plan = json.loads((tmp_path / "today/prepare.json").read_text())
+    plan["settings"]["chat.date"] = "2021-01-01"
+    shutil.rmtree(tmp_path / "today")
+    (tmp_path / "today").mkdir()
+    (tmp_path / "today/prepare.json").write_text(json.dumps(plan))
+    run(records, chat_tokenizer, tmp_path / "today", DATED)
+    dataset = Dataset.open(tmp_path / "today")
+    assert dataset.chat.date == "2021-01-01"
+    assert chat_tokenizer.decode(dataset[0].tokens).startswith("2021-01-01\n")
+    with pytest.raises(ConfigError, match=r"date must be a day such as 2026-12-31, got '3\.2\.'"):
+        run(records, chat_tokenizer, tmp_path / "no", DATED, date="3.2.")
+
+
+def test_a_dataset_ships_its_template_and_stop_ids(tmp_path, chat_tokenizer):
+    run(make_chats(3), chat_tokenizer, tmp_path / "out", mask_history=True)
+    dataset = Dataset.open(tmp_path / "out")
+    names = chat_tokenizer.special_tokens
+    assert dataset.chat.template == CHATML
+    assert dataset.chat.stop_texts == ("<|im_end|>",)
+    assert dataset.chat.stop_ids == tuple(sorted({names["<|im_end|>"], chat_tokenizer.eos_id}))
+    assert dataset.chat.settings["knobs"]["mask_history"] is True
+    assert (tmp_path / "out/tokenizer/chat_template.jinja").read_text() == CHATML
+    assert chat.load_template(tmp_path / "out/tokenizer").source == CHATML
+    text = (tmp_path / "out/chat.json").read_text()
+    (tmp_path / "out/chat.json").write_text(text.replace('"mask_history": true', '"mask_history": false'))
+    assert "chat.json" in verify(tmp_path / "out").faults[0].file
+
+
+def test_a_template_of_another_model_is_told(tmp_path, chat_tokenizer):
+    other = CHATML.replace("<|im_end|>", "<end_of_turn>")
+    report = run(make_chats(2), chat_tokenizer, tmp_path / "out", other)
+    assert "no control token of this tokenizer, so plain text: '<end_of_turn>'" in report.as_text()
+
+
+def test_mistakes_are_refused(tmp_path, chat_tokenizer):
+    with pytest.raises(ConfigError, match="mask_history is for chats: give a template"):
+        prepare(["a"], tokenizer=chat_tokenizer, output=tmp_path / "out", mask_history=True)
+    with pytest.raises(ConfigError, match="add_bos is for texts"):
+        run([turns("a", "b")], chat_tokenizer, tmp_path / "out", add_bos="no")
+    with pytest.raises(ConfigError, match="text_field, weights_field and columns are for texts"):
+        run([turns("a", "b")], chat_tokenizer, tmp_path / "out", text_field="body")
+    with pytest.raises(ConfigError, match="has no chat template of its own"):
+        run([turns("a", "b")], chat_tokenizer, tmp_path / "out", "auto")
+    (tmp_path / "a.txt").write_text("hello")
+    with pytest.raises(ConfigError, match="plain text holds no conversations"):
+        run(tmp_path / "a.txt", chat_tokenizer, tmp_path / "out")
+
+
+def test_transforms_see_whole_records(tmp_path, chat_tokenizer):
+    def change(record):
+        return {"messages": record["chat"]} if record["keep"] else None
+
+    records = [{"chat": one["messages"], "keep": number != 1} for number, one in enumerate(make_chats(3))]
+    report = run(records, chat_tokenizer, tmp_path / "out", transform=change)
+    assert (report.records, report.documents, report.filtered) == (3, 2, 1)
+    assert_same_as_encode(Dataset.open(tmp_path / "out"), [make_chats(3)[0], make_chats(3)[2]], chat_tokenizer)

@@ -1,7 +1,8 @@
 """What a preparation found out about chats: added up over conversations, then over parts, then told."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, final
 
 import numpy as np
@@ -31,6 +32,8 @@ class TerminatorCounts:
 
     seen: int = 0
     trained: int = 0
+    is_control: bool = True
+    """Whether it is one control token of the tokenizer; a template of another model's writes its own as plain text."""
 
 
 @final
@@ -62,28 +65,50 @@ class ChatSummary:
     forged: int = 0
     """Control text in messages that stayed text."""
 
-    def add_document(self, chat: EncodedChat) -> None:
-        """Count a document that goes into the dataset."""
-        self.documents += 1
-        counted = chat.loss_weights != 0
-        counted[:1] = False
-        tokens = np.bincount(chat.messages + 1, minlength=len(chat.roles) + 1).tolist()
-        trained = np.bincount(chat.messages[counted] + 1, minlength=len(chat.roles) + 1).tolist()
-        for role, count, train, is_message in zip(
-            (TEMPLATE, *chat.roles), tokens, trained, (0, *[1] * len(chat.roles)), strict=True
-        ):
-            entry = self.roles.setdefault(role, RoleCounts())
-            entry.messages += is_message
-            entry.tokens += count
-            entry.trained += train
-        for _, text, is_trained in chat.certificate.terminators:
-            ending = self.terminators.setdefault(text, TerminatorCounts())
-            ending.seen += 1
-            ending.trained += is_trained
-        for check in chat.certificate.checks:
-            self.checks[check] = self.checks.get(check, 0) + 1
-        self.straddling_tokens += len(chat.certificate.straddling)
-        self.forged += len(chat.certificate.forged)
+    def add_documents(self, chats: Sequence[EncodedChat], control: Collection[str]) -> None:
+        """Count documents that go into the dataset; `control` are the tokenizer's control tokens."""
+        self.documents += len(chats)
+        self._add_roles(chats)
+        endings = Counter((text, trained) for chat in chats for _, text, trained in chat.certificate.terminators)
+        for (text, trained), count in endings.items():
+            ending = self.terminators.setdefault(text, TerminatorCounts(is_control=text in control))
+            ending.seen += count
+            ending.trained += count * trained
+        _add_counts(self.checks, Counter(check for chat in chats for check in chat.certificate.checks))
+        self.straddling_tokens += sum(len(chat.certificate.straddling) for chat in chats)
+        self.forged += sum(len(chat.certificate.forged) for chat in chats)
+
+    def _add_roles(self, chats: Sequence[EncodedChat]) -> None:
+        """Count the tokens of each role, of all documents at once."""
+        if not chats:
+            return
+        numbers: dict[str, int] = {TEMPLATE: 0}
+        roles: list[int] = []  # number of the role of "no message", then of each message, document after document
+        firsts = []
+        for chat in chats:
+            firsts.append(len(roles))
+            roles.append(0)
+            roles += [numbers.setdefault(role, len(numbers)) for role in chat.roles]
+        owners = np.concatenate([chat.messages for chat in chats]) + 1
+        owners += np.repeat(firsts, [len(chat.tokens) for chat in chats])
+        owner_roles = np.array(roles)[owners]
+        counted = np.concatenate([chat.loss_weights for chat in chats]) != 0
+        counted[np.cumsum([0, *(len(chat.tokens) for chat in chats[:-1])])] = False
+        tokens = np.bincount(owner_roles, minlength=len(numbers)).tolist()
+        trained = np.bincount(owner_roles[counted], minlength=len(numbers)).tolist()
+        messages = np.bincount(roles, minlength=len(numbers)).tolist()
+        messages[0] = 0
+        for name, number in numbers.items():
+            entry = self.roles.setdefault(name, RoleCounts())
+            entry.messages += messages[number]
+            entry.tokens += tokens[number]
+            entry.trained += trained[number]
+
+    def add_cleaned(self, counts: Iterable[Counts]) -> None:
+        """Count what the clean-up did."""
+        for one, times in Counter(counts).items():
+            scaled = {name.name: times * getattr(one, name.name) for name in fields(Counts)}
+            self.cleaned = self.cleaned + Counts(**scaled)
 
     def add_problems(self, chats: Sequence[EncodedChat], origin: str) -> None:
         """Count the problems of one conversation, each kind once."""
@@ -100,16 +125,15 @@ class ChatSummary:
         self.documents += other.documents
         self.straddling_tokens += other.straddling_tokens
         self.forged += other.forged
-        for mine, theirs in ((self.layouts, other.layouts), (self.checks, other.checks)):
-            for name, count in theirs.items():
-                mine[name] = mine.get(name, 0) + count
+        _add_counts(self.layouts, other.layouts)
+        _add_counts(self.checks, other.checks)
         for role, counts in other.roles.items():
             entry = self.roles.setdefault(role, RoleCounts())
             entry.messages += counts.messages
             entry.tokens += counts.tokens
             entry.trained += counts.trained
         for text, endings in other.terminators.items():
-            ending = self.terminators.setdefault(text, TerminatorCounts())
+            ending = self.terminators.setdefault(text, TerminatorCounts(is_control=endings.is_control))
             ending.seen += endings.seen
             ending.trained += endings.trained
         for kind, problem in other.problems.items():
@@ -156,6 +180,12 @@ class ChatSummary:
             f"{text!r} {ending.seen:,} (trained {ending.trained:,})" for text, ending in self.terminators.items()
         )
         lines.append(f"terminators: {', '.join(endings) or 'none'}")
+        plain = [repr(text) for text, ending in self.terminators.items() if not ending.is_control]
+        if plain:
+            lines.append(
+                f"warning: no control token of this tokenizer, so plain text: {', '.join(plain)}; is the template that "
+                "of another model?"
+            )
         lines += [f"cross-check: {check}: {count:,} of {self.documents:,}" for check, count in self.checks.items()]
         for kind, problem in self.problems.items():
             fate = "rejected" if problem.is_error else "kept, but look"
@@ -163,6 +193,11 @@ class ChatSummary:
         if self.forged:
             lines.append(f"control text in messages that stayed text: {self.forged:,}")
         return lines
+
+
+def _add_counts(mine: dict[str, int], theirs: Mapping[str, int]) -> None:
+    for name, count in theirs.items():
+        mine[name] = mine.get(name, 0) + count
 
 
 def _share(part: int, whole: int) -> str:

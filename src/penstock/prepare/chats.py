@@ -7,6 +7,7 @@ it was read, so that neither the template nor the clean-up moves a record from t
 """
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -39,7 +40,7 @@ class _Record:
     origin: str
     key: str = ""
     """What decides its split."""
-    counts: Counts = field(default_factory=Counts)
+    counts: list[Counts] = field(default_factory=list)
     layout: str = ""
     waiting: list[Conversation] = field(default_factory=list)
     chats: list[EncodedChat] = field(default_factory=list)
@@ -63,10 +64,11 @@ def encode_chats(
         chat: How records are read and cleaned up.
         settings: Split, and whether texts are kept.
     """
-    records = [_Record(row, f"{files[block.files[row]]}:{block.lines[row]}") for row in range(len(block))]
+    places = zip(block.files.tolist(), block.lines.tolist(), strict=True)
+    records = [_Record(row, f"{files[file]}:{line}") for row, (file, line) in enumerate(places)]
     for record in records:
-        _read(record, block.objects[record.row], chat)
-    summary = ChatSummary()
+        _read(record, block.objects[record.row], chat, needs_key=settings.validation > 0)
+    summary, control = ChatSummary(), frozenset(encoder.tokenizer.special_tokens)
     jobs = [(record, conversation) for record in records if record.reason is None for conversation in record.waiting]
     for begin in range(0, len(jobs), BATCH):
         for (record, conversation), chats in _encode(jobs[begin : begin + BATCH], encoder):
@@ -77,13 +79,11 @@ def encode_chats(
             place = files[block.files[record.row]], int(block.lines[record.row])
             shown = json.dumps(block.objects[record.row], ensure_ascii=False, default=repr)
             rejects.append(Reject(*place, record.reason, excerpt(shown)))
-            continue
-        summary.cleaned = summary.cleaned + record.counts
-        summary.layouts[record.layout] = summary.layouts.get(record.layout, 0) + 1
-        for done in record.chats:
-            summary.add_document(done)
     good = [record for record in records if record.reason is None]
     kept = [record for record in good if record.chats]
+    summary.layouts = dict(Counter(record.layout for record in good))
+    summary.add_cleaned(counts for record in good for counts in record.counts)
+    summary.add_documents([one for record in kept for one in record.chats], control)
     return Encoded(
         splits=_documents(kept, block, encoder.tokenizer.vocab_size, settings),
         rejects=rejects,
@@ -95,17 +95,17 @@ def encode_chats(
     )
 
 
-def _read(record: _Record, value: dict[str, Any], chat: ChatSettings) -> None:
+def _read(record: _Record, value: dict[str, Any], chat: ChatSettings, *, needs_key: bool) -> None:
     """Read the conversations of a record, and clean them up."""
     try:
         record.layout = detect_layout(value, chat.layout, record.origin)
         read = read_conversation(value, chat.layout, record.origin)
         found = read if isinstance(read, list) else [read]
-        if found:
+        if found and needs_key:
             record.key = json.dumps(found[0].messages, ensure_ascii=False, default=repr)
         for conversation in found:
             kept, counts = clean(conversation, chat.cleaning, **_what_trains(chat))
-            record.counts += counts
+            record.counts.append(counts)
             if kept is not None:
                 record.waiting.append(kept)
     except RecordError as error:
@@ -147,7 +147,7 @@ def _accept(
         kept, counts = fit(conversation, chat.cleaning, length_of, **_what_trains(chat))
     except (RecordError, TokenizerError) as error:
         return record.fail(error)
-    record.counts += counts
+    record.counts.append(counts)
     if kept is None:
         return None
     chats = encoded[len(kept.messages)]

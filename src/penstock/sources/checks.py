@@ -118,7 +118,7 @@ def _offsets(texts: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
 def diagnose(record: Any, fields: Fields) -> str | None:
     """Say what is wrong with one record, given as Python values; None when nothing is."""
     if not isinstance(record, dict):
-        return f"the record is {_kind(record)}; due: an object with the field {fields.text!r}"
+        return f"the record is {kind_of(record)}; due: an object with the field {fields.text!r}"
     value, known = _look_up(record, fields.text)
     if known is not None:
         return (
@@ -128,7 +128,7 @@ def diagnose(record: Any, fields: Fields) -> str | None:
     if value is None:
         return f"field {fields.text!r} is null; due: text"
     if not isinstance(value, str):
-        return f"field {fields.text!r} holds {_kind(value)}; due: text"
+        return f"field {fields.text!r} holds {kind_of(value)}; due: text"
     if not value:
         return f"field {fields.text!r} is empty; due: at least one character"
     surrogate = next((at for at, character in enumerate(value) if "\ud800" <= character <= "\udfff"), None)
@@ -146,12 +146,12 @@ def _diagnose_weights(record: dict[str, Any], text: str, fields: Fields) -> str 
         return None
     due = "due: a list of {begin, end, weight}"
     if not isinstance(ranges, list):
-        return f"field {fields.weights!r} holds {_kind(ranges)}; {due}"
+        return f"field {fields.weights!r} holds {kind_of(ranges)}; {due}"
     previous = 0
     for number, item in enumerate(ranges):
         where = f"range {number} of {fields.weights!r}"
         if not isinstance(item, dict):
-            return f"{where} is {_kind(item)}; {due}"
+            return f"{where} is {kind_of(item)}; {due}"
         begin, end, weight = item.get("begin"), item.get("end"), item.get("weight")
         weight = 1.0 if weight is None else weight
         if not _is_integer(begin) or not _is_integer(end):
@@ -177,7 +177,7 @@ def _diagnose_columns(record: dict[str, Any], fields: Fields) -> str | None:
             continue
         if not isinstance(value, due[kind]) or (isinstance(value, bool) and kind != "bool"):
             return (
-                f"field {name!r} holds {_kind(value)}; due: {kind}, as declared; "
+                f"field {name!r} holds {kind_of(value)}; due: {kind}, as declared; "
                 f"to declare another type: --column {name}:TYPE"
             )
     return None
@@ -199,6 +199,7 @@ def _is_integer(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """What a decoded value is, in words."""
     names = {str: "text", bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object"}
     return "null" if value is None else names.get(type(value), f"a {type(value).__name__}")

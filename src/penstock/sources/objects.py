@@ -13,6 +13,7 @@ from typing import Any, final
 import numpy as np
 import pyarrow as pa
 
+from penstock.sources.checks import kind_of
 from penstock.sources.explain import explain_syntax
 from penstock.sources.records import Reject, excerpt
 
@@ -78,7 +79,7 @@ def gather(found: Sequence[Found], file: str, size_bytes: int, rejects: Sequence
     objects, lines, bad = [], [], list(rejects)
     for line, value, reason, quoted in found:
         if reason is None and not isinstance(value, dict):
-            reason = f"the record is a {type(value).__name__}; due: an object with messages"
+            reason = f"the record is {kind_of(value)}; due: an object with messages"
         if reason is not None:
             quoted = quoted if isinstance(quoted, bytes | str) else repr(quoted)
             bad.append(Reject(file, line, reason, excerpt(quoted)))

@@ -106,7 +106,7 @@ def _values(text: str, end: int) -> Iterator[tuple[int, int, Any, str | None]]:
             return
         yield at, line, value, None
         at = _after(text, after)
-    if in_array and at >= len(text):
+    if in_array and at >= len(text) == end:
         yield len(text) - 1, line, None, 'the array does not end with "]"; the file was cut'
 
 

@@ -1,0 +1,97 @@
+"""Chats: killed at any moment and started again, prepare ends with the same bytes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from prepare_cases import contents, slowly
+from test_prepare_chat import CHATML, DATED, make_chats
+
+from penstock.prepare import prepare
+from penstock.tokenizers import load_tokenizer
+
+OPTIONS = {"part_bytes": 2_000, "validation": 0.2, "on_error": "skip", "on_rewrite": "split", "date": "2026-01-02"}
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.fixture
+def raw(tmp_path):
+    path = tmp_path / "chats.jsonl"
+    lines = [json.dumps(record) for record in make_chats(60)]
+    lines[7], lines[31] = "{broken", json.dumps({"messages": [{"role": "nobody", "content": "a"}]})
+    path.write_text("\n".join(lines))
+    return path
+
+
+def run(source, tokenizer, output, **options):
+    options = {"processes": 1, "progress": False, "template": DATED, **OPTIONS, **options}
+    return prepare(source, tokenizer=tokenizer, output=output, **options)
+
+
+def test_killed_at_every_rename_and_sync(tmp_path, raw, chat_tokenizer, monkeypatch):
+    run(raw, chat_tokenizer, tmp_path / "whole")
+    whole = contents(tmp_path / "whole")
+    assert {"train/chat.json", "train/chat_template.jinja", "rejected.jsonl"} <= set(whole)
+    replace, fsync = os.replace, os.fsync
+    steps = [0, -1]
+
+    def dying(function):
+        def call(*arguments):
+            steps[0] += 1
+            if steps[0] == steps[1]:
+                raise Killed
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(os, "replace", dying(replace))
+    monkeypatch.setattr(os, "fsync", dying(fsync))
+    deaths = 0
+    for die_at in range(1, 400, 7):
+        steps[0], steps[1] = 0, die_at
+        try:
+            run(raw, chat_tokenizer, tmp_path / f"killed {die_at}")
+        except Killed:
+            deaths += 1
+            steps[1] = -1
+            run(raw, chat_tokenizer, tmp_path / f"killed {die_at}")
+        assert contents(tmp_path / f"killed {die_at}") == whole
+        if steps[1] != -1:
+            break
+    assert deaths > 10
+
+
+@pytest.mark.slow
+def test_kill_9_between_parts(tmp_path, raw, chat_tokenizer):
+    chat_tokenizer.save(tmp_path / "tokenizer")
+    (tmp_path / "template.jinja").write_text(CHATML)
+    code = (
+        "import sys; from penstock.prepare import prepare; from prepare_cases import slowly\n"
+        "prepare(*sys.argv[1:2], tokenizer=sys.argv[2], output=sys.argv[3], template=sys.argv[4], processes=2,"
+        " progress=False, transform=slowly, part_bytes=500, on_error='skip')"
+    )
+    arguments = [str(tmp_path / name) for name in ("chats.jsonl", "tokenizer", "killed", "template.jinja")]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    kills = 0
+    for parts in (2, 7):
+        child = subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment)
+        while child.poll() is None and len(list((tmp_path / "killed").glob("*.arrow"))) < parts:
+            time.sleep(0.02)
+        if child.poll() is None:
+            os.kill(child.pid, signal.SIGKILL)
+            kills += 1
+        child.wait()
+    options = {"processes": 1, "progress": False, "transform": slowly, "part_bytes": 500, "on_error": "skip"}
+    tokenizer, template = load_tokenizer(tmp_path / "tokenizer"), tmp_path / "template.jinja"
+    for name in ("killed", "whole"):
+        prepare(raw, tokenizer=tokenizer, template=template, output=tmp_path / name, **options)
+    assert kills
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
