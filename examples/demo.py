@@ -362,7 +362,8 @@ def fine_tune(model: Any, chats: Any, seconds: float) -> None:
 
 def write_page(chats: Any) -> Path:
     """A page of what the model saw: conversations with their proofs, and packed rows."""
-    from penstock.inspection.conversations import page_of_conversations, show_conversations
+    from penstock.inspection.conversation_views import page_of_conversations
+    from penstock.inspection.conversations import show_conversations
     from penstock.inspection.html import write_html
     from penstock.inspection.samples import sample_records
     from penstock.prepare import ChatSettings

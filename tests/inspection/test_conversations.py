@@ -11,14 +11,14 @@ from penstock.chat import family
 from penstock.chat.cleaning import CleaningSettings
 from penstock.errors import ConfigError, RecordError
 from penstock.inspection import Style
-from penstock.inspection.conversations import (
+from penstock.inspection.conversation_views import (
     conversations_as_json,
     conversations_view,
     page_of_conversations,
-    show_conversations,
     spread,
     summary_of,
 )
+from penstock.inspection.conversations import show_conversations
 from penstock.inspection.html.page import page_html
 from penstock.inspection.pages import pages_of, with_turns
 from penstock.inspection.samples import sample_records

@@ -386,7 +386,7 @@ def _show_conversations(
     import json
 
     from penstock.inspection import Style, make_console
-    from penstock.inspection.conversations import conversations_as_json, conversations_view, page_of_conversations
+    from penstock.inspection.conversation_views import conversations_as_json, conversations_view, page_of_conversations
     from penstock.inspection.html import write_html
 
     count, tokens = amounts

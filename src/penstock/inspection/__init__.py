@@ -1,4 +1,8 @@
-"""Inspection: datasets, rows and mixtures made visible, in a terminal or as plain values. No torch."""
+"""Inspection: datasets, rows and mixtures made visible, in a terminal or as plain values. No torch.
+
+Pages and raw conversations have doors of their own, loaded only when they are used: `html`, `pages`, `samples`,
+`conversations` and `conversation_views`.
+"""
 
 from penstock.inspection.datasets import DatasetSummary, DocumentView, summarise, view_document
 from penstock.inspection.dry_run import PlanReport, SourcePlan, dry_run

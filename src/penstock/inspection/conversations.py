@@ -8,13 +8,9 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from typing import Any, final
 
 import numpy as np
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 from penstock.chat import (
     ChatEncoder,
@@ -26,11 +22,8 @@ from penstock.chat import (
 )
 from penstock.chat.cleaning import clean, fit
 from penstock.errors import PenstockError, RecordError, TokenizerError
-from penstock.inspection.html import Note, PageData, PageDocument, from_chat
-from penstock.inspection.html.terminal import conversation_view, legend
-from penstock.inspection.rows import RowView
+from penstock.inspection.html import Note, PageDocument, from_chat
 from penstock.inspection.samples import RawRecord, Sample
-from penstock.inspection.terminal import Style
 from penstock.inspection.text import in_words, token_texts
 from penstock.prepare import ChatSettings
 from penstock.progress import Progress
@@ -40,8 +33,6 @@ REFUSED, LEFT_OUT = "refused", "left out"
 """Kinds of notes: prepare would stop at it, or reject it; the clean-up drops it."""
 SHOW_PROGRESS_RECORDS = 1000
 """Fewer are encoded before a bar would be of use."""
-NAMED = 5
-"""Refused conversations that a terminal names."""
 REFUSED_CHARACTERS = 4000
 """Of a record that was refused, so much is shown."""
 
@@ -69,7 +60,7 @@ class ShownConversations:
     @property
     def refused(self) -> list[PageDocument]:
         """Those at which prepare would stop, or which it would reject."""
-        return [document for document in self.flat if _reason(document)]
+        return [document for document in self.flat if reason_of(document)]
 
 
 def show_conversations(
@@ -96,124 +87,6 @@ def show_conversations(
     return ShownConversations(
         documents=tuple(shown), total=sample.total, layout=layout, encoder=encoder, settings=settings_of(encoder, chat)
     )
-
-
-def page_of_conversations(
-    title: str, shown: ShownConversations, other: ShownConversations | None = None, *, rows: Sequence[RowView] = ()
-) -> PageData:
-    """The page of conversations, beside the same under other settings where these are given.
-
-    Args:
-        title: Of the page.
-        shown: The conversations.
-        other: The same records under other settings.
-        rows: Packed rows to show beside.
-    """
-    documents = shown.flat
-    right = None
-    if other is not None:
-        pairs = [
-            pair
-            for mine, theirs in zip(shown.documents, other.documents, strict=True)
-            for pair in zip_longest(mine, theirs)
-        ]
-        documents = [mine or _absent(theirs) for mine, theirs in pairs]
-        ours, theirs = changed_settings(shown.settings, other.settings)
-        right = PageData(
-            title=title,
-            label=theirs,
-            settings=other.settings,
-            documents=[theirs or _absent(mine) for mine, theirs in pairs],
-        )
-    return PageData(
-        title=title,
-        label="" if right is None else ours,
-        settings=shown.settings,
-        summary=summary_of(shown),
-        documents=documents,
-        rows=rows,
-        control_ids=frozenset(shown.encoder.tokenizer.special_tokens.values()),
-        other=right,
-    )
-
-
-def conversations_view(
-    shown: ShownConversations, style: Style, count: int, max_tokens: int, other: ShownConversations | None = None
-) -> Group:
-    """Some of the conversations for a terminal, then the figures, and what is refused.
-
-    Args:
-        shown: The conversations.
-        style: How the terminal shows what is trained.
-        count: Conversations that are shown in full, spread over all.
-        max_tokens: Tokens of each that are shown, at most.
-        other: The same records under other settings, shown after each.
-    """
-    parts: list[Any] = []
-    ours, theirs = ("", "") if other is None else changed_settings(shown.settings, other.settings)
-    for number in spread(count, len(shown.documents)):
-        for label, side in ((ours, shown), (theirs, other)):
-            if side is not None:
-                parts += [Text(f"── {label}", style="bold reverse")] if label else []
-                parts += [conversation_view(document, style, max_tokens) for document in side.documents[number]]
-    if parts:
-        parts += [legend(style), Text()]
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    named = {name: shown.settings[name] for name in ("tokenizer", "template", "family")}
-    rest = (f"{name} {value}" for name, value in shown.settings.items() if name not in named)
-    for name, value in {**named, "settings": ", ".join(rest), **summary_of(shown)}.items():
-        table.add_row(name, str(value))
-    parts.append(table)
-    parts += [Text(line, style="red") for line in _reasons(shown.refused)]
-    return Group(*parts)
-
-
-def conversations_as_json(shown: ShownConversations) -> dict[str, Any]:
-    """Settings, figures and reasons as plain values, for a machine."""
-    return {
-        "settings": shown.settings,
-        "summary": summary_of(shown),
-        "refused": [{"origin": document.origin, "reason": _reason(document)} for document in shown.refused],
-    }
-
-
-def summary_of(shown: ShownConversations) -> dict[str, Any]:
-    """Counts over the conversations that are shown, in words."""
-    documents = shown.flat
-    tokens = sum(len(document.ids) for document in documents)
-    trained = sum(document.trained for document in documents)
-    kinds = Counter(kind for document in documents for kind in {note[0] for note in document.notes})
-    records = f"{len(shown.documents):,}"
-    if len(shown.documents) < shown.total:
-        records += f" of {shown.total:,}"
-    if len(documents) != len(shown.documents):
-        records += f"; they became {len(documents):,} documents"
-    return {
-        "conversations": records,
-        "layout": shown.layout,
-        "tokens": f"{tokens:,}",
-        "trained": f"{trained:,} ({trained / max(1, tokens):.1%})",
-        "proven": f"{sum(document.ok is True for document in documents):,}",
-        REFUSED: f"{len(shown.refused):,}",
-        **{f"note: {kind}": f"{count:,}" for kind, count in kinds.most_common() if kind != REFUSED},
-    }
-
-
-def changed_settings(mine: dict[str, str], theirs: dict[str, str]) -> tuple[str, str]:
-    """What to call two settings beside each other: by what differs."""
-    # Unless it is set, train_on_eot is what train_on_eos is.
-    plain = [{**side, "train_on_eot": ""} if _follows(side) else side for side in (mine, theirs)]
-    names = [name for name in {**mine, **theirs} if plain[0].get(name) != plain[1].get(name)]
-    if not names:
-        return "these settings", "the same settings"
-    ours, others = (", ".join(f"{name}={side.get(name, 'none')}" for name in names) for side in (mine, theirs))
-    return ours, others
-
-
-def _follows(settings: dict[str, str]) -> bool:
-    return settings.get("train_on_eot") == settings.get("train_on_eos")
 
 
 def settings_of(encoder: ChatEncoder, chat: ChatSettings) -> dict[str, str]:
@@ -334,31 +207,9 @@ def _unseen(
     )
 
 
-def _reason(document: PageDocument) -> str:
+def reason_of(document: PageDocument) -> str:
+    """Why prepare would refuse a document; "" where it would not."""
     return "; ".join(note[1] for note in document.notes if note[0] == REFUSED)
-
-
-def _reasons(refused: Sequence[PageDocument]) -> Iterator[str]:
-    """The reasons, the most frequent first, each with the first place where it was met."""
-    first = {_reason(document): document.origin for document in reversed(refused)}
-    found = Counter(_reason(document) for document in refused).most_common()
-    for reason, count in found[:NAMED]:
-        yield f"✗ {first[reason]}{f' and {count - 1:,} more' if count > 1 else ''}: {reason}"
-    if len(found) > NAMED:
-        yield f"… and {len(found) - NAMED:,} other reasons; --html shows all"
-
-
-def _absent(other: PageDocument) -> PageDocument:
-    """Stands where the other settings have one more document."""
-    nothing = np.zeros(0, np.int64)
-    return PageDocument(
-        title=other.title,
-        origin=other.origin,
-        pieces=(),
-        ids=nothing,
-        loss_weights=nothing.astype(np.float32),
-        notes=(Note("absent", "these settings make no such document"),),
-    )
 
 
 def _said(conversation: Conversation) -> list[tuple[str, str]]:
@@ -383,8 +234,3 @@ def _layout(sample: Sample, settings: LayoutSettings) -> str:
             found["none that is known"] += 1
     lines = [f"{line}{f' ({count:,})' if len(found) > 1 else ''}" for line, count in found.most_common()]
     return "; ".join(line.removeprefix("layout ") for line in lines)
-
-
-def spread(count: int, total: int) -> list[int]:
-    """At most `count` of the numbers below `total`, evenly spread."""
-    return [total * place // count for place in range(count)] if count < total else list(range(total))
