@@ -6,10 +6,13 @@ for step in loader:
         ps.huggingface.loss(model, row, step.loss_denominator).backward()
 ```
 
+`VisionCollator` labels the batches of multimodal processors by role boundaries.
+
 Importing it needs torch and transformers (`pip install 'penstock[huggingface]'`); `Trainer` needs accelerate too and is
 loaded on first use.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import MissingExtraError
@@ -27,11 +30,13 @@ from penstock.integrations.torch_tensors import to_torch
 
 if TYPE_CHECKING:
     from penstock.integrations.huggingface.trainer import Trainer as Trainer
+    from penstock.integrations.huggingface.vision_collator import VisionCollator as VisionCollator
 
 __all__ = [
     "REQUIREMENTS",
     "IsolationReport",
     "Trainer",
+    "VisionCollator",
     "check_isolation",
     "loss",
     "model_inputs",
@@ -40,9 +45,11 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "Trainer":
-        from penstock.integrations.huggingface.trainer import Trainer
+_LATE = {"Trainer": "trainer", "VisionCollator": "vision_collator"}
+"""Name → the module that is loaded when it is first used."""
 
-        return Trainer
+
+def __getattr__(name: str) -> Any:
+    if name in _LATE:
+        return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
