@@ -58,8 +58,9 @@ def _find(template, messages, place, tools, whole) -> tuple[int, int] | str:
     words = messages[place].get("content")
     words = words if isinstance(words, str) else ""
     end = len(answer.rstrip())
-    if answer.startswith(words[len(words.rstrip()) :], end) and answer[:end].endswith(words.strip()):
-        end += len(words) - len(words.rstrip())
+    blank = words[len(words.rstrip()) :]
+    if words.strip() and answer.startswith(blank, end) and answer[:end].endswith(words.strip()):
+        end += len(blank)
     begin = common_length(prompt, answer)
     if prompt[begin:].strip() or not whole.startswith(prompt[:begin]):
         return "opening"

@@ -277,6 +277,12 @@ def test_a_terminator_may_begin_the_next_turn(tokenizer):
     assert kinds(chat) == {"missing_terminator"}
 
 
+def test_a_terminator_that_begins_an_empty_turn_is_trained(tokenizer):
+    chat = run(ask("uone", "atwo", "", "afour"), tokenizer, NO_END.replace("m.role + '\n' + ", ""), strict=False)
+    assert chat.text == "<|im_start|>uone<|im_start|>atwo<|im_start|><|im_start|>afour"
+    assert trained(chat)[0] == "atwo<|im_start|>"
+
+
 THOUGHTS = ask("u1", "<think>\nh1\n</think>\n\na1", "u2", "<think>\nh2\n</think>\n\na2")
 
 

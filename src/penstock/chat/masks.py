@@ -184,7 +184,8 @@ def _terminator_strokes(
     eos_text: str | None,
 ) -> Iterator[Stroke]:
     known = {text[begin:end] for message, (begin, end) in terminators.items() if message in trained}
-    for message, (begin, end) in terminators.items():
+    # Trained ones last: the marker that ends a reply may be all that there is of the next turn (GLM-4, empty content).
+    for message, (begin, end) in sorted(terminators.items(), key=lambda item: item[0] in trained):
         # What ends the turns of others may begin a reply ([/INST]).
         if message not in trained and text[begin:end] not in known:
             continue
