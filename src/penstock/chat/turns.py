@@ -19,7 +19,7 @@ from penstock.errors import RecordError
 Span = tuple[int, int]
 _LABELS = ("role", "name", "tool_call_id", "type")
 """Fields of a message that are not its words."""
-_BORDERS = frozenset(" \n\t>]}|:")
+_BORDERS = frozenset(" \n\t>]}:")
 
 
 class Turn(NamedTuple):
