@@ -45,6 +45,7 @@ CHAT_SECONDS = 25.0
 """The same for learning from chats."""
 CHAT_STEPS = (30, 200)
 CHAT_TEMPLATE = Path(__file__).with_name("chat.jinja")
+CHAT_LENGTHS = {"max_tokens": SEQUENCE_LENGTH, "too_long": "drop"}
 LINES = 20
 """Lines of the loss chart, about."""
 BAR = 48
@@ -339,9 +340,8 @@ def prepare_chats() -> Any:
         for record in conversations(modules_of(standard_library())):
             file.write(json.dumps(record) + "\n")
     report = ps.prepare(
-        str(raw), tokenizer=FOLDER / "tokenizer", template=CHAT_TEMPLATE, output=FOLDER / "chats",
-        max_tokens=SEQUENCE_LENGTH, too_long="drop", overwrite=True,
-    )  # fmt: skip
+        str(raw), tokenizer=FOLDER / "tokenizer", template=CHAT_TEMPLATE, output=FOLDER / "chats", **CHAT_LENGTHS
+    )
     print(report.as_text())
     return ps.Mixture([ps.Source(FOLDER / "chats")])
 
@@ -371,7 +371,9 @@ def write_page(chats: Any) -> Path:
     title("9  What the model saw, as a page")
     tokenizer = ps.load_tokenizer(FOLDER / "tokenizer")
     shown = show_conversations(
-        sample_records(str(FOLDER / "chats.jsonl"), 500), tokenizer, ChatSettings(template=CHAT_TEMPLATE)
+        sample_records(str(FOLDER / "chats.jsonl"), 500),
+        tokenizer,
+        ChatSettings(template=CHAT_TEMPLATE).merge(CHAT_LENGTHS),
     )
     rows = view_rows(make_loader(chats), 0, list(range(ROWS_PER_STEP)), lambda dataset: tokenizer, lines=True)
     page = FOLDER / "chats.html"

@@ -79,8 +79,9 @@ def test_a_page_of_conversations_and_its_comparison(inspect, tmp_path):
     assert f"{page}: " in out
     data = data_of(page)
     assert [len(side["documents"]) for side in data["sides"]] == [13, 13]
-    assert data["sides"][0]["title"] == "train_on_eos=turn, mask_history=yes"
-    assert data["sides"][1]["title"] == "train_on_eos=none, mask_history=no"
+    assert [side["title"] for side in data["sides"]] == ["as set", "changed"]
+    assert [dict(side["settings"])["mask_history"] for side in data["sides"]] == ["yes", "no"]
+    assert [dict(side["settings"])["train_on_eos"] for side in data["sides"]] == ["turn", "none"]
     assert data["sides"][0]["documents"][12]["notes"][0][0] == "refused"
 
 

@@ -200,13 +200,17 @@ def test_a_comparison_names_what_differs_and_pairs_what_has_no_partner(mixed, to
     left = show_conversations(mixed, tokenizer, SETTINGS)
     last = show_conversations(mixed, tokenizer, SETTINGS.merge({"mask_history": True, "train_on_eos": "none"}))
     page = page_of_conversations("chats", left, last)
-    assert page.label == "train_on_eos=turn, mask_history=no"
-    assert page.other.label == "train_on_eos=none, mask_history=yes"
+    assert (page.label, page.other.label) == ("as set", "changed")
+    one = page_of_conversations(
+        "chats", left, show_conversations(mixed, tokenizer, SETTINGS.merge({"mask_history": True}))
+    )
+    assert (one.label, one.other.label) == ("mask_history=no", "mask_history=yes")
     assert page.other.documents[0].trained < page.documents[0].trained
     fewer = show_conversations(mixed, tokenizer, SETTINGS)
     object.__setattr__(fewer, "documents", ((), *fewer.documents[1:]))
     page = page_of_conversations("chats", left, fewer)
     assert kinds(page.other.documents[0]) == ["absent"]
+    assert sum(page.histograms["tokens of a document"].counts) == 2
     assert "absent" in page_html(page)
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from penstock.inspection.conversations import REFUSED, ShownConversations, reason_of
 from penstock.inspection.html import Note, PageData, PageDocument
+from penstock.inspection.html.figures import histograms_of, shares_of
 from penstock.inspection.html.terminal import conversation_view, legend
 from penstock.inspection.rows import RowView
 from penstock.inspection.terminal import Style
@@ -32,7 +33,7 @@ def page_of_conversations(
         rows: Packed rows to show beside.
     """
     documents = shown.flat
-    right = None
+    right, label = None, ""
     if other is not None:
         pairs = [
             pair
@@ -40,20 +41,26 @@ def page_of_conversations(
             for pair in zip_longest(mine, theirs)
         ]
         documents = [mine or _absent(theirs) for mine, theirs in pairs]
-        ours, theirs = changed_settings(shown.settings, other.settings)
+        label, changed = changed_settings(shown.settings, other.settings)
+        if ", " in label:
+            # The page lists them beside such a label.
+            label, changed = "as set", "changed"
         right = PageData(
             title=title,
-            label=theirs,
+            label=changed,
             settings=other.settings,
             documents=[theirs or _absent(mine) for mine, theirs in pairs],
         )
+    taken = [document for document in shown.flat if document.ok]
     return PageData(
         title=title,
-        label="" if right is None else ours,
+        label=label,
         settings=shown.settings,
         summary=summary_of(shown),
         documents=documents,
         rows=rows,
+        histograms=histograms_of(taken),
+        shares=shares_of(taken),
         control_ids=frozenset(shown.encoder.tokenizer.special_tokens.values()),
         other=right,
     )

@@ -228,7 +228,8 @@ function changedText(changed) {
 
 function sideTitle(side) {
   const other = page.sides[1 - side].settings, here = page.sides[side];
-  const unlike = here.settings.filter(([name, value]) => !other.some(([n, v]) => n === name && v === value));
+  const unlike = here.settings.filter(([name, value]) =>
+    here.title !== `${name}=${value}` && !other.some(([n, v]) => n === name && v === value));
   return element("div", {}, element("b", {}, here.title), " ",
     ...unlike.map(([name, value]) => element("span", { class: "setting" }, `${name} = ${value}`)));
 }
