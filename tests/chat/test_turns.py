@@ -112,7 +112,8 @@ def test_a_turn_after_tool_results_may_open_otherwise():
         "{% for m in messages %}{% if m.role == 'tool' %}{{ '<out>' + m.content + '</out>' }}"
         "{% elif m.role == 'user' %}{{ '<user>' + m.content }}"
         "{% else %}{% if loop.previtem.role != 'tool' %}{{ '<assistant>' }}{% endif %}{{ m.content + '</s>' }}"
-        "{% endif %}{% endfor %}{% if add_generation_prompt and messages[-1].role != 'tool' %}{{ '<assistant>' }}{% endif %}"
+        "{% endif %}{% endfor %}"
+        "{% if add_generation_prompt and messages[-1].role != 'tool' %}{{ '<assistant>' }}{% endif %}"
     )
     messages = [*ask("u", "call"), {"role": "tool", "content": "t"}, {"role": "assistant", "content": "done"}]
     messages[1]["tool_calls"] = [call()]
