@@ -225,11 +225,13 @@ def test_the_terminal_shows_conversations_figures_and_reasons(mixed, tokenizer):
     other = show_conversations(mixed, tokenizer, SETTINGS.merge({"mask_history": True}))
     file = io.StringIO()
     console = Console(file=file, width=100, highlight=False)
-    console.print(conversations_view(shown, Style(console), 1, 500, other))
+    console.print(conversations_view(shown, Style(console), 6, 500, other))
     found = file.getvalue()
     assert "── mask_history=no" in found
     assert "── mask_history=yes" in found
-    assert found.count("▌ assistant") == 4
+    assert found.count("▌ assistant") == 2 + 2 + 1
+    assert found.count("── the same under both") == 5
+    assert "▌ template" not in found
     assert "chats.jsonl:4: no known layout" in " ".join(found.split())
     assert "tokenizer" in found
 

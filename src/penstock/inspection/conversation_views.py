@@ -81,10 +81,13 @@ def conversations_view(
     parts: list[Any] = []
     ours, theirs = ("", "") if other is None else changed_settings(shown.settings, other.settings)
     for number in spread(count, len(shown.documents)):
-        for label, side in ((ours, shown), (theirs, other)):
-            if side is not None:
-                parts += [Text(f"── {label}", style="bold reverse")] if label else []
-                parts += [conversation_view(document, style, max_tokens) for document in side.documents[number]]
+        sides = [(ours, shown.documents[number])]
+        if other is not None:
+            same = _same(shown.documents[number], other.documents[number])
+            sides = [("the same under both", sides[0][1])] if same else [*sides, (theirs, other.documents[number])]
+        for label, documents in sides:
+            parts += [Text(f"── {label}", style="bold reverse")] if label else []
+            parts += [conversation_view(document, style, max_tokens) for document in documents]
     if parts:
         parts += [legend(style), Text()]
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -144,6 +147,16 @@ def changed_settings(mine: dict[str, str], theirs: dict[str, str]) -> tuple[str,
 
 def _follows(settings: dict[str, str]) -> bool:
     return settings.get("train_on_eot") == settings.get("train_on_eos")
+
+
+def _same(mine: Sequence[PageDocument], theirs: Sequence[PageDocument]) -> bool:
+    """Whether two settings give the same tokens, weights and notes."""
+    return len(mine) == len(theirs) and all(
+        np.array_equal(left.ids, right.ids)
+        and np.array_equal(left.loss_weights, right.loss_weights)
+        and left.notes == right.notes
+        for left, right in zip(mine, theirs, strict=True)
+    )
 
 
 def _reasons(refused: Sequence[PageDocument]) -> Iterator[str]:

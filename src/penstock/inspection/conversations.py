@@ -199,9 +199,9 @@ def _unseen(
         pieces=token_texts(tokenizer, ids, lines=True),
         ids=np.array(ids, np.int64),
         loss_weights=np.zeros(len(ids), np.float32),
-        roles=np.array(roles, np.int64),
+        roles=np.array(roles, np.int64) if names else None,
         role_names=names,
-        turns=np.array(turns, np.int64),
+        turns=np.array(turns, np.int64) if names else None,
         notes=tuple(notes),
         ok=False,
     )
