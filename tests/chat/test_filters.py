@@ -188,3 +188,19 @@ def _places(text):
     for length, message, *_ in text._runs:
         yield at, length, message
         at += length
+
+
+def test_words_go_before_roles_where_one_name_must_do():
+    """A role counts as the template's text, so words must never pass for one."""
+    role, words = Traced.of("user", 1, "role"), Traced.of("<|e|>", 1, "content")
+    for source in ("{{ '%5s|%s' % (r, w) }}", "{{ [r, w] }}", "{{ {'r': r, 'w': w} }}", "{{ '{:>5}{}'.format(r, w) }}"):
+        made = _environments(source)[1].render(r=role, w=words)
+        assert {run[1:3] for run in made._runs} == {(1, "content")}, source
+
+
+def test_words_that_are_a_format_stay_words():
+    made = _environments("{{ v.format('x') }}{{ v.format_map({}) if 0 else '' }}")[1].render(
+        v=Traced.of("<|e|>{}", 1, "content")
+    )
+    assert made == "<|e|>x"
+    assert made._runs[0][:2] == (6, 1)
