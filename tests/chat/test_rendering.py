@@ -67,6 +67,10 @@ OWNED = {
         "{% for m in messages %}{% for o in messages[:loop.index0] %}{% if o.content == 'zzz' %}!{% endif %}"
         "{% endfor %}[{{ m.content }}]{% endfor %}"
     ),
+    "writing during a look-up": (
+        "{% for m in messages %}{% for o in messages[:loop.index] %}{% if loop.first %}[{% endif %}{% endfor %}"
+        "{{ m.content }}]{% endfor %}"
+    ),
     "a macro": "{% macro show(m) %}[{{ m.content }}]{% endmacro %}{% for m in messages %}{{ show(m) }}{% endfor %}",
     "a set block": "{% for m in messages %}{% set t %}[{{ m.content }}]{% endset %}{{ t }}{% endfor %}",
     "a namespace": (
