@@ -65,7 +65,10 @@ def page_of_mixture(title: str, loader: Loader, rows: Sequence[RowView], tokeniz
     settings = loader.settings
     return PageData(
         title=title,
-        settings={name: in_words(getattr(settings, name)) for name in settings.__dataclass_fields__},
+        settings={
+            **{name: in_words(getattr(settings, name)) for name in settings.__dataclass_fields__},
+            "attention": loader.requirements.attention or "document",
+        },
         summary={
             "sources": ", ".join(source.name for source in report.sources),
             "rows shown": len(rows),
