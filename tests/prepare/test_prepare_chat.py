@@ -1,5 +1,6 @@
 """Conversations to a dataset: what is stored is what `chat.encode` says, every record is accounted for, all is told."""
 
+import itertools
 import json
 import shutil
 
@@ -7,11 +8,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from prepare_cases import contents
 
 from penstock import chat
 from penstock.errors import ConfigError, OutputError, RecordError
 from penstock.prepare import prepare
+from penstock.prepare.chats import spans_of
+from penstock.ragged import Ragged
 from penstock.shards import Dataset, verify
 
 CHATML = (
@@ -228,3 +233,28 @@ def test_transforms_see_whole_records(tmp_path, chat_tokenizer):
     report = run(records, chat_tokenizer, tmp_path / "out", transform=change)
     assert (report.records, report.documents, report.filtered) == (3, 2, 1)
     assert_same_as_encode(Dataset.open(tmp_path / "out"), [make_chats(3)[0], make_chats(3)[2]], chat_tokenizer)
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0]), max_size=6), max_size=6))
+def test_spans_spell_the_weights(rows):
+    block = spans_of(Ragged.from_rows(rows, np.float32))
+    assert block.valid.all()
+    for row, spans in zip(rows, block.spans, strict=True):
+        spelled = [0.0] * len(row)
+        for begin, end, weight in spans.tolist():
+            assert weight != 0
+            spelled[begin:end] = [weight] * (end - begin)
+        assert spelled == row
+        assert all(one[1] <= two[0] for one, two in itertools.pairwise(spans.tolist()))
+
+
+def test_the_split_goes_by_the_conversation_alone(tmp_path, chats, chat_tokenizer):
+    run(chats, chat_tokenizer, tmp_path / "one", validation=0.3)
+    run(chats, chat_tokenizer, tmp_path / "two", REWRITING, validation=0.3, max_tokens=45, too_long="truncate")
+    one, two = (
+        {(document.origin.file, document.origin.line) for document in Dataset.open(tmp_path / name / "validation")[:]}
+        for name in ("one", "two")
+    )
+    assert one == two
+    assert 20 < len(one) < 80

@@ -113,7 +113,7 @@ class PrepareSettings:
         if self.chat is not None and template is not None:
             groups = self.chat.describe().values()
             chat = {f"chat.{name}": value for group in groups for name, value in group.items()}
-            chat |= {"chat.template": template.fingerprint, "chat.date": day_of(template)}
+            chat |= {"chat.template": f"{template.name} {template.fingerprint}", "chat.date": day_of(template)}
         return {
             **chat,
             "version": FORMAT_VERSION,

@@ -117,8 +117,11 @@ def _after(text: str, at: int) -> int:
 
 def holds_values(file: SourceFile) -> bool:
     """Whether a file of JSON begins with an array, or with an object that its first line does not end."""
-    with open_stream(file) as stream:
-        head = stream.read(PEEK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
+    try:
+        with open_stream(file) as stream:
+            head = stream.read(PEEK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
+    except OSError:
+        return False  # the reader of lines says what is wrong with it
     if head.startswith(b"["):
         return True
     line, newline, _ = head.partition(b"\n")
