@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 from jinja2 import filters, sandbox
 
-from penstock.chat.traced import LITERAL, Run, Traced, coarse, format_percent, join, made, runs_of, spelled
+from penstock.chat.traced import GIVEN, LITERAL, Run, Traced, coarse, format_percent, join, made, runs_of, spelled
 
 _ESCAPED = re.compile(r'[\\"\x00-\x1f]')
 _ESCAPED_OR_WIDE = re.compile(r'[\\"]|[^ -~]')
@@ -25,10 +25,11 @@ def to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     """`json.dumps` with these arguments, traced."""
-    if not _holds_traced(value):
-        return Traced(
-            json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-        )
+    # Nobody asks which words of a tool's schema these are.
+    given = hasattr(type(value), "_path") and value._message == GIVEN
+    if given or not _holds_traced(value):
+        text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        return Traced(coarse(text, [value]))
     if isinstance(indent, int):
         indent = " " * indent
     between, colon = separators or ((",", ": ") if indent is not None else (", ", ": "))
@@ -38,7 +39,7 @@ def to_json(
 
 
 def _holds_traced(value: Any) -> bool:
-    """Whether any of it comes from a message; tools do not."""
+    """Whether any of it comes from a message, or with a conversation."""
     if type(value) is dict:
         return any(map(_holds_traced, value)) or any(map(_holds_traced, value.values()))
     if type(value) in (list, tuple):
