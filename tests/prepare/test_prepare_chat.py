@@ -14,10 +14,11 @@ from prepare_cases import contents
 
 from penstock import chat
 from penstock.errors import ConfigError, OutputError, RecordError
-from penstock.prepare import prepare
+from penstock.prepare import ChatSettings, prepare
 from penstock.prepare.chats import spans_of
 from penstock.ragged import Ragged
 from penstock.shards import Dataset, verify
+from penstock.sources import Fields
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -203,6 +204,20 @@ def test_a_dataset_ships_its_template_and_stop_ids(tmp_path, chat_tokenizer):
     text = (tmp_path / "out/chat.json").read_text()
     (tmp_path / "out/chat.json").write_text(text.replace('"mask_history": true', '"mask_history": false'))
     assert "chat.json" in verify(tmp_path / "out").faults[0].file
+
+
+def test_settings_as_an_object_and_as_keywords_come_to_the_same(tmp_path, chat_tokenizer):
+    layout = chat.LayoutSettings(fields={"prompt": "question", "completion": "answer"})
+    settings = ChatSettings(layout=layout, knobs=chat.Knobs(train_on_eos="none"))
+    records = [{"question": "water", "answer": "wheel"}]
+    run(records, chat_tokenizer, tmp_path / "out", chat=settings)
+    dataset = Dataset.open(tmp_path / "out")
+    assert dataset.chat.template == CHATML
+    assert_same_as_encode(dataset, [turns("water", "wheel")], chat_tokenizer, train_on_eos="none")
+    run(records, chat_tokenizer, tmp_path / "two", chat=settings, train_on_eos="turn")
+    assert_same_as_encode(Dataset.open(tmp_path / "two"), [turns("water", "wheel")], chat_tokenizer)
+    texts = iter([{"body": "water"}])
+    prepare(texts, tokenizer=chat_tokenizer, output=tmp_path / "text", fields=Fields(text="body"), progress=False)
 
 
 def test_a_template_of_another_model_is_told(tmp_path, chat_tokenizer):

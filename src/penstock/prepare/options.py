@@ -23,13 +23,14 @@ def merge_options(settings: PrepareSettings | None, options: dict[str, Any]) -> 
     unknown = [name for name in options if name not in known_all]
     if unknown:
         raise ConfigError(f"{unknown[0]!r} is no option of prepare; known: {', '.join(known_all)}")
-    about_chats = {name: value for name, value in options.items() if name in chat_names()}
-    if about_chats:
-        if settings.chat is None and "template" not in options:
-            raise ConfigError(f"{next(iter(about_chats))} is for chats: give a template, a .jinja file or auto")
-        settings = replace(settings, chat=(settings.chat or ChatSettings()).merge(about_chats))
+    about_chats = {name: value for name, value in options.items() if name in chat_names() and name not in known}
+    chat: ChatSettings | None = options.get("chat", settings.chat)
+    if about_chats and chat is None and "template" not in options:
+        raise ConfigError(f"{next(iter(about_chats))} is for chats: give a template, a .jinja file or auto")
     named = {_FIELD_OPTIONS[name]: value for name, value in options.items() if name in _FIELD_OPTIONS}
     chosen = {name: value for name, value in options.items() if name in known}
+    if about_chats:
+        chosen["chat"] = (chat or ChatSettings()).merge(about_chats)
     if named:
         base: Fields = chosen.get("fields", settings.fields)
         chosen["fields"] = replace(base, **named)
