@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.chat.encode import EncodedChat
+from penstock.chat.encoder import EncodedChat
 from penstock.chat.template import Template
 from penstock.errors import RecordError
 

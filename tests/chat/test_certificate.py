@@ -4,7 +4,7 @@ import pytest
 from chat_makers import CHATML, TOOLS, ask, call, kinds, small_tokenizer, trained
 
 from penstock.chat.certificate import Dropped, Problem
-from penstock.chat.encode import encode
+from penstock.chat.encoder import encode
 from penstock.errors import ConversationError
 
 TWO = ask("uone", "atwo", "uthree", "afour")

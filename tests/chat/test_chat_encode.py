@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from chat_makers import CHATML, TOKENS, ask, call, kinds, make_tokenizer, markers_of, result, small_tokenizer, trained
 
-from penstock.chat.encode import ChatEncoder, encode
+from penstock.chat.encoder import ChatEncoder, encode
 from penstock.chat.layouts import read_conversation
 from penstock.chat.template import Template
 from penstock.errors import ConfigError, ConversationError

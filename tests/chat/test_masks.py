@@ -5,7 +5,7 @@ import pytest
 from chat_makers import CHATML, TOOLS, ask, call, kinds, small_tokenizer, trained, weights_by_text
 
 from penstock.chat.conversation import Conversation, Marks, Range
-from penstock.chat.encode import ChatEncoder, encode
+from penstock.chat.encoder import ChatEncoder, encode
 from penstock.chat.encoded_text import EncodedText
 from penstock.chat.knobs import Knobs
 from penstock.chat.masks import Decision, weigh

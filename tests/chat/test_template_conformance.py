@@ -17,7 +17,7 @@ from chat_makers import CONVERSATIONS, TOKENS, TOOLS, call, make_tokenizer, mark
 from slow_masks import slow_spans, slow_tokens, with_next_control
 
 from penstock.chat.certificate import ERRORS
-from penstock.chat.encode import ChatEncoder
+from penstock.chat.encoder import ChatEncoder
 from penstock.chat.layouts import read_conversation
 from penstock.chat.template import Template
 from penstock.errors import ConversationError, RecordError

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from penstock.chat.certificate import Certificate, Problem
-from penstock.chat.encode import EncodedChat
+from penstock.chat.encoder import EncodedChat
 from penstock.errors import ConfigError, OutputError
 from penstock.inspection.datasets import DocumentView
 from penstock.inspection.html import (

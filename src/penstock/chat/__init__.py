@@ -9,7 +9,7 @@ chat.tokens, chat.loss_weights, chat.certificate
 from penstock.chat.boundaries import Boundary, ResolvedBoundary, resolve
 from penstock.chat.certificate import Certificate, Dropped, Problem
 from penstock.chat.conversation import Conversation, Marks, Range
-from penstock.chat.encode import ChatEncoder, EncodedChat, encode
+from penstock.chat.encoder import ChatEncoder, EncodedChat, encode
 from penstock.chat.families import Family, detect_family, families, family
 from penstock.chat.knobs import Knobs
 from penstock.chat.layouts import LayoutSettings, describe_layout, detect_layout, read_conversation

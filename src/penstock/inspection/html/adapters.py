@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.chat.encode import EncodedChat
+from penstock.chat.encoder import EncodedChat
 from penstock.inspection.datasets import DocumentView
 from penstock.inspection.html.views import Note, PageDocument
 
