@@ -5,8 +5,8 @@ import pytest
 from chat_makers import CHATML, TOOLS, ask, call, kinds, small_tokenizer, trained, weights_by_text
 
 from penstock.chat.conversation import Conversation, Marks, Range
-from penstock.chat.encoder import ChatEncoder, encode
 from penstock.chat.encoded_text import EncodedText
+from penstock.chat.encoder import ChatEncoder, encode
 from penstock.chat.knobs import Knobs
 from penstock.chat.masks import Decision, weigh
 from penstock.chat.template import Template
