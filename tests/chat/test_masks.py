@@ -9,7 +9,7 @@ from penstock.chat.encoded_text import EncodedText
 from penstock.chat.encoder import ChatEncoder, encode
 from penstock.chat.knobs import Knobs
 from penstock.chat.masks import Decision, weigh
-from penstock.chat.template import Template
+from penstock.chat.template import Rendered, Template
 from penstock.errors import ConfigError, ConversationError
 
 TWO = ask("uone", "atwo", "uthree", "afour")
@@ -177,7 +177,7 @@ def test_a_token_over_a_border_has_the_weight_of_its_last_character():
         is_control=np.array([False, False, False, True]), forged=(),
     )  # fmt: skip
     decision = Decision(strokes=((0, 6, 1.0), (1, 3, 0.5)), trained=(), terminators={})
-    [mask] = weigh([decision], [{}], ["abcdef"], [encoded])
+    [mask] = weigh([decision], [{}], [Rendered("abcdef", ())], [encoded])
     assert mask.characters.tolist() == [1, 0.5, 0.5, 1, 1, 1]
     assert mask.tokens.tolist() == [0.5, 1, 1, 0]
     assert mask.straddling.tolist() == [True, True, False, False]
@@ -191,7 +191,7 @@ def test_a_control_token_that_takes_whitespace_along_weighs_what_its_text_weighs
         is_control=np.array([True, False]), forged=(),
     )  # fmt: skip
     decision = Decision(strokes=((4, 8, 1.0),), trained=(), terminators={})
-    [mask] = weigh([decision], [{}], ["<A>\n\n hi"], [encoded])
+    [mask] = weigh([decision], [{}], [Rendered("<A>\n\n hi", ())], [encoded])
     assert mask.tokens.tolist() == [0, 1]
     assert encoded.ends.tolist() == [6, 8]
 

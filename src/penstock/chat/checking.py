@@ -240,12 +240,8 @@ def _render_head(conversation: Conversation, length: int, template: Template) ->
 
 def _check_generation(evidence: Evidence, checks: list[str]) -> Iterator[Problem]:
     """Hold the mask against the template's own `{% generation %}` tags."""
-    if not any(run[5] for run in evidence.rendered.runs) or not _is_plain(evidence):
-        return
-    runs, encoded = evidence.rendered.runs, evidence.encoded
-    tagged = np.repeat([run[5] for run in runs], [run[0] for run in runs])
-    theirs = tagged[encoded.ends - 1] & (encoded.ends > encoded.begins)
-    yield from _compare("generation tags", theirs, evidence, checks)
+    if evidence.mask.generated is not None and _is_plain(evidence):
+        yield from _compare("generation tags", evidence.mask.generated, evidence, checks)
 
 
 def _check_boundaries(evidence: Evidence, checks: list[str]) -> Iterator[Problem]:

@@ -97,17 +97,18 @@ class ChatEncoder:
         if not conversations:
             return []
         drafts = [self._render(conversation) for conversation in conversations]
+        texts = [rendered for rendered, _ in drafts]
         encoded = encode_rendered_batch(
             self.tokenizer,
-            [rendered.text for rendered, _ in drafts],
-            _literals([rendered for rendered, _ in drafts]),
+            [rendered.text for rendered in texts],
+            _literals(texts),
             allow_forged=self.knobs.allow_forged,
         )
         decisions = [
             decide(conversation, rendered, turns, text, self.knobs, self._eos_text, self._stops)
             for conversation, (rendered, turns), text in zip(conversations, drafts, encoded, strict=True)
         ]
-        masks = weigh(decisions, [turns for _, turns in drafts], [rendered.text for rendered, _ in drafts], encoded)
+        masks = weigh(decisions, [turns for _, turns in drafts], texts, encoded)
         done = []
         for conversation, (rendered, turns), text, mask, scanned in zip(
             conversations, drafts, encoded, masks, self._scan(encoded), strict=True

@@ -59,6 +59,8 @@ class Mask:
     """Tokens that hold characters of different weights, bool [tokens]."""
     owners: np.ndarray[Any, np.dtype[np.int64]]
     """In whose turn each token begins, int64 [tokens]; −1: in none."""
+    generated: np.ndarray[Any, np.dtype[np.bool_]] | None
+    """Tokens that end inside the template's `{% generation %}` tags, bool [tokens]; None where it has none."""
     trained: tuple[int, ...]
     terminators: Mapping[int, Span]
 
@@ -95,14 +97,15 @@ def decide(
 def weigh(
     decisions: Sequence[Decision],
     turns: Sequence[Mapping[int, Turn]],
-    texts: Sequence[str],
+    rendered: Sequence[Rendered],
     encoded: Sequence[EncodedText],
 ) -> list[Mask]:
     """Masks of a batch of conversations.
 
     Args:
-        decisions, turns, texts, encoded: Of each conversation.
+        decisions, turns, rendered, encoded: Of each conversation.
     """
+    texts = [made.text for made in rendered]
     bases = [0, *accumulate(map(len, texts))]
     characters, owners = np.zeros(bases[-1], np.float32), np.full(bases[-1], -1, np.int32)
     strokes = [
@@ -123,6 +126,11 @@ def weigh(
     weights, straddling = np.empty(len(begins), np.float32), np.empty(len(begins), np.bool_)
     token_owners = np.empty(len(begins), np.int64)
     weigh_tokens(begins, ends, characters, owners, weights, straddling, token_owners)
+    runs = [run for made in rendered for run in made.runs]
+    generated = None
+    if any(run[5] for run in runs):
+        tagged = np.repeat(np.array([run[5] for run in runs]), np.array([run[0] for run in runs]))
+        generated = tagged[ends - 1] & (ends > begins)
     masks = []
     for decision, (low, high), (first, last) in zip(
         decisions, pairwise(bases), pairwise([0, *accumulate(counts)]), strict=True
@@ -133,6 +141,7 @@ def weigh(
                 tokens=weights[first:last],
                 straddling=straddling[first:last],
                 owners=token_owners[first:last],
+                generated=None if generated is None else generated[first:last],
                 trained=decision.trained,
                 terminators=decision.terminators,
             )

@@ -27,7 +27,7 @@ from penstock.shards import SPAN, SpanBlock
 from penstock.sources import ObjectBlock, Reject
 from penstock.sources.records import excerpt
 
-BATCH = 64
+BATCH = 256
 """Conversations that are encoded together."""
 
 
