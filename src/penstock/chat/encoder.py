@@ -13,7 +13,7 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.chat.boundaries import ResolvedBoundary
+from penstock.chat.boundaries import Boundary, ResolvedBoundary, resolve
 from penstock.chat.certificate import Certificate
 from penstock.chat.checking import Evidence, certify
 from penstock.chat.conversation import Conversation
@@ -76,10 +76,21 @@ class ChatEncoder:
         tokenizer: The tokenizer.
         template: The chat template.
         knobs: What is trained.
+        boundaries: Role boundaries to hold the masks against; empty: those of the template's family, if it is known.
+
+    Raises:
+        ConfigError: A declared boundary cannot be resolved.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: Template, knobs: Knobs | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: Template,
+        knobs: Knobs | None = None,
+        boundaries: Sequence[Boundary] = (),
+    ) -> None:
         self.tokenizer, self.template, self.knobs = tokenizer, template, knobs or Knobs()
+        self._declared = resolve(boundaries, tokenizer) if boundaries else ()
         names = {token_id: text for text, token_id in tokenizer.special_tokens.items()}
         self._eos_text = None if tokenizer.eos_id is None else names.get(tokenizer.eos_id)
 
@@ -121,7 +132,7 @@ class ChatEncoder:
                 mask=mask,
                 knobs=self.knobs,
                 scanned=scanned,
-                family=self._family.name if self._family else "",
+                family=self._family.name if self._family and not self._declared else "the settings",
             )
             done.append(self._split(conversation, self._finish(evidence), mask.trained))
         return done
@@ -199,9 +210,9 @@ class ChatEncoder:
 
     @cached_property
     def _boundaries(self) -> tuple[ResolvedBoundary, ...]:
-        """Those of the template's family, where it is one that we know and the tokenizer has its markers."""
-        if self._family is None:
-            return ()
+        """Those that were declared; or of the template's family, where we know it and the tokenizer has its markers."""
+        if self._declared or self._family is None:
+            return self._declared
         try:
             return self._family.resolve(self.tokenizer)
         except ConfigError as error:

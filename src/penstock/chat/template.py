@@ -24,6 +24,7 @@ from penstock.errors import ConfigError, RecordError
 from penstock.tokenizers import Tokenizer
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_OWN = Path(__file__).parent / "templates"
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -140,8 +141,8 @@ def load_template(source: str | Path, *, tokenizer: Tokenizer | None = None, **v
     """Load a chat template.
 
     Args:
-        source: A `.jinja` file; a folder as models ship it (`chat_template.jinja`, `tokenizer_config.json`); or the
-            text of a template itself.
+        source: A `.jinja` file; a folder as models ship it (`chat_template.jinja`, `tokenizer_config.json`); the text
+            of a template itself; or the name of a family (`template_names`), whose plain form we wrote.
         tokenizer: Gives the names of BOS, EOS and padding where the folder does not.
         variables: More variables for the template, such as enable_thinking.
 
@@ -150,10 +151,18 @@ def load_template(source: str | Path, *, tokenizer: Tokenizer | None = None, **v
     """
     text, name, config = _find(source)
     if text is None:
-        raise ConfigError(f"{source}: no chat template there; give a .jinja file, or a tokenizer folder that has one")
+        raise ConfigError(
+            f"{source}: no chat template there; give a .jinja file, a tokenizer folder that has one, or one of "
+            f"{', '.join(template_names())}"
+        )
     template = Template(source=text, name=name, variables={**_token_names(tokenizer, config), **variables})
     _ = template._plain
     return template
+
+
+def template_names() -> tuple[str, ...]:
+    """Families of which there is a template, for text conversations without tools."""
+    return tuple(sorted(path.stem for path in _OWN.glob("*.jinja")))
 
 
 def _find(source: str | Path) -> tuple[str | None, str, Mapping[str, Any]]:
@@ -161,6 +170,8 @@ def _find(source: str | Path) -> tuple[str | None, str, Mapping[str, Any]]:
     if isinstance(source, str) and ("{%" in source or "{{" in source):
         return source, "given as text", {}
     path = Path(source)
+    if source in template_names() and not path.exists():
+        return (_OWN / f"{source}.jinja").read_text(encoding="utf-8"), str(source), {}
     if path.is_file() and path.suffix != ".json":
         return path.read_text(encoding="utf-8"), path.name, {}
     folder = path.parent if path.is_file() else path

@@ -6,13 +6,13 @@ All settings have different names, so that they can be given side by side: as ke
 import difflib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, final
 
-from penstock.chat import ChatEncoder, Knobs, LayoutSettings, Template, load_template
+from penstock.chat import Boundary, ChatEncoder, Knobs, LayoutSettings, Template, load_template
 from penstock.chat.cleaning import CleaningSettings
 from penstock.errors import ConfigError
 from penstock.tokenizers import Tokenizer
@@ -20,7 +20,7 @@ from penstock.tokenizers import Tokenizer
 CHAT_PART_BYTES = 4 << 20
 """Raw bytes of a part, about: a conversation takes far more time a byte than a text."""
 
-OF_TEMPLATE = ("template", "date", "chat_template_kwargs")
+OF_TEMPLATE = ("template", "date", "chat_template_kwargs", "role_boundaries")
 """Settings of the template itself."""
 
 
@@ -34,13 +34,17 @@ class ChatSettings:
     """Settings that make records conversations."""
 
     template: Template | str | Path = "auto"
-    """A .jinja file, a folder with a tokenizer, the text of a template, or auto: that of the tokenizer's folder."""
+    """A .jinja file, a folder with a tokenizer, the text of a template, the name of a family that has one (chatml), or
+    auto: that of the tokenizer's folder."""
 
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Variables for the template, such as `enable_thinking`; those of a record go before them."""
 
     date: str | None = None
     """The day that a template writes which asks for it, as 2026-12-31; None: the day on which preparing begins."""
+
+    role_boundaries: Sequence[Mapping[str, Any]] = ()
+    """Markers of turns to hold the masks against, each with role, start, end; empty: those of the template's family."""
 
     layout: LayoutSettings = field(default_factory=LayoutSettings)
     """How records become conversations."""
@@ -94,12 +98,16 @@ class ChatSettings:
         if template.now is None and "strftime_now" in template.source:
             now = datetime.fromisoformat(self.date or day or date.today().isoformat())
             template = replace(template, now=now)
-        return ChatEncoder(tokenizer, template, self.knobs)
+        return ChatEncoder(
+            tokenizer, template, self.knobs, [Boundary.from_mapping(one) for one in self.role_boundaries]
+        )
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """Every setting as it is in force, apart from the template, as JSON can hold it."""
         layout = {name: getattr(self.layout, name) for name in _names(LayoutSettings)}
         described = {"layout": layout, "knobs": dict(self.knobs.describe()), "cleaning": asdict(self.cleaning)}
+        if self.role_boundaries:
+            described["cross-check"] = {"role_boundaries": [dict(one) for one in self.role_boundaries]}
         plain: dict[str, dict[str, Any]] = json.loads(json.dumps(described, default=dict))
         return plain
 
