@@ -171,6 +171,15 @@ def test_row_view_agrees_with_the_arrays(code, chat):
         json.dumps(view.as_json())
 
 
+def test_a_split_document_teaches_nothing_of_the_document_after_it(code):
+    """Its last slot has a target, which is in another row; the slot after it begins another document, and is read."""
+    view = view_rows(make_loader(Source(code)), 0, [0], tokenizer_of)[0]
+    border = view.documents[1].begin
+    view.targets[0, border - 1], view.loss_weights[0, border - 1] = 7, 1.0
+    assert view.learned_weights[border - 1 : border + 2].tolist() == [1, 0, 1]
+    assert view.learned_weights[0] == 0
+
+
 def test_rows_are_readable_without_colour(code, chat):
     view = view_rows(make_loader(Source(code), Source(chat, name="chat")), 0, [0], tokenizer_of)[0]
     shown = printed(row_view(view, style(), 1000), width=200)

@@ -64,6 +64,8 @@ class RowView:
         """[T] how much each token counts as the target of the one before it; 0 = only read."""
         weights = np.zeros(self.sequence_length, np.float32)
         weights[1:] = np.where(self.targets[0, :-1] == IGNORE, 0.0, self.loss_weights[0, :-1])
+        # The last target of a part that was split off is in no row: the slot after it holds another document.
+        weights[[part.begin for part in self.documents]] = 0
         return weights
 
     def num_targets(self, distance: int = 1) -> int:

@@ -111,9 +111,6 @@ def _row(row: RowView, control_ids: frozenset[int], vocabulary: Vocabulary, stre
     for target in sorted(set(np.unique(row.targets).tolist()) - known - {IGNORE}):
         vocabulary.number([target], [row.spell(target)], [target in control_ids])
     steps = np.asarray(row.positions[: len(ids)], np.int64) - np.arange(len(ids))
-    learned = row.learned_weights[: len(ids)]
-    # The last target of a part that was split off is in no row: the slot that follows it here is not that target.
-    learned[[part.begin for part in row.documents]] = 0
     return {
         "title": f"step {row.step} · row {row.row}",
         "slots": row.sequence_length,
@@ -122,7 +119,7 @@ def _row(row: RowView, control_ids: frozenset[int], vocabulary: Vocabulary, stre
         "positions": runs(steps),
         "weights": [runs(weights) for weights in row.loss_weights],
         "targets": [_odd_targets(row, ids, distance) for distance in range(1, len(row.targets) + 1)],
-        "learned": runs(learned),
+        "learned": runs(row.learned_weights[: len(ids)]),
         "documents": [
             {
                 "begin": part.begin,
