@@ -125,6 +125,29 @@ def test_for_a_machine(inspect):
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [["chats.jsonl", "-t", "tokenizer", "--documents", "500"], ["chats"], ["texts", "--rows"], ["run.yaml"]],
+)
+def test_a_machine_gets_its_json_beside_a_page(inspect, tmp_path, arguments):
+    page = tmp_path / "page.html"
+    code, out, err = inspect(*arguments, "--html", str(page), "--json")
+    assert code == 0
+    assert out == inspect(*arguments, "--json")[1]
+    assert json.loads(out)
+    assert err.startswith(f"{page}: ")
+    assert data_of(page)["title"]
+
+
+def test_settings_of_chats_come_from_options(inspect):
+    given = ["--roles-to-train", "user,assistant", "--no-train-on-reasoning", "--max-tokens", "99"]
+    settings = json.loads(inspect("chats.jsonl", "-t", "tokenizer", *given, "--json")[1])["settings"]
+    assert settings["roles_to_train"] == "user+assistant"
+    assert settings["train_on_reasoning"] == "no"
+    assert settings["max_tokens"] == "99"
+    assert settings["mask_history"] == "no"
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["chats.jsonl"], "chats.jsonl: raw records; to show conversations give --tokenizer and --template"),

@@ -1,26 +1,16 @@
 """`penstock inspect`: what is in raw conversations, a dataset or a mixture, and what a trainer would get of it."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from penstock.cli.options import (
-    AllowForged,
     AsJson,
     ChatConfig,
     Format,
-    MaskHistory,
-    MaxTokens,
-    NoReasoning,
-    OnMissingTerminator,
-    OnRewrite,
-    RolesToTrain,
-    Template,
-    TooLong,
-    TrainOnEos,
-    TrainOnEot,
-    TrainOnInputs,
+    takes_chat_options,
 )
 
 RUN_FILES = {".yaml", ".yml"}
@@ -33,7 +23,9 @@ TOKENS, TOKENS_OF_CHATS = 120, 600
 """Tokens of a document that a terminal shows unless a number is asked for."""
 
 
+@takes_chat_options
 def run(
+    *,
     target: Annotated[
         str,
         typer.Argument(
@@ -104,7 +96,7 @@ def run(
         ),
     ] = None,
     as_json: AsJson = False,
-    template: Template = None,
+    chat_options: dict[str, Any],
     compare: Annotated[
         list[str] | None,
         typer.Option(
@@ -114,17 +106,6 @@ def run(
             rich_help_panel="Chats",
         ),
     ] = None,
-    roles_to_train: RolesToTrain = None,
-    train_on_inputs: TrainOnInputs = None,
-    train_on_eos: TrainOnEos = None,
-    train_on_eot: TrainOnEot = None,
-    no_reasoning: NoReasoning = False,
-    mask_history: MaskHistory = None,
-    max_tokens: MaxTokens = None,
-    too_long: TooLong = None,
-    on_missing_terminator: OnMissingTerminator = None,
-    on_rewrite: OnRewrite = None,
-    allow_forged: AllowForged = None,
     chat_config: ChatConfig = None,
 ) -> None:
     """Show what is in raw conversations or a dataset, or the rows of a run as they will be trained.
@@ -136,36 +117,24 @@ def run(
     from penstock.tokenizers import load_tokenizer
 
     override = load_tokenizer(tokenizer) if tokenizer else None
-    if template or compare or chat_config or (override is not None and _is_raw(target)):
-        options = {
-            "template": template,
-            "roles_to_train": roles_to_train.split(",") if roles_to_train is not None else None,
-            "train_on_inputs": train_on_inputs,
-            "train_on_eos": train_on_eos,
-            "train_on_eot": train_on_eot,
-            "train_on_reasoning": False if no_reasoning else None,
-            "mask_history": mask_history,
-            "max_tokens": max_tokens,
-            "too_long": too_long,
-            "on_missing_terminator": on_missing_terminator,
-            "on_rewrite": on_rewrite,
-            "allow_forged": allow_forged,
-        }
-        chats = _chat_settings(options, chat_config, assignments or [], compare or [])
+    if chat_options.get("template") or compare or chat_config or (override is not None and _is_raw(target)):
+        chats = _chat_settings(chat_options, chat_config, assignments or [], compare or [])
         count = documents if html is not None else max(COUNTED, documents or 0)
         shown, other = _conversations(target, tokenizer, override, chats, (format, document, count))
         _show_conversations(shown, other, target, html, (documents, tokens or TOKENS_OF_CHATS), as_json)
         return
     _refuse_raw(target)
-    is_run = Path(target).suffix in RUN_FILES
-    if not (rows or is_run or html):
-        _show_dataset(target, document, documents, tokens, override, as_json)
-        return
-    loader = _loader(target, assignments or [], sequence_length, distances)
-    if html is None:
+    has_rows = rows or Path(target).suffix in RUN_FILES
+    loader = _loader(target, assignments or [], sequence_length, distances) if has_rows or html is not None else None
+    if html is not None:
+        _write_page(target, loader, step, row, override, (document, documents), html)
+        _tell(html, as_json)
+        if not as_json:
+            return
+    if has_rows:
         _show_rows(loader, step, row or [0], _slot_range(slots), tokens or TOKENS, override, as_json)
     else:
-        _write_page(target, loader, step, row, override, (document, documents), html)
+        _show_dataset(target, document, documents, tokens, override, as_json)
 
 
 def _loader(target: str, assignments: list[str], sequence_length: int, distances: int) -> Any:
@@ -313,12 +282,13 @@ def _write_page(
         asked = _numbers(loader.datasets[0], documents[0], IN_PAGE if documents[1] is None else documents[1])
         page = page_of_dataset(loader.datasets[0], asked, views, decoder)
     write_html(html, page)
-    _tell(html)
 
 
-def _tell(html: Path) -> None:
+def _tell(html: Path, as_json: bool) -> None:
+    """Say where the page is; beside JSON on standard error."""
     size = html.stat().st_size
-    print(f"{html.resolve()}: {size / 1e6:.1f} MB, for any browser, no network needed")
+    line = f"{html.resolve()}: {size / 1e6:.1f} MB, for any browser, no network needed"
+    print(line, file=sys.stderr if as_json else sys.stdout)
 
 
 def _is_raw(target: str) -> bool:
@@ -348,9 +318,7 @@ def _chat_settings(
     """The settings of chats, and those that they are compared with, or None."""
     from penstock.config.chats import load_chat_settings
 
-    given = {name: value for name, value in options.items() if value is not None}
-    if path is None:
-        given.setdefault("template", "auto")
+    given = options if path is not None else {"template": "auto", **options}
     settings = load_chat_settings(path, assignments, given)
     if not compared:
         return settings, None
@@ -394,12 +362,12 @@ def _show_conversations(
         write_html(html, page_of_conversations(Path(target).name, shown, other))
     if as_json:
         print(json.dumps(conversations_as_json(shown), ensure_ascii=False))
-        return
-    console = make_console()
-    count = 0 if html is not None else IN_TERMINAL if count is None else count
-    console.print(conversations_view(shown, Style(console), count, tokens, other))
+    else:
+        console = make_console()
+        count = 0 if html is not None else IN_TERMINAL if count is None else count
+        console.print(conversations_view(shown, Style(console), count, tokens, other))
     if html is not None:
-        _tell(html)
+        _tell(html, as_json)
 
 
 def _slot_range(text: str | None) -> tuple[int, int] | None:

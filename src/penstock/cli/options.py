@@ -1,8 +1,14 @@
-"""Options that several verbs have: one name, one meaning and one help text for each."""
+"""Options that several verbs have: one name, one meaning and one help text for each.
+
+The options of chats come together: `takes_chat_options` gives them to a verb as one dictionary of settings.
+"""
 
 import re
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -86,7 +92,13 @@ ChatAssignments = Annotated[
 ]
 RolesToTrain = Annotated[
     str | None,
-    typer.Option("--roles-to-train", metavar="ROLES", help="By default: assistant.", rich_help_panel="Chats"),
+    typer.Option(
+        "--roles-to-train",
+        metavar="ROLES",
+        callback=lambda text: None if text is None else text.split(","),
+        help="By default: assistant.",
+        rich_help_panel="Chats",
+    ),
 ]
 TrainOnInputs = Annotated[
     bool | None,
@@ -114,11 +126,12 @@ MaskHistory = Annotated[
     bool | None,
     typer.Option("--mask-history", metavar="", help="Train the last trained turn only.", rich_help_panel="Chats"),
 ]
-NoReasoning = Annotated[
-    bool,
+TrainOnReasoning = Annotated[
+    bool | None,
     typer.Option(
         "--no-train-on-reasoning",
         metavar="",
+        callback=lambda left_out: False if left_out else None,
         help="Leave out the thinking of trained turns.",
         rich_help_panel="Chats",
     ),
@@ -166,3 +179,42 @@ TooLong = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object.")]
 """A flag takes no value, hence the empty metavar here and elsewhere."""
+
+CHAT_OPTIONS = {
+    "template": Template,
+    "roles_to_train": RolesToTrain,
+    "train_on_inputs": TrainOnInputs,
+    "train_on_eos": TrainOnEos,
+    "train_on_eot": TrainOnEot,
+    "train_on_reasoning": TrainOnReasoning,
+    "mask_history": MaskHistory,
+    "max_tokens": MaxTokens,
+    "too_long": TooLong,
+    "on_missing_terminator": OnMissingTerminator,
+    "on_rewrite": OnRewrite,
+    "allow_forged": AllowForged,
+}
+"""Setting of chats → the option that gives it; None where the command line does not."""
+
+
+def takes_chat_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb all options of chats in place of its parameter `chat_options`.
+
+    On the command line they are options of their own; the verb, whose parameters are keywords, gets a dictionary of
+    those that were given, by the names of the settings.
+    """
+
+    @wraps(verb)
+    def run(**arguments: Any) -> None:
+        values = {name: arguments.pop(name) for name in CHAT_OPTIONS}
+        verb(**arguments, chat_options={name: value for name, value in values.items() if value is not None})
+
+    options = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in CHAT_OPTIONS.items()
+    ]
+    parameters: list[Parameter] = []
+    for own in signature(verb).parameters.values():
+        parameters += options if own.name == "chat_options" else [own]
+    # Typer reads the options of a verb off its signature.
+    run.__signature__ = signature(verb).replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run

@@ -7,28 +7,19 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.options import (
-    AllowForged,
     AsJson,
     ChatAssignments,
     ChatConfig,
     Format,
-    MaskHistory,
-    MaxTokens,
-    NoReasoning,
-    OnMissingTerminator,
-    OnRewrite,
-    RolesToTrain,
     Separator,
-    Template,
     TextField,
-    TooLong,
-    TrainOnEos,
-    TrainOnEot,
-    TrainOnInputs,
+    takes_chat_options,
 )
 
 
+@takes_chat_options
 def run(
+    *,
     sources: Annotated[
         list[str], typer.Argument(metavar="SOURCE", help="Files, folders, globs (quoted) or URLs such as s3://….")
     ],
@@ -56,18 +47,7 @@ def run(
         ),
     ] = None,
     separator: Separator = None,
-    template: Template = None,
-    roles_to_train: RolesToTrain = None,
-    train_on_inputs: TrainOnInputs = None,
-    train_on_eos: TrainOnEos = None,
-    train_on_eot: TrainOnEot = None,
-    no_reasoning: NoReasoning = False,
-    mask_history: MaskHistory = None,
-    max_tokens: MaxTokens = None,
-    too_long: TooLong = None,
-    on_missing_terminator: OnMissingTerminator = None,
-    on_rewrite: OnRewrite = None,
-    allow_forged: AllowForged = None,
+    chat_options: dict[str, Any],
     chat_config: ChatConfig = None,
     assignments: ChatAssignments = None,
     transform: Annotated[
@@ -134,21 +114,6 @@ def run(
     """
     from penstock.prepare import prepare
 
-    about_chats = {
-        "template": template,
-        "roles_to_train": roles_to_train.split(",") if roles_to_train is not None else None,
-        "train_on_inputs": train_on_inputs,
-        "train_on_eos": train_on_eos,
-        "train_on_eot": train_on_eot,
-        "train_on_reasoning": False if no_reasoning else None,
-        "mask_history": mask_history,
-        "max_tokens": max_tokens,
-        "too_long": too_long,
-        "on_missing_terminator": on_missing_terminator,
-        "on_rewrite": on_rewrite,
-        "allow_forged": allow_forged,
-    }
-    given = {name: value for name, value in about_chats.items() if value is not None}
     report = prepare(
         sources,
         tokenizer=tokenizer,
@@ -158,7 +123,7 @@ def run(
         weights_field=weights_field,
         columns=dict(_column(name) for name in column or []),
         separator=separator,
-        **_chat(given, chat_config, assignments),
+        **_chat(chat_options, chat_config, assignments),
         transform=transform,
         add_bos=add_bos,
         add_eos=add_eos,
