@@ -1,12 +1,11 @@
 """Sources to shards: finds the parts, has them prepared in several processes, finishes the datasets, reports.
 
 The result is byte-identical for any number of processes, and for any number of interruptions: a part depends on the
-input alone, and counts when its record is on the disk. Finishing reads only the small files beside the shards.
+input alone, and counts when its record is on the disk.
 """
 
 import os
 import shutil
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,44 +13,21 @@ from typing import Any
 
 from penstock.chat import Template
 from penstock.errors import OutputError, RecordError
-from penstock.prepare.chat_info import chat_notices, describe_chat
-from penstock.prepare.chat_summary import ChatSummary
 from penstock.prepare.documents import Framing
-from penstock.prepare.empty import refuse_empty
 from penstock.prepare.executors import Hire, choose_executor
-from penstock.prepare.folder import REJECTED, REPORT, OutputFolder, begun_on
-from penstock.prepare.part import (
-    PartRecord,
-    Task,
-    Workshop,
-    load_record,
-    prepare_part,
-    rejects_path,
-    shard_name,
-)
+from penstock.prepare.finishing import finish, finished_part
+from penstock.prepare.first_look import check_encoder, checked_first, say
+from penstock.prepare.folder import REPORT, OutputFolder, begun_on
+from penstock.prepare.part import PartRecord, Task, Workshop, load_record, prepare_part
 from penstock.prepare.pool import Pool
-from penstock.prepare.recipe import Block, ChatRecipe, TextRecipe
-from penstock.prepare.report import PrepareReport, SplitReport, read_report
+from penstock.prepare.recipe import ChatRecipe, TextRecipe
+from penstock.prepare.report import PrepareReport, read_report
 from penstock.prepare.settings import PrepareSettings, fingerprint
 from penstock.prepare.transform import Transform, describe_transform, load_transform
 from penstock.progress import Progress
-from penstock.shards import (
-    TOKENIZER_FOLDER,
-    ChatInfo,
-    Manifest,
-    ShardInfo,
-    ShardLayout,
-    TokenizerInfo,
-    finish_dataset,
-    load_shard,
-    write_json,
-    write_text,
-)
-from penstock.sources import ObjectBlock, Part, number_lines, open_records, open_sources
+from penstock.shards import ShardLayout
+from penstock.sources import Part, number_lines, open_records, open_sources
 from penstock.tokenizers import Tokenizer, load_tokenizer
-
-SAMPLE_PARTS, SAMPLE_BYTES, SAMPLE_TEXT = 4, 50_000, 4_000
-"""What the encoder is checked on: parts looked into, bytes of text from each, characters of each text."""
 
 FREE_SHARE = 0.2
 """Free bytes needed for each raw byte; less than any real text takes, so that a refusal is never wrong."""
@@ -142,7 +118,7 @@ def prepare(
         records, resumed, files = _prepare_parts(shop, parts, hire, folder, progress)
         if isinstance(parts, list) and _identities(open_parts(source, settings, False)) != plan["inputs"]:
             raise RecordError("the input changed while it was prepared; run it again with --overwrite")
-        report = _finish(shop, records, files, fingerprint(plan_settings))
+        report = finish(shop, records, files, fingerprint(plan_settings))
         folder.close_work()
     return _with_times(report, time.monotonic() - started, resumed)
 
@@ -175,7 +151,7 @@ def open_parts(source: Any, settings: PrepareSettings, progress: bool) -> list[P
             fields=settings.fields,
             separator=settings.separator,
             part_bytes=settings.part_bytes,
-            notice=_say if progress else None,
+            notice=say if progress else None,
         )
     return open_records(source, fields=settings.fields, part_bytes=settings.part_bytes)
 
@@ -207,12 +183,12 @@ def _prepare_parts(
         _check_room(shop, parts)
     total = None
     if isinstance(parts, list):
-        total = sum(part.size_bytes for n, part in enumerate(parts) if _finished(shop, n, part) is None)
+        total = sum(part.size_bytes for n, part in enumerate(parts) if finished_part(shop, n, part) is None)
 
     def todo(found: Iterable[Part]) -> Iterator[tuple[str, Task]]:
         for number, part in enumerate(found):
             files = tuple(names.setdefault(name, len(names)) for name in part.files)
-            record = _finished(shop, number, part)
+            record = finished_part(shop, number, part)
             if record is not None:
                 records[number] = record
                 resumed.append(number)
@@ -229,9 +205,9 @@ def _prepare_parts(
 
         if isinstance(parts, list):
             parts = _numbered(parts, pool)
-            _check_encoder(shop, parts, progress)
+            check_encoder(shop, parts, progress)
         else:
-            parts = _checked_first(shop, parts, progress)
+            parts = checked_first(shop, parts, progress)
         records.update(pool.run(_prepare_one, todo(parts), advance))
     if load_record(shop.output, len(records)) is not None:
         raise OutputError(f"{shop.output}: was begun with more input than there is now; replace it: --overwrite")
@@ -240,30 +216,6 @@ def _prepare_parts(
 
 def _prepare_one(shop: Workshop, task: Task, report: Any) -> tuple[int, PartRecord]:
     return task.number, prepare_part(shop, task, report)
-
-
-def _finished(shop: Workshop, number: int, part: Part) -> PartRecord | None:
-    """The record of a part, if that very part was finished before and its shards are there."""
-    record = load_record(shop.output, number)
-    if record is None:
-        return None
-    if record.identity != part.identity:
-        raise OutputError(
-            f"{shop.output}: part {number} was made from other input ({record.identity!r}, now {part.identity!r}); "
-            "replace what is there: --overwrite"
-        )
-    complete = all(_shard(shop, split, number) is not None for split in record.shards)
-    return record if complete else None
-
-
-def _shard(shop: Workshop, split: str, number: int) -> ShardInfo | None:
-    """A finished shard, or that of a dataset whose manifest is already there."""
-    folder = shop.output / split
-    info = load_shard(folder, shard_name(number))
-    if info is None and (folder / "manifest.json").is_file():
-        found = [shard for shard in Manifest.load(folder).shards if shard.file == shard_name(number)]
-        return found[0] if found else None
-    return info
 
 
 def _check_room(shop: Workshop, parts: Sequence[Part]) -> None:
@@ -292,130 +244,7 @@ def _count(_: Workshop, argument: tuple[int, Any], report: Any) -> tuple[int, in
     return number, part.newlines()
 
 
-def _check_encoder(shop: Workshop, parts: Sequence[Part], progress: bool) -> None:
-    """Compare the fast encoder with the vocabulary's own on texts from a few places of the input."""
-    step = max(len(parts) // SAMPLE_PARTS, 1)
-    sample: list[str] = []
-    for number, part in enumerate(parts[::step][:SAMPLE_PARTS]):
-        block = next(shop.recipe.blocks(part), None)
-        if number == 0 and progress and isinstance(shop.recipe, ChatRecipe):
-            _tell_settings(shop.recipe, block, part)
-        size = 0
-        for text in shop.recipe.sample(block) if block is not None else []:
-            sample.append(text[:SAMPLE_TEXT])
-            size += len(sample[-1])
-            if size >= SAMPLE_BYTES:
-                break
-    reason = shop.tokenizer.check_encoder(sample)
-    if reason and progress:
-        _say(f"encoding with {shop.tokenizer.encoder}, which is slower: {reason}")
-
-
-def _tell_settings(recipe: ChatRecipe, block: Block | None, part: Part) -> None:
-    first = None
-    if isinstance(block, ObjectBlock) and len(block):
-        first = block.objects[0], f"{part.files[block.files[0]]}:{block.lines[0]}"
-    for line in chat_notices(recipe.encoder, recipe.chat, first):
-        _say(line)
-
-
-def _checked_first(shop: Workshop, parts: Iterator[Part], progress: bool) -> Iterator[Part]:
-    first = next(parts, None)
-    if first is None:
-        raise RecordError("the source gave no record; due: at least one text or dict")
-    _check_encoder(shop, [first], progress)
-    yield first
-    yield from parts
-
-
-def _finish(shop: Workshop, records: list[PartRecord], files: list[str], configuration: str) -> PrepareReport:
-    """Make the finished shards datasets, and write the report, which says that all is done."""
-    settings = shop.settings
-    refuse_empty(shop.output, records, files)
-    total, rejects = sum(record.records for record in records), sum(record.rejects for record in records)
-    if rejects > (limit := settings.reject_limit(total)):
-        allowed = f"the {limit} that may be" if settings.max_rejects is None else settings.max_rejects
-        raise RecordError(
-            f"{rejects} of {total} records were rejected, more than {allowed}; look at "
-            f"{rejects_path(shop.output, 0).parent}/*.rejected.jsonl, then raise --max-rejects: finished parts are kept"
-        )
-    kept = [rejects_path(shop.output, n).read_text() for n, record in enumerate(records) if record.rejects]
-    if kept:
-        write_text(shop.output / REJECTED, "".join(kept))
-    chats = ChatSummary.total(record.chats for record in records) if settings.chat is not None else None
-    info = None
-    if isinstance(shop.recipe, ChatRecipe) and chats is not None:
-        info = describe_chat(shop.recipe.encoder, shop.recipe.chat, chats)
-    splits = {}
-    for split in settings.splits:
-        manifest = _finish_split(shop, split, records, files, configuration, info)
-        splits[split] = SplitReport(
-            path=str(shop.output / split),
-            documents=manifest.documents,
-            tokens=manifest.tokens,
-            trained_tokens=manifest.trained_tokens,
-            text_bytes=manifest.text_bytes,
-            longest=manifest.longest,
-            shards=len(manifest.shards),
-            fingerprint=manifest.fingerprint,
-            histogram=manifest.histogram,
-        )
-    report = PrepareReport(
-        output=str(shop.output),
-        records=total,
-        documents=sum(record.documents for record in records),
-        rejects=rejects,
-        filtered=sum(record.filtered for record in records),
-        tokens=sum(split.tokens for split in splits.values()),
-        text_bytes=sum(split.text_bytes for split in splits.values()),
-        raw_bytes=sum(record.raw_bytes for record in records),
-        parts=len(records),
-        dropped=sum(record.dropped for record in records),
-        more_documents=sum(record.more_documents for record in records),
-        chats=chats.as_json() if chats is not None else None,
-        straddling_tokens=sum(record.straddling for record in records),
-        edge_controls=sum(record.edge_controls for record in records),
-        input=fingerprint([record.identity for record in records]),
-        encoder=shop.tokenizer.encoder,
-        fallback_reason=shop.tokenizer.fallback_reason,
-        splits=splits,
-    )
-    write_json(shop.output / REPORT, report.as_json(lasting=True))
-    return report
-
-
-def _finish_split(
-    shop: Workshop,
-    split: str,
-    records: list[PartRecord],
-    files: list[str],
-    configuration: str,
-    chat: ChatInfo | None,
-) -> Manifest:
-    folder = shop.output / split
-    if (folder / "manifest.json").is_file():
-        shutil.rmtree(folder / "unfinished", ignore_errors=True)
-        return Manifest.load(folder)
-    # The dataset carries its tokenizer, so that whoever opens it can say what its tokens spell.
-    shop.tokenizer.save(folder / TOKENIZER_FOLDER)
-    sealed = chat.save(folder) if chat is not None else ()
-    shards = [_shard(shop, split, n) for n, record in enumerate(records) if split in record.shards]
-    return finish_dataset(
-        folder,
-        shards=[shard for shard in shards if shard is not None],
-        layout=shop.layout,
-        tokenizer=TokenizerInfo.of(shop.tokenizer),
-        configuration=configuration,
-        files=files,
-        sealed=sealed,
-    )
-
-
 def _with_times(report: PrepareReport, seconds: float, resumed: int) -> PrepareReport:
     from dataclasses import replace
 
     return replace(report, seconds=seconds, parts_resumed=resumed)
-
-
-def _say(line: str) -> None:
-    print(f"penstock: {line}", file=sys.stderr)

@@ -1,0 +1,135 @@
+"""Prepared parts to finished datasets: which parts are done, their shards, the manifests, the report.
+
+Reads only the small files beside the shards.
+"""
+
+import shutil
+
+from penstock.errors import OutputError, RecordError
+from penstock.prepare.chat_info import describe_chat
+from penstock.prepare.chat_summary import ChatSummary
+from penstock.prepare.empty import refuse_empty
+from penstock.prepare.folder import REJECTED, REPORT
+from penstock.prepare.part import PartRecord, Workshop, load_record, rejects_path, shard_name
+from penstock.prepare.recipe import ChatRecipe
+from penstock.prepare.report import PrepareReport, SplitReport
+from penstock.prepare.settings import fingerprint
+from penstock.shards import (
+    TOKENIZER_FOLDER,
+    ChatInfo,
+    Manifest,
+    ShardInfo,
+    TokenizerInfo,
+    finish_dataset,
+    load_shard,
+    write_json,
+    write_text,
+)
+from penstock.sources import Part
+
+
+def finished_part(shop: Workshop, number: int, part: Part) -> PartRecord | None:
+    """The record of a part, if that very part was finished before and its shards are there."""
+    record = load_record(shop.output, number)
+    if record is None:
+        return None
+    if record.identity != part.identity:
+        raise OutputError(
+            f"{shop.output}: part {number} was made from other input ({record.identity!r}, now {part.identity!r}); "
+            "replace what is there: --overwrite"
+        )
+    complete = all(_shard(shop, split, number) is not None for split in record.shards)
+    return record if complete else None
+
+
+def _shard(shop: Workshop, split: str, number: int) -> ShardInfo | None:
+    """A finished shard, or that of a dataset whose manifest is already there."""
+    folder = shop.output / split
+    info = load_shard(folder, shard_name(number))
+    if info is None and (folder / "manifest.json").is_file():
+        found = [shard for shard in Manifest.load(folder).shards if shard.file == shard_name(number)]
+        return found[0] if found else None
+    return info
+
+
+def finish(shop: Workshop, records: list[PartRecord], files: list[str], configuration: str) -> PrepareReport:
+    """Make the finished shards datasets, and write the report, which says that all is done."""
+    settings = shop.settings
+    refuse_empty(shop.output, records, files)
+    total, rejects = sum(record.records for record in records), sum(record.rejects for record in records)
+    if rejects > (limit := settings.reject_limit(total)):
+        allowed = f"the {limit} that may be" if settings.max_rejects is None else settings.max_rejects
+        raise RecordError(
+            f"{rejects} of {total} records were rejected, more than {allowed}; look at "
+            f"{rejects_path(shop.output, 0).parent}/*.rejected.jsonl, then raise --max-rejects: finished parts are kept"
+        )
+    kept = [rejects_path(shop.output, n).read_text() for n, record in enumerate(records) if record.rejects]
+    if kept:
+        write_text(shop.output / REJECTED, "".join(kept))
+    chats = ChatSummary.total(record.chats for record in records) if settings.chat is not None else None
+    info = None
+    if isinstance(shop.recipe, ChatRecipe) and chats is not None:
+        info = describe_chat(shop.recipe.encoder, shop.recipe.chat, chats)
+    splits = {}
+    for split in settings.splits:
+        manifest = _finish_split(shop, split, records, files, configuration, info)
+        splits[split] = SplitReport(
+            path=str(shop.output / split),
+            documents=manifest.documents,
+            tokens=manifest.tokens,
+            trained_tokens=manifest.trained_tokens,
+            text_bytes=manifest.text_bytes,
+            longest=manifest.longest,
+            shards=len(manifest.shards),
+            fingerprint=manifest.fingerprint,
+            histogram=manifest.histogram,
+        )
+    report = PrepareReport(
+        output=str(shop.output),
+        records=total,
+        documents=sum(record.documents for record in records),
+        rejects=rejects,
+        filtered=sum(record.filtered for record in records),
+        tokens=sum(split.tokens for split in splits.values()),
+        text_bytes=sum(split.text_bytes for split in splits.values()),
+        raw_bytes=sum(record.raw_bytes for record in records),
+        parts=len(records),
+        dropped=sum(record.dropped for record in records),
+        more_documents=sum(record.more_documents for record in records),
+        chats=chats.as_json() if chats is not None else None,
+        straddling_tokens=sum(record.straddling for record in records),
+        edge_controls=sum(record.edge_controls for record in records),
+        input=fingerprint([record.identity for record in records]),
+        encoder=shop.tokenizer.encoder,
+        fallback_reason=shop.tokenizer.fallback_reason,
+        splits=splits,
+    )
+    write_json(shop.output / REPORT, report.as_json(lasting=True))
+    return report
+
+
+def _finish_split(
+    shop: Workshop,
+    split: str,
+    records: list[PartRecord],
+    files: list[str],
+    configuration: str,
+    chat: ChatInfo | None,
+) -> Manifest:
+    folder = shop.output / split
+    if (folder / "manifest.json").is_file():
+        shutil.rmtree(folder / "unfinished", ignore_errors=True)
+        return Manifest.load(folder)
+    # The dataset carries its tokenizer, so that whoever opens it can say what its tokens spell.
+    shop.tokenizer.save(folder / TOKENIZER_FOLDER)
+    sealed = chat.save(folder) if chat is not None else ()
+    shards = [_shard(shop, split, n) for n, record in enumerate(records) if split in record.shards]
+    return finish_dataset(
+        folder,
+        shards=[shard for shard in shards if shard is not None],
+        layout=shop.layout,
+        tokenizer=TokenizerInfo.of(shop.tokenizer),
+        configuration=configuration,
+        files=files,
+        sealed=sealed,
+    )
