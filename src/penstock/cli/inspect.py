@@ -6,12 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.options import (
-    AsJson,
-    ChatConfig,
-    Format,
-    takes_chat_options,
-)
+from penstock.cli.options import AsJson, ChatConfig, Format, takes_chat_options
 
 RUN_FILES = {".yaml", ".yml"}
 IN_TERMINAL, IN_PAGE = 3, 500

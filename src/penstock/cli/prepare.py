@@ -6,15 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.options import (
-    AsJson,
-    ChatAssignments,
-    ChatConfig,
-    Format,
-    Separator,
-    TextField,
-    takes_chat_options,
-)
+from penstock.cli.options import AsJson, ChatAssignments, ChatConfig, Format, Separator, TextField, takes_chat_options
 
 
 @takes_chat_options

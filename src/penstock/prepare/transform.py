@@ -7,7 +7,7 @@ back is checked like any other record. Being Python for each record, it sets the
 import hashlib
 import inspect
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -86,10 +86,7 @@ def apply_transform(function: Transform, block: RecordBlock, files: tuple[str, .
     kept: list[dict[str, Any]] = []
     rows: list[int] = []
     rejects = list(block.rejects)
-    for row, record in enumerate(as_records(block, fields)):
-        changed = _call(function, record, f"{files[block.files[row]]}:{block.lines[row]}")
-        if changed is None:
-            continue
+    for row, changed in _changed(function, as_records(block, fields), block, files):
         reason = diagnose(_nested(changed), fields)
         if reason:
             shown = excerpt(repr(changed))
@@ -118,26 +115,26 @@ def transform_objects(function: Transform, block: ObjectBlock, files: tuple[str,
     Raises:
         RecordError: The function itself failed.
     """
-    kept: list[dict[str, Any]] = []
-    rows: list[int] = []
-    for row, record in enumerate(block.objects):
-        changed = _call(function, record, f"{files[block.files[row]]}:{block.lines[row]}")
-        if changed is not None:
-            kept.append(changed)
-            rows.append(row)
-    keep = np.array(rows, np.int64)
-    return ObjectBlock(kept, block.lines[keep], block.files[keep], block.size_bytes, block.rejects)
+    kept = dict(_changed(function, block.objects, block, files))
+    keep = np.array(list(kept), np.int64)
+    return ObjectBlock(list(kept.values()), block.lines[keep], block.files[keep], block.size_bytes, block.rejects)
 
 
-def _call(function: Transform, record: dict[str, Any], place: str) -> dict[str, Any] | None:
-    """The record that the function made of one; None where it drops it."""
-    try:
-        changed: Any = function(record)
-    except Exception as error:
-        raise RecordError(f"{place}: transform failed: {type(error).__name__}: {error}") from error
-    if changed is not None and not isinstance(changed, dict):
-        raise RecordError(f"{place}: transform gave {type(changed).__name__}; due: the record as a dict, or None")
-    return changed
+def _changed(
+    function: Transform, records: Sequence[dict[str, Any]], block: RecordBlock | ObjectBlock, files: tuple[str, ...]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows that the function keeps of a block, and what it made of them."""
+    for row, record in enumerate(records):
+        place = f"{files[block.files[row]]}:{block.lines[row]}"
+        try:
+            changed: Any = function(record)
+        except Exception as error:
+            raise RecordError(f"{place}: transform failed: {type(error).__name__}: {error}") from error
+        if changed is None:
+            continue
+        if not isinstance(changed, dict):
+            raise RecordError(f"{place}: transform gave {type(changed).__name__}; due: the record as a dict, or None")
+        yield row, changed
 
 
 def as_records(block: RecordBlock, fields: Fields) -> list[dict[str, Any]]:
