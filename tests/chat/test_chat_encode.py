@@ -210,3 +210,20 @@ def check_real(chat, conversation):
     for place, message in enumerate(conversation.messages):
         if message["role"] == "assistant" and place not in reported:
             assert message["content"].strip() in text, conversation.origin
+
+
+def test_what_is_given_by_mistake_is_named(tmp_path_factory):
+    tokenizer = small_tokenizer(tmp_path_factory)
+    with pytest.raises(ConfigError, match="'mask_hist' is no setting of what is trained; did you mean mask_history"):
+        encode(ask("a"), tokenizer=tokenizer, template=CHATML, mask_hist=True)
+    with pytest.raises(ConversationError, match="the conversation is empty"):
+        encode([], tokenizer=tokenizer, template=CHATML)
+    with pytest.raises(ConversationError, match="'<done>' is no control token of this tokenizer"):
+        encode(ask("a", "b"), tokenizer=tokenizer, template=CHATML.replace("<|im_end|>", "<done>"))
+
+
+def test_tools_may_stand_beside_messages(tmp_path_factory):
+    source = CHATML + "{{ tools | tojson }}"
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    chat = encode(ask("a", "b"), tokenizer=small_tokenizer(tmp_path_factory), template=source, tools=tools)
+    assert '"name": "look"' in chat.text

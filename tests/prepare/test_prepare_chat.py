@@ -222,8 +222,17 @@ def test_settings_as_an_object_and_as_keywords_come_to_the_same(tmp_path, chat_t
 
 def test_a_template_of_another_model_is_told(tmp_path, chat_tokenizer):
     other = CHATML.replace("<|im_end|>", "<end_of_turn>")
-    report = run(make_chats(2), chat_tokenizer, tmp_path / "out", other)
+    with pytest.raises(RecordError, match="its terminator '<end_of_turn>' is no control token of this tokenizer"):
+        run(make_chats(2), chat_tokenizer, tmp_path / "out", other)
+    report = run(make_chats(2), chat_tokenizer, tmp_path / "two", other, on_missing_terminator="allow")
     assert "no control token of this tokenizer, so plain text: '<end_of_turn>'" in report.as_text()
+
+
+def test_a_role_that_nobody_has_is_named(tmp_path, chat_tokenizer):
+    with pytest.raises(ConfigError, match="'assitant' is no known role"):
+        run(make_chats(2), chat_tokenizer, tmp_path / "out", roles_to_train=("assitant",))
+    with pytest.raises(RecordError, match="none holds a reply that is trained"):
+        run(make_chats(2), chat_tokenizer, tmp_path / "out", roles_to_train=("tool",))
 
 
 def test_mistakes_are_refused(tmp_path, chat_tokenizer):

@@ -30,7 +30,13 @@ def qwen(real_data, tmp_path_factory):
 @pytest.mark.parametrize("chats", SETS)
 def test_real_chats(tmp_path, real_data, qwen, chats, name):
     source, path = real_data / "chat" / chats, real_data / "chat_templates" / f"{name}.jinja"
-    options = {"processes": 1, "progress": False, "on_error": "skip", "max_rejects": "100%"}
+    options = {
+        "processes": 1,
+        "progress": False,
+        "on_error": "skip",
+        "max_rejects": "100%",
+        "on_missing_terminator": "allow",
+    }
     report = prepare(source, tokenizer=qwen, template=path, output=tmp_path / "out", **options)
     dataset = Dataset.open(tmp_path / "out")
     roles = report.chats["roles"]
@@ -48,6 +54,6 @@ def test_real_chats(tmp_path, real_data, qwen, chats, name):
             read = chat.read_conversation(record)
             while read.messages[-1]["role"] != "assistant":
                 read = read.head(len(read.messages) - 1)
-            due = chat.encode(read, tokenizer=qwen, template=template)
+            due = chat.encode(read, tokenizer=qwen, template=template, on_missing_terminator="allow")
             np.testing.assert_array_equal(document.tokens, due.tokens)
             np.testing.assert_array_equal(document.loss_weights, due.loss_weights)

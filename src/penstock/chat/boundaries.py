@@ -15,10 +15,12 @@ without such a token) is an error, for the families that come with penstock too;
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, final
 
 from penstock.chat.markers import Marker, encode_marker, encode_start
 from penstock.errors import ConfigError
+from penstock.tokenizers import load_tokenizer
 
 EOS = "eos_token"
 """As an end: the tokenizer's own end of text."""
@@ -117,14 +119,16 @@ def resolve(boundaries: Iterable[Boundary | ResolvedBoundary], tokenizer: Any = 
 
     Args:
         boundaries: In any order: the longest start wins in the scan. Resolved ones are kept as they are.
-        tokenizer: A penstock tokenizer. Others that have `encode(text, add_special_tokens=False)` and `eos_token_id`
-            serve, but forms of a marker that merge with their surroundings are not found through them. May be left out
-            where all markers are ids.
+        tokenizer: A penstock tokenizer, or where to load one from. Others that have `encode(text,
+            add_special_tokens=False)` and `eos_token_id` serve, but forms of a marker that merge with what is around
+            are not found through them. May be left out where all markers are ids.
 
     Raises:
         ConfigError: A marker encodes to nothing, `eos_token` is asked for and there is none, text is given and no
             tokenizer, or two roles begin with the same tokens.
     """
+    if isinstance(tokenizer, str | Path):
+        tokenizer = load_tokenizer(tokenizer)
     given = tuple(boundaries)
     resolved = tuple(
         boundary if isinstance(boundary, ResolvedBoundary) else _resolve_one(boundary, tokenizer) for boundary in given

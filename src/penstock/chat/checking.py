@@ -4,6 +4,7 @@ Nothing here decides what is trained. Costs: some microseconds a turn, and a pla
 last until the template has proved itself (`_check_rewrites`).
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -19,6 +20,9 @@ from penstock.chat.template import Rendered, Template
 from penstock.chat.traced import GIVEN
 from penstock.chat.turns import Turn
 from penstock.errors import RecordError
+
+_MARKER = re.compile(r"<\S+>|\[\S+\]")
+"""Text that can only be meant for a control token."""
 
 _TRIALS = 16
 """Times that a template is asked in one situation whether it writes a reply as it did when that was the last."""
@@ -85,15 +89,30 @@ def _check_turns(evidence: Evidence) -> Iterator[Problem]:
                 message,
                 f"the generation prompt is {turn.opening!r}, but the turn begins with {turn.supplied!r}",
             )
-        if message not in evidence.mask.terminators and knobs.on_missing_terminator == "error":
-            wanted = knobs.train_on_eos != "none" or (knobs.train_on_eot or "none") != "none"
-            if wanted and not knobs.train_on_inputs:
-                yield Problem(
-                    "missing_terminator",
-                    message,
-                    "the template ends the turn without a terminator, so the model would not learn to stop; "
-                    "on_missing_terminator: append or allow",
-                )
+        wanted = knobs.train_on_eos != "none" or (knobs.train_on_eot or "none") != "none"
+        if knobs.on_missing_terminator == "error" and wanted and not knobs.train_on_inputs:
+            yield from _check_terminator(evidence, message)
+
+
+def _check_terminator(evidence: Evidence, message: int) -> Iterator[Problem]:
+    """A trained turn ends with something that the model can learn to write: a control token, or ordinary text."""
+    if message not in evidence.mask.terminators:
+        yield Problem(
+            "missing_terminator",
+            message,
+            "the template ends the turn without a terminator, so the model would not learn to stop; "
+            "on_missing_terminator: append or allow",
+        )
+        return
+    begin, end = evidence.mask.terminators[message]
+    text, encoded = evidence.rendered.text[begin:end], evidence.encoded
+    if _MARKER.fullmatch(text) and not encoded.is_control[(encoded.begins >= begin) & (encoded.ends <= end)].any():
+        yield Problem(
+            "missing_terminator",
+            message,
+            f"its terminator {text!r} is no control token of this tokenizer: is the template that of another model? "
+            "on_missing_terminator: allow takes it for text",
+        )
 
 
 def _check_words(evidence: Evidence, dropped: Sequence[Dropped]) -> Iterator[Problem]:

@@ -4,6 +4,7 @@ Render once with provenance, encode, weigh, check. A conversation that something
 trained of which it is not known whose words they are.
 """
 
+import difflib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -225,6 +226,7 @@ def encode(
     *,
     tokenizer: Tokenizer | str | Path,
     template: Template | str | Path | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
     strict: bool = True,
     **knobs: Any,
 ) -> EncodedChat:
@@ -234,6 +236,7 @@ def encode(
         conversation: A list of messages, a record of any layout, or a `Conversation`.
         tokenizer: A tokenizer, or where to load it from.
         template: A chat template, or where to load it from; by default that of the tokenizer's folder.
+        tools: JSON schemas of functions, beside a list of messages; a record has its own.
         strict: Raise where the certificate holds an error; otherwise give it to be looked at.
         knobs: See `Knobs`.
 
@@ -246,23 +249,35 @@ def encode(
         if template is None and isinstance(tokenizer, Tokenizer):
             raise ConfigError("give a chat template: a .jinja file, a tokenizer folder, or the text of one")
         template = load_template(template if template is not None else str(tokenizer), tokenizer=loaded)
-    try:
-        chosen = Knobs(**knobs)
-    except TypeError as error:
-        raise ConfigError(f"{error}; there are {', '.join(Knobs().describe())}") from error
+    for name in knobs:
+        if name not in Knobs.__dataclass_fields__:
+            close = difflib.get_close_matches(name, Knobs.__dataclass_fields__, 1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(Knobs.__dataclass_fields__)}"
+            raise ConfigError(f"{name!r} is no setting of what is trained; {hint}")
+    chosen = Knobs(**knobs)
     if not isinstance(conversation, Conversation):
-        record = conversation if isinstance(conversation, Mapping) else {"messages": list(conversation)}
-        read = read_conversation(record)
-        if isinstance(read, list):
-            raise ConversationError(f"the record holds {len(read)} conversations; encode them one by one")
-        conversation = read
+        conversation = _read(conversation, tools)
     chats = ChatEncoder(loaded, template, chosen).encode(conversation)
     if len(chats) != 1:
-        raise ConversationError(f"the conversation became {len(chats)} documents; use ChatEncoder for them")
+        raise ConversationError(
+            f"the conversation became {len(chats)} documents, one for each reply; "
+            "ps.chat.ChatEncoder(tokenizer, template, knobs).encode(conversation) gives them all"
+        )
     errors = [problem for problem in chats[0].certificate.problems if problem.is_error]
     if strict and errors:
         raise ConversationError(f"{conversation.origin or 'conversation'}: {'; '.join(map(str, errors))}")
     return chats[0]
+
+
+def _read(given: Mapping[str, Any] | Sequence[Mapping[str, Any]], tools: Any) -> Conversation:
+    """A record, or a list of messages with its tools, as one conversation."""
+    record: Mapping[str, Any] = given if isinstance(given, Mapping) else {"messages": list(given)}
+    if not isinstance(given, Mapping) and not given:
+        raise ConversationError("the conversation is empty: give at least one message")
+    read = read_conversation(record if tools is None else {**record, "tools": list(tools)})
+    if isinstance(read, list):
+        raise ConversationError(f"the record holds {len(read)} conversations; encode them one by one")
+    return read
 
 
 def _literals(texts: Sequence[Rendered]) -> list[np.ndarray[Any, np.dtype[np.bool_]]]:

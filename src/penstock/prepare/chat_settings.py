@@ -14,6 +14,7 @@ from typing import Any, final
 
 from penstock.chat import Boundary, ChatEncoder, Knobs, LayoutSettings, Template, load_template
 from penstock.chat.cleaning import CleaningSettings
+from penstock.chat.roles import resolve_roles
 from penstock.errors import ConfigError
 from penstock.tokenizers import Tokenizer
 
@@ -61,6 +62,9 @@ class ChatSettings:
                 datetime.strptime(self.date, "%Y-%m-%d")
             except (ValueError, TypeError):
                 raise ConfigError(f"date must be a day such as 2026-12-31, got {self.date!r}") from None
+        # As messages have them after mapping, and none that no message can have.
+        roles = resolve_roles(self.knobs.roles_to_train, self.layout.roles)
+        object.__setattr__(self, "knobs", replace(self.knobs, roles_to_train=roles))
 
     def merge(self, options: Mapping[str, Any]) -> "ChatSettings":
         """These settings with others over them, by their own names: `{"mask_history": True, "roles": …}`.

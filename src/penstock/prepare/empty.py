@@ -36,6 +36,11 @@ def _reason(output: Path, records: Sequence[PartRecord], files: Sequence[str]) -
         others = len(files) - 1
         more = f" and {others} more {'file' if others == 1 else 'files'}" if others > 0 else ""
         return f"no record in {files[0] if files else 'the input'}{more}; name files that hold some"
+    if not rejects and not filtered:
+        return (
+            f"the clean-up of chats dropped all of the {total:,} records, because none holds a reply that is trained; "
+            "is the role of the replies in roles_to_train?"
+        )
     if not rejects:
         return f"the transform dropped all of the {total:,} records"
     number = next(number for number, record in enumerate(records) if record.rejects)

@@ -121,10 +121,10 @@ def diagnose(record: Any, fields: Fields) -> str | None:
         return f"the record is {kind_of(record)}; due: an object with the field {fields.text!r}"
     value, known = _look_up(record, fields.text)
     if known is not None:
-        return (
-            f"no field {fields.text!r}; the record has: {', '.join(map(repr, known)) or 'no fields'}; "
-            "name the field that holds the text: --text-field"
-        )
+        cure = "name the field that holds the text: --text-field"
+        if {"messages", "conversations"} & set(known):
+            cure = "conversations need a chat template: --template"
+        return f"no field {fields.text!r}; the record has: {', '.join(map(repr, known)) or 'no fields'}; {cure}"
     if value is None:
         return f"field {fields.text!r} is null; due: text"
     if not isinstance(value, str):
