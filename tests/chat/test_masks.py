@@ -359,3 +359,15 @@ def test_wrong_settings_are_refused(tokenizer, knobs, message):
 def test_settings_describe_themselves():
     assert Knobs(train_on_eos="last").describe()["train_on_eot"] == "last"
     assert Knobs(roles_to_train=["user"]).roles_to_train == ("user",)
+
+
+def test_words_outside_all_turns_are_their_message_s(tokenizer):
+    source = (
+        "{{ messages[0].content }}{% for m in messages[1:] %}"
+        "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    )
+    messages = [{"role": "system", "content": "be brief"}, *ask("a", "b")]
+    chat = encode(messages, tokenizer=tokenizer, template=source)
+    assert chat.messages[0] == 0
+    assert set(chat.messages.tolist()) == {0, 1, 2}
+    assert not chat.loss_weights[chat.messages == 0].any()

@@ -54,7 +54,7 @@ class EncodedChat:
     is_control: np.ndarray[Any, np.dtype[np.bool_]]
     """Which tokens are control tokens, bool [tokens]."""
     messages: IntArray
-    """In whose turn each token is, int64 [tokens]; −1: in none."""
+    """In whose turn each token is, or whose words it holds outside all turns, int64 [tokens]; −1: the template's."""
     roles: tuple[str, ...]
     """Role of each message."""
     certificate: Certificate

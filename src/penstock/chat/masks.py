@@ -58,7 +58,7 @@ class Mask:
     straddling: np.ndarray[Any, np.dtype[np.bool_]]
     """Tokens that hold characters of different weights, bool [tokens]."""
     owners: np.ndarray[Any, np.dtype[np.int64]]
-    """In whose turn each token begins, int64 [tokens]; −1: in none."""
+    """In whose turn, or in whose words outside all turns, each token begins, int64 [tokens]; −1: in none."""
     generated: np.ndarray[Any, np.dtype[np.bool_]] | None
     """Tokens that end inside the template's `{% generation %}` tags, bool [tokens]; None where it has none."""
     trained: tuple[int, ...]
@@ -112,7 +112,8 @@ def weigh(
         (b + base, e + base, w) for made, base in zip(decisions, bases, strict=False) for b, e, w in made.strokes
     ]
     paint(*_columns(strokes, np.float32), characters)
-    pieces = [
+    pieces = [piece for made, base in zip(rendered, bases, strict=False) for piece in _words_before(made, base)]
+    pieces += [
         (begin + base, end + base, message)
         for found, base in zip(turns, bases, strict=False)
         for message, turn in found.items()
@@ -158,6 +159,15 @@ def _ends_of_control_text(text: str, encoded: EncodedText) -> np.ndarray[Any, np
             ends = ends.copy() if ends is encoded.ends else ends
             ends[token] = begin + (len(text[begin:end].rstrip()) or end - begin)
     return ends
+
+
+def _words_before(rendered: Rendered, base: int) -> Iterator[tuple[int, int, int]]:
+    """Words of messages that the template writes outside all turns, such as the system's before the tools."""
+    at = base
+    for length, message, _, _, owner, _ in rendered.runs:
+        if message >= 0 and (owner is None or owner < 0):
+            yield at, at + length, message
+        at += length
 
 
 def _columns(strokes: Sequence[tuple[int, int, Any]], dtype: Any) -> tuple[Any, Any, Any]:

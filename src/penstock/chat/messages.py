@@ -104,9 +104,11 @@ def _role(properties: dict[str, Any], item: Mapping[str, Any], dialect: Dialect,
 
 
 def _no_content(item: Mapping[str, Any], role: str, dialect: Dialect, where: str) -> str:
-    found = "is null" if dialect.content_key in item else f"is missing (its fields: {', '.join(map(str, item))})"
+    due = "due a text, a list of parts, or tool calls"
+    if dialect.content_key in item:
+        return f'{where} ({role}): "{dialect.content_key}" is null; {due}; repair the record, or skip such records'
     return (
-        f'{where} ({role}): "{dialect.content_key}" {found}; due a text, a list of parts, or tool calls; '
+        f'{where} ({role}): "{dialect.content_key}" is missing (its fields: {", ".join(map(str, item))}); {due}; '
         "name its field: message_property_mappings: {content: …}"
     )
 
