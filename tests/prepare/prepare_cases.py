@@ -1,6 +1,7 @@
 """What several test files of prepare share."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,3 +32,19 @@ def mistaken(record: dict[str, Any]) -> dict[str, Any]:
 def failing(record: dict[str, Any]) -> dict[str, Any]:
     """A transform with a bug."""
     return {"text": record["absent"]}
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def dying(function: Callable[..., Any], steps: list[int]) -> Callable[..., Any]:
+    """`function`, which dies when it is called for the `steps[1]`-th time; `steps[0]` counts the calls."""
+
+    def call(*arguments: Any) -> Any:
+        steps[0] += 1
+        if steps[0] == steps[1]:
+            raise Killed
+        return function(*arguments)
+
+    return call

@@ -9,17 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
-from prepare_cases import contents, slowly
+from prepare_cases import Killed, contents, dying, slowly
 from test_prepare_chat import CHATML, DATED, make_chats
 
 from penstock.prepare import prepare
 from penstock.tokenizers import load_tokenizer
 
 OPTIONS = {"part_bytes": 2_000, "validation": 0.2, "on_error": "skip", "on_rewrite": "split", "date": "2026-01-02"}
-
-
-class Killed(BaseException):
-    """Stands for the end of the process."""
 
 
 @pytest.fixture
@@ -40,20 +36,9 @@ def test_killed_at_every_rename_and_sync(tmp_path, raw, chat_tokenizer, monkeypa
     run(raw, chat_tokenizer, tmp_path / "whole")
     whole = contents(tmp_path / "whole")
     assert {"train/chat.json", "train/chat_template.jinja", "rejected.jsonl"} <= set(whole)
-    replace, fsync = os.replace, os.fsync
     steps = [0, -1]
-
-    def dying(function):
-        def call(*arguments):
-            steps[0] += 1
-            if steps[0] == steps[1]:
-                raise Killed
-            return function(*arguments)
-
-        return call
-
-    monkeypatch.setattr(os, "replace", dying(replace))
-    monkeypatch.setattr(os, "fsync", dying(fsync))
+    for name in ("replace", "fsync"):
+        monkeypatch.setattr(os, name, dying(getattr(os, name), steps))
     deaths = 0
     for die_at in range(1, 400, 7):
         steps[0], steps[1] = 0, die_at

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from prepare_cases import contents, slowly
+from prepare_cases import Killed, contents, dying, slowly
 
 from penstock.errors import OutputError, PenstockError
 from penstock.prepare import folder, prepare, preparing
@@ -19,10 +19,6 @@ from penstock.shards import Dataset
 from penstock.tokenizers import load_tokenizer
 
 OPTIONS = {"part_bytes": 12_000, "validation": 0.2, "on_error": "skip", "weights_field": "w"}
-
-
-class Killed(BaseException):
-    """Stands for the end of the process."""
 
 
 def run(source, tokenizer, output, **options):
@@ -42,20 +38,9 @@ def mixed(corpus):
 def test_killed_at_every_rename_and_sync(tmp_path, mixed, tokenizer, monkeypatch):
     run(mixed, tokenizer, tmp_path / "whole")
     whole = contents(tmp_path / "whole")
-    replace, fsync = os.replace, os.fsync
     steps = [0, -1]
-
-    def dying(function):
-        def call(*arguments):
-            steps[0] += 1
-            if steps[0] == steps[1]:
-                raise Killed
-            return function(*arguments)
-
-        return call
-
-    monkeypatch.setattr(os, "replace", dying(replace))
-    monkeypatch.setattr(os, "fsync", dying(fsync))
+    for name in ("replace", "fsync"):
+        monkeypatch.setattr(os, name, dying(getattr(os, name), steps))
     for attempt in range(1000):
         steps[0], steps[1] = 0, 2 + 3 * (attempt % 9)
         try:

@@ -55,8 +55,7 @@ def certify(evidence: Evidence, template: Template) -> Certificate:
         *_check_foreign(evidence),
         *_check_rewrites(evidence, template),
         *(Problem("forged", -1, f"{text!r} at character {at} stays text") for at, text in evidence.encoded.forged),
-        *_check_generation(evidence, checks),
-        *_check_boundaries(evidence, checks),
+        *_check_methods(evidence, checks),
     ]
     weights = evidence.mask.tokens
     if not (weights[1:] != 0).any():
@@ -257,15 +256,13 @@ def _render_head(conversation: Conversation, length: int, template: Template) ->
         return None
 
 
-def _check_generation(evidence: Evidence, checks: list[str]) -> Iterator[Problem]:
-    """Hold the mask against the template's own `{% generation %}` tags."""
-    if evidence.mask.generated is not None and _is_plain(evidence):
+def _check_methods(evidence: Evidence, checks: list[str]) -> Iterator[Problem]:
+    """Hold the mask against the template's `{% generation %}` tags, and the role boundaries of its family."""
+    if not _is_plain(evidence):
+        return
+    if evidence.mask.generated is not None:
         yield from _compare("generation tags", evidence.mask.generated, evidence, checks)
-
-
-def _check_boundaries(evidence: Evidence, checks: list[str]) -> Iterator[Problem]:
-    """Hold the mask against the role boundaries of the template's family."""
-    if evidence.scanned is not None and not evidence.encoded.forged and _is_plain(evidence):
+    if evidence.scanned is not None and not evidence.encoded.forged:
         yield from _compare(f"boundaries of {evidence.family}", evidence.scanned, evidence, checks)
 
 

@@ -143,7 +143,7 @@ class Traced(str):
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> "Traced":
         limit = count.__index__()
         if not old:
-            return self._known_only_by_field(str.replace(self, old, new, limit))
+            return _coarse(str.replace(self, old, new, limit), [self])
         return join(new, [Traced(part) for part in self.split(old, limit)])
 
     def join(self, parts: Iterable[str], /) -> "Traced":
@@ -162,9 +162,6 @@ class Traced(str):
     def _three(self, parts: tuple[str, str, str]) -> tuple[str, str, str]:
         first, second, third = self._find(list(parts), "")
         return first, second, third
-
-    def _known_only_by_field(self, text: str) -> "Traced":
-        return _coarse(text, [self])
 
 
 def _same_length(name: str) -> Callable[..., Traced]:
