@@ -1,10 +1,13 @@
 """Certificates: each kind of problem is told where it is, and nowhere else."""
 
 import pytest
-from chat_makers import CHATML, TOOLS, ask, call, kinds, small_tokenizer, trained
+from chat_makers import CHATML, TOOLS, ask, call, kinds, result, small_tokenizer, trained
 
 from penstock.chat.certificate import Dropped, Problem
-from penstock.chat.encoder import encode
+from penstock.chat.encoder import ChatEncoder, encode
+from penstock.chat.knobs import Knobs
+from penstock.chat.layouts import read_conversation
+from penstock.chat.template import load_template
 from penstock.errors import ConversationError
 
 TWO = ask("uone", "atwo", "uthree", "afour")
@@ -167,6 +170,48 @@ def test_rewritten(tokenizer):
     assert message == 1
     assert "wrote 'uone" in text or "wrote 'atwo" in text
     assert chat.certificate.ok
+
+
+MORE_FOLLOWS = CHATML.replace("+ '<|im_end|>", "+ ('' if loop.last else '!') + '<|im_end|>")
+"""A template that writes more at the end of a turn when another follows."""
+
+
+def test_context_differs(tokenizer):
+    chat = look(TWO[:2], tokenizer, MORE_FOLLOWS)
+    [(message, text)] = found(chat, "context_differs")
+    assert message == 1
+    assert text.startswith(
+        r"when this reply is prompted for, the template writes '<|im_end|>\n<|im_start|>assista' where it now writes "
+        r"'!<|im_end|>\n<|im_start|>assist' before it; on_rewrite: split"
+    )
+    assert chat.certificate.ok
+    assert "context_differs" not in kinds(look(TWO[:2], tokenizer, MORE_FOLLOWS, roles_to_train=["user"]))
+    with pytest.raises(ConversationError, match="when this reply is prompted for, the template writes"):
+        look(TWO[:2], tokenizer, MORE_FOLLOWS, on_rewrite="error")
+
+
+def test_context_that_differs_in_few_conversations_is_told(tokenizer):
+    """However often the template was found in order: what kinds of messages are before a reply is looked at."""
+    source = CHATML.replace("+ '<|im_end|>", "+ ('!' if m.role == 'tool' and not loop.last else '') + '<|im_end|>")
+    encoder = ChatEncoder(tokenizer, load_template(source, tokenizer=tokenizer))
+    for _ in range(40):
+        [chat] = encoder.encode(read_conversation({"messages": TWO}))
+        assert kinds(chat) == set()
+    [chat] = encoder.encode(read_conversation({"messages": [TWO[0], result("t"), TWO[1]]}))
+    assert [message for message, _ in found(chat, "context_differs")] == [2]
+
+
+def test_split_gives_each_reply_the_text_that_prompts_for_it(tokenizer):
+    encoder = ChatEncoder(tokenizer, load_template(MORE_FOLLOWS, tokenizer=tokenizer), Knobs(on_rewrite="split"))
+    first, second = encoder.encode(read_conversation({"messages": TWO}))
+    begin, end = "<|im_start|>", "<|im_end|>\n"
+    assert first.text == f"{begin}user\nuone{end}{begin}assistant\natwo{end}"
+    assert second.text == (
+        f"{begin}user\nuone!{end}{begin}assistant\natwo!{end}{begin}user\nuthree{end}{begin}assistant\nafour{end}"
+    )
+    for chat, reply in (first, "atwo"), (second, "afour"):
+        assert trained(chat) == [f"{reply}<|im_end|>"]
+        assert chat.certificate.problems == ()
 
 
 def test_dropped(tokenizer):

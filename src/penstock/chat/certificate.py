@@ -9,6 +9,7 @@ Kind = Literal[
     "not_written",
     "foreign_text",
     "rewritten",
+    "context_differs",
     "dropped",
     "opening_differs",
     "disagreement",

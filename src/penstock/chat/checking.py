@@ -1,7 +1,6 @@
 """The certificate of a conversation: what is trained is held against whose words it is, and against other methods.
 
-Nothing here decides what is trained. Costs: some microseconds a turn, and a plain render for each trained turn but the
-last until the template has proved itself (`_check_rewrites`).
+Nothing here decides what is trained. Costs: some microseconds a turn, besides what `prompting.py` renders.
 """
 
 import re
@@ -16,16 +15,13 @@ from penstock.chat.conversation import Conversation
 from penstock.chat.encoded_text import EncodedText
 from penstock.chat.knobs import Knobs
 from penstock.chat.masks import Mask
+from penstock.chat.prompting import check_prompts
 from penstock.chat.template import Rendered, Template
 from penstock.chat.traced import GIVEN
 from penstock.chat.turns import Turn
-from penstock.errors import RecordError
 
 _MARKER = re.compile(r"<\S+>|\[\S+\]")
 """Text that can only be meant for a control token."""
-
-_TRIALS = 16
-"""Times that a template is asked in one situation whether it writes a reply as it did when that was the last."""
 
 
 @final
@@ -53,7 +49,7 @@ def certify(evidence: Evidence, template: Template) -> Certificate:
         *_check_turns(evidence),
         *_check_words(evidence, dropped),
         *_check_foreign(evidence),
-        *_check_rewrites(evidence, template),
+        *check_prompts(evidence.conversation, evidence.rendered.text, evidence.turns, evidence.mask.trained, template),
         *(Problem("forged", -1, f"{text!r} at character {at} stays text") for at, text in evidence.encoded.forged),
         *_check_methods(evidence, checks),
     ]
@@ -199,61 +195,6 @@ def _check_foreign(evidence: Evidence) -> Iterator[Problem]:
             elif message in trained and owner is not None and owner < 0:
                 yield Problem("untraced", message, "its words are written outside any turn that could be followed")
         at += length
-
-
-def _check_rewrites(evidence: Evidence, template: Template) -> Iterator[Problem]:
-    """Would each earlier reply, when it was the last, have been written as it is written here?
-
-    Rendered for each reply until the template has passed `_TRIALS` times in the same situation: what kind of reply it
-    is, what kinds of messages are before it, and what comes next.
-    """
-    conversation, text = evidence.conversation, evidence.rendered.text
-    kinds = [_kind(message) for message in conversation.messages]
-    for message in evidence.mask.trained[:-1]:
-        turn = evidence.turns.get(message)
-        if turn is None or kinds[message][0] != "assistant":
-            continue
-        before = frozenset(kinds[:message])
-        situation = (
-            kinds[message],
-            before,
-            kinds[message + 1],
-            frozenset(kinds[message + 1 :]),
-            bool(conversation.tools),
-        )
-        if template.trials[situation] >= _TRIALS:
-            continue
-        alone = _render_head(conversation, message + 1, template)
-        if alone is None or alone[: turn.end] == text[: turn.end]:
-            template.trials[situation] += 1
-            continue
-        same = next((at for at, pair in enumerate(zip(alone, text, strict=False)) if pair[0] != pair[1]), 0)
-        yield Problem(
-            "rewritten",
-            message,
-            f"when this reply was the last, the template wrote {alone[same : same + 30]!r} where it now writes "
-            f"{text[same : same + 30]!r}; on_rewrite: split trains each reply as it is prompted",
-        )
-
-
-def _kind(message: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a template may look at to write a message in another way."""
-    content = message.get("content")
-    text = content if isinstance(content, str) else ""
-    reasoning = message.get("reasoning_content") or message.get("thinking")
-    return (
-        message["role"], isinstance(content, str), bool(text.strip()), "</think>" in text, bool(reasoning),
-        bool(message.get("tool_calls")),
-    )  # fmt: skip
-
-
-def _render_head(conversation: Conversation, length: int, template: Template) -> str | None:
-    """The first messages alone; None where the template refuses them."""
-    head = conversation.head(length)
-    try:
-        return template.render_plain(head.messages, tools=head.tools, **head.variables)
-    except RecordError:
-        return None
 
 
 def _check_methods(evidence: Evidence, checks: list[str]) -> Iterator[Problem]:

@@ -24,6 +24,7 @@ from penstock.chat.families import Family, detect_family
 from penstock.chat.knobs import Knobs
 from penstock.chat.layouts import read_conversation
 from penstock.chat.masks import Mask, decide, weigh
+from penstock.chat.prompting import as_prompted
 from penstock.chat.scanning import scan
 from penstock.chat.template import Rendered, Template, load_template
 from penstock.chat.traced import LITERAL
@@ -34,6 +35,8 @@ from penstock.tokenizers import Tokenizer, load_tokenizer
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 _log = logging.getLogger("penstock.chat")
+_OTHERWISE = ("rewritten", "context_differs")
+"""Kinds of problems for which a conversation is split."""
 
 
 @final
@@ -109,6 +112,12 @@ class ChatEncoder:
         if not conversations:
             return []
         drafts = [self._render(conversation) for conversation in conversations]
+        return self._encode_drafts(conversations, drafts)
+
+    def _encode_drafts(
+        self, conversations: Sequence[Conversation], drafts: Sequence[tuple[Rendered, dict[int, Turn]]]
+    ) -> list[list[EncodedChat]]:
+        """What was rendered, as tokens with loss weights, held to its certificates."""
         texts = [rendered for rendered, _ in drafts]
         encoded = encode_rendered_batch(
             self.tokenizer,
@@ -147,15 +156,26 @@ class ChatEncoder:
         weights = scan(rows, self._boundaries, roles, self.knobs.train_on_eos)
         return [weights[row] != 0 for row in range(len(encoded))]
 
-    def _render(self, conversation: Conversation) -> tuple[Rendered, dict[int, Turn]]:
-        messages, variables = conversation.messages, dict(conversation.variables)
-        prompted = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    def _render(self, conversation: Conversation, *, prompted: bool = False) -> tuple[Rendered, dict[int, Turn]]:
+        """A conversation as text, with its turns; `prompted`: what is before its last turn as it is prompted for."""
         try:
-            rendered = self.template.render(messages, tools=conversation.tools, **variables)
-            turns = find_turns(self.template, rendered, messages, prompted, tools=conversation.tools, **variables)
+            rendered = self.template.render(
+                conversation.messages, tools=conversation.tools, **dict(conversation.variables)
+            )
+            turns = self._turns(conversation, rendered)
+            if prompted:
+                rendered = as_prompted(conversation, rendered, turns, self.template)
+                turns = self._turns(conversation, rendered)
         except ValueError as error:
             raise ConversationError(f"{conversation.origin or 'conversation'}: {error}") from error
         return rendered, turns
+
+    def _turns(self, conversation: Conversation, rendered: Rendered) -> dict[int, Turn]:
+        messages = conversation.messages
+        replies = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        return find_turns(
+            self.template, rendered, messages, replies, tools=conversation.tools, **dict(conversation.variables)
+        )
 
     def _finish(self, evidence: Evidence) -> EncodedChat:
         encoded, mask, text = evidence.encoded, evidence.mask, evidence.rendered.text
@@ -190,14 +210,15 @@ class ChatEncoder:
 
     def _split(self, conversation: Conversation, chat: EncodedChat, trained: Sequence[int]) -> list[EncodedChat]:
         """The conversation as one document for each trained reply, if it has to be."""
-        rewritten = [problem for problem in chat.certificate.problems if problem.kind == "rewritten"]
+        rewritten = [problem for problem in chat.certificate.problems if problem.kind in _OTHERWISE]
         if not rewritten or self.knobs.on_rewrite == "report":
             return [chat]
         if self.knobs.on_rewrite == "error":
             raise ConversationError(f"{conversation.origin or 'conversation'}: {rewritten[0]}")
         alone = ChatEncoder(self.tokenizer, self.template, replace(self.knobs, mask_history=True, on_rewrite="report"))
         replies = [message for message in trained if conversation.messages[message]["role"] == "assistant"]
-        return [chat for [chat] in alone.encode_batch([conversation.head(message + 1) for message in replies])]
+        heads = [conversation.head(message + 1) for message in replies]
+        return [chat for [chat] in alone._encode_drafts(heads, [alone._render(head, prompted=True) for head in heads])]
 
     @cached_property
     def _family(self) -> Family | None:

@@ -33,8 +33,9 @@ class Knobs:
     """When the template ends a trained turn without a terminator, so that the model would never learn to stop: refuse;
     accept; or append EOS to the last turn."""
     on_rewrite: Literal["report", "error", "split"] = "report"
-    """When the template writes a turn otherwise once more messages follow (it strips earlier thinking), so that what is
-    trained is not what will be prompted: report it; refuse; or make one document of each reply."""
+    """When the template writes a turn, or what is before it, otherwise than when it prompts for that turn (it strips
+    earlier thinking), so that what is trained is not what will be prompted: report it; refuse; or make one document of
+    each reply, after the text that prompts for it."""
 
     def __post_init__(self) -> None:
         for name in ("train_on_eos", "train_on_eot"):

@@ -64,7 +64,7 @@ class Template:
 
     @cached_property
     def trials(self) -> Counter[Any]:
-        """How often it was found to write a reply as when that was the last, by situation; see `checking.py`."""
+        """How often it was found to write a reply as it is prompted for, by situation; see `prompting.py`."""
         return Counter()
 
     def _clock(self) -> datetime:

@@ -150,7 +150,7 @@ OnRewrite = Annotated[
     typer.Option(
         "--on-rewrite",
         metavar="report|error|split",
-        help="Where the template writes earlier turns otherwise than it prompted them: report it (the default), "
+        help="Where what is trained is not what will be prompted, as the template writes it: report it (the default), "
         "refuse, or make a document of each reply.",
         rich_help_panel="Chats",
     ),
