@@ -1,6 +1,6 @@
 """Objectives: what turns a document into tokens with targets."""
 
 from penstock.objectives.causal import Causal
-from penstock.objectives.objective import Objective
+from penstock.objectives.objective import Facts, Objective, Written
 
-__all__ = ["Causal", "Objective"]
+__all__ = ["Causal", "Facts", "Objective", "Written"]

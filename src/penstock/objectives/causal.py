@@ -5,6 +5,8 @@ from typing import Any, final
 
 import numpy as np
 
+from penstock.objectives.objective import Int64, Keys, Written
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -17,8 +19,15 @@ class Causal:
         """A document takes as many slots as it has tokens."""
         return sequence_length
 
-    def measure(
-        self, lengths: np.ndarray[Any, np.dtype[np.int64]], keys: np.ndarray[Any, np.dtype[np.uint64]]
-    ) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def measure(self, lengths: Int64, keys: Keys) -> Int64:
         """The lengths themselves; nothing is drawn."""
         return lengths
+
+    def write(
+        self,
+        tokens: np.ndarray[Any, np.dtype[np.int32]],
+        weights: np.ndarray[Any, np.dtype[np.float32]] | None,
+        key: int,
+    ) -> Written:
+        """The document as it is."""
+        return Written(tokens=tokens, weights=weights)
