@@ -400,3 +400,11 @@ def test_thousands_of_shards_need_no_file_handles(tmp_path):
         assert all(len(dataset[1].tokens) == dataset.table.lengths[1, 0] for dataset in opened)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_dataset_knows_whether_all_documents_are_framed(tmp_path):
+    tokenizer = TokenizerInfo(name="t", fingerprint="f", vocab_size=100, bos_id=1, eos_id=2)
+    framed = write_dataset(tmp_path / "a", [[1, 5, 2], [], [1, 9, 9, 2]], tokenizer=tokenizer)
+    assert framed.framed == (True, True)
+    assert write_dataset(tmp_path / "b", [[1, 5, 2], [1, 9, 9]], tokenizer=tokenizer).framed == (True, False)
+    assert write_dataset(tmp_path / "c", [[5, 2], [5, 9, 2]], tokenizer=tokenizer).framed == (False, True)

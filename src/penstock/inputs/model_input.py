@@ -42,6 +42,11 @@ class ModelInput:
     """Tokens without padding."""
     source_ids: np.ndarray[Any, np.dtype[np.int32]]
     """[n] int32: number of each document's source in the mixture."""
+    prefix_lengths: np.ndarray[Any, np.dtype[np.int32]] | None = None
+    """[n] int32: so many tokens at the beginning of each document see each other in both directions. A token sees
+    another of its document that lies before it, or that is in the prefix with it. None: all attention is causal."""
+    prefix: np.ndarray[Any, np.dtype[np.bool_]] | None = None
+    """[T] whether the token is in its document's prefix; None where `prefix_lengths` is."""
 
     def __repr__(self) -> str:
         """One line, however long the row: shapes and dtypes, no numbers of arrays."""

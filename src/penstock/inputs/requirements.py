@@ -29,6 +29,9 @@ class InputRequirements:
     """Cumulative document lengths and the longest document, for variable-length attention."""
     cu_seqlens_capacity: int | None = None
     """Pad `cu_seqlens` to this many entries by repeating the last, so that compiled models see one shape."""
+    prefix: bool | None = None
+    """True: attention here honours bidirectional prefixes, and wants `prefix_lengths` and `prefix` where an objective
+    makes some. False: it cannot. An objective that makes some is refused unless this is True."""
     dtype: Literal["int32", "int64"] | None = None
     """Of tokens, targets, positions and document ids; int32 when nobody has an opinion (half the bytes)."""
     attention: Attention | None = None
@@ -60,7 +63,7 @@ class InputRequirements:
         merged = replace(self, asked_by=f"{self.asked_by} and {other.asked_by}")
         for field in ("loss_weights", "positions", "document_ids", "cu_seqlens"):
             merged = replace(merged, **{field: getattr(self, field) or getattr(other, field)})
-        for field in ("target_distances", "cu_seqlens_capacity", "dtype", "attention"):
+        for field in ("target_distances", "cu_seqlens_capacity", "dtype", "attention", "prefix"):
             mine, theirs = getattr(self, field), getattr(other, field)
             if mine is not None and theirs is not None and mine != theirs:
                 raise ConfigError(
@@ -71,6 +74,6 @@ class InputRequirements:
 
 
 EVERYTHING = InputRequirements(
-    asked_by="the default", loss_weights=True, positions=True, document_ids=True, cu_seqlens=True
+    asked_by="the default", loss_weights=True, positions=True, document_ids=True, cu_seqlens=True, prefix=True
 )
 """All arrays, in their default form: what a loader gives when it is not told what the model needs."""

@@ -68,6 +68,18 @@ class Dataset:
         """The tokenizer that made it."""
         return self.manifest.tokenizer
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest document."""
+        return self.manifest.longest
+
+    @property
+    def framed(self) -> tuple[bool, bool]:
+        """Whether all documents begin with the tokenizer's BOS, and whether all end with its EOS."""
+        wanted = (self.tokenizer.bos_id, self.tokenizer.eos_id)
+        begins, ends = (found == due for found, due in zip(self.manifest.ends, wanted, strict=True))
+        return begins, ends
+
     @cached_property
     def loaded_tokenizer(self) -> Tokenizer | None:
         """The tokenizer that lies in the dataset's folder, to read its tokens; None where there is none."""

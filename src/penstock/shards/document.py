@@ -89,6 +89,14 @@ class Corpus(Protocol):
     def tokenizer(self) -> TokenizerInfo | None:
         """The tokenizer that made it, where that is known."""
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest document."""
+
+    @property
+    def framed(self) -> tuple[bool, bool]:
+        """Whether all documents begin with BOS, and whether all end with EOS, as far as is known."""
+
     def __len__(self) -> int: ...
 
     def __getitem__(self, document: int) -> Document: ...

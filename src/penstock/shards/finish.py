@@ -28,6 +28,7 @@ from penstock.shards.manifest import (
     ShardInfo,
     TokenizerInfo,
     add_histograms,
+    common_ends,
 )
 from penstock.shards.sides import UNFINISHED, side_batches, side_lengths, side_weight_sums
 
@@ -97,6 +98,7 @@ def finish_dataset(
         configuration=configuration,
         fingerprint=fingerprint,
         histogram=add_histograms(kept),
+        ends=common_ends(kept),
         checksums={name: checksum(map_file(folder / name)) for name in names},
     )
     sync(folder)

@@ -51,6 +51,16 @@ class InPlaceCorpus:
         return self.table.paths[0]
 
     @property
+    def longest(self) -> int:
+        """Tokens of the longest document; reads all lengths."""
+        return int(self.table.lengths[:, 0].max(initial=0))
+
+    @property
+    def framed(self) -> tuple[bool, bool]:
+        """Whether all documents begin with BOS and end with EOS: these formats do not say."""
+        return False, False
+
+    @property
     def files(self) -> list[str]:
         """Its files of tokens."""
         return [str(path) for path in self.table.paths]

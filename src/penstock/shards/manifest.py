@@ -65,6 +65,8 @@ class ShardInfo:
     """Tokens of the longest document."""
     histogram: tuple[int, ...]
     """Documents by length, `HISTOGRAM_BINS` of them."""
+    ends: tuple[int, int]
+    """The id that every document begins with, and the one that every document ends with; −1 where they differ."""
 
 
 @final
@@ -92,6 +94,8 @@ class Manifest:
     fingerprint: str
     """Of tokens and loss weights; the same however documents are spread over shards."""
     histogram: tuple[int, ...]
+    ends: tuple[int, int]
+    """As in `ShardInfo`, of all documents."""
     checksums: dict[str, int]
     """Of the other files beside the shards, by name."""
 
@@ -134,18 +138,24 @@ class Manifest:
         del value["format"], value["version"]
         value["shards"] = tuple(shard_from_json(shard) for shard in value["shards"])
         value["tokenizer"] = TokenizerInfo(**value["tokenizer"])
-        value["histogram"] = tuple(value["histogram"])
+        value["histogram"], value["ends"] = tuple(value["histogram"]), tuple(value["ends"])
         return cls(**value)
 
 
 def shard_from_json(value: dict[str, Any]) -> ShardInfo:
     """A `ShardInfo` from what `dataclasses.asdict` made of it."""
-    return ShardInfo(**{**value, "histogram": tuple(value["histogram"])})
+    return ShardInfo(**{**value, "histogram": tuple(value["histogram"]), "ends": tuple(value["ends"])})
 
 
 def add_histograms(shards: Sequence[ShardInfo]) -> tuple[int, ...]:
     """Sum of the shards' histograms."""
     return tuple(sum(shard.histogram[b] for shard in shards) for b in range(HISTOGRAM_BINS))
+
+
+def common_ends(shards: Sequence[ShardInfo]) -> tuple[int, int]:
+    """`ends` of all shards' documents together."""
+    first, last = ({shard.ends[side] for shard in shards} for side in (0, 1))
+    return first.pop() if len(first) == 1 else -1, last.pop() if len(last) == 1 else -1
 
 
 def _read(folder: Path) -> dict[str, Any]:

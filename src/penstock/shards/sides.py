@@ -15,7 +15,14 @@ UNFINISHED = "unfinished"
 
 
 def describe_shard(
-    name: str, data: Array, batches: Array, lengths: Array, text_bytes: int, fractional: bool
+    name: str,
+    data: Array,
+    batches: Array,
+    lengths: Array,
+    *,
+    text_bytes: int,
+    fractional: bool,
+    ends: tuple[int, int],
 ) -> ShardInfo:
     """What a finished shard holds: its bytes, uint64 [batches, 9], uint32 [documents, 2], and what was counted."""
     tokens = lengths[:, 0]
@@ -32,6 +39,7 @@ def describe_shard(
         checksum=checksum(data),
         longest=int(tokens.max(initial=0)),
         histogram=tuple(bits.tolist()),
+        ends=ends,
     )
 
 

@@ -51,6 +51,7 @@ class ShardWriter:
         self._lengths: list[Array] = [np.empty((0, 2), np.uint32)]
         self._weight_sums: list[Array] = []
         self._text_bytes, self._fractional, self._documents = 0, False, 0
+        self._ends: tuple[set[int], set[int]] = set(), set()
         with output_errors(self.path):
             self._open()
 
@@ -131,7 +132,16 @@ class ShardWriter:
             sync(self.path.parent)
         self._sink = None
         lengths = np.concatenate(self._lengths)
-        info = describe_shard(self.path.name, data, batches, lengths, self._text_bytes, self._fractional)
+        first, last = (ids.pop() if len(ids) == 1 else -1 for ids in self._ends)
+        info = describe_shard(
+            self.path.name,
+            data,
+            batches,
+            lengths,
+            text_bytes=self._text_bytes,
+            fractional=self._fractional,
+            ends=(first, last),
+        )
         save_sides(self.path.parent, info, lengths, batches, self._weight_sums)
         return info
 
@@ -166,9 +176,19 @@ class ShardWriter:
                 f"{self.path}: {place} has {block.tokens.lengths[wrong]} tokens and spans (begin, end, weight) "
                 f"{list(zip(*listed, strict=True))}; they must be in order, apart, inside it, not empty, and finite"
             )
+        self._note_ends(block.tokens)
         self._lengths.append(lengths)
         self._weight_sums.append(weight_sums)
         self._fractional |= bool(fractional)
+
+    def _note_ends(self, tokens: Ragged) -> None:
+        """Remember which ids documents begin and end with, two of each at most."""
+        begins, ends = tokens.offsets[:-1], tokens.offsets[1:]
+        kept = begins < ends
+        for ids, places in zip(self._ends, (begins[kept], ends[kept] - 1), strict=True):
+            if len(ids) < 2 and len(places):
+                found = tokens.values[places]
+                ids.update({int(found.min()), int(found.max())})
 
     def _checksums(self, block: Block, valid: Array, offsets: Array, spans: tuple[Array, Array, Array]) -> Any:
         """The checksums column of a batch."""
