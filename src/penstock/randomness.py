@@ -4,6 +4,9 @@
 of calls. Kernels go on from a key with `mix`, which has full avalanche: any bit of the input flips each bit of the
 output about half of the time, so neighbouring places have unrelated keys.
 
+Kernels that need many numbers for one document draw them from `philox`, a counter-based generator: word `i` is a
+function of (key, purpose, i) and of nothing else, in arithmetic that 32-bit machines do alike.
+
 Kept unsigned throughout: in Numba int64 mixed with uint64 silently becomes float64.
 """
 
@@ -17,6 +20,12 @@ from penstock.compiled import inline_kernel, kernel
 MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
 MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
 INCREMENT = np.uint64(0x9E3779B97F4A7C15)
+LOW_32 = np.uint64(0xFFFFFFFF)
+PHILOX_MULTIPLIER_1 = np.uint64(0xD2511F53)
+PHILOX_MULTIPLIER_2 = np.uint64(0xCD9E8D57)
+PHILOX_WEYL_1 = np.uint64(0x9E3779B9)
+PHILOX_WEYL_2 = np.uint64(0xBB67AE85)
+_SHIFT_32 = np.uint64(32)
 _SHIFT_30, _SHIFT_27, _SHIFT_31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
@@ -56,3 +65,38 @@ def mix_array(keys: Any, values: Any) -> np.ndarray[Any, np.dtype[np.uint64]]:
     out = np.empty(len(values), np.uint64)
     _mix_into(np.atleast_1d(np.asarray(keys, np.uint64)), values, out)
     return out
+
+
+@inline_kernel
+def philox_rounds(c0, c1, c2, c3, k0, k1):
+    """Philox4x32-10 (Salmon et al. 2011): four words of a counter and a key, each 32 bits in a uint64."""
+    for _ in range(10):
+        product_1 = c0 * PHILOX_MULTIPLIER_1
+        product_2 = c2 * PHILOX_MULTIPLIER_2
+        c0 = (product_2 >> _SHIFT_32) ^ c1 ^ k0
+        c2 = (product_1 >> _SHIFT_32) ^ c3 ^ k1
+        c1 = product_2 & LOW_32
+        c3 = product_1 & LOW_32
+        k0 = (k0 + PHILOX_WEYL_1) & LOW_32
+        k1 = (k1 + PHILOX_WEYL_2) & LOW_32
+    return c0, c1, c2, c3
+
+
+@inline_kernel
+def philox(block, purpose, key):
+    """Four random words, each below 2^32 in a uint64: word number i of a purpose is word i % 4 of block i // 4.
+
+    The counter is (block, purpose, 0, 0), the key its low and high 32 bits.
+    """
+    zero = np.uint64(0)
+    key = np.uint64(key)
+    return philox_rounds(np.uint64(block), np.uint64(purpose), zero, zero, key & LOW_32, key >> _SHIFT_32)
+
+
+@inline_kernel
+def below(word, bound):
+    """A number in [0, bound) from a word below 2^32, bound at most 2^32; uint64.
+
+    The probability of each is within bound / 2^32 of 1 / bound, relatively: one part in 65,536 at a bound of 65,536.
+    """
+    return (np.uint64(word) * np.uint64(bound)) >> _SHIFT_32
