@@ -88,7 +88,13 @@ def test_content_that_looks_like_a_placeholder_is_trained_whole(tokenizer, conte
 def test_empty_replies_train_their_end(tokenizer):
     chat = run(ask("u", "", "u", "a"), tokenizer)
     assert trained(chat) == ["<|im_end|>", "a<|im_end|>"]
-    assert kinds(chat) == set()
+    assert [(told.kind, told.message) for told in chat.certificate.problems] == [("empty_reply", 1)]
+    blank = run(ask("", " \n", "u", "a"), tokenizer)
+    assert [(told.kind, told.message) for told in blank.certificate.problems] == [("empty_reply", 1)]
+    calling = {"role": "assistant", "content": "", "tool_calls": [call(city="x")]}
+    source = CHATML.replace("m.content", "m.content + (m.tool_calls | tojson if m.tool_calls else '')")
+    assert kinds(run([*ask("u"), calling], tokenizer, source)) == set()
+    assert "empty_reply" not in kinds(run([*ask("u"), calling], tokenizer, strict=False))
 
 
 def test_stripped_thinking_moves_nothing(tokenizer):

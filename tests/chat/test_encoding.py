@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from encoding_makers import CONTROLS, NO_FLAGS, WORDS, add, make_variants, open_variant, train_base
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import tokenizers
@@ -71,15 +71,24 @@ def test_which_vocabularies_are_cut(opened: dict[str, Any]) -> None:
     assert {name for name, (ours, _) in opened.items() if control_text(ours) is None} == SLOW
 
 
+def encode_or_leave(tokenizer: Tokenizer, *arguments: Any, **options: Any) -> Any:
+    """Leave out what is refused: the space that BERT's normalizer writes before 水 makes "<think> " share a character."""
+    try:
+        return encode_rendered(tokenizer, *arguments, **options)
+    except TokenizerError as error:
+        assume(tokenizer.name != "word piece normalized" or "have no positions" not in str(error))
+        raise
+
+
 @slowly
 @given(pieces=RENDERED)
 def test_ids_are_the_own_encoders_when_nothing_is_forged(both: Any, pieces: list[tuple[str, bool]]) -> None:
     ours, own = both
     text, literal = join(pieces)
     due = own.encode(text, add_special_tokens=False).ids
-    assert encode_rendered(ours, text, np.ones(len(text), np.bool_)).ids.tolist() == due
-    assert encode_rendered(ours, text, literal, allow_forged=True).ids.tolist() == due
-    encoded = encode_rendered(ours, text, literal)
+    assert encode_or_leave(ours, text, np.ones(len(text), np.bool_)).ids.tolist() == due
+    assert encode_or_leave(ours, text, literal, allow_forged=True).ids.tolist() == due
+    encoded = encode_or_leave(ours, text, literal)
     if not encoded.forged:
         assert encoded.ids.tolist() == due
 
@@ -89,7 +98,7 @@ def test_ids_are_the_own_encoders_when_nothing_is_forged(both: Any, pieces: list
 def test_control_tokens_come_from_the_template_only(both: Any, pieces: list[tuple[str, bool]]) -> None:
     ours, _ = both
     text, literal = join(pieces)
-    encoded = encode_rendered(ours, text, literal)
+    encoded = encode_or_leave(ours, text, literal)
     names = {token_id: control for control, token_id in ours.special_tokens.items()}
     for token in np.flatnonzero(encoded.is_control).tolist():
         control = names[int(encoded.ids[token])]

@@ -253,6 +253,13 @@ def test_on_missing_terminator(tokenizer):
     assert appended.messages[-1] == 3
     assert (appended.begins[-1], appended.ends[-1]) == (len(appended.text), len(appended.text))
     np.testing.assert_array_equal(appended.tokens[:-1], allowed.tokens)
+    # The first reply has none, and cannot get one.
+    [told] = appended.certificate.problems
+    assert (told.kind, told.message, told.is_error) == ("unterminated", 1, False)
+    assert "EOS can be appended to the last turn only" in told.text
+    assert appended.certificate.terminators == ((3, "<|im_end|>", True),)
+    assert run(TWO, tokenizer, source, on_missing_terminator="append", mask_history=True).certificate.problems == ()
+    assert allowed.certificate.problems == ()
     # Where nothing asks for terminators, none is missed or appended.
     untrained = run(TWO, tokenizer, source, train_on_eos="none")
     assert trained(untrained) == ["atwo", "afour"]

@@ -191,6 +191,22 @@ def test_the_day_is_fixed_when_preparing_begins(tmp_path, chat_tokenizer):
         run(records, chat_tokenizer, tmp_path / "no", DATED, date="3.2.")
 
 
+def test_turns_that_cannot_end_and_empty_replies_are_told(tmp_path, chat_tokenizer):
+    lines = [turns("water", "wheel", "pipe", "steel"), turns("water", "wheel"), turns("water", "")]
+    (tmp_path / "some.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    bare = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
+    report = run(tmp_path / "some.jsonl", chat_tokenizer, tmp_path / "out", bare, on_missing_terminator="append")
+    problems = report.chats["problems"]
+    assert problems["unterminated"]["conversations"] == 1
+    assert "some.jsonl:1: message 1: the template ends the turn without" in problems["unterminated"]["example"]
+    assert problems["empty_reply"]["conversations"] == 1
+    text = report.as_text()
+    assert "unterminated: 1 (kept, but look), such as " in text
+    assert "empty reply: 1 (kept, but look), such as " in text
+    [eos] = [text for text, token_id in chat_tokenizer.special_tokens.items() if token_id == chat_tokenizer.eos_id]
+    assert report.chats["terminators"] == {eos: {"seen": 3, "trained": 3, "is_control": True}}
+
+
 def test_a_dataset_ships_its_template_and_stop_ids(tmp_path, chat_tokenizer):
     run(make_chats(3), chat_tokenizer, tmp_path / "out", mask_history=True)
     dataset = Dataset.open(tmp_path / "out")

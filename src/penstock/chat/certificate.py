@@ -6,6 +6,7 @@ from typing import Literal, final
 Kind = Literal[
     "nothing_trained",
     "missing_terminator",
+    "unterminated",
     "not_written",
     "foreign_text",
     "rewritten",
@@ -13,6 +14,7 @@ Kind = Literal[
     "dropped",
     "opening_differs",
     "disagreement",
+    "empty_reply",
     "forged",
     "untraced",
 ]

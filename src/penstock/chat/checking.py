@@ -10,7 +10,7 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.chat.certificate import Certificate, Dropped, Problem
+from penstock.chat.certificate import Certificate, Dropped, Kind, Problem
 from penstock.chat.conversation import Conversation
 from penstock.chat.encoded_text import EncodedText
 from penstock.chat.knobs import Knobs
@@ -39,6 +39,8 @@ class Evidence:
     """Tokens that the role boundaries of the template's family train, bool [tokens]; None: there are none."""
     family: str = ""
     """Name of that family."""
+    appended: str | None = None
+    """The EOS that is appended to the last turn, as text; None: none is."""
 
 
 def certify(evidence: Evidence, template: Template) -> Certificate:
@@ -54,14 +56,17 @@ def certify(evidence: Evidence, template: Template) -> Certificate:
         *_check_methods(evidence, checks),
     ]
     weights = evidence.mask.tokens
-    if not (weights[1:] != 0).any():
+    if evidence.appended is None and not (weights[1:] != 0).any():
         problems.append(Problem("nothing_trained", -1, "no token is trained"))
     text = evidence.rendered.text
+    terminators = [
+        (message, text[begin:end], bool(evidence.mask.characters[end - 1]))
+        for message, (begin, end) in sorted(evidence.mask.terminators.items())
+    ]
+    if evidence.appended is not None:
+        terminators.append((evidence.mask.trained[-1], evidence.appended, True))
     return Certificate(
-        terminators=tuple(
-            (message, text[begin:end], bool(evidence.mask.characters[end - 1]))
-            for message, (begin, end) in sorted(evidence.mask.terminators.items())
-        ),
+        terminators=tuple(terminators),
         dropped=dropped,
         straddling=tuple(np.flatnonzero(evidence.mask.straddling).tolist()),
         forged=evidence.encoded.forged,
@@ -71,7 +76,7 @@ def certify(evidence: Evidence, template: Template) -> Certificate:
 
 
 def _check_turns(evidence: Evidence) -> Iterator[Problem]:
-    """Each trained turn is written, opens as it would be prompted, and ends."""
+    """Each trained turn is written, opens as it would be prompted, says something, and ends."""
     knobs, messages = evidence.knobs, evidence.conversation.messages
     for message in evidence.mask.trained:
         turn = evidence.turns.get(message)
@@ -84,26 +89,44 @@ def _check_turns(evidence: Evidence) -> Iterator[Problem]:
                 message,
                 f"the generation prompt is {turn.opening!r}, but the turn begins with {turn.supplied!r}",
             )
+        if _is_empty(messages[message], turn, evidence.rendered.text):
+            yield Problem("empty_reply", message, "it says nothing, so at most its end is trained")
         wanted = knobs.train_on_eos != "none" or (knobs.train_on_eot or "none") != "none"
-        if knobs.on_missing_terminator == "error" and wanted and not knobs.train_on_inputs:
+        if knobs.on_missing_terminator != "allow" and wanted and not knobs.train_on_inputs:
             yield from _check_terminator(evidence, message)
 
 
+def _is_empty(message: Mapping[str, Any], turn: Turn, text: str) -> bool:
+    """Whether a message has no words or calls, and the template writes none for it (of parts of other types)."""
+    said = message.get("tool_calls") or any(words.strip() for _, words in _words(message))
+    return not said and not any(text[begin : min(end, turn.words_end)].strip() for begin, end in turn.produced)
+
+
 def _check_terminator(evidence: Evidence, message: int) -> Iterator[Problem]:
-    """A trained turn ends with something that the model can learn to write: a control token, or ordinary text."""
+    """A trained turn ends with something that the model can learn to write: a control token, or ordinary text.
+
+    Where EOS is to be appended, which only the last turn can have, it is told of the others.
+    """
+    is_error = evidence.knobs.on_missing_terminator == "error"
+    kind: Kind = "missing_terminator" if is_error else "unterminated"
     if message not in evidence.mask.terminators:
-        yield Problem(
-            "missing_terminator",
-            message,
-            "the template ends the turn without a terminator, so the model would not learn to stop; "
-            "on_missing_terminator: append or allow",
-        )
+        if evidence.appended is None or message != evidence.mask.trained[-1]:
+            cure = (
+                "on_missing_terminator: append or allow"
+                if is_error
+                else "EOS can be appended to the last turn only; mask_history trains only that"
+            )
+            yield Problem(
+                kind,
+                message,
+                f"the template ends the turn without a terminator, so the model would not learn to stop; {cure}",
+            )
         return
     begin, end = evidence.mask.terminators[message]
     text, encoded = evidence.rendered.text[begin:end], evidence.encoded
     if _MARKER.fullmatch(text) and not encoded.is_control[(encoded.begins >= begin) & (encoded.ends <= end)].any():
         yield Problem(
-            "missing_terminator",
+            kind,
             message,
             f"its terminator {text!r} is no control token of this tokenizer: is the template that of another model? "
             "on_missing_terminator: allow takes it for text",

@@ -143,6 +143,7 @@ class ChatEncoder:
                 knobs=self.knobs,
                 scanned=scanned,
                 family=self._family.name if self._family and not self._declared else "the settings",
+                appended=(self._eos_text or "") if self._must_append(mask, turns) else None,
             )
             done.append(self._split(conversation, self._finish(evidence), mask.trained))
         return done
@@ -181,7 +182,7 @@ class ChatEncoder:
         encoded, mask, text = evidence.encoded, evidence.mask, evidence.rendered.text
         tokens, weights, begins, ends = encoded.ids, mask.tokens, encoded.begins, encoded.ends
         control, owners = encoded.is_control, mask.owners
-        if self._must_append(mask, evidence.turns):
+        if evidence.appended is not None:
             at = np.array([len(text)])
             own = evidence.conversation.marks[mask.trained[-1]].weight
             tokens = np.append(tokens, np.uint32(self.tokenizer.eos_id or 0))

@@ -31,7 +31,7 @@ class Knobs:
     """Let text of messages become control tokens, as other tools do."""
     on_missing_terminator: Literal["error", "allow", "append"] = "error"
     """When the template ends a trained turn without a terminator, so that the model would never learn to stop: refuse;
-    accept; or append EOS to the last turn."""
+    accept; or append EOS to the last turn, and tell of the others."""
     on_rewrite: Literal["report", "error", "split"] = "report"
     """When the template writes a turn, or what is before it, otherwise than when it prompts for that turn (it strips
     earlier thinking), so that what is trained is not what will be prompted: report it; refuse; or make one document of
