@@ -1,6 +1,8 @@
 """Model inputs: the arrays of a row, and what a model asks of them."""
 
-from penstock.inputs._kernels import blank, describe_row, fill_with, join_rows, write_tokens
+from penstock.inputs._kernels import blank, copy_into, describe_row, fill_with, join_rows, write_tokens
+from penstock.inputs.attention import AttentionRule
+from penstock.inputs.encoder_decoder import EncoderDecoderInput, encoder_decoder
 from penstock.inputs.model_input import IGNORE, ModelInput
 from penstock.inputs.requirements import EVERYTHING, Attention, InputRequirements
 
@@ -8,10 +10,14 @@ __all__ = [
     "EVERYTHING",
     "IGNORE",
     "Attention",
+    "AttentionRule",
+    "EncoderDecoderInput",
     "InputRequirements",
     "ModelInput",
     "blank",
+    "copy_into",
     "describe_row",
+    "encoder_decoder",
     "fill_with",
     "join_rows",
     "write_tokens",

@@ -38,7 +38,7 @@ def to_torch(
         name: getattr(row, name)
         for name in (
             "tokens", "targets", "loss_weights", "positions", "document_ids", "cu_seqlens", "max_seqlen", "num_tokens",
-            "source_ids",
+            "source_ids", "prefix_lengths", "prefix",
         )
     }  # fmt: skip
     held = {name: _tensor(value) for name, value in fields.items() if isinstance(value, np.ndarray)}

@@ -1,0 +1,118 @@
+"""Who sees whom in a row, in one line: same document, and (before or at it, or both in its prefix).
+
+A query at q may attend to a key at k iff they are in the same document and k ≤ q or both are in the prefix. A prefix is
+the beginning of its document, so three numbers a document say all of it; `AttentionRule` holds these, and document ids,
+prefix flags and a dense mask follow from them. Padding is a document of its own, without a prefix, so that every token
+sees at least itself. With attention="row" the documents of a row are one, and nothing can be in a prefix: what a
+"beginning" would be there nobody can say, so the two together are refused.
+
+Making a rule costs some microseconds and O(documents) bytes; flags are O(row), the dense mask O(row²).
+
+Source of the rule: t5x, `make_decoder_mask` (causal or both in the prefix, and the same segment).
+"""
+
+from dataclasses import dataclass
+from typing import Any, Self, final
+
+import numpy as np
+
+from penstock.errors import ConfigError
+from penstock.inputs.model_input import ModelInput
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionRule:
+    """Whom the tokens of one row see. n documents, padding among them; T slots."""
+
+    pieces: Ints
+    """[n, 3] int64: begin, end of the prefix (`begin` without one) and end of each document, in slots of the row."""
+
+    def __post_init__(self) -> None:
+        pieces = self.pieces
+        if pieces.ndim != 2 or pieces.shape[1] != 3 or not len(pieces) or pieces.dtype.kind != "i":
+            raise ConfigError(
+                f"pieces of an attention rule must be integers [documents ≥ 1, 3]: begin, end of prefix, end; got "
+                f"{pieces.dtype}{list(pieces.shape)}; make the rule by AttentionRule.of(row)"
+            )
+        begins, prefix_ends, ends = pieces.T
+        follow = begins[0] == 0 and np.array_equal(begins[1:], ends[:-1])
+        if not follow or (begins >= ends).any() or (prefix_ends < begins).any() or (prefix_ends > ends).any():
+            raise ConfigError(
+                "pieces of an attention rule must begin at 0, follow each other, hold a token or more, and have their "
+                f"prefix inside; got {pieces[:8].tolist()}{' …' if len(pieces) > 8 else ''}"
+            )
+
+    @classmethod
+    def of(cls, row: ModelInput) -> Self:
+        """The rule of a row: from its `cu_seqlens`, which follow attention="row"; else from its `document_ids`.
+
+        Raises:
+            ConfigError: The row has neither, or has prefixes although its documents are joined.
+        """
+        bounds = _bounds(row)
+        pieces = np.stack([bounds[:-1], bounds[:-1], bounds[1:]], axis=1)
+        lengths = row.prefix_lengths
+        if lengths is not None:
+            padding = row.num_tokens < row.sequence_length
+            if len(pieces) - padding == len(lengths):
+                pieces[: len(lengths), 1] += lengths
+            elif lengths.any():
+                raise ConfigError(
+                    f"a row with prefixes has {len(lengths)} documents, but cu_seqlens tell {len(pieces) - padding}: "
+                    "attention='row' and bidirectional prefixes exclude each other; take attention='document', or a "
+                    "causal-only objective (bidirectional=False)"
+                )
+        return cls(pieces)
+
+    @property
+    def num_slots(self) -> int:
+        """T."""
+        return int(self.pieces[-1, 2])
+
+    @property
+    def bidirectional(self) -> bool:
+        """Whether any token sees a later one; a prefix of one token is causal."""
+        return bool((self.pieces[:, 1] - self.pieces[:, 0] > 1).any())
+
+    @property
+    def cu_seqlens(self) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """[n + 1] int32: where each document begins; the last entry is T."""
+        return np.append(self.pieces[:, 0], self.num_slots).astype(np.int32)
+
+    @property
+    def document_ids(self) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """[T] int32: number of each slot's document, from 0."""
+        return np.repeat(np.arange(len(self.pieces), dtype=np.int32), self.pieces[:, 2] - self.pieces[:, 0])
+
+    @property
+    def prefix(self) -> Bools:
+        """[T]: whether the slot is in its document's prefix."""
+        begins, prefix_ends, ends = self.pieces.T
+        lengths = np.stack([prefix_ends - begins, ends - prefix_ends], axis=1)
+        return np.repeat(np.tile([True, False], len(self.pieces)), lengths.ravel())
+
+    def dense_mask(self) -> Bools:
+        """[T, T]: whether the query (first axis) sees the key (second). T² bytes: for small rows and tests."""
+        ids, prefix, places = self.document_ids, self.prefix, np.arange(self.num_slots)
+        mask: Bools = prefix[:, None] & prefix[None, :]
+        mask |= places[None, :] <= places[:, None]
+        mask &= ids[:, None] == ids[None, :]
+        return mask
+
+
+def _bounds(row: ModelInput) -> Ints:
+    """[n + 1]: where documents begin, and T. Entries that only fill `cu_seqlens` up to a capacity are left out."""
+    if row.cu_seqlens is not None:
+        bounds = row.cu_seqlens.astype(np.int64)
+        return bounds[: np.searchsorted(bounds, row.sequence_length) + 1]
+    if row.document_ids is not None:
+        changes = np.flatnonzero(np.diff(row.document_ids)) + 1
+        return np.concatenate([[0], changes, [row.sequence_length]]).astype(np.int64)
+    raise ConfigError(
+        "a row without cu_seqlens and document_ids does not say where its documents are; require one of them: "
+        "InputRequirements(cu_seqlens=True, prefix=True)"
+    )
