@@ -1,0 +1,227 @@
+"""Fill-in-the-middle: a document is cut in three, and its middle moved to the end, to be predicted from both sides.
+
+Guarantees: nothing of a document is lost or changed but the order; what is drawn comes from the document's key alone;
+lengths are known from (length, key), in constant time. Documents are split to fit a row *before* they are infilled
+(`document_limit`), so each one stands whole in its row, never a prefix without its middle: what the paper calls
+context-level infilling. (Megatron-LM and its heirs infill first and then cut the end of the suffix off.)
+
+Costs: token splits are compiled, a copy of the tokens; character splits are Python, 0.1 to 0.2 ms a document.
+
+Source: Bavarian et al. 2022, "Efficient Training of Language Models to Fill in the Middle", arXiv:2207.14255.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from numbers import Integral, Real
+from typing import Any, Literal, final
+
+import numpy as np
+
+from penstock.errors import ConfigError, TokenizerError
+from penstock.objectives._infill_kernels import (
+    CAUSAL,
+    INFILL,
+    PSM,
+    decide_infill,
+    measure_each,
+    places_of,
+    write_infill,
+)
+from penstock.objectives.character_splits import CharacterSplitter, Section
+from penstock.objectives.infill_tokens import infill_ids
+from penstock.objectives.objective import Facts, Int64, Keys, Written
+
+Tokens = np.ndarray[Any, np.dtype[np.int32]]
+Weights = np.ndarray[Any, np.dtype[np.float32]]
+
+ORDERS = ("causal", "PSM", "SPM")
+"""What `task` says, by the kernels' numbers."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Infill:
+    """Fill-in-the-middle. An infilled document takes three slots more than it has tokens, and the room.
+
+    PSM is `<prefix> prefix <suffix> suffix <middle> middle`; SPM is `<prefix> <suffix> suffix <middle> prefix middle`,
+    the paper's variant that shares prefix and middle tokens with PSM, as SantaCoder, StarCoder and Megatron-LM train
+    it. The two split points are drawn apart, each uniform over the length + 1 gaps, both ends included, and then put in
+    order, as those do: sections may be empty, and two different points come twice as often as two equal ones. Rates
+    are exact in whole numbers of 2^32.
+
+    A token for infilling weighs as the heaviest token between it and the next such token; where there is none, as the
+    heaviest of the document.
+    """
+
+    rate: float = 0.5
+    """The share of the documents that are infilled; the others stay as they are."""
+    spm_rate: float = 0.5
+    """The share of SPM among the infilled ones; the others are PSM."""
+    split: Literal["token", "character"] = "token"
+    """Where documents may be cut: between tokens, or between characters, as users' cursors do; there the text around
+    the cut is encoded anew."""
+    tokens: Sequence[int | str] | None = None
+    """Prefix, middle, suffix and, for character splits, padding token, as ids or names; by default those of the first
+    known family that the tokenizer has."""
+    train_on_context: bool = True
+    """Whether prefix and suffix are targets too, as in the paper; False: only the middle is."""
+    room: int = 8
+    """Character splits: slots kept for the tokens that cutting makes, filled up with padding at the end of the
+    document; a cut that needs more moves to the border of its token."""
+    splitter: CharacterSplitter | None = dataclasses.field(default=None, repr=False, compare=False)
+    """Cuts at characters; made by `resolve`."""
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "spm_rate"):
+            value: Any = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
+                raise ConfigError(f"infill: {name} must be a share from 0 to 1, got {value!r}")
+        if self.split not in ("token", "character"):
+            raise ConfigError(f"infill: split must be token or character, got {self.split!r}")
+        room: Any = self.room
+        if isinstance(room, bool) or not isinstance(room, Integral) or not 0 <= int(room) <= 64:
+            raise ConfigError(f"infill: room must be a number of slots from 0 to 64, got {room!r}")
+        if self.tokens is not None:
+            object.__setattr__(self, "tokens", _checked_tokens(self.tokens))
+
+    @property
+    def name(self) -> str:
+        """infill"""
+        return "infill"
+
+    @property
+    def bidirectional(self) -> bool:
+        """Attention is causal; nothing is lost by it, since the middle comes after all that it is predicted from."""
+        return False
+
+    def resolve(self, facts: Facts) -> "Infill":
+        """Look the tokens up, and refuse what cannot work.
+
+        Raises:
+            ConfigError: The tokenizer lacks a token or cannot be cut at characters, or rows are too short.
+        """
+        where = f"{facts.where}: infill"
+        if self.document_limit(facts.sequence_length) < 1:
+            raise ConfigError(
+                f"{where}: rows of {facts.sequence_length} slots leave none for a document beside {self._extra} for "
+                "infilling; give a longer sequence_length"
+            )
+        if self.split == "token" and self.tokens is not None and all(isinstance(token, int) for token in self.tokens):
+            return self
+        tokenizer = facts.tokenizer()
+        characters = self.split == "character"
+        ids = infill_ids(self.tokens, tokenizer, pad=characters, where=where)
+        if not characters:
+            return dataclasses.replace(self, tokens=ids)
+        try:
+            splitter = CharacterSplitter(tokenizer)
+        except TokenizerError as error:
+            raise ConfigError(
+                f"{where}: {tokenizer.name} cannot be cut at characters: {error}; use split='token'"
+            ) from error
+        return dataclasses.replace(self, tokens=ids, splitter=splitter)
+
+    def document_limit(self, sequence_length: int) -> int:
+        """The longest document, in tokens, that fits a row whatever is drawn."""
+        return sequence_length - (self._extra if self.rate else 0)
+
+    def measure(self, lengths: Int64, keys: Keys) -> Int64:
+        """Slots, int64 [documents]: the length, and 3 more with the room where a document is infilled."""
+        slots = np.empty(len(lengths), np.int64)
+        measure_each(self._program(), np.asarray(lengths, np.int64), np.asarray(keys, np.uint64), slots)
+        return slots
+
+    def program(self) -> Int64 | None:
+        """What the compiled writer needs, after `resolve`; None for character splits, which `write` does."""
+        return self._program() if self.split == "token" else None
+
+    def task(self, length: int, key: int) -> str:
+        """ "PSM", "SPM" or "causal"."""
+        return ORDERS[decide_infill(self._program(), length, np.uint64(key))[0]]
+
+    def write(self, tokens: Tokens, weights: Weights | None, key: int) -> Written:
+        """Rewrite one document; see the class."""
+        program = self._program()
+        order = decide_infill(program, len(tokens), np.uint64(key))[0]
+        if order == CAUSAL:
+            return Written(tokens=tokens, weights=weights)
+        self._ids()
+        given = np.ones(len(tokens), np.float32) if weights is None else weights
+        if self.split == "character":
+            return self._write_at_characters(tokens, given, key)
+        out_tokens, out_weights = np.empty(len(tokens) + 3, np.int32), np.empty(len(tokens) + 3, np.float32)
+        write_infill(program, tokens, given, np.uint64(key), out_tokens, out_weights)
+        plain = weights is None and self.train_on_context
+        return Written(tokens=out_tokens, weights=None if plain else out_weights)
+
+    def restore(self, written: Tokens, length: int, key: int) -> Tokens:
+        """The document that was written: its ids, int32 [length]; of a character split, ids that spell the same text.
+
+        Character splits are found by their tokens, so a document that holds these itself, or ends with padding, is
+        not restored.
+        """
+        order, first, second = decide_infill(self._program(), length, np.uint64(key))
+        if order == CAUSAL:
+            return written
+        if self.split == "character":
+            _, middle_id, suffix_id, pad = self._ids()
+            kept = len(written) - int(np.argmax(written[::-1] != pad))
+            suffix, middle = (int(np.argmax(written == token)) for token in (suffix_id, middle_id))
+            return np.concatenate([written[1:suffix], written[middle + 1 : kept], written[suffix + 1 : middle]])
+        prefix, suffix, middle = places_of(order, length, first, second)
+        sections = [(prefix, first), (middle, second - first), (suffix, length - second)]
+        return np.concatenate([written[begin : begin + size] for begin, size in sections])
+
+    def _write_at_characters(self, tokens: Tokens, weights: Weights, key: int) -> Written:
+        if self.splitter is None:
+            raise ConfigError("infill: character splits need the tokenizer; call resolve(facts) first")
+        units = self.splitter.count(tokens)
+        order, first, second = decide_infill(self._program(), units, np.uint64(key))
+        prefix, middle, suffix = self.splitter.split(tokens, weights, first, second, self.room)
+        whole = weights.max()
+        prefix_id, middle_id, suffix_id, pad = self._ids()
+        opened = (
+            (prefix, suffix, middle) if order == PSM else (Section.joined(()), suffix, Section.joined([prefix, middle]))
+        )
+        parts = []
+        for token, section in zip((prefix_id, suffix_id, middle_id), opened, strict=True):
+            parts.append(Section.of(token, section.weights.max(initial=0) if len(section.ids) else whole))
+            parts.append(section)
+        written = Section.joined(parts)
+        if not self.train_on_context:
+            written.weights[: len(written.ids) - len(middle.ids)] = 0
+        filling = len(tokens) + self._extra - len(written.ids)
+        padded = np.concatenate([written.ids, np.full(filling, pad, np.int32)])
+        return Written(tokens=padded, weights=np.concatenate([written.weights, np.zeros(filling, np.float32)]))
+
+    @property
+    def _extra(self) -> int:
+        return 3 + (self.room if self.split == "character" else 0)
+
+    def _ids(self) -> tuple[int, ...]:
+        if self.tokens is None or any(isinstance(token, str) for token in self.tokens):
+            raise ConfigError("infill: the ids of its tokens are not known yet; call resolve(facts), or give ids")
+        return tuple(int(token) for token in self.tokens)
+
+    def _program(self) -> Int64:
+        """See `_infill_kernels`; ids that are not known yet are -1, which measuring does not look at."""
+        known = [token if isinstance(token, int) else -1 for token in self.tokens or (-1, -1, -1)]
+        prefix, middle, suffix = known[:3]
+        rates = [round(Fraction(str(rate)) * 2**32) for rate in (self.rate, self.spm_rate)]
+        numbers = [INFILL, *rates, prefix, suffix, middle, int(self.train_on_context), self._extra - 3]
+        return np.array(numbers, np.int64)
+
+
+def _checked_tokens(tokens: Any) -> tuple[int | str, ...]:
+    listed = tuple(tokens) if not isinstance(tokens, str) else ()
+    fine = all(isinstance(token, str) or (isinstance(token, Integral) and int(token) >= 0) for token in listed)
+    if len(listed) not in (3, 4) or not fine:
+        raise ConfigError(
+            f"infill: tokens must be prefix, middle, suffix and, for character splits, padding, as ids or names; "
+            f"got {tokens!r}"
+        )
+    if len(set(listed[:3])) < 3:
+        raise ConfigError(f"infill: prefix, middle and suffix must be three different tokens, got {tokens!r}")
+    return tuple(token if isinstance(token, str) else int(token) for token in listed)

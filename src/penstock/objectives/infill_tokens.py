@@ -1,0 +1,72 @@
+"""The special tokens of fill-in-the-middle: what known families call them, and their ids in a vocabulary."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.errors import ConfigError
+
+FAMILIES: dict[str, tuple[str, str, str, str]] = {
+    "StarCoder": ("<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>"),
+    "SantaCoder": ("<fim-prefix>", "<fim-middle>", "<fim-suffix>", "<fim-pad>"),
+    "Qwen": ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>"),
+    "DeepSeek": ("<｜fim▁begin｜>", "<｜fim▁end｜>", "<｜fim▁hole｜>", "<｜▁pad▁｜>"),
+    "CodeLlama": ("▁<PRE>", "▁<MID>", "▁<SUF>", "<pad>"),
+    "Mistral": ("[PREFIX]", "[MIDDLE]", "[SUFFIX]", "<pad>"),
+    "Falcon": (">>PREFIX<<", ">>MIDDLE<<", ">>SUFFIX<<", "<pad>"),
+}
+"""Prefix, middle, suffix and pad, by who made them; Qwen's are also those of OLMo 2, CodeGemma and SmolLM 2.
+
+DeepSeek writes its hole between prefix and suffix, where the others write the suffix token, and its end before the
+middle: the same order.
+"""
+
+
+def infill_ids(tokens: Sequence[int | str] | None, tokenizer: Any, *, pad: bool, where: str) -> tuple[int, ...]:
+    """Ids of prefix, middle, suffix and, with `pad`, the filling.
+
+    Args:
+        tokens: Ids or names, in that order; None: those of the first known family that the tokenizer has all of.
+        tokenizer: The `Tokenizer` that knows the names.
+        pad: A fourth one is due. Where `tokens` has none, or the family's is not in the vocabulary, it is the
+            tokenizer's padding token.
+        where: Whose setting it is, for errors.
+
+    Raises:
+        ConfigError: The vocabulary lacks one.
+    """
+    known: dict[str, int] = tokenizer.special_tokens
+    names = tuple(tokens) if tokens is not None else _family(known, tokenizer.name, where)
+    ids = [_id_of(name, known, tokenizer, where) for name in names[:3]]
+    if not pad:
+        return tuple(ids)
+    filling = names[3] if len(names) == 4 and (tokens is not None or names[3] in known) else tokenizer.pad_id
+    if filling is None:
+        raise ConfigError(
+            f"{where}: character splits fill a document up with a padding token, and {tokenizer.name} has none; name "
+            "a fourth of tokens=, or add one with `penstock tokenizer add`"
+        )
+    return (*ids, _id_of(filling, known, tokenizer, where))
+
+
+def _family(known: dict[str, int], name: str, where: str) -> tuple[str, str, str, str]:
+    found = next((family for family in FAMILIES.values() if all(entry in known for entry in family[:3])), None)
+    if found is None:
+        first = next(iter(FAMILIES.values()))
+        raise ConfigError(
+            f"{where}: {name} has no tokens for infilling of any known family ({', '.join(FAMILIES)}); add "
+            f"{', '.join(first)} with `penstock tokenizer add`, or say which to use: tokens=(prefix, middle, suffix)"
+        )
+    return found
+
+
+def _id_of(token: int | str, known: dict[str, int], tokenizer: Any, where: str) -> int:
+    if isinstance(token, str):
+        if token not in known:
+            raise ConfigError(
+                f"{where}: {tokenizer.name} has no control token {token!r}; add it with `penstock tokenizer add`, or "
+                "name others: tokens=(prefix, middle, suffix)"
+            )
+        return known[token]
+    if token >= tokenizer.vocab_size:
+        raise ConfigError(f"{where}: id {token} is outside the {tokenizer.vocab_size} ids of {tokenizer.name}")
+    return int(token)
