@@ -1,0 +1,43 @@
+"""JAX: a loader's rows as arrays of one static shape, the mask of their attention, and denoising inside jit.
+
+```python
+import jax, jax.numpy as jnp, optax
+import penstock as ps
+from penstock.integrations import jax as psj
+
+mesh = jax.make_mesh((jax.device_count(),), ("data",))
+loader = ps.Loader("data/web", sequence_length=4096, rows_per_step=64, data_parallel=psj.data_parallel(mesh))
+
+@jax.jit
+def train(parameters, batch):
+    def loss(parameters):
+        mask = psj.attention_mask(batch.segment_ids, batch.prefix)
+        logits = model(parameters, batch.tokens, batch.positions, mask)
+        each = optax.softmax_cross_entropy_with_integer_labels(logits, batch.targets)
+        return (each * batch.loss_weights).sum() / batch.loss_denominator
+    return jax.grad(loss)(parameters)
+
+for batch, step in psj.batches(loader, mesh=mesh):
+    parameters = update(parameters, train(parameters, batch))   # traced once
+    save(parameters, step.resume_state)
+```
+
+All integers are int32, so nothing changes with `jax_enable_x64`. `Denoiser` and `denoise` do what a `penstock.Denoise`
+does, bit for bit, on the device; a loader with that objective has done it already and costs less.
+
+Importing it needs jax (`pip install 'penstock[jax]'`).
+"""
+
+from penstock.errors import MissingExtraError
+
+try:
+    import jax as _jax  # noqa: F401
+except ImportError as error:
+    raise MissingExtraError("jax", "jax") from error
+
+from penstock.integrations.jax.batch import REQUIREMENTS, Batch
+from penstock.integrations.jax.batches import batches
+from penstock.integrations.jax.masks import attention_mask
+from penstock.integrations.jax.placement import data_parallel
+
+__all__ = ["REQUIREMENTS", "Batch", "attention_mask", "batches", "data_parallel"]

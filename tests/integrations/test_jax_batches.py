@@ -1,0 +1,158 @@
+"""Rows as JAX arrays: what a batch holds, that its shapes never change, and that nothing changes under JAX."""
+
+from dataclasses import fields
+from itertools import islice
+
+import numpy as np
+import pytest
+from tiny_models import LENGTH, make_dataset, make_loader
+
+from penstock.errors import ConfigError
+from penstock.inputs import IGNORE, InputRequirements
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+from penstock.integrations import jax as psj  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_dataset(tmp_path_factory.mktemp("jax") / "data", spans=True)
+
+
+def compare(batch, rows, max_documents=LENGTH):
+    """Each field from the row's own, in plain Python."""
+    for i, row in enumerate(rows):
+        slots = row.sequence_length
+        padding = slots - row.num_tokens
+        lengths = np.diff(row.cu_seqlens)[: row.num_documents].tolist()
+        assert batch.tokens[i].tolist() == row.tokens.tolist()
+        assert batch.targets[i].tolist() == [0 if t == IGNORE else t for t in row.targets[0].tolist()]
+        assert batch.loss_weights[i].tolist() == row.loss_weights[0].tolist()
+        assert batch.segment_ids[i].tolist() == [
+            *(d + 1 for d, n in enumerate(lengths) for _ in range(n)),
+            *([0] * padding),
+        ]
+        assert batch.positions[i].tolist() == [p for n in [*lengths, padding] for p in range(n)]
+        assert batch.num_documents[i] == row.num_documents
+        assert batch.document_lengths[i].tolist() == lengths + [0] * (max_documents - len(lengths))
+        starts = np.cumsum([0, *lengths]).tolist()
+        assert batch.cu_seqlens[i].tolist() == starts + [slots] * (max_documents + 2 - len(starts))
+
+
+def test_a_batch_is_the_rows_of_the_step(data):
+    for (batch, step), plain in zip(
+        psj.batches(make_loader(data, max_epochs=1)), make_loader(data, max_epochs=1), strict=True
+    ):
+        assert step.resume_state == plain.resume_state
+        assert float(batch.loss_denominator) == np.float32(plain.loss_denominator)
+        compare(batch, plain)
+        for field in fields(batch):
+            leaf = getattr(batch, field.name)
+            expected = "float32" if field.name.startswith("loss") else "int32"
+            assert leaf is None or (isinstance(leaf, jax.Array) and leaf.dtype == expected), field.name
+        assert batch.prefix is None
+
+
+def test_a_jitted_function_is_traced_once(data):
+    """Over an epoch with a last, short step, and rows with different numbers of documents."""
+    traces = []
+
+    @jax.jit
+    def total(batch):
+        traces.append(None)
+        return (batch.loss_weights * (batch.targets >= 0)).sum() / batch.loss_denominator
+
+    loader = make_loader(data, rows=16, max_epochs=1)
+    found = [(float(total(batch)), len(step)) for batch, step in psj.batches(loader)]
+    assert len(traces) == 1
+    assert found[-1][1] < 16
+    assert [share for share, _ in found] == pytest.approx([1.0] * len(found), rel=1e-6)
+
+
+def test_batches_smaller_than_a_step_are_its_rows_in_order(data):
+    pairs = list(islice(psj.batches(make_loader(data, rows=6), batch_size=2), 6))
+    assert [step.index for _, step in pairs] == [0, 0, 0, 1, 1, 1]
+    for i, (batch, step) in enumerate(pairs):
+        compare(batch, step[2 * (i % 3) : 2 * (i % 3) + 2])
+        assert float(batch.loss_denominator) == step.loss_denominator
+
+
+def test_resuming_goes_on_after_the_step(data):
+    whole = [batch for batch, _ in islice(psj.batches(make_loader(data)), 6)]
+    _, step = next(islice(psj.batches(make_loader(data)), 2, 3))
+    resumed = make_loader(data)
+    resumed.load_state_dict(step.resume_state)
+    for mine, (theirs, _) in zip(whole[3:], psj.batches(resumed), strict=False):
+        assert mine.tokens.tolist() == theirs.tokens.tolist()
+
+
+@pytest.mark.parametrize("batch_size", [None, 1])
+def test_nothing_changes_an_array_that_jax_holds(data, batch_size):
+    """The loader fills its buffers again; a batch must not see it."""
+    loader = make_loader(data, rows=2, prefetch=1)
+    batches = psj.batches(loader, batch_size=batch_size)
+    kept = [next(batches)[0] for _ in range(4)]
+    before = [jax.tree.map(lambda leaf: np.array(leaf, copy=True), batch) for batch in kept]
+    for _ in islice(batches, 60):
+        pass
+    for batch, then in zip(kept, before, strict=True):
+        for now, old in zip(jax.tree.leaves(batch), jax.tree.leaves(then), strict=True):
+            np.testing.assert_array_equal(now, old)
+
+
+def test_several_distances_have_an_axis(data):
+    need = InputRequirements(asked_by="me", target_distances=3).merge(psj.REQUIREMENTS)
+    (batch, step), *_ = islice(psj.batches(make_loader(data, requirements=need)), 1)
+    assert batch.targets.shape == batch.loss_weights.shape == (4, 3, LENGTH)
+    assert batch.loss_denominator.tolist() == [np.float32(value) for value in step.loss_denominators]
+    np.testing.assert_array_equal(batch.targets[2], [np.maximum(row.targets[2], 0) for row in step])
+
+
+def test_int64_rows_become_int32(data):
+    need = InputRequirements(asked_by="me", dtype="int64").merge(psj.REQUIREMENTS)
+    (batch, step), *_ = islice(psj.batches(make_loader(data, requirements=need)), 1)
+    assert batch.tokens.dtype == "int32"
+    compare(batch, step)
+
+
+def test_joined_rows_are_one_segment(data):
+    (batch, step), *_ = islice(psj.batches(make_loader(data, attention="row")), 1)
+    for i, row in enumerate(step):
+        assert batch.segment_ids[i].tolist() == [1] * row.num_tokens + [0] * (LENGTH - row.num_tokens)
+        assert batch.num_documents[i] == 1
+        assert batch.document_lengths[i, 0] == row.num_tokens
+
+
+def test_a_padded_cu_seqlens_says_the_same(data):
+    need = InputRequirements(asked_by="me", cu_seqlens_capacity=LENGTH + 2).merge(psj.REQUIREMENTS)
+    for (mine, _), (theirs, _) in zip(
+        islice(psj.batches(make_loader(data, requirements=need)), 5), psj.batches(make_loader(data)), strict=False
+    ):
+        assert mine.cu_seqlens.tolist() == theirs.cu_seqlens.tolist()
+        assert mine.num_documents.tolist() == theirs.num_documents.tolist()
+
+
+def test_more_documents_than_there_is_room_for_name_the_row(data):
+    most = [[row.num_documents for row in step] for step in islice(make_loader(data), 20)]
+    limit = max(map(max, most[:1])) - 1
+    row = next(i for i, count in enumerate(most[0]) if count > limit)
+    with pytest.raises(
+        ConfigError, match=rf"step 0, row {row}: {limit + 1} documents, but max_documents is {limit}; raise it"
+    ):
+        next(psj.batches(make_loader(data), max_documents=limit))
+    batch, step = next(psj.batches(make_loader(data), max_documents=limit + 1))
+    compare(batch, step, limit + 1)
+
+
+def test_settings_that_cannot_work_are_refused_at_once(data):
+    with pytest.raises(ConfigError, match="batch_size must divide the 4 rows that this process has of a step, got 3"):
+        psj.batches(make_loader(data), batch_size=3)
+    with pytest.raises(ConfigError, match="max_documents must be at least 1, got 0"):
+        psj.batches(make_loader(data), max_documents=0)
+    bare = make_loader(data, requirements=InputRequirements(loss_weights=True))
+    with pytest.raises(
+        ConfigError, match="the loader's rows have no positions, document_ids, cu_seqlens; make it with"
+    ):
+        next(psj.batches(bare))
