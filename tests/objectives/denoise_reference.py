@@ -1,5 +1,6 @@
 """Denoising written out slowly from its definition: Fractions and lists, one token at a time."""
 
+import itertools
 from fractions import Fraction
 
 
@@ -32,7 +33,7 @@ def compose(total, parts, purpose, key):
         drawn = word(i, purpose, key) * (last + 1) >> 32
         chosen.add(last if drawn in chosen else drawn)
     edges = [0, *(gap + 1 for gap in sorted(chosen)), total]
-    return [end - begin for begin, end in zip(edges, edges[1:], strict=False)]
+    return [end - begin for begin, end in itertools.pairwise(edges)]
 
 
 def circle(length, rate, mean, key):

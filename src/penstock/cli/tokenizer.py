@@ -1,4 +1,4 @@
-"""`penstock tokenizer`: train one, or see what one is."""
+"""`penstock tokenizer`: train one, add control entries to one, or see what one is."""
 
 import sys
 from typing import Annotated, Any
@@ -7,7 +7,7 @@ import typer
 
 from penstock.cli.options import AsJson, Format, Separator, TextField
 
-app = typer.Typer(help="Train a tokenizer, or show what one is.", no_args_is_help=True)
+app = typer.Typer(help="Train a tokenizer, add to one, or show what one is.", no_args_is_help=True)
 
 
 @app.command()
@@ -63,6 +63,35 @@ def train(
         if rejects:
             print(f"penstock: bad records skipped: {len(rejects):,}; the first: {rejects[0]}", file=sys.stderr)
     _show(describe(tokenizer), as_json)
+
+
+@app.command()
+def add(
+    tokenizer: Annotated[
+        str, typer.Argument(metavar="PATH", help="A tokenizer.json, its folder, or a name on the Hugging Face hub.")
+    ],
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="DIR", help="Folder for the new tokenizer; the old one stays.")
+    ],
+    token: Annotated[
+        list[str] | None, typer.Option("--token", metavar="TEXT", help="A control entry to add; may be repeated.")
+    ] = None,
+    sentinels: Annotated[
+        int, typer.Option("--sentinels", metavar="N", min=0, help="Add <extra_id_0> to <extra_id_N-1>, for denoising.")
+    ] = 0,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", metavar="", help="Replace a tokenizer that is there already.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Add control entries behind all ids that a tokenizer has, so that prepared datasets stay valid.
+
+    The model's embedding must then be enlarged to the new size.
+    """
+    from penstock.tokenizers import add_tokens
+
+    made = add_tokens(tokenizer, token or (), sentinels=sentinels, output=output, overwrite=overwrite)
+    _show(describe(made), as_json)
 
 
 @app.command()

@@ -335,6 +335,23 @@ def measure_document(program, length, key):
 
 
 @kernel
+def worst_of_task(program, number, length):
+    """(slots, sentinels) that a document of `length` takes in one task, whatever its key may be."""
+    task = HEADER + TASK_FIELDS * number
+    kind = program[task + TASK_KIND]
+    mode = np.int64(program[task + MODE] >= 0)
+    if length < 2 or kind == CAUSAL:
+        return mode + length, 0
+    in_place, sentinels = 0, program[task + SENTINEL]
+    if kind == SPANS:
+        noise, spans = count_noise(program, task, length)
+        in_place = spans + np.int64(program[ROLL] != 0 and noise > spans)
+        sentinels = in_place
+    sentinels += program[FINAL_SENTINEL]
+    return mode + length + in_place + np.int64(program[INPUT_END] >= 0) + sentinels, sentinels
+
+
+@kernel
 def task_number(program, length, key):
     """Which task a document gets."""
     return (choose(program, length, key)[0] - HEADER) // TASK_FIELDS

@@ -58,7 +58,7 @@ def train_tokenizer(
     """
     controls = [BOS, EOS, PAD, *special_tokens]
     _check_settings(vocab_size, controls)
-    _check_output(Path(output), overwrite)
+    check_output(Path(output), overwrite)
     from tokenizers.pre_tokenizers import ByteLevel
 
     from tokenizers import trainers
@@ -117,7 +117,8 @@ def _check_settings(vocab_size: int, controls: Sequence[str]) -> None:
         )
 
 
-def _check_output(folder: Path, overwrite: bool) -> None:
+def check_output(folder: Path, overwrite: bool) -> None:
+    """Raise an OutputError unless a tokenizer can be saved in `folder`, which is made; one that is there stays."""
     there = [name for name in ("tokenizer.json", "tokenizer_config.json") if (folder / name).exists()]
     if there and not overwrite:
         raise OutputError(

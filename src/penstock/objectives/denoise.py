@@ -1,0 +1,269 @@
+"""Denoising: read a damaged document and predict what was taken out (T5, UL2, UL2R).
+
+A denoised document is written as
+
+    [mode] kept words, sentinel i in place of span i [input end] | sentinel 0, span 0, sentinel 1, span 1, … [final]
+
+Before the bar are the inputs: they see each other in both directions and are not predicted. After it are the targets,
+predicted one by one. `encoder_decoder` gives the two apart. The document's BOS and EOS are no part of its words: the
+loader keeps them out of the noise and puts them around what is written.
+
+Guarantees: lengths and masks are integer arithmetic on (length, key), so they are the same on every machine, and JAX
+draws the same ones; inputs and targets together give the document back, `restore`, whatever ids it holds; there is a
+sentinel for every span of the longest document, or an error at set-up. Costs: a few times a copy of the tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import lru_cache
+from typing import Any, TypedDict, Unpack, final
+
+import numpy as np
+
+from penstock.errors import ConfigError
+from penstock.objectives import _denoise_kernels as kernels
+from penstock.objectives.objective import Facts, Int64, Keys, Written
+from penstock.objectives.tasks import PrefixLM, SpanCorruption, Task, cumulative
+
+Token = int | str
+"""A token's id, or the name of a control entry."""
+Int32 = np.ndarray[Any, np.dtype[np.int32]]
+Float32 = np.ndarray[Any, np.dtype[np.float32]]
+
+MODES: Mapping[str, Token] = {"R": "[NLU]", "X": "[NLG]", "S": "[S2S]"}
+"""Mode tokens of UL2 and UL2R by denoiser."""
+_NO_MODES: Mapping[str, Token] = {}
+_NO_WEIGHTS = np.empty(0, np.float32)
+
+
+class Options(TypedDict, total=False):
+    """The settings of `Denoise` that its presets take too."""
+
+    sentinels: Sequence[Token] | None
+    final_sentinel: bool
+    roll: bool
+    input_end: Token | None
+    bidirectional: bool
+    train_on_inputs: bool
+    max_length: int | None
+    tokenizer: str | None
+    name: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Denoise:
+    """A mixture of denoising tasks; each document gets one, by its key."""
+
+    tasks: Sequence[Task]
+    """What may be done to a document, each with its weight."""
+    _: KW_ONLY
+    sentinels: Sequence[Token] | None = None
+    """Ids or names of the tokens that stand for spans, in order; None: the tokenizer's own sentinels (`<extra_id_0>`…),
+    or its reserved tokens. Text never becomes such an id; only a dataset that was made to hold it does."""
+    final_sentinel: bool = False
+    """End the targets with the sentinel after the last one used."""
+    roll: bool = True
+    """Turn the mask by a random offset. Without it, as in T5, the first token is never noise and the last always is."""
+    input_end: Token | None = None
+    """A token that ends the inputs."""
+    bidirectional: bool = True
+    """Whether inputs see each other in both directions; False: causal attention throughout."""
+    train_on_inputs: bool = False
+    """Predict the inputs too, but for the mode token; needs `bidirectional=False`, or they would see themselves."""
+    max_length: int | None = None
+    """Documents are split at so many tokens, where their row would not split them before: bounds the sentinels."""
+    tokenizer: str | None = None
+    """A tokenizer with more control entries than the dataset's, in which names are looked up; see `penstock tokenizer
+    add`. None: the dataset's."""
+    name: str = "denoise"
+    """Its name in plans and states."""
+
+    def __post_init__(self) -> None:
+        from penstock.objectives.denoise_setup import check_settings
+
+        object.__setattr__(self, "tasks", tuple(self.tasks))
+        if self.sentinels is not None:
+            names = (token if isinstance(token, str) else int(token) for token in self.sentinels)
+            object.__setattr__(self, "sentinels", tuple(names))
+        check_settings(self)
+
+    @classmethod
+    def ul2(cls, *, modes: Mapping[str, Token] | None = MODES, **options: Unpack[Options]) -> "Denoise":
+        """The seven denoisers of UL2, equally often (Tay et al. 2022, arXiv:2205.05131, table 1).
+
+        Args:
+            modes: Mode token of "R", "X" and "S", an id or a name; None: no mode tokens.
+            options: Settings of `Denoise`.
+        """
+        mode = (modes or _NO_MODES).get
+        spans = [("R", 3, 0.15), ("R", 8, 0.15), ("X", 3, 0.5), ("X", 8, 0.5), ("X", 64, 0.15), ("X", 64, 0.5)]
+        tasks = [SpanCorruption(rate, mean, mode=mode(name), name=name) for name, mean, rate in spans]
+        return cls([*tasks, PrefixLM(mode=mode("S"), rate=0.25)], **options)
+
+    @classmethod
+    def ul2r(cls, *, modes: Mapping[str, Token] | None = MODES, **options: Unpack[Options]) -> "Denoise":
+        """The mixture that UL2R goes on training with: 25 % R, 25 % X in two halves, 50 % S.
+
+        Source: Tay et al. 2022, Transcending Scaling Laws with 0.1% Extra Compute, arXiv:2210.11399.
+
+        Args:
+            modes: Mode token of "R", "X" and "S", an id or a name; None: no mode tokens.
+            options: Settings of `Denoise`.
+        """
+        mode = (modes or _NO_MODES).get
+        return cls(
+            [
+                SpanCorruption(0.15, 3, mode=mode("R"), weight=0.25, name="R"),
+                SpanCorruption(0.15, 32, mode=mode("X"), weight=0.125, name="X"),
+                SpanCorruption(0.5, 3, mode=mode("X"), weight=0.125, name="X"),
+                PrefixLM(mode=mode("S"), weight=0.5),
+            ],
+            **options,
+        )
+
+    @classmethod
+    def t5(cls, **options: Unpack[Options]) -> "Denoise":
+        """T5's span corruption: rate 0.15, mean length 3, not rolled (Raffel et al. 2020, arXiv:1910.10683)."""
+        options.setdefault("roll", False)
+        return cls([SpanCorruption(0.15, 3)], **options)
+
+    def resolve(self, facts: Facts) -> "Denoise":
+        """The same with ids for names, after a check that the longest document has sentinels enough.
+
+        Raises:
+            ConfigError: A name is unknown, two roles have one id, or there are too few sentinels.
+        """
+        from penstock.objectives.denoise_setup import resolve
+
+        return resolve(self, facts)
+
+    def document_limit(self, sequence_length: int) -> int:
+        """The longest document that fits in every task and for every key, `max_length` at most; 0 if none does."""
+        from penstock.objectives.denoise_setup import longest_that
+
+        limit = longest_that(lambda length: self.worst(length)[0] <= sequence_length, sequence_length)
+        return limit if self.max_length is None else min(limit, self.max_length)
+
+    def worst(self, length: int) -> tuple[int, int, str]:
+        """(slots, sentinels, task that needs these sentinels) that a document of `length` takes at most."""
+        program = _program(self)
+        needs = [kernels.worst_of_task(program, number, length) for number in range(len(self.tasks))]
+        sentinels, hungriest = max((sentinels, -number) for number, (_, sentinels) in enumerate(needs))
+        return max(slots for slots, _ in needs), sentinels, self.tasks[-hungriest].name
+
+    def measure(self, lengths: Int64, keys: Keys) -> Int64:
+        """Slots of each document, int64 [documents], in constant time each."""
+        slots = np.empty(len(lengths), np.int64)
+        lengths, keys = np.ascontiguousarray(lengths, np.int64), np.ascontiguousarray(keys, np.uint64)
+        kernels.measure_documents(_program(self), lengths, keys, slots)
+        return slots
+
+    def write(self, tokens: Int32, weights: Float32 | None, key: int) -> Written:
+        """Denoise one document.
+
+        Args:
+            tokens: [n] its words, any ids.
+            weights: [n] how much each counts where it is a target; None = 1. Sentinels count as the heaviest token of
+                their span, the final one as the heaviest of all spans.
+            key: uint64; decides task and noise.
+
+        Raises:
+            ConfigError: Names were not looked up yet, or the document has more spans than there are sentinels.
+        """
+        program, length = self._checked_program(len(tokens)), len(tokens)
+        slots, prefix, reads = kernels.measure_document(program, length, np.uint64(key))
+        out_tokens = np.empty(slots, np.int32)
+        out_weights = np.ones(slots, np.float32)
+        out_weights[:reads] = 0
+        given = _NO_WEIGHTS if weights is None else np.ascontiguousarray(weights, np.float32)
+        words = np.ascontiguousarray(tokens, np.int32)
+        kernels.write_denoise(
+            program, words, given, np.uint64(key), out_tokens, out_weights[: slots * (len(given) > 0)]
+        )
+        return Written(tokens=out_tokens, weights=out_weights, prefix=prefix)
+
+    def encoder_decoder(self, tokens: Int32, key: int) -> tuple[Int32, Int32]:
+        """(inputs, targets) of one document, int32: what an encoder reads, and a decoder predicts; no BOS, no EOS."""
+        written = self.write(tokens, None, key).tokens
+        bar = kernels.bar_of(_program(self), len(tokens), np.uint64(key))
+        return written[:bar], written[bar:]
+
+    def restore(self, written: Int32, length: int, key: int) -> Int32:
+        """The document, int32 [length], from what was written of it; places decide, not ids."""
+        program = _program(self)
+        begins, ends, in_place, marked = self._layout(length, key)
+        mode = int(program[kernels.HEADER + kernels.TASK_FIELDS * self._task(length, key) + kernels.MODE] >= 0)
+        document = np.empty(length, np.int32)
+        at, behind = mode, 0
+        target = kernels.bar_of(program, length, np.uint64(key))
+        for begin, end in zip([*begins, length], [*ends, length], strict=True):
+            document[behind:begin] = written[at : at + begin - behind]
+            at += begin - behind + in_place
+            target += marked
+            document[begin:end] = written[target : target + end - begin]
+            target += end - begin
+            behind = end
+        return document
+
+    def spans(self, length: int, key: int) -> list[tuple[int, int]]:
+        """(begin, end) of the spans of a document that are taken out of it, ascending; the continuation of a prefix."""
+        begins, ends, _, _ = self._layout(length, key)
+        return list(zip(begins, ends, strict=True))
+
+    def task(self, length: int, key: int) -> str:
+        """The name of the task that a document gets."""
+        return self.tasks[self._task(length, key)].name
+
+    def program(self) -> Int64:
+        """Itself as numbers, for the compiled writer; see `_denoise_kernels`.
+
+        Raises:
+            ConfigError: Names were not looked up yet.
+        """
+        tokens = [*(self.sentinels or ()), self.input_end, *(task.mode for task in self.tasks)]
+        named = [token for token in tokens if isinstance(token, str)]
+        if named or self.sentinels is None:
+            raise ConfigError(
+                f"{self.name}: {', '.join(map(repr, named[:4])) or 'the sentinels'} must be looked up in a tokenizer "
+                "first, which a Loader does; outside of one: objective.resolve(facts), or give ids"
+            )
+        return _program(self)
+
+    def _checked_program(self, length: int) -> Int64:
+        from penstock.objectives.denoise_setup import check_capacity
+
+        program = self.program()
+        check_capacity(self, length, self.name)
+        return program
+
+    def _task(self, length: int, key: int) -> int:
+        number: int = kernels.task_number(_program(self), length, np.uint64(key))
+        return number
+
+    def _layout(self, length: int, key: int) -> tuple[list[int], list[int], int, int]:
+        """Begins and ends of the spans; whether sentinels stand among the inputs, and among the targets, 0 or 1."""
+        task = self.tasks[self._task(length, key)]
+        begins, ends = np.empty((2, length + 1), np.int32)
+        found = kernels.find_spans(_program(self), length, np.uint64(key), begins, ends)
+        in_place = int(isinstance(task, SpanCorruption))
+        marked = in_place or int(isinstance(task, PrefixLM) and task.sentinel)
+        return begins[:found].tolist(), ends[:found].tolist(), in_place, marked
+
+
+@lru_cache(maxsize=64)
+def _program(denoise: Denoise) -> Int64:
+    """The program; names that are not looked up yet count as id 0, which changes no length."""
+
+    def number(token: Token | None) -> int:
+        return -1 if token is None else 0 if isinstance(token, str) else token
+
+    sentinels = [number(token) for token in denoise.sentinels or ()]
+    flags = [denoise.roll, denoise.final_sentinel, number(denoise.input_end), denoise.bidirectional]
+    numbers = [kernels.KIND, len(denoise.tasks), *flags, denoise.train_on_inputs, len(sentinels)]
+    for task, end in zip(denoise.tasks, cumulative(denoise.tasks), strict=True):
+        kind, *rest = task.numbers()
+        numbers += [end, kind, number(task.mode), *rest]
+    program = np.array(numbers + sentinels, np.int64)
+    program.flags.writeable = False
+    return program
