@@ -1,148 +1,30 @@
 """Compiled filling: rows of pieces become tokens and targets, read from mapped shards by address.
 
-What is read is checked as it is read: the length against the lengths file, every chunk of tokens against its
-checksum, spans against theirs. Nothing is returned of a row in which something is wrong.
+What is read is checked as it is read. Nothing is returned of a row in which something is wrong.
 """
 
 import numpy as np
 
-from penstock.compiled import (
-    bare,
-    inline_kernel,
-    kernel,
-    prefetch,
-    view_f32,
-    view_f64,
-    view_i64,
-    view_u16,
-    view_u32,
-    view_u64,
-)
+from penstock.compiled import bare, inline_kernel, kernel, view_f64, view_u16, view_u32
 from penstock.inputs import blank, describe_row, fill_with, write_tokens
-from penstock.loader._kernels import SOURCE
-from penstock.sampling import BEGIN, DOCUMENT, TOKENS, TOTAL
-from penstock.shards._kernels import (
-    BATCH_COLUMNS,
-    CHUNK_TOKENS,
-    has_span_list,
-    locate,
-    null_spans_checksum,
-    num_chunks,
-    offsets_of,
-    spans_checksum,
-    token_checksum,
+from penstock.loader._document_kernels import (
+    CAUSAL,
+    LENGTHS,
+    LENGTHS_STRIDE,
+    OBJECTIVE,
+    OK,
+    STAGED,
+    TOKEN_BYTES,
+    WEIGHT_SUMS,
+    WEIGHTED,
+    WRONG_SPANS,
+    check_piece,
+    look_ahead,
+    read_spans,
 )
-
-SHARD_STARTS, NUM_SHARDS, FIRST_BATCHES, ADDRESSES, BATCHES, PER_BATCH, OFFSET_BYTES, TOKEN_BYTES = range(8)
-CHECKED, WEIGHTED, LENGTHS, LENGTHS_STRIDE, WEIGHT_SUMS, SHARD_BYTES = range(8, 14)
-TABLE_COLUMNS = 14
-"""Columns of a source's line in `tables` (uint64): addresses and numbers of its `DocumentTable`."""
-
-AHEAD_LINES = 128
-"""Cache lines of a piece that are asked for ahead, at most: 8 KiB, which stays near while one row is written."""
-
-OK, WRONG_LENGTH, WRONG_CHECKSUM, WRONG_SPANS = range(4)
-
-
-@inline_kernel
-def find(table, document):
-    """(shard address, shard size, address of its line in the batch table, row in the batch) of a document."""
-    num_shards = np.int64(table[NUM_SHARDS])
-    shard, batch, row = locate(
-        document,
-        view_i64(table[SHARD_STARTS], num_shards + 1),
-        view_i64(table[FIRST_BATCHES], num_shards + 1),
-        np.int64(table[PER_BATCH]),
-    )
-    base = view_u64(table[ADDRESSES], num_shards)[shard]
-    size = view_u64(table[SHARD_BYTES], num_shards)[shard]
-    return base, size, table[BATCHES] + np.uint64(batch * BATCH_COLUMNS * 8), row
-
-
-@inline_kernel
-def find_tokens(table, document):
-    """(fault or OK, address of the document's first token, of its first checksum or 0, its length in tokens).
-
-    Nothing outside the shard's mapping is ever read, whatever stands in its offsets.
-    """
-    base, size, line, row = find(table, document)
-    batch = view_u64(line, BATCH_COLUMNS)
-    length = np.int64(view_u32(table[LENGTHS] + np.uint64(document) * table[LENGTHS_STRIDE], 1)[0])
-    if table[CHECKED] == np.uint64(0):
-        first = view_i64(base + batch[0] + np.uint64(row * 8), 1)[0]
-        address = base + batch[1] + np.uint64(first) * table[OFFSET_BYTES]
-        status = OK if address - base + np.uint64(length) * table[TOKEN_BYTES] <= size else WRONG_LENGTH
-        return status, address, np.uint64(0), length
-    first, last = offsets_of(base, line, 0, row)
-    address = base + batch[1] + np.uint64(first) * table[OFFSET_BYTES]
-    if last - first != length or address - base + np.uint64(length) * table[TOKEN_BYTES] > size:
-        return WRONG_LENGTH, address, np.uint64(0), length
-    first, last = offsets_of(base, line, 2, row)
-    checksums = base + batch[3] + np.uint64(first) * np.uint64(8)
-    words = num_chunks(length) + np.int64(table[WEIGHTED])
-    if last - first != words or checksums - base + np.uint64(words * 8) > size:
-        return WRONG_CHECKSUM, address, checksums, length
-    return OK, address, checksums, length
-
-
-@inline_kernel
-def look_ahead(tables, pieces, row_starts, row, found):
-    """Find the documents of a row that is not yet written, and ask for their first bytes.
-
-    Documents lie anywhere, so finding one waits for memory some five times; side by side, and while another row is
-    written, the waits overlap. `found` (uint64 [pieces of all rows, 4]): fault, address, checksums, length.
-    """
-    for p in range(row_starts[row], row_starts[row + 1]):
-        table = tables[pieces[p, SOURCE]]
-        status, address, checksums, length = find_tokens(table, pieces[p, DOCUMENT])
-        here = p - row_starts[0]
-        found[here, 0], found[here, 1] = np.uint64(status), address
-        found[here, 2], found[here, 3] = checksums, np.uint64(length)
-        begin = address + np.uint64(pieces[p, BEGIN]) * table[TOKEN_BYTES]
-        prefetch(checksums)
-        lines = (np.uint64(pieces[p, TOKENS]) * table[TOKEN_BYTES]) // np.uint64(64) + np.uint64(1)
-        for ahead in range(min(np.int64(lines), AHEAD_LINES)):
-            prefetch(begin + np.uint64(ahead * 64))
-
-
-@inline_kernel
-def check_piece(table, piece, found, here, reach):
-    """Check what will be read of a piece's document, `reach` tokens past the piece included; a fault or OK."""
-    status, address, length = np.int64(found[here, 0]), found[here, 1], np.int64(found[here, 3])
-    if status == OK and table[CHECKED] != np.uint64(0):
-        words = view_u64(found[here, 2], num_chunks(length))
-        size = np.int64(table[TOKEN_BYTES])
-        last = min(piece[BEGIN] + piece[TOKENS] + reach, length)
-        for chunk in range(piece[BEGIN] // CHUNK_TOKENS, num_chunks(last)):
-            count = min(CHUNK_TOKENS, length - chunk * CHUNK_TOKENS)
-            if token_checksum(address, size, chunk, count) != words[chunk]:
-                status = WRONG_CHECKSUM
-    return status
-
-
-@inline_kernel
-def read_spans(table, document):
-    """A document's spans, checked: (fault or OK, number or −1 when all weights are 1, begins, ends, weights)."""
-    base, size, line, row = find(table, document)
-    batch = view_u64(line, BATCH_COLUMNS)
-    status, _, checksums, tokens = find_tokens(table, document)
-    first, last = offsets_of(base, line, 5, row)
-    at, count = np.uint64(first) * np.uint64(4), last - first
-    begins, ends, values = base + batch[6] + at, base + batch[7] + at, base + batch[8] + at
-    if status == OK and (count < 0 or values - base + np.uint64(count) * np.uint64(4) > size):
-        status = WRONG_SPANS
-    number = count
-    if status == OK:
-        stored = view_u64(checksums + np.uint64(num_chunks(tokens) * 8), 1)[0]
-        if has_span_list(base, line, row):
-            found = spans_checksum(begins, ends, values, np.uint64(count))
-        else:
-            found, number = null_spans_checksum(), np.int64(-1)
-        if found != stored:
-            status = WRONG_SPANS
-    if status != OK:
-        count = np.int64(0)
-    return status, number, view_u32(begins, count), view_u32(ends, count), view_f32(values, count)
+from penstock.loader._kernels import SOURCE
+from penstock.loader._rewrite_kernels import rewrite_piece, weigh_rewritten, write_rewritten
+from penstock.sampling import BEGIN, DOCUMENT, LENGTH, TOKENS, TOTAL
 
 
 @inline_kernel
@@ -212,6 +94,28 @@ def fill_piece(table, piece, found, here, place, tokens, targets, weights):
 
 
 @inline_kernel
+def fill_rewritten(
+    table, piece, found, here, place, tokens, targets, weights, staged_tokens, staged_weights, scratch_tokens,
+    scratch_weights,
+):  # fmt: skip
+    """Like `fill_piece` for a source with another objective; (fault or OK, prefix). Staged arrays hold what Python
+    wrote, from the piece's first slot on; its prefix is known to the caller."""
+    status = check_piece(table, piece, found, here, 0)
+    if status != OK:
+        return status, np.int64(0)
+    slots = piece[LENGTH]
+    new, new_weights = staged_tokens[:slots], staged_weights[:slots]
+    weighted, reads, prefix = True, np.int64(0), np.int64(0)
+    if table[OBJECTIVE] != np.uint64(STAGED):
+        status, weighted, reads, prefix = rewrite_piece(table, piece, found[here, 1], scratch_tokens, scratch_weights)
+        if status != OK:
+            return status, np.int64(0)
+        new, new_weights = scratch_tokens[1, :slots], scratch_weights[1, :slots]
+    write_rewritten(new, new_weights, weighted, reads, place, tokens, targets, weights)
+    return OK, prefix
+
+
+@inline_kernel
 def apply_spans(table, piece, place, targets, weights):
     """Take out of a piece's targets what its document's spans leave out; returns a fault or OK."""
     status, number, begins, ends, values = read_spans(table, piece[DOCUMENT])
@@ -237,7 +141,8 @@ def apply_spans(table, piece, place, targets, weights):
 @kernel
 def fill_rows(
     tables, pieces, row_starts, pad_id, tokens, targets, weights, positions, document_ids,
-    cu_seqlens, capacity, facts, source_ids,
+    cu_seqlens, capacity, facts, source_ids, prefix_lengths, prefixes, staged_starts, staged_tokens, staged_weights,
+    scratch_tokens, scratch_weights,
 ):  # fmt: skip
     """Write rows from mapped shards, checking every chunk of tokens that is read.
 
@@ -249,12 +154,20 @@ def fill_rows(
             more than the row has pieces.
         facts: int64 [R, 2], written: tokens, longest document.
         source_ids: int32 [pieces of the rows], written.
+        prefix_lengths: int32 [pieces of the rows]; for pieces that Python wrote it holds their prefix, for others it
+            is written.
+        prefixes: bool [R, T or 0], written.
+        staged_starts: int64 [pieces]: where in `staged_tokens` (int32) and `staged_weights` (float32) Python wrote a
+            piece; or [0] where there is nothing.
+        scratch_tokens, scratch_weights: int32 and float32 [2, T], or [2, 0] where all sources are causal.
 
     Returns:
         (fault or OK, index of the piece in which it is or −1).
     """
     tables, pieces, row_starts = bare(tables), bare(pieces), bare(row_starts)
     tokens, targets, weights = bare(tokens), bare(targets), bare(weights)
+    staged_tokens, staged_weights = bare(staged_tokens), bare(staged_weights)
+    scratch_tokens, scratch_weights, prefixes = bare(scratch_tokens), bare(scratch_weights), bare(prefixes)
     positions, document_ids, cu_seqlens = bare(positions), bare(document_ids), bare(cu_seqlens)
     rows, slots = tokens.shape
     first = row_starts[0]
@@ -270,12 +183,25 @@ def fill_rows(
         cu = cu_seqlens[cu_begin:cu_end]
         place, longest, number = np.int64(0), np.int64(0), np.int64(0)
         for p in range(row_starts[row], row_starts[row + 1]):
-            end = place + pieces[p, TOKENS]
-            status = fill_piece(
-                tables[pieces[p, SOURCE]], pieces[p], found, p - first, place, tokens[row], targets[row], weights[row]
-            )
+            end = place + pieces[p, LENGTH]
+            table, prefix = tables[pieces[p, SOURCE]], np.int64(0)
+            if table[OBJECTIVE] == np.uint64(CAUSAL):
+                status = fill_piece(table, pieces[p], found, p - first, place, tokens[row], targets[row], weights[row])
+            else:
+                start = staged_starts[p] if table[OBJECTIVE] == np.uint64(STAGED) else np.int64(0)
+                prefix = np.int64(prefix_lengths[p - first])
+                status, written = fill_rewritten(
+                    table, pieces[p], found, p - first, place, tokens[row], targets[row], weights[row],
+                    staged_tokens[start:], staged_weights[start:], scratch_tokens, scratch_weights,
+                )  # fmt: skip
+                if table[OBJECTIVE] != np.uint64(STAGED):
+                    prefix = written
             if status != OK:
                 return status, p
+            prefix_lengths[p - first] = prefix
+            if prefixes.shape[1]:
+                fill_with(prefixes[row, place : place + prefix], True)
+                fill_with(prefixes[row, place + prefix : end], False)
             describe_row(place, end, number, positions[row], document_ids[row])
             source_ids[p - first] = pieces[p, SOURCE]
             cu[number] = place
@@ -287,6 +213,8 @@ def fill_rows(
             fill_with(tokens[row, place:], pad_id)
             for d in range(targets.shape[1]):
                 blank(targets[row, d], weights[row, d], place, slots)
+            if prefixes.shape[1]:
+                fill_with(prefixes[row, place:], False)
             describe_row(place, slots, number, positions[row], document_ids[row])
             longest, number = max(longest, slots - place), number + 1
         fill_with(cu[number:], slots)
@@ -295,15 +223,21 @@ def fill_rows(
 
 
 @kernel
-def weigh_rows(tables, pieces, sums):
+def weigh_rows(tables, pieces, sums, staged_starts, staged_weights, scratch_tokens, scratch_weights):
     """Add the loss weights of all targets of `pieces` to `sums` (float64 [D]), one for each distance.
 
     Whole documents cost a look at the lengths file, which the fill holds against the spans that it reads; parts of
-    documents with spans have their spans read. Returns what `fill_rows` does.
+    documents with spans have their spans read. The rest is as in `fill_rows`, and so is what it returns.
     """
     for p in range(len(pieces)):
         piece = pieces[p]
         table = tables[piece[SOURCE]]
+        if table[OBJECTIVE] != np.uint64(CAUSAL):
+            start = staged_starts[p] if table[OBJECTIVE] == np.uint64(STAGED) else np.int64(0)
+            status = weigh_rewritten(table, piece, staged_weights[start:], scratch_tokens, scratch_weights, sums)
+            if status != OK:
+                return status, p
+            continue
         whole = whole_weight(table, piece)
         if whole >= 0.0:
             sums[0] += whole

@@ -8,22 +8,27 @@ import numpy as np
 from penstock.compiled import address_of
 from penstock.errors import ConfigError, CorruptionError, FormatError
 from penstock.inputs import InputRequirements, ModelInput, join_rows
-from penstock.loader import _fill_kernels as k
+from penstock.loader import _document_kernels as k
+from penstock.loader._fill_kernels import fill_rows, weigh_rows
 from penstock.loader._kernels import SOURCE
 from penstock.loader.recycling import BufferPool, Buffers
+from penstock.loader.rewriting import Rewriting
+from penstock.loader.staging import Staged, stage
 from penstock.sampling import DOCUMENT, LENGTH
 
 _FAULTS = {
     k.WRONG_LENGTH: "its length in the shard is not that of the lengths file",
     k.WRONG_CHECKSUM: "its tokens differ from their checksum",
     k.WRONG_SPANS: "its loss weights differ from their checksum or from the lengths file",
+    k.WRONG_MEASURE: "its objective measured it otherwise when it was planned",
 }
 
 
-def table_lines(datasets: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """The sources' document tables as numbers and addresses, for kernels; the caller keeps the datasets alive."""
+def table_lines(datasets: Sequence[Any], rewritings: Sequence[Rewriting]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """The sources' document tables and objectives as numbers and addresses; the caller keeps them alive."""
     lines = np.zeros((len(datasets), k.TABLE_COLUMNS), np.uint64)
-    for line, dataset in zip(lines, datasets, strict=True):
+    for line, dataset, rewriting in zip(lines, datasets, rewritings, strict=True):
+        rewriting.table_columns(line)
         table = dataset.table
         if table.has_spans and not table.has_checksums:
             raise FormatError(f"dataset {dataset.name!r} has loss weights but no checksums: unknown format")
@@ -51,13 +56,15 @@ class FilledRows(Sequence[ModelInput]):
     Args:
         need: Which arrays the rows have.
         row_starts: int64 [R + 1], as in a window.
-        arrays: tokens [R, T], targets [R, D, T], weights [R, D, T or 0], positions and document ids [R, T or 0].
+        arrays: tokens [R, T], targets [R, D, T], weights [R, D, T or 0], positions and document ids [R, T or 0],
+            whether in a prefix [R, T or 0].
         cu_seqlens: All rows' cumulative lengths, end to end, as the kernel gives them or `join_rows`.
         facts: int64 [R, 2]: tokens, longest document.
         source_ids: int32 [documents].
+        prefix_lengths: int32 [documents].
     """
 
-    __slots__ = ("_arrays", "_cu_seqlens", "_facts", "_need", "_row_starts", "_source_ids")
+    __slots__ = ("_arrays", "_cu_seqlens", "_facts", "_need", "_prefix_lengths", "_row_starts", "_source_ids")
 
     def __init__(
         self,
@@ -67,9 +74,11 @@ class FilledRows(Sequence[ModelInput]):
         cu_seqlens: np.ndarray[Any, np.dtype[np.int32]],
         facts: np.ndarray[Any, np.dtype[np.int64]],
         source_ids: np.ndarray[Any, np.dtype[np.int32]],
+        prefix_lengths: np.ndarray[Any, np.dtype[np.int32]],
     ) -> None:
         self._need, self._row_starts, self._arrays = need, row_starts, arrays
         self._cu_seqlens, self._facts, self._source_ids = cu_seqlens, facts, source_ids
+        self._prefix_lengths = prefix_lengths
 
     def __len__(self) -> int:
         return len(self._facts)
@@ -84,7 +93,7 @@ class FilledRows(Sequence[ModelInput]):
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         row, need = index % len(self), self._need
-        tokens, targets, weights, positions, document_ids = (array[row] for array in self._arrays)
+        tokens, targets, weights, positions, document_ids, prefix = (array[row] for array in self._arrays)
         begin, end = (self._row_starts[row : row + 2] - self._row_starts[0]).tolist()
         used, longest = self._facts[row].tolist()
         capacity = need.cu_seqlens_capacity
@@ -104,6 +113,8 @@ class FilledRows(Sequence[ModelInput]):
             max_seqlen=longest if need.cu_seqlens else None,
             num_tokens=used,
             source_ids=self._source_ids[begin:end],
+            prefix_lengths=self._prefix_lengths[begin:end] if len(prefix) else None,
+            prefix=prefix if len(prefix) else None,
         )
 
 
@@ -117,6 +128,10 @@ class Fill:
         requirements: Which arrays, in what form.
         pad_id: What padding holds.
         pool: Where buffers come from.
+        rewritings: The objective of each source.
+
+    Raises:
+        ConfigError: What is asked for cannot hold what the data or an objective says.
     """
 
     def __init__(
@@ -126,10 +141,13 @@ class Fill:
         requirements: InputRequirements,
         pad_id: int,
         pool: BufferPool,
+        rewritings: Sequence[Rewriting],
     ) -> None:
-        self._datasets, self._requirements = datasets, requirements
+        self._datasets, self._requirements, self._rewritings = datasets, requirements, rewritings
         self._pad_id, self._pool, self._slots = pad_id, pool, sequence_length
-        self._tables = table_lines(datasets)
+        self._tables = table_lines(datasets, rewritings)
+        self._scratch_slots = 0 if all(rewriting.is_causal for rewriting in rewritings) else sequence_length
+        has_prefixes = _has_prefixes(requirements, rewritings)
         self._distances = requirements.target_distances or 1
         integer, floating = np.dtype(requirements.dtype or "int32"), np.dtype(np.float32)
         self._layout = (
@@ -138,6 +156,7 @@ class Fill:
             ((self._distances, sequence_length if requirements.loss_weights else 0), floating),
             ((sequence_length if requirements.positions else 0,), integer),
             ((sequence_length if requirements.document_ids else 0,), integer),
+            ((sequence_length if has_prefixes else 0,), np.dtype(np.bool_)),
         )
         if not requirements.loss_weights:
             for dataset in datasets:
@@ -147,13 +166,32 @@ class Fill:
                         "other than 0 and 1, which would be lost; require loss_weights=True"
                     )
 
-    def weigh(self, pieces: np.ndarray[Any, Any]) -> tuple[float, ...]:
+    def stage(self, pieces: np.ndarray[Any, Any]) -> Staged:
+        """Rewrite what Python rewrites of a step's pieces.
+
+        Raises:
+            ConfigError: An objective does not write what it measured, or weights that nobody asked for.
+        """
+        staged = stage(self._rewritings, pieces)
+        if not self._requirements.loss_weights and not np.isin(staged.weights, (0, 1)).all():
+            raise ConfigError(
+                f"{self._requirements.asked_by} asks for no loss weights, but an objective writes some that are "
+                "neither 0 nor 1, which would be lost; require loss_weights=True"
+            )
+        return staged
+
+    def weigh(self, pieces: np.ndarray[Any, Any], staged: Staged) -> tuple[float, ...]:
         """Sum of loss weights over all targets of the pieces, for each distance."""
         sums = np.zeros(self._distances)
-        self._check(k.weigh_rows(self._tables, pieces, sums), pieces)
+        outcome = weigh_rows(self._tables, pieces, sums, staged.starts, staged.weights, *self._scratch())
+        self._check(outcome, pieces)
         return tuple(sums.tolist())
 
-    def rows(self, pieces: np.ndarray[Any, Any], row_starts: np.ndarray[Any, Any]) -> "FilledRows":
+    def _scratch(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Room for a document and its weights, and for what becomes of them; each thread needs its own."""
+        return np.empty((2, self._scratch_slots), np.int32), np.empty((2, self._scratch_slots), np.float32)
+
+    def rows(self, pieces: np.ndarray[Any, Any], row_starts: np.ndarray[Any, Any], staged: Staged) -> "FilledRows":
         """Model inputs of len(row_starts) − 1 rows.
 
         Raises:
@@ -164,19 +202,21 @@ class Fill:
         # Documents that are joined need no room in what the caller gets.
         capacity = 0 if joined else self._requirements.cu_seqlens_capacity or 0
         arrays = self._pool.take(rows, self._layout)
-        tokens, targets, weights, positions, document_ids = arrays
+        tokens, targets, weights, positions, document_ids, prefixes = arrays
         cu_seqlens = np.empty(rows * capacity if capacity else count + 2 * rows, np.int32)
         facts, source_ids = np.empty((rows, 2), np.int64), np.empty(count, np.int32)
-        outcome = k.fill_rows(
+        prefix_lengths = staged.prefixes[row_starts[0] : row_starts[-1]].copy()
+        outcome = fill_rows(
             self._tables, pieces, row_starts, self._pad_id, tokens, targets, weights, positions, document_ids,
-            cu_seqlens, capacity, facts, source_ids,
+            cu_seqlens, capacity, facts, source_ids, prefix_lengths, prefixes, staged.starts, staged.tokens,
+            staged.weights, *self._scratch(),
         )  # fmt: skip
         self._check(outcome, pieces)
         if joined:
             cu_seqlens = np.empty((rows, self._requirements.cu_seqlens_capacity or 3), np.int32)
             join_rows(self._slots, facts, positions, cu_seqlens)
             cu_seqlens = cu_seqlens.ravel()
-        return FilledRows(self._requirements, row_starts, arrays, cu_seqlens, facts, source_ids)
+        return FilledRows(self._requirements, row_starts, arrays, cu_seqlens, facts, source_ids, prefix_lengths)
 
     def check_capacity(self, pieces: np.ndarray[Any, Any], row_starts: np.ndarray[Any, Any]) -> None:
         """Refuse a step, on all ranks alike, of which a row has more borders than `cu_seqlens_capacity`."""
@@ -201,3 +241,23 @@ class Fill:
             f"dataset {dataset.name!r} ({dataset.path}): document {document}: {_FAULTS[fault]}; nothing of it was "
             f"trained. `penstock verify {dataset.path}` names all that is damaged; prepare it again or restore a copy"
         )
+
+
+def _has_prefixes(requirements: InputRequirements, rewritings: Sequence[Rewriting]) -> bool:
+    """Whether rows have bidirectional prefixes; refused where they would not be honoured."""
+    makes = next((rewriting for rewriting in rewritings if rewriting.bidirectional), None)
+    if makes is None:
+        return False
+    who = f"{makes.where}: objective {makes.objective.name!r} has prefixes whose tokens see each other"
+    if requirements.prefix is not True:
+        cannot = "cannot honour them" if requirements.prefix is False else "does not say that it honours them"
+        raise ConfigError(
+            f"{who}, but {requirements.asked_by} {cannot}; use attention that does and require prefix=True, or give "
+            "the objective bidirectional=False"
+        )
+    if requirements.attention == "row":
+        raise ConfigError(
+            f'{who}, which attention="row" ({requirements.asked_by}) would join; take attention="document", or give '
+            "the objective bidirectional=False"
+        )
+    return True

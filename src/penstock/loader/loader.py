@@ -111,8 +111,10 @@ class Loader:
         self._threads, self._prefetch_steps = threads, prefetch
         pin = _cuda_in_use() if pin_memory is None else pin_memory
         pool = BufferPool(keep=2 * (prefetch + threads + 2), allocate=pinned if pin else heap)
-        self._fill = Fill(self.datasets, self.settings.sequence_length, self.requirements, pad_id, pool)
         self._plan = Plan(self.mixture, self.datasets, self.settings)
+        self._fill = Fill(
+            self.datasets, self.settings.sequence_length, self.requirements, pad_id, pool, self._plan.rewritings
+        )
         self._description = states.describe(self._plan)
         self._planner = StepPlanner(self._plan, self.data_parallel.size)
         self._run: Run | None = None
@@ -207,10 +209,11 @@ class Loader:
         begin, end = self.data_parallel.rows(len(plan.row_starts) - 1)
         self._fill.check_capacity(plan.pieces, plan.row_starts)
         description, after = self._description, plan.after
+        staged = self._fill.stage(plan.pieces)
         return Step(
             plan.index,
-            self._fill.rows(plan.pieces, plan.row_starts[begin : end + 1]),
-            self._fill.weigh(plan.pieces),
+            self._fill.rows(plan.pieces, plan.row_starts[begin : end + 1], staged),
+            self._fill.weigh(plan.pieces, staged),
             int(plan.pieces[:, LENGTH].sum()),
             lambda: states.save(description, after),
         )

@@ -25,18 +25,14 @@ from penstock.loader._kernels import (
     sort_by_row,
 )
 from penstock.loader.mixture import TOO_LONG, Mixture, Source
-from penstock.objectives import Causal
+from penstock.loader.rewriting import Rewriting
 from penstock.packing import PACKINGS, Packing, scratch
-from penstock.randomness import key_for, mix_array
+from penstock.randomness import key_for
 from penstock.sampling import (
-    BEGIN,
     COLUMNS,
-    DOCUMENT,
     EMPTY,
     LENGTH,
-    POSITION,
     SHUFFLE_CODES,
-    TOKENS,
     UNIT,
     draw,
     integer_shares,
@@ -146,6 +142,11 @@ class Plan:
                 skipped=np.zeros((count, 4), np.int64),
             )
         )
+
+    @property
+    def rewritings(self) -> list[Rewriting]:
+        """The objective of each source, resolved."""
+        return [draw.rewriting for draw in self._draws]
 
     def place(self) -> Place:
         """Where the next window begins."""
@@ -297,15 +298,15 @@ class _Draw:
                 f"source {source.name!r}: max_epochs {source.max_epochs} of {self.size} documents is no document"
             )
         self.key = key_for(settings.seed, "source", source.name)
-        self.limit = source.objective.document_limit(settings.sequence_length)
+        self.rewriting = Rewriting(source, dataset, self.size, settings.seed, settings.sequence_length)
+        self.limit = self.rewriting.limit
         if settings.packing == "concat":
-            if not isinstance(source.objective, Causal):
+            if not self.rewriting.is_causal:
                 raise ConfigError(
                     f"source {source.name!r}: packing 'concat' cuts documents, which only the causal objective allows, "
                     f"not {source.objective.name!r}; use best_fit"
                 )
             self.limit = UNLIMITED
-        self.sequence_length = settings.sequence_length
         # Held, because the kernel reads it by address.
         self.lengths = table.lengths
 
@@ -333,25 +334,9 @@ class _Draw:
                 f"source {self.source.name!r}: none of its {self.size} documents can be used (all are empty, or longer "
                 f"than {self.limit} tokens with too_long={self.source.too_long!r})"
             )
-        if count and not isinstance(self.source.objective, Causal):
-            self._measure(entries[:count])
+        if count and not self.rewriting.is_causal:
+            self.rewriting.measure(entries[:count])
         return count, position, begin
-
-    def _measure(self, entries: Int64) -> None:
-        """Ask the objective how many slots each entry takes."""
-        keys = self.keys(entries)
-        entries[:, LENGTH] = self.source.objective.measure(entries[:, TOKENS], keys)
-        bad = np.flatnonzero((entries[:, LENGTH] < 1) | (entries[:, LENGTH] > self.sequence_length))
-        if len(bad):
-            raise ConfigError(
-                f"source {self.source.name!r}: objective {self.source.objective.name!r} measures a document of "
-                f"{entries[bad[0], TOKENS]} tokens as {entries[bad[0], LENGTH]}; rows hold 1 … {self.sequence_length}"
-            )
-
-    def keys(self, entries: Int64) -> np.ndarray[Any, np.dtype[np.uint64]]:
-        """The key of each entry: of (seed, source, epoch, document, part)."""
-        epoch, document, begin = entries[:, POSITION] // self.size, entries[:, DOCUMENT], entries[:, BEGIN]
-        return mix_array(mix_array(mix_array(np.uint64(self.key), epoch), document), begin)
 
     def _refuse(self, document: int) -> None:
         origin = self.dataset[document].origin

@@ -35,9 +35,9 @@ def describe(plan: Plan) -> dict[str, Any]:
     data and of its settings, which only tell what has changed.
     """
     whole, hints = [], b""
-    for source, dataset in zip(plan.mixture.sources, plan.datasets, strict=True):
+    for source, dataset, rewriting in zip(plan.mixture.sources, plan.datasets, plan.rewritings, strict=True):
         how = (
-            source.name, source.share, repr(source.objective), source.max_epochs, list(source.slice), source.shuffle,
+            source.name, source.share, repr(rewriting.objective), source.max_epochs, list(source.slice), source.shuffle,
             source.too_long,
         )  # fmt: skip
         whole.append((dataset.fingerprint, how))

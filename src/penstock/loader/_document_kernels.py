@@ -1,0 +1,139 @@
+"""Compiled reading of documents in mapped shards, by address, each thing checked as it is read.
+
+The length is held against the lengths file, every chunk of tokens against its checksum, spans against theirs; nothing
+outside a mapping is read, whatever a damaged offset says.
+"""
+
+import numpy as np
+
+from penstock.compiled import inline_kernel, prefetch, view_f32, view_i64, view_u32, view_u64
+from penstock.loader._kernels import SOURCE
+from penstock.sampling import BEGIN, DOCUMENT, TOKENS
+from penstock.shards._kernels import (
+    BATCH_COLUMNS,
+    CHUNK_TOKENS,
+    has_span_list,
+    locate,
+    null_spans_checksum,
+    num_chunks,
+    offsets_of,
+    spans_checksum,
+    token_checksum,
+)
+
+SHARD_STARTS, NUM_SHARDS, FIRST_BATCHES, ADDRESSES, BATCHES, PER_BATCH, OFFSET_BYTES, TOKEN_BYTES = range(8)
+CHECKED, WEIGHTED, LENGTHS, LENGTHS_STRIDE, WEIGHT_SUMS, SHARD_BYTES = range(8, 14)
+OBJECTIVE, PROGRAM, PROGRAM_WORDS, KEY, EPOCH, FRAMED = range(14, 20)
+TABLE_COLUMNS = 20
+"""Columns of a source's line in `tables` (uint64): addresses and numbers of its `DocumentTable`, then of its
+objective: which of the three below, its program and the words of that, the key of the source, documents of an epoch,
+and 1 where all documents begin with BOS plus 2 where all end with EOS."""
+
+CAUSAL, COMPILED, STAGED = range(3)
+"""Who writes a source's documents: the fill itself; an objective's program; Python, before the fill copies them."""
+
+AHEAD_LINES = 128
+"""Cache lines of a piece that are asked for ahead, at most: 8 KiB, which stays near while one row is written."""
+
+OK, WRONG_LENGTH, WRONG_CHECKSUM, WRONG_SPANS, WRONG_MEASURE = range(5)
+
+
+@inline_kernel
+def find(table, document):
+    """(shard address, shard size, address of its line in the batch table, row in the batch) of a document."""
+    num_shards = np.int64(table[NUM_SHARDS])
+    shard, batch, row = locate(
+        document,
+        view_i64(table[SHARD_STARTS], num_shards + 1),
+        view_i64(table[FIRST_BATCHES], num_shards + 1),
+        np.int64(table[PER_BATCH]),
+    )
+    base = view_u64(table[ADDRESSES], num_shards)[shard]
+    size = view_u64(table[SHARD_BYTES], num_shards)[shard]
+    return base, size, table[BATCHES] + np.uint64(batch * BATCH_COLUMNS * 8), row
+
+
+@inline_kernel
+def find_tokens(table, document):
+    """(fault or OK, address of the document's first token, of its first checksum or 0, its length in tokens).
+
+    Nothing outside the shard's mapping is ever read, whatever stands in its offsets.
+    """
+    base, size, line, row = find(table, document)
+    batch = view_u64(line, BATCH_COLUMNS)
+    length = np.int64(view_u32(table[LENGTHS] + np.uint64(document) * table[LENGTHS_STRIDE], 1)[0])
+    if table[CHECKED] == np.uint64(0):
+        first = view_i64(base + batch[0] + np.uint64(row * 8), 1)[0]
+        address = base + batch[1] + np.uint64(first) * table[OFFSET_BYTES]
+        status = OK if address - base + np.uint64(length) * table[TOKEN_BYTES] <= size else WRONG_LENGTH
+        return status, address, np.uint64(0), length
+    first, last = offsets_of(base, line, 0, row)
+    address = base + batch[1] + np.uint64(first) * table[OFFSET_BYTES]
+    if last - first != length or address - base + np.uint64(length) * table[TOKEN_BYTES] > size:
+        return WRONG_LENGTH, address, np.uint64(0), length
+    first, last = offsets_of(base, line, 2, row)
+    checksums = base + batch[3] + np.uint64(first) * np.uint64(8)
+    words = num_chunks(length) + np.int64(table[WEIGHTED])
+    if last - first != words or checksums - base + np.uint64(words * 8) > size:
+        return WRONG_CHECKSUM, address, checksums, length
+    return OK, address, checksums, length
+
+
+@inline_kernel
+def look_ahead(tables, pieces, row_starts, row, found):
+    """Find the documents of a row that is not yet written, and ask for their first bytes.
+
+    Documents lie anywhere, so finding one waits for memory some five times; side by side, and while another row is
+    written, the waits overlap. `found` (uint64 [pieces of all rows, 4]): fault, address, checksums, length.
+    """
+    for p in range(row_starts[row], row_starts[row + 1]):
+        table = tables[pieces[p, SOURCE]]
+        status, address, checksums, length = find_tokens(table, pieces[p, DOCUMENT])
+        here = p - row_starts[0]
+        found[here, 0], found[here, 1] = np.uint64(status), address
+        found[here, 2], found[here, 3] = checksums, np.uint64(length)
+        begin = address + np.uint64(pieces[p, BEGIN]) * table[TOKEN_BYTES]
+        prefetch(checksums)
+        lines = (np.uint64(pieces[p, TOKENS]) * table[TOKEN_BYTES]) // np.uint64(64) + np.uint64(1)
+        for ahead in range(min(np.int64(lines), AHEAD_LINES)):
+            prefetch(begin + np.uint64(ahead * 64))
+
+
+@inline_kernel
+def check_piece(table, piece, found, here, reach):
+    """Check what will be read of a piece's document, `reach` tokens past the piece included; a fault or OK."""
+    status, address, length = np.int64(found[here, 0]), found[here, 1], np.int64(found[here, 3])
+    if status == OK and table[CHECKED] != np.uint64(0):
+        words = view_u64(found[here, 2], num_chunks(length))
+        size = np.int64(table[TOKEN_BYTES])
+        last = min(piece[BEGIN] + piece[TOKENS] + reach, length)
+        for chunk in range(piece[BEGIN] // CHUNK_TOKENS, num_chunks(last)):
+            count = min(CHUNK_TOKENS, length - chunk * CHUNK_TOKENS)
+            if token_checksum(address, size, chunk, count) != words[chunk]:
+                status = WRONG_CHECKSUM
+    return status
+
+
+@inline_kernel
+def read_spans(table, document):
+    """A document's spans, checked: (fault or OK, number or −1 when all weights are 1, begins, ends, weights)."""
+    base, size, line, row = find(table, document)
+    batch = view_u64(line, BATCH_COLUMNS)
+    status, _, checksums, tokens = find_tokens(table, document)
+    first, last = offsets_of(base, line, 5, row)
+    at, count = np.uint64(first) * np.uint64(4), last - first
+    begins, ends, values = base + batch[6] + at, base + batch[7] + at, base + batch[8] + at
+    if status == OK and (count < 0 or values - base + np.uint64(count) * np.uint64(4) > size):
+        status = WRONG_SPANS
+    number = count
+    if status == OK:
+        stored = view_u64(checksums + np.uint64(num_chunks(tokens) * 8), 1)[0]
+        if has_span_list(base, line, row):
+            found = spans_checksum(begins, ends, values, np.uint64(count))
+        else:
+            found, number = null_spans_checksum(), np.int64(-1)
+        if found != stored:
+            status = WRONG_SPANS
+    if status != OK:
+        count = np.int64(0)
+    return status, number, view_u32(begins, count), view_u32(ends, count), view_f32(values, count)

@@ -1,0 +1,191 @@
+"""Compiled rewriting: pieces of sources whose objective is not causal become slots of a row.
+
+A piece is first written to a buffer of its own, as tokens with the weight of each; then it goes to the row, where each
+token is the target of the positions before it. So every objective gets targets at all distances alike. The buffers are
+a row long and stay in the first caches.
+"""
+
+import numpy as np
+
+from penstock.compiled import inline_kernel, kernel, view_i64, view_u16, view_u32
+from penstock.inputs import copy_into, fill_with
+from penstock.loader._document_kernels import (
+    EPOCH,
+    FRAMED,
+    KEY,
+    LENGTHS,
+    LENGTHS_STRIDE,
+    OBJECTIVE,
+    OK,
+    PROGRAM,
+    PROGRAM_WORDS,
+    STAGED,
+    TOKEN_BYTES,
+    WEIGHTED,
+    WRONG_MEASURE,
+    read_spans,
+)
+from penstock.objectives._kernels import measure_words, write_words
+from penstock.randomness import mix
+from penstock.sampling import BEGIN, DOCUMENT, LENGTH, POSITION, TOKENS
+
+_BOS, _EOS = np.uint64(1), np.uint64(2)
+
+
+@inline_kernel
+def key_of(table, piece):
+    """The key of a piece: of (seed and source, epoch, document, part); as `Rewriting.keys`."""
+    epoch = np.uint64(piece[POSITION]) // table[EPOCH]
+    return mix(mix(mix(table[KEY], epoch), np.uint64(piece[DOCUMENT])), np.uint64(piece[BEGIN]))
+
+
+@inline_kernel
+def frame_of(table, piece):
+    """(1 if the piece begins with a BOS to be kept out, 1 if it ends with such an EOS, tokens between them)."""
+    stored = np.int64(view_u32(table[LENGTHS] + np.uint64(piece[DOCUMENT]) * table[LENGTHS_STRIDE], 1)[0])
+    head = np.int64(piece[BEGIN] == 0 and (table[FRAMED] & _BOS) != np.uint64(0))
+    tail = np.int64(piece[BEGIN] + piece[TOKENS] == stored and (table[FRAMED] & _EOS) != np.uint64(0))
+    words = piece[TOKENS] - head - tail
+    if words <= 0:
+        return np.int64(0), np.int64(0), np.int64(0)
+    return head, tail, words
+
+
+@inline_kernel
+def measure_piece(table, piece):
+    """(slots, prefix, leading tokens that are only read) of a piece of a source with a program."""
+    head, tail, words = frame_of(table, piece)
+    if words == 0:
+        return piece[TOKENS], np.int64(0), piece[TOKENS]
+    program = view_i64(table[PROGRAM], np.int64(table[PROGRAM_WORDS]))
+    slots, prefix, reads = measure_words(program, words, key_of(table, piece))
+    return slots + head + tail, prefix + head if prefix > 0 else prefix, reads + head
+
+
+@inline_kernel
+def read_weights(table, piece, weights):
+    """Write a piece's stored loss weights (float32 [tokens]); (fault or OK, whether they are not all 1)."""
+    if table[WEIGHTED] == np.uint64(0):
+        return OK, False
+    status, number, begins, ends, values = read_spans(table, piece[DOCUMENT])
+    if status != OK or number < 0:
+        return status, False
+    fill_with(weights, 0)
+    for span in range(number):
+        begin = min(max(np.int64(begins[span]) - piece[BEGIN], 0), len(weights))
+        end = min(max(np.int64(ends[span]) - piece[BEGIN], begin), len(weights))
+        fill_with(weights[begin:end], values[span])
+    return OK, True
+
+
+@kernel
+def run_program(table, piece, words, weights, weighted, out_tokens, out_weights):
+    """Rewrite a piece (int32 and float32 [tokens]) with its source's program, BOS and EOS kept outside."""
+    head, tail, count = frame_of(table, piece)
+    slots = len(out_tokens)
+    if count == 0:
+        copy_into(words, out_tokens)
+        if weighted:
+            fill_with(out_weights[:slots], 0)
+        return
+    end = slots - tail
+    program = view_i64(table[PROGRAM], np.int64(table[PROGRAM_WORDS]))
+    kept, inner = (head + count, end) if weighted else (head, head)
+    write_words(
+        program, words[head : head + count], weights[head:kept], key_of(table, piece), out_tokens[head:end],
+        out_weights[head:inner],
+    )  # fmt: skip
+    if head:
+        out_tokens[0] = words[0]
+    if tail:
+        out_tokens[end] = words[head + count]
+    if weighted:
+        if head:
+            out_weights[0] = weights[0]
+        if tail:
+            out_weights[end] = weights[head + count]
+
+
+@inline_kernel
+def rewrite_piece(table, piece, address, scratch_tokens, scratch_weights):
+    """Rewrite a piece, found at `address` and checked, into the second rows of the scratch arrays [2, row's slots].
+
+    Returns (fault or OK, whether weights were written, leading tokens that are only read where they were not, prefix).
+    """
+    count, slots = piece[TOKENS], piece[LENGTH]
+    due, prefix, reads = measure_piece(table, piece)
+    if due != slots:
+        return WRONG_MEASURE, False, reads, prefix
+    words, weights = scratch_tokens[0, :count], scratch_weights[0, :count]
+    begin = address + np.uint64(piece[BEGIN]) * table[TOKEN_BYTES]
+    if table[TOKEN_BYTES] == np.uint64(2):
+        copy_into(view_u16(begin, count), words)
+    else:
+        copy_into(view_u32(begin, count), words)
+    status, weighted = read_weights(table, piece, weights)
+    if status == OK:
+        run_program(table, piece, words, weights, weighted, scratch_tokens[1, :slots], scratch_weights[1, :slots])
+    return status, weighted, reads, prefix
+
+
+@inline_kernel
+def write_rewritten(new, new_weights, weighted, reads, place, tokens, targets, weights):
+    """Write a rewritten piece to the slots from `place` on of a row ([T], [D, T], [D, T or 0]).
+
+    Token i of `new` is the target at distance d of slot i − d. Where `weighted`, `new_weights` says how much it counts;
+    else the tokens from `reads` on count 1.
+    """
+    count = len(new)
+    copy_into(new, tokens[place : place + count])
+    for d in range(len(targets)):
+        distance = d + 1
+        first = min(max(reads, distance), count) - distance
+        last = max(count - distance, 0)
+        first = min(max(first, 0), last)
+        if weighted:
+            first = np.int64(0)
+        row = targets[d, place : place + count]
+        fill_with(row[:first], -100)
+        copy_into(new[first + distance :], row[first:last])
+        fill_with(row[last:], -100)
+        if weights.shape[1]:
+            fill_with(weights[d, place : place + first], 0)
+            fill_with(weights[d, place + first : place + last], 1)
+            fill_with(weights[d, place + last : place + count], 0)
+        if weighted:
+            for i in range(last):
+                weight = new_weights[i + distance]
+                if weight == np.float32(0.0):
+                    row[i] = -100
+                if weights.shape[1]:
+                    weights[d, place + i] = weight
+
+
+@inline_kernel
+def weigh_rewritten(table, piece, staged_weights, scratch_tokens, scratch_weights, sums):
+    """Add the weights of a rewritten piece's targets at each distance to `sums`; returns a fault or OK.
+
+    Without loss weights of its own a document takes constant time; with them it is rewritten (weights alone matter,
+    so its tokens are not read). `staged_weights`, float32 [slots], is used for pieces that Python wrote.
+    """
+    slots = piece[LENGTH]
+    weighted, weights, reads = True, staged_weights, np.int64(0)
+    if table[OBJECTIVE] != np.uint64(STAGED):
+        count = piece[TOKENS]
+        weights = scratch_weights[1, :slots]
+        _, _, reads = measure_piece(table, piece)
+        status, weighted = read_weights(table, piece, scratch_weights[0, :count])
+        if status != OK:
+            return status
+        if weighted:
+            run_program(
+                table, piece, scratch_tokens[0, :count], scratch_weights[0, :count], True, scratch_tokens[1, :slots],
+                weights,
+            )  # fmt: skip
+    for d in range(len(sums)):
+        if weighted:
+            for i in range(d + 1, slots):
+                sums[d] += np.float64(weights[i])
+        else:
+            sums[d] += max(slots - max(reads, d + 1), 0)
+    return OK

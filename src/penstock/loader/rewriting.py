@@ -1,0 +1,187 @@
+"""One source's objective at work: what the plan measures and the fill writes.
+
+BOS and EOS are kept out of it: where all documents of a dataset have them, they are taken off before a document is
+measured and rewritten, and put back at the very beginning and end. The key of a document, or of a part of one, is of
+(seed, source, epoch, document, part).
+"""
+
+from typing import Any, final
+
+import numpy as np
+
+from penstock.compiled import address_of
+from penstock.errors import ConfigError
+from penstock.loader import _document_kernels as k
+from penstock.loader.mixture import Source
+from penstock.objectives import Causal, Facts, Objective, Written
+from penstock.randomness import key_for, mix_array
+from penstock.sampling import BEGIN, DOCUMENT, LENGTH, POSITION, TOKENS
+
+Int64 = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@final
+class Rewriting:
+    """The objective of one source, resolved.
+
+    Args:
+        source: Whose objective it is.
+        dataset: Its documents.
+        size: Documents of an epoch.
+        seed: The run's.
+        sequence_length: Token slots of a row.
+
+    Raises:
+        ConfigError: The objective cannot work with this tokenizer or row, or says itself in a way that changes from
+            process to process.
+    """
+
+    def __init__(self, source: Source, dataset: Any, size: int, seed: int, sequence_length: int) -> None:
+        self.where, self.sequence_length = f"source {source.name!r}", sequence_length
+        self._dataset, self._size = dataset, size
+        self._key = np.uint64(key_for(seed, "objective", source.name))
+        self.objective: Objective = self._resolved(source.objective)
+        self.is_causal = isinstance(self.objective, Causal)
+        self.limit = int(self.objective.document_limit(sequence_length))
+        if self.limit < 1:
+            raise ConfigError(
+                f"{self.where}: objective {self.objective.name!r} can use no document in rows of {sequence_length} "
+                f"tokens (its document_limit is {self.limit}); raise sequence_length"
+            )
+        program = getattr(self.objective, "program", None)
+        self._program: Int64 | None = None if program is None else np.ascontiguousarray(program(), np.int64)
+        self._framed: tuple[bool, bool] = (False, False) if self.is_causal else dataset.framed
+        if " at 0x" in repr(self.objective):
+            raise ConfigError(
+                f"{self.where}: objective {self.objective.name!r} has no repr of its own, which a state needs to tell "
+                "objectives apart; make it a frozen dataclass"
+            )
+
+    @property
+    def bidirectional(self) -> bool:
+        """Whether documents may have a prefix whose tokens see each other."""
+        return bool(getattr(self.objective, "bidirectional", False))
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether documents are rewritten in Python, before the compiled fill copies them."""
+        return not self.is_causal and self._program is None
+
+    def _resolved(self, objective: Objective) -> Objective:
+        resolve = getattr(objective, "resolve", None)
+        if resolve is None:
+            return objective
+        facts = Facts(
+            where=self.where,
+            tokenizer=self._tokenizer,
+            sequence_length=self.sequence_length,
+            longest=int(self._dataset.longest),
+        )
+        resolved: Objective = resolve(facts)
+        return resolved
+
+    def _tokenizer(self) -> Any:
+        tokenizer = getattr(self._dataset, "loaded_tokenizer", None)
+        if tokenizer is None:
+            raise ConfigError(
+                f"{self.where}: no tokenizer lies in the dataset's folder, so tokens have no names; give ids instead"
+            )
+        return tokenizer
+
+    def table_columns(self, line: np.ndarray[Any, np.dtype[np.uint64]]) -> None:
+        """Fill in the columns of a source's line that say what is done with its documents."""
+        line[k.KEY], line[k.EPOCH] = self._key, self._size
+        line[k.FRAMED] = self._framed[0] + 2 * self._framed[1]
+        line[k.OBJECTIVE] = k.CAUSAL if self.is_causal else k.STAGED
+        if self._program is not None:
+            line[k.OBJECTIVE], line[k.PROGRAM], line[k.PROGRAM_WORDS] = (
+                k.COMPILED,
+                address_of(self._program),
+                len(self._program),
+            )
+
+    def words(self, pieces: Int64) -> tuple[Int64, Int64, Int64]:
+        """For each piece: whether BOS is taken off, whether EOS is, and how many tokens are left; int64 [pieces] each.
+
+        Where nothing would be left, nothing is taken off, and there are 0 words.
+        """
+        stored = self._dataset.table.lengths[pieces[:, DOCUMENT], 0].astype(np.int64)
+        head = ((pieces[:, BEGIN] == 0) & self._framed[0]).astype(np.int64)
+        tail = ((pieces[:, BEGIN] + pieces[:, TOKENS] == stored) & self._framed[1]).astype(np.int64)
+        words = pieces[:, TOKENS] - head - tail
+        head[words <= 0] = tail[words <= 0] = 0
+        return head, tail, np.maximum(words, 0)
+
+    def keys(self, pieces: Int64) -> np.ndarray[Any, np.dtype[np.uint64]]:
+        """The key of each piece, uint64 [pieces]."""
+        epoch = pieces[:, POSITION] // self._size
+        return mix_array(mix_array(mix_array(self._key, epoch), pieces[:, DOCUMENT]), pieces[:, BEGIN])
+
+    def measure(self, entries: Int64) -> None:
+        """Write how many slots each entry takes into its LENGTH.
+
+        Raises:
+            ConfigError: The objective gives an impossible number.
+        """
+        head, tail, words = self.words(entries)
+        some = words > 0
+        measured = np.asarray(self.objective.measure(words[some], self.keys(entries[some])))
+        if measured.shape != (some.sum(),) or measured.dtype.kind not in "iu":
+            raise ConfigError(
+                f"{self.where}: objective {self.objective.name!r} measures {some.sum()} documents as {measured.dtype} "
+                f"{list(measured.shape)}; due is a whole number for each"
+            )
+        entries[some, LENGTH] = measured + head[some] + tail[some]
+        lengths = entries[:, LENGTH]
+        if len(bad := np.flatnonzero((lengths < 1) | (lengths > self.sequence_length))):
+            raise ConfigError(
+                f"{self.where}: objective {self.objective.name!r} measures a document of {entries[bad[0], TOKENS]} "
+                f"tokens as {lengths[bad[0]]}; rows hold 1 … {self.sequence_length}"
+            )
+
+    def task(self, piece: Int64) -> str:
+        """The name of what is done to a piece; empty where the objective has no names."""
+        name = getattr(self.objective, "task", None)
+        words = int(self.words(piece[None])[2][0])
+        return "" if name is None or not words else str(name(words, int(self.keys(piece[None])[0])))
+
+    def write(self, piece: Int64) -> Written:
+        """Rewrite one piece in Python; what the compiled fill does, for any objective.
+
+        Raises:
+            ConfigError: The objective does not write what it measured.
+        """
+        head, tail, words = (int(part[0]) for part in self.words(piece[None]))
+        document = self._dataset[int(piece[DOCUMENT])]
+        here = slice(int(piece[BEGIN]), int(piece[BEGIN] + piece[TOKENS]))
+        tokens, weights = document.tokens[here].astype(np.int32), document.loss_weights[here]
+        if not words:
+            return Written(tokens=tokens, weights=np.zeros_like(weights))
+        inner = slice(head, head + words)
+        weighted = self._dataset.table.has_spans
+        written = self.objective.write(
+            tokens[inner], weights[inner] if weighted else None, int(self.keys(piece[None])[0])
+        )
+        self._check(written, int(piece[LENGTH]) - head - tail)
+        inside = np.ones(len(written.tokens), np.float32) if written.weights is None else written.weights
+        return Written(
+            tokens=np.concatenate([tokens[:head], written.tokens, tokens[head + words :]]).astype(np.int32),
+            weights=np.concatenate([weights[:head], inside, weights[head + words :]]).astype(np.float32),
+            prefix=written.prefix + head if written.prefix else 0,
+        )
+
+    def _check(self, written: Written, due: int) -> None:
+        name, tokens, weights = self.objective.name, np.asarray(written.tokens), written.weights
+        problem = None
+        if tokens.shape != (due,) or tokens.dtype.kind not in "iu":
+            problem = f"wrote {tokens.dtype} {list(tokens.shape)} tokens where it had measured {due}"
+        elif weights is not None and (np.shape(weights) != (due,) or not np.isfinite(weights).all()):
+            problem = f"wrote weights of shape {list(np.shape(weights))} that are not {due} finite numbers"
+        elif tokens.min(initial=0) < 0 or tokens.max(initial=0) >= 2**31:
+            problem = "wrote ids outside 0 … 2^31 − 1"
+        elif not 0 <= written.prefix <= due or (written.prefix and not self.bidirectional):
+            problem = f"wrote a prefix of {written.prefix} in {due} tokens, with bidirectional = {self.bidirectional}"
+        if problem:
+            raise ConfigError(
+                f"{self.where}: objective {name!r} {problem}; penstock.objectives.check_objective tries an objective"
+            )
