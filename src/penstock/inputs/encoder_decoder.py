@@ -52,8 +52,8 @@ def encoder_decoder(
 ) -> EncoderDecoderInput:
     """Take a row of denoised documents apart.
 
-    The row's own length is enough for either side of every row that has a target; shorter ones save work where the
-    objective's share of targets is known.
+    The decoder never needs more than the row's own length, the encoder no more than one slot above it (and just the
+    row's length where documents end in their row and have targets); less saves work where the shares are known.
 
     Args:
         row: With targets at distance 1 only, `prefix_lengths`, and `cu_seqlens` or `document_ids`.
@@ -156,6 +156,6 @@ def _refuse_too_short(encoder: _Side, decoder: _Side) -> None:
     if reads + padded > encoder.length or predicts > decoder.length:
         raise ConfigError(
             f"a row needs {reads} encoder slots{' and one for padding' if padded else ''}, and {predicts} decoder "
-            f"slots; there are encoder_length={encoder.length} and decoder_length={decoder.length}; the row's "
-            "sequence_length is enough for either"
+            f"slots; there are encoder_length={encoder.length} and decoder_length={decoder.length}; sequence_length + 1 "
+            "and sequence_length are always enough"
         )

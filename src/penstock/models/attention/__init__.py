@@ -9,7 +9,7 @@ attention.backend                                                         # "var
 
 | backend | where | prefixes | how |
 |---|---|---|---|
-| `per_document` | everywhere; made for the CPU | yes | one `scaled_dot_product_attention` a document, two with a prefix |
+| `per_document` | everywhere; made for the CPU | yes | one `scaled_dot_product_attention` a document, or two |
 | `varlen` | CUDA, float16 and bfloat16 | refused | `varlen_attn`, FlashAttention over all documents at once |
 | `flex` | CUDA; CPU without gradients | yes | FlexAttention with a block mask |
 | `dense` | everywhere; for tests and small rows | yes | one call with a [T, T] mask |

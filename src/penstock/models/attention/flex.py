@@ -42,11 +42,14 @@ def _prepare(rule: AttentionRule, device: torch.device) -> Attend:
     call = _compiled() if device.type == "cuda" else _unfused
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if device.type == "cpu" and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-            raise ConfigError(
-                "attention backend 'flex' has no backward pass on the CPU, and gradients are asked for; "
-                "'per_document' and 'dense' have one; or call it under torch.no_grad()"
-            )
+        if device.type == "cpu":
+            if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+                raise ConfigError(
+                    "attention backend 'flex' has no backward pass on the CPU, and gradients are asked for; "
+                    "'per_document' and 'dense' have one; or call it under torch.no_grad()"
+                )
+            # FlexAttention looks at the tensors only, not at whether gradients are being recorded.
+            q, k, v = q.detach(), k.detach(), v.detach()
         grouped = q.shape[1] != k.shape[1]
         q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
         out: Tensor = call(q, k, v, block_mask=blocks, enable_gqa=grouped)
