@@ -37,7 +37,22 @@ except ImportError as error:
 
 from penstock.integrations.jax.batch import REQUIREMENTS, Batch
 from penstock.integrations.jax.batches import batches
+from penstock.integrations.jax.denoiser import Denoiser, denoise_batch, split_keys
+from penstock.integrations.jax.denoising import Denoised, denoise
 from penstock.integrations.jax.masks import attention_mask
 from penstock.integrations.jax.placement import data_parallel
+from penstock.integrations.jax.settings import DenoiseSettings
 
-__all__ = ["REQUIREMENTS", "Batch", "attention_mask", "batches", "data_parallel"]
+__all__ = [
+    "REQUIREMENTS",
+    "Batch",
+    "DenoiseSettings",
+    "Denoised",
+    "Denoiser",
+    "attention_mask",
+    "batches",
+    "data_parallel",
+    "denoise",
+    "denoise_batch",
+    "split_keys",
+]

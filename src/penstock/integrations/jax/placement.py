@@ -36,7 +36,7 @@ def check_place(place: DataParallel, batch_size: int, mesh: Mesh | None, axis: A
     if mesh is None:
         if jax.process_count() > 1 and place.size == 1:
             raise DistributedError(
-                f"this is process {jax.process_index()} of {jax.process_count()}, and the loader gives all rows to each; "
+                f"this is process {jax.process_index()} of {jax.process_count()}, and the loader gives each all rows; "
                 "pass it data_parallel=penstock.integrations.jax.data_parallel(mesh), and the mesh to batches"
             )
         return
