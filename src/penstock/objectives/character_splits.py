@@ -81,7 +81,8 @@ class CharacterSplitter:
 
         Args:
             tokens: [n] the document.
-            weights: [n] how much each token counts; a token encoded anew counts as the heaviest it takes bytes from.
+            weights: [n] how much each token counts; a token encoded anew counts as the one that its last byte
+                comes from, as tokens of chats count by their last character.
             first: 0 to `count`, at most `second`.
             second: 0 to `count`.
             room: The sections have at most n + room tokens.
@@ -181,8 +182,7 @@ class CharacterSplitter:
         if ids is None:
             return None
         of_bytes = np.repeat(weights[touched], lengths)[part]
-        starts = np.cumsum(self._table.lengths[ids]) - self._table.lengths[ids]
-        return Section(ids, np.maximum.reduceat(of_bytes, starts))
+        return Section(ids, of_bytes[np.cumsum(self._table.lengths[ids]) - 1])
 
     def _encode(self, spelled: bytes) -> Tokens | None:
         """Ids that spell exactly these bytes; None where the tokenizer has none, or they are no whole characters."""

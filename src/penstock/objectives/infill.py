@@ -30,7 +30,7 @@ from penstock.objectives._infill_kernels import (
     write_infill,
 )
 from penstock.objectives.character_splits import CharacterSplitter, Section
-from penstock.objectives.infill_tokens import infill_ids
+from penstock.objectives.infill_tokens import infill_ids, refuse_same
 from penstock.objectives.objective import Facts, Int64, Keys, Written
 
 Tokens = np.ndarray[Any, np.dtype[np.int32]]
@@ -111,16 +111,8 @@ class Infill:
         if self.split == "token" and self.tokens is not None and all(isinstance(token, int) for token in self.tokens):
             return self
         tokenizer = facts.tokenizer()
-        characters = self.split == "character"
-        ids = infill_ids(self.tokens, tokenizer, pad=characters, where=where)
-        if not characters:
-            return dataclasses.replace(self, tokens=ids)
-        try:
-            splitter = CharacterSplitter(tokenizer)
-        except TokenizerError as error:
-            raise ConfigError(
-                f"{where}: {tokenizer.name} cannot be cut at characters: {error}; use split='token'"
-            ) from error
+        splitter = _splitter_of(tokenizer, where) if self.split == "character" else None
+        ids = infill_ids(self.tokens, tokenizer, pad=splitter is not None, where=where)
         return dataclasses.replace(self, tokens=ids, splitter=splitter)
 
     def document_limit(self, sequence_length: int) -> int:
@@ -214,6 +206,15 @@ class Infill:
         return np.array(numbers, np.int64)
 
 
+def _splitter_of(tokenizer: Any, where: str) -> CharacterSplitter:
+    try:
+        return CharacterSplitter(tokenizer)
+    except TokenizerError as error:
+        raise ConfigError(
+            f"{where}: documents of {tokenizer.name} cannot be cut at characters: {error}; use split='token'"
+        ) from error
+
+
 def _checked_tokens(tokens: Any) -> tuple[int | str, ...]:
     listed = tuple(tokens) if not isinstance(tokens, str) else ()
     fine = all(isinstance(token, str) or (isinstance(token, Integral) and int(token) >= 0) for token in listed)
@@ -222,6 +223,6 @@ def _checked_tokens(tokens: Any) -> tuple[int | str, ...]:
             f"infill: tokens must be prefix, middle, suffix and, for character splits, padding, as ids or names; "
             f"got {tokens!r}"
         )
-    if len(set(listed[:3])) < 3:
-        raise ConfigError(f"infill: prefix, middle and suffix must be three different tokens, got {tokens!r}")
-    return tuple(token if isinstance(token, str) else int(token) for token in listed)
+    checked = tuple(token if isinstance(token, str) else int(token) for token in listed)
+    refuse_same(checked, "infill")
+    return checked

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import ConfigError
+from penstock.objectives.control_tokens import look_up, refuse_shared
 
 FAMILIES: dict[str, tuple[str, str, str, str]] = {
     "StarCoder": ("<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>"),
@@ -21,6 +22,9 @@ middle: the same order.
 """
 
 
+ROLES = ("the prefix token", "the middle token", "the suffix token", "the padding token")
+
+
 def infill_ids(tokens: Sequence[int | str] | None, tokenizer: Any, *, pad: bool, where: str) -> tuple[int, ...]:
     """Ids of prefix, middle, suffix and, with `pad`, the filling.
 
@@ -32,20 +36,31 @@ def infill_ids(tokens: Sequence[int | str] | None, tokenizer: Any, *, pad: bool,
         where: Whose setting it is, for errors.
 
     Raises:
-        ConfigError: The vocabulary lacks one.
+        ConfigError: The vocabulary lacks one, or two are the same.
     """
     known: dict[str, int] = tokenizer.special_tokens
-    names = tuple(tokens) if tokens is not None else _family(known, tokenizer.name, where)
-    ids = [_id_of(name, known, tokenizer, where) for name in names[:3]]
-    if not pad:
-        return tuple(ids)
-    filling = names[3] if len(names) == 4 and (tokens is not None or names[3] in known) else tokenizer.pad_id
-    if filling is None:
-        raise ConfigError(
-            f"{where}: character splits fill a document up with a padding token, and {tokenizer.name} has none; name "
-            "a fourth of tokens=, or add one with `penstock tokenizer add`"
-        )
-    return (*ids, _id_of(filling, known, tokenizer, where))
+    names: tuple[int | str, ...] = tuple(tokens) if tokens is not None else _family(known, tokenizer.name, where)
+    due = names[:3]
+    if pad:
+        filling = names[3] if len(names) == 4 and (tokens is not None or names[3] in known) else tokenizer.pad_id
+        if filling is None:
+            raise ConfigError(
+                f"{where}: character splits fill a document up with a padding token, and {tokenizer.name} has none; "
+                "name a fourth of tokens=, or add one with `penstock tokenizer add`"
+            )
+        due = (*due, filling)
+    ids = tuple(_id_of(token, role, tokenizer, where) for role, token in zip(ROLES, due, strict=False))
+    refuse_same(ids, where)
+    return ids
+
+
+def refuse_same(tokens: Sequence[int | str], where: str) -> None:
+    """Raise a ConfigError where two of the ids among `tokens` are one."""
+    ids = [(role, token) for role, token in zip(ROLES, tokens, strict=False) if isinstance(token, int)]
+    try:
+        refuse_shared(ids)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def _family(known: dict[str, int], name: str, where: str) -> tuple[str, str, str, str]:
@@ -59,14 +74,10 @@ def _family(known: dict[str, int], name: str, where: str) -> tuple[str, str, str
     return found
 
 
-def _id_of(token: int | str, known: dict[str, int], tokenizer: Any, where: str) -> int:
+def _id_of(token: int | str, role: str, tokenizer: Any, where: str) -> int:
     if isinstance(token, str):
-        if token not in known:
-            raise ConfigError(
-                f"{where}: {tokenizer.name} has no control token {token!r}; add it with `penstock tokenizer add`, or "
-                "name others: tokens=(prefix, middle, suffix)"
-            )
-        return known[token]
+        cure = "add it with `penstock tokenizer add`, or name others: tokens=(prefix, middle, suffix)"
+        return look_up(tokenizer, token, role=role, where=where, cure=cure)
     if token >= tokenizer.vocab_size:
-        raise ConfigError(f"{where}: id {token} is outside the {tokenizer.vocab_size} ids of {tokenizer.name}")
-    return int(token)
+        raise ConfigError(f"{where}: {role} is {token}; {tokenizer.name} has ids below {tokenizer.vocab_size}")
+    return token
