@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock import chat as chat
     from penstock import errors as errors
+    from penstock import integrations as integrations
+    from penstock import models as models
     from penstock import objectives as objectives
     from penstock import packing as packing
     from penstock import sampling as sampling
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from penstock.loader import ShareChange as ShareChange
     from penstock.loader import Source as Source
     from penstock.objectives import Causal as Causal
+    from penstock.objectives import Denoise as Denoise
+    from penstock.objectives import Infill as Infill
     from penstock.prepare import prepare as prepare
     from penstock.shards import Dataset as Dataset
     from penstock.shards import open_dataset as open_dataset
@@ -47,6 +51,8 @@ _HOMES = {
     "open_dataset": "shards",
     "write_dataset": "shards",
     "Causal": "objectives",
+    "Denoise": "objectives",
+    "Infill": "objectives",
     "InputRequirements": "inputs",
     "ModelInput": "inputs",
     "DataParallel": "loader",
@@ -63,6 +69,8 @@ _ROOMS = {
     "chat": "chat",
     "errors": "errors",
     "huggingface": "integrations.huggingface",
+    "integrations": "integrations",
+    "models": "models",
     "objectives": "objectives",
     "packing": "packing",
     "sampling": "sampling",

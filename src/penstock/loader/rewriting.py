@@ -49,7 +49,8 @@ class Rewriting:
                 f"tokens (its document_limit is {self.limit}); raise sequence_length"
             )
         program = getattr(self.objective, "program", None)
-        self._program: Int64 | None = None if program is None else np.ascontiguousarray(program(), np.int64)
+        # The array is held here, because kernels read it by address.
+        self._program: Int64 | None = None if program is None else program()
         self._framed: tuple[bool, bool] = (False, False) if self.is_causal else dataset.framed
         if " at 0x" in repr(self.objective):
             raise ConfigError(

@@ -53,7 +53,8 @@ class Objective(Protocol):
 
     Three more are used where an objective has them: `resolve(facts: Facts) -> Objective`, called once at set-up, to
     look up token ids and refuse what cannot work; `task(length: int, key: int) -> str`, the name of what is done to a
-    document, for inspection; `bidirectional: bool`, True when a `prefix` may be above 0.
+    document, for inspection; `bidirectional: bool`, True when a `prefix` may be above 0. (The built-in ones have
+    `program() -> int64 array | None` too, which makes the compiled writer do what `write` does.)
 
     `check_objective` tries whether an objective keeps the promises. Its `repr` goes into a state's digest, so that a
     run is not resumed with another objective: it must say all settings, and be the same in every process.
