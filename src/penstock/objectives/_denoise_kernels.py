@@ -10,9 +10,12 @@ A **program** is int64: the header, then `TASK_FIELDS` numbers for each task, th
 """
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
-from penstock.compiled import inline_kernel, kernel, trailing_zeros
-from penstock.randomness import below, philox
+from penstock.compiled import bare, inline_kernel, kernel, trailing_zeros, view_u32, view_u64
+from penstock.randomness import LOW_32, below, philox, philox_rounds
 
 KIND = 1
 """What program[0] says of a denoiser."""
@@ -21,12 +24,14 @@ NUM_TASKS, ROLL, FINAL_SENTINEL, INPUT_END, BIDIRECTIONAL, TRAIN_ON_INPUTS, NUM_
 HEADER = 8
 CUMULATIVE, TASK_KIND, MODE, RATE_NUMERATOR, RATE_DENOMINATOR, MEAN_NUMERATOR, MEAN_DENOMINATOR, SENTINEL = range(8)
 """Places in a task. CUMULATIVE is its upper end on the scale of 2^32; MODE an id or -1; a RATE_NUMERATOR of 0 (prefixes
-only) draws the pivot; SENTINEL is 1 where one stands before the continuation of a prefix."""
+only) draws the pivot; SENTINEL is 1 where sentinels stand before what is predicted: always for spans."""
 TASK_FIELDS = 8
 CAUSAL, SPANS, PREFIX = 0, 1, 2
 """Kinds of tasks."""
 DECIDE, CUT_KEPT, CUT_NOISE = 0, 1, 2
 """Purposes of random words."""
+CHUNK_BLOCKS = 64
+"""Blocks of random words that are drawn at once."""
 
 
 @inline_kernel
@@ -108,109 +113,143 @@ def measure_denoise(program, length, key):
     return slots, prefix, reads
 
 
-@kernel
-def draw_ends(total, purpose, key, ends):
-    """Cut `total` into len(ends) positive parts, all compositions alike; ascending ends, the last is `total`.
+@inline_kernel
+def draw_words(first_block, blocks, purpose, key, words):
+    """Random words of `blocks` blocks, by lane: word j of block i goes to j * CHUNK_BLOCKS + i. Compiles to vectors."""
+    zero = np.uint64(0)
+    low, high = key & LOW_32, key >> np.uint64(32)
+    for i in range(blocks):
+        a, b, c, d = philox_rounds(np.uint64(first_block + i), np.uint64(purpose), zero, zero, low, high)
+        words[i] = a
+        words[i + CHUNK_BLOCKS] = b
+        words[i + 2 * CHUNK_BLOCKS] = c
+        words[i + 3 * CHUNK_BLOCKS] = d
 
-    A uniform set of cuts among the total - 1 gaps, by Floyd's algorithm (Bentley and Floyd 1987), in a bitset.
+
+@inline_kernel
+def draw_ends(total, parts, purpose, key, words, chosen, ends):
+    """Cut `total` into `parts` positive parts, all compositions alike; ascending ends, the last is `total`.
+
+    A uniform set of cuts among the total - 1 gaps, by Floyd's algorithm (Bentley and Floyd 1987), in the bitset `chosen`.
     """
-    cuts = len(ends) - 1
-    ends[cuts] = total
-    if cuts == 0:
-        return
-    chosen = np.zeros((total + 62) >> 6, np.uint64)
+    cuts = parts - 1
+    num_words = (total + 62) >> 6
+    for i in range(num_words):
+        chosen[i] = 0
     one = np.uint64(1)
-    for i in range(cuts):
-        if i & 3 == 0:
-            words = philox(np.uint64(i >> 2), np.uint64(purpose), np.uint64(key))
-        word = words[0] if i & 3 == 0 else words[1] if i & 3 == 1 else words[2] if i & 3 == 2 else words[3]
-        last = np.uint64(total - 1 - cuts + i)
-        drawn = below(word, last + one)
-        taken = (chosen[drawn >> np.uint64(6)] >> (drawn & np.uint64(63))) & one
-        if taken:
-            drawn = last
-        chosen[drawn >> np.uint64(6)] |= one << (drawn & np.uint64(63))
+    for begin in range(0, cuts, 4 * CHUNK_BLOCKS):
+        size = min(cuts - begin, 4 * CHUNK_BLOCKS)
+        # Whole vectors: a remainder would cost more than the blocks that are not needed.
+        draw_words(begin >> 2, (((size + 3) >> 2) + 7) & ~7, purpose, key, words)
+        for i in range(size):
+            last = np.uint64(total - 1 - cuts + begin + i)
+            drawn = below(words[(i & 3) * CHUNK_BLOCKS + (i >> 2)], last + one)
+            if (chosen[drawn >> np.uint64(6)] >> (drawn & np.uint64(63))) & one:
+                drawn = last
+            chosen[drawn >> np.uint64(6)] |= one << (drawn & np.uint64(63))
     found = 0
-    for place in range(len(chosen)):
+    for place in range(num_words):
         bits = chosen[place]
         while bits != np.uint64(0):
             ends[found] = (place << 6) + np.int64(trailing_zeros(bits)) + 1
             found += 1
             bits &= bits - one
+    ends[cuts] = total
 
 
 @inline_kernel
-def find_cut(kept_ends, noise_ends, offset):
+def find_cut(kept_ends, noise_ends, spans, offset):
     """The cut number `offset` of the circle, in 1..length: first those inside a span, then the others, ascending.
 
     The first noise_ends[-1] - spans numbers are the cuts with noise on both sides, which split a span.
     """
-    spans = len(kept_ends)
-    inside = noise_ends[spans - 1] - spans
+    inside = np.int64(noise_ends[spans - 1]) - spans
     low, high = 0, spans - 1
     if offset < inside:
         while low < high:
             middle = (low + high) >> 1
-            if noise_ends[middle] - (middle + 1) > offset:
+            if np.int64(noise_ends[middle]) - (middle + 1) > offset:
                 high = middle
             else:
                 low = middle + 1
-        return kept_ends[low] + offset + low + 1
+        return np.int64(kept_ends[low]) + offset + low + 1
     offset -= inside
     while low < high:
         middle = (low + high) >> 1
-        if kept_ends[middle] + middle + 1 > offset:
+        if np.int64(kept_ends[middle]) + middle + 1 > offset:
             high = middle
         else:
             low = middle + 1
-    before = noise_ends[low - 1] if low > 0 else 0
+    before = np.int64(noise_ends[low - 1]) if low > 0 else 0
     cut = offset - low + 1
-    if cut > kept_ends[low]:
-        return kept_ends[low] + noise_ends[low]
+    if cut > np.int64(kept_ends[low]):
+        return np.int64(kept_ends[low]) + np.int64(noise_ends[low])
     return cut + before
+
+
+@inline_kernel
+def scratch_words(length, spans):
+    """uint64 of working memory for one document: random words, a bitset, and four lists of spans."""
+    return 2 * CHUNK_BLOCKS + (length >> 6) + 1 + 2 * (spans + 1)
+
+
+@kernel
+def place_spans(roll, length, noise, spans, word, key, scratch, begins, ends):
+    """Draw the spans of noise of one document, ascending, into `begins` and `ends`, uint32; gives their number.
+
+    The mask is drawn on a circle that begins with kept tokens. The document begins at `cut` of it: the spans after it
+    come first, those before it a whole length later.
+    """
+    memory = scratch.ctypes.data
+    words = view_u32(np.uint64(memory), 4 * CHUNK_BLOCKS)
+    memory += 16 * CHUNK_BLOCKS
+    chosen = view_u64(np.uint64(memory), (length >> 6) + 1)
+    memory += 8 * ((length >> 6) + 1)
+    kept_ends = view_u32(np.uint64(memory), spans)
+    noise_ends = view_u32(np.uint64(memory + 4 * spans), spans)
+    draw_ends(length - noise, spans, CUT_KEPT, key, words, chosen, kept_ends)
+    draw_ends(noise, spans, CUT_NOISE, key, words, chosen, noise_ends)
+    shift = np.int64(0)
+    if roll:
+        shift = find_cut(kept_ends, noise_ends, spans, np.int64(below(word, np.uint64(length)))) % length
+    first = 0
+    while np.int64(kept_ends[first]) + np.int64(noise_ends[first]) <= shift:
+        first += 1
+    found = 0
+    before = np.int64(noise_ends[first - 1]) if first > 0 else np.int64(0)
+    for span in range(first, spans):
+        begins[found] = max(np.int64(kept_ends[span]) + before - shift, 0)
+        before = np.int64(noise_ends[span])
+        ends[found] = np.int64(kept_ends[span]) + before - shift
+        found += 1
+    before = np.int64(0)
+    turn = length - shift
+    for span in range(first + 1):
+        begin = np.int64(kept_ends[span]) + before + turn
+        if begin >= length:
+            break
+        before = np.int64(noise_ends[span])
+        begins[found] = begin
+        ends[found] = min(np.int64(kept_ends[span]) + before + turn, length)
+        found += 1
+    return found
 
 
 @kernel
 def find_spans(program, length, key, begins, ends):
-    """The spans of noise of one document, ascending, into int32 arrays with room for one more; gives their number.
+    """The spans that are taken out of one document, ascending, into uint32 arrays with room for one more; their number.
 
     A causal task has none; a prefix has one, its continuation.
     """
     task, noise, spans, word = choose(program, length, key)
-    kind = program[task + TASK_KIND]
-    if length < 2 or kind == CAUSAL:
+    if length < 2 or spans == 0:
         return 0
-    if kind == PREFIX:
+    if program[task + TASK_KIND] == PREFIX:
         begins[0] = length - noise
         ends[0] = length
         return 1
-    kept_ends = np.empty(spans, np.int32)
-    noise_ends = np.empty(spans, np.int32)
-    draw_ends(length - noise, CUT_KEPT, key, kept_ends)
-    draw_ends(noise, CUT_NOISE, key, noise_ends)
-    cut = length
-    if program[ROLL] != 0:
-        cut = find_cut(kept_ends, noise_ends, np.int64(below(word, np.uint64(length))))
-    # The document begins at `cut` of the circle: spans after it come first, those before it a whole length later.
-    shift = cut if cut < length else 0
-    first = 0
-    while kept_ends[first] + noise_ends[first] <= shift:
-        first += 1
-    found = 0
-    for k in range(spans + 1):
-        span = first + k
-        turn = -shift
-        if span >= spans:
-            span -= spans
-            turn += length
-        before = noise_ends[span - 1] if span > 0 else 0
-        begin = max(kept_ends[span] + before + turn, 0)
-        end = min(kept_ends[span] + noise_ends[span] + turn, length)
-        if begin < end:
-            begins[found] = begin
-            ends[found] = end
-            found += 1
-    return found
+    scratch = np.empty(scratch_words(length, spans), np.uint64)
+    return place_spans(program[ROLL] != 0, length, noise, spans, word, key, scratch, begins, ends)
 
 
 @inline_kernel
@@ -221,10 +260,34 @@ def _heaviest(weights, begin, end):
     return heaviest
 
 
+@intrinsic
+def _copy_eight(typing_context, source, destination):
+    """Copy eight int32 from one address to another, in one load and one store."""
+
+    def codegen(context, builder, signature, arguments):
+        pointer = ir.VectorType(ir.IntType(32), 8).as_pointer()
+        loaded = builder.load(builder.inttoptr(arguments[0], pointer), align=4)
+        builder.store(loaded, builder.inttoptr(arguments[1], pointer), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint64), codegen
+
+
 @inline_kernel
 def _copy(tokens, begin, end, out, at):
-    for i in range(end - begin):
-        out[at + i] = tokens[begin + i]
+    """Copy tokens[begin:end] to out[at:]. May write up to seven more slots of `out`, which are written later.
+
+    Spans are short: eight at once is a third of the time of an exact loop. Near either end of memory, one by one.
+    """
+    size = end - begin
+    if end + 8 <= len(tokens) and at + size + 8 <= len(out):
+        source = np.uint64(tokens.ctypes.data + 4 * begin)
+        destination = np.uint64(out.ctypes.data + 4 * at)
+        for i in range(0, size, 8):
+            _copy_eight(source + np.uint64(4 * i), destination + np.uint64(4 * i))
+    else:
+        for i in range(size):
+            out[at + i] = tokens[begin + i]
 
 
 @kernel
@@ -235,32 +298,44 @@ def write_denoise(program, tokens, weights, key, out_tokens, out_weights):
     """
     length = len(tokens)
     task, noise, spans, word = choose(program, length, key)
-    _, bar, spans = lay_out(program, task, length, noise, spans, word)
-    begins = np.empty(spans + 1, np.int32)
-    ends = np.empty(spans + 1, np.int32)
-    find_spans(program, length, key, begins, ends)
-    _write_tokens(program, task, tokens, begins[:spans], ends[:spans], bar, out_tokens)
+    _, bar, count = lay_out(program, task, length, noise, spans, word)
+    size = scratch_words(length, spans)
+    scratch = np.empty(size + count + 1, np.uint64)
+    _write(program, task, tokens, weights, key, noise, spans, word, bar, count, scratch, size, out_tokens, out_weights)
+
+
+@kernel
+def _write(program, task, tokens, weights, key, noise, spans, word, bar, count, scratch, size, out_tokens, out_weights):
+    """`write_denoise` with its memory, which outlives what is viewed of it here."""
+    length = len(tokens)
+    begins = view_u32(np.uint64(scratch.ctypes.data + 8 * size), count + 1)
+    ends = view_u32(np.uint64(scratch.ctypes.data + 8 * size + 4 * (count + 1)), count + 1)
+    if program[task + TASK_KIND] == SPANS and count > 0:
+        place_spans(program[ROLL] != 0, length, noise, spans, word, key, scratch, begins, ends)
+    elif count > 0:
+        begins[0] = length - noise
+        ends[0] = length
+    _write_tokens(bare(program), task, bare(tokens), begins, ends, count, bar, bare(out_tokens))
     if len(weights) > 0:
-        _write_weights(program, task, weights, begins[:spans], ends[:spans], bar, out_weights)
+        _write_weights(program, task, weights, begins, ends, count, bar, out_weights)
 
 
 @inline_kernel
-def _write_tokens(program, task, tokens, begins, ends, bar, out):
-    sentinels = program[HEADER + TASK_FIELDS * program[NUM_TASKS] :]
-    spans = len(begins)
-    in_place = program[task + TASK_KIND] == SPANS
-    marked = in_place or program[task + SENTINEL] != 0
-    at = 0
-    if program[task + MODE] >= 0:
+def _write_tokens(program, task, tokens, begins, ends, spans, bar, out):
+    sentinels = HEADER + TASK_FIELDS * program[NUM_TASKS]
+    in_place = np.int64(program[task + TASK_KIND] == SPANS)
+    marked = program[task + SENTINEL]
+    at = np.int64(program[task + MODE] >= 0)
+    if at:
         out[0] = program[task + MODE]
-        at = 1
-    behind = 0
+    behind = np.int64(0)
     for span in range(spans):
-        _copy(tokens, behind, begins[span], out, at)
-        at += begins[span] - behind
-        behind = ends[span]
+        begin = np.int64(begins[span])
+        _copy(tokens, behind, begin, out, at)
+        at += begin - behind
+        behind = np.int64(ends[span])
         if in_place:
-            out[at] = sentinels[span]
+            out[at] = program[sentinels + span]
             at += 1
     _copy(tokens, behind, len(tokens), out, at)
     if spans == 0:
@@ -270,36 +345,34 @@ def _write_tokens(program, task, tokens, begins, ends, bar, out):
     at = bar
     for span in range(spans):
         if marked:
-            out[at] = sentinels[span]
+            out[at] = program[sentinels + span]
             at += 1
-        _copy(tokens, begins[span], ends[span], out, at)
-        at += ends[span] - begins[span]
+        begin = np.int64(begins[span])
+        end = np.int64(ends[span])
+        _copy(tokens, begin, end, out, at)
+        at += end - begin
     if program[FINAL_SENTINEL] != 0:
-        out[at] = sentinels[spans if marked else 0]
+        out[at] = program[sentinels + marked * spans]
 
 
 @inline_kernel
-def _write_weights(program, task, weights, begins, ends, bar, out):
+def _write_weights(program, task, weights, begins, ends, spans, bar, out):
     """Targets keep their weights; a sentinel weighs as much as the heaviest token of its span, the final one as any."""
     in_place = program[task + TASK_KIND] == SPANS
-    marked = in_place or program[task + SENTINEL] != 0
-    spans = len(begins)
-    causal = program[task + TASK_KIND] == CAUSAL
-    share = np.float32(program[TRAIN_ON_INPUTS] != 0 or causal)
-    at = 0
-    if program[task + MODE] >= 0:
+    share = np.float32(program[TRAIN_ON_INPUTS] != 0 or program[task + TASK_KIND] == CAUSAL)
+    at = np.int64(program[task + MODE] >= 0)
+    if at:
         out[0] = 0
-        at = 1
-    behind = 0
+    behind = np.int64(0)
     all_noise = np.float32(0)
     for span in range(spans + 1):
-        begin = begins[span] if span < spans else len(weights)
+        begin = np.int64(begins[span]) if span < spans else len(weights)
         for i in range(behind, begin):
             out[at] = share * weights[i]
             at += 1
         if span == spans:
             break
-        behind = ends[span]
+        behind = np.int64(ends[span])
         heaviest = _heaviest(weights, begin, behind)
         all_noise = max(all_noise, heaviest)
         if in_place:
@@ -311,10 +384,12 @@ def _write_weights(program, task, weights, begins, ends, bar, out):
         out[bar - 1] = share * all_noise
     at = bar
     for span in range(spans):
-        if marked:
-            out[at] = _heaviest(weights, begins[span], ends[span])
+        begin = np.int64(begins[span])
+        end = np.int64(ends[span])
+        if program[task + SENTINEL]:
+            out[at] = _heaviest(weights, begin, end)
             at += 1
-        for i in range(begins[span], ends[span]):
+        for i in range(begin, end):
             out[at] = weights[i]
             at += 1
     if program[FINAL_SENTINEL] != 0:

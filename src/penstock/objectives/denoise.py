@@ -244,7 +244,7 @@ class Denoise:
     def _layout(self, length: int, key: int) -> tuple[list[int], list[int], int, int]:
         """Begins and ends of the spans; whether sentinels stand among the inputs, and among the targets, 0 or 1."""
         task = self.tasks[self._task(length, key)]
-        begins, ends = np.empty((2, length + 1), np.int32)
+        begins, ends = np.empty((2, length + 1), np.uint32)
         found = kernels.find_spans(_program(self), length, np.uint64(key), begins, ends)
         in_place = int(isinstance(task, SpanCorruption))
         marked = in_place or int(isinstance(task, PrefixLM) and task.sentinel)
