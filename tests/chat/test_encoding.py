@@ -72,7 +72,7 @@ def test_which_vocabularies_are_cut(opened: dict[str, Any]) -> None:
 
 
 def encode_or_leave(tokenizer: Tokenizer, *arguments: Any, **options: Any) -> Any:
-    """Leave out what is refused: the space that BERT's normalizer writes before 水 makes "<think> " share a character."""
+    """Leave out what is refused: BERT's normalizer writes a space before 水, so "<think> " and it share a character."""
     try:
         return encode_rendered(tokenizer, *arguments, **options)
     except TokenizerError as error:

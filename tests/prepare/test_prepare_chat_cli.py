@@ -1,15 +1,21 @@
 """`penstock prepare --template`: options, a file of settings and assignments come to the same; all is printed once."""
 
 import json
+import re
 import sys
 
+import jsonschema
 import pytest
+import yaml
 from test_prepare_chat import CHATML, make_chats, turns
 
+from penstock.chat import Boundary
 from penstock.cli import main
-from penstock.config.chats import load_chat_settings
+from penstock.config import load_run, run_schema
+from penstock.config.chats import load_chat_section, load_chat_settings
 from penstock.errors import ConfigError
 from penstock.shards import Dataset
+from penstock.tokenizers import load_tokenizer
 
 
 @pytest.fixture
@@ -77,3 +83,109 @@ def test_mistakes_say_where_they_are(command, tmp_path):
     (tmp_path / "chat.yaml").write_text("template: auto\nroles: [gpt]\n")
     with pytest.raises(ConfigError, match=r"chat\.yaml:2: roles: found \['gpt'\]"):
         load_chat_settings(tmp_path / "chat.yaml")
+
+
+RUN_FILE = """\
+chat:
+  template: auto
+  mask_history: true
+  date: 2026-12-31
+  role_boundaries:
+    - role: assistant
+      start: "<|im_start|>assistant\\n"
+      end: "<|im_end|>"
+data:
+  sources: [{path: out}]
+  loader: {sequence_length: 64, rows_per_step: 2}
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN_FILE)
+    return path
+
+
+def test_a_run_file_holds_settings_of_chats(command, run_file, tmp_path):
+    """As a file of their own does; and what it takes for role boundaries is logged as ids, once."""
+    code, _, err = command("--config", str(run_file))
+    assert code == 0
+    chat = load_run(run_file).chat
+    assert chat.knobs.mask_history
+    assert chat.role_boundaries == (Boundary(role="assistant", start="<|im_start|>assistant\n", end="<|im_end|>"),)
+    assert chat.date == "2026-12-31"
+    ids = load_tokenizer(tmp_path / "tokenizer").special_tokens
+    assert err.count("masks are held against the role boundary ") == 1
+    assert f"the role boundary assistant: [{ids['<|im_start|>']}, " in err
+    assert f"… [{ids['<|im_end|>']}]\n" in err
+    flat = yaml.safe_load(RUN_FILE)["chat"]
+    (tmp_path / "chat.yaml").write_text(yaml.safe_dump(flat))
+    assert command("--chat-config", str(tmp_path / "chat.yaml"), output="two")[0] == 0
+    assert (tmp_path / "out/chat.json").read_bytes() == (tmp_path / "two/chat.json").read_bytes()
+
+
+def test_the_role_boundaries_of_a_run_file_are_what_masks_are_held_against(command, run_file, tmp_path):
+    code, out, _ = command("--config", str(run_file), "--set", "mask_history=false")
+    assert code == 0
+    assert "cross-check: boundaries of the settings agree: 6 of 6" in out
+    wrong = "[{role: assistant, start: <|im_start|>user, end: <|im_end|>}]"
+    code, out, _ = command(
+        "--config", str(run_file), "--set", "chat.mask_history=false", "--set", f"chat.role_boundaries={wrong}",
+        output="two",
+    )  # fmt: skip
+    assert code == 0
+    assert "cross-check: boundaries of the settings disagree: 6 of 6" in out
+
+
+def test_a_marker_that_encodes_to_nothing_is_an_error(command, run_file):
+    run_file.write_text(RUN_FILE.replace('end: "<|im_end|>"', "end: [[]]"))
+    code, _, err = command("--config", str(run_file))
+    assert code == 1
+    assert "boundary of 'assistant': end is [[]]; due: text or token ids that are not empty" in err
+
+
+def test_options_go_before_the_run_file(command, run_file, tmp_path):
+    assert command("--config", str(run_file), "--train-on-eos", "all", "--roles-to-train", "user")[0] == 0
+    knobs = json.loads((tmp_path / "out/chat.json").read_text())["settings"]["knobs"]
+    assert (knobs["mask_history"], knobs["train_on_eos"], knobs["roles_to_train"]) == (True, "all", ["user"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("mask_history", "mask_histroy", r"yaml:3: chat\.mask_histroy: unknown key; did you mean 'mask_history'\?"),
+        ("mask_history: true", "train_on_eos: some", r"run\.yaml:3: chat\.train_on_eos: found 'some', due 'turn'"),
+        ("mask_history: true", "max_tokens: 1", r"run\.yaml:1: chat: max_tokens must be >= 2"),
+        ("end: \"<", "ends: \"<", r"run\.yaml:8: chat\.role_boundaries\.0\.ends: unknown key; did you mean 'end'\?"),
+        ("start: ", "end_starts_next: true # ", r"chat\.role_boundaries\.0\.start: missing; it must be given: Marker"),
+        ("<|im_start|>assistant\\n", "", r"yaml:6: chat\.role_boundaries\.0: boundary of 'assistant': start is ''"),
+    ],
+)  # fmt: skip
+def test_mistakes_in_a_run_file_say_where_they_are(command, run_file, old, new, message):
+    assert old in RUN_FILE
+    run_file.write_text(RUN_FILE.replace(old, new))
+    for load in (load_run, load_chat_section):
+        with pytest.raises(ConfigError, match=message):
+            load(run_file)
+    code, _, err = command("--config", str(run_file))
+    assert code == 1
+    assert re.search(message, err)
+
+
+def test_a_run_file_without_chats_is_not_taken_for_one(command, run_file, tmp_path):
+    run_file.write_text(RUN_FILE[RUN_FILE.index("data:") :])
+    assert load_run(run_file).chat is None
+    assert "no section chat; due: one with settings of chats" in command("--config", str(run_file))[2]
+    (tmp_path / "chat.yaml").write_text("template: auto")
+    both = command("--config", str(run_file), "--chat-config", str(tmp_path / "chat.yaml"))
+    assert "give one of them" in both[2]
+
+
+def test_the_schema_has_the_settings_of_chats():
+    kinds = run_schema()["$defs"]
+    chat = kinds["ChatSettings"]["properties"]
+    assert {"template", "role_boundaries", "train_on_eos", "field_messages", "max_tokens"} <= set(chat)
+    assert not {"knobs", "cleaning"} & set(chat)
+    assert kinds["Boundary"]["required"] == ["role", "start"]
+    jsonschema.validate(yaml.load(RUN_FILE, yaml.BaseLoader)["chat"]["role_boundaries"][0], kinds["Boundary"])

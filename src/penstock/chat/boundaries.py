@@ -35,28 +35,25 @@ _logged: set[tuple["ResolvedBoundary", ...]] = set()
 @final
 @dataclass(frozen=True)
 class Boundary:
-    """How the turns of one role begin and end. A role may have several: each way that its turns begin.
-
-    Attributes:
-        role: Name of the role.
-        start: Marker that opens the turn: text, or token ids.
-        end: Markers that the turn ends with, any of which closes it: text (`"eos_token"`: the tokenizer's own), token
-            ids, or a list of these. None: the turn runs to the end of its row.
-        include_start: Whether the start counts in a trained role.
-        include_end: Whether the end may count at all (`train_on_eos` says when). Without it the end is not consumed: it
-            may be the start of the next turn.
-        end_starts_next: The end counts as usual, and yet it is the start of the next turn (GLM-4: `<|user|>`).
-        until: Markers of other turns that close this one where no end was written; they never count, and are not
-            consumed. A list, text or token ids, as `end`.
-    """
+    """How the turns of one role begin and end. A role may have several: each way that its turns begin."""
 
     role: str
+    """Name of the role."""
     start: MarkerText
+    """Marker that opens the turn: text, or token ids."""
     end: MarkerText | Sequence[MarkerText] | None = None
+    """Markers that the turn ends with, any of which closes it: text (`"eos_token"`: the tokenizer's own), token ids, or
+    a list of these. None: the turn runs to the end of its row."""
     include_start: bool = False
+    """Whether the start counts in a trained role."""
     include_end: bool = True
+    """Whether the end may count at all (`train_on_eos` says when). Without it the end is not consumed: it may be the
+    start of the next turn."""
     end_starts_next: bool = False
+    """The end counts as usual, and yet it is the start of the next turn (GLM-4: `<|user|>`)."""
     until: MarkerText | Sequence[MarkerText] | None = None
+    """Markers of other turns that close this one where no end was written; they never count, and are not consumed. A
+    list, text or token ids, as `end`."""
 
     def __post_init__(self) -> None:
         if not self.role or not _is_text(self.role):

@@ -150,11 +150,11 @@ class ChatEncoder:
 
     def _scan(self, encoded: Sequence[EncodedText]) -> Sequence[np.ndarray[Any, np.dtype[np.bool_]] | None]:
         """What the role boundaries of the template's family train, of a whole batch at once."""
-        roles = {boundary.role for boundary in self._boundaries} & set(self.knobs.roles_to_train)
+        roles = {boundary.role for boundary in self.boundaries} & set(self.knobs.roles_to_train)
         if not roles or not encoded:
             return [None] * len(encoded)
         rows = Ragged.from_rows([text.ids for text in encoded], np.uint32)
-        weights = scan(rows, self._boundaries, roles, self.knobs.train_on_eos)
+        weights = scan(rows, self.boundaries, roles, self.knobs.train_on_eos)
         return [weights[row] != 0 for row in range(len(encoded))]
 
     def _render(self, conversation: Conversation, *, prompted: bool = False) -> tuple[Rendered, dict[int, Turn]]:
@@ -232,8 +232,11 @@ class ChatEncoder:
         return frozenset(text for text in (*stops, self._eos_text) if text)
 
     @cached_property
-    def _boundaries(self) -> tuple[ResolvedBoundary, ...]:
-        """Those that were declared; or of the template's family, where we know it and the tokenizer has its markers."""
+    def boundaries(self) -> tuple[ResolvedBoundary, ...]:
+        """Role boundaries that masks are held against.
+
+        Those that were declared; or of the template's family, where we know it and the tokenizer has its markers.
+        """
         if self._declared or self._family is None:
             return self._declared
         try:

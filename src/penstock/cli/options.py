@@ -81,12 +81,21 @@ ChatConfig = Annotated[
         rich_help_panel="Chats",
     ),
 ]
+RunConfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="RUN.YAML",
+        help="A run file: its section `chat` holds settings of chats, template and role_boundaries included.",
+        rich_help_panel="Chats",
+    ),
+]
 ChatAssignments = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="A setting of chats, over --chat-config, such as field_messages=dialogue; may be repeated.",
+        help="A setting of chats, over --config or --chat-config, such as field_messages=dialogue; may be repeated.",
         rich_help_panel="Chats",
     ),
 ]

@@ -6,7 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.options import AsJson, ChatAssignments, ChatConfig, Format, Separator, TextField, takes_chat_options
+from penstock.cli.options import (
+    AsJson,
+    ChatAssignments,
+    ChatConfig,
+    Format,
+    RunConfig,
+    Separator,
+    TextField,
+    takes_chat_options,
+)
 
 
 @takes_chat_options
@@ -40,6 +49,7 @@ def run(
     ] = None,
     separator: Separator = None,
     chat_options: dict[str, Any],
+    config: RunConfig = None,
     chat_config: ChatConfig = None,
     assignments: ChatAssignments = None,
     transform: Annotated[
@@ -99,7 +109,7 @@ def run(
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="Show no progress.")] = False,
 ) -> None:
-    """Turn raw text, or with --template conversations, into a dataset of shards.
+    """Turn raw text, or with --template or --config conversations, into a dataset of shards.
 
     Reads JSONL (also .gz, .zst), Parquet, plain text, Arrow, and folders that `datasets` saved; conversations also from
     JSON arrays. Stopped or killed at any moment, the same command goes on from the finished parts.
@@ -115,7 +125,7 @@ def run(
         weights_field=weights_field,
         columns=dict(_column(name) for name in column or []),
         separator=separator,
-        **_chat(chat_options, chat_config, assignments),
+        **_chat(chat_options, config, chat_config, assignments or []),
         transform=transform,
         add_bos=add_bos,
         add_eos=add_eos,
@@ -132,13 +142,18 @@ def run(
     print(json.dumps(report.as_json(), indent=1) if as_json else report.as_text())
 
 
-def _chat(given: dict[str, Any], path: Path | None, assignments: list[str] | None) -> dict[str, Any]:
-    """The setting `chat` of prepare, if there is a template."""
-    from penstock.config.chats import load_chat_settings
+def _chat(given: dict[str, Any], run_file: Path | None, path: Path | None, assignments: list[str]) -> dict[str, Any]:
+    """The setting `chat` of prepare, if records are conversations."""
+    from penstock.config.chats import load_chat_section, load_chat_settings
+    from penstock.errors import ConfigError
 
+    if run_file is not None and path is not None:
+        raise ConfigError("--config and --chat-config both hold settings of chats; give one of them")
+    if run_file is not None:
+        return {"chat": load_chat_section(run_file, assignments, given)}
     if not given and path is None and not assignments:
         return {}
-    return {"chat": load_chat_settings(path, assignments or [], given)}
+    return {"chat": load_chat_settings(path, assignments, given)}
 
 
 def _column(given: str) -> tuple[str, str]:

@@ -7,6 +7,7 @@ the class's own checks. JSON Schema comes from the models; descriptions are the 
 
 import ast
 import dataclasses
+import datetime
 import difflib
 import inspect
 import itertools
@@ -22,15 +23,21 @@ from penstock.config.document import Document, Place, dotted
 from penstock.errors import ConfigError
 from penstock.loader import Source
 from penstock.objectives import Causal
+from penstock.prepare.chat_settings import GROUPS, ChatSettings
 
 OBJECTIVES: dict[str, Callable[[], Any]] = {"causal": Causal}
 """What `objective:` may say."""
 
 _IN_FILES: dict[tuple[type, str], tuple[Any, Callable[[Any], Any]]] = {
     (Source, "path"): (str, str),
+    (ChatSettings, "template"): (str, str),
+    (ChatSettings, "date"): (str | datetime.date | None, lambda day: day and str(day)),
     (Source, "objective"): (Literal[tuple(OBJECTIVES)], lambda name: OBJECTIVES[name]()),
 }
 """(class, field) → (its type in a file, how to make its value), for fields that hold more than a file can say."""
+
+_SPREAD: dict[type, dict[str, type]] = {ChatSettings: GROUPS}
+"""Class → its fields that a file does not name: their own fields stand beside its others."""
 
 
 @cache
@@ -39,6 +46,10 @@ def model_of(settings: type) -> type[BaseModel]:
     hints, notes = get_type_hints(settings), field_notes(settings)
     fields: dict[str, Any] = {}
     for field in _given_fields(settings):
+        if field.name in _SPREAD.get(settings, ()):
+            inner = model_of(_SPREAD[settings][field.name]).model_fields
+            fields |= {name: (one.annotation, one) for name, one in inner.items()}
+            continue
         in_file, _ = _IN_FILES.get((settings, field.name), (None, None))
         kind = in_file or _checked_type(hints[field.name])
         fields[field.name] = (kind, Field(default=_default(settings, field), description=notes.get(field.name)))
@@ -65,6 +76,8 @@ def build(value: Any, document: Document, place: Place = ()) -> Any:
         entry = getattr(value, name)
         arguments[name] = convert(entry) if convert else build(entry, document, (*place, name))
     try:
+        for group, kind in _SPREAD.get(settings, {}).items():
+            arguments[group] = kind(**{name: arguments.pop(name) for name in field_names(kind) if name in arguments})
         return settings(**arguments)
     except ConfigError as error:
         raise ConfigError(f"{document.where(place)}: {error}") from error

@@ -10,6 +10,7 @@ from penstock.config.models import check, model_of
 from penstock.errors import ConfigError, FormatError
 from penstock.inputs import EVERYTHING, Attention, InputRequirements
 from penstock.loader import Loader, Mixture, PlanSettings, ShareChange, Source
+from penstock.prepare.chat_settings import ChatSettings
 from penstock.shards import open_dataset
 
 
@@ -45,6 +46,8 @@ class RunSettings:
 
     data: DataSettings
     """Sources with their shares, and the form of rows and steps."""
+    chat: ChatSettings | None = None
+    """How `penstock prepare --config` makes conversations training data; what is prepared does not need it again."""
 
 
 def load_run(path: str | Path, assignments: Sequence[str] = ()) -> RunSettings:

@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.chat import ChatEncoder, describe_layout, detect_family
 from penstock.errors import RecordError
-from penstock.prepare.chat_settings import ChatSettings, day_of
+from penstock.prepare.chat_settings import CROSS_CHECK, ChatSettings, day_of
 from penstock.prepare.chat_summary import ChatSummary
 from penstock.shards import ChatInfo
 
@@ -36,7 +36,7 @@ def describe_chat(encoder: ChatEncoder, chat: ChatSettings, summary: ChatSummary
 
 
 def chat_notices(encoder: ChatEncoder, chat: ChatSettings, first: tuple[dict[str, Any], str] | None) -> Iterator[str]:
-    """Each setting as it is in force, a line a group; and what the first record was taken for.
+    """Each setting as it is in force, a line a group; role boundaries as ids; and what the first record was taken for.
 
     Args:
         encoder: With its template.
@@ -53,7 +53,11 @@ def chat_notices(encoder: ChatEncoder, chat: ChatSettings, first: tuple[dict[str
             yield f"first record: {describe_layout(first[0], chat.layout, first[1])}"
         except RecordError as error:
             yield f"first record: {error}"
+    for boundary in encoder.boundaries:
+        yield f"masks are held against the role boundary {boundary}"
     for group, settings in chat.describe().items():
+        if group == CROSS_CHECK:
+            continue
         shown = [f"{name} {_shown(value)}" for name, value in settings.items() if value not in (None, {})]
         yield f"{group}: {', '.join(shown)}"
 

@@ -24,6 +24,8 @@ CHAT_PART_BYTES = 4 << 20
 OF_TEMPLATE = ("template", "date", "chat_template_kwargs", "role_boundaries")
 """Settings of the template itself."""
 
+CROSS_CHECK = "cross-check"
+"""What `describe` names the role boundaries by."""
 
 GROUPS: dict[str, type] = {"layout": LayoutSettings, "knobs": Knobs, "cleaning": CleaningSettings}
 """The other settings, by the field of `ChatSettings` that holds them."""
@@ -44,8 +46,9 @@ class ChatSettings:
     date: str | None = None
     """The day that a template writes which asks for it, as 2026-12-31; None: the day on which preparing begins."""
 
-    role_boundaries: Sequence[Mapping[str, Any]] = ()
-    """Markers of turns to hold the masks against, each with role, start, end; empty: those of the template's family."""
+    role_boundaries: Sequence[Boundary] = ()
+    """Markers of turns to hold the masks against, each with role, start, end; empty: those of the template's family.
+    Also as mappings."""
 
     layout: LayoutSettings = field(default_factory=LayoutSettings)
     """How records become conversations."""
@@ -57,6 +60,9 @@ class ChatSettings:
     """What is trimmed and dropped, and the longest conversation."""
 
     def __post_init__(self) -> None:
+        given: Sequence[Any] = self.role_boundaries
+        boundaries = tuple(one if isinstance(one, Boundary) else Boundary.from_mapping(one) for one in given)
+        object.__setattr__(self, "role_boundaries", boundaries)
         if self.date is not None:
             try:
                 datetime.strptime(self.date, "%Y-%m-%d")
@@ -102,16 +108,14 @@ class ChatSettings:
         if template.now is None and "strftime_now" in template.source:
             now = datetime.fromisoformat(self.date or day or date.today().isoformat())
             template = replace(template, now=now)
-        return ChatEncoder(
-            tokenizer, template, self.knobs, [Boundary.from_mapping(one) for one in self.role_boundaries]
-        )
+        return ChatEncoder(tokenizer, template, self.knobs, self.role_boundaries)
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """Every setting as it is in force, apart from the template, as JSON can hold it."""
         layout = {name: getattr(self.layout, name) for name in _names(LayoutSettings)}
         described = {"layout": layout, "knobs": dict(self.knobs.describe()), "cleaning": asdict(self.cleaning)}
         if self.role_boundaries:
-            described["cross-check"] = {"role_boundaries": [dict(one) for one in self.role_boundaries]}
+            described[CROSS_CHECK] = {"role_boundaries": [asdict(one) for one in self.role_boundaries]}
         plain: dict[str, dict[str, Any]] = json.loads(json.dumps(described, default=dict))
         return plain
 
