@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
 from penstock.objectives import Facts, Objective
-from penstock.objectives._infill_kernels import measure_infill
+from penstock.objectives._infill_kernels import measure_infill, write_infill
 from penstock.objectives.infill import Infill
 from penstock.objectives.infill_tokens import FAMILIES
 from penstock.randomness import mix_array, philox
@@ -73,6 +73,9 @@ def test_written_as_by_the_slow_twin_and_as_measured(data):
     assert (slots, prefix) == (len(due_tokens), 0)
     if weights is None:
         assert due_weights == [0.0] * reads + [1.0] * (slots - reads)
+        none, bare = np.empty(0, np.float32), np.empty(slots, np.int32)
+        write_infill(objective.program(), np.array(tokens, np.int32), none, np.uint64(key), bare, none)
+        assert bare.tolist() == due_tokens
 
 
 def test_weights_of_one_say_what_no_weights_say():
@@ -156,13 +159,32 @@ def test_tokens_by_name_and_by_id():
     assert ids.resolve(facts(None)) is ids  # no tokenizer is needed
 
 
+def test_tokens_that_were_added_to_the_tokenizer(tmp_path):
+    from penstock.tokenizers import train_tokenizer
+    from penstock.tokenizers.adding import add_tokens
+
+    own = train_tokenizer(["a b"], vocab_size=300, output=tmp_path / "own", progress=False)
+    names = ["<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>"]
+    more = add_tokens(own, names)
+    more.save(tmp_path / "more")
+    size = own.vocab_size
+    resolved = Infill(tokenizer=str(tmp_path / "more"), split="character").resolve(facts(own))
+    assert resolved.tokens == (size, size + 1, size + 2, size + 3)
+    other = train_tokenizer(["a b", "xyz xyz"], vocab_size=300, output=tmp_path / "other", progress=False)
+    with pytest.raises(ConfigError, match=r"more is no extension of the dataset's other"):
+        Infill(tokenizer=str(tmp_path / "more")).resolve(facts(other))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({}, r"source 'code': infill: tiny has no tokens for infilling .*StarCoder.*; add <fim_prefix>, <fim_middle>"),
+        (
+            {},
+            r"source 'code': infill: tiny has no tokens .*StarCoder.*; .* add tiny --token '<fim_prefix>'",
+        ),
         (
             {"tokens": ("<a>", "<x>", "<b>")},
-            "the middle token is '<x>', which is no control entry of tiny; it has <a> <b>; add it with",
+            "the middle token is '<x>', which is no control entry of tiny; it has <a> <b>; name another",
         ),
         ({"tokens": ("<a>", 7, "<b>"), "sequence_length": 3}, "rows of 3 slots leave none for a document beside 3"),
         ({"tokens": ("<a>", 600, "<b>")}, "the middle token is 600; tiny has ids below 600"),

@@ -30,7 +30,7 @@ from penstock.objectives._infill_kernels import (
     write_infill,
 )
 from penstock.objectives.character_splits import CharacterSplitter, Section
-from penstock.objectives.infill_tokens import infill_ids, refuse_same
+from penstock.objectives.infill_tokens import infill_ids, refuse_same, tokenizer_of
 from penstock.objectives.objective import Facts, Int64, Keys, Written
 
 Tokens = np.ndarray[Any, np.dtype[np.int32]]
@@ -70,7 +70,10 @@ class Infill:
     room: int = 8
     """Character splits: slots kept for the tokens that cutting makes, filled up with padding at the end of the
     document; a cut that needs more moves to the border of its token."""
-    splitter: CharacterSplitter | None = dataclasses.field(default=None, repr=False, compare=False)
+    tokenizer: str | None = None
+    """A tokenizer with more control entries than the dataset's, in which names are looked up; see `penstock tokenizer
+    add`. None: the dataset's."""
+    splitter: CharacterSplitter | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
     """Cuts at characters; made by `resolve`."""
 
     def __post_init__(self) -> None:
@@ -110,10 +113,12 @@ class Infill:
             )
         if self.split == "token" and self.tokens is not None and all(isinstance(token, int) for token in self.tokens):
             return self
-        tokenizer = facts.tokenizer()
+        tokenizer = tokenizer_of(facts, self.tokenizer, where)
         splitter = _splitter_of(tokenizer, where) if self.split == "character" else None
         ids = infill_ids(self.tokens, tokenizer, pad=splitter is not None, where=where)
-        return dataclasses.replace(self, tokens=ids, splitter=splitter)
+        resolved = dataclasses.replace(self, tokens=ids)
+        object.__setattr__(resolved, "splitter", splitter)
+        return resolved
 
     def document_limit(self, sequence_length: int) -> int:
         """The longest document, in tokens, that fits a row whatever is drawn."""
@@ -135,12 +140,12 @@ class Infill:
 
     def write(self, tokens: Tokens, weights: Weights | None, key: int) -> Written:
         """Rewrite one document; see the class."""
-        program = self._program()
+        program, tokens = self._program(), np.ascontiguousarray(tokens, np.int32)
         order = decide_infill(program, len(tokens), np.uint64(key))[0]
         if order == CAUSAL:
             return Written(tokens=tokens, weights=weights)
         self._ids()
-        given = np.ones(len(tokens), np.float32) if weights is None else weights
+        given = np.ones(len(tokens), np.float32) if weights is None else np.ascontiguousarray(weights, np.float32)
         if self.split == "character":
             return self._write_at_characters(tokens, given, key)
         out_tokens, out_weights = np.empty(len(tokens) + 3, np.int32), np.empty(len(tokens) + 3, np.float32)

@@ -5,6 +5,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.objectives.control_tokens import look_up, refuse_shared
+from penstock.objectives.objective import Facts
 
 FAMILIES: dict[str, tuple[str, str, str, str]] = {
     "StarCoder": ("<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>"),
@@ -23,6 +24,27 @@ middle: the same order.
 
 
 ROLES = ("the prefix token", "the middle token", "the suffix token", "the padding token")
+
+
+def tokenizer_of(facts: Facts, extended: str | None, where: str) -> Any:
+    """The dataset's tokenizer, or the one named `extended`, which must spell the dataset's ids as that does.
+
+    Raises:
+        ConfigError: It does not, or the dataset's is not there.
+    """
+    if extended is None:
+        return facts.tokenizer()
+    from penstock.tokenizers import load_tokenizer
+    from penstock.tokenizers.adding import difference
+
+    tokenizer, own = load_tokenizer(extended), facts.tokenizer()
+    reason = difference(own, tokenizer)
+    if reason is not None:
+        raise ConfigError(
+            f"{where}: tokenizer {extended} is no extension of the dataset's {own.name}: {reason}; make one from it: "
+            "penstock tokenizer add"
+        )
+    return tokenizer
 
 
 def infill_ids(tokens: Sequence[int | str] | None, tokenizer: Any, *, pad: bool, where: str) -> tuple[int, ...]:
@@ -46,7 +68,7 @@ def infill_ids(tokens: Sequence[int | str] | None, tokenizer: Any, *, pad: bool,
         if filling is None:
             raise ConfigError(
                 f"{where}: character splits fill a document up with a padding token, and {tokenizer.name} has none; "
-                "name a fourth of tokens=, or add one with `penstock tokenizer add`"
+                f"name a fourth of tokens=, or add one: {_addition(tokenizer.name, names[3:] or ['<pad>'])}"
             )
         due = (*due, filling)
     ids = tuple(_id_of(token, role, tokenizer, where) for role, token in zip(ROLES, due, strict=False))
@@ -68,15 +90,21 @@ def _family(known: dict[str, int], name: str, where: str) -> tuple[str, str, str
     if found is None:
         first = next(iter(FAMILIES.values()))
         raise ConfigError(
-            f"{where}: {name} has no tokens for infilling of any known family ({', '.join(FAMILIES)}); add "
-            f"{', '.join(first)} with `penstock tokenizer add`, or say which to use: tokens=(prefix, middle, suffix)"
+            f"{where}: {name} has no tokens for infilling of any known family ({', '.join(FAMILIES)}); say which to "
+            f"use, tokens=(prefix, middle, suffix), or add some: {_addition(name, first)}"
         )
     return found
 
 
+def _addition(name: str, tokens: Sequence[int | str]) -> str:
+    """The command that adds control tokens."""
+    options = " ".join(f"--token {token!r}" for token in tokens)
+    return f"penstock tokenizer add {name} {options} --output DIR, and tokenizer=DIR here"
+
+
 def _id_of(token: int | str, role: str, tokenizer: Any, where: str) -> int:
     if isinstance(token, str):
-        cure = "add it with `penstock tokenizer add`, or name others: tokens=(prefix, middle, suffix)"
+        cure = f"name another in tokens=, or add it: {_addition(tokenizer.name, [token])}"
         return look_up(tokenizer, token, role=role, where=where, cure=cure)
     if token >= tokenizer.vocab_size:
         raise ConfigError(f"{where}: {role} is {token}; {tokenizer.name} has ids below {tokenizer.vocab_size}")
