@@ -25,13 +25,15 @@ class Backend:
     """What it is asked for by."""
     refusal: Callable[[AttentionRule, torch.device, torch.dtype], str | None]
     """What it cannot do for such a row, as the end of a sentence that begins with its name; None if it can."""
-    prepare: Callable[[AttentionRule, torch.device], Attend]
+    prepare: Callable[[AttentionRule, torch.device, torch.dtype], Attend]
     """Do once what all layers need: masks, lengths."""
 
 
 def attend_heads(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False) -> Tensor:
     """Scaled dot-product attention of [tokens, heads, dim], with as many key heads as there are or fewer.
 
+    `mask` [queries, keys] is added to the scores, or says who sees whom; torch turns the latter into the former and
+    keeps that for the backward pass, in each layer anew.
     `causal` is aligned top-left by torch, so it is right for as many keys as queries only.
     """
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))

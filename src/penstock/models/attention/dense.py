@@ -6,7 +6,7 @@ from penstock.inputs import AttentionRule
 from penstock.models.attention.backend import Attend, Backend, attend_heads
 
 
-def _prepare(rule: AttentionRule, device: torch.device) -> Attend:
+def _prepare(rule: AttentionRule, device: torch.device, dtype: torch.dtype) -> Attend:
     mask = torch.from_numpy(rule.dense_mask()).to(device)
     return lambda q, k, v: attend_heads(q, k, v, mask=mask)
 

@@ -35,7 +35,7 @@ def flex_mask_mod(document_ids: Tensor, prefix: Tensor | None = None) -> MaskMod
     )
 
 
-def _prepare(rule: AttentionRule, device: torch.device) -> Attend:
+def _prepare(rule: AttentionRule, device: torch.device, dtype: torch.dtype) -> Attend:
     ids = torch.from_numpy(rule.document_ids).to(device)
     prefix = torch.from_numpy(rule.prefix).to(device) if rule.bidirectional else None
     blocks = create_block_mask(flex_mask_mod(ids, prefix), None, None, rule.num_slots, rule.num_slots, device=device)

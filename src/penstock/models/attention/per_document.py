@@ -1,71 +1,57 @@
-"""A scaled-dot-product call for each document: no wasted products between documents, so the way of the CPU.
+"""A call of attention for each document: no wasted products between documents, so the way of the CPU.
 
-A document with a prefix takes two calls: the prefix in full, and the rest, which sees the whole document up to itself.
-The rest has more keys than queries, and torch's `is_causal` is aligned top-left, so it gets a mask of its own, aligned
-bottom-right: (rest × document) bytes a document, made once a row.
-
-Queries, keys and values are split and the outputs joined in one operation each. Slices instead would each have a
-backward pass over the whole row.
+There it is one operation (`cpu_op`). Elsewhere it is a row of `scaled_dot_product_attention`, whose masks for documents
+with prefixes are made once a row: rest × document numbers each.
 """
-
-from dataclasses import dataclass
-from typing import final
 
 import torch
 from torch import Tensor
 
 from penstock.inputs import AttentionRule
 from penstock.models.attention.backend import Attend, Backend, attend_heads
+from penstock.models.attention.calls import calls
+from penstock.models.attention.cpu_op import attend_documents
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Queries that one call answers; the parts of a row follow each other."""
+def prepare_operation(rule: AttentionRule) -> Attend:
+    """As one operation on the CPU."""
+    pieces = torch.tensor(rule.pieces, dtype=torch.int64)
 
-    document: int
-    queries: int
-    keys: int
-    mask: Tensor | None
-    causal: bool
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = attend_documents(q, k, v, pieces)[0]
+        return out
+
+    return attend
 
 
-def _prepare(rule: AttentionRule, device: torch.device) -> Attend:
+def prepare_calls(rule: AttentionRule, device: torch.device, dtype: torch.dtype) -> Attend:
+    """As calls of torch's own attention, on any device.
+
+    Queries, keys and values are split and outputs joined in one operation each; slices instead would each have a
+    backward pass over the whole row.
+    """
+    made = list(calls(rule.pieces.tolist(), device, dtype))
+    counts = [call.queries.stop - call.queries.start for call in made]
     lengths = (rule.pieces[:, 2] - rule.pieces[:, 0]).tolist()
-    prefixes = (rule.pieces[:, 1] - rule.pieces[:, 0]).tolist()
-    parts = [
-        part
-        for document, (length, prefix) in enumerate(zip(lengths, prefixes, strict=True))
-        for part in _parts(document, length, prefix, device)
-    ]
-    counts = [part.queries for part in parts]
+    documents = {begin: number for number, begin in enumerate(rule.pieces[:, 0].tolist())}
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = k.split(lengths), v.split(lengths)
-        outputs = [
-            attend_heads(
-                query,
-                keys[part.document][: part.keys],
-                values[part.document][: part.keys],
-                mask=part.mask,
-                causal=part.causal,
+        outputs = []
+        for call, queries in zip(made, q.split(counts), strict=True):
+            document, seen = documents[call.keys.start], call.keys.stop - call.keys.start
+            outputs.append(
+                attend_heads(
+                    queries, keys[document][:seen], values[document][:seen], mask=call.mask, causal=call.causal
+                )
             )
-            for query, part in zip(q.split(counts), parts, strict=True)
-        ]
         return torch.cat(outputs)
 
     return attend
 
 
-def _parts(document: int, length: int, prefix: int, device: torch.device) -> list[_Part]:
-    if prefix <= 1:
-        return [_Part(document, length, length, None, True)]
-    whole = _Part(document, prefix, prefix, None, False)
-    rest = length - prefix
-    if not rest:
-        return [whole]
-    mask = torch.ones(rest, length, dtype=torch.bool, device=device).tril(prefix)
-    return [whole, _Part(document, rest, length, mask, False)]
+def _prepare(rule: AttentionRule, device: torch.device, dtype: torch.dtype) -> Attend:
+    return prepare_operation(rule) if device.type == "cpu" else prepare_calls(rule, device, dtype)
 
 
 PER_DOCUMENT = Backend(name="per_document", refusal=lambda rule, device, dtype: None, prepare=_prepare)

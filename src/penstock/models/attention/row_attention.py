@@ -34,8 +34,8 @@ class RowAttention:
 
     backend: str
     """The name of what computes it, also where `auto` chose."""
-    rule: AttentionRule
-    """Whom each token sees."""
+    slots: int
+    """T, of the row it was made for."""
     device: torch.device
     """Where queries, keys and values must be."""
     dtype: torch.dtype
@@ -63,7 +63,13 @@ class RowAttention:
         if reason is not None:
             others = [other.name for other in BACKENDS.values() if other.refusal(rule, device, dtype) is None]
             raise ConfigError(f"attention backend {name!r} {reason}; for this row take {' or '.join(others)}")
-        return cls(backend=name, rule=rule, device=device, dtype=dtype, _attend=BACKENDS[name].prepare(rule, device))
+        return cls(
+            backend=name,
+            slots=rule.num_slots,
+            device=device,
+            dtype=dtype,
+            _attend=BACKENDS[name].prepare(rule, device, dtype),
+        )
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend: q [T, heads, dim] to k and v [T, kv_heads, dim], kv_heads a divisor of heads → [T, heads, dim].
@@ -71,17 +77,20 @@ class RowAttention:
         Raises:
             ConfigError: Shapes, device or dtype are not those this was made for.
         """
-        heads, slots = q.shape[1], self.rule.num_slots
-        if not (len(q) == len(k) == len(v) == slots and k.shape == v.shape and heads % k.shape[1] == 0):
+        slots, heads, dim = self.slots, q.shape[1], q.shape[2]
+        fit = q.shape[0] == slots and k.shape == v.shape and k.shape[0] == slots and k.shape[2] == dim
+        if not fit or heads % k.shape[1]:
             raise ConfigError(
                 f"attention over a row of {slots} slots needs q [{slots}, heads, dim] and k, v [{slots}, a divisor of "
                 f"heads, dim]; got q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
             )
-        if q.dtype != self.dtype or q.device.type != self.device.type:
-            raise ConfigError(
-                f"attention was made ready for {self.dtype} on {self.device.type}, got {q.dtype} on {q.device.type}; "
-                "give RowAttention.of the device and dtype of the queries (under autocast, autocast's)"
-            )
+        for x in (q, k, v):
+            if x.dtype != self.dtype or x.device.type != self.device.type:
+                raise ConfigError(
+                    f"attention was made ready for {self.dtype} on {self.device.type}, got {x.dtype} on "
+                    f"{x.device.type}; give RowAttention.of the device and dtype of q, k and v (under autocast, its "
+                    "dtype)"
+                )
         return self._attend(q, k, v)
 
 

@@ -41,7 +41,7 @@ def _find() -> Callable[..., Any] | None:
     return varlen_attn
 
 
-def _prepare(rule: AttentionRule, device: torch.device) -> Attend:
+def _prepare(rule: AttentionRule, device: torch.device, dtype: torch.dtype) -> Attend:
     function = _find()
     assert function is not None, "refused before"
     settings = causal_settings(function)
