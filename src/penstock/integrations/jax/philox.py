@@ -1,5 +1,7 @@
 """Philox4x32-10 in 32-bit arithmetic: the random words of `penstock.randomness`, without 64-bit integers."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +19,7 @@ def multiply_high(a: jax.Array, b: jax.Array | np.uint32) -> jax.Array:
     return a_high * b_high + (cross_1 >> _HALF) + (cross_2 >> _HALF) + carry
 
 
-def random_words(key: jax.Array, purpose: int, count: int) -> jax.Array:
+def random_words(key: jax.Array, purpose: Any, count: int) -> jax.Array:
     """Words 0 … count − 1 of a purpose, uint32 [count]: lane i % 4 of block i // 4 (Salmon et al. 2011).
 
     Args:
@@ -25,15 +27,19 @@ def random_words(key: jax.Array, purpose: int, count: int) -> jax.Array:
         purpose: Second word of the counter.
         count: How many, static.
     """
-    c0 = jnp.arange(-(-count // 4), dtype=jnp.uint32)
-    c1, c2, c3 = jnp.full_like(c0, purpose), jnp.zeros_like(c0), jnp.zeros_like(c0)
-    k0, k1 = key[0], key[1]
-    for _ in range(10):
-        high_0, low_0 = multiply_high(c0, _MULTIPLIERS[0]), c0 * _MULTIPLIERS[0]
-        high_1, low_1 = multiply_high(c2, _MULTIPLIERS[1]), c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = high_1 ^ c1 ^ k0, low_1, high_0 ^ c3 ^ k1, low_0
-        k0, k1 = k0 + _WEYL[0], k1 + _WEYL[1]
-    return jnp.stack([c0, c1, c2, c3], axis=-1).reshape(-1)[:count]
+    block = jnp.arange(-(-count // 4), dtype=jnp.uint32)
+    zero = jnp.zeros_like(block)
+    start = (block, zero + jnp.asarray(purpose, jnp.uint32), zero, zero, key[0], key[1])
+    # A loop, not ten rounds in a row: XLA would fuse those, and compute the first once for every use in the later ones.
+    words = jax.lax.fori_loop(0, 10, _round, start)[:4]
+    return jnp.stack(words, axis=-1).reshape(-1)[:count]
+
+
+def _round(_: Any, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    c0, c1, c2, c3, k0, k1 = state
+    high_0, low_0 = multiply_high(c0, _MULTIPLIERS[0]), c0 * _MULTIPLIERS[0]
+    high_1, low_1 = multiply_high(c2, _MULTIPLIERS[1]), c2 * _MULTIPLIERS[1]
+    return high_1 ^ c1 ^ k0, low_1, high_0 ^ c3 ^ k1, low_0, k0 + _WEYL[0], k1 + _WEYL[1]
 
 
 def below(word: jax.Array, bound: jax.Array) -> jax.Array:

@@ -6,10 +6,11 @@ same, and then the only other way to a collision, a number that an earlier colli
 draws at once, twice as far in each round.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from penstock.integrations.jax.philox import below, random_words
 from penstock.integrations.jax.settings import DenoiseSettings
@@ -67,7 +68,7 @@ def lay_out(settings: DenoiseSettings, length: jax.Array, key: jax.Array) -> Lay
     return Layout(task, noise, whole_spans, spans, offset, bar, slots)
 
 
-def draw_ends(total: jax.Array, parts: jax.Array, purpose: int, key: jax.Array, room: int, limit: int) -> jax.Array:
+def draw_ends(total: jax.Array, parts: jax.Array, purpose: Any, key: jax.Array, room: int, limit: int) -> jax.Array:
     """int32 [room]: the ascending ends of `parts` positive parts of `total`, all ways alike; `total` from there on.
 
     Args:
@@ -88,9 +89,22 @@ def draw_ends(total: jax.Array, parts: jax.Array, purpose: int, key: jax.Array, 
     collides = live & (first[jnp.clip(drawn, 0, limit - 1)] < draw)
     # A number from first_last on may have been added by the collision of that draw; who asks nobody asks itself.
     asked = jnp.where(live & (drawn >= first_last), drawn - first_last, draw)
-    for _ in range(max(room - 1, 1).bit_length()):
-        collides, asked = collides | collides[asked], asked[asked]
+    # A loop, not as many rounds in a row: XLA would fuse those, and compute the first once for every use in later ones.
+    collides, asked = jax.lax.while_loop(_asks_on, _ask_on, (collides, asked))
+    collides = collides | collides[asked]
     return 1 + jnp.sort(jnp.where(live, jnp.where(collides, last, drawn), total - 1))
+
+
+def _asks_on(state: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Whether somebody asks one who asks another."""
+    _, asked = state
+    return jnp.any(asked != asked[asked])
+
+
+def _ask_on(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Take over the answer so far of whom one asks, and ask whom that one asks."""
+    collides, asked = state
+    return collides | collides[asked], asked[asked]
 
 
 def find_cut(kept_ends: jax.Array, noise_ends: jax.Array, layout: Layout, length: jax.Array) -> jax.Array:
@@ -112,8 +126,9 @@ def find_spans(
     """(begins, ends), int32 [S] each: the spans of noise, ascending; `length` past their number."""
     room, limit = len(settings.sentinels), settings.max_length
     parts = layout.whole_spans
-    kept_ends = draw_ends(length - layout.noise, parts, k.CUT_KEPT, key, room, limit)
-    noise_ends = draw_ends(layout.noise, parts, k.CUT_NOISE, key, room, limit)
+    totals, purposes = jnp.stack([length - layout.noise, layout.noise]), np.array([k.CUT_KEPT, k.CUT_NOISE])
+    draw_both = jax.vmap(draw_ends, in_axes=(0, None, 0, None, None, None))
+    kept_ends, noise_ends = draw_both(totals, parts, purposes, key, room, limit)
     is_spans = layout.task[k.TASK_KIND] == k.SPANS
     rolls = is_spans & (settings.header[k.ROLL] != 0)
     cut = jnp.where(rolls, find_cut(kept_ends, noise_ends, layout, length), length)
