@@ -248,3 +248,18 @@ def test_documents_of_one_token_and_rows_too_short(tmp_path):
     assert all((row.targets == -100).all() for row in rows)
     with pytest.raises(ConfigError, match=r"infill: rows of 3 slots leave none"):
         make([ps.Source(single, objective=INFILL)], sequence_length=3)
+
+
+def test_explain_says_where_slots_come_from_and_what_was_done(data):
+    loader = mixture(data)
+    step = next(iter(loader))
+    tasks = set()
+    for number, row in enumerate(step):
+        pieces = loader.explain(0, number)
+        borders = [piece.begin for piece in pieces]
+        assert borders == row.cu_seqlens[: len(pieces)].tolist()
+        assert sum(piece.num_tokens for piece in pieces) == row.num_tokens
+        tasks |= {piece.task for piece in pieces if piece.source == "denoised"}
+        assert {piece.task for piece in pieces if piece.source == "plain"} <= {""}
+    assert tasks <= {"R", "X", "S"}
+    assert tasks

@@ -7,7 +7,8 @@ from typing import Any, final
 from penstock.errors import ConfigError
 from penstock.loader._kernels import SOURCE
 from penstock.loader.mixture import Mixture
-from penstock.sampling import BEGIN, DOCUMENT, POSITION, TOKENS
+from penstock.loader.rewriting import Rewriting
+from penstock.sampling import BEGIN, DOCUMENT, LENGTH, POSITION, TOKENS
 
 
 @final
@@ -20,7 +21,7 @@ class PieceOrigin:
     begin: int
     """First slot in the row."""
     num_tokens: int
-    """Slots taken."""
+    """Slots taken: as many as its tokens, or what the objective made of them."""
     source: str
     """Name of the source."""
     document: int
@@ -32,18 +33,23 @@ class PieceOrigin:
     origin: Any
     """File and line (or row) of the record."""
     text: str | None
-    """What the tokens say; None when the tokenizer cannot be loaded."""
+    """What its tokens say, before the objective rewrites them; None when the tokenizer cannot be loaded."""
+    task: str = ""
+    """What the objective did to it, by name ("R", "PSM", …); empty for objectives without tasks."""
 
     def __str__(self) -> str:
         part = f" from token {self.first_token}" if self.first_token else ""
         text = "" if self.text is None else f": {self.text[:60]!r}"
+        task = f" {self.task}" if self.task else ""
         return (
-            f"row {self.row} [{self.begin}:{self.begin + self.num_tokens}] {self.source} {self.origin} "
+            f"row {self.row} [{self.begin}:{self.begin + self.num_tokens}]{task} {self.source} {self.origin} "
             f"(document {self.document}{part}, epoch {self.epoch}){text}"
         )
 
 
-def explain(mixture: Mixture, datasets: Sequence[Any], plan: Any, row: int | None) -> list[PieceOrigin]:
+def explain(
+    mixture: Mixture, datasets: Sequence[Any], rewritings: Sequence[Rewriting], plan: Any, row: int | None
+) -> list[PieceOrigin]:
     """The pieces of a planned step, or of one of its rows, in order."""
     rows = range(len(plan.row_starts) - 1) if row is None else [row]
     found = []
@@ -53,17 +59,18 @@ def explain(mixture: Mixture, datasets: Sequence[Any], plan: Any, row: int | Non
         begin = 0
         for piece in plan.pieces[plan.row_starts[number] : plan.row_starts[number + 1]]:
             source, dataset = mixture.sources[piece[SOURCE]], datasets[piece[SOURCE]]
-            document, first, count = int(piece[DOCUMENT]), int(piece[BEGIN]), int(piece[TOKENS])
+            document, first, slots = int(piece[DOCUMENT]), int(piece[BEGIN]), int(piece[LENGTH])
             stored = dataset[document]
             low, high = (round(part * len(dataset)) for part in source.slice)
             found.append(
                 PieceOrigin(
-                    row=number, begin=begin, num_tokens=count, source=source.name, document=document,
+                    row=number, begin=begin, num_tokens=slots, source=source.name, document=document,
                     first_token=first, epoch=int(piece[POSITION]) // (high - low), origin=stored.origin,
-                    text=_text(dataset, stored.tokens[first : first + count]),
+                    text=_text(dataset, stored.tokens[first : first + int(piece[TOKENS])]),
+                    task=rewritings[piece[SOURCE]].task(piece),
                 )
             )  # fmt: skip
-            begin += count
+            begin += slots
     return found
 
 

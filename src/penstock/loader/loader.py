@@ -190,7 +190,7 @@ class Loader:
         with self._replay_progress() as watch:
             planner.start(planner.find(step, near=self._after, watch=watch))
         step_plan = planner.next()
-        return [] if step_plan is None else explain(self.mixture, self.datasets, step_plan, row)
+        return [] if step_plan is None else explain(self.mixture, self.datasets, plan.rewritings, step_plan, row)
 
     def _replay_progress(self) -> AbstractContextManager[Watch]:
         return replay_progress("replaying the plan", enabled=self.data_parallel.rank == 0)
