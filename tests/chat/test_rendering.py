@@ -247,3 +247,16 @@ def test_forged_control_text_is_never_literal(real_data):
             assert "evil" not in literal, path.stem
             seen += "evil" in rendered.text
     assert seen > 120
+
+
+@pytest.mark.parametrize("added", ["m.content | safe + '<'", "'<' + m.content | e", "'<%s>' | safe % m.content"])
+def test_text_that_jinja_escapes_is_refused(added):
+    """It is not that of transformers, and so nothing of it may be trained."""
+    template = Template(source="{% for m in messages %}{{ " + added + " }}{% endfor %}")
+    with pytest.raises(RecordError, match=r"cannot be traced, as Jinja escapes what is added behind \|safe or \|e"):
+        template.render(ask("a <b>"))
+
+
+def test_filters_that_make_markup_are_no_problem_by_themselves():
+    template = Template(source="{% for m in messages %}{{ m.content | safe ~ '<' }}{{ m.content | e }}{% endfor %}")
+    assert template.render(ask("a <b>")).text == template.render_plain(ask("a <b>")) == "a <b><a &lt;b&gt;"

@@ -25,6 +25,8 @@ from penstock.tokenizers import Tokenizer
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _OWN = Path(__file__).parent / "templates"
+_MARKUP = re.compile(r"\|\s*(?:safe|e|escape|forceescape|xmlattr|urlize)\b")
+"""Filters behind which Jinja escapes what `+`, `%` and the like add: of these the text may not be traced."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -95,9 +97,12 @@ class Template:
         Raises:
             RecordError: The template refuses the conversation, or cannot render it; the message is the template's.
         """
-        traced = [trace(_with_reasoning(message), number) for number, message in enumerate(messages)]
+        plain = [_with_reasoning(message) for message in messages]
+        traced = [trace(message, number) for number, message in enumerate(plain)]
         given = {name: trace(value, GIVEN, name) for name, value in {"tools": tools, **variables}.items()}
         text = self._run(self._traced, traced, given.pop("tools"), add_generation_prompt, given)
+        if _MARKUP.search(self.source):
+            self._check_text(text, self._run(self._plain, plain, tools, add_generation_prompt, variables))
         return Rendered(text=str.__str__(Traced(text)), runs=Traced(text)._runs)
 
     def render_plain(
@@ -111,6 +116,13 @@ class Template:
         """The text alone; arguments and errors are those of `render`."""
         plain = [_with_reasoning(message) for message in messages]
         return self._run(self._plain, plain, tools, add_generation_prompt, variables)
+
+    def _check_text(self, traced: str, plain: str) -> None:
+        if not str.__eq__(traced, plain):
+            raise RecordError(
+                f"chat template {self.name}: the text that it writes cannot be traced, as Jinja escapes what is added "
+                "behind |safe or |e; write a ~ b there in place of a + b, or leave the filter out"
+            )
 
     def _run(
         self, template: jinja2.Template, messages: list[Any], tools: Any, prompt: bool, variables: Mapping[str, Any]

@@ -3,6 +3,8 @@
 const tabs = { documents: documentsTab, rows: rowsTab, figures: overview };
 const open = Object.keys(tabs).filter(name => name === "figures" || tabs[name].parts.length);
 const places = Object.fromEntries(open.map(name => [name, 0]));
+// Two settings are compared for what differs between them.
+if (comparing) places.documents = Math.max(0, page.changed.findIndex(count => count !== 0));
 let current = open[0], listed = [];
 
 function steppers() {
