@@ -14,25 +14,23 @@ import itertools
 import textwrap
 import types
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from penstock.config.document import Document, Place, dotted
+from penstock.config.document import Document, Place
+from penstock.config.kinds import KINDS, OBJECTIVE, is_tag, kind_model, objective_of, tagged_model, told_apart
 from penstock.errors import ConfigError
 from penstock.loader import Source
-from penstock.objectives import Causal
 from penstock.prepare.chat_settings import GROUPS, ChatSettings
-
-OBJECTIVES: dict[str, Callable[[], Any]] = {"causal": Causal}
-"""What `objective:` may say."""
 
 _IN_FILES: dict[tuple[type, str], tuple[Any, Callable[[Any], Any]]] = {
     (Source, "path"): (str, str),
     (ChatSettings, "template"): (str, str),
     (ChatSettings, "date"): (str | datetime.date | None, lambda day: day and str(day)),
-    (Source, "objective"): (Literal[tuple(OBJECTIVES)], lambda name: OBJECTIVES[name]()),
+    (Source, "objective"): (OBJECTIVE, objective_of),
 }
 """(class, field) → (its type in a file, how to make its value), for fields that hold more than a file can say."""
 
@@ -51,7 +49,7 @@ def model_of(settings: type) -> type[BaseModel]:
             fields |= {name: (one.annotation, one) for name, one in inner.items()}
             continue
         in_file, _ = _IN_FILES.get((settings, field.name), (None, None))
-        kind = in_file or _checked_type(hints[field.name])
+        kind = _checked_type(in_file or hints[field.name])
         fields[field.name] = (kind, Field(default=_default(settings, field), description=notes.get(field.name)))
     config = ConfigDict(extra="forbid", frozen=True)
     model: type[BaseModel] = create_model(settings.__name__, __config__=config, __doc__=settings.__doc__, **fields)
@@ -69,12 +67,12 @@ def build(value: Any, document: Document, place: Place = ()) -> Any:
         return type(value)(build(entry, document, (*place, index)) for index, entry in enumerate(value))
     if not isinstance(value, BaseModel):
         return value
-    settings = value.__settings_class__  # type: ignore[attr-defined]
+    settings = type(value).__settings_class__  # type: ignore[attr-defined]
     arguments = {}
     for name in value.model_fields_set:
         _, convert = _IN_FILES.get((settings, name), (None, None))
-        entry = getattr(value, name)
-        arguments[name] = convert(entry) if convert else build(entry, document, (*place, name))
+        entry = build(getattr(value, name), document, (*place, name))
+        arguments[name] = convert(entry) if convert else entry
     try:
         for group, kind in _SPREAD.get(settings, {}).items():
             arguments[group] = kind(**{name: arguments.pop(name) for name in field_names(kind) if name in arguments})
@@ -124,7 +122,11 @@ def _checked_type(hint: Any) -> Any:
     origin = get_origin(hint)
     if origin is None or origin is Literal:
         return hint
-    inner = tuple(_checked_type(argument) for argument in get_args(hint))
+    kinds = [argument for argument in get_args(hint) if argument in KINDS]
+    if len(kinds) > 1:
+        models = [(settings, kind_model(settings, model_of(settings))) for settings in kinds]
+        return told_apart(models, [argument for argument in get_args(hint) if argument not in KINDS])
+    inner = tuple(_checked_type(argument) for argument in get_args(hint) if argument is not Fraction)
     if origin in (Union, types.UnionType):
         return Union[inner]  # noqa: UP007  (made at run time)
     return list[inner[0]] if origin is Sequence else origin[inner]  # type: ignore[valid-type]
@@ -141,16 +143,17 @@ def _default(settings: type, field: "dataclasses.Field[Any]") -> Any:
 
 def _complaint(document: Document, settings: type, problem: Any) -> str:
     """One line about one problem that pydantic found."""
-    place: Place = problem["loc"]
+    tagged: Place = problem["loc"]
+    place = tuple(part for part in tagged if not is_tag(part))
     where = document.where(place)
     match problem["type"]:
         case "extra_forbidden":
-            known = list(_model_at(model_of(settings), place[:-1]).model_fields)
+            known = list(_model_at(model_of(settings), tagged[:-1]).model_fields)
             close = difflib.get_close_matches(str(place[-1]), known, 1, 0.5)
             hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
             return f"{where}: unknown key; {hint}"
         case "missing":
-            return f"{where}: missing; {_note(settings, place)}"
+            return f"{where}: missing; {_note(settings, tagged)}"
         case "model_type":
             return f"{where}: found {problem['input']!r}, due a mapping of keys"
         case _:
@@ -161,15 +164,20 @@ def _complaint(document: Document, settings: type, problem: Any) -> str:
 def _note(settings: type, place: Place) -> str:
     model = _model_at(model_of(settings), place[:-1])
     field = model.model_fields.get(str(place[-1]))
-    return f"it must be given: {field.description}" if field and field.description else f"{dotted(place)} must be given"
+    return f"it must be given: {field.description}" if field and field.description else f"{place[-1]} must be given"
 
 
 def _model_at(model: type[BaseModel], place: Place) -> type[BaseModel]:
-    """The model that checks the mapping at `place`."""
+    """The model that checks the mapping at `place`, in which pydantic says which kind it took things for."""
+    hint: Any = None
     for part in place:
         if isinstance(part, int):
             continue
-        model = _inner_model(model.model_fields[part].annotation) or model
+        if is_tag(part):
+            model = tagged_model(hint, part) or model
+        else:
+            hint = model.model_fields[part].annotation
+            model = _inner_model(hint) or model
     return model
 
 

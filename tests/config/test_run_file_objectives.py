@@ -1,0 +1,119 @@
+"""Objectives in the run file: by name, by kind and by preset; what is refused, and with which words."""
+
+import jsonschema
+import pytest
+import yaml
+
+from penstock.config import load_run, run_schema
+from penstock.errors import ConfigError
+from penstock.objectives import Causal, CausalLM, Denoise, Infill, PrefixLM, SpanCorruption
+
+FILE = """\
+data:
+  sources:
+    - path: data/web
+      objective: {}
+  loader:
+    sequence_length: 256
+    rows_per_step: 8
+"""
+
+TASKS = """
+        kind: denoise
+        roll: false
+        sentinels: [5, "<extra_id_1>"]
+        tasks:
+          - {kind: spans, rate: 0.15, mean: 3, mode: "[NLU]"}
+          - {kind: spans, rate: 1/3, mean: 3, weight: 2}
+          - {kind: prefix, sentinel: false}
+          - kind: causal"""
+
+GOOD = {
+    "causal": Causal(),
+    "infill": Infill(),
+    "ul2": Denoise.ul2(),
+    "ul2r": Denoise.ul2r(),
+    "t5": Denoise.t5(),
+    "{kind: infill, rate: 0.9, split: character, tokens: [1, 2, <s>], room: 4}": Infill(
+        rate=0.9, split="character", tokens=(1, 2, "<s>"), room=4
+    ),
+    "{preset: ul2r, sentinels: [7, 8, 9], modes: {R: 3, S: '[S]'}}": Denoise.ul2r(
+        modes={"R": 3, "S": "[S]"}, sentinels=[7, 8, 9]
+    ),
+    "{preset: ul2, modes: null, max_length: 512}": Denoise.ul2(modes=None, max_length=512),
+    "{kind: denoise, preset: t5, final_sentinel: true}": Denoise.t5(final_sentinel=True),
+    TASKS: Denoise(
+        [
+            SpanCorruption(0.15, 3, mode="[NLU]"),
+            SpanCorruption("1/3", 3, weight=2),
+            PrefixLM(sentinel=False),
+            CausalLM(),
+        ],
+        roll=False,
+        sentinels=[5, "<extra_id_1>"],
+    ),
+}
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load(objective, assignments=()):
+        (tmp_path / "run.yaml").write_text(FILE.format(objective))
+        return load_run(tmp_path / "run.yaml", assignments).data.sources[0].objective
+
+    return load
+
+
+@pytest.mark.parametrize("text", GOOD)
+def test_a_run_file_says_what_python_says(load, text):
+    assert load(text) == GOOD[text]
+
+
+@pytest.mark.parametrize("text", GOOD)
+def test_the_schema_accepts_it(text):
+    jsonschema.validate(yaml.safe_load(FILE.format(text)), run_schema())
+
+
+def test_overrides_reach_into_an_objective(load):
+    assignments = ["data.sources.0.objective.rate=1", "data.sources.0.objective.spm_rate=0"]
+    assert load("{kind: infill}", assignments) == Infill(rate=1, spm_rate=0)
+    assert load("causal", ["data.sources.web.objective=ul2r"]) == Denoise.ul2r()
+
+
+MISTAKES = {
+    "ul3": r"run.yaml:4: data.sources.0.objective: found 'ul3', due 'causal', 'infill', 'ul2', 'ul2r' or 't5'",
+    "{kind: infil}": r"found {'kind': 'infil'}, due a name \(causal, .*t5\), or a mapping with kind: denoise or",
+    "{rate: 0.5}": r"run.yaml:4: data.sources.0.objective: found {'rate': 0.5}, due a name \(causal, infill, ul2",
+    "[infill]": r"objective: found \['infill'\], due a name",
+    "{kind: infill, rat: 0.5}": r"run.yaml:4: data.sources.0.objective.rat: unknown key; did you mean 'rate'\?",
+    "{kind: infill, rate: 1.5}": r"run.yaml:4: data.sources.0.objective: infill: rate must be a share from 0 to 1",
+    "{kind: infill, rate: lots}": r"run.yaml:4: data.sources.0.objective.rate: found 'lots', due a valid number",
+    "{kind: infill, zzz: true}": r"objective.zzz: unknown key; known here: rate, spm_rate, .*kind",
+    "{kind: infill, splitter: x}": r"objective.splitter: unknown key",
+    "{kind: denoise}": r"objective: denoising has tasks or a preset \(ul2, ul2r, t5\); found neither",
+    "{preset: ul2, tasks: [{kind: causal}]}": r"objective: denoising has tasks or a preset .*; found both",
+    "{preset: t5, modes: {R: 3}}": r"objective: modes are the mode tokens of the presets ul2 and ul2r",
+    "{preset: ul4}": r"objective.preset: found 'ul4', due 'ul2', 'ul2r' or 't5'",
+    "{kind: denoise, tasks: [{kind: span}]}": r"tasks.0: found {'kind': 'span'}, due a mapping with kind: spans or",
+    "{kind: denoise, tasks: []}": r"objective: Denoise: tasks is empty",
+    TASKS.replace("mean: 3, mode", "meen: 3, mode"): (
+        r"(?s)run.yaml:9: data.sources.0.objective.tasks.0.mean: missing; it must be given: Mean tokens of a span.*"
+        r"run.yaml:9: data.sources.0.objective.tasks.0.meen: unknown key; did you mean 'mean'\?"
+    ),
+    TASKS.replace("0.15", "7"): r"run.yaml:9: data.sources.0.objective.tasks.0: rate is 7",
+    TASKS.replace("sentinel: false", "rates: 1"): r"run.yaml:11: .*tasks.2.rates: unknown key; did you mean 'rate'\?",
+}
+
+
+@pytest.mark.parametrize("text", MISTAKES)
+def test_mistakes_are_refused_with_their_place(load, text):
+    with pytest.raises(ConfigError, match=MISTAKES[text]):
+        load(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["ul3", "{kind: infill, rat: 0.5}", "{rate: 0.5}", "{kind: denoise, tasks: [{kind: span}]}"]
+)
+def test_the_schema_refuses_it(text):
+    with pytest.raises(jsonschema.ValidationError, match=r"objective|ul3|denoise|tasks"):
+        jsonschema.validate(yaml.safe_load(FILE.format(text)), run_schema())
