@@ -25,7 +25,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", "train") from error
 
-from penstock.models.attention.flex import flex_mask_mod
+from penstock.models.attention.flex_mask import flex_mask_mod
 from penstock.models.attention.row_attention import BACKENDS, REQUIREMENTS, RowAttention, attend, choose
 
 __all__ = ["BACKENDS", "REQUIREMENTS", "RowAttention", "attend", "choose", "flex_mask_mod"]

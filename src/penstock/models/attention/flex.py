@@ -5,40 +5,24 @@ there without gradients and refused with them.
 """
 
 import warnings
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import flex_attention
 
 from penstock.errors import ConfigError
 from penstock.inputs import AttentionRule
 from penstock.models.attention.backend import Attend, Backend
-
-MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(batch, head, query, key) → whether the query sees the key: FlexAttention's `mask_mod`."""
-
-
-def flex_mask_mod(document_ids: Tensor, prefix: Tensor | None = None) -> MaskMod:
-    """The rule as a `mask_mod`, for `create_block_mask` and `create_mask` of FlexAttention.
-
-    Args:
-        document_ids: [T] number of each slot's document, on the device of the attention.
-        prefix: [T] bool, whether the slot is in its document's prefix; None where all attention is causal.
-    """
-    if prefix is None:
-        return lambda batch, head, query, key: (document_ids[query] == document_ids[key]) & (key <= query)
-    return lambda batch, head, query, key: (
-        (document_ids[query] == document_ids[key]) & ((key <= query) | (prefix[query] & prefix[key]))
-    )
+from penstock.models.attention.flex_blocks import block_mask
+from penstock.models.attention.flex_mask import flex_mask_mod
 
 
 def _prepare(rule: AttentionRule, device: torch.device, dtype: torch.dtype) -> Attend:
     ids = torch.from_numpy(rule.document_ids).to(device)
     prefix = torch.from_numpy(rule.prefix).to(device) if rule.bidirectional else None
-    blocks = create_block_mask(flex_mask_mod(ids, prefix), None, None, rule.num_slots, rule.num_slots, device=device)
+    blocks = block_mask(rule, flex_mask_mod(ids, prefix), device)
     call = _compiled() if device.type == "cuda" else _unfused
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -1,0 +1,39 @@
+"""Block masks from pieces are those that FlexAttention finds by asking about each pair."""
+
+import time
+
+import torch
+from attention_makers import make_rule
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import create_block_mask
+
+from penstock.models.attention import flex_mask_mod
+from penstock.models.attention.flex_blocks import block_mask
+
+LONG = st.lists(st.integers(1, 400).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), min_size=1, max_size=4)
+CPU = torch.device("cpu")
+
+
+@settings(deadline=None, max_examples=60)
+@given(LONG)
+def test_blocks_are_those_of_torch(documents: list[tuple[int, int]]) -> None:
+    rule = make_rule(documents)
+    mask_mod = flex_mask_mod(torch.from_numpy(rule.document_ids), torch.from_numpy(rule.prefix))
+    found = block_mask(rule, mask_mod, CPU)
+    due = create_block_mask(mask_mod, None, None, rule.num_slots, rule.num_slots, device="cpu")
+    assert found.seq_lengths == due.seq_lengths
+    assert found.BLOCK_SIZE == due.BLOCK_SIZE
+    for side in ("kv", "q", "full_kv", "full_q"):
+        counts, mine = getattr(found, f"{side}_num_blocks"), getattr(found, f"{side}_indices")
+        assert torch.equal(counts, getattr(due, f"{side}_num_blocks")), side
+        assert torch.equal(mine, getattr(due, f"{side}_indices")), side
+        assert mine.dtype == getattr(due, f"{side}_indices").dtype
+
+
+def test_a_long_row_is_quick() -> None:
+    """It has 4 billion pairs of tokens."""
+    rule = make_rule([(16_384, 5000)] * 4)
+    begun = time.perf_counter()
+    block_mask(rule, flex_mask_mod(torch.from_numpy(rule.document_ids)), CPU)
+    assert time.perf_counter() - begun < 2
