@@ -1,6 +1,10 @@
 """An objective of one's own: in few lines, tried by the contract, packed like the built-in ones."""
 
+import importlib.util
+import sys
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,30 +15,18 @@ from penstock.errors import ConfigError
 from penstock.objectives import Causal, Written, check_objective
 
 
-@dataclass(frozen=True)
-class Reverse:
-    """Half of the documents from back to front, behind a token that says so."""
+def example():
+    """The documented one."""
+    path = Path(__file__).parents[2] / "examples" / "reverse_training.py"
+    spec = importlib.util.spec_from_file_location("reverse_training", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["reverse_training"] = module
+    spec.loader.exec_module(module)
+    assert len(path.read_text().splitlines()) < 50
+    return module.ReverseTraining
 
-    marker: int = 999
-    name: str = "reverse"
 
-    def document_limit(self, sequence_length):
-        return sequence_length - 1
-
-    def measure(self, lengths, keys):
-        return lengths + self._chosen(keys)
-
-    def write(self, tokens, weights, key):
-        if not self._chosen(np.uint64(key)):
-            return Written(tokens=tokens, weights=weights)
-        counts = np.ones(len(tokens), np.float32) if weights is None else weights[::-1]
-        return Written(
-            tokens=np.concatenate([[self.marker], tokens[::-1]]),
-            weights=np.concatenate([[0], counts]).astype(np.float32),
-        )
-
-    def _chosen(self, keys):
-        return (keys & np.uint64(1)).astype(np.int64)
+Reverse = partial(example(), marker=999)
 
 
 @pytest.fixture
@@ -97,9 +89,10 @@ def test_weights_of_the_dataset_go_with_their_tokens(tmp_path):
 
 
 @dataclass(frozen=True)
-class Broken(Reverse):
-    """Reverse with one promise broken."""
+class Broken(example()):
+    """The example with one promise broken."""
 
+    marker: int = 999
     fault: str = ""
 
     def measure(self, lengths, keys):
@@ -158,7 +151,7 @@ def test_the_loader_refuses_what_was_not_promised(fault, message, data):
 
 
 def test_an_objective_must_say_itself(data):
-    class Nameless(Reverse):
+    class Nameless(Broken):
         __repr__ = object.__repr__
 
     with pytest.raises(ConfigError, match="frozen dataclass"):

@@ -20,7 +20,9 @@ from penstock.loader import Step
 Rows = ModelInput | Sequence[ModelInput] | Step
 """One row, several of one length, or all that this rank has of a step."""
 
-REQUIREMENTS = InputRequirements(asked_by="a Hugging Face model", loss_weights=True, positions=True, cu_seqlens=True)
+REQUIREMENTS = InputRequirements(
+    asked_by="a Hugging Face model", loss_weights=True, positions=True, cu_seqlens=True, prefix=False
+)
 """What a loader must give for this integration; a loader that is told nothing gives more than that."""
 
 
