@@ -75,6 +75,17 @@ def heaviest(weights, begin, end):
     return largest
 
 
+@inline_kernel
+def _copy_sections(document, first, second, out, prefix, suffix, middle):
+    """Copy the sections of [0, first), [first, second) and [second, …) to their places."""
+    for i in range(first):
+        out[prefix + i] = document[i]
+    for i in range(second - first):
+        out[middle + i] = document[first + i]
+    for i in range(len(document) - second):
+        out[suffix + i] = document[second + i]
+
+
 @kernel
 def write_infill(program, tokens, weights, key, out_tokens, out_weights):
     """Rewrite one document into exactly its measured slots; `weights` and `out_weights` may be empty: all count 1."""
@@ -89,14 +100,10 @@ def write_infill(program, tokens, weights, key, out_tokens, out_weights):
     out_tokens[0] = program[PREFIX]
     out_tokens[suffix - 1] = program[SUFFIX]
     out_tokens[middle_token] = program[MIDDLE]
-    out_tokens[prefix : prefix + first] = tokens[:first]
-    out_tokens[suffix : suffix + length - second] = tokens[second:]
-    out_tokens[middle : middle + second - first] = tokens[first:second]
+    _copy_sections(tokens, first, second, out_tokens, prefix, suffix, middle)
     if len(weights) == 0:
         return
-    out_weights[prefix : prefix + first] = weights[:first]
-    out_weights[suffix : suffix + length - second] = weights[second:]
-    out_weights[middle : middle + second - first] = weights[first:second]
+    _copy_sections(weights, first, second, out_weights, prefix, suffix, middle)
     # In SPM the first token opens nothing, and the middle token prefix and middle.
     opened = first if order == PSM else np.int64(0)
     out_weights[0] = heaviest(weights, 0, opened)
