@@ -32,6 +32,10 @@ DECIDE, CUT_KEPT, CUT_NOISE = 0, 1, 2
 """Purposes of random words."""
 CHUNK_BLOCKS = 64
 """Blocks of random words that are drawn at once."""
+WIDTH = 16
+"""Tokens that are copied at once."""
+SPARE_ENDS = 8
+"""Entries that listing ends may write too many."""
 
 
 @inline_kernel
@@ -127,34 +131,63 @@ def draw_words(first_block, blocks, purpose, key, words):
 
 
 @inline_kernel
-def draw_ends(total, parts, purpose, key, words, chosen, ends):
-    """Cut `total` into `parts` positive parts, all compositions alike; ascending ends, the last is `total`.
+def choose_gap(chosen, last, word):
+    """One step of Floyd's algorithm in a bitset: a gap in [0, last], or `last` where that one is chosen already.
 
-    A uniform set of cuts among the total - 1 gaps, by Floyd's algorithm (Bentley and Floyd 1987), in the bitset `chosen`.
+    Both places are written, so that no address waits for what was read: a third of the time of writing to the one.
     """
-    cuts = parts - 1
-    num_words = (total + 62) >> 6
-    for i in range(num_words):
-        chosen[i] = 0
-    one = np.uint64(1)
+    one, six, low = np.uint64(1), np.uint64(6), np.uint64(63)
+    drawn = below(word, last + one)
+    there = chosen[drawn >> six]
+    chosen[drawn >> six] = there | (one << (drawn & low))
+    chosen[last >> six] |= ((there >> (drawn & low)) & one) << (last & low)
+
+
+@kernel
+def choose_gaps(kept, noise, cuts, key, words, kept_gaps, noise_gaps):
+    """Uniform sets of `cuts` among the gaps between the kept tokens and among those between the noise tokens.
+
+    Floyd's algorithm (Bentley and Floyd 1987). Each step waits for the one before it, so the two go side by side.
+    """
     for begin in range(0, cuts, 4 * CHUNK_BLOCKS):
         size = min(cuts - begin, 4 * CHUNK_BLOCKS)
         # Whole vectors: a remainder would cost more than the blocks that are not needed.
-        draw_words(begin >> 2, (((size + 3) >> 2) + 7) & ~7, purpose, key, words)
+        blocks = (((size + 3) >> 2) + 7) & ~7
+        draw_words(begin >> 2, blocks, CUT_KEPT, key, words[: 4 * CHUNK_BLOCKS])
+        draw_words(begin >> 2, blocks, CUT_NOISE, key, words[4 * CHUNK_BLOCKS :])
         for i in range(size):
-            last = np.uint64(total - 1 - cuts + begin + i)
-            drawn = below(words[(i & 3) * CHUNK_BLOCKS + (i >> 2)], last + one)
-            if (chosen[drawn >> np.uint64(6)] >> (drawn & np.uint64(63))) & one:
-                drawn = last
-            chosen[drawn >> np.uint64(6)] |= one << (drawn & np.uint64(63))
+            place = (i & 3) * CHUNK_BLOCKS + (i >> 2)
+            choose_gap(kept_gaps, np.uint64(kept - 1 - cuts + begin + i), words[place])
+            choose_gap(noise_gaps, np.uint64(noise - 1 - cuts + begin + i), words[4 * CHUNK_BLOCKS + place])
+
+
+@intrinsic
+def popcount(typing_context, value):
+    """Number of set bits of a uint64 (one instruction), int64."""
+
+    def codegen(context, builder, signature, arguments):
+        return builder.ctpop(arguments[0])
+
+    return types.int64(types.uint64), codegen
+
+
+@kernel
+def list_ends(gaps, total, ends):
+    """Ends of the parts that `total` is cut into, ascending; may write eight entries too many.
+
+    Eight bits at once, whether they are set or not: the number of set bits in a word cannot be foreseen.
+    """
     found = 0
-    for place in range(num_words):
-        bits = chosen[place]
-        while bits != np.uint64(0):
-            ends[found] = (place << 6) + np.int64(trailing_zeros(bits)) + 1
-            found += 1
-            bits &= bits - one
-    ends[cuts] = total
+    for place in range((total + 62) >> 6):
+        bits = gaps[place]
+        first = found
+        found += popcount(bits)
+        while first < found:
+            for i in range(8):
+                ends[first + i] = (place << 6) + np.int64(trailing_zeros(bits)) + 1
+                bits &= bits - np.uint64(1)
+            first += 8
+    ends[found] = total
 
 
 @inline_kernel
@@ -189,8 +222,8 @@ def find_cut(kept_ends, noise_ends, spans, offset):
 
 @inline_kernel
 def scratch_words(length, spans):
-    """uint64 of working memory for one document: random words, a bitset, and four lists of spans."""
-    return 2 * CHUNK_BLOCKS + (length >> 6) + 1 + 2 * (spans + 1)
+    """uint64 of working memory for one document: random words, two bitsets, two lists of ends."""
+    return 4 * CHUNK_BLOCKS + 2 * ((length >> 6) + 1) + spans + 1 + SPARE_ENDS
 
 
 @kernel
@@ -200,39 +233,58 @@ def place_spans(roll, length, noise, spans, word, key, scratch, begins, ends):
     The mask is drawn on a circle that begins with kept tokens. The document begins at `cut` of it: the spans after it
     come first, those before it a whole length later.
     """
+    bitset = (length >> 6) + 1
     memory = scratch.ctypes.data
-    words = view_u32(np.uint64(memory), 4 * CHUNK_BLOCKS)
-    memory += 16 * CHUNK_BLOCKS
-    chosen = view_u64(np.uint64(memory), (length >> 6) + 1)
-    memory += 8 * ((length >> 6) + 1)
-    kept_ends = view_u32(np.uint64(memory), spans)
-    noise_ends = view_u32(np.uint64(memory + 4 * spans), spans)
-    draw_ends(length - noise, spans, CUT_KEPT, key, words, chosen, kept_ends)
-    draw_ends(noise, spans, CUT_NOISE, key, words, chosen, noise_ends)
-    shift = np.int64(0)
-    if roll:
-        shift = find_cut(kept_ends, noise_ends, spans, np.int64(below(word, np.uint64(length)))) % length
+    words = view_u32(np.uint64(memory), 8 * CHUNK_BLOCKS)
+    memory += 32 * CHUNK_BLOCKS
+    kept_gaps = view_u64(np.uint64(memory), bitset)
+    noise_gaps = view_u64(np.uint64(memory + 8 * bitset), bitset)
+    memory += 16 * bitset
+    kept_ends = view_u32(np.uint64(memory), spans + SPARE_ENDS)
+    noise_ends = view_u32(np.uint64(memory + 4 * (spans + SPARE_ENDS)), spans + SPARE_ENDS)
+    for i in range(bitset):
+        kept_gaps[i] = 0
+        noise_gaps[i] = 0
+    choose_gaps(length - noise, noise, spans - 1, key, words, kept_gaps, noise_gaps)
+    list_ends(kept_gaps, length - noise, kept_ends)
+    list_ends(noise_gaps, noise, noise_ends)
+    if not roll:
+        return turn_spans(kept_ends, noise_ends, spans, 0, length, begins, ends)
+    cut = find_cut(kept_ends, noise_ends, spans, np.int64(below(word, np.uint64(length))))
+    return turn_spans(kept_ends, noise_ends, spans, cut % length, length, begins, ends)
+
+
+@kernel
+def shift_spans(kept_ends, noise_ends, shift, begins, ends):
+    """Begins and ends of spans 1, 2, … of a circle, each plus `shift` (uint32, wrapping around). Compiles to vectors."""
+    for i in range(len(kept_ends) - 1):
+        begins[i] = kept_ends[i + 1] + noise_ends[i] + shift
+        ends[i] = kept_ends[i + 1] + noise_ends[i + 1] + shift
+
+
+@inline_kernel
+def turn_spans(kept_ends, noise_ends, spans, shift, length, begins, ends):
+    """Spans in the order of a document that begins at `shift` of the circle; gives their number."""
     first = 0
     while np.int64(kept_ends[first]) + np.int64(noise_ends[first]) <= shift:
         first += 1
-    found = 0
-    before = np.int64(noise_ends[first - 1]) if first > 0 else np.int64(0)
-    for span in range(first, spans):
-        begins[found] = max(np.int64(kept_ends[span]) + before - shift, 0)
-        before = np.int64(noise_ends[span])
-        ends[found] = np.int64(kept_ends[span]) + before - shift
-        found += 1
-    before = np.int64(0)
     turn = length - shift
-    for span in range(first + 1):
-        begin = np.int64(kept_ends[span]) + before + turn
-        if begin >= length:
-            break
-        before = np.int64(noise_ends[span])
-        begins[found] = begin
-        ends[found] = min(np.int64(kept_ends[span]) + before + turn, length)
-        found += 1
-    return found
+    found = spans - first
+    shift_spans(kept_ends[first:spans], noise_ends[first:spans], np.uint32(-shift), begins[1:], ends[1:])
+    before = np.int64(noise_ends[first - 1]) if first > 0 else np.int64(0)
+    begins[0] = max(np.int64(kept_ends[first]) + before - shift, 0)
+    ends[0] = np.int64(kept_ends[first]) + np.int64(noise_ends[first]) - shift
+    if first > 0:
+        begins[found] = np.int64(kept_ends[0]) + turn
+        ends[found] = np.int64(kept_ends[0]) + np.int64(noise_ends[0]) + turn
+        shift_spans(kept_ends[:first], noise_ends[:first], np.uint32(turn), begins[found + 1 :], ends[found + 1 :])
+    # What is left of the span that the document begins in, or the kept tokens before it.
+    begin = np.int64(kept_ends[first]) + before + turn
+    if begin >= length:
+        return spans
+    begins[spans] = begin
+    ends[spans] = length
+    return spans + 1
 
 
 @kernel
@@ -261,11 +313,11 @@ def _heaviest(weights, begin, end):
 
 
 @intrinsic
-def _copy_eight(typing_context, source, destination):
-    """Copy eight int32 from one address to another, in one load and one store."""
+def _copy_vector(typing_context, source, destination):
+    """Copy `WIDTH` int32 from one address to another, as vectors."""
 
     def codegen(context, builder, signature, arguments):
-        pointer = ir.VectorType(ir.IntType(32), 8).as_pointer()
+        pointer = ir.VectorType(ir.IntType(32), WIDTH).as_pointer()
         loaded = builder.load(builder.inttoptr(arguments[0], pointer), align=4)
         builder.store(loaded, builder.inttoptr(arguments[1], pointer), align=4)
         return context.get_dummy_value()
@@ -275,16 +327,17 @@ def _copy_eight(typing_context, source, destination):
 
 @inline_kernel
 def _copy(tokens, begin, end, out, at):
-    """Copy tokens[begin:end] to out[at:]. May write up to seven more slots of `out`, which are written later.
+    """Copy tokens[begin:end] to out[at:]. May write up to WIDTH - 1 more slots of `out`, which are written later.
 
-    Spans are short: eight at once is a third of the time of an exact loop. Near either end of memory, one by one.
+    Most runs are short, and how short cannot be foreseen: to copy too much costs less than to guess wrong. Near either
+    end of memory, one by one.
     """
     size = end - begin
-    if end + 8 <= len(tokens) and at + size + 8 <= len(out):
+    if end + WIDTH <= len(tokens) and at + size + WIDTH <= len(out):
         source = np.uint64(tokens.ctypes.data + 4 * begin)
         destination = np.uint64(out.ctypes.data + 4 * at)
-        for i in range(0, size, 8):
-            _copy_eight(source + np.uint64(4 * i), destination + np.uint64(4 * i))
+        for i in range(0, size, WIDTH):
+            _copy_vector(source + np.uint64(4 * i), destination + np.uint64(4 * i))
     else:
         for i in range(size):
             out[at + i] = tokens[begin + i]
