@@ -146,7 +146,7 @@ def _refuse_lost_targets(targets: Array, predicts: Array, document_ids: Array) -
     if len(lost):
         raise ConfigError(
             f"document {document_ids[lost[0]]} of the row has targets inside its prefix (slot {lost[0]}), and an "
-            "encoder predicts nothing: they would be lost; take the objective with train_on_inputs=False"
+            "encoder predicts nothing: they would be lost; an objective must give tokens of its prefix the weight 0"
         )
 
 
@@ -156,6 +156,6 @@ def _refuse_too_short(encoder: _Side, decoder: _Side) -> None:
     if reads + padded > encoder.length or predicts > decoder.length:
         raise ConfigError(
             f"a row needs {reads} encoder slots{' and one for padding' if padded else ''}, and {predicts} decoder "
-            f"slots; there are encoder_length={encoder.length} and decoder_length={decoder.length}; sequence_length + 1 "
-            "and sequence_length are always enough"
+            f"slots; there are encoder_length={encoder.length} and decoder_length={decoder.length}; "
+            "sequence_length + 1 and sequence_length are always enough"
         )
