@@ -5,7 +5,7 @@ number on both sides, so the whole of attention is in document ids: an encoder s
 document, a decoder slot the decoder slots of its document up to itself, and all encoder slots of its document.
 Padding is one more document, on both sides, so that no attention row is empty; that is why the encoder keeps a slot of
 padding where the decoder has any. Targets and their weights are the row's own, each of them and no other, so a step's
-loss denominator holds. O(row) and no loop: some dozens of microseconds for 4,096 slots.
+loss denominator holds. O(row) and no loop: under 0.1 ms for 4,096 slots.
 """
 
 from dataclasses import dataclass
