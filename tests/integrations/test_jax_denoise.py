@@ -1,0 +1,203 @@
+"""Denoising in JAX against the compiled writer: the same tokens, weights, prefix and slots for the same keys."""
+
+from dataclasses import replace
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import ConfigError
+from penstock.objectives.denoise import Denoise
+from penstock.objectives.tasks import CausalLM, PrefixLM, SpanCorruption
+from penstock.randomness import philox
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+from penstock.integrations import jax as psj  # noqa: E402
+from penstock.integrations.jax.philox import below, multiply_high, random_words  # noqa: E402
+from penstock.integrations.jax.spans import draw_ends, share_of  # noqa: E402
+
+LONGEST = 300
+PAD = 0
+SENTINELS = tuple(range(1000, 1400))
+MODES = {"R": 2001, "X": 2002, "S": 2003}
+CASES = {
+    "ul2": Denoise.ul2(modes=MODES, sentinels=SENTINELS),
+    "ul2r": Denoise.ul2r(modes=MODES, sentinels=SENTINELS, final_sentinel=True, input_end=2009),
+    "t5": Denoise.t5(sentinels=SENTINELS),
+    "causal attention": Denoise.ul2(
+        modes=None, sentinels=SENTINELS, roll=False, bidirectional=False, train_on_inputs=True
+    ),
+    "extremes": Denoise(
+        [
+            SpanCorruption("9/10", 1.5),
+            SpanCorruption(0.5, 1),
+            SpanCorruption("999/1000", 1000),
+            PrefixLM(sentinel=False, rate="1/3"),
+            CausalLM(mode=7),
+            CausalLM(),
+        ],
+        sentinels=SENTINELS,
+        final_sentinel=True,
+    ),
+    "no sentinels": Denoise([PrefixLM(sentinel=False), CausalLM(mode=7, weight=0.5)], sentinels=()),
+}
+words = st.integers(0, 2**32 - 1)
+
+
+MAX_SLOTS = max(objective.worst(LONGEST)[0] for objective in CASES.values())
+
+
+@lru_cache
+def in_one_shape(case):
+    """Settings with tasks that never come and sentinels that nobody needs, so that one trace serves all cases."""
+    made = psj.DenoiseSettings.of(CASES[case], LONGEST)
+    more = 7 - len(made.tasks)
+    return replace(
+        made,
+        thresholds=np.pad(made.thresholds, (0, more), constant_values=2**32 - 1),
+        tasks=np.pad(made.tasks, ((0, more), (0, 0)), mode="edge"),
+        sentinels=np.pad(made.sentinels, (0, 300 - len(made.sentinels))),
+    )
+
+
+def assert_same(objective, document, key, got):
+    """All of M slots: what is written, and nothing after it."""
+    written = objective.write(document, None, key)
+    slots = len(written.tokens)
+    assert (int(got.slots), int(got.prefix)) == (slots, written.prefix)
+    assert got.tokens[:slots].tolist() == written.tokens.tolist()
+    assert got.weights[:slots].tolist() == written.weights.tolist()
+    assert not got.tokens[slots:].any()
+    assert not got.weights[slots:].any()
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.sampled_from(sorted(CASES)),
+    st.integers(1, 12) | st.integers(1, LONGEST),
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**32),
+    st.sampled_from([2, 1100, 2**31 - 1]),
+)
+def test_a_document_is_what_the_compiled_writer_writes(case, length, key, seed, vocabulary):
+    """Any ids: 0 and the pad id, those of sentinels, the largest; and any at all after the document's end."""
+    tokens = np.random.default_rng(seed).integers(0, vocabulary, LONGEST, dtype=np.int32)
+    got = psj.denoise(tokens, length, psj.split_keys(key), in_one_shape(case), max_slots=MAX_SLOTS)
+    assert_same(CASES[case], tokens[:length], key, jax.tree.map(np.asarray, got))
+
+
+def test_a_batch_of_all_lengths():
+    generator, tool = np.random.default_rng(7), psj.Denoiser(CASES["ul2"], max_length=LONGEST)
+    lengths = np.arange(1, LONGEST + 1)
+    tokens = generator.integers(0, 3, (LONGEST, LONGEST), dtype=np.int32)
+    for _ in range(3):
+        keys = generator.integers(0, 2**64, LONGEST, dtype=np.uint64)
+        got = jax.tree.map(np.asarray, tool(tokens, lengths, keys))
+        for i, length in enumerate(lengths.tolist()):
+            assert_same(CASES["ul2"], tokens[i, :length], int(keys[i]), jax.tree.map(lambda leaf, i=i: leaf[i], got))
+
+
+def test_a_long_document_of_many_spans():
+    objective = Denoise([SpanCorruption(0.5, 3)], sentinels=range(60_000, 61_000))
+    tool = psj.Denoiser(objective, max_length=4096)
+    tokens = np.random.default_rng(1).integers(0, 50_000, (4, 4096), dtype=np.int32)
+    keys = np.array([0, 1, 2**63, 2**64 - 1], np.uint64)
+    got = jax.tree.map(np.asarray, tool(tokens, [4096, 4096, 4095, 3001], keys))
+    for i, length in enumerate([4096, 4096, 4095, 3001]):
+        assert_same(objective, tokens[i, :length], int(keys[i]), jax.tree.map(lambda leaf, i=i: leaf[i], got))
+
+
+def test_other_settings_need_no_other_trace():
+    traces = []
+
+    @jax.jit
+    def run(tokens, length, key, settings):
+        traces.append(None)
+        return psj.denoise(tokens, length, key, settings, max_slots=420)
+
+    tokens = np.arange(LONGEST, dtype=np.int32)
+    objectives = [
+        Denoise([SpanCorruption(0.15, 3), PrefixLM()], sentinels=SENTINELS),
+        Denoise([SpanCorruption(0.15, 3, mode=5, weight=0.2), PrefixLM(rate=0.3)], sentinels=SENTINELS[::-1]),
+        Denoise([CausalLM(), SpanCorruption(0.15, 3)], sentinels=SENTINELS, bidirectional=False, input_end=3),
+    ]
+    for objective in objectives:
+        chosen = psj.DenoiseSettings.of(objective, LONGEST)
+        for key in range(5):
+            got = run(tokens, 40 + key, psj.split_keys(key), chosen)
+            assert_same(objective, tokens[: 40 + key], key, jax.tree.map(np.asarray, got))
+    assert len(traces) == 1
+
+
+def test_what_does_not_fit_is_refused_or_told():
+    tool, tokens = psj.Denoiser(CASES["t5"], max_length=LONGEST), np.zeros((2, LONGEST), np.int32)
+    with pytest.raises(ConfigError, match=r"document 1 of the batch has 301 tokens; due: 1 … 300"):
+        tool(tokens, [300, 301], [1, 2])
+    with pytest.raises(ConfigError, match=r"document 0 of the batch has 0 tokens; due: 1 … 300"):
+        tool(tokens, [0, 300], [1, 2])
+    with pytest.raises(ConfigError, match=r"tokens are \[2, 300\], lengths \[3\], keys \[2\]; due: \[B, 300\], \[B\]"):
+        tool(tokens, [1, 2, 3], [1, 2])
+    with pytest.raises(ConfigError, match=r"needs up to 15 sentinels in task 'spans', and there are 10"):
+        psj.Denoiser(Denoise.t5(sentinels=range(1000, 1010)), max_length=LONGEST)
+    with pytest.raises(ConfigError, match="the sentinels must be looked up in a tokenizer first"):
+        psj.Denoiser(Denoise.t5(), max_length=LONGEST)
+    with pytest.raises(ConfigError, match="max_length is 0; due: 1 or more"):
+        psj.Denoiser(CASES["t5"], max_length=0)
+    with pytest.raises(ConfigError, match="documents of 301 tokens, but the settings have sentinels for 300"):
+        psj.denoise(np.zeros(301, np.int32), 5, psj.split_keys(1), tool.settings, max_slots=400)
+    narrow = psj.Denoiser(CASES["t5"], max_length=LONGEST, max_slots=320)
+    with pytest.raises(ConfigError, match=r"document 1 of the batch has 330 slots; due: 320 at most; raise max_slots"):
+        narrow(tokens, [250, 300], [1, 2])
+    inside = psj.denoise(tokens[0], 300, psj.split_keys(1), narrow.settings, max_slots=320)
+    assert int(inside.slots) == 330
+
+
+def floyd(total, parts, purpose, key):
+    """Ends of the parts, one draw after another."""
+    cuts, chosen = parts - 1, set()
+    for i in range(cuts):
+        word = int(philox(np.uint64(i // 4), np.uint64(purpose), np.uint64(key))[i % 4])
+        last = total - 1 - cuts + i
+        drawn = word * (last + 1) >> 32
+        chosen.add(last if drawn in chosen else drawn)
+    return [gap + 1 for gap in sorted(chosen)] + [total]
+
+
+draw_compiled = jax.jit(draw_ends, static_argnames=("room", "limit"))
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(1, 64), st.data())
+def test_compositions_are_those_of_the_sequential_draws(total, data):
+    """Many parts of little, where most draws collide with an earlier one, and with what collisions have added."""
+    parts = data.draw(st.integers(1, total))
+    key = data.draw(st.integers(0, 2**64 - 1))
+    ends = draw_compiled(total, parts, 2, psj.split_keys(key), room=64, limit=64).tolist()
+    assert ends == floyd(total, parts, 2, key) + [total] * (64 - parts)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2))
+def test_words_are_those_of_the_compiled_generator(key, purpose):
+    expected = [philox(np.uint64(block), np.uint64(purpose), np.uint64(key)) for block in range(3)]
+    assert random_words(psj.split_keys(key), purpose, 10).tolist() == np.ravel(expected)[:10].tolist()
+
+
+@settings(deadline=None, max_examples=200)
+@given(words, words)
+def test_high_words_of_products(a, b):
+    assert int(multiply_high(jnp.uint32(a), jnp.uint32(b))) == a * b >> 32
+    bound = b >> 1
+    assert int(below(jnp.uint32(a), jnp.int32(bound))) == a * bound >> 32
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(0, 2**22), st.integers(1, 1000), st.integers(1, 1000))
+def test_shares_are_rounded_half_to_even(number, numerator, denominator):
+    got = share_of(jnp.int32(number), jnp.int32(numerator), jnp.int32(denominator))
+    assert int(got) == round(Fraction(number * numerator, denominator))
