@@ -256,7 +256,7 @@ def place_spans(roll, length, noise, spans, word, key, scratch, begins, ends):
 
 @kernel
 def shift_spans(kept_ends, noise_ends, shift, begins, ends):
-    """Begins and ends of spans 1, 2, … of a circle, each plus `shift` (uint32, wrapping around). Compiles to vectors."""
+    """Begins and ends of spans 1, 2, … of a circle, plus `shift` (uint32, wrapping around). Compiles to vectors."""
     for i in range(len(kept_ends) - 1):
         begins[i] = kept_ends[i + 1] + noise_ends[i] + shift
         ends[i] = kept_ends[i + 1] + noise_ends[i + 1] + shift

@@ -1,0 +1,95 @@
+"""Control entries behind all others: ids keep their meaning, text its ids, and transformers agrees."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.errors import ConfigError, OutputError, TokenizerError
+from penstock.tokenizers import add_tokens, load_tokenizer, train_tokenizer
+from penstock.tokenizers.adding import difference
+
+TEXT = "the [NLU] cat <extra_id_1> sat on 12 mats"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("adding") / "base"
+    return train_tokenizer(["the cat sat on the mat"] * 20, vocab_size=290, output=folder, progress=False)
+
+
+def test_old_ids_and_texts_stay(base, tmp_path):
+    made = add_tokens(base, ["[NLU]"], sentinels=3, output=tmp_path / "made")
+    names = ["[NLU]", "<extra_id_0>", "<extra_id_1>", "<extra_id_2>"]
+    first = base.vocab_size
+    assert {name: made.special_tokens[name] for name in names} == {n: first + i for i, n in enumerate(names)}
+    assert made.vocab_size == first + 4
+    assert made.encode(TEXT).tolist() == base.encode(TEXT).tolist()
+    assert first + 2 in made.encode(TEXT, allow_control=True).tolist()
+    assert (made.bos_id, made.eos_id, made.pad_id) == (base.bos_id, base.eos_id, base.pad_id)
+    assert difference(base, made) is None
+    assert "fewer than" in difference(made, base)
+    assert load_tokenizer(tmp_path / "made").fingerprint == made.fingerprint != base.fingerprint
+
+
+def test_transformers_loads_it(base, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    made = add_tokens(base, ["[NLU]"], sentinels=2, output=tmp_path / "made")
+    theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "made"))
+    assert theirs.convert_tokens_to_ids(["[NLU]", "<extra_id_1>"]) == [base.vocab_size, base.vocab_size + 2]
+    assert len(theirs) == made.vocab_size
+    assert theirs(TEXT)["input_ids"] == made.encode(TEXT, allow_control=True).tolist()
+
+
+def test_sentinels_that_are_there_count(base):
+    once = add_tokens(base, sentinels=2)
+    assert add_tokens(once, sentinels=5).vocab_size == base.vocab_size + 5
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        ([], "due: new control entries"),
+        (["[A]", "[A]"], "due: new control entries, each once"),
+        ([""], "due: new control entries"),
+        (["<|bos|>"], r"has '<\|bos\|>' already, as id 0"),
+        (["the"], "has 'the' already"),
+    ],
+)
+def test_entries_that_cannot_be_added(base, tokens, message):
+    with pytest.raises(ConfigError, match=message):
+        add_tokens(base, tokens)
+
+
+def test_a_folder_in_use_stays(base, tmp_path):
+    add_tokens(base, ["[A]"], output=tmp_path)
+    before = (tmp_path / "tokenizer.json").read_bytes()
+    with pytest.raises(OutputError, match="is there already"):
+        add_tokens(base, ["[B]"], output=tmp_path)
+    assert (tmp_path / "tokenizer.json").read_bytes() == before
+
+
+def test_the_verb(base, tmp_path):
+    from penstock.cli import build_app
+
+    base.save(tmp_path / "base")
+    command = ["tokenizer", "add", str(tmp_path / "base"), "--token", "[NLU]", "--sentinels", "2"]
+    command += ["--output", str(tmp_path / "made"), "--json"]
+    result = CliRunner().invoke(build_app(command), command)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["special_tokens"]["<extra_id_1>"] == base.vocab_size + 2
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", ["hf/gpt2", "hf/t5-small", "hf/bert-base-uncased", "hf/phi-3-mini"])
+def test_real_tokenizers(real_data, name):
+    base = load_tokenizer(real_data / "tokenizers" / name)
+    made = add_tokens(base, ["[NLU]"], sentinels=120)
+    assert made.special_tokens["[NLU]"] == base.vocab_size
+    assert made.encode(TEXT).tolist() == base.encode(TEXT).tolist()
+
+
+@pytest.mark.real_data
+def test_other_formats_are_refused(real_data):
+    with pytest.raises(TokenizerError, match=r"entries can be added to a tokenizer\.json"):
+        add_tokens(real_data / "tokenizers" / "tiktoken" / "r50k_base.tiktoken", ["[A]"])
