@@ -154,6 +154,8 @@ def test_clean_up_is_counted_and_records_add_up(tmp_path, chat_tokenizer):
     assert (cleaned["truncated"], cleaned["too_long"]) == (1, 0)
     assert Dataset.open(tmp_path / "out").manifest.longest <= 40
     assert "2 dropped" in report.as_text()
+    assert "1 dropped: empty, or without any reply, such as <python>:2; " in report.as_text()
+    assert "1 dropped: nothing to train, such as <python>:3; " in report.as_text()
     dropped = run(records, chat_tokenizer, tmp_path / "drop", max_tokens=40, too_long="drop")
     assert (dropped.documents, dropped.dropped, dropped.chats["cleaned"]["too_long"]) == (2, 3, 1)
     with pytest.raises(RecordError, match=r"<python>:4: .*tokens in 6 messages; due at most 40"):

@@ -9,13 +9,16 @@ Two steps, because lengths are known only once a conversation is encoded:
 Each gives a `Counts` of one conversation; their sum is the report. `read = kept + dropped`, always.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import Literal, final
 
 from penstock.chat.conversation import Conversation, will_train
 from penstock.errors import ConfigError, ConversationError
 
+DROPPING = ("empty", "untrained", "too_long")
+"""The rules that drop a conversation, by the field of `Counts` that counts them."""
 TooLong = Literal["error", "drop", "truncate"]
 TOO_LONG: tuple[TooLong, ...] = ("error", "drop", "truncate")
 
@@ -47,7 +50,7 @@ class Counts:
     @property
     def dropped(self) -> int:
         """Conversations that are gone."""
-        return self.empty + self.untrained + self.too_long
+        return sum(getattr(self, rule) for rule in DROPPING)
 
     @property
     def kept(self) -> int:
@@ -57,13 +60,14 @@ class Counts:
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(**{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(Counts)})
 
-    def lines(self) -> list[str]:
-        """The report, one line a rule that did something."""
+    def lines(self, examples: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+        """The report, one line a rule that did something; `examples`: rule that dropped some → where the first was."""
+        such = {rule: f", such as {origin}" for rule, origin in examples.items()}
         told = [
             (self.trimmed, f"trimmed: {self.trimmed_messages:,} trailing messages that no reply follows"),
-            (self.empty, "dropped: empty, or without any reply"),
-            (self.untrained, "dropped: nothing to train"),
-            (self.too_long, "dropped: too long"),
+            (self.empty, f"dropped: empty, or without any reply{such.get('empty', '')}"),
+            (self.untrained, f"dropped: nothing to train{such.get('untrained', '')}"),
+            (self.too_long, f"dropped: too long{such.get('too_long', '')}"),
             (self.truncated, f"truncated at a turn: {self.truncated_messages:,} messages left out"),
         ]
         head = f"{self.kept:,} of {self.read:,} conversations kept"

@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 
 from penstock.chat import EncodedChat
-from penstock.chat.cleaning import Counts
+from penstock.chat.cleaning import DROPPING, Counts
 
 TEMPLATE = "(template)"
 """What stands for a role where a token is in no message's turn."""
@@ -53,6 +53,8 @@ class ChatSummary:
     """Figures of some conversations; those of rejected records count among the problems only."""
 
     cleaned: Counts = field(default_factory=Counts)
+    dropped: dict[str, str] = field(default_factory=dict)
+    """Rule of the clean-up that dropped conversations → where the first of them is."""
     layouts: dict[str, int] = field(default_factory=dict)
     """Layout → records."""
     documents: int = 0
@@ -104,9 +106,15 @@ class ChatSummary:
             entry.tokens += tokens[number]
             entry.trained += trained[number]
 
-    def add_cleaned(self, counts: Iterable[Counts]) -> None:
-        """Count what the clean-up did."""
-        for one, times in Counter(counts).items():
+    def add_cleaned(self, counts: Iterable[tuple[str, Counts]]) -> None:
+        """Count what the clean-up did; each with the origin of its record."""
+        found = list(counts)
+        for origin, one in found:
+            if one.dropped:
+                for rule in DROPPING:
+                    if getattr(one, rule):
+                        self.dropped.setdefault(rule, origin)
+        for one, times in Counter(one for _, one in found).items():
             scaled = {name.name: times * getattr(one, name.name) for name in fields(Counts)}
             self.cleaned = self.cleaned + Counts(**scaled)
 
@@ -122,6 +130,7 @@ class ChatSummary:
     def add(self, other: "ChatSummary") -> None:
         """Count all that another counted."""
         self.cleaned = self.cleaned + other.cleaned
+        self.dropped = other.dropped | self.dropped
         self.documents += other.documents
         self.straddling_tokens += other.straddling_tokens
         self.forged += other.forged
@@ -169,7 +178,7 @@ class ChatSummary:
     def lines(self) -> list[str]:
         """For people."""
         layouts = ", ".join(f"{name} {count:,}" for name, count in self.layouts.items())
-        lines = [f"conversations: {'; '.join(self.cleaned.lines())} (layout: {layouts})"]
+        lines = [f"conversations: {'; '.join(self.cleaned.lines(self.dropped))} (layout: {layouts})"]
         tokens, trained = (sum(getattr(role, name) for role in self.roles.values()) for name in ("tokens", "trained"))
         lines.append(f"trained: {trained:,} of {tokens:,} tokens, {_share(trained, tokens)}")
         lines.append(f"{'role':>16} {'messages':>10} {'tokens':>12} {'trained':>12}")

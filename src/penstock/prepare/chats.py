@@ -82,7 +82,7 @@ def encode_chats(
     good = [record for record in records if record.reason is None]
     kept = [record for record in good if record.chats]
     summary.layouts = dict(Counter(record.layout for record in good))
-    summary.add_cleaned(counts for record in good for counts in record.counts)
+    summary.add_cleaned((record.origin, counts) for record in good for counts in record.counts)
     summary.add_documents([one for record in kept for one in record.chats], control)
     return Encoded(
         splits=_documents(kept, block, encoder.tokenizer.vocab_size, settings),
