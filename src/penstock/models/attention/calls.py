@@ -2,7 +2,7 @@
 
 A document with a prefix takes two: the prefix in full, and the rest, which sees the whole document up to itself. The
 rest has more keys than queries, and torch's `is_causal` is aligned top-left, so it gets a mask of its own, aligned
-bottom-right. (The causal half over the whole document and the prefix over it needs no mask, but is 1.1 to 1.7 times
+bottom-right. (The causal half over the whole document and the prefix over it needs no mask, but is 1.0 to 1.7 times
 slower with prefixes of half and more, because torch's kernel on the CPU skips little of what is ahead.)
 """
 
