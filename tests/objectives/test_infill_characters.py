@@ -27,6 +27,19 @@ def tiny(tmp_path_factory):
     return train_tokenizer([TEXT] * 20, vocab_size=400, output=folder, special_tokens=names, progress=False)
 
 
+@pytest.fixture(scope="module")
+def byte_pairs(tmp_path_factory):
+    """Bytes and four pairs, of which the first in order merges first."""
+    pairs = [b"bc", b"ab", "水".encode()[2:] + b"a", b"ab" + "水".encode()[:1]]
+    ranks = [bytes([byte]) for byte in range(256)] + pairs
+    folder = tmp_path_factory.mktemp("pairs")
+    lines = [base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(ranks)]
+    (folder / "t.tiktoken").write_bytes(b"".join(lines))
+    names = {name: len(ranks) + place for place, name in enumerate(["[PREFIX]", "[MIDDLE]", "[SUFFIX]"])}
+    (folder / "encoding.json").write_text(json.dumps({"pattern": r"\s+|\S+", "special_tokens": names}))
+    return load_tokenizer(folder / "t.tiktoken")
+
+
 def resolved(tokenizer, **changes):
     facts = Facts(where="source 'code'", tokenizer=lambda: tokenizer, sequence_length=4096, longest=4000)
     return Infill(**({"rate": 1, "split": "character"} | changes)).resolve(facts)
@@ -97,15 +110,24 @@ def test_a_cut_without_room_moves_to_the_border_of_its_token(tiny):
     assert ["t", "he turbine", ""] in kept
 
 
-def test_a_token_encoded_anew_weighs_as_its_last_byte_did(tiny):
-    tokens = tiny.encode("the turbine").astype(np.int32)
-    sections = CharacterSplitter(tiny).split(tokens, np.array([0.5, 2], np.float32), 1, 6, 20)
-    found = [(tiny.decode([token]), weight) for s in sections for token, weight in zip(s.ids, s.weights, strict=True)]
-    assert "".join(text for text, _ in found) == "the turbine"
-    at = 0
-    for text, weight in found:
-        at += len(text)
-        assert weight == (0.5 if at <= 3 else 2)
+def test_a_token_encoded_anew_weighs_as_its_last_byte_did(byte_pairs):
+    tokens = byte_pairs.encode("abc").astype(np.int32)
+    assert [byte_pairs.decode([token]) for token in tokens] == ["a", "bc"]
+    sections = CharacterSplitter(byte_pairs).split(tokens, np.array([0.5, 2], np.float32), 2, 3, 20)
+    assert [byte_pairs.decode(section.ids) for section in sections] == ["ab", "c", ""]
+    assert [section.weights.tolist() for section in sections] == [[2], [2], []]
+
+
+def test_windows_end_where_characters_do(byte_pairs):
+    """Here a character is three tokens, and the cut token begins or ends inside one, wherever a window would end."""
+    tokens = byte_pairs.encode("水" * 30 + "a" + "水" * 30).astype(np.int32)
+    assert byte_pairs.byte_table[tokens[89]] == "水".encode()[2:] + b"a"
+    sections = CharacterSplitter(byte_pairs).split(tokens, np.ones(len(tokens), np.float32), 30, 61, 20)
+    assert [spelled(byte_pairs, s.ids).decode() for s in sections] == ["水" * 30, "a" + "水" * 30, ""]
+    tokens = byte_pairs.encode("ab" + "水" * 30).astype(np.int32)
+    assert byte_pairs.byte_table[tokens[0]] == b"ab" + "水".encode()[:1]
+    sections = CharacterSplitter(byte_pairs).split(tokens, np.ones(len(tokens), np.float32), 0, 1, 20)
+    assert [spelled(byte_pairs, s.ids).decode() for s in sections] == ["", "a", "b" + "水" * 30]
 
 
 @pytest.mark.parametrize("spm", [0, 1])
@@ -179,16 +201,11 @@ def test_what_character_splits_need_is_said(tiny, tmp_path):
         Infill(rate=1, split="character", tokens=(1, 2, 3, 4)).write(np.arange(5, dtype=np.int32), None, 1)
 
 
-def test_without_padding_in_the_vocabulary_one_must_be_named(tmp_path):
-    ranks = {bytes([byte]): byte for byte in range(256)}
-    lines = b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items())
-    (tmp_path / "t.tiktoken").write_bytes(lines)
-    names = {"[PREFIX]": 256, "[MIDDLE]": 257, "[SUFFIX]": 258}
-    (tmp_path / "encoding.json").write_text(json.dumps({"pattern": r"\s+|\S+", "special_tokens": names}))
-    tokenizer = load_tokenizer(tmp_path / "t.tiktoken")
+def test_without_padding_in_the_vocabulary_one_must_be_named(byte_pairs):
     with pytest.raises(ConfigError, match=r"fill a document up with a padding token, and .* has none; name a fourth"):
-        resolved(tokenizer)
-    assert resolved(tokenizer, tokens=("[PREFIX]", "[MIDDLE]", "[SUFFIX]", 0)).tokens == (256, 257, 258, 0)
+        resolved(byte_pairs)
+    named = resolved(byte_pairs, tokens=("[PREFIX]", "[MIDDLE]", "[SUFFIX]", 0))
+    assert named.tokens == (*(byte_pairs.special_tokens[name] for name in ("[PREFIX]", "[MIDDLE]", "[SUFFIX]")), 0)
 
 
 REAL = [
