@@ -65,9 +65,9 @@ def in_one_shape(case):
     )
 
 
-def assert_same(objective, document, key, got):
+def assert_same(objective, document, key, got, weights=None):
     """All of M slots: what is written, and nothing after it."""
-    written = objective.write(document, None, key)
+    written = objective.write(document, weights, key)
     slots = len(written.tokens)
     assert (int(got.slots), int(got.prefix)) == (slots, written.prefix)
     assert got.tokens[:slots].tolist() == written.tokens.tolist()
@@ -87,8 +87,12 @@ def assert_same(objective, document, key, got):
 def test_a_document_is_what_the_compiled_writer_writes(case, length, key, seed, vocabulary):
     """Any ids: 0 and the pad id, those of sentinels, the largest; and any at all after the document's end."""
     tokens = np.random.default_rng(seed).integers(0, vocabulary, LONGEST, dtype=np.int32)
-    got = psj.denoise(tokens, length, psj.split_keys(key), in_one_shape(case), max_slots=MAX_SLOTS)
+    chosen, halves = in_one_shape(case), psj.split_keys(key)
+    got = psj.denoise(tokens, length, halves, chosen, max_slots=MAX_SLOTS)
     assert_same(CASES[case], tokens[:length], key, jax.tree.map(np.asarray, got))
+    weights = np.random.default_rng(seed + 1).choice(np.float32([0, 0, 0.5, 1, 2.25]), LONGEST)
+    got = psj.denoise(tokens, length, halves, chosen, weights, max_slots=MAX_SLOTS)
+    assert_same(CASES[case], tokens[:length], key, jax.tree.map(np.asarray, got), weights[:length])
 
 
 def test_a_batch_of_all_lengths():

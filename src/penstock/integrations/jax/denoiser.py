@@ -19,10 +19,12 @@ def split_keys(keys: Any) -> np.ndarray[Any, np.dtype[np.uint32]]:
 
 
 @partial(jax.jit, static_argnames="max_slots")
-def denoise_batch(tokens: Any, lengths: Any, keys: Any, settings: DenoiseSettings, *, max_slots: int) -> Denoised:
-    """`denoise` of [B, T] tokens with [B] lengths and [B, 2] keys; all that comes out has a leading [B]."""
-    each = jax.vmap(partial(denoise, max_slots=max_slots), in_axes=(0, 0, 0, None))
-    written: Denoised = each(tokens, lengths, keys, settings)
+def denoise_batch(
+    tokens: Any, lengths: Any, keys: Any, settings: DenoiseSettings, weights: Any = None, *, max_slots: int
+) -> Denoised:
+    """`denoise` of [B, T] tokens and weights with [B] lengths and [B, 2] keys; all that comes out has a leading [B]."""
+    each = jax.vmap(partial(denoise, max_slots=max_slots), in_axes=(0, 0, 0, None, 0))
+    written: Denoised = each(tokens, lengths, keys, settings, weights)
     return written
 
 
@@ -54,13 +56,14 @@ class Denoiser:
         self.settings: DenoiseSettings = jax.device_put(DenoiseSettings.of(objective, max_length))
         self.max_slots = objective.worst(max_length)[0] if max_slots is None else max_slots
 
-    def __call__(self, tokens: Any, lengths: Any, keys: Any) -> Denoised:
+    def __call__(self, tokens: Any, lengths: Any, keys: Any, weights: Any = None) -> Denoised:
         """Denoise a batch.
 
         Args:
             tokens: int32 [B, max_length], each document first in its row; what comes after it is not looked at.
             lengths: [B] tokens of each document, on the host.
             keys: uint64 [B], on the host.
+            weights: float32 [B, max_length], how much each token counts where it is a target; None = 1.
 
         Raises:
             ConfigError: A document is longer than `max_length`, empty, or takes more than `max_slots`: names it.
@@ -75,7 +78,7 @@ class Denoiser:
         slots = self.objective.measure(lengths, keys)
         self._refuse(slots, slots > self.max_slots, "slots", f"{self.max_slots} at most; raise max_slots")
         written: Denoised = denoise_batch(
-            tokens, lengths.astype(np.int32), split_keys(keys), self.settings, max_slots=self.max_slots
+            tokens, lengths.astype(np.int32), split_keys(keys), self.settings, weights, max_slots=self.max_slots
         )
         return written
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from penstock.errors import ConfigError
+from penstock.integrations.jax.places import Places, place
 from penstock.integrations.jax.settings import DenoiseSettings
 from penstock.integrations.jax.spans import Layout, find_spans, lay_out
 from penstock.objectives import _denoise_kernels as k
@@ -30,14 +31,17 @@ class Denoised(NamedTuple):
 
 
 @partial(jax.jit, static_argnames="max_slots")
-def denoise(tokens: Any, length: Any, key: Any, settings: DenoiseSettings, *, max_slots: int) -> Denoised:
-    """Denoise one document; for a batch, `jax.vmap(partial(denoise, max_slots=…), in_axes=(0, 0, 0, None))`.
+def denoise(
+    tokens: Any, length: Any, key: Any, settings: DenoiseSettings, weights: Any = None, *, max_slots: int
+) -> Denoised:
+    """Denoise one document; `denoise_batch` does several.
 
     Args:
         tokens: int32 [T], the document first; what comes after it is not looked at.
         length: int32 [], tokens of the document, at most T: nothing checks it here.
         key: uint32 [2], the low and the high half of the document's key; see `split_keys`.
         settings: Of `DenoiseSettings.of`, for T tokens or more.
+        weights: float32 [T], how much each token counts where it is a target, not below 0; None = 1.
         max_slots: M, static.
 
     Raises:
@@ -51,64 +55,46 @@ def denoise(tokens: Any, length: Any, key: Any, settings: DenoiseSettings, *, ma
     length = jnp.asarray(length, jnp.int32)
     layout = lay_out(settings, length, key)
     begins, ends = find_spans(settings, layout, length, key)
-    written = _write(settings, layout, tokens, begins, ends, max_slots)
+    places = place(settings, layout, begins, ends, max_slots)
+    written = _write(jnp.asarray(tokens, jnp.int32), places, _control_tokens(settings, layout))
     slot = jnp.arange(max_slots, dtype=jnp.int32)
-    has_mode = (layout.task[k.MODE] >= 0).astype(jnp.int32)
-    is_causal = layout.task[k.TASK_KIND] == k.CAUSAL
-    header = settings.header
-    reads = jnp.where(is_causal | (header[k.TRAIN_ON_INPUTS] != 0), has_mode, layout.bar)
     used = slot < layout.slots
+    is_causal = layout.task[k.TASK_KIND] == k.CAUSAL
+    reads_little = is_causal | (settings.header[k.TRAIN_ON_INPUTS] != 0)
+    is_target = used & (slot >= jnp.where(reads_little, layout.task[k.MODE] >= 0, layout.bar))
+    given = jnp.ones((), jnp.float32)
+    if weights is not None:
+        weights = jnp.asarray(weights, jnp.float32)
+        given = _write(weights, places, _control_weights(layout, weights, begins, ends))
     return Denoised(
         tokens=jnp.where(used, written, 0),
-        weights=(used & (slot >= reads)).astype(jnp.float32),
-        prefix=jnp.where(is_causal | (header[k.BIDIRECTIONAL] == 0), 0, layout.bar),
+        weights=jnp.where(is_target, given, 0),
+        prefix=jnp.where(is_causal | (settings.header[k.BIDIRECTIONAL] == 0), 0, layout.bar),
         slots=layout.slots,
     )
 
 
-def _write(
-    settings: DenoiseSettings, layout: Layout, tokens: jax.Array, begins: jax.Array, ends: jax.Array, max_slots: int
-) -> jax.Array:
-    """int32 [max_slots]: runs of the document, copied from where they stand, and the control tokens between them."""
-    task, header, sentinels = layout.task, settings.header, settings.sentinels
-    room = len(sentinels)
-    span = jnp.arange(room, dtype=jnp.int32)
-    live = span < layout.spans
-    in_place = (task[k.TASK_KIND] == k.SPANS).astype(jnp.int32)
-    marked = in_place | task[k.SENTINEL]
-    mode = (task[k.MODE] >= 0).astype(jnp.int32)
-    before = jnp.cumsum(ends - begins, dtype=jnp.int32) - (ends - begins)
-    """Noise before each span."""
-    read_marks = mode + begins - before + span * in_place
-    target_marks = layout.bar + before + span * marked
-
-    # Each run continues the one before it but for a jump, so places in the document are a sum of jumps.
-    run_slots = jnp.concatenate([read_marks + in_place, target_marks + marked])
-    shifts = jnp.concatenate([ends, begins]) - run_slots
-    last_read = jnp.sum(jnp.where(span == layout.spans - 1, ends - read_marks - in_place, 0))
-    jumps = jnp.diff(shifts, prepend=-mode)
-    jumps = jumps.at[room].set(shifts[room] - last_read)
-    live_runs = jnp.concatenate([live, live])
-    steps = jnp.zeros(max_slots, jnp.int32).at[jnp.where(live_runs, run_slots, max_slots)].add(jumps, mode="drop")
-    source = jnp.cumsum(steps, dtype=jnp.int32) + jnp.arange(max_slots, dtype=jnp.int32) - mode
-    written = tokens[jnp.clip(source, 0, tokens.shape[0] - 1)].astype(jnp.int32)
-
-    has_noise = layout.spans > 0
-    control = [
-        (jnp.where(live & (in_place > 0), read_marks, max_slots), sentinels),
-        (jnp.where(live & (marked > 0), target_marks, max_slots), sentinels),
-        _one(mode > 0, 0, task[k.MODE], max_slots),
-        _one(has_noise & (header[k.INPUT_END] >= 0), layout.bar - 1, header[k.INPUT_END], max_slots),
-        _one(
-            has_noise & (header[k.FINAL_SENTINEL] != 0),
-            layout.slots - 1,
-            sentinels[jnp.clip(jnp.where(marked > 0, layout.spans, 0), 0, room - 1)],
-            max_slots,
-        ),
-    ]
-    places, ids = (jnp.concatenate(parts) for parts in zip(*control, strict=True))
-    return written.at[places].set(ids, mode="drop")
+def _write(document: jax.Array, places: Places, control: jax.Array) -> jax.Array:
+    """[M] what is copied from the document, [T], with what belongs to the control tokens between."""
+    copied = document[jnp.clip(places.source, 0, len(document) - 1)]
+    return copied.at[places.control].set(control, mode="drop")
 
 
-def _one(wanted: jax.Array, place: jax.Array | int, token: jax.Array, nowhere: int) -> tuple[jax.Array, jax.Array]:
-    return jnp.where(wanted, place, nowhere)[None], token[None]
+def _control_tokens(settings: DenoiseSettings, layout: Layout) -> jax.Array:
+    """int32 [2 S + 3]: ids, in the order of `Places.control`."""
+    sentinels, header = settings.sentinels, settings.header
+    marked = (layout.task[k.TASK_KIND] == k.SPANS) | (layout.task[k.SENTINEL] != 0)
+    final = sentinels[jnp.minimum(jnp.where(marked, layout.spans, 0), len(sentinels) - 1)]
+    return jnp.concatenate([sentinels, sentinels, jnp.stack([layout.task[k.MODE], header[k.INPUT_END], final])])
+
+
+def _control_weights(layout: Layout, weights: jax.Array, begins: jax.Array, ends: jax.Array) -> jax.Array:
+    """float32 [2 S + 3]: a sentinel counts as the heaviest token of its span, the ends as the heaviest of all spans."""
+    place, room = jnp.arange(len(weights), dtype=jnp.int32), len(begins)
+    # Spans past the last begin at the document's end, so they number only tokens after it.
+    begun = jnp.zeros(len(weights), jnp.int32).at[begins].add(1, mode="drop")
+    span = jnp.cumsum(begun, dtype=jnp.int32) - 1
+    in_span = (span >= 0) & (place < ends[span])
+    heaviest = jnp.zeros(room, jnp.float32).at[jnp.where(in_span, span, room)].max(weights, mode="drop")
+    of_all = heaviest.max()
+    return jnp.concatenate([heaviest, heaviest, jnp.stack([jnp.zeros((), jnp.float32), of_all, of_all])])
