@@ -150,6 +150,8 @@ def test_tokens_of_known_families_are_found(family):
     assert resolved.tokens == (503, 504, 502)
     assert "splitter" not in repr(resolved)
     assert resolved == eval(repr(resolved))
+    # States keep the repr, so the same settings must have the same one.
+    assert repr(Infill(rate=np.float64(1), room=np.int64(8))) == repr(Infill(rate=1))
 
 
 def test_tokens_by_name_and_by_id():

@@ -13,7 +13,6 @@ Source: Bavarian et al. 2022, "Efficient Training of Language Models to Fill in 
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from numbers import Integral, Real
 from typing import Any, Literal, final
 
@@ -81,11 +80,13 @@ class Infill:
             value: Any = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
                 raise ConfigError(f"infill: {name} must be a share from 0 to 1, got {value!r}")
+            object.__setattr__(self, name, float(value))
         if self.split not in ("token", "character"):
             raise ConfigError(f"infill: split must be token or character, got {self.split!r}")
         room: Any = self.room
         if isinstance(room, bool) or not isinstance(room, Integral) or not 0 <= int(room) <= 64:
             raise ConfigError(f"infill: room must be a number of slots from 0 to 64, got {room!r}")
+        object.__setattr__(self, "room", int(room))
         if self.tokens is not None:
             object.__setattr__(self, "tokens", _checked_tokens(self.tokens))
 
@@ -179,9 +180,8 @@ class Infill:
         prefix, middle, suffix = self.splitter.split(tokens, weights, first, second, self.room)
         whole = weights.max()
         prefix_id, middle_id, suffix_id, pad = self._ids()
-        opened = (
-            (prefix, suffix, middle) if order == PSM else (Section.joined(()), suffix, Section.joined([prefix, middle]))
-        )
+        nothing = Section.joined(())
+        opened = (prefix, suffix, middle) if order == PSM else (nothing, suffix, Section.joined([prefix, middle]))
         parts = []
         for token, section in zip((prefix_id, suffix_id, middle_id), opened, strict=True):
             parts.append(Section.of(token, section.weights.max(initial=0) if len(section.ids) else whole))
@@ -206,7 +206,7 @@ class Infill:
         """See `_infill_kernels`; ids that are not known yet are -1, which measuring does not look at."""
         known = [token if isinstance(token, int) else -1 for token in self.tokens or (-1, -1, -1)]
         prefix, middle, suffix = known[:3]
-        rates = [round(Fraction(str(rate)) * 2**32) for rate in (self.rate, self.spm_rate)]
+        rates = [round(rate * 2**32) for rate in (self.rate, self.spm_rate)]
         numbers = [INFILL, *rates, prefix, suffix, middle, int(self.train_on_context), self._extra - 3]
         return np.array(numbers, np.int64)
 
