@@ -107,7 +107,8 @@ def run(
 
     For conversations: what the template makes of them, who says what, what is trained, what stands against it. For a
     dataset: counts, tokenizer, lengths, and some documents with their origin. For rows: where each document begins and
-    ends, what it says, what is trained and what is only read, targets, positions and padding.
+    ends, what it says, what is trained and what is only read, targets, positions and padding; of documents that an
+    objective rewrote their task, inputs and targets, and each sentinel with the span that it stands for.
     """
     from penstock.tokenizers import load_tokenizer
 
@@ -167,7 +168,7 @@ def _show_rows(
         console.print(row_view(view, style, tokens))
         if slots is not None:
             console.print(slots_view(view, *slots))
-    console.print(style.legend())
+    console.print(style.legend(rewritten=any(document.stretches for view in views for document in view.documents)))
 
 
 def _refuse_no_rows(views: list[Any], loader: Any, rows: list[int]) -> None:

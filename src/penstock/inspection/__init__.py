@@ -7,15 +7,8 @@ Pages and raw conversations have doors of their own, loaded only when they are u
 from penstock.inspection.datasets import DatasetSummary, DocumentView, summarise, view_document
 from penstock.inspection.dry_run import PlanReport, SourcePlan, dry_run
 from penstock.inspection.rows import RowView, view_rows
-from penstock.inspection.terminal import (
-    Style,
-    dataset_view,
-    document_view,
-    make_console,
-    plan_view,
-    row_view,
-    slots_view,
-)
+from penstock.inspection.style import Style, make_console
+from penstock.inspection.terminal import dataset_view, document_view, plan_view, row_view, slots_view
 from penstock.inspection.text import token_texts, tokenizer_of, visible
 
 __all__ = [

@@ -15,7 +15,7 @@ from penstock.inspection.html import Note, PageData, PageDocument
 from penstock.inspection.html.figures import histograms_of, shares_of
 from penstock.inspection.html.terminal import conversation_view, legend
 from penstock.inspection.rows import RowView
-from penstock.inspection.terminal import Style
+from penstock.inspection.style import Style
 
 NAMED = 5
 """Reasons for which conversations are refused that a terminal names."""

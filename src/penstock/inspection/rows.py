@@ -1,14 +1,18 @@
 """One row as it will be trained: its tokens, targets and weights, and where every document in it comes from."""
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, final
 
 import numpy as np
 
 from penstock.inputs import IGNORE
+from penstock.inspection.rewritten import Stretch, in_order, pieces_of_step, rewritings_of, stretches_of
 from penstock.inspection.text import origin_text, token_texts
-from penstock.loader import Loader
+from penstock.loader import SOURCE, Loader
+
+Array = np.ndarray[Any, Any]
 
 
 @final
@@ -28,6 +32,20 @@ class RowDocument:
     first_token: int
     """Above 0 for a later part of a document that was split."""
     epoch: int
+    task: str = ""
+    """What the objective did to it, by name; empty where it has no tasks."""
+    prefix: int = 0
+    """So many slots at its beginning see each other."""
+    stretches: tuple[Stretch, ...] = ()
+    """What its slots are for, in order; none where it is as it was."""
+    restored: tuple[tuple[str, int], ...] = ()
+    """Its text as it was before, and the number of the span that each part is of, −1 = none; empty where its words
+    are not told."""
+
+    @property
+    def num_spans(self) -> int:
+        """Spans that were taken out of it."""
+        return 1 + max((each.span for each in self.stretches if each.role == "target"), default=-1)
 
 
 @final
@@ -72,14 +90,19 @@ class RowView:
         """Targets that are trained at a distance."""
         return int(np.count_nonzero((self.targets[distance - 1] != IGNORE) & (self.loss_weights[distance - 1] != 0)))
 
+    @property
+    def tasks(self) -> dict[str, int]:
+        """Documents of the row by task, most frequent first; documents without one are not counted."""
+        return dict(Counter(document.task for document in self.documents if document.task).most_common())
+
     def as_json(self) -> dict[str, Any]:
         """Plain values, for a machine."""
-        names = RowDocument.__dataclass_fields__
         return {
             "step": self.step,
             "row": self.row,
             "num_tokens": self.num_tokens,
-            "documents": [{name: getattr(document, name) for name in names} for document in self.documents],
+            "tasks": self.tasks,
+            "documents": [asdict(document) for document in self.documents],
             "tokens": self.tokens.tolist(),
             "targets": self.targets.tolist(),
             "loss_weights": self.loss_weights.tolist(),
@@ -100,39 +123,40 @@ def view_rows(
         tokenizer_for: Dataset → tokenizer, or None.
         lines: Leave line ends and tabs in texts as they are.
     """
-    inputs = next(iter(loader.seek(step)))
-    tokenizers = {
-        source.name: tokenizer_for(dataset)
-        for source, dataset in zip(loader.mixture.sources, loader.datasets, strict=True)
-    }
-    first = next(iter(tokenizers.values()))
-    return [_view(loader, step, row, inputs[row], tokenizers, first, lines) for row in rows if row < len(inputs)]
+    pieces = pieces_of_step(loader, step)
+    inputs = next(iter(loader))
+    tokenizers = [
+        _speller(tokenizer_for(dataset), rewriting.objective)
+        for dataset, rewriting in zip(loader.datasets, rewritings_of(loader), strict=True)
+    ]
+    return [_view(loader, step, row, inputs[row], pieces[row], tokenizers, lines) for row in rows if row < len(inputs)]
 
 
-def _view(
-    loader: Loader,
-    step: int,
-    number: int,
-    row: Any,
-    tokenizers: dict[str, Any],
-    any_tokenizer: Any,
-    lines: bool,
-) -> RowView:
+def _view(loader: Loader, step: int, number: int, row: Any, pieces: Array, spellers: list[Any], lines: bool) -> RowView:
     documents, texts = [], [""] * row.sequence_length
-    for piece in loader.explain(step, number):
-        begin, end = piece.begin, piece.begin + piece.num_tokens
-        texts[begin:end] = token_texts(tokenizers[piece.source], row.tokens[begin:end], lines=lines)
+    prefixes = [0] * len(pieces) if row.prefix_lengths is None else row.prefix_lengths.tolist()
+    for origin, piece, prefix in zip(loader.explain(step, number), pieces, prefixes, strict=True):
+        source = int(piece[SOURCE])
+        begin, end = origin.begin, origin.begin + origin.num_tokens
+        tokens = row.tokens[begin:end]
+        texts[begin:end] = token_texts(spellers[source], tokens, lines=lines)
+        stretches = stretches_of(rewritings_of(loader)[source], piece, tokens, begin, prefix)
         documents.append(
             RowDocument(
                 begin=begin,
                 end=end,
-                source=piece.source,
-                origin=origin_text(piece.origin),
-                document=piece.document,
-                first_token=piece.first_token,
-                epoch=piece.epoch,
+                source=origin.source,
+                origin=origin_text(origin.origin),
+                document=origin.document,
+                first_token=origin.first_token,
+                epoch=origin.epoch,
+                task=origin.task,
+                prefix=prefix,
+                stretches=stretches,
+                restored=_restored(stretches, row.tokens, spellers[source], lines),
             )
         )
+    most = max(spellers, key=lambda tokenizer: 0 if tokenizer is None else tokenizer.vocab_size)
     return RowView(
         step=step,
         row=number,
@@ -143,5 +167,26 @@ def _view(
         num_tokens=row.num_tokens,
         documents=tuple(documents),
         texts=tuple(texts),
-        spell=lambda token: token_texts(any_tokenizer, [token])[0].strip() or "␣",
+        spell=lambda token: token_texts(most, [token])[0].strip() or "␣",
     )
+
+
+def _restored(
+    stretches: tuple[Stretch, ...], tokens: Array, tokenizer: Any, lines: bool
+) -> tuple[tuple[str, int], ...]:
+    parts = in_order(stretches)
+    ids = [token for part in parts for token in tokens[part.begin : part.end].tolist()]
+    texts, at, found = token_texts(tokenizer, ids, lines=lines), 0, []
+    for part in parts:
+        size = part.end - part.begin
+        found.append(("".join(texts[at : at + size]), part.span))
+        at += size
+    return tuple(found)
+
+
+def _speller(tokenizer: Any, objective: Any) -> Any:
+    """The tokenizer that knows an objective's added tokens: its own, where it names one, else the dataset's."""
+    from penstock.tokenizers import load_tokenizer
+
+    extended = getattr(objective, "tokenizer", None)
+    return tokenizer if tokenizer is None or not isinstance(extended, str) else load_tokenizer(extended)

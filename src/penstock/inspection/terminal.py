@@ -1,8 +1,8 @@
 """Views for a terminal, readable with colours and without: where there are none, marks say the same."""
 
-from typing import Any, final
+from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -10,52 +10,14 @@ from rich.text import Text
 from penstock.inputs import IGNORE
 from penstock.inspection.datasets import DatasetSummary, DocumentView
 from penstock.inspection.dry_run import PlanReport
+from penstock.inspection.rewritten_terminal import parts_of_document
 from penstock.inspection.rows import RowDocument, RowView
+from penstock.inspection.style import COLOURS, Style
 
-COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
-"""One after another for the documents of a row; neighbours differ."""
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 QUANTILE_NAMES = {"0": "shortest", "0.5": "median", "1": "longest"}
 BAR = 40
 """Characters of the longest bar."""
-
-
-@final
-class Style:
-    """How to show what is only read, what is trained, and what is trained with another weight.
-
-    In colour, tokens that are only read are dim and tokens with another weight underlined. Without, the first stand in
-    ⟦ ⟧ and the second in ⟨weight: ⟩.
-    """
-
-    def __init__(self, console: Console) -> None:
-        self.marks = not console.is_terminal or console.no_color
-        self.width = console.width
-
-    def run(self, text: str, weight: float, colour: str) -> Text:
-        """Tokens in a row that have the same weight."""
-        if weight == 0:
-            return Text(f"⟦{text}⟧" if self.marks else text, style="" if self.marks else "dim strike")
-        if weight == 1:
-            return Text(text, style=colour)
-        return Text(f"⟨{weight:g}: {text}⟩" if self.marks else text, style=f"{colour} underline")
-
-    def legend(self) -> Text:
-        """What the marks mean."""
-        if self.marks:
-            return Text("⟦read, not trained⟧  trained  ⟨weight: trained with that weight⟩  ⏎ line end  → tab")
-        return Text.assemble(
-            ("read, not trained", "dim strike"), "  ", ("trained, a colour for each document", COLOURS[0]), "  ",
-            ("trained with a weight other than 1", "underline"), "  ⏎ line end  → tab",
-        )  # fmt: skip
-
-
-def make_console() -> Console:
-    """The console that views go to: standard output, never wrapped when it is no terminal."""
-    console = Console(highlight=False, soft_wrap=False)
-    if not console.is_terminal:
-        console.width = 120
-    return console
 
 
 # -- datasets ----------------------------------------------------------------------------------------------------------
@@ -116,13 +78,17 @@ def row_view(row: RowView, style: Style, max_tokens: int) -> Group:
         (f"step {row.step} row {row.row}", "bold"),
         f"  {row.sequence_length:,} slots, {len(row.documents)} {_plural('document', len(row.documents))}, "
         f"{padding:,} padding ({padding / row.sequence_length:.1%}), targets trained: "
-        + ", ".join(f"{row.num_targets(d):,} at distance {d}" for d in range(1, len(row.targets) + 1)),
+        + ", ".join(f"{row.num_targets(d):,} at distance {d}" for d in range(1, len(row.targets) + 1))
+        + "".join(f", {task} {count:,}" for task, count in row.tasks.items()).replace(",", "; tasks:", 1),
     )
     weights = row.learned_weights
     parts: list[Any] = [head, _strip(row, style.width)]
     for number, document in enumerate(row.documents):
         begin, end = document.begin, document.end
         parts.append(_document_head(row, document, number))
+        if document.stretches:
+            parts += parts_of_document(row, document, weights, style, max_tokens)
+            continue
         parts.append(_flow(row.texts[begin:end], weights[begin:end].tolist(), _colour(number), style, max_tokens))
     if padding:
         parts.append(Text(f"· padding  slots {row.num_tokens}–{row.sequence_length - 1}, never a target", style="dim"))
@@ -138,6 +104,9 @@ def slots_view(row: RowView, begin: int, end: int) -> Table:
     for distance in range(1, len(row.targets) + 1):
         table.add_column(f"target +{distance}", no_wrap=True)
         table.add_column("weight", justify="right", no_wrap=True)
+    roles = _roles(row)
+    if roles:
+        table.add_column("role", no_wrap=True)
     owners = {slot: i for i, document in enumerate(row.documents) for slot in range(document.begin, document.end)}
     for slot in range(begin, min(end, row.sequence_length)):
         owner = owners.get(slot)
@@ -145,11 +114,22 @@ def slots_view(row: RowView, begin: int, end: int) -> Table:
         for targets, weights in zip(row.targets, row.loss_weights, strict=True):
             target = int(targets[slot])
             cells += ["–" if target == IGNORE else Text(row.spell(target)), f"{weights[slot]:g}"]
+        cells += [roles.get(slot, "")] if roles else []
         letter = "·" if owner is None else _letter(owner)
         token = Text("padding" if owner is None else row.texts[slot])
         style = "dim" if owner is None else _colour(owner)
         table.add_row(str(slot), letter, str(row.positions[slot]), str(row.tokens[slot]), token, *cells, style=style)
     return table
+
+
+def _roles(row: RowView) -> dict[int, str]:
+    """What slots of rewritten documents are for."""
+    return {
+        slot: f"{each.role} {each.span}" if each.span >= 0 else each.role
+        for document in row.documents
+        for each in document.stretches
+        for slot in range(each.begin, each.end)
+    }
 
 
 def _document_head(row: RowView, document: RowDocument, number: int) -> Text:
@@ -160,9 +140,17 @@ def _document_head(row: RowView, document: RowDocument, number: int) -> Text:
     return Text.assemble(
         (f"{_letter(number)} ", f"bold {_colour(number)}"),
         (f"{document.source}", "bold"),
+        _task(document),
         f"  {document.origin} (document {document.document}{part}{epoch})",
         f"  slots {begin}–{end - 1}, positions {first}–{last}",
     )
+
+
+def _task(document: RowDocument) -> str:
+    """What was done to a document."""
+    count = document.num_spans
+    spans = f", {count:,} {_plural('span', count)}" if count else ""
+    return f"  {document.task}{spans}" if document.task else ""
 
 
 def _strip(row: RowView, width: int) -> Text:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from penstock.inspection.html.payload import readable
 from penstock.inspection.html.views import PageDocument
-from penstock.inspection.terminal import Style, make_console
+from penstock.inspection.style import Style, make_console
 
 ROLE_COLOURS = {"assistant": "cyan", "user": "yellow", "system": "magenta", "tool": "green", "developer": "red"}
 """Others are blue; what a template writes around the turns is white."""
