@@ -1,0 +1,156 @@
+"""The loss of one row: its share of the step's loss, exact however the step is cut.
+
+    loss = Σ_d weight_d ÷ denominator_d × Σ over targets at distance d of loss_weight × (cross entropy + z × log² Z)
+
+The denominators are the step's, over all rows and ranks, so the losses of all rows add up to the step's loss: how
+the rows are shared among microbatches and ranks changes nothing but the order of additions, and no all-reduce is
+needed. Only positions that are targets reach the head, in chunks (see `chunked_cross_entropy`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from penstock.errors import ConfigError
+from penstock.inputs.model_input import IGNORE
+from penstock.training.chunked_cross_entropy import chunked_cross_entropy
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowLoss:
+    """The loss of one row, and the sums that metrics add up over rows, microbatches and ranks."""
+
+    loss: Tensor
+    """Scalar, with gradient: what to call `backward` on."""
+    cross_entropy: Tensor
+    """[D] float64: at each distance the sum of loss weight × cross entropy in nats; not divided by anything."""
+    weights: Tensor
+    """[D] float64: sum of the loss weights at each distance."""
+    num_targets: int
+    """Targets of all distances that count at all."""
+
+
+def loss(
+    model: Any,
+    row: Any,
+    denominators: float | Sequence[float],
+    *,
+    z_loss: float = 0.0,
+    distance_weights: Sequence[float] | None = None,
+    chunk: int | None = None,
+) -> Tensor:
+    """One row's part of the step's loss, a scalar to call `backward` on; the arguments are those of `row_loss`.
+
+    ```python
+    for row in step:
+        penstock.training.loss(model, row, step.loss_denominator).backward()
+    ```
+    """
+    return row_loss(model, row, denominators, z_loss=z_loss, distance_weights=distance_weights, chunk=chunk).loss
+
+
+def row_loss(
+    model: Any,
+    row: Any,
+    denominators: float | Sequence[float],
+    *,
+    z_loss: float = 0.0,
+    distance_weights: Sequence[float] | None = None,
+    chunk: int | None = None,
+) -> RowLoss:
+    """Run the model on one row, and take its part of the step's loss.
+
+    Args:
+        model: A model of `penstock.models`: called with a row it gives hidden states [D, T, width]; `logits` gives
+            logits of any of them.
+        row: A `ModelInput` of the loader, or `RowTensors` on the model's device.
+        denominators: `step.loss_denominators`, or `step.loss_denominator` where there is one target distance.
+        z_loss: Coefficient of log² Z (PaLM, Chowdhery et al. 2022: 1e-4); 0: none.
+        distance_weights: How much each target distance counts; None: the model's `prediction_weights`, or 1.
+        chunk: Positions whose logits exist at once; None: by vocabulary and device.
+
+    Raises:
+        ConfigError: The numbers of hidden states, targets, denominators and weights differ, or a denominator is no
+            positive number although there are targets.
+    """
+    tensors = _on_device(model, row)
+    hidden = model(tensors)
+    return hidden_loss(
+        model.logits,
+        hidden,
+        tensors.targets,
+        tensors.loss_weights,
+        denominators,
+        z_loss=z_loss,
+        distance_weights=_distance_weights(model, len(hidden)) if distance_weights is None else distance_weights,
+        chunk=chunk,
+    )
+
+
+def hidden_loss(
+    logits_of: Any,
+    hidden: Tensor,
+    targets: Tensor,
+    loss_weights: Tensor,
+    denominators: float | Sequence[float],
+    *,
+    distance_weights: Sequence[float],
+    z_loss: float = 0.0,
+    chunk: int | None = None,
+) -> RowLoss:
+    """The loss of hidden states [D, T, width] against targets [D, T] with weights [D, T]; see `row_loss`."""
+    divisors = [float(denominators)] if isinstance(denominators, int | float) else [float(x) for x in denominators]
+    _check_counts(len(hidden), len(targets), len(divisors), len(distance_weights))
+    total = torch.zeros((), device=hidden.device)
+    sums, counts, num_targets = [], [], 0
+    for distance, divisor in enumerate(divisors):
+        weights = loss_weights[distance]
+        places = ((weights != 0) & (targets[distance] != IGNORE)).nonzero()[:, 0]
+        if len(places) and not divisor > 0:
+            raise ConfigError(
+                f"loss: denominator {distance} is {divisor}, and the row has {len(places)} targets at distance "
+                f"{distance + 1}; pass the step's loss_denominators"
+            )
+        every = len(places) == len(weights)
+        part, cross_entropy = chunked_cross_entropy(
+            logits_of,
+            hidden[distance] if every else hidden[distance].index_select(0, places),
+            targets[distance][places],
+            weights[places],
+            scale=distance_weights[distance] / divisor if len(places) else 0.0,
+            z_loss=z_loss,
+            chunk=chunk,
+        )
+        total = total + part
+        num_targets += len(places)
+        sums.append(cross_entropy)
+        counts.append(weights[places].sum(dtype=torch.float64))
+    return RowLoss(loss=total, cross_entropy=torch.stack(sums), weights=torch.stack(counts), num_targets=num_targets)
+
+
+def _on_device(model: Any, row: Any) -> Any:
+    from penstock.models.row_tensors import RowTensors
+
+    if isinstance(row, RowTensors):
+        return row
+    parameter = next(model.parameters())
+    return RowTensors.of(row, device=parameter.device, dtype=parameter.dtype)
+
+
+def _distance_weights(model: Any, distances: int) -> Sequence[float]:
+    """The model's own weights of its target distances; 1 each where it has none."""
+    weights: Sequence[float] = getattr(getattr(model, "settings", None), "prediction_weights", ())
+    return weights or (1.0,) * distances
+
+
+def _check_counts(hidden: int, targets: int, denominators: int, weights: int) -> None:
+    if not hidden == targets == denominators == weights:
+        raise ConfigError(
+            f"loss: the model predicts {hidden} target distances, the row has {targets}, with {denominators} "
+            f"denominators and {weights} weights; all must agree: set the model's prediction_heads to the loader's "
+            "distances, and pass step.loss_denominators"
+        )
