@@ -1,5 +1,55 @@
-"""Models in torch: attention that keeps documents apart and honours prefixes. Needs the extra `train`."""
+"""Models in torch: a readable transformer over packed rows, any model of transformers behind the same door, attention
+that keeps documents apart and honours prefixes. Needs the extra `train`.
 
-from penstock.models.attention import REQUIREMENTS, RowAttention, attend, flex_mask_mod
+Settings can be read without torch; everything else is imported when it is first used.
+"""
 
-__all__ = ["REQUIREMENTS", "RowAttention", "attend", "flex_mask_mod"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from penstock.models.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from penstock.models.attention import REQUIREMENTS, RowAttention, attend, flex_mask_mod
+    from penstock.models.building import build_model
+    from penstock.models.cache import Cache
+    from penstock.models.language_model import LanguageModel
+    from penstock.models.row_tensors import RowTensors
+    from penstock.models.saving import load_model, save_model
+    from penstock.models.transformer import Transformer
+
+_LATE = {
+    "REQUIREMENTS": "attention",
+    "RowAttention": "attention",
+    "attend": "attention",
+    "flex_mask_mod": "attention",
+    "build_model": "building",
+    "Cache": "cache",
+    "LanguageModel": "language_model",
+    "RowTensors": "row_tensors",
+    "load_model": "saving",
+    "save_model": "saving",
+    "Transformer": "transformer",
+}
+"""Name → the module that is loaded when it is first used."""
+
+__all__ = [
+    "REQUIREMENTS",
+    "Cache",
+    "LanguageModel",
+    "ModelSettings",
+    "RowAttention",
+    "RowTensors",
+    "Transformer",
+    "attend",
+    "build_model",
+    "flex_mask_mod",
+    "load_model",
+    "save_model",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATE:
+        return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

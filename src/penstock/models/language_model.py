@@ -1,0 +1,55 @@
+"""The door that every model has, our own and those of transformers: what training and generation rely on."""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from penstock.inputs import InputRequirements, ModelInput
+from penstock.models.cache import Cache, LayerAttend
+from penstock.models.row_tensors import RowTensors
+
+
+class LanguageModel(Protocol):
+    """A causal language model over packed rows; also a torch module."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding: ids below it are known."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Of hidden states, queries and keys."""
+
+    @property
+    def prediction_weights(self) -> tuple[float, ...]:
+        """How much each target distance counts in the loss: D numbers."""
+
+    def requirements(self) -> InputRequirements:
+        """What a loader must give for it."""
+
+    def tensors(self, row: ModelInput, backend: str = "auto") -> RowTensors:
+        """A row on the model's device, with attention as this model attends."""
+
+    def __call__(self, row: RowTensors) -> Tensor:
+        """Final hidden states [D, T, width] of a row, one for each target distance."""
+
+    def run(self, tokens: Tensor, positions: Tensor, attend: LayerAttend) -> Tensor:
+        """Final hidden states [D, ..., width] of tokens int64 [...], attending by a function of yours."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., width] → [..., vocab], float32 or wider."""
+
+    def new_cache(self, sequences: int, capacity: int) -> Cache:
+        """Room for so many sequences of at most so many tokens."""
+
+    def extend(self, tokens: Tensor, lengths: Tensor, cache: Cache, sequences: Tensor | None = None) -> Tensor:
+        """Feed new tokens of sequences; logits [B, vocab] after each one's last new token."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """All weights, as torch has them."""

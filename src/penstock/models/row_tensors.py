@@ -1,0 +1,76 @@
+"""A row as torch tensors with its attention made ready: what a model's forward takes."""
+
+from dataclasses import dataclass
+from typing import Self, final
+
+import torch
+from torch import Tensor
+
+from penstock.errors import ConfigError
+from penstock.inputs import IGNORE, AttentionRule, ModelInput
+from penstock.integrations.torch_tensors import to_torch
+from penstock.models.attention import RowAttention
+from penstock.models.windows import windowed_attention
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowTensors:
+    """One row on a device. T slots, D target distances."""
+
+    tokens: Tensor
+    """int64 [T]."""
+    positions: Tensor
+    """int64 [T], of each token in its document."""
+    targets: Tensor
+    """int64 [D, T], already shifted; −100 = none."""
+    loss_weights: Tensor
+    """float32 [D, T], 0 where there is no target."""
+    attention: RowAttention
+    """(q, k, v) → the heads' outputs; documents apart, prefixes honoured."""
+    rule: AttentionRule
+    """Whom each slot sees, but for a sliding window."""
+    num_tokens: int
+    """Slots that are no padding."""
+
+    @classmethod
+    def of(
+        cls,
+        row: ModelInput,
+        *,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        backend: str = "auto",
+        window: int | None = None,
+    ) -> Self:
+        """Move a row to a device; a model's `tensors(row)` fills in the rest.
+
+        Args:
+            row: What a loader gave, with positions and `cu_seqlens` or `document_ids`.
+            device: Where the model is.
+            dtype: What the model computes in.
+            backend: Of attention, a name of `penstock.models.attention.BACKENDS`, or auto.
+            window: Tokens that a token sees, itself among them; None: all before it.
+
+        Raises:
+            ConfigError: The row lacks positions, or the backend cannot do this.
+        """
+        if row.positions is None:
+            raise ConfigError("the row has no positions; make the loader with the model's requirements()")
+        rule = AttentionRule.of(row)
+        device = torch.device(device)
+        moved = to_torch(row, device)
+        targets = moved["targets"]
+        assert isinstance(targets, Tensor)
+        weights = moved["loss_weights"]
+        return cls(
+            tokens=moved["tokens"],  # type: ignore[arg-type]
+            positions=moved["positions"],  # type: ignore[arg-type]
+            targets=targets,
+            loss_weights=weights if isinstance(weights, Tensor) else (targets != IGNORE).float(),
+            attention=windowed_attention(rule, window, device=device, dtype=dtype, backend=backend)
+            if window is not None
+            else RowAttention.of(rule, device=device, dtype=dtype, backend=backend),
+            rule=rule,
+            num_tokens=row.num_tokens,
+        )

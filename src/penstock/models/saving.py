@@ -1,0 +1,104 @@
+"""A model on disk: `model.safetensors` and `model.json` with its settings.
+
+Exact: weights are stored in their own dtype. Models of transformers are stored in their own layout, with a
+`model.json` that says so. Safe writing (aside, fsync, rename, checksum) is the checkpoint's business.
+"""
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penstock.errors import CorruptionError, FormatError
+from penstock.models.building import empty_transformer
+from penstock.models.language_model import LanguageModel
+from penstock.models.settings import ModelSettings
+from penstock.models.transformer import Transformer
+
+MODEL, WEIGHTS = "model.json", "model.safetensors"
+_FORMAT = 1
+
+
+def save_model(model: LanguageModel, folder: str | Path) -> None:
+    """Write a model into a folder, which is made where it is missing."""
+    from safetensors.torch import save_file
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(model, Transformer):
+        save_file({name: weight.detach().contiguous() for name, weight in model.state_dict().items()}, folder / WEIGHTS)
+        described: dict[str, Any] = {"format": _FORMAT, "kind": "transformer", "settings": asdict(model.settings)}
+    else:
+        from penstock.models.huggingface_model import HuggingFaceModel
+
+        assert isinstance(model, HuggingFaceModel)
+        model.inner.save_pretrained(folder)
+        described = {"format": _FORMAT, "kind": "huggingface"}
+    (folder / MODEL).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+
+
+def load_model(
+    folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+) -> LanguageModel:
+    """Read a model: what `save_model` wrote, or a folder in the Hugging Face layout.
+
+    Args:
+        folder: Where it is.
+        device: Where to.
+        dtype: Of the weights; None: as they are stored.
+
+    Raises:
+        FormatError: There is no model there, or one of another format.
+        CorruptionError: Its weights do not fit its settings.
+    """
+    folder = Path(folder)
+    if not (folder / MODEL).is_file():
+        if not (folder / "config.json").is_file():
+            raise FormatError(f"{folder}: no model there, neither {MODEL} nor config.json; give the folder of one")
+        from penstock.models.huggingface_model import load_huggingface
+
+        return load_huggingface(folder, device=device, dtype=dtype)
+    described = _described(folder / MODEL)
+    if described["kind"] == "huggingface":
+        from penstock.models.huggingface_model import load_huggingface
+
+        return load_huggingface(folder, device=device, dtype=dtype)
+    return _load_transformer(folder, described["settings"], device, dtype)
+
+
+def _described(path: Path) -> dict[str, Any]:
+    try:
+        described: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found, kind = described["format"], described["kind"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptionError(f"{path}: {error!r}; copy the model again") from None
+    if found != _FORMAT or kind not in ("transformer", "huggingface"):
+        raise FormatError(
+            f"{path}: a model of format {found} and kind {kind!r}, this penstock reads format {_FORMAT}; use the "
+            "penstock that wrote it"
+        )
+    return described
+
+
+def _load_transformer(
+    folder: Path, written: dict[str, Any], device: torch.device | str, dtype: torch.dtype | None
+) -> Transformer:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    known = {field.name for field in fields(ModelSettings)}
+    if unknown := sorted(set(written) - known):
+        raise FormatError(f"{folder / MODEL}: unknown settings {', '.join(unknown)}; use the penstock that wrote it")
+    settings = ModelSettings(**{**written, "prediction_weights": tuple(written.get("prediction_weights", ()))})
+    try:
+        weights = load_file(folder / WEIGHTS)
+        stored = weights["embedding.weight"].dtype
+        model = empty_transformer(settings, device, dtype or stored)
+        model.load_state_dict(weights)
+    except (OSError, KeyError, RuntimeError, SafetensorError) as error:
+        raise CorruptionError(
+            f"{folder / WEIGHTS}: {error}; copy the model again, or take another checkpoint"
+        ) from None
+    return model

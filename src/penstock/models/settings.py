@@ -1,0 +1,138 @@
+"""What a transformer is made of, in numbers; read from the section `model` of a run file. Imports no torch."""
+
+from dataclasses import dataclass, replace
+from typing import Literal, final
+
+from penstock.errors import ConfigError
+from penstock.inputs import InputRequirements
+
+Dtype = Literal["float32", "bfloat16", "float64"]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """A decoder-only transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases."""
+
+    vocab_size: int | None = None
+    """Rows of the embedding; None: as many as the tokenizer has ids."""
+    layers: int = 4
+    """Blocks between a token and its prediction of the next one."""
+    width: int = 128
+    """Numbers a token is inside the model."""
+    heads: int = 4
+    """Heads of attention queries."""
+    kv_heads: int | None = None
+    """Heads of keys and values, a divisor of `heads`; None: as many as `heads`."""
+    head_width: int | None = None
+    """Numbers a head, even; None: width / heads."""
+    mlp_width: int | None = None
+    """Numbers inside the SwiGLU; None: 8/3 of the width, rounded up to a multiple of 32."""
+    rope_theta: float = 10000.0
+    """Base of the wavelengths of rotary positions."""
+    norm_eps: float = 1e-5
+    """Added to the mean square in RMSNorm."""
+    tied: bool = True
+    """Whether the embedding is the output matrix too."""
+    prediction_heads: int = 1
+    """Multi-token prediction: a position predicts the tokens at distance 1 to this many, each further distance by one
+    more block on the trunk. Only the first is used to generate and exported."""
+    prediction_weights: tuple[float, ...] = ()
+    """How much each distance counts in the loss, one number a head; empty: 1 each."""
+    sliding_window: int | None = None
+    """A token sees at most this many tokens, itself among them; None: all before it in its document."""
+    init_std: float = 0.02
+    """Standard deviation of the first weights; of those that write into the residual stream, over √(2 × layers)."""
+    dtype: Dtype = "float32"
+    """What is computed in. Weights are kept in float32 for bfloat16 too; float64 is for exact comparisons."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "heads", "prediction_heads"):
+            _check_count(name, getattr(self, name))
+        for name in ("vocab_size", "kv_heads", "head_width", "mlp_width", "sliding_window"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name))
+        for name in ("rope_theta", "norm_eps", "init_std"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"model.{name} must be above 0, got {getattr(self, name)!r}")
+        if self.head_width is None and self.width % self.heads:
+            raise ConfigError(
+                f"model.width {self.width} is no multiple of model.heads {self.heads}; change one, or give head_width"
+            )
+        if self.each_head % 2:
+            raise ConfigError(f"model.head_width must be even for rotary positions, got {self.each_head}")
+        if self.heads % self.key_heads:
+            raise ConfigError(f"model.kv_heads must divide heads {self.heads}, got {self.kv_heads}")
+        if len(self.distance_weights) != self.prediction_heads or min(self.distance_weights) < 0:
+            raise ConfigError(
+                f"model.prediction_weights must be {self.prediction_heads} numbers of 0 or more, one for each of the "
+                f"prediction_heads; got {list(self.prediction_weights)}"
+            )
+        if self.dtype not in ("float32", "bfloat16", "float64"):
+            raise ConfigError(f"model.dtype must be float32, bfloat16 or float64, got {self.dtype!r}")
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or self.heads
+
+    @property
+    def each_head(self) -> int:
+        """Numbers a head."""
+        return self.head_width or self.width // self.heads
+
+    @property
+    def inner_width(self) -> int:
+        """Numbers inside the SwiGLU."""
+        return self.mlp_width or -(-8 * self.width // (3 * 32)) * 32
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the trunk and of all prediction heads."""
+        return self.layers - 1 + self.prediction_heads
+
+    @property
+    def distance_weights(self) -> tuple[float, ...]:
+        """How much each distance counts in the loss."""
+        return self.prediction_weights or (1.0,) * self.prediction_heads
+
+    def with_vocabulary(self, vocab_size: int) -> "ModelSettings":
+        """The same for a tokenizer of so many ids.
+
+        Raises:
+            ConfigError: `vocab_size` is set, and too small for it.
+        """
+        if self.vocab_size is not None and self.vocab_size < vocab_size:
+            raise ConfigError(
+                f"model.vocab_size {self.vocab_size} is less than the tokenizer's {vocab_size} ids; leave it out, or "
+                f"give {vocab_size} or more"
+            )
+        return replace(self, vocab_size=self.vocab_size or vocab_size)
+
+    def num_parameters(self) -> int:
+        """Weights of the model, those of further prediction heads included.
+
+        Raises:
+            ConfigError: `vocab_size` is not known yet.
+        """
+        if self.vocab_size is None:
+            raise ConfigError("model.vocab_size is not known yet; with_vocabulary(tokenizer.vocab_size) sets it")
+        attention = 2 * self.width * self.each_head * (self.heads + self.key_heads)
+        block = attention + 3 * self.width * self.inner_width + 2 * self.width
+        return self.num_blocks * block + self.width + self.vocab_size * self.width * (1 if self.tied else 2)
+
+    def requirements(self) -> InputRequirements:
+        """What a loader must give for it."""
+        return InputRequirements(
+            asked_by="the model",
+            target_distances=self.prediction_heads,
+            loss_weights=True,
+            positions=True,
+            cu_seqlens=True,
+            prefix=self.sliding_window is None,
+        )
+
+
+def _check_count(name: str, found: object) -> None:
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise ConfigError(f"model.{name} must be a whole number of 1 or more, got {found!r}")
