@@ -330,16 +330,19 @@ def _copy(tokens, begin, end, out, at):
     """Copy tokens[begin:end] to out[at:]. May write up to WIDTH - 1 more slots of `out`, which are written later.
 
     Most runs are short, and how short cannot be foreseen: to copy too much costs less than to guess wrong. Near either
-    end of memory, one by one.
+    end of memory, the rest is copied one by one.
     """
     size = end - begin
-    if end + WIDTH <= len(tokens) and at + size + WIDTH <= len(out):
-        source = np.uint64(tokens.ctypes.data + 4 * begin)
-        destination = np.uint64(out.ctypes.data + 4 * at)
-        for i in range(0, size, WIDTH):
-            _copy_vector(source + np.uint64(4 * i), destination + np.uint64(4 * i))
-    else:
-        for i in range(size):
+    whole = size
+    has_room = end + WIDTH <= len(tokens) and at + size + WIDTH <= len(out)
+    if not has_room:
+        whole &= -WIDTH
+    source = np.uint64(tokens.ctypes.data + 4 * begin)
+    destination = np.uint64(out.ctypes.data + 4 * at)
+    for i in range(0, whole, WIDTH):
+        _copy_vector(source + np.uint64(4 * i), destination + np.uint64(4 * i))
+    if not has_room:
+        for i in range(whole, size):
             out[at + i] = tokens[begin + i]
 
 
