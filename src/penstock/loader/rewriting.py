@@ -165,10 +165,14 @@ class Rewriting:
         )
         self._check(written, int(piece[LENGTH]) - head - tail)
         inside = np.ones(len(written.tokens), np.float32) if written.weights is None else written.weights
+        kept, eos = len(inside) - written.padding, slice(head + words, None)
+        parts = [written.tokens[:kept], tokens[eos], written.tokens[kept:]]
+        parts_weights = [inside[:kept], weights[eos], inside[kept:]]
         return Written(
-            tokens=np.concatenate([tokens[:head], written.tokens, tokens[head + words :]]).astype(np.int32),
-            weights=np.concatenate([weights[:head], inside, weights[head + words :]]).astype(np.float32),
+            tokens=np.concatenate([tokens[:head], *parts]).astype(np.int32),
+            weights=np.concatenate([weights[:head], *parts_weights]).astype(np.float32),
             prefix=written.prefix + head if written.prefix else 0,
+            padding=written.padding,
         )
 
     def _check(self, written: Written, due: int) -> None:
@@ -182,6 +186,10 @@ class Rewriting:
             problem = "wrote ids outside 0 … 2^31 − 1"
         elif not 0 <= written.prefix <= due or (written.prefix and not self.bidirectional):
             problem = f"wrote a prefix of {written.prefix} in {due} tokens, with bidirectional = {self.bidirectional}"
+        elif not 0 <= written.padding < due or (written.padding and weights is None):
+            problem = f"wrote {written.padding} slots of padding in {due}, which need weights of 0"
+        elif weights is not None and np.any(weights[due - written.padding :]):
+            problem = f"wrote {written.padding} slots of padding whose weights are not 0"
         if problem:
             raise ConfigError(
                 f"{self.where}: objective {name!r} {problem}; penstock.objectives.check_objective tries an objective"

@@ -191,7 +191,8 @@ class Infill:
             written.weights[: len(written.ids) - len(middle.ids)] = 0
         filling = len(tokens) + self._extra - len(written.ids)
         padded = np.concatenate([written.ids, np.full(filling, pad, np.int32)])
-        return Written(tokens=padded, weights=np.concatenate([written.weights, np.zeros(filling, np.float32)]))
+        weighed = np.concatenate([written.weights, np.zeros(filling, np.float32)])
+        return Written(tokens=padded, weights=weighed, padding=filling)
 
     @property
     def _extra(self) -> int:

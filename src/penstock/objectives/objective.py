@@ -30,6 +30,8 @@ class Written:
     target whatever its weight: nothing comes before it."""
     prefix: int = 0
     """So many tokens at the beginning see each other in both directions; all others see only what is before them."""
+    padding: int = 0
+    """So many tokens at the end only fill up what was measured; a document's EOS goes before them."""
 
 
 @final
