@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import ConfigError
-from penstock.inputs.model_input import IGNORE
+from penstock.inputs import IGNORE, ModelInput
 from penstock.training.chunked_cross_entropy import chunked_cross_entropy
 
 
@@ -66,18 +66,18 @@ def row_loss(
 
     Args:
         model: A model of `penstock.models`: called with a row it gives hidden states [D, T, width]; `logits` gives
-            logits of any of them.
+            logits of any of them; `tensors` moves a `ModelInput` to its device.
         row: A `ModelInput` of the loader, or `RowTensors` on the model's device.
         denominators: `step.loss_denominators`, or `step.loss_denominator` where there is one target distance.
         z_loss: Coefficient of log² Z (PaLM, Chowdhery et al. 2022: 1e-4); 0: none.
-        distance_weights: How much each target distance counts; None: the model's `prediction_weights`, or 1.
+        distance_weights: How much each target distance counts; None: as the model's settings say, or 1.
         chunk: Positions whose logits exist at once; None: by vocabulary and device.
 
     Raises:
         ConfigError: The numbers of hidden states, targets, denominators and weights differ, or a denominator is no
             positive number although there are targets.
     """
-    tensors = _on_device(model, row)
+    tensors = model.tensors(row) if isinstance(row, ModelInput) else row
     hidden = model(tensors)
     return hidden_loss(
         model.logits,
@@ -132,18 +132,9 @@ def hidden_loss(
     return RowLoss(loss=total, cross_entropy=torch.stack(sums), weights=torch.stack(counts), num_targets=num_targets)
 
 
-def _on_device(model: Any, row: Any) -> Any:
-    from penstock.models.row_tensors import RowTensors
-
-    if isinstance(row, RowTensors):
-        return row
-    parameter = next(model.parameters())
-    return RowTensors.of(row, device=parameter.device, dtype=parameter.dtype)
-
-
 def _distance_weights(model: Any, distances: int) -> Sequence[float]:
     """The model's own weights of its target distances; 1 each where it has none."""
-    weights: Sequence[float] = getattr(getattr(model, "settings", None), "prediction_weights", ())
+    weights: Sequence[float] = getattr(getattr(model, "settings", None), "distance_weights", ())
     return weights or (1.0,) * distances
 
 

@@ -1,0 +1,174 @@
+"""The optimizers of a model: which parameter goes where, one step, and their state by parameter names.
+
+**Master weights.** Parameters are float32 always; a model that computes in bfloat16 casts them as it uses them
+(autocast). So the optimizer, its state and the checkpoints know one copy of the weights, a small update is never lost
+to bfloat16's 8 bits, and there is no second copy that could drift. The alternative, bfloat16 parameters with a float32
+copy in the optimizer, takes as many bytes and one more way to be wrong.
+
+**Groups.** Matrices decay; vectors (norms, biases) never do; embeddings, and matrices of an embedding's shape (an
+untied output matrix), only where asked. Under Muon these and the vectors stay with AdamW, as its authors advise.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from penstock.errors import ConfigError, StateError
+from penstock.training.optimizer_settings import OptimizerSettings
+
+FUSED_DEVICES = {"cpu", "cuda", "xpu", "mps"}
+
+
+@final
+class Optimizers:
+    """All optimizers of a model behind one door.
+
+    ```python
+    optimizers = Optimizers(model, settings)
+    loss.backward()
+    norm = optimizers.step(learning_rate)      # clips, updates, forgets the gradients
+    ```
+
+    Args:
+        model: Its parameters that require gradients are optimized; make it parallel (`fully_shard`) before.
+        settings: See there.
+
+    Raises:
+        ConfigError: Nothing to train, parameters that are not float32 (or float64), or a torch without Muon.
+    """
+
+    def __init__(self, model: nn.Module, settings: OptimizerSettings) -> None:
+        self.settings = settings
+        self._names = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        _check(self._names)
+        matrices, embeddings, vectors = _kinds(model, self._names)
+        decayed = embeddings if settings.decay_embeddings else []
+        rest = vectors if settings.decay_embeddings else vectors + embeddings
+        self.members: list[torch.optim.Optimizer] = []
+        if settings.kind == "muon":
+            self.members += _muon(matrices, settings)
+        else:
+            decayed = matrices + decayed
+        groups = [
+            {"params": params, "weight_decay": decay}
+            for params, decay in ((decayed, settings.weight_decay), (rest, 0.0))
+            if params
+        ]
+        if groups:
+            self.fused = _fused(self._names.values(), settings)
+            adamw = torch.optim.AdamW(
+                groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=self.fused
+            )
+            self.members.append(adamw)
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> Tensor:
+        """Clip, update every parameter, and drop the gradients.
+
+        Returns:
+            The norm of all gradients before clipping, a scalar on the device. Where it is no finite number and
+            gradients are clipped, they are zeros or no numbers after it: look at it where that matters.
+        """
+        norm = self.clip()
+        for member in self.members:
+            for group in member.param_groups:
+                group["lr"] = learning_rate
+            member.step()
+            member.zero_grad(set_to_none=True)
+        return norm
+
+    def clip(self) -> Tensor:
+        """Scale gradients down to the largest norm allowed; the norm before, over all parameters and their shards."""
+        limit = self.settings.clip_norm
+        norm = nn.utils.clip_grad_norm_(self._names.values(), float("inf") if limit is None else limit)
+        full = getattr(norm, "full_tensor", None)
+        return norm if full is None else full()
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """The state, `parameter name/entry` → tensor (`layers.0.mlp.up.weight/exp_avg`); no copies."""
+        names = {id(p): name for name, p in self._names.items()}
+        return {
+            f"{names[id(p)]}/{entry}": value
+            for member in self.members
+            for p, entries in member.state.items()
+            for entry, value in entries.items()
+        }
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take a state that `state_tensors` gave, on whatever device.
+
+        Raises:
+            StateError: It is of other parameters.
+        """
+        entries: dict[str, dict[str, Tensor]] = {}
+        for key, value in tensors.items():
+            name, entry = key.rsplit("/", 1)
+            entries.setdefault(name, {})[entry] = value
+        if entries and entries.keys() != self._names.keys():
+            odd = min(entries.keys() ^ self._names.keys())
+            raise StateError(
+                f"optimizer state: {odd} is in {'the state' if odd in entries else 'the model'} only; resume with the "
+                "model and the trainable parameters that the state was saved with"
+            )
+        names = {id(p): name for name, p in self._names.items()}
+        for member in self.members:
+            order = [names[id(p)] for group in member.param_groups for p in group["params"]]
+            state = {place: entries[name] for place, name in enumerate(order) if name in entries}
+            member.load_state_dict({"state": state, "param_groups": member.state_dict()["param_groups"]})
+
+    def fill_state(self) -> None:
+        """Make the state that a first step would make, in place and without a change of weights: what a sharded
+        checkpoint is read into."""
+        for p in self._names.values():
+            p.grad = torch.zeros_like(p)
+        self.step(0.0)
+
+
+def _check(names: Mapping[str, Tensor]) -> None:
+    if not names:
+        raise ConfigError("optimizer: no parameter of the model requires a gradient; unfreeze some")
+    for name, p in names.items():
+        if p.dtype not in (torch.float32, torch.float64):
+            raise ConfigError(
+                f"optimizer: parameter {name} is {p.dtype}; keep weights in float32 (`model.float()`) and compute in "
+                "bfloat16 by autocast, or small updates are lost"
+            )
+
+
+def _kinds(model: nn.Module, names: Mapping[str, nn.Parameter]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Matrices inside the model; embeddings and what has their shape; all the rest."""
+    tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
+    shapes = {table.shape for table in tables}
+    matrices: list[Tensor] = [p for p in names.values() if p.ndim >= 2 and p.shape not in shapes]
+    embeddings: list[Tensor] = [p for p in names.values() if p.ndim >= 2 and p.shape in shapes]
+    return matrices, embeddings, [p for p in names.values() if p.ndim < 2]
+
+
+def _muon(matrices: list[Tensor], settings: OptimizerSettings) -> list[torch.optim.Optimizer]:
+    muon = getattr(torch.optim, "Muon", None)
+    if muon is None:
+        raise ConfigError(f"optimizer.kind muon needs torch 2.9 or later, found {torch.__version__}; use adamw")
+    for p in matrices:
+        if p.ndim != 2:
+            raise ConfigError(
+                f"optimizer.kind muon takes matrices, the model has a parameter {list(p.shape)}; use adamw"
+            )
+    if not matrices:
+        return []
+    made: torch.optim.Optimizer = muon(
+        matrices,
+        lr=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        momentum=settings.momentum,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    return [made]
+
+
+def _fused(parameters: Iterable[Tensor], settings: OptimizerSettings) -> bool:
+    possible = all(p.device.type in FUSED_DEVICES for p in parameters)
+    if settings.fused and not possible:
+        raise ConfigError("optimizer.fused: the parameters' device has no fused AdamW; leave `fused` out")
+    return possible if settings.fused is None else settings.fused

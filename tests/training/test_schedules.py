@@ -1,0 +1,54 @@
+"""The learning rate as a function of the step."""
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import ConfigError
+from penstock.training.schedules import ScheduleSettings
+
+SHAPES = ["constant", "linear", "cosine", "wsd"]
+
+
+def test_wsd_by_hand():
+    schedule = ScheduleSettings(shape="wsd", warmup_steps=4, decay=0.4, floor=0.0)
+    shares = [schedule.share(step, 10) for step in range(11)]
+    assert shares == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0])
+
+
+def test_linear_and_cosine_by_hand():
+    linear = ScheduleSettings(shape="linear", warmup_steps=0, floor=0.2)
+    assert [linear.share(step, 4) for step in range(5)] == pytest.approx([1, 0.8, 0.6, 0.4, 0.2])
+    cosine = ScheduleSettings(shape="cosine", warmup_steps=0)
+    assert [cosine.share(step, 4) for step in (0, 1, 2, 4)] == pytest.approx([1, 0.5 + math.sqrt(0.5) / 2, 0.5, 0])
+
+
+@given(
+    shape=st.sampled_from(SHAPES),
+    warmup=st.integers(0, 50),
+    total=st.integers(1, 60),
+    decay=st.floats(0, 1),
+    floor=st.floats(0, 1),
+)
+def test_up_then_never_up_again_and_never_zero_while_training(shape, warmup, total, decay, floor):
+    schedule = ScheduleSettings(shape=shape, warmup_steps=warmup, decay=decay, floor=floor)
+    shares = [schedule.share(step, total) for step in range(total)]
+    assert all(0 < share <= 1 for share in shares)
+    peak = min(warmup, total)
+    assert shares[:peak] == sorted(shares[:peak])
+    falling = shares[max(0, peak - 1) :]
+    assert all(a >= b - 1e-12 for a, b in itertools.pairwise(falling))
+    if shape != "constant" and warmup < total and (shape != "wsd" or round(decay * total)):
+        assert schedule.share(total, total) == pytest.approx(floor, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [({"shape": "step"}, "schedule.shape"), ({"warmup_steps": -1}, "warmup_steps"), ({"floor": 1.5}, "floor")],
+)
+def test_wrong_settings_are_named(wrong, match):
+    with pytest.raises(ConfigError, match=match):
+        ScheduleSettings(**wrong)
