@@ -1,0 +1,32 @@
+"""Training: loss, optimisers, schedules, checkpoints, metrics, and the trainer that joins them. Needs the extra `train`.
+
+Settings can be read without torch; everything else is imported when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from penstock.training.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from penstock.training.loss import RowLoss, loss, row_loss
+    from penstock.training.run_folder import Run, open_run
+    from penstock.training.trainer import train
+
+_LATE = {
+    "RowLoss": "loss",
+    "loss": "loss",
+    "row_loss": "loss",
+    "Run": "run_folder",
+    "open_run": "run_folder",
+    "train": "trainer",
+}
+"""Name → the module that is loaded when it is first used."""
+
+__all__ = ["Run", "RowLoss", "TrainSettings", "loss", "open_run", "row_loss", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATE:
+        return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

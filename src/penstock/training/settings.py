@@ -1,0 +1,120 @@
+"""How a model is trained: the section `training` of a run file. Imports no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, final
+
+from penstock.errors import ConfigError
+from penstock.training.optimizer_settings import OptimizerSettings
+from penstock.training.schedules import ScheduleSettings
+
+
+def _above_zero(where: str, settings: object, *names: str) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not value > 0:
+            raise ConfigError(f"{where}.{name} must be above 0, got {value!r}")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSettings:
+    """When the run is saved, besides its end and SIGTERM."""
+
+    every: int = 500
+    """Steps between checkpoints."""
+    keep: int = 3
+    """Complete checkpoints that stay, the newest ones."""
+
+    def __post_init__(self) -> None:
+        _above_zero("checkpoints", self, "every", "keep")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatorSettings:
+    """One look at the model now and then."""
+
+    kind: Literal["loss", "samples"] = "loss"
+    """loss: of held-out data, with bits per byte where the dataset knows its text's bytes. samples: texts that the
+    model writes."""
+    every: int = 500
+    """Steps between looks; there is one at the end too."""
+    data: str | None = None
+    """loss: a dataset folder; all of its documents are used once."""
+    rows: int | None = None
+    """loss: rows at most; None: all."""
+    prompts: tuple[str, ...] = ("",)
+    """samples: what each begins with; with a chat template, a user's message."""
+    max_tokens: int = 64
+    """samples: tokens of each, at most."""
+    temperature: float = 0.8
+    """samples: 0 takes the likeliest token."""
+
+    def __post_init__(self) -> None:
+        _above_zero("evaluators", self, "every", "rows", "max_tokens")
+        if self.kind not in ("loss", "samples"):
+            raise ConfigError(f"evaluators: kind must be loss or samples, got {self.kind!r}")
+        if self.kind == "loss" and self.data is None:
+            raise ConfigError("evaluators: kind loss needs data, a dataset folder")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorLogSettings:
+    """Tensors to look at while debugging."""
+
+    patterns: tuple[str, ...] = ()
+    """Shell patterns of the names: parameters, `grad.` + parameter, `out.` + module; empty: none."""
+    every: int = 100
+    """Steps between them."""
+    full: bool = False
+    """Whole tensors, not only their statistics."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """How a model is trained."""
+
+    steps: int | None = None
+    """Optimiser steps; None: until every source has had its `max_epochs`."""
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    """What turns gradients into steps."""
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    """How the learning rate goes."""
+    z_loss: float = 0.0
+    """Coefficient of log² Z (PaLM, Chowdhery et al. 2022)."""
+    micro_sequences: int = 1
+    """Parts in which each row goes through the model, to save memory; the gradients are those of the whole row."""
+    attention: str = "auto"
+    """Backend of attention by name."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, …; auto: a GPU where there is one."""
+    threads: int | None = None
+    """Of torch on the CPU; None: torch's choice. Other numbers of threads give other roundings."""
+    compile: bool = False
+    """torch.compile the model's blocks."""
+    deterministic: bool = True
+    """Only algorithms that give the same bits each time; an error where there is none."""
+    seed: int = 0
+    """Of the first weights."""
+    shard: bool = False
+    """Several processes: shard weights, gradients and optimiser states (FSDP2) instead of copying them."""
+    checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
+    """When the run is saved."""
+    evaluators: Mapping[str, EvaluatorSettings] = field(default_factory=dict)
+    """Looks at the model, by name."""
+    log_every: int = 1
+    """Steps between records in metrics.jsonl."""
+    tensorboard: bool = False
+    """Also write TensorBoard's files into the run's folder."""
+    wandb: str | None = None
+    """Also send metrics to this project of Weights & Biases."""
+    tensor_logs: TensorLogSettings = field(default_factory=TensorLogSettings)
+    """Tensors to look at."""
+
+    def __post_init__(self) -> None:
+        _above_zero("training", self, "steps", "micro_sequences", "threads", "log_every")
+        if self.z_loss < 0:
+            raise ConfigError(f"training.z_loss must be 0 or more, got {self.z_loss!r}")
