@@ -9,6 +9,8 @@ from tiny_models import LENGTH, make_dataset, make_loader
 
 from penstock.errors import ConfigError
 from penstock.inputs import IGNORE, InputRequirements
+from penstock.loader import Loader, Source
+from penstock.objectives.denoise import Denoise
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -77,6 +79,58 @@ def test_batches_smaller_than_a_step_are_its_rows_in_order(data):
     for i, (batch, step) in enumerate(pairs):
         compare(batch, step[2 * (i % 3) : 2 * (i % 3) + 2])
         assert float(batch.loss_denominator) == step.loss_denominator
+
+
+def test_every_step_has_as_many_batches(data):
+    """The last step has fewer rows, and batches of nothing but padding after them."""
+    pairs = list(psj.batches(make_loader(data, rows=20, max_epochs=1), batch_size=4))
+    steps = [step.index for _, step in pairs]
+    assert steps == sorted([*range(steps[-1] + 1)] * 5)
+    batch, step = pairs[-1]
+    assert len(step) <= 16
+    assert not any(np.any(leaf) for leaf in (batch.tokens, batch.loss_weights, batch.segment_ids, batch.num_documents))
+    assert batch.positions.tolist() == [list(range(LENGTH))] * 4
+    assert batch.cu_seqlens.tolist() == [[0] + [LENGTH] * (LENGTH + 1)] * 4
+
+
+def test_prefixes_come_with_the_batch(data):
+    source = Source(data, objective=Denoise.ul2r(modes=None, sentinels=range(40, 64)), max_epochs=1)
+    settings = {"sequence_length": 80, "rows_per_step": 24}
+    plain = list(Loader(source, **settings))
+    pairs = list(psj.batches(Loader(source, **settings)))
+    for (batch, _), step in zip(pairs, plain, strict=True):
+        assert batch.prefix.dtype == bool
+        compare(batch, step, 80)
+        for i, row in enumerate(step):
+            np.testing.assert_array_equal(batch.prefix[i], row.prefix)
+        assert not batch.prefix[len(step) :].any()
+    assert len(plain[-1]) < 24
+    assert all(batch.prefix.any() for batch, _ in pairs)
+
+
+def test_a_model_learns_from_them(data):
+    """The step of the package's example, with a model of two tables."""
+
+    @jax.jit
+    def train(parameters, batch):
+        def loss(parameters):
+            scores = jax.nn.log_softmax(parameters["in"][batch.tokens] @ parameters["out"])
+            picked = jnp.take_along_axis(scores, batch.targets[..., None], axis=-1)[..., 0]
+            return -(picked * batch.loss_weights).sum() / batch.loss_denominator
+
+        value, slopes = jax.value_and_grad(loss)(parameters)
+        return value, jax.tree.map(lambda p, g: p - 2.0 * g, parameters, slopes)
+
+    generator = np.random.default_rng(0)
+    parameters = {"in": generator.normal(size=(64, 16)), "out": generator.normal(size=(16, 64))}
+    parameters = jax.tree.map(lambda table: jnp.asarray(table * 0.3, jnp.float32), parameters)
+    losses = []
+    for batch, _ in islice(psj.batches(make_loader(data, rows=8)), 200):
+        value, parameters = train(parameters, batch)
+        losses.append(float(value))
+    assert np.isfinite(losses).all()
+    assert losses[0] > 3.5
+    assert losses[-1] < 2.0
 
 
 def test_resuming_goes_on_after_the_step(data):

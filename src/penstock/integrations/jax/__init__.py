@@ -1,24 +1,26 @@
 """JAX: a loader's rows as arrays of one static shape, the mask of their attention, and denoising inside jit.
 
 ```python
-import jax, jax.numpy as jnp, optax
+import jax, jax.numpy as jnp
 import penstock as ps
 from penstock.integrations import jax as psj
 
 mesh = jax.make_mesh((jax.device_count(),), ("data",))
-loader = ps.Loader("data/web", sequence_length=4096, rows_per_step=64, data_parallel=psj.data_parallel(mesh))
+loader = ps.Loader(ps.Source("data/web"), sequence_length=4096, rows_per_step=64,
+                   data_parallel=psj.data_parallel(mesh))
 
 @jax.jit
 def train(parameters, batch):
     def loss(parameters):
         mask = psj.attention_mask(batch.segment_ids, batch.prefix)
-        logits = model(parameters, batch.tokens, batch.positions, mask)
-        each = optax.softmax_cross_entropy_with_integer_labels(logits, batch.targets)
-        return (each * batch.loss_weights).sum() / batch.loss_denominator
-    return jax.grad(loss)(parameters)
+        scores = jax.nn.log_softmax(model(parameters, batch.tokens, batch.positions, mask))
+        picked = jnp.take_along_axis(scores, batch.targets[..., None], axis=-1)[..., 0]
+        return -(picked * batch.loss_weights).sum() / batch.loss_denominator
+    value, slopes = jax.value_and_grad(loss)(parameters)
+    return value, jax.tree.map(lambda p, g: p - 0.1 * g, parameters, slopes)
 
 for batch, step in psj.batches(loader, mesh=mesh):
-    parameters = update(parameters, train(parameters, batch))   # traced once
+    value, parameters = train(parameters, batch)      # traced once
     save(parameters, step.resume_state)
 ```
 

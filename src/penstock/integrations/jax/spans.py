@@ -37,7 +37,10 @@ class Layout(NamedTuple):
 
 
 def share_of(number: jax.Array, numerator: jax.Array, denominator: jax.Array) -> jax.Array:
-    """number * numerator / denominator to the nearest integer, halves to the even one, int32; products below 2^32."""
+    """number * numerator / denominator to the nearest integer, halves to the even one; int32.
+
+    Numbers are up to 2^22 and shares up to 1, in thousandths at most, so products stay below 2^32.
+    """
     product, denominator = number.astype(jnp.uint32) * numerator.astype(jnp.uint32), denominator.astype(jnp.uint32)
     down = product // denominator
     twice = 2 * (product - down * denominator)
