@@ -7,15 +7,17 @@ the rows are shared among microbatches and ranks changes nothing but the order o
 needed. Only positions that are targets reach the head, in chunks (see `chunked_cross_entropy`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from penstock.errors import ConfigError
 from penstock.inputs import IGNORE, ModelInput
+from penstock.models.language_model import LanguageModel
+from penstock.models.row_tensors import RowTensors
 from penstock.training.chunked_cross_entropy import chunked_cross_entropy
 
 
@@ -35,8 +37,8 @@ class RowLoss:
 
 
 def loss(
-    model: Any,
-    row: Any,
+    model: LanguageModel,
+    row: ModelInput | RowTensors,
     denominators: float | Sequence[float],
     *,
     z_loss: float = 0.0,
@@ -54,8 +56,8 @@ def loss(
 
 
 def row_loss(
-    model: Any,
-    row: Any,
+    model: LanguageModel,
+    row: ModelInput | RowTensors,
     denominators: float | Sequence[float],
     *,
     z_loss: float = 0.0,
@@ -70,7 +72,7 @@ def row_loss(
         row: A `ModelInput` of the loader, or `RowTensors` on the model's device.
         denominators: `step.loss_denominators`, or `step.loss_denominator` where there is one target distance.
         z_loss: Coefficient of log² Z (PaLM, Chowdhery et al. 2022: 1e-4); 0: none.
-        distance_weights: How much each target distance counts; None: as the model's settings say, or 1.
+        distance_weights: How much each target distance counts; None: the model's own.
         chunk: Positions whose logits exist at once; None: by vocabulary and device.
 
     Raises:
@@ -86,13 +88,13 @@ def row_loss(
         tensors.loss_weights,
         denominators,
         z_loss=z_loss,
-        distance_weights=_distance_weights(model, len(hidden)) if distance_weights is None else distance_weights,
+        distance_weights=model.prediction_weights if distance_weights is None else distance_weights,
         chunk=chunk,
     )
 
 
 def hidden_loss(
-    logits_of: Any,
+    logits_of: Callable[[Tensor], Tensor],
     hidden: Tensor,
     targets: Tensor,
     loss_weights: Tensor,
@@ -130,12 +132,6 @@ def hidden_loss(
         sums.append(cross_entropy)
         counts.append(weights[places].sum(dtype=torch.float64))
     return RowLoss(loss=total, cross_entropy=torch.stack(sums), weights=torch.stack(counts), num_targets=num_targets)
-
-
-def _distance_weights(model: Any, distances: int) -> Sequence[float]:
-    """The model's own weights of its target distances; 1 each where it has none."""
-    weights: Sequence[float] = getattr(getattr(model, "settings", None), "distance_weights", ())
-    return weights or (1.0,) * distances
 
 
 def _check_counts(hidden: int, targets: int, denominators: int, weights: int) -> None:

@@ -19,6 +19,7 @@ from penstock.errors import ConfigError, StateError
 from penstock.training.optimizer_settings import OptimizerSettings
 
 FUSED_DEVICES = {"cpu", "cuda", "xpu", "mps"}
+"""Where torch has AdamW as one kernel."""
 
 
 @final
