@@ -36,15 +36,17 @@ def build_model(
 
     Raises:
         ConfigError: The vocabulary does not fit, or there is no such model.
+        IsolationError: The model of transformers lets documents of a row see each other.
     """
     if isinstance(settings, str):
         if not settings.startswith(HUGGING_FACE):
             raise ConfigError(f"model {settings!r} is unknown; give the settings of a transformer, or hf:path")
         from penstock.models.huggingface_model import load_huggingface
 
-        return load_huggingface(
-            settings.removeprefix(HUGGING_FACE), vocab_size=vocab_size, device=device, dtype=dtype or torch.float32
-        )
+        path = settings.removeprefix(HUGGING_FACE)
+        wrapped = load_huggingface(path, device=device, dtype=dtype or torch.float32)
+        wrapped.check(vocab_size)
+        return wrapped
     settings = settings.with_vocabulary(vocab_size)
     dtype = dtype or (torch.float64 if settings.dtype == "float64" else torch.float32)
     model = empty_transformer(settings, device, dtype)

@@ -30,8 +30,8 @@ class RowTensors:
     """(q, k, v) → the heads' outputs; documents apart, prefixes honoured."""
     rule: AttentionRule
     """Whom each slot sees, but for a sliding window."""
-    num_tokens: int
-    """Slots that are no padding."""
+    source: ModelInput
+    """The row itself."""
 
     @classmethod
     def of(
@@ -72,5 +72,5 @@ class RowTensors:
             if window is not None
             else RowAttention.of(rule, device=device, dtype=dtype, backend=backend),
             rule=rule,
-            num_tokens=row.num_tokens,
+            source=row,
         )

@@ -49,6 +49,8 @@ def load_model(
         device: Where to.
         dtype: Of the weights; None: as they are stored.
 
+    Of folders in that layout those of plain Llama and Mistral models become a `Transformer`, without transformers.
+
     Raises:
         FormatError: There is no model there, or one of another format.
         CorruptionError: Its weights do not fit its settings.
@@ -57,15 +59,21 @@ def load_model(
     if not (folder / MODEL).is_file():
         if not (folder / "config.json").is_file():
             raise FormatError(f"{folder}: no model there, neither {MODEL} nor config.json; give the folder of one")
-        from penstock.models.huggingface_model import load_huggingface
+        from penstock.models.importing import import_llama, refusal
 
-        return load_huggingface(folder, device=device, dtype=dtype)
+        if refusal(folder) is None:
+            return import_llama(folder, device, dtype)
+        return _load_huggingface(folder, device, dtype)
     described = _described(folder / MODEL)
     if described["kind"] == "huggingface":
-        from penstock.models.huggingface_model import load_huggingface
-
-        return load_huggingface(folder, device=device, dtype=dtype)
+        return _load_huggingface(folder, device, dtype)
     return _load_transformer(folder, described["settings"], device, dtype)
+
+
+def _load_huggingface(folder: Path, device: torch.device | str, dtype: torch.dtype | None) -> LanguageModel:
+    from penstock.models.huggingface_model import load_huggingface
+
+    return load_huggingface(folder, device=device, dtype=dtype)
 
 
 def _described(path: Path) -> dict[str, Any]:

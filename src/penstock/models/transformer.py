@@ -78,7 +78,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], layer: int, attend: LayerAttend) -> Tensor:
         """[..., width] → the same."""
         q, k, v = (part(x).unflatten(-1, (-1, self.head_width)) for part in (self.query, self.key, self.value))
-        return self.output(attend(layer, rotate(q, rotary), rotate(k, rotary), v).flatten(-2))
+        out: Tensor = self.output(attend(layer, rotate(q, rotary), rotate(k, rotary), v).flatten(-2))
+        return out
 
 
 @final
@@ -91,7 +92,8 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] → the same."""
-        return self.down(silu(self.gate(x)) * self.up(x))
+        out: Tensor = self.down(silu(self.gate(x)) * self.up(x))
+        return out
 
 
 @final
@@ -107,8 +109,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], layer: int, attend: LayerAttend) -> Tensor:
         """[..., width] → the same."""
-        x = x + self.attention(self.attention_norm(x), rotary, layer, attend)
-        return x + self.mlp(self.mlp_norm(x))
+        attended: Tensor = x + self.attention(self.attention_norm(x), rotary, layer, attend)
+        out: Tensor = attended + self.mlp(self.mlp_norm(attended))
+        return out
 
 
 @final
@@ -152,7 +155,8 @@ class Transformer(nn.Module):
         for layer in range(trunk):
             x = self.blocks[layer](x, rotary, layer, attend)
         heads = range(trunk, trunk + (distances or self.settings.prediction_heads))
-        return self.norm(torch.stack([self.blocks[layer](x, rotary, layer, attend) for layer in heads]))
+        out: Tensor = self.norm(torch.stack([self.blocks[layer](x, rotary, layer, attend) for layer in heads]))
+        return out
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] → [..., vocab], in float32 or wider."""

@@ -92,7 +92,7 @@ def _varlen(rule: AttentionRule, window: int, device: torch.device, dtype: torch
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-        out: Tensor = varlen_attn(q, k, v, bounds, bounds, longest, longest, window_size=(window - 1, 0))
+        out: Tensor = varlen_attn(q, k, v, bounds, bounds, longest, longest, window_size=(window - 1, 0))  # type: ignore[assignment]
         return out
 
     return attend

@@ -1,0 +1,276 @@
+"""Any causal model of transformers behind the door of our own, on the same rows.
+
+Where the model lets us, its attention is ours: a function under the name "penstock" in transformers' attention
+interface, which gets what attends through the keyword arguments that models hand down to it. So packed rows, prefixes,
+caches and micro-sequences work as for our own transformer, and documents are kept apart without a mask. Whether it lets
+us is tried on a few tokens when it is loaded: layers of other kinds, soft caps, sinks and layers with different windows
+do not. Such a model runs as transformers runs packed rows (`model_inputs`), without prefixes and without our cache.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from penstock.errors import ConfigError, MissingExtraError
+from penstock.inputs import InputRequirements, ModelInput
+from penstock.integrations.isolation import check_isolation
+from penstock.models.cache import Cache, LayerAttend
+from penstock.models.row_tensors import RowTensors
+
+try:
+    from transformers import AttentionInterface, AutoModelForCausalLM
+except ImportError as error:
+    raise MissingExtraError("transformers", "huggingface") from error
+
+from penstock.integrations.huggingface import REQUIREMENTS, model_inputs
+
+_NAME = "penstock"
+_UNKNOWN = ("softcap", "s_aux", "position_bias", "head_mask")
+"""What some models ask of their attention, and ours does not do."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """What a model asks of its attention."""
+
+    layers: int
+    kv_heads: int
+    head_width: int
+    window: int | None
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
+) -> tuple[Tensor, None]:
+    """transformers' attention function: [B, heads, n, dim] each → [B, n, heads, dim]."""
+    ask = given.get("penstock_attend")
+    asked = [name for name in _UNKNOWN if given.get(name) is not None]
+    if given.get("dropout"):
+        asked.append("dropout")
+    if ask is None or asked or attention_mask is not None:
+        raise ConfigError(
+            f"{type(module).__name__}: our attention cannot stand in for its own ({', '.join(asked) or 'a mask'}); "
+            "load it with attn_implementation='sdpa'"
+        )
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    scaling, dim = given.get("scaling"), query.shape[-1]
+    if scaling is not None and abs(scaling * dim**0.5 - 1) > 1e-6:
+        q = q * (scaling * dim**0.5)
+    return ask(module.layer_idx, q, k, v, given.get("sliding_window")), None
+
+
+AttentionInterface.register(_NAME, _attend)
+
+
+def _values(layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+    """What a token alone would get: its own values; for trying a model."""
+    return v.repeat_interleave(q.shape[2] // v.shape[2], 2)
+
+
+@final
+class HuggingFaceModel(nn.Module):
+    """A model of transformers; make it with `load_huggingface`.
+
+    Attributes:
+        inner: The model itself.
+        ours: Whether our attention stands in for its own.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+        self._own = inner.config._attn_implementation
+        self._shape = self._try_attention()
+        self.ours = self._shape is not None
+        self._plain_head = self._try_head()
+
+    def forward(self, row: RowTensors) -> Tensor:
+        """Final hidden states [1, T, width] of a row."""
+        if self.ours:
+            return self.run(row.tokens, row.positions, lambda layer, q, k, v: row.attention(q, k, v))
+        return self._hidden(model_inputs(row.source, self.device))
+
+    def run(self, tokens: Tensor, positions: Tensor, attend: LayerAttend, distances: int | None = None) -> Tensor:
+        """Final hidden states [1, ..., width] of tokens [T] or [B, n], attending by a function of yours.
+
+        Raises:
+            ConfigError: Our attention cannot stand in for that of this model.
+        """
+        self._refuse_without_ours()
+        batched = tokens.ndim == 2
+
+        def call(layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+            return attend(layer, q, k, v) if batched else attend(layer, q[0], k[0], v[0])[None]
+
+        rows, places = (x if batched else x[None] for x in (tokens, positions))
+        given = {"input_ids": rows, "position_ids": places, "use_cache": False, "penstock_attend": call}
+        hidden = self._hidden(given)
+        return hidden[None] if batched else hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., width] → [..., vocab], in float32 or wider."""
+        scores: Tensor = self.inner.get_output_embeddings()(hidden) if self._plain_head else hidden
+        return scores.to(torch.promote_types(scores.dtype, torch.float32))
+
+    def new_cache(self, sequences: int, capacity: int) -> Cache:
+        """Room for so many sequences of at most so many tokens.
+
+        Raises:
+            ConfigError: Our attention cannot stand in for that of this model.
+        """
+        self._refuse_without_ours()
+        assert self._shape is not None
+        return Cache(
+            layers=self._shape.layers,
+            sequences=sequences,
+            capacity=capacity,
+            kv_heads=self._shape.kv_heads,
+            head_width=self._shape.head_width,
+            device=self.device,
+            dtype=self.compute_dtype,
+            window=self._shape.window,
+        )
+
+    @torch.no_grad()
+    def extend(self, tokens: Tensor, lengths: Tensor, cache: Cache, sequences: Tensor | None = None) -> Tensor:
+        """As `Transformer.extend`."""
+        growth = cache.growth(tokens, lengths, sequences)
+        hidden = self.run(tokens, growth.positions, growth.attend)[0]
+        growth.done()
+        return self.logits(hidden[growth.last])
+
+    def tensors(self, row: ModelInput, backend: str = "auto") -> RowTensors:
+        """A row on the model's device, with attention as this model attends."""
+        window = None if self._shape is None else self._shape.window
+        return RowTensors.of(row, device=self.device, dtype=self.compute_dtype, backend=backend, window=window)
+
+    def requirements(self) -> InputRequirements:
+        """What a loader must give for it."""
+        prefixes = self._shape is not None and self._shape.window is None
+        return InputRequirements(
+            asked_by=f"the model {type(self.inner).__name__}", loss_weights=True, positions=True, cu_seqlens=True,
+            prefix=prefixes or REQUIREMENTS.prefix,
+        )  # fmt: skip
+
+    def check(self, vocab_size: int) -> None:
+        """Refuse a model that cannot train on packed rows of a tokenizer.
+
+        Raises:
+            ConfigError: It has too few embeddings.
+            IsolationError: It lets documents of a row see each other.
+        """
+        if vocab_size > self.vocab_size:
+            raise ConfigError(
+                f"{type(self.inner).__name__} has embeddings for {self.vocab_size} ids and the tokenizer has "
+                f"{vocab_size}; prepare the data with the model's tokenizer"
+            )
+        check_isolation(self, forward=lambda model, row: model.logits(model(model.tensors(row)))[0])
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The embedding: by it `check_isolation` follows tokens."""
+        embeddings: nn.Module = self.inner.get_input_embeddings()
+        return embeddings
+
+    @property
+    def config(self) -> Any:
+        """That of the model itself."""
+        return self.inner.config
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids below it are known."""
+        return int(self.inner.get_input_embeddings().weight.shape[0])
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return next(self.inner.parameters()).device  # type: ignore[no-any-return]
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """That of its weights."""
+        return next(self.inner.parameters()).dtype  # type: ignore[no-any-return]
+
+    @property
+    def prediction_weights(self) -> tuple[float, ...]:
+        """It predicts the next token only."""
+        return (1.0,)
+
+    def _hidden(self, given: dict[str, Any]) -> Tensor:
+        """[B, n, width], or the logits themselves where the head is more than a matrix."""
+        if self._plain_head:
+            hidden: Tensor = self.inner.base_model(**given).last_hidden_state
+            return hidden
+        logits: Tensor = self.inner(**given).logits
+        return logits
+
+    @torch.no_grad()
+    def _try_head(self) -> bool:
+        """Whether logits are the output matrix applied to the final hidden states."""
+        given: dict[str, Any] = {"input_ids": torch.arange(2, device=self.device)[None], "use_cache": False}
+        if self.ours:
+            given["penstock_attend"] = _values
+        head = self.inner.get_output_embeddings()
+        if head is None:
+            return False
+        hidden = self.inner.base_model(**given).last_hidden_state
+        found, due = head(hidden), self.inner(**given).logits
+        return found.shape == due.shape and bool(torch.allclose(found.float(), due.float(), rtol=1e-3, atol=1e-4))
+
+    @torch.no_grad()
+    def _try_attention(self) -> _Shape | None:
+        """What the model asks of its attention, which is ours from now on; None where that cannot be."""
+        seen: dict[int, tuple[int, int, int | None]] = {}
+
+        def record(layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+            if k.shape != v.shape or q.shape[3] != k.shape[3]:
+                raise ConfigError("heads of keys and values differ in width")
+            seen[layer] = (k.shape[2], k.shape[3], window)
+            return _values(layer, q, k, v, window)
+
+        was_training = self.inner.training
+        try:
+            self.inner.set_attn_implementation(_NAME)
+            tokens = torch.arange(2, device=self.device)[None]
+            self.inner.train()(input_ids=tokens, use_cache=False, penstock_attend=record)
+        except (ConfigError, TypeError, ValueError, AttributeError, KeyError):
+            seen.clear()
+        finally:
+            self.inner.train(was_training)
+        layers = getattr(self.inner.config.get_text_config(), "num_hidden_layers", None)
+        if len(seen) == layers and sorted(seen) == list(range(len(seen))) and len(set(seen.values())) == 1:
+            kv_heads, head_width, window = seen[0]
+            return _Shape(layers=len(seen), kv_heads=kv_heads, head_width=head_width, window=window)
+        self.inner.set_attn_implementation(self._own)
+        return None
+
+    def _refuse_without_ours(self) -> None:
+        if not self.ours:
+            raise ConfigError(
+                f"{type(self.inner).__name__}: our attention cannot stand in for its own, so it has no cache and no "
+                "micro-sequences here; it trains on packed rows, and transformers' own generate() generates"
+            )
+
+
+def load_huggingface(
+    folder: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+) -> HuggingFaceModel:
+    """Load a causal model of transformers from a folder.
+
+    Args:
+        folder: In the Hugging Face layout.
+        device: Where to.
+        dtype: Of the weights; None: as they are stored.
+
+    Raises:
+        ConfigError: There is no causal model.
+    """
+    try:
+        inner = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype or "auto")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder}: no causal model of transformers there: {error}") from None
+    return HuggingFaceModel(inner.to(device).train())
