@@ -3,16 +3,20 @@
 import json
 import resource
 import time
+from collections import Counter
 from dataclasses import dataclass, fields
 from typing import Any, final
 
 import numpy as np
 
 from penstock.inputs import ModelInput
+from penstock.inspection.rewritten import rewritings_of
 from penstock.loader import SOURCE, Loader, Plan
 from penstock.sampling import BEGIN, LENGTH, TOKENS
 
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
+TASKS_COUNTED = 4000
+"""Documents of a source whose tasks are counted, at most."""
 
 
 @final
@@ -44,6 +48,9 @@ class SourcePlan:
     """Tokens in those."""
     truncated_tokens: int
     """Tokens cut off documents that were too long."""
+    tasks: dict[str, float]
+    """What its objective does to how much of its documents, of 1, the most frequent first; empty where it has no
+    tasks. Counted over some of the documents, spread over all that were planned."""
 
 
 @final
@@ -128,7 +135,8 @@ def _by_source(loader: Loader, pieces: Int64, skipped: Int64, steps: int) -> tup
     first, last = (np.array(loader.mixture.shares_at(step)) for step in (0, max(steps - 1, 0)))
     total = max(1, int(pieces[:, LENGTH].sum()))
     found = []
-    for number, (source, dataset) in enumerate(zip(loader.mixture.sources, loader.datasets, strict=True)):
+    sources = zip(loader.mixture.sources, loader.datasets, rewritings_of(loader), strict=True)
+    for number, (source, dataset, rewriting) in enumerate(sources):
         mine = pieces[pieces[:, SOURCE] == number]
         low, high = (round(part * len(dataset)) for part in source.slice)
         begun = int(np.count_nonzero(mine[:, BEGIN] == 0))
@@ -148,9 +156,21 @@ def _by_source(loader: Loader, pieces: Int64, skipped: Int64, steps: int) -> tup
                 dropped_documents=dropped,
                 dropped_tokens=dropped_tokens,
                 truncated_tokens=truncated,
+                tasks=_tasks(rewriting, mine),
             )
         )
     return tuple(found)
+
+
+def _tasks(rewriting: Any, pieces: Int64) -> dict[str, float]:
+    task = getattr(rewriting.objective, "task", None)
+    if task is None or not len(pieces):
+        return {}
+    some = pieces[:: -(-len(pieces) // TASKS_COUNTED)]
+    _, _, words = rewriting.words(some)
+    keys = rewriting.keys(some)
+    found = Counter(task(int(length), int(key)) for length, key in zip(words, keys, strict=True) if length)
+    return {name: count / found.total() for name, count in found.most_common()}
 
 
 def _array_bytes(row: ModelInput) -> int:

@@ -81,6 +81,7 @@ def page_of_mixture(title: str, loader: Loader, rows: Sequence[RowView], tokeniz
         shares={
             "share asked for": {source.name: source.share for source in report.sources},
             f"share given in {report.steps:,} steps": {source.name: source.share_given for source in report.sources},
+            **{f"tasks of {source.name}, by document": source.tasks for source in report.sources if source.tasks},
         },
         control_ids=control_ids(tokenizer),
     )

@@ -125,7 +125,7 @@ def slots_view(row: RowView, begin: int, end: int) -> Table:
 def _roles(row: RowView) -> dict[int, str]:
     """What slots of rewritten documents are for."""
     return {
-        slot: f"{each.role} {each.span}" if each.span >= 0 else each.role
+        slot: f"{each.role} {each.span}" if each.role in ("sentinel", "target") else each.role
         for document in row.documents
         for each in document.stretches
         for slot in range(each.begin, each.end)
@@ -214,6 +214,10 @@ def plan_view(report: PlanReport) -> Group:
     per_row = report.pieces / max(1, report.rows)
     facts.add_row("rows", f"{report.rows:,} of {report.sequence_length:,} slots, {per_row:.1f} documents a row")
     facts.add_row("tokens", f"{report.tokens:,}")
+    for source in report.sources:
+        if source.tasks:
+            tasks = ", ".join(f"{name} {share:.1%}" for name, share in source.tasks.items())
+            facts.add_row("tasks", f"{source.name}: {tasks} of documents")
     facts.add_row("padding", f"{report.padding:,} slots ({report.padding_share:.2%}), packing {report.packing}")
     facts.add_row("planning", f"{report.planning_seconds:.2f} s, loading the compiled kernels included")
     facts.add_row("memory", f"{_size(report.row_bytes)} a row; this command at most {_size(report.peak_memory_bytes)}")

@@ -17,7 +17,7 @@ from penstock.errors import OutputError
 from penstock.inspection.html.payload import payload
 from penstock.inspection.html.views import PageData
 
-SCRIPTS = ("data", "elements", "tokens", "difference", "documents", "rows", "figures", "main")
+SCRIPTS = ("data", "elements", "tokens", "difference", "documents", "rewritten", "rows", "figures", "main")
 """Parts of the page's script, in the order in which they need each other."""
 
 

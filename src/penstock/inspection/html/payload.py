@@ -14,7 +14,7 @@ import numpy as np
 from penstock.inputs import IGNORE
 from penstock.inspection.html.figures import histograms_of, shares_of
 from penstock.inspection.html.views import PageData, PageDocument
-from penstock.inspection.rows import RowView
+from penstock.inspection.rows import RowDocument, RowView
 
 Key = tuple[int, str, bool]
 
@@ -106,7 +106,10 @@ def _document(document: PageDocument, names: list[str], vocabulary: Vocabulary, 
 
 def _row(row: RowView, control_ids: frozenset[int], vocabulary: Vocabulary, streams: list[Any]) -> dict[str, Any]:
     ids = np.asarray(row.tokens[: row.num_tokens], np.int64)
-    streams.append(vocabulary.number(ids.tolist(), row.texts[: len(ids)], np.isin(ids, list(control_ids)).tolist()))
+    control = np.isin(ids, list(control_ids))
+    for added in (each for part in row.documents for each in part.stretches if each.is_added):
+        control[added.begin : added.end] = True
+    streams.append(vocabulary.number(ids.tolist(), row.texts[: len(ids)], control.tolist()))
     known = set(ids.tolist())
     for target in sorted(set(np.unique(row.targets).tolist()) - known - {IGNORE}):
         vocabulary.number([target], [row.spell(target)], [target in control_ids])
@@ -129,9 +132,23 @@ def _row(row: RowView, control_ids: frozenset[int], vocabulary: Vocabulary, stre
                 "document": part.document,
                 "first": part.first_token,
                 "epoch": part.epoch,
+                **_rewritten(part),
             }
             for part in row.documents
         ],
+        **({"tasks": list(row.tasks.items())} if row.tasks else {}),
+    }
+
+
+def _rewritten(document: RowDocument) -> dict[str, Any]:
+    """What an objective did to a document; nothing of one that it left as it was."""
+    if not (document.task or document.prefix or document.stretches):
+        return {}
+    return {
+        "task": document.task,
+        "prefix": document.prefix,
+        "stretches": [[each.end - each.begin, each.part, each.role, each.span] for each in document.stretches],
+        "restored": [[readable(text), span] for text, span in document.restored],
     }
 
 

@@ -158,7 +158,11 @@ function manual() {
       element("dt", { "data-hue": 0 }, sample("trained weighted", "weighted", "×0.5")), element("dd", {}, "trained with that weight: dashes"),
       element("dt", { "data-hue": 0 }, sample("control", "<|end|>")), element("dd", {}, "a control token, one id; text that only looks like one is no chip"),
       element("dt", { "data-hue": 0 }, sample("changed", "changed")), element("dd", {}, "differs between the two settings: a line above"),
-      element("dt", { "data-hue": 0 }, sample("hit", "found")), element("dd", {}, "what was searched for")),
+      element("dt", { "data-hue": 0 }, sample("hit", "found")), element("dd", {}, "what was searched for"),
+      ...(page.rows.some(row => row.documents.some(each => each.stretches?.length)) ? [
+        element("dt", {}, element("span", { class: "t control sentinel", "data-span": 3, "data-hue": 3 })),
+        element("dd", {}, "a sentinel, by the number of its span: in its place, and before its words"),
+      ] : [])),
     element("dl", { class: "keys" }, ...KEYS.flatMap(([keys, what]) =>
       [element("dt", {}, ...keys.split(" ").filter(Boolean).map(key => element("kbd", {}, key))), element("dd", {}, what)])),
     element("form", { method: "dialog" }, element("button", {}, "Close"))];

@@ -11,7 +11,8 @@ const rowsTab = {
     const filled = row.length / row.slots;
     return [element("div", { class: "name" }, element("span", {}, row.title)),
             element("div", { class: "line quiet" }, meter(trainedOf(row) / row.slots),
-              element("span", {}, `${plural(row.documents.length, "document")}, ${percent(1 - filled)} padding`))];
+              element("span", {}, `${plural(row.documents.length, "document")}, ${percent(1 - filled)} padding`),
+              row.tasks ? element("span", {}, tasksText(row.tasks)) : null)];
   },
   show: showRow,
 };
@@ -26,26 +27,31 @@ function showRow(number, mine) {
   const row = page.rows[number], arrays = arraysOfRow(row);
   const view = rowView(row, arrays);
   const frames = row.documents.map((part, k) => {
-    const into = element("div", { class: "text" });
     const size = part.end - part.begin, learned = countLearned(arrays, part);
-    return { begin: part.begin, end: part.end, into, frame: element("section", { class: "block", "data-hue": partHue(k) },
+    const whole = { begin: part.begin, end: part.end, into: element("div", { class: "text" }) };
+    const { frame: text, blocks } = part.stretches?.length ? partsOfDocument(part) : { frame: whole.into, blocks: [whole] };
+    return { blocks, frame: element("section", { class: "block", "data-hue": partHue(k) },
       element("div", { class: "role" }, element("b", {}, letter(k)), ` ${part.source}`,
+        part.task ? element("span", { class: "task" }, part.task) : null,
         element("span", { class: "quiet" }, ` ${part.origin} · document ${part.document}`
           + (part.first ? ` from its token ${counted(part.first)}` : "") + (part.epoch ? ` · epoch ${part.epoch}` : "")
-          + ` · slots ${counted(part.begin)}–${counted(part.end - 1)} · ${percent(learned / size)} trained`)), into) };
+          + ` · slots ${counted(part.begin)}–${counted(part.end - 1)} · ${percent(learned / size)} trained`)), text) };
   });
   const attention = attentionPicture(row, view);
   byId("main").replaceChildren(
     rowHead(row, arrays),
     strip(row, arrays, k => {
       frames[k].frame.scrollIntoView({ block: "start" });
-      focusToken(frames[k].into.querySelector(".t"));
+      focusToken(frames[k].frame.querySelector(".t"));
     }),
     attention,
     element("div", { class: "flow", "data-flow": "" }, ...frames.map(each => each.frame),
       row.slots > row.length ? element("div", { class: "block padding" },
         `padding, slots ${counted(row.length)}–${counted(row.slots - 1)}: never read, never a target`) : null));
-  drawTokens(view, frames, mine);
+  const { watch } = view;
+  view.watch = i => { watch(i); light(frames[view.owner[i]]?.frame, view.purposes[i]?.span); };
+  view.leave = () => light(null);
+  drawTokens(view, frames.flatMap(each => each.blocks), mine);
 }
 
 function countLearned(arrays, part) {
@@ -57,14 +63,18 @@ function countLearned(arrays, part) {
 function rowView(row, { tokens, weights, targets, positions, learned }) {
   const owner = new Int32Array(row.slots).fill(-1);
   row.documents.forEach((part, k) => owner.fill(k, part.begin, part.end));
+  const purposes = purposesOf(row);
   return {
     owner,
+    purposes,
+    mark: (made, i) => markPurpose(made, purposes[i]),
     number: i => tokens[i],
     weight: i => learned[i],
     tell: i => [
       ["slot", `${counted(i)}, position ${counted(positions[i])}`],
       ["id", `${vocabulary.ids[tokens[i]]}${controls.has(tokens[i]) ? ", control token" : ""}`],
       ["document", owner[i] < 0 ? "none" : `${letter(owner[i])} ${row.documents[owner[i]].source}`],
+      ...(purposes[i] ? [["role", purposeText(purposes[i])]] : []),
       ["loss", learned[i] === 0 ? "only read" : `trained, weight ${learned[i]}`],
       ...targets.map((each, d) => [targets.length > 1 ? `target +${d + 1}` : "target", targetText(each[i], weights[d][i])]),
     ],
@@ -79,7 +89,8 @@ function rowHead(row, arrays) {
       element("span", {}, `${counted(row.slots)} slots`), element("span", {}, plural(row.documents.length, "document")),
       element("span", {}, `padding ${counted(padding)} (${percent(padding / row.slots)})`),
       ...arrays.targets.map((targets, d) => element("span", {}, `${counted(targets.filter(id => id !== -100).length)} targets`
-        + (arrays.targets.length > 1 ? ` at distance ${d + 1}` : "")))));
+        + (arrays.targets.length > 1 ? ` at distance ${d + 1}` : ""))),
+      row.tasks ? element("span", {}, `tasks: ${tasksText(row.tasks)}`) : null));
 }
 
 /** The whole row in one band: a region a document, what is trained filled at its foot, padding hatched. */
@@ -120,23 +131,34 @@ function attendedBlocks(row) {
   return blocks;
 }
 
-/** Which slot sees which: one triangle a document, queries downwards, keys to the right. */
+/** The corner by which a prefix at the beginning of a block makes a square of its triangle. */
+function squareIn(prefixes, begin) {
+  const found = prefixes.find(part => part.begin === begin);
+  return found ? `L${begin + found.prefix} ${begin + found.prefix}V${begin}` : "";
+}
+
+/** Which slot sees which: a triangle a document, and a square where its prefix sees itself; keys to the right. */
 function attentionPicture(row, view) {
-  const { slots } = row, blocks = attendedBlocks(row);
-  const pairs = blocks.reduce((sum, { begin, end }) => sum + (end - begin) * (end - begin + 1) / 2, 0);
+  const { slots } = row, blocks = attendedBlocks(row), prefixes = row.documents.filter(part => part.prefix > 1);
+  const pairs = blocks.reduce((sum, { begin, end }) => sum + (end - begin) * (end - begin + 1) / 2, 0)
+    + prefixes.reduce((sum, { prefix }) => sum + prefix * (prefix - 1) / 2, 0);
   const causal = slots * (slots + 1) / 2;
   const rays = drawing("path", { class: "ray", d: "" });
   const picture = drawing("svg", { viewBox: `0 0 ${slots} ${slots}`, role: "img",
     "aria-label": `Attention: ${plural(blocks.length, "block")}, each slot sees its own block up to itself` },
     drawing("path", { class: "unused", d: `M0 0V${slots}H${slots}Z` }),
-    ...blocks.map(({ begin, end }) => drawing("path", { class: "triangle", "data-hue": partHue(Math.max(0, view.owner[begin])), d: `M${begin} ${begin}V${end}H${end}Z` })),
+    ...blocks.map(({ begin, end }) => drawing("path", { class: "triangle", "data-hue": partHue(Math.max(0, view.owner[begin])),
+      d: `M${begin} ${begin}V${end}H${end}${squareIn(prefixes, begin)}Z` })),
     rays);
   const about = element("p", { class: "quiet" });
   const watch = i => {
     const part = blocks.find(({ begin, end }) => begin <= i && i < end);
-    rays.setAttribute("d", part ? `M${part.begin} ${i + 0.5}H${i + 0.5}V${part.end}` : "");
-    about.textContent = part ? `slot ${counted(i)} sees slots ${counted(part.begin)}–${counted(i)} and is seen from `
-      + `${counted(i)}–${counted(part.end - 1)}` : `slot ${counted(i)}: padding`;
+    const prefix = prefixes.find(({ begin, prefix }) => begin <= i && i < begin + prefix);
+    const last = prefix ? prefix.begin + prefix.prefix - 1 : i, first = prefix ? prefix.begin : i;
+    rays.setAttribute("d", !part ? "" : prefix ? `M${part.begin} ${i + 0.5}H${last + 1}M${i + 0.5} ${first}V${part.end}`
+      : `M${part.begin} ${i + 0.5}H${i + 0.5}V${part.end}`);
+    about.textContent = part ? `slot ${counted(i)} sees slots ${counted(part.begin)}–${counted(last)} and is seen from `
+      + `${counted(first)}–${counted(part.end - 1)}` : `slot ${counted(i)}: padding`;
   };
   const slotAt = event => {
     const box = picture.getBoundingClientRect();
@@ -151,6 +173,7 @@ function attentionPicture(row, view) {
     element("p", {}, blocks.length < row.documents.length
       ? "Each slot (downwards) attends to all slots before it (to the right), those of other documents too."
       : "Each slot (downwards) attends to the slots (to the right) of its own document, up to itself."),
+    prefixes.length ? element("p", {}, `In ${plural(prefixes.length, "document")} the inputs see each other (the squares).`) : null,
     element("p", {}, `${counted(pairs)} pairs, ${percent(pairs / causal)} of a causal row without borders.`),
     about));
 }

@@ -7,7 +7,7 @@ let drawingNow = 0; // number of the drawing that goes on; older ones stop
 
 /**
  * Draw tokens in blocks.
- *   view: { number(i), weight(i), changed(i), hit(i), tell(i), watch(i) }
+ *   view: { number(i), weight(i), changed(i), hit(i), mark(token, i), tell(i), watch(i), leave() }
  *   blocks: [{ begin, end, into: element }]
  */
 function drawTokens(view, blocks, mine) {
@@ -56,6 +56,7 @@ function tokenElement(view, i, first) {
   }
   if (view.changed && view.changed(i)) names.add("changed");
   if (view.hit && view.hit(i)) names.add("hit");
+  if (view.mark) view.mark(made, i);
   made.view = view;
   fill(made, textOf(number));
   return made;
@@ -104,7 +105,11 @@ function place(token) {
   card.style.top = `${below ? box.bottom + 8 : Math.max(8, boxes[0].top - height - 8)}px`;
 }
 
-function hideCard() { card.hidden = true; carded = null; }
+function hideCard() {
+  if (carded?.view.leave) carded.view.leave();
+  card.hidden = true;
+  carded = null;
+}
 
 const shown = text => (text === "" ? "(part of a character)" : text.replace(/\n/g, "⏎").replace(/\t/g, "→").replace(/ /g, "␣"));
 
