@@ -326,21 +326,19 @@ def _copy_vector(typing_context, source, destination):
 
 
 @inline_kernel
-def _copy(tokens, begin, end, out, at):
-    """Copy tokens[begin:end] to out[at:]. May write up to WIDTH - 1 more slots of `out`, which are written later.
+def _copy(tokens, source, begin, end, out, destination, at):
+    """Copy tokens[begin:end] to out[at:]; `source` and `destination` are the addresses of the arrays.
 
-    Most runs are short, and how short cannot be foreseen: to copy too much costs less than to guess wrong. Near either
-    end of memory, the rest is copied one by one.
+    May write up to WIDTH - 1 more slots of `out`, which are written later. Most runs are short, and how short cannot be
+    foreseen: to copy too much costs less than to guess wrong. Near either end of memory, the rest is copied one by one.
     """
     size = end - begin
     whole = size
     has_room = end + WIDTH <= len(tokens) and at + size + WIDTH <= len(out)
     if not has_room:
         whole &= -WIDTH
-    source = np.uint64(tokens.ctypes.data + 4 * begin)
-    destination = np.uint64(out.ctypes.data + 4 * at)
     for i in range(0, whole, WIDTH):
-        _copy_vector(source + np.uint64(4 * i), destination + np.uint64(4 * i))
+        _copy_vector(source + np.uint64(4 * (begin + i)), destination + np.uint64(4 * (at + i)))
     if not has_room:
         for i in range(whole, size):
             out[at + i] = tokens[begin + i]
@@ -355,7 +353,7 @@ def write_denoise(program, tokens, weights, key, out_tokens, out_weights):
     length = len(tokens)
     task, noise, spans, word = choose(program, length, key)
     _, bar, count = lay_out(program, task, length, noise, spans, word)
-    size = scratch_words(length, spans)
+    size = scratch_words(length, spans) if program[task + TASK_KIND] == SPANS else 0
     scratch = np.empty(size + count + 1, np.uint64)
     _write(program, task, tokens, weights, key, noise, spans, word, bar, count, scratch, size, out_tokens, out_weights)
 
@@ -378,6 +376,7 @@ def _write(program, task, tokens, weights, key, noise, spans, word, bar, count, 
 
 @inline_kernel
 def _write_tokens(program, task, tokens, begins, ends, spans, bar, out):
+    source, destination = np.uint64(tokens.ctypes.data), np.uint64(out.ctypes.data)
     sentinels = HEADER + TASK_FIELDS * program[NUM_TASKS]
     in_place = np.int64(program[task + TASK_KIND] == SPANS)
     marked = program[task + SENTINEL]
@@ -387,13 +386,13 @@ def _write_tokens(program, task, tokens, begins, ends, spans, bar, out):
     behind = np.int64(0)
     for span in range(spans):
         begin = np.int64(begins[span])
-        _copy(tokens, behind, begin, out, at)
+        _copy(tokens, source, behind, begin, out, destination, at)
         at += begin - behind
         behind = np.int64(ends[span])
         if in_place:
             out[at] = program[sentinels + span]
             at += 1
-    _copy(tokens, behind, len(tokens), out, at)
+    _copy(tokens, source, behind, len(tokens), out, destination, at)
     if spans == 0:
         return
     if program[INPUT_END] >= 0:
@@ -405,7 +404,7 @@ def _write_tokens(program, task, tokens, begins, ends, spans, bar, out):
             at += 1
         begin = np.int64(begins[span])
         end = np.int64(ends[span])
-        _copy(tokens, begin, end, out, at)
+        _copy(tokens, source, begin, end, out, destination, at)
         at += end - begin
     if program[FINAL_SENTINEL] != 0:
         out[at] = program[sentinels + marked * spans]
