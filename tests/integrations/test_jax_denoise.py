@@ -139,6 +139,19 @@ def test_other_settings_need_no_other_trace():
     assert len(traces) == 1
 
 
+def test_the_most_unlike_settings_of_jax_change_nothing():
+    """With 64-bit numbers, and no silent promotion of types or ranks."""
+    tokens = np.arange(LONGEST, dtype=np.int32)
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        for key in (1, 2**64 - 1):
+            got = psj.denoise(
+                tokens, 250, psj.split_keys(key), in_one_shape("ul2"), np.ones(LONGEST, np.float32), max_slots=MAX_SLOTS
+            )
+            assert (got.tokens.dtype, got.weights.dtype) == ("int32", "float32")
+            assert (got.slots.dtype, got.prefix.dtype) == ("int32", "int32")
+            assert_same(CASES["ul2"], tokens[:250], key, jax.tree.map(np.asarray, got))
+
+
 def test_what_does_not_fit_is_refused_or_told():
     tool, tokens = psj.Denoiser(CASES["t5"], max_length=LONGEST), np.zeros((2, LONGEST), np.int32)
     with pytest.raises(ConfigError, match=r"document 1 of the batch has 301 tokens; due: 1 … 300"):
@@ -151,7 +164,7 @@ def test_what_does_not_fit_is_refused_or_told():
         psj.Denoiser(Denoise.t5(sentinels=range(1000, 1010)), max_length=LONGEST)
     with pytest.raises(ConfigError, match="the sentinels must be looked up in a tokenizer first"):
         psj.Denoiser(Denoise.t5(), max_length=LONGEST)
-    with pytest.raises(ConfigError, match="max_length is 0; due: 1 or more"):
+    with pytest.raises(ConfigError, match="denoise: max_length is 0; due: 1 … 4,194,304"):
         psj.Denoiser(CASES["t5"], max_length=0)
     with pytest.raises(ConfigError, match="documents of 301 tokens, but the settings have sentinels for 300"):
         psj.denoise(np.zeros(301, np.int32), 5, psj.split_keys(1), tool.settings, max_slots=400)

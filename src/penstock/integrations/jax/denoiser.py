@@ -46,12 +46,11 @@ class Denoiser:
         max_slots: M, slots of what is written; as many as a document of `max_length` can take when None.
 
     Raises:
-        ConfigError: Names were not looked up, or a document of `max_length` can need more sentinels than there are.
+        ConfigError: `max_length` is out of range, names were not looked up, or there are fewer sentinels than a
+            document of `max_length` can need.
     """
 
     def __init__(self, objective: Denoise, *, max_length: int, max_slots: int | None = None) -> None:
-        if max_length < 1:
-            raise ConfigError(f"Denoiser: max_length is {max_length}; due: 1 or more")
         self.objective, self.max_length = objective, max_length
         self.settings: DenoiseSettings = jax.device_put(DenoiseSettings.of(objective, max_length))
         self.max_slots = objective.worst(max_length)[0] if max_slots is None else max_slots

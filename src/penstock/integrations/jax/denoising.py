@@ -61,7 +61,8 @@ def denoise(
     used = slot < layout.slots
     is_causal = layout.task[k.TASK_KIND] == k.CAUSAL
     reads_little = is_causal | (settings.header[k.TRAIN_ON_INPUTS] != 0)
-    is_target = used & (slot >= jnp.where(reads_little, layout.task[k.MODE] >= 0, layout.bar))
+    has_mode = (layout.task[k.MODE] >= 0).astype(jnp.int32)
+    is_target = used & (slot >= jnp.where(reads_little, has_mode, layout.bar))
     given = jnp.ones((), jnp.float32)
     if weights is not None:
         weights = jnp.asarray(weights, jnp.float32)

@@ -6,9 +6,10 @@ from typing import Any, final
 import jax
 import numpy as np
 
+from penstock.errors import ConfigError
 from penstock.objectives import _denoise_kernels as k
 from penstock.objectives.denoise import Denoise
-from penstock.objectives.denoise_setup import check_capacity
+from penstock.objectives.denoise_setup import LONGEST, check_capacity
 
 
 @final
@@ -37,8 +38,11 @@ class DenoiseSettings:
         """The settings of an objective whose names are looked up, as NumPy arrays.
 
         Raises:
-            ConfigError: Names were not looked up, or a document of `max_length` can need more sentinels than there are.
+            ConfigError: `max_length` is out of range, names were not looked up, or there are fewer sentinels than a
+                document of `max_length` can need.
         """
+        if not 1 <= max_length <= LONGEST:
+            raise ConfigError(f"{objective.name}: max_length is {max_length:,}; due: 1 … {LONGEST:,}")
         program = objective.program()
         check_capacity(objective, max_length, objective.name)
         needed = objective.worst(max_length)[1]

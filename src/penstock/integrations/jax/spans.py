@@ -45,7 +45,7 @@ def share_of(number: jax.Array, numerator: jax.Array, denominator: jax.Array) ->
     down = product // denominator
     twice = 2 * (product - down * denominator)
     up = (twice > denominator) | ((twice == denominator) & (down & 1 == 1))
-    return (down + up).astype(jnp.int32)
+    return (down + up.astype(jnp.uint32)).astype(jnp.int32)
 
 
 def lay_out(settings: DenoiseSettings, length: jax.Array, key: jax.Array) -> Layout:
@@ -62,7 +62,7 @@ def lay_out(settings: DenoiseSettings, length: jax.Array, key: jax.Array) -> Lay
     has_noise = (length >= 2) & (is_spans | is_prefix)
     noise, whole_spans = jnp.where(has_noise, noise, 0), jnp.where(has_noise, whole_spans, 0)
     split = is_spans & (header[k.ROLL] != 0) & (offset < noise - whole_spans)
-    spans = whole_spans + split
+    spans = whole_spans + split.astype(jnp.int32)
     mode, input_end = (task[k.MODE] >= 0).astype(jnp.int32), (header[k.INPUT_END] >= 0).astype(jnp.int32)
     in_place = jnp.where(is_spans, spans, 0)
     bar = mode + length - noise + jnp.where(has_noise, in_place + input_end, 0)
@@ -129,7 +129,7 @@ def find_spans(
     """(begins, ends), int32 [S] each: the spans of noise, ascending; `length` past their number."""
     room, limit = len(settings.sentinels), settings.max_length
     parts = layout.whole_spans
-    totals, purposes = jnp.stack([length - layout.noise, layout.noise]), np.array([k.CUT_KEPT, k.CUT_NOISE])
+    totals, purposes = jnp.stack([length - layout.noise, layout.noise]), np.array([k.CUT_KEPT, k.CUT_NOISE], np.uint32)
     draw_both = jax.vmap(draw_ends, in_axes=(0, None, 0, None, None, None))
     kept_ends, noise_ends = draw_both(totals, parts, purposes, key, room, limit)
     is_spans = layout.task[k.TASK_KIND] == k.SPANS
