@@ -353,18 +353,12 @@ def write_denoise(program, tokens, weights, key, out_tokens, out_weights):
     length = len(tokens)
     task, noise, spans, word = choose(program, length, key)
     _, bar, count = lay_out(program, task, length, noise, spans, word)
-    size = scratch_words(length, spans) if program[task + TASK_KIND] == SPANS else 0
+    drawn = program[task + TASK_KIND] == SPANS and count > 0
+    size = scratch_words(length, spans) if drawn else 0
     scratch = np.empty(size + count + 1, np.uint64)
-    _write(program, task, tokens, weights, key, noise, spans, word, bar, count, scratch, size, out_tokens, out_weights)
-
-
-@kernel
-def _write(program, task, tokens, weights, key, noise, spans, word, bar, count, scratch, size, out_tokens, out_weights):
-    """`write_denoise` with its memory, which outlives what is viewed of it here."""
-    length = len(tokens)
     begins = view_u32(np.uint64(scratch.ctypes.data + 8 * size), count + 1)
     ends = view_u32(np.uint64(scratch.ctypes.data + 8 * size + 4 * (count + 1)), count + 1)
-    if program[task + TASK_KIND] == SPANS and count > 0:
+    if drawn:
         place_spans(program[ROLL] != 0, length, noise, spans, word, key, scratch, begins, ends)
     elif count > 0:
         begins[0] = length - noise
@@ -372,6 +366,8 @@ def _write(program, task, tokens, weights, key, noise, spans, word, bar, count, 
     _write_tokens(bare(program), task, bare(tokens), begins, ends, count, bar, bare(out_tokens))
     if len(weights) > 0:
         _write_weights(program, task, weights, begins, ends, count, bar, out_weights)
+    # The views above do not keep their memory alive; a use of it after them does.
+    scratch[0] = 0
 
 
 @inline_kernel

@@ -14,7 +14,7 @@ sentinel for every span of the longest document, or an error at set-up. Costs: a
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import lru_cache
 from typing import Any, TypedDict, Unpack, final
 
@@ -73,9 +73,9 @@ class Denoise:
     """Predict the inputs too, but for the mode token; needs `bidirectional=False`, or they would see themselves."""
     max_length: int | None = None
     """Documents are split at so many tokens, where their row would not split them before: bounds the sentinels."""
-    tokenizer: str | None = None
+    tokenizer: str | None = field(default=None, repr=False)
     """A tokenizer with more control entries than the dataset's, in which names are looked up; see `penstock tokenizer
-    add`. None: the dataset's."""
+    add`. None: the dataset's. It is in no repr, and so in no state: what counts are the ids found, not its path."""
     name: str = "denoise"
     """Its name in plans and states."""
 
@@ -91,6 +91,8 @@ class Denoise:
     @classmethod
     def ul2(cls, *, modes: Mapping[str, Token] | None = MODES, **options: Unpack[Options]) -> "Denoise":
         """The seven denoisers of UL2, equally often (Tay et al. 2022, arXiv:2205.05131, table 1).
+
+        As in that table, S predicts the last quarter; the paper's code draws the pivot, as `PrefixLM()` does.
 
         Args:
             modes: Mode token of "R", "X" and "S", an id or a name; None: no mode tokens.
