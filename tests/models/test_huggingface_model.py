@@ -1,0 +1,129 @@
+"""Models of transformers behind our door: the same numbers, documents apart, a cache; or said what cannot be."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from model_makers import LENGTHS, VOCABULARY, logits_of, make_row
+
+from penstock.errors import ConfigError, IsolationError
+from penstock.models import build_model
+from penstock.models.huggingface_model import HuggingFaceModel, load_huggingface
+
+OURS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 3},
+    "qwen3": {"head_dim": 8},
+    "phi3": {},
+    "granite": {"logits_scaling": 3.0, "attention_multiplier": 0.5},
+    "gpt_neox": {},
+    "olmo2": {},
+}
+"""Kinds whose attention ours stands in for."""
+THEIRS: dict[str, dict[str, Any]] = {
+    "gemma2": {"head_dim": 8, "sliding_window": 4, "attention": "eager"},
+    "qwen3_next": {},
+}
+
+
+def make(kind: str, *, attention: str = "sdpa", **extra: Any) -> Any:
+    settings = {
+        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": None,
+        "bos_token_id": 1, "eos_token_id": 2, **extra,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **settings)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model.double().eval()
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_a_packed_row_gives_the_logits_of_each_document_alone(kind: str) -> None:
+    inner, row = make(kind, **OURS[kind]), make_row()
+    documents = [torch.from_numpy(tokens)[None] for tokens in np.split(row.tokens, np.cumsum(LENGTHS))[:-1]]
+    with torch.no_grad():
+        due = [inner(document, use_cache=False).logits[0] for document in documents]
+    model = HuggingFaceModel(inner)
+    assert model.ours
+    found = logits_of(model, row)[0, : row.num_tokens]
+    torch.testing.assert_close(found, torch.cat(due).to(found), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_a_cache_gives_the_logits_of_the_whole(kind: str) -> None:
+    model = HuggingFaceModel(make(kind, **OURS[kind]))
+    tokens = torch.from_numpy(make_row((12, 12), padding=0).tokens).reshape(2, 12)
+    cache = model.new_cache(2, 12)
+    model.extend(tokens[:, :6], torch.tensor([6, 3]), cache)
+    model.extend(torch.stack([tokens[0, 6:8], tokens[1, 3:5]]), torch.tensor([1, 2]), cache)
+    found = model.extend(torch.stack([tokens[0, 7:8], tokens[1, 5:6]]), torch.tensor([1, 1]), cache)
+    for text, length, logits in zip(tokens, (8, 6), found, strict=True):
+        whole = replace(make_row((length,), padding=0), tokens=text[:length].numpy())
+        torch.testing.assert_close(logits, logits_of(model, whole)[0, -1], rtol=0, atol=1e-9)
+
+
+def test_a_token_changes_no_logit_of_another_document() -> None:
+    model, row = HuggingFaceModel(make("llama")), make_row(prefixes=(4, 1, 7))
+    before = logits_of(model, row)
+    assert (before != logits_of(model, make_row())).any(), "prefixes are honoured"
+    for slot in range(row.sequence_length):
+        tokens = row.tokens.copy()
+        tokens[slot] = (tokens[slot] + 1) % VOCABULARY
+        changed = (logits_of(model, replace(row, tokens=tokens)) != before).any(-1)[0].numpy()
+        assert changed[slot]
+        assert not changed[row.document_ids != row.document_ids[slot]].any()  # type: ignore[index]
+
+
+def test_gradients_are_those_of_transformers() -> None:
+    row = make_row((9,), padding=0)
+    inner = make("llama")
+    inner(torch.from_numpy(row.tokens)[None], use_cache=False).logits[0].sin().sum().backward()
+    due = [weight.grad.clone() for weight in inner.parameters()]
+    model = HuggingFaceModel(inner)
+    inner.zero_grad()
+    model.logits(model(model.tensors(row)))[0].sin().sum().backward()
+    for weight, gradient in zip(inner.parameters(), due, strict=True):
+        torch.testing.assert_close(weight.grad, gradient, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", THEIRS)
+def test_what_our_attention_cannot_do_runs_as_transformers_does(kind: str) -> None:
+    inner, row = make(kind, **THEIRS[kind]).float(), make_row((9,), padding=0)
+    with torch.no_grad():
+        due = inner(torch.from_numpy(row.tokens)[None], use_cache=False).logits
+    model = HuggingFaceModel(inner)
+    assert not model.ours
+    assert inner.config._attn_implementation == THEIRS[kind].get("attention", "sdpa")
+    torch.testing.assert_close(logits_of(model, row), due, rtol=0, atol=1e-5)
+    assert model.requirements().prefix is False
+    with pytest.raises(ConfigError, match="our attention cannot stand in"):
+        model.new_cache(1, 8)
+
+
+def test_run_file_names_a_folder(tmp_path: Path) -> None:
+    make("llama").float().save_pretrained(tmp_path)
+    model = build_model(f"hf:{tmp_path}", vocab_size=VOCABULARY)
+    assert model.compute_dtype == torch.float32
+    assert model.vocab_size == VOCABULARY
+    with pytest.raises(ConfigError, match="embeddings for 61 ids and the tokenizer has 62"):
+        build_model(f"hf:{tmp_path}", vocab_size=62)
+    with pytest.raises(ConfigError, match="no causal model of transformers there"):
+        load_huggingface(tmp_path / "absent")
+    with pytest.raises(ConfigError, match="hf:path"):
+        build_model("llama", vocab_size=61)
+
+
+def test_a_model_that_leaks_is_refused() -> None:
+    """Its positions are places in the row (ALiBi), whatever the documents are."""
+    model = HuggingFaceModel(make("falcon", **THEIRS["falcon"]))
+    assert not model.ours
+    with pytest.raises(IsolationError, match="documents of one row see each other"):
+        model.check(VOCABULARY)
