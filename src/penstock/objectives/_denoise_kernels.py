@@ -143,7 +143,7 @@ def choose_gap(chosen, last, word):
     chosen[last >> six] |= ((there >> (drawn & low)) & one) << (last & low)
 
 
-@kernel
+@inline_kernel
 def choose_gaps(kept, noise, cuts, key, words, kept_gaps, noise_gaps):
     """Uniform sets of `cuts` among the gaps between the kept tokens and among those between the noise tokens.
 
@@ -171,7 +171,7 @@ def popcount(typing_context, value):
     return types.int64(types.uint64), codegen
 
 
-@kernel
+@inline_kernel
 def list_ends(gaps, total, ends):
     """Ends of the parts that `total` is cut into, ascending; may write eight entries too many.
 
@@ -226,7 +226,7 @@ def scratch_words(length, spans):
     return 4 * CHUNK_BLOCKS + 2 * ((length >> 6) + 1) + spans + 1 + SPARE_ENDS
 
 
-@kernel
+@inline_kernel
 def place_spans(roll, length, noise, spans, word, key, scratch, begins, ends):
     """Draw the spans of noise of one document, ascending, into `begins` and `ends`, uint32; gives their number.
 
@@ -254,7 +254,7 @@ def place_spans(roll, length, noise, spans, word, key, scratch, begins, ends):
     return turn_spans(kept_ends, noise_ends, spans, cut % length, length, begins, ends)
 
 
-@kernel
+@inline_kernel
 def shift_spans(kept_ends, noise_ends, shift, begins, ends):
     """Begins and ends of spans 1, 2, … of a circle, plus `shift` (uint32, wrapping around). Compiles to vectors."""
     for i in range(len(kept_ends) - 1):
