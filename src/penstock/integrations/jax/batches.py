@@ -31,7 +31,8 @@ def batches(
         loader: Goes on from where it is; make it with `data_parallel(mesh)` where there are several processes.
         batch_size: Rows of this process in a batch, a divisor of its rows in a step; all of them when None. With less,
             a step is several batches (gradient accumulation), all with the denominator of the whole step.
-        max_documents: Documents that a row holds at most; as many as it has tokens when None, which always suffices.
+        max_documents: Documents that a row holds at most; as many as it has tokens when None, which always suffices. A
+            row with more is an error in the process whose row it is, and in no other.
         mesh: Where to put batches, split by rows over `axis`. None: this process's default device.
         axis: Name of the mesh's axis, or axes, over which rows are split.
 
