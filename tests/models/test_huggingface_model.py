@@ -26,8 +26,9 @@ OURS: dict[str, dict[str, Any]] = {
 """Kinds whose attention ours stands in for."""
 THEIRS: dict[str, dict[str, Any]] = {
     "gemma2": {"head_dim": 8, "sliding_window": 4, "attention": "eager"},
-    "qwen3_next": {},
+    "falcon": {"num_kv_heads": 2, "alibi": True, "new_decoder_architecture": False},
 }
+"""Kinds that run as transformers runs them: soft caps, and positions that are places in the row."""
 
 
 def make(kind: str, *, attention: str = "sdpa", **extra: Any) -> Any:

@@ -30,6 +30,8 @@ class RowTensors:
     """(q, k, v) → the heads' outputs; documents apart, prefixes honoured."""
     rule: AttentionRule
     """Whom each slot sees, but for a sliding window."""
+    window: int | None
+    """Tokens that a token sees, itself among them; None: all before it."""
     source: ModelInput
     """The row itself."""
 
@@ -72,5 +74,6 @@ class RowTensors:
             if window is not None
             else RowAttention.of(rule, device=device, dtype=dtype, backend=backend),
             rule=rule,
+            window=window,
             source=row,
         )
