@@ -1,0 +1,294 @@
+"""Many sequences written at once: each step feeds all that run, and sequences join and leave between steps.
+
+Guarantees: what a sequence gets depends on its prompt and settings, not on what runs beside it, but for the rounding
+of matrix products of another size; control tokens are never chosen, except stop ids; nothing outgrows the context.
+Costs: the cache of keys and values is taken at once (see `Cache`); a step is one pass over the weights for all
+sequences that are being written, and one more while prompts are read, in parts of `prompt_part` tokens, so that a long
+prompt does not hold up the others.
+
+An engine belongs to one thread. A server's loop submits and cancels between steps.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.errors import ConfigError
+from penstock.generation import sequence as sequences
+from penstock.generation.events import Event, FinishReason, Generated, LogProbabilities
+from penstock.generation.sampling import Sampler, draw, log_probabilities
+from penstock.generation.settings import Sampling
+from penstock.generation.slots import Slots
+from penstock.generation.text import Spelling
+from penstock.models import LanguageModel
+from penstock.tokenizers import Tokenizer
+
+PROMPT_PART = 512
+"""Tokens of a prompt that are read in one step."""
+
+
+@final
+class Engine:
+    """Writes sequences with one model.
+
+    Attributes:
+        context_length: Tokens of a sequence at most, its prompt included.
+        stop_ids: Ids that end a sequence.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        tokenizer: Tokenizer,
+        *,
+        context_length: int,
+        stop_ids: Collection[int] = (),
+        forbidden_ids: Collection[int] | None = None,
+        slots: int = 8,
+        prompt_part: int = PROMPT_PART,
+    ) -> None:
+        """Make room for sequences.
+
+        Args:
+            model: What gives logits.
+            tokenizer: The model's; its table of bytes makes the text.
+            context_length: Tokens of a sequence at most.
+            stop_ids: Ids that end a sequence.
+            forbidden_ids: Ids that are never chosen; None: all control tokens but the stop ids. Rows of the embedding
+                that the tokenizer has no id for are never chosen.
+            slots: Sequences that run at the same time; others wait.
+            prompt_part: Tokens of a prompt that are read in one step.
+
+        Raises:
+            ConfigError: A number is out of range, or an id is not in the model's vocabulary.
+            TokenizerError: The vocabulary has no exact table of bytes.
+        """
+        for name, value in (("slots", slots), ("prompt_part", prompt_part), ("context_length", context_length - 1)):
+            if value < 1:
+                raise ConfigError(f"{name} is too small for a token to be written; give a larger one")
+        self.tokenizer, self.context_length = tokenizer, context_length
+        self.stop_ids = frozenset(int(token) for token in stop_ids)
+        self._model, self._part = model, prompt_part
+        forbidden = _control_ids(tokenizer) - self.stop_ids if forbidden_ids is None else frozenset(forbidden_ids)
+        self._check_ids(self.stop_ids | forbidden)
+        self._spelling = Spelling(tokenizer, self.stop_ids)
+        unknown = range(min(tokenizer.vocab_size, model.vocab_size), model.vocab_size)
+        self._forbidden = torch.tensor(sorted({*forbidden, *unknown}), dtype=torch.int64, device=model.device)
+        self._stops = torch.tensor(sorted(self.stop_ids), dtype=torch.int64, device=model.device)
+        self._cache = model.new_cache(slots, context_length)
+        self._slots, self._num_slots = Slots(self._cache, slots), slots
+        self._waiting: deque[sequences.Sequence] = deque()
+        self._running: dict[int, sequences.Sequence] = {}
+        self._submitted = 0
+        self._samplers: tuple[tuple[int, ...], Sampler] | None = None
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that have a slot."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for one."""
+        return len(self._waiting)
+
+    def submit(self, prompt: Sequence[int], sampling: Sampling | None = None, *, choice: int = 0) -> int:
+        """Let a sequence join; it runs from the next step on, or when a slot is free.
+
+        Args:
+            prompt: Ids, BOS included where the model knows one.
+            sampling: How it is written.
+            choice: Tells sequences of the same seed apart, such as several replies to one prompt.
+
+        Returns:
+            The sequence's number, by which its events are known.
+
+        Raises:
+            ConfigError: The prompt is empty, does not leave room in the context, or has ids the model does not know.
+        """
+        ids = [int(token) for token in prompt]
+        if not ids:
+            raise ConfigError("the prompt is empty, and a model needs a token to begin with; give some text, or BOS")
+        if len(ids) >= self.context_length:
+            raise ConfigError(
+                f"the prompt has {len(ids)} tokens, and the context of {self.context_length} must hold it and at least "
+                "one more; shorten it"
+            )
+        self._check_ids(ids)
+        number, self._submitted = self._submitted, self._submitted + 1
+        settings = sampling or Sampling()
+        self._waiting.append(
+            sequences.Sequence(number, ids, settings, choice, self.context_length, self._spelling, self.stop_ids)
+        )
+        return number
+
+    def cancel(self, sequence: int) -> None:
+        """Let a sequence leave; nothing happens where it has ended."""
+        running = self._running.get(sequence)
+        if running is not None:
+            self._leave(running)
+        self._waiting = deque(waiting for waiting in self._waiting if waiting.number != sequence)
+
+    @torch.inference_mode()
+    def step(self) -> list[Event]:
+        """One more token of each sequence whose prompt has been read; parts of the prompts of the others.
+
+        Returns:
+            Events in the order in which sequences joined; none where nothing runs.
+        """
+        while self._waiting and len(self._slots):
+            joined = self._waiting.popleft()
+            joined.slot, joined.held = self._slots.take(joined.ids)
+            self._running[joined.number] = joined
+        written = [each for each in self._running.values() if each.held == len(each.ids) - 1]
+        read = [each for each in self._running.values() if each.held < len(each.ids) - 1]
+        events = self._feed(read, self._part) + self._feed(written, 1)
+        return sorted(events, key=lambda event: event.sequence)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        *,
+        first_choice: int = 0,
+    ) -> Iterator[Event]:
+        """Write prompts on, any number of them; events come as they are made.
+
+        Args:
+            prompts: Ids of each.
+            sampling: For all, each then drawing for itself; or one for each, and then equal prompts with equal settings
+                become equal texts.
+            first_choice: Number of the first prompt's choice, the others' following; see `submit`.
+
+        Yields:
+            Events whose `sequence` is the place of the prompt. Where the iterator is closed early, what it began is
+            cancelled.
+
+        Raises:
+            ConfigError: As `submit`; or others are using the engine.
+        """
+        if self._running or self._waiting:
+            raise ConfigError("the engine is writing other sequences; use submit() and step(), or let them end")
+        shared = sampling is None or isinstance(sampling, Sampling)
+        settings = [sampling] * len(prompts) if sampling is None or isinstance(sampling, Sampling) else [*sampling]
+        if len(settings) != len(prompts):
+            raise ConfigError(f"{len(prompts)} prompts need as many sampling settings, or one for all")
+        places: dict[int, int] = {}
+        try:
+            for place, (prompt, each) in enumerate(zip(prompts, settings, strict=True)):
+                places[self.submit(prompt, each, choice=first_choice + place * shared)] = place
+            while self._running or self._waiting:
+                for event in self.step():
+                    place = places[event.sequence]
+                    yield Event(place, event.token, event.text, event.finish_reason, event.logprobs)
+        finally:
+            for number in places:
+                self.cancel(number)
+
+    def generate_all(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling | Sequence[Sampling] | None = None
+    ) -> list[Generated]:
+        """`generate`, to the end: one result a prompt."""
+        events: list[list[Event]] = [[] for _ in prompts]
+        for event in self.generate(prompts, sampling):
+            events[event.sequence].append(event)
+        return [collect(each) for each in events]
+
+    def _feed(self, group: list[sequences.Sequence], most: int) -> list[Event]:
+        """Feed each sequence up to `most` of the tokens that the cache does not have; choose where none is left."""
+        if not group:
+            return []
+        group.sort(key=lambda each: each.slot)
+        parts = [each.ids[each.held : each.held + most] for each in group]
+        logits = self._extend(parts, [each.slot for each in group])
+        for each, part in zip(group, parts, strict=True):
+            each.held += len(part)
+        ready = [row for row, each in enumerate(group) if each.held == len(each.ids)]
+        if len(ready) < len(group):
+            logits = logits[ready]
+        return self._choose([group[row] for row in ready], logits) if ready else []
+
+    def _extend(self, parts: list[list[int]], slots: list[int]) -> Tensor:
+        """Logits [B, vocab] after each row's tokens."""
+        width = max(map(len, parts))
+        device = self._model.device
+        tokens = torch.tensor([part + [0] * (width - len(part)) for part in parts], device=device)
+        lengths = torch.tensor([len(part) for part in parts])
+        # All slots in order: keys are read where they are.
+        chosen = None if len(slots) == self._num_slots else torch.tensor(slots)
+        return self._model.extend(tokens, lengths, self._cache, chosen)
+
+    def _choose(self, group: list[sequences.Sequence], logits: Tensor) -> list[Event]:
+        """The next token of each sequence, from logits [B, vocab]."""
+        allowed = self._allowed(group, logits)
+        sampler = self._sampler(group)
+        numbers = None if sampler.greedy else draw([each.key for each in group], [each.written for each in group])
+        chosen = sampler.choose(allowed, numbers)
+        told = self._log_probabilities(group, logits, chosen)
+        events = []
+        for row, (each, token) in enumerate(zip(group, chosen.tolist(), strict=True)):
+            text = each.accept(token)
+            events.append(Event(each.number, token, text, each.finish_reason, told[row] if told else None))
+            if each.finish_reason is not None:
+                self._leave(each)
+        return events
+
+    def _allowed(self, group: list[sequences.Sequence], logits: Tensor) -> Tensor:
+        """Logits with −inf for what must not be chosen; a new tensor."""
+        allowed = logits.index_fill(-1, self._forbidden, -torch.inf)
+        too_early = [row for row, each in enumerate(group) if not each.may_stop]
+        if too_early and len(self._stops):
+            allowed[torch.tensor(too_early, device=logits.device)[:, None], self._stops] = -torch.inf
+        return allowed
+
+    def _sampler(self, group: list[sequences.Sequence]) -> Sampler:
+        numbers = tuple(each.number for each in group)
+        if self._samplers is None or self._samplers[0] != numbers:
+            self._samplers = numbers, Sampler([each.sampling for each in group], self._model.device)
+        return self._samplers[1]
+
+    def _log_probabilities(
+        self, group: list[sequences.Sequence], logits: Tensor, chosen: Tensor
+    ) -> list[LogProbabilities | None]:
+        """Of each row where they were asked for; empty where nobody asks."""
+        asked = [each.sampling.logprobs for each in group]
+        if all(most is None for most in asked):
+            return []
+        most = max(each or 0 for each in asked)
+        own, values, ids = (x.tolist() for x in log_probabilities(logits, chosen, most))
+        return [
+            None
+            if count is None
+            else LogProbabilities(own[row], tuple(zip(ids[row], values[row], strict=True))[:count])
+            for row, count in enumerate(asked)
+        ]
+
+    def _leave(self, sequence: sequences.Sequence) -> None:
+        del self._running[sequence.number]
+        self._slots.give_back(sequence.slot, sequence.ids[: sequence.held])
+
+    def _check_ids(self, ids: Collection[int]) -> None:
+        known = self._model.vocab_size
+        if ids and not (min(ids) >= 0 and max(ids) < known):
+            wrong = next(token for token in ids if not 0 <= token < known)
+            raise ConfigError(f"id {wrong} is not in the model's vocabulary of {known}; is this its tokenizer?")
+
+
+def collect(events: Sequence[Event]) -> Generated:
+    """The events of one sequence, to its end, as one result."""
+    reason: FinishReason | None = events[-1].finish_reason
+    assert reason is not None
+    return Generated(
+        tokens=tuple(event.token for event in events),
+        text="".join(event.text for event in events),
+        finish_reason=reason,
+        logprobs=tuple(event.logprobs for event in events if event.logprobs is not None),
+    )
+
+
+def _control_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    return frozenset(np.flatnonzero(tokenizer.byte_table.is_control).tolist())

@@ -1,0 +1,124 @@
+"""The next token of several sequences at once, each by its own settings.
+
+Guarantees: what a sequence gets depends on its own logits, settings, key and place, not on who else is in the batch;
+a token that a filter left out, or of probability 0, is never drawn. Costs: a few passes over the logits; `top_p` sorts
+the likeliest 128 tokens, and all of them only where these do not hold the asked share.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.errors import StateError
+from penstock.generation._kernels import uniforms
+from penstock.generation.settings import Sampling
+from penstock.randomness import key_for
+
+NUCLEUS = 128
+"""Tokens that are sorted for `top_p` at first."""
+
+
+def sequence_key(seed: int, choice: int) -> int:
+    """The key of all draws of a sequence."""
+    return key_for(seed, "sampling", choice)
+
+
+def draw(keys: Sequence[int], places: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Numbers in [0, 1), float64 [n]: one for each key and place."""
+    out = np.empty(len(keys), np.float64)
+    uniforms(np.array(keys, np.uint64), np.array(places, np.uint64), out)
+    return out
+
+
+@final
+class Sampler:
+    """Settings of the rows of a batch, as tensors; made once for as long as the rows stay the same."""
+
+    def __init__(self, settings: Sequence[Sampling], device: torch.device) -> None:
+        def column(values: list[Any], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)[:, None]
+
+        self.greedy = all(each.temperature == 0 for each in settings)
+        self._is_greedy = column([each.temperature == 0 for each in settings], torch.bool)
+        self._temperature = column([each.temperature or 1.0 for each in settings], torch.float32)
+        self._most = max(each.top_k or 0 for each in settings)
+        self._has_top_k = column([each.top_k is not None for each in settings], torch.bool)
+        self._top_k = column([each.top_k or 1 for each in settings], torch.int64)
+        self._any_top_p = any(each.top_p < 1 for each in settings)
+        self._has_top_p = column([each.top_p < 1 for each in settings], torch.bool)
+        self._top_p = column([each.top_p for each in settings], torch.float64)
+        self._any_min_p = any(each.min_p > 0 for each in settings)
+        self._min_p = column([math.log(each.min_p) if each.min_p else -math.inf for each in settings], torch.float32)
+
+    def choose(self, logits: Tensor, numbers: np.ndarray[Any, np.dtype[np.float64]] | None) -> Tensor:
+        """One token a row: the first whose cumulative probability is above the row's number.
+
+        Args:
+            logits: [B, vocab]; −inf for what must not be chosen.
+            numbers: float64 [B] in [0, 1); may be None where all rows are greedy.
+
+        Returns:
+            int64 [B].
+
+        Raises:
+            StateError: Logits are not numbers, or nothing may be chosen.
+        """
+        highest, likeliest = logits.max(-1, keepdim=True)
+        if not bool(highest.isfinite().all()):
+            raise StateError(
+                "the model gives logits that are no finite numbers: its training diverged, or its weights are damaged; "
+                "take an earlier checkpoint"
+            )
+        if self.greedy or numbers is None:
+            return likeliest[:, 0]
+        scores = (logits - highest) / self._temperature
+        scores = self._filtered(scores)
+        cumulative = scores.exp().cumsum(-1, dtype=torch.float64)
+        at = torch.from_numpy(numbers).to(logits.device)[:, None] * cumulative[:, -1:]
+        drawn = torch.searchsorted(cumulative, at, right=True)
+        return torch.where(self._is_greedy, likeliest, drawn)[:, 0]
+
+    def _filtered(self, scores: Tensor) -> Tensor:
+        """−inf in place of what the filters leave out; scores [B, vocab] are 0 for the likeliest."""
+        if self._most:
+            ordered = scores.topk(min(self._most, scores.shape[-1])).values
+            lowest = ordered.gather(1, self._top_k.clamp(max=ordered.shape[-1]) - 1)
+            scores = scores.masked_fill((scores < lowest) & self._has_top_k, -math.inf)
+        if self._any_top_p:
+            scores = scores.masked_fill((scores < _nucleus(scores, self._top_p)) & self._has_top_p, -math.inf)
+        if self._any_min_p:
+            scores = scores.masked_fill(scores < self._min_p, -math.inf)
+        return scores
+
+
+def _nucleus(scores: Tensor, share: Tensor) -> Tensor:
+    """The lowest score [B, 1] of the fewest tokens that have a share [B, 1] of the probability."""
+    size = scores.shape[-1]
+    wanted = share * scores.exp().sum(-1, keepdim=True, dtype=torch.float64)
+    ordered = scores.topk(min(NUCLEUS, size)).values
+    ends = ordered.exp().cumsum(-1, dtype=torch.float64)
+    if not bool(((ends[:, -1:] >= wanted) | (share == 1)).all()):
+        ordered = scores.sort(-1, descending=True).values
+        ends = ordered.exp().cumsum(-1, dtype=torch.float64)
+    last = (ends < wanted).sum(-1, keepdim=True)
+    return ordered.gather(1, last.clamp(max=ordered.shape[-1] - 1))
+
+
+def log_probabilities(logits: Tensor, tokens: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """How likely the model itself finds tokens: before temperature, filters and forbidden ids.
+
+    Args:
+        logits: [B, vocab], as the model gave them.
+        tokens: int64 [B].
+        most: Alternatives to tell.
+
+    Returns:
+        Natural log-probabilities [B] of the tokens, and [B, most] of the likeliest, with their ids [B, most].
+    """
+    logs = logits.log_softmax(-1)
+    values, ids = logs.topk(min(most, logs.shape[-1]))
+    return logs.gather(1, tokens[:, None])[:, 0], values, ids
