@@ -164,3 +164,24 @@ def test_errors_name_the_cure(inspect, arguments, message):
     code, _, err = inspect(*arguments)
     assert code == 1
     assert message in err
+
+
+def test_rows_that_an_objective_rewrote(inspect, folder, tmp_path):
+    run = folder / "infill.yaml"
+    objective = "{kind: infill, rate: 1, spm_rate: 0, tokens: [300, 301, 302]}"
+    run.write_text(
+        f"data:\n  sources:\n    - {{path: texts, objective: {objective}}}\n"
+        "  loader: {sequence_length: 128, rows_per_step: 2}\n"
+    )
+    code, out, _ = inspect(str(run), "--slots", "0:2")
+    assert code == 0
+    for part in ("texts  PSM", "▌prefix", "▌suffix", "▌middle", "▌as it was", "sentinel of span 0", "prefix token"):
+        assert part in out
+    code, out, err = inspect(str(run), "--json", "--html", str(tmp_path / "page.html"))
+    assert code == 0, err
+    (row,) = json.loads(out)
+    assert row["tasks"] == {"PSM": len(row["documents"])}
+    assert "".join(text for text, _ in row["documents"][0]["restored"]).startswith("Water level")
+    page = data_of(tmp_path / "page.html")
+    assert page["rows"][0]["documents"][0]["task"] == "PSM"
+    assert {"name": "tasks of texts, by document", "parts": [["PSM", 1]]} in page["shares"]

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,6 +11,7 @@ from html_browser import Browser, find_browser
 from test_html_page import ATTACK, ROLES, make_document, make_row
 
 from penstock.inspection.html import Note, PageData, write_html
+from penstock.inspection.rewritten import Stretch
 
 
 @pytest.fixture(scope="module")
@@ -239,6 +241,59 @@ def test_rows_whose_documents_see_each_other_are_one_triangle(see):
     browser = see(rows=[row])
     assert browser.run("document.querySelectorAll('.triangle').length") == 1
     assert "those of other documents too" in browser.text(".attention")
+
+
+def make_rewritten_row():
+    """Document A with a mode, one hole and its span, seen in both directions up to slot 3; B as it was."""
+    row = make_row()
+    told = [(0, 1, "inputs", "mode", -1), (1, 2, "inputs", "sentinel", 0), (2, 3, "inputs", "input", -1)]
+    told += [(3, 4, "targets", "sentinel", 0), (4, 5, "targets", "target", 0)]
+    stretches = [Stretch(begin=b, end=e, part=part, role=role, span=span) for b, e, part, role, span in told]
+    first = replace(
+        row.documents[0], task="R", prefix=3, stretches=tuple(stretches), restored=(("taken", 0), (" kept", -1))
+    )
+    return replace(row, documents=(first, row.documents[1]))
+
+
+def test_a_span_lights_up_where_it_is_and_where_it_was(see):
+    browser = see(rows=[make_rewritten_row()])
+    lit = "[...document.querySelectorAll('.lit')].map(each => each.dataset.i ?? each.textContent)"
+    browser.point(".t[data-i='1']")
+    assert browser.run(lit) == ["1", "3", "4", "taken"]
+    assert card(browser)["role"] == "sentinel of span 0"
+    browser.point(".t[data-i='2']")
+    assert browser.run(lit) == []
+    assert card(browser)["role"] == "input"
+    browser.point(".span")
+    assert browser.run(lit) == ["1", "3", "4", "taken"]
+    browser.point("h2")
+    assert browser.run(lit) == []
+    browser.run("focusToken(document.querySelector('.t[data-i=\"4\"]'))")
+    assert browser.run(lit) == ["1", "3", "4", "taken"]
+
+
+def test_inputs_and_targets_stand_apart_with_their_task(see):
+    browser = see(rows=[make_rewritten_row()])
+    assert browser.run("[...document.querySelectorAll('.label b')].map(each => each.textContent)") == [
+        "inputs", "targets", "as it was",
+    ]  # fmt: skip
+    assert browser.text(".pane .label") == "inputs 3 slots, see each other"
+    assert browser.run("[...document.querySelectorAll('.pane.seen')].length") == 1
+    assert (browser.text(".task"), "tasks: R 1" in browser.text(".facts")) == ("R", True)
+    # The numbers of sentinels are seen; their own text is in the card, and where one copies.
+    assert browser.run("getComputedStyle(document.querySelector('.sentinel'), '::before').content") == '"0"'
+    assert browser.run("document.querySelector('.sentinel').textContent") == "t1"
+
+
+def test_prefixes_are_squares_in_the_picture_of_attention(see):
+    browser = see(rows=[make_rewritten_row()])
+    shapes = browser.run("[...document.querySelectorAll('.triangle')].map(part => part.getAttribute('d'))")
+    assert shapes == ["M0 0V5H5L3 3V0Z", "M5 5V9H9Z"]
+    assert "28 pairs" in browser.text(".attention")
+    browser.point(".t[data-i='1']")
+    assert "slot 1 sees slots 0–2 and is seen from 0–4" in browser.text(".attention")
+    browser.point(".t[data-i='4']")
+    assert "slot 4 sees slots 0–4 and is seen from 4–4" in browser.text(".attention")
 
 
 def test_figures_show_settings_shares_and_histograms(see):

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.inputs import IGNORE
 from penstock.inspection.rewritten import Stretch, in_order, pieces_of_step, rewritings_of, stretches_of
-from penstock.inspection.text import origin_text, token_texts
+from penstock.inspection.text import origin_text, part_texts, token_texts
 from penstock.loader import SOURCE, Loader
 
 Array = np.ndarray[Any, Any]
@@ -175,13 +175,8 @@ def _restored(
     stretches: tuple[Stretch, ...], tokens: Array, tokenizer: Any, lines: bool
 ) -> tuple[tuple[str, int], ...]:
     parts = in_order(stretches)
-    ids = [token for part in parts for token in tokens[part.begin : part.end].tolist()]
-    texts, at, found = token_texts(tokenizer, ids, lines=lines), 0, []
-    for part in parts:
-        size = part.end - part.begin
-        found.append(("".join(texts[at : at + size]), part.span))
-        at += size
-    return tuple(found)
+    texts = part_texts(tokenizer, [tokens[part.begin : part.end].tolist() for part in parts], lines=lines)
+    return tuple((text, part.span) for text, part in zip(texts, parts, strict=True))
 
 
 def _speller(tokenizer: Any, objective: Any) -> Any:

@@ -5,6 +5,7 @@ bytes as `<e2><82>`. Line ends, tabs and what else does not print are shown by m
 """
 
 import codecs
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import TokenizerError
@@ -56,6 +57,31 @@ def token_texts(tokenizer: Any, ids: Any, *, lines: bool = False) -> list[str]:
             decoder.reset()
             shown.append(_as_bytes(spelled))
     return shown
+
+
+def part_texts(tokenizer: Any, parts: Sequence[Sequence[int]], *, lines: bool = False) -> list[str]:
+    """What stretches of a text's tokens say, one after another.
+
+    Reads as text, unlike `token_texts`: a character that two parts share is in the one that completes it, once.
+
+    Args:
+        tokenizer: A `Tokenizer`; None shows the ids themselves.
+        parts: Token ids of each part.
+        lines: Leave line ends and tabs as they are.
+    """
+    try:
+        table = tokenizer.byte_table if tokenizer is not None else None
+    except TokenizerError:
+        table = None
+    if table is None:
+        return ["".join(token_texts(tokenizer, ids, lines=lines)) for ids in parts]
+    controls = {token: text.encode() for text, token in tokenizer.special_tokens.items()}
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    spelled = [
+        b"".join(controls.get(token) or (table[token] if token < len(table) else b"") for token in ids) for ids in parts
+    ]
+    texts = [decoder.decode(each, number == len(spelled) - 1) for number, each in enumerate(spelled)]
+    return [visible(text, lines=lines) for text in texts]
 
 
 def _as_bytes(spelled: bytes) -> str:
