@@ -1,0 +1,145 @@
+"""A process that saves checkpoints is killed: the newest complete one is always there, whole, and of one step."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from penstock.training.checkpoints import newest_complete
+
+SAVE = """
+    import os, random, resource, signal, sys, time, traceback
+    import torch
+    from penstock.training import checkpoint_files
+    from penstock.training.checkpoints import newest_complete, save_checkpoint
+
+    torch.set_num_threads(1)
+    folder = sys.argv[1]
+
+    def parts(step):
+        tensors = {f"t{n}": torch.full((20_000,), float(step)) for n in range(3)}
+        return {"optimizer.safetensors": tensors, "state.json": {"step": step}, "model": write(step)}
+
+    def write(step):
+        def model(path):
+            path.mkdir()
+            (path / "weights").write_text(str(step) * 1000)
+        return model
+"""
+AT_RANDOM = """
+    chance, first = random.Random(0), 1
+    for _ in range(20):
+        child = os.fork()
+        if child == 0:
+            for step in range(first, first + 10_000):
+                save_checkpoint(folder, step, parts(step), keep=2)
+        time.sleep(chance.uniform(0.02, 0.4))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        said = []
+        found = newest_complete(folder, say=said.append)
+        assert not said, said
+        step = 0 if found is None else found.step
+        assert step >= first - 1, (step, first)
+        if step:
+            assert found.value("state.json") == {"step": step}
+            assert all(bool((t == step).all()) for t in found.tensors("optimizer.safetensors").values())
+        first = step + 1
+    print("steps", step)
+"""
+AT_EACH = """
+    save_checkpoint(folder, 1, parts(1), keep=1)
+    for fatal in range(1000):
+        child = os.fork()
+        if child == 0:
+            calls = 0
+            def fragile(plain):
+                def call(*args, **named):
+                    global calls
+                    if calls == fatal:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    calls += 1
+                    return plain(*args, **named)
+                return call
+            for name in ("fsync", "rename", "rmdir", "unlink", "mkdir"):
+                setattr(os, name, fragile(getattr(os, name)))
+            try:
+                save_checkpoint(folder, SECOND, parts(SECOND), keep=1)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(3)
+            os._exit(0)
+        code = os.waitpid(child, 0)[1]
+        assert code in (0, signal.SIGKILL), code
+        said = []
+        found = newest_complete(folder, say=said.append)
+        assert found is not None, (fatal, os.listdir(folder))
+        assert not said, said
+        state = found.value("state.json")["step"]
+        assert state == found.step and state in (1, SECOND), (fatal, state)
+        assert all(float(t[0]) == state == float(t[-1]) for t in found.tensors("optimizer.safetensors").values())
+        if code == 0:
+            print("calls", fatal)
+            break
+        if found.step == SECOND != 1:
+            import shutil
+            shutil.rmtree(folder)
+            save_checkpoint(folder, 1, parts(1), keep=1)
+"""
+TOO_LARGE = """
+    from penstock.errors import OutputError
+
+    save_checkpoint(folder, 1, parts(1))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    try:
+        save_checkpoint(folder, 2, parts(2))
+    except OutputError as error:
+        print(error)
+"""
+
+
+def run(tmp_path, body: str):
+    """Run the helpers and `body` in a process of its own, whose children it kills."""
+    path = tmp_path / "save.py"
+    path.write_text(textwrap.dedent(SAVE) + textwrap.dedent(body))
+    command = [sys.executable, path, tmp_path / "checkpoints"]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def check_whole(folder) -> int:
+    """Step of the newest complete one, after a look at all that is in it; nothing may be passed over."""
+    said: list[str] = []
+    found = newest_complete(folder, say=said.append)
+    assert not said
+    step = found.step
+    assert found.value("state.json") == {"step": step}
+    assert (found.part("model") / "weights").read_text() == str(step) * 1000
+    for tensor in found.tensors("optimizer.safetensors").values():
+        assert bool((tensor == step).all())
+    return step
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments(tmp_path):
+    done = run(tmp_path, AT_RANDOM)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[1]) > 20
+    assert check_whole(tmp_path / "checkpoints") == int(done.stdout.split()[1])
+
+
+@pytest.mark.parametrize("second", [2, 1])
+def test_killed_at_each_call_that_changes_the_disk(tmp_path, second):
+    """The second checkpoint replaces one of another step, or of the same step."""
+    done = run(tmp_path, AT_EACH.replace("SECOND", str(second)))
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[1]) > 15
+    assert check_whole(tmp_path / "checkpoints") == second
+
+
+def test_a_limit_on_files_that_safetensors_meets(tmp_path):
+    done = run(tmp_path, TOO_LARGE)
+    assert "the checkpoint cannot be written" in done.stdout, done.stderr
+    assert "earlier checkpoints are untouched" in done.stdout
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
+    assert check_whole(tmp_path / "checkpoints") == 1
