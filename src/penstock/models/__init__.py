@@ -7,13 +7,17 @@ Settings can be read without torch; everything else is imported when it is first
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from penstock.models.lora import LoraSettings
 from penstock.models.settings import ModelSettings
 
 if TYPE_CHECKING:
     from penstock.models.attention import REQUIREMENTS, RowAttention, attend, flex_mask_mod
     from penstock.models.building import build_model
     from penstock.models.cache import Cache
+    from penstock.models.exporting import export
     from penstock.models.language_model import LanguageModel
+    from penstock.models.lora import add_lora, merge_lora
+    from penstock.models.micro_sequences import backward_in_parts
     from penstock.models.row_tensors import RowTensors
     from penstock.models.saving import load_model, save_model
     from penstock.models.transformer import Transformer
@@ -23,7 +27,11 @@ _LATE = {
     "RowAttention": "attention",
     "attend": "attention",
     "flex_mask_mod": "attention",
+    "add_lora": "lora",
+    "backward_in_parts": "micro_sequences",
     "build_model": "building",
+    "export": "exporting",
+    "merge_lora": "lora",
     "Cache": "cache",
     "LanguageModel": "language_model",
     "RowTensors": "row_tensors",
@@ -37,14 +45,19 @@ __all__ = [
     "REQUIREMENTS",
     "Cache",
     "LanguageModel",
+    "LoraSettings",
     "ModelSettings",
     "RowAttention",
     "RowTensors",
     "Transformer",
+    "add_lora",
     "attend",
+    "backward_in_parts",
     "build_model",
+    "export",
     "flex_mask_mod",
     "load_model",
+    "merge_lora",
     "save_model",
 ]
 

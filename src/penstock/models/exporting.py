@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from penstock.chat import Template
+from penstock.errors import ConfigError
 from penstock.models.language_model import LanguageModel
 from penstock.models.layout import llama_name
 from penstock.models.transformer import Transformer
@@ -39,7 +40,12 @@ def export(
         template: Of chats; goes along with the variables it was trained with as defaults.
         stop_ids: Tokens that end a generation; EOS where there are none.
         context_length: Tokens it was trained on at once; a limit in transformers and vLLM.
+
+    Raises:
+        ConfigError: The model has LoRA that is not merged.
     """
+    if model.lora is not None:
+        raise ConfigError("export: the model has LoRA beside its weights; merge_lora(model) first")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if isinstance(model, Transformer):

@@ -18,6 +18,7 @@ from penstock.errors import ConfigError, MissingExtraError
 from penstock.inputs import InputRequirements, ModelInput
 from penstock.integrations.isolation import check_isolation
 from penstock.models.cache import Cache, LayerAttend
+from penstock.models.lora import LoraSettings
 from penstock.models.row_tensors import RowTensors
 
 try:
@@ -77,12 +78,14 @@ class HuggingFaceModel(nn.Module):
 
     Attributes:
         inner: The model itself.
+        lora: What trains beside it, see `add_lora`.
         ours: Whether our attention stands in for its own.
     """
 
     def __init__(self, inner: Any) -> None:
         super().__init__()
         self.inner = inner
+        self.lora: LoraSettings | None = None
         self._own = inner.config._attn_implementation
         self._shape = self._try_attention()
         self.ours = self._shape is not None

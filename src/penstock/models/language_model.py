@@ -8,11 +8,15 @@ from torch import Tensor, nn
 
 from penstock.inputs import InputRequirements, ModelInput
 from penstock.models.cache import Cache, LayerAttend
+from penstock.models.lora import LoraSettings
 from penstock.models.row_tensors import RowTensors
 
 
 class LanguageModel(Protocol):
     """A causal language model over packed rows; also a torch module."""
+
+    lora: LoraSettings | None
+    """What trains beside the frozen weights; see `add_lora`."""
 
     @property
     def vocab_size(self) -> int:
@@ -52,4 +56,10 @@ class LanguageModel(Protocol):
         """Feed new tokens of sequences; logits [B, vocab] after each one's last new token."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """All weights, as torch has them."""
+        """All weights, as torch has them; so are the two below."""
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """All parts by name."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All weights by name."""

@@ -1,41 +1,58 @@
-"""A model on disk: `model.safetensors` and `model.json` with its settings.
+"""A model on disk: `model.safetensors` and `model.json` with its settings; LoRA in `lora.safetensors` beside it.
 
 Exact: weights are stored in their own dtype. Models of transformers are stored in their own layout, with a
 `model.json` that says so. Safe writing (aside, fsync, rename, checksum) is the checkpoint's business.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from penstock.errors import CorruptionError, FormatError
 from penstock.models.building import empty_transformer
 from penstock.models.language_model import LanguageModel
+from penstock.models.lora import LoraSettings, add_lora, lora_weights, without_lora
 from penstock.models.settings import ModelSettings
 from penstock.models.transformer import Transformer
 
-MODEL, WEIGHTS = "model.json", "model.safetensors"
+MODEL, WEIGHTS, LORA = "model.json", "model.safetensors", "lora.safetensors"
 _FORMAT = 1
 
 
-def save_model(model: LanguageModel, folder: str | Path) -> None:
-    """Write a model into a folder, which is made where it is missing."""
+def save_model(model: LanguageModel, folder: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
+    """Write a model into a folder, which is made where it is missing.
+
+    Args:
+        model: What it is.
+        folder: Where to.
+        weights: Its weights where the model itself holds only a share of them; None: the model's.
+    """
     from safetensors.torch import save_file
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    weights = model.state_dict() if weights is None else weights
+    base = without_lora(weights)
+    described: dict[str, Any] = {"format": _FORMAT}
     if isinstance(model, Transformer):
-        save_file({name: weight.detach().contiguous() for name, weight in model.state_dict().items()}, folder / WEIGHTS)
-        described: dict[str, Any] = {"format": _FORMAT, "kind": "transformer", "settings": asdict(model.settings)}
+        save_file(base, folder / WEIGHTS)
+        described |= {"kind": "transformer", "settings": asdict(model.settings)}
     else:
         from penstock.models.huggingface_model import HuggingFaceModel
 
         assert isinstance(model, HuggingFaceModel)
-        model.inner.save_pretrained(folder)
-        described = {"format": _FORMAT, "kind": "huggingface"}
+        model.inner.save_pretrained(
+            folder, state_dict={name.removeprefix("inner."): weight for name, weight in base.items()}
+        )
+        described |= {"kind": "huggingface"}
+    if model.lora is not None:
+        save_file(lora_weights(weights), folder / LORA)
+        described |= {"lora": asdict(model.lora)}
     (folder / MODEL).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
 
 
@@ -65,9 +82,28 @@ def load_model(
             return import_llama(folder, device, dtype)
         return _load_huggingface(folder, device, dtype)
     described = _described(folder / MODEL)
+    model: LanguageModel
     if described["kind"] == "huggingface":
-        return _load_huggingface(folder, device, dtype)
-    return _load_transformer(folder, described["settings"], device, dtype)
+        model = _load_huggingface(folder, device, dtype)
+    else:
+        model = _load_transformer(folder, described["settings"], device, dtype)
+    if described.get("lora") is not None:
+        _load_lora(model, folder, described["lora"])
+    return model
+
+
+def _load_lora(model: LanguageModel, folder: Path, written: dict[str, Any]) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    add_lora(model, LoraSettings(**{**written, "targets": tuple(written["targets"])}))
+    try:
+        kept, stored = lora_weights(model.state_dict()), load_file(folder / LORA)
+        with torch.no_grad():
+            for name, weight in kept.items():
+                weight.copy_(stored[name])
+    except (OSError, KeyError, RuntimeError, SafetensorError) as error:
+        raise CorruptionError(f"{folder / LORA}: {error}; copy the model again, or take another checkpoint") from None
 
 
 def _load_huggingface(folder: Path, device: torch.device | str, dtype: torch.dtype | None) -> LanguageModel:

@@ -18,6 +18,7 @@ from torch.nn.functional import linear, rms_norm, silu
 from penstock.errors import ConfigError
 from penstock.inputs import InputRequirements, ModelInput
 from penstock.models.cache import Cache, LayerAttend
+from penstock.models.lora import LoraSettings
 from penstock.models.row_tensors import RowTensors
 from penstock.models.settings import ModelSettings
 
@@ -120,6 +121,7 @@ class Transformer(nn.Module):
 
     Attributes:
         settings: What it is made of.
+        lora: What trains beside it, see `add_lora`.
         blocks: `layers` of them, of which the last is the head of distance 1, then one for each further distance.
     """
 
@@ -128,6 +130,7 @@ class Transformer(nn.Module):
         if settings.vocab_size is None:
             raise ConfigError("model.vocab_size is not known yet; settings.with_vocabulary(tokenizer.vocab_size)")
         self.settings = settings
+        self.lora: LoraSettings | None = None
         self.embedding = nn.Embedding(settings.vocab_size, settings.width)
         self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.num_blocks))
         self.norm = RMSNorm(settings.width, settings.norm_eps)
