@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 if TYPE_CHECKING:
     import typer
 
-VERBS = ("tokenizer", "prepare", "convert", "verify", "inspect", "plan", "schema", "doctor")
+VERBS = ("tokenizer", "prepare", "convert", "verify", "inspect", "plan", "train", "schema", "doctor")
 """In the order in which a user meets them; `--help` lists them so."""
 
 

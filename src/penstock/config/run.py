@@ -10,8 +10,10 @@ from penstock.config.models import check, model_of
 from penstock.errors import ConfigError, FormatError
 from penstock.inputs import EVERYTHING, Attention, InputRequirements
 from penstock.loader import Loader, Mixture, PlanSettings, ShareChange, Source
+from penstock.models import ModelSettings
 from penstock.prepare.chat_settings import ChatSettings
 from penstock.shards import open_dataset
+from penstock.training import TrainSettings
 
 
 @final
@@ -25,8 +27,8 @@ class DataSettings:
     """Changes of shares, by rising step."""
     loader: PlanSettings
     """How documents become rows and rows become steps."""
-    target_distances: int = 1
-    """Targets at distance 1 … this many (multi-token prediction)."""
+    target_distances: int | None = None
+    """Targets at distance 1 … this many (multi-token prediction); None: as many as the model predicts, or 1."""
     attention: Attention = "document"
     """Whom a token may see before it: its own document, or ("row", to reproduce baselines) all documents of its row."""
 
@@ -46,6 +48,10 @@ class RunSettings:
 
     data: DataSettings
     """Sources with their shares, and the form of rows and steps."""
+    model: ModelSettings | str | None = None
+    """What `penstock train` trains: a transformer of these numbers, or `hf:path`, any causal model of transformers."""
+    training: TrainSettings | None = None
+    """How `penstock train` trains it."""
     chat: ChatSettings | None = None
     """How `penstock prepare --config` makes conversations training data; what is prepared does not need it again."""
 
@@ -64,6 +70,14 @@ def load_run(path: str | Path, assignments: Sequence[str] = ()) -> RunSettings:
     return settings
 
 
+def resolved_text(path: str | Path, assignments: Sequence[str] = ()) -> str:
+    """The run file with all overrides in it, as YAML: what a run keeps."""
+    import yaml
+
+    values = override(read_document(path), list(assignments)).values
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
 def run_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a run file."""
     schema = model_of(RunSettings).model_json_schema()
@@ -71,15 +85,21 @@ def run_schema() -> dict[str, Any]:
 
 
 def make_loader(
-    data: DataSettings, *, run_file: str = "run file", data_parallel: tuple[int, int] = (0, 1), threads: int = 0
+    data: DataSettings,
+    *,
+    run_file: str = "run file",
+    data_parallel: tuple[int, int] = (0, 1),
+    threads: int = 0,
+    requirements: InputRequirements = EVERYTHING,
 ) -> Loader:
-    """The loader that a run file describes, giving everything of a row.
+    """The loader that a run file describes.
 
     Args:
         data: The section `data`.
         run_file: Its file, as errors show it.
         data_parallel: (rank, size).
         threads: Filling threads; 0 does all in the caller's thread.
+        requirements: What is wanted of a row; everything by default.
 
     Raises:
         FormatError: The dataset of a source is missing or not one; the message says of which.
@@ -92,7 +112,7 @@ def make_loader(
         return Loader(
             Mixture([_opened(source) for source in data.sources], data.changes),
             **settings,
-            requirements=EVERYTHING.merge(distances),
+            requirements=requirements.merge(distances),
             attention=data.attention,
             data_parallel=data_parallel,
             threads=threads,

@@ -1,4 +1,4 @@
-"""Training: loss, optimisers, schedules, checkpoints, metrics, and the trainer that joins them. Needs the extra `train`.
+"""Training: loss, optimisers, schedules, checkpoints, metrics, and the trainer that joins them. Needs extra `train`.
 
 Settings can be read without torch; everything else is imported when it is first used.
 """
@@ -11,7 +11,7 @@ from penstock.training.settings import TrainSettings
 if TYPE_CHECKING:
     from penstock.training.loss import RowLoss, loss, row_loss
     from penstock.training.run_folder import Run, open_run
-    from penstock.training.trainer import train
+    from penstock.training.trainer import Trainer
 
 _LATE = {
     "RowLoss": "loss",
@@ -19,11 +19,11 @@ _LATE = {
     "row_loss": "loss",
     "Run": "run_folder",
     "open_run": "run_folder",
-    "train": "trainer",
+    "Trainer": "trainer",
 }
 """Name → the module that is loaded when it is first used."""
 
-__all__ = ["Run", "RowLoss", "TrainSettings", "loss", "open_run", "row_loss", "train"]
+__all__ = ["RowLoss", "Run", "TrainSettings", "Trainer", "loss", "open_run", "row_loss"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,106 @@
+"""From a run file to a trainer: datasets, model, loader and run folder, put together in this order.
+
+The order matters: the model needs the datasets' vocabulary, the loader what the model requires, and the run's folder is
+begun only when all of them fit.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.config.run import RunSettings, make_loader
+from penstock.errors import ConfigError
+from penstock.loader import Loader
+from penstock.models import ModelSettings
+from penstock.shards import open_dataset
+from penstock.training import TrainSettings
+
+if TYPE_CHECKING:
+    from penstock.training import Trainer
+    from penstock.training.distributed import Ranks
+
+FILLING_THREADS = 1
+
+
+def make_trainer(
+    settings: RunSettings, *, run_file: str, text: str, output: Path | None, resume: bool, ranks: "Ranks", say: Any
+) -> "Trainer":
+    """The trainer of a run file.
+
+    Args:
+        settings: Of the run file.
+        run_file: Its name, for errors.
+        text: The run file as it is kept in the run's folder, overrides included.
+        output: The run's folder; None for a dry run, which writes nothing.
+        resume: Whether a run that is there is gone on with.
+        ranks: The processes that train together.
+        say: Told a sentence now and then.
+
+    Raises:
+        ConfigError: A section is missing, or model and data do not fit.
+        OutputError: The run's folder is not free.
+    """
+    # All of these need torch, which reading a run file does not.
+    from penstock.models import build_model
+    from penstock.training import Trainer
+    from penstock.training.run_folder import begin_run
+    from penstock.training.setup import prepare_torch
+    from penstock.training.trainer import count_steps
+
+    training = settings.training or TrainSettings()
+    if settings.model is None:
+        raise ConfigError(f"{run_file}: model is missing: give layers, width, … or hf:path")
+    prepare_torch(training)
+    vocab_size = _vocabulary(settings)
+    model = build_model(settings.model, vocab_size=vocab_size, device=ranks.device, seed=training.seed)
+    loader = make_loader(
+        settings.data,
+        run_file=run_file,
+        data_parallel=(ranks.place.rank, ranks.place.size),
+        threads=FILLING_THREADS,
+        requirements=model.requirements(),
+    )
+    steps = count_steps(loader, training)
+    if output is not None and ranks.is_first:
+        begin_run(output, text, loader.datasets, resume=resume)
+    ranks.barrier()
+    return Trainer(
+        run=output or Path(), model=model, loader=loader, settings=training, steps=steps, ranks=ranks, say=say
+    )
+
+
+def _vocabulary(settings: RunSettings) -> int:
+    """Ids that the model must know: those of the datasets, and those that objectives add."""
+    sizes = []
+    for source in settings.data.sources:
+        dataset = open_dataset(source.path)
+        info = getattr(dataset, "tokenizer", None)
+        if info is None:
+            raise ConfigError(
+                f"source {source.name!r}: its format does not say its tokenizer, which a model needs; `penstock "
+                "prepare` makes a dataset that does"
+            )
+        sizes.append(info.vocab_size)
+        extended = getattr(source.objective, "tokenizer", None)
+        if extended is not None:
+            from penstock.tokenizers import load_tokenizer
+
+            sizes.append(load_tokenizer(extended).vocab_size)
+    return max(sizes)
+
+
+def describe(trainer: "Trainer", model: ModelSettings | str) -> list[tuple[str, str]]:
+    """What a run is about to do, as (what, figure): parameters, memory, tokens, steps."""
+    parameters = sum(p.numel() for p in trainer.model.parameters())  # type: ignore[attr-defined]
+    bytes_each = 4 * 4
+    loader: Loader = trainer.loader
+    plan = loader.settings
+    slots = plan.sequence_length * plan.rows_per_step
+    return [
+        ("model", model if isinstance(model, str) else f"{model.layers} layers of {model.width}"),
+        ("parameters", f"{parameters:,}"),
+        ("weights, gradients, optimiser", f"{parameters * bytes_each / 1e6:,.1f} MB a rank"),
+        ("rows", f"{plan.rows_per_step} of {plan.sequence_length} slots a step, {slots:,} slots"),
+        ("steps", f"{trainer.steps:,}, at most {trainer.steps * slots / 1e6:,.1f} M tokens"),
+        ("ranks", f"{trainer.ranks.place.size}, on {trainer.ranks.device}"),
+        ("bits", ", ".join(f"{name} {value}" for name, value in trainer.bits.items())),
+    ]

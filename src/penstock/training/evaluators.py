@@ -1,0 +1,112 @@
+"""Looks at the model during training, each with its own interval, by name.
+
+They change nothing of the run: weights, gradients, the loader's place and all random generators stay as they are.
+"""
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol, final
+
+import torch
+
+from penstock.errors import ConfigError
+from penstock.loader import Loader, Source
+from penstock.models import LanguageModel
+from penstock.shards import open_dataset
+from penstock.training.distributed import Ranks
+from penstock.training.loss import row_loss
+from penstock.training.settings import EvaluatorSettings
+
+
+class Evaluator(Protocol):
+    """One look at a model."""
+
+    def __call__(self, model: LanguageModel) -> dict[str, Any]:
+        """Figures by name, the same on every rank; texts are for people."""
+
+
+@final
+class HeldOutLoss:
+    """Loss of held-out documents, each once, as the model is trained: packed, documents apart.
+
+    `loss` is nats a weighted target; `bits_per_byte` is all nats over the bytes of the text that the tokens stand for
+    (so tokenizers can be compared), given where every token counts 1, all rows are used, and the dataset knows them.
+    """
+
+    def __init__(
+        self, name: str, settings: EvaluatorSettings, loader: Loader, model: LanguageModel, ranks: Ranks
+    ) -> None:
+        assert settings.data is not None
+        dataset = open_dataset(settings.data)
+        theirs, ours = (getattr(d, "tokenizer", None) for d in (dataset, loader.datasets[0]))
+        if theirs is not None and ours is not None and theirs.fingerprint != ours.fingerprint:
+            raise ConfigError(
+                f"evaluator {name!r}: {settings.data} was made with another tokenizer ({theirs.name}) than the "
+                f"training data ({ours.name})"
+            )
+        self._dataset, self._rows, self._ranks = dataset, settings.rows, ranks
+        sequence = loader.settings.sequence_length
+        rows = max(8 * ranks.place.size, ranks.place.size)
+        self._loader = lambda: Loader(
+            Source(dataset, max_epochs=1, shuffle="none", name="held out"),
+            sequence_length=sequence,
+            rows_per_step=rows,
+            requirements=model.requirements(),
+            data_parallel=ranks.place,
+            threads=1,
+        )
+
+    def __call__(self, model: LanguageModel) -> dict[str, Any]:
+        """See the class."""
+        nats = weights = tokens = 0.0
+        taken = 0
+        with torch.no_grad():
+            for step in self._loader():
+                for row in step:
+                    sums = row_loss(model, row, step.loss_denominators)
+                    nats += float(sums.cross_entropy[0])
+                    weights += float(sums.weights[0])
+                    tokens += row.num_tokens
+                taken += len(step) * self._ranks.place.size
+                if self._rows is not None and taken >= self._rows:
+                    break
+        nats, weights, tokens = self._ranks.sum([nats, weights, tokens])
+        figures: dict[str, Any] = {"loss": nats / max(weights, 1.0), "targets": weights}
+        manifest = getattr(self._dataset, "manifest", None)
+        if self._rows is None and manifest is not None and manifest.text_bytes and not manifest.has_spans:
+            figures["bits_per_byte"] = nats / math.log(2) / manifest.text_bytes
+        return figures
+
+
+def make_evaluators(
+    settings: Mapping[str, EvaluatorSettings], loader: Loader, model: LanguageModel, ranks: Ranks
+) -> dict[str, tuple[int, Evaluator]]:
+    """(interval, evaluator) by name.
+
+    Raises:
+        ConfigError: The data of one was made with another tokenizer.
+    """
+    made: dict[str, tuple[int, Evaluator]] = {}
+    for name, one in settings.items():
+        if one.kind == "loss":
+            made[name] = one.every, HeldOutLoss(name, one, loader, model, ranks)
+        else:
+            from penstock.training.samples import Samples
+
+            made[name] = one.every, Samples(one, loader)
+    return made
+
+
+def evaluate(
+    evaluators: Mapping[str, tuple[int, Evaluator]], model: LanguageModel, done: int, last: bool
+) -> dict[str, Any]:
+    """Run those that are due after `done` steps; figures as "name/figure", with the seconds each took."""
+    figures: dict[str, Any] = {}
+    for name, (every, evaluator) in evaluators.items():
+        if last or done % every == 0:
+            began = time.monotonic()
+            found = evaluator(model)
+            figures |= {f"{name}/{figure}": value for figure, value in found.items()}
+            figures[f"{name}/seconds"] = time.monotonic() - began
+    return figures

@@ -1,0 +1,142 @@
+"""A run's folder: what `penstock train` writes, and what generating, chatting, serving and exporting read.
+
+    RUN/run.yaml               the run file with all overrides, as it was trained
+    RUN/tokenizer/             the tokenizer of the datasets, its chat template where they have one
+    RUN/chat.json              template, stop ids and settings of the datasets' chats, where they have some
+    RUN/checkpoints/step-…/    complete ones only; each has the model in `model/`
+    RUN/metrics.jsonl          a line a record
+
+A folder in the Hugging Face layout is accepted wherever a run is.
+"""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, final
+
+from penstock.errors import ConfigError, FormatError, OutputError
+from penstock.shards import TOKENIZER_FOLDER, ChatInfo
+from penstock.training.checkpoints import newest_complete
+
+RUN_FILE, CHECKPOINTS, METRICS = "run.yaml", "checkpoints", "metrics.jsonl"
+MODEL = "model"
+"""In a checkpoint: the folder of the model."""
+_TEMPLATE = "chat_template.jinja"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A trained model with all that using it takes."""
+
+    path: Path
+    """The run's folder, or one in the Hugging Face layout."""
+    model: Path
+    """What `penstock.models.load_model` reads."""
+    tokenizer: Path
+    """What `penstock.load_tokenizer` reads."""
+    template: str | None
+    """The text of the chat template; None where the model knows no chats."""
+    stop_ids: tuple[int, ...]
+    """Ids that end a generation."""
+    step: int | None
+    """Steps that the model has had; None where that is not known."""
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Find the newest complete checkpoint of a run, or a model in the Hugging Face layout.
+
+        Raises:
+            FormatError: It is neither, or has no complete checkpoint yet.
+        """
+        path = Path(path)
+        if (path / "config.json").is_file():
+            return cls._of_huggingface(path)
+        if not (path / RUN_FILE).is_file():
+            raise FormatError(f"{path}: no run ({RUN_FILE} is missing) and no model in the Hugging Face layout")
+        checkpoint = newest_complete(path / CHECKPOINTS)
+        if checkpoint is None:
+            raise FormatError(f"{path}: no complete checkpoint yet; train on, or wait for the first")
+        tokenizer, chat = path / TOKENIZER_FOLDER, ChatInfo.load(path)
+        return cls(
+            path=path,
+            model=checkpoint.part(MODEL),
+            tokenizer=tokenizer,
+            template=None if chat is None else chat.template,
+            stop_ids=_stop_ids(tokenizer, () if chat is None else chat.stop_ids),
+            step=checkpoint.step,
+        )
+
+    @classmethod
+    def _of_huggingface(cls, path: Path) -> Self:
+        template = (path / _TEMPLATE).read_text(encoding="utf-8") if (path / _TEMPLATE).is_file() else None
+        if template is None:
+            told = _json(path / "tokenizer_config.json").get("chat_template")
+            template = told if isinstance(told, str) else None
+        ends = _json(path / "generation_config.json").get(
+            "eos_token_id", _json(path / "config.json").get("eos_token_id")
+        )
+        listed = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        return cls(
+            path=path, model=path, tokenizer=path, template=template, stop_ids=_stop_ids(path, listed), step=None
+        )
+
+
+def open_run(path: str | Path) -> Run:
+    """`Run.open`."""
+    return Run.open(path)
+
+
+def begin_run(path: Path, run_file: str, datasets: Sequence[Any], *, resume: bool) -> None:
+    """Make a run's folder, with the run file, and tokenizer and chat facts of the datasets.
+
+    Raises:
+        OutputError: It holds a run already and is not to be resumed, or cannot be written.
+        ConfigError: The datasets ship no tokenizer, or chats of different templates.
+    """
+    if (path / RUN_FILE).exists() and not resume:
+        raise OutputError(f"{path}: a run is there already; go on with it by --resume, or take another folder")
+    if not path.exists() or not any(path.iterdir()) or resume:
+        _write_run(path, run_file, datasets)
+        return
+    raise OutputError(f"{path}: the folder is not empty and holds no run; take another")
+
+
+def _write_run(path: Path, run_file: str, datasets: Sequence[Any]) -> None:
+    folder = next((d.path / TOKENIZER_FOLDER for d in datasets if getattr(d, "loaded_tokenizer", None)), None)
+    if folder is None:
+        raise ConfigError(
+            "no source ships its tokenizer, which the trained model needs; use datasets of penstock prepare"
+        )
+    chats = [dataset.chat for dataset in datasets if getattr(dataset, "chat", None) is not None]
+    prints = {chat.template_fingerprint for chat in chats}
+    if len(prints) > 1:
+        names = sorted({chat.template_name for chat in chats})
+        raise ConfigError(
+            f"the sources' chats were rendered by different templates ({', '.join(names)}); a model has one: prepare "
+            "them with the same"
+        )
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not (path / TOKENIZER_FOLDER).exists():
+            shutil.copytree(folder, path / TOKENIZER_FOLDER)
+        if chats:
+            chats[0].save(path)
+        (path / RUN_FILE).write_text(run_file, encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _stop_ids(tokenizer: Path, told: Sequence[int]) -> tuple[int, ...]:
+    """What ends a generation: what is told, and the tokenizer's EOS."""
+    from penstock.tokenizers import load_tokenizer
+
+    eos = load_tokenizer(tokenizer).eos_id
+    return tuple(sorted({*told, *([] if eos is None else [eos])}))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    value = json.loads(path.read_bytes()) if path.is_file() else {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,228 @@
+"""The trainer: a run file's model, data and settings become a run's folder.
+
+    for step in loader:                              the rows of one optimiser step, this rank's
+        for row in step: loss(row).backward()        each divided by the step's own denominator
+        sum gradients over ranks; one step of the optimiser; metrics, evaluators, a checkpoint when due
+
+Guarantees: the loss is a sum over weighted targets divided by their sum over the whole step and all ranks, so rows,
+packing and ranks do not change it. A run that is killed at any moment and resumed gives the losses of an uninterrupted
+one, bit for bit on the same machine and settings; the loader's state in a checkpoint is that after its own step,
+whatever was prefetched. Random numbers of a step (dropout, where a model has some) are keyed by (seed, step, rank).
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from penstock.errors import ConfigError, StateError
+from penstock.loader import Loader, Step
+from penstock.models import LanguageModel, load_model, save_model
+from penstock.randomness import key_for
+from penstock.training.checkpoints import Checkpoint, newest_complete, save_checkpoint
+from penstock.training.distributed import Ranks
+from penstock.training.evaluators import Evaluator, evaluate, make_evaluators
+from penstock.training.interruption import Interruption
+from penstock.training.loss import row_loss
+from penstock.training.optimizers import Optimizers
+from penstock.training.run_folder import CHECKPOINTS, MODEL
+from penstock.training.settings import TrainSettings
+from penstock.training.setup import BitSettings, bit_settings
+from penstock.training.sharding import load_whole_weights, shard, whole_weights
+
+OPTIMIZER, SHARDED_OPTIMIZER, STATE = "optimizer.safetensors", "optimizer.dcp", "state.json"
+
+Record = dict[str, Any]
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Totals:
+    """What a run has had, over all ranks; kept in checkpoints."""
+
+    tokens: int = 0
+    """Without padding."""
+    targets: float = 0.0
+    """Sum of the loss weights at distance 1."""
+    seconds: float = 0.0
+    """Of training, evaluations and checkpoints not counted."""
+
+
+@final
+class Trainer:
+    """One run.
+
+    Args:
+        run: Its folder; `begin_run` made it.
+        model: On this rank's device, with the weights to begin with.
+        loader: Made with the model's requirements, for this rank.
+        settings: How to train.
+        steps: Optimiser steps of the whole run.
+        ranks: The processes that train together.
+        say: Told a sentence now and then.
+    """
+
+    def __init__(
+        self,
+        *,
+        run: Path,
+        model: LanguageModel,
+        loader: Loader,
+        settings: TrainSettings,
+        steps: int,
+        ranks: Ranks,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.run, self.model, self.loader = run, model, loader
+        self.settings, self.steps, self.ranks, self.say = settings, steps, ranks, say
+        self.totals = Totals()
+        if settings.shard:
+            shard(model, ranks)
+        self._optimizers = Optimizers(_module(model), settings.optimizer)
+        self._bits: BitSettings = bit_settings(
+            settings, ranks.device, ranks.place.size, str(model.compute_dtype), getattr(self._optimizers, "fused", None)
+        )
+        self._evaluators: dict[str, tuple[int, Evaluator]] = make_evaluators(settings.evaluators, loader, model, ranks)
+
+    @property
+    def bits(self) -> dict[str, Any]:
+        """The settings that change bits."""
+        return asdict(self._bits)
+
+    def resume(self) -> bool:
+        """Take up the newest complete checkpoint; False where there is none.
+
+        What changes bits and differs is told, not refused: the run goes on exactly where it was, with other roundings.
+
+        Raises:
+            StateError: The data or the plan are others than the checkpoint's.
+        """
+        checkpoint = newest_complete(self.run / CHECKPOINTS, say=self.say)
+        if checkpoint is None:
+            return False
+        state = checkpoint.value(STATE)
+        if checkpoint.step > self.steps:
+            raise StateError(f"{checkpoint.folder}: has {checkpoint.step} steps, the run file asks for {self.steps}")
+        self.loader.load_state_dict(state["loader"])
+        self._load(checkpoint)
+        self.totals = Totals(**state["totals"])
+        for difference in self._bits.differences(state["bits"]):
+            self.say(f"resumed with another setting that changes the last bits: {difference}")
+        self.say(f"goes on after step {checkpoint.step}")
+        return True
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        weights = _module(load_model(checkpoint.part(MODEL), device="cpu")).state_dict()
+        if self.settings.shard:
+            load_whole_weights(_module(self.model), weights)
+            self._optimizers.fill_state()
+            checkpoint.read_into(SHARDED_OPTIMIZER, self._optimizers.state_tensors())
+        else:
+            _module(self.model).load_state_dict(weights)
+            self._optimizers.load_state_tensors(checkpoint.tensors(OPTIMIZER))
+
+    def train(self) -> Iterator[Record]:
+        """Train to the end, giving a record of figures after each step; SIGTERM saves and ends it.
+
+        A record has `step` (done so far), `loss` (nats a target at distance 1), `learning_rate`, `gradient_norm`,
+        `tokens`, `targets`, `seconds`, `wait_seconds` (for data); after an evaluation its figures as `name/figure`.
+        """
+        with Interruption() as interruption:
+            saved = self.loader.step
+            waited = time.monotonic()
+            for step in self.loader:
+                done = step.index + 1
+                record = self._step(step, time.monotonic() - waited)
+                last = done == self.steps
+                record |= evaluate(self._evaluators, self.model, done, last)
+                yield record
+                stop = self.ranks.agree(interruption.name is not None)
+                if last or stop or done % self.settings.checkpoints.every == 0:
+                    self._save(step)
+                    saved = done
+                if stop and not last:
+                    self.say(f"stopped by {interruption.name or 'another rank'} after step {saved}; --resume goes on")
+                    return
+                if last:
+                    return
+                waited = time.monotonic()
+            if self.loader.step < self.steps:
+                raise ConfigError(f"the sources ended after {self.loader.step} steps, before {self.steps}; lower steps")
+
+    def _step(self, step: Step, waited: float) -> Record:
+        began = time.monotonic()
+        torch.manual_seed(key_for(self.settings.seed, "step", step.index, self.ranks.place.rank) >> 1)
+        nats = 0.0
+        for row in step:
+            found = row_loss(self.model, row, step.loss_denominators, z_loss=self.settings.z_loss)
+            found.loss.backward()
+            nats += float(found.cross_entropy[0])
+        if not self.settings.shard:
+            self.ranks.sum_gradients(self.model.parameters())
+        rate = self.settings.optimizer.learning_rate * self.settings.schedule.share(step.index, self.steps)
+        norm = float(self._optimizers.step(rate))
+        [nats] = self.ranks.sum([nats])
+        seconds = time.monotonic() - began
+        self.totals.tokens += step.num_tokens
+        self.totals.targets += step.loss_denominator
+        self.totals.seconds += seconds + waited
+        loss = nats / max(step.loss_denominator, 1e-12)
+        if not (loss - loss == 0 and norm - norm == 0):
+            raise StateError(
+                f"step {step.index}: loss {loss}, gradient norm {norm}: not finite. Nothing of this step is saved; "
+                "lower the learning rate, or look at `loader.explain` of the step, then --resume"
+            )
+        return {
+            "step": step.index + 1,
+            "loss": loss,
+            "learning_rate": rate,
+            "gradient_norm": norm,
+            "tokens": self.totals.tokens,
+            "targets": self.totals.targets,
+            "seconds": seconds,
+            "wait_seconds": waited,
+        }
+
+    def _save(self, step: Step) -> None:
+        state = {
+            "loader": step.resume_state,
+            "totals": asdict(self.totals),
+            "bits": asdict(self._bits),
+            "steps": self.steps,
+        }
+        name = SHARDED_OPTIMIZER if self.settings.shard else OPTIMIZER
+        model = self.model
+        weights = whole_weights(_module(model)) if self.settings.shard else None
+        parts = {
+            MODEL: lambda path: save_model(model, path, weights),
+            name: self._optimizers.state_tensors(),
+            STATE: state,
+        }
+        save_checkpoint(self.run / CHECKPOINTS, step.index + 1, parts, keep=self.settings.checkpoints.keep)
+
+
+def _module(model: LanguageModel) -> torch.nn.Module:
+    assert isinstance(model, torch.nn.Module)
+    return model
+
+
+def count_steps(loader: Loader, settings: TrainSettings) -> int:
+    """Steps of the run: as asked for, or until the sources end.
+
+    Raises:
+        ConfigError: Neither: some source never ends.
+    """
+    if settings.steps is not None:
+        return settings.steps
+    endless = [source.name for source in loader.mixture.sources if source.max_epochs is None]
+    if endless:
+        raise ConfigError(
+            f"training.steps is missing, and source {endless[0]!r} never ends; give steps, or max_epochs of each source"
+        )
+    from penstock.loader import Plan
+
+    rows = sum(window.num_rows for window in Plan(loader.mixture, loader.datasets, loader.settings).windows())
+    return -(-rows // loader.settings.rows_per_step)
