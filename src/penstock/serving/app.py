@@ -1,0 +1,145 @@
+"""The application: routes, and what they share.
+
+`/` the chat page · `/health` · `/metrics` · `/v1/models` · `/v1/completions` · `/v1/chat/completions`
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any, final
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, Response
+
+from penstock.serving.admission import Admission
+from penstock.serving.answering import Answering, unless_left
+from penstock.serving.answers import ChatWriter, CompletionWriter, Writer
+from penstock.serving.bodies import read_object
+from penstock.serving.generating import Ask, Generating
+from penstock.serving.guard import Guard
+from penstock.serving.logprobs import TokenTexts
+from penstock.serving.metrics import MEDIA_TYPE, Metrics
+from penstock.serving.page import chat_page
+from penstock.serving.refusals import JsonResponse, Refusal, internal_error
+from penstock.serving.requests import ChatRequest, CompletionRequest, parse
+from penstock.serving.served_model import ServedModel
+from penstock.serving.settings import ServeSettings
+from penstock.serving.worker import EngineThread
+
+_log = logging.getLogger("penstock.serving")
+
+
+@final
+class Service:
+    """A model at work: what the routes use.
+
+    Attributes:
+        app: The ASGI application.
+        engine: The thread that generates.
+        admission: The queue before it.
+        metrics: Counters.
+    """
+
+    def __init__(self, model: ServedModel, settings: ServeSettings) -> None:
+        self.model, self.settings = model, settings
+        self.engine, self.admission, self.metrics = EngineThread(model.engine), Admission(settings), Metrics()
+        self.metrics.gauges["sequences_running"] = ("Sequences in the batch.", lambda: self.engine.running)
+        self.metrics.gauges["requests_waiting"] = ("Requests in the queue.", lambda: self.admission.waiting)
+        self._names = TokenTexts(model.tokenizer)
+        self._prompts = ThreadPoolExecutor(1, "penstock-prompts")
+        self.app = self._routes(FastAPI(lifespan=self._lifespan, docs_url=None, redoc_url=None, openapi_url=None))
+
+    def drain(self) -> None:
+        """Refuse new requests and those that wait; cut those that run when the grace is over."""
+        self.admission.close()
+        asyncio.get_running_loop().call_later(self.settings.grace_seconds, self.engine.cancel_all)
+
+    @asynccontextmanager
+    async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        self.engine.start()
+        yield
+        await self.engine.close()
+        self._prompts.shutdown(wait=False)
+
+    def _routes(self, app: FastAPI) -> FastAPI:
+        app.add_api_route("/", self._page, methods=["GET"], response_model=None)
+        app.add_api_route("/health", self._health, methods=["GET"], response_model=None)
+        app.add_api_route("/metrics", self._metrics, methods=["GET"], response_model=None)
+        app.add_api_route("/v1/models", self._models, methods=["GET"], response_model=None)
+        app.add_api_route("/v1/models/{name:path}", self._one_model, methods=["GET"], response_model=None)
+        app.add_api_route("/v1/completions", self._complete, methods=["POST"], response_model=None)
+        app.add_api_route("/v1/chat/completions", self._chat, methods=["POST"], response_model=None)
+        app.add_exception_handler(HTTPException, _no_route)
+        app.add_exception_handler(Exception, _fault)
+        app.add_middleware(Guard, settings=self.settings, metrics=self.metrics)
+        return app
+
+    async def _page(self) -> Response:
+        text, policy = chat_page()
+        return HTMLResponse(text, headers={"content-security-policy": policy, "cache-control": "no-cache"})
+
+    async def _health(self) -> Response:
+        state = "stopping" if self.admission.closed else "ready" if self.engine.alive else "failed"
+        return JsonResponse({"status": state, "model": self.model.name}, 200 if state == "ready" else 503)
+
+    async def _metrics(self) -> Response:
+        return Response(self.metrics.text(), headers={"content-type": MEDIA_TYPE})
+
+    async def _models(self) -> Response:
+        return JsonResponse({"object": "list", "data": [self.model.described()]})
+
+    async def _one_model(self, name: str) -> Response:
+        self.model.check_name(name)
+        return JsonResponse(self.model.described())
+
+    async def _complete(self, request: Request) -> Response:
+        def understand(body: dict[str, Any]) -> tuple[CompletionRequest, Ask]:
+            asked = parse(CompletionRequest, body, self.settings.messages)
+            self.model.check_name(asked.model)
+            return asked, self.model.completion(asked, self.settings)
+
+        return await self._answer(request, understand, lambda _: CompletionWriter(self.model.name))
+
+    async def _chat(self, request: Request) -> Response:
+        def understand(body: dict[str, Any]) -> tuple[ChatRequest, Ask]:
+            asked = parse(ChatRequest, body, self.settings.messages)
+            self.model.check_name(asked.model)
+            return asked, self.model.chat(asked, self.settings)
+
+        return await self._answer(request, understand, lambda ask: ChatWriter(self.model.name, ask.tokens_dropped))
+
+    async def _answer(
+        self,
+        request: Request,
+        understand: Callable[[dict[str, Any]], tuple[CompletionRequest | ChatRequest, Ask]],
+        writer: Callable[[Ask], Writer],
+    ) -> Response:
+        body = await read_object(request, self.settings)
+        self.admission.check()
+        loop = asyncio.get_running_loop()
+        asked, ask = await loop.run_in_executor(self._prompts, understand, body)
+        generating = Generating(ask, self.engine, self.admission)
+        answering = Answering(generating, writer(ask), self._names, self.metrics)
+        try:
+            await unless_left(request, generating.enter())
+        except BaseException:
+            generating.close()
+            raise
+        if asked.stream:
+            return answering.stream(include_usage=asked.include_usage)
+        return await answering.whole(request)
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = {404: f"no such path: {request.url.path[:80]}", 405: f"{request.method} is not for this path"}
+    refusal = Refusal(error.status_code, message.get(error.status_code, str(error.detail)), code="not_found")
+    return refusal.response()
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    """The log has the traceback: Starlette raises the error again."""
+    return internal_error().response()

@@ -1,0 +1,177 @@
+"use strict";
+// The conversation lives in this page alone. All words become text nodes: nothing here writes HTML.
+const $ = id => document.getElementById(id);
+let messages = [], model = null, running = null;
+
+const headers = () => ({
+  "content-type": "application/json",
+  ...($("key").value ? {authorization: `Bearer ${$("key").value}`} : {}),
+});
+
+async function problem(response) {
+  try { return (await response.json()).error.message; }
+  catch { return `the server answered ${response.status}`; }
+}
+
+async function findModel() {
+  const response = await fetch("/v1/models", {headers: headers()});
+  if (response.status === 401) openSettings(true);
+  if (!response.ok) throw new Error(await problem(response));
+  model = (await response.json()).data[0];
+  $("model").textContent = `${model.id} · context of ${model.context_length.toLocaleString("en")} tokens`
+    + (model.has_chat ? "" : " · no chat template: it writes on what you write");
+  $("status").textContent = "";
+}
+
+// -- the conversation as it is seen ---------------------------------------------------------------------------------
+
+function show(role) {
+  const item = document.createElement("li"), who = document.createElement("div");
+  const words = document.createElement("div"), note = document.createElement("div");
+  item.className = `message ${role}`;
+  who.className = "who"; who.textContent = role === "user" ? "You" : model.id;
+  words.className = "words"; note.className = "note";
+  item.append(who, words, note);
+  $("messages").append(item);
+  $("empty").hidden = true;
+  return {item, words, note};
+}
+
+function follow(change) {
+  const box = $("conversation"), atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
+  change();
+  if (atEnd) box.scrollTop = box.scrollHeight;
+}
+
+// -- asking ---------------------------------------------------------------------------------------------------------
+
+function wishes() {
+  const asked = {model: model.id, stream: true, stream_options: {include_usage: true}};
+  for (const name of ["temperature", "top_p", "min_p", "top_k", "max_tokens", "seed"])
+    if ($(name).value !== "") asked[name] = Number($(name).value);
+  return asked;
+}
+
+function conversation() {
+  const system = $("system").value.trim();
+  return [...(system ? [{role: "system", content: system}] : []), ...messages];
+}
+
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let held = "";
+  for (;;) {
+    const {value, done} = await reader.read();
+    if (done) throw new Error("the server cut the reply");
+    held += value;
+    const parts = held.split("\n\n");
+    held = parts.pop();
+    for (const part of parts) {
+      if (!part.startsWith("data: ")) continue;
+      if (part === "data: [DONE]") return;
+      const event = JSON.parse(part.slice(6));
+      if (event.error) throw new Error(event.error.message);
+      yield event;
+    }
+  }
+}
+
+async function ask(reply, signal) {
+  const path = model.has_chat ? "/v1/chat/completions" : "/v1/completions";
+  const what = model.has_chat ? {messages: conversation()} : {prompt: messages.at(-1).content, max_tokens: 200};
+  const body = JSON.stringify({...what, ...wishes()});
+  const begun = performance.now(), told = {text: "", notes: []};
+  reply.told = told;
+  const response = await fetch(path, {method: "POST", headers: headers(), body, signal});
+  if (!response.ok) throw new Error(await problem(response));
+  for await (const event of events(response)) {
+    if (event.tokens_dropped) told.notes.push(`${event.tokens_dropped} tokens of earlier turns did not fit`);
+    const choice = event.choices[0];
+    const text = choice ? choice.delta ? choice.delta.content ?? "" : choice.text : "";
+    told.text += text;
+    if (text) follow(() => reply.words.append(text));
+    if (choice?.finish_reason === "length") told.notes.push("cut at the most tokens");
+    if (event.usage) {
+      const seconds = (performance.now() - begun) / 1000, count = event.usage.completion_tokens;
+      told.notes.unshift(`${count} tokens, ${Math.round(count / seconds)} a second`);
+    }
+  }
+}
+
+async function send() {
+  const text = $("input").value.trim();
+  if (!text || running) return;
+  running = new AbortController();
+  $("status").textContent = "";
+  $("send").hidden = true; $("stop").hidden = false;
+  let reply = null;
+  const turns = messages;
+  try {
+    if (!model) await findModel();
+    turns.push({role: "user", content: text});
+    $("input").value = ""; fit();
+    follow(() => { show("user").words.append(text); reply = show("assistant"); });
+    $("conversation").scrollTop = $("conversation").scrollHeight;
+    reply.item.classList.add("writing");
+    await ask(reply, running.signal);
+  } catch (error) {
+    const stopped = error.name === "AbortError";
+    if (reply) (reply.told ??= {text: "", notes: []}).notes.push(stopped ? "stopped" : error.message);
+    else $("status").textContent = error.message;
+    if (reply && !stopped) reply.item.classList.add("failed");
+  } finally {
+    running = null;
+    $("send").hidden = false; $("stop").hidden = true;
+    if (reply) finish(reply, text, turns);
+    $("input").focus();
+  }
+}
+
+function finish(reply, text, turns) {
+  reply.item.classList.remove("writing");
+  follow(() => { reply.note.textContent = reply.told.notes.join(" · "); });
+  if (reply.told.text.trim()) turns.push({role: "assistant", content: reply.told.text});
+  else {
+    // A turn without a reply is no turn: what was asked can be asked again.
+    turns.pop();
+    if (turns === messages && !$("input").value) { $("input").value = text; fit(); }
+  }
+}
+
+// -- controls -------------------------------------------------------------------------------------------------------
+
+function fit() {
+  $("input").style.height = "auto";
+  $("input").style.height = `${$("input").scrollHeight + 2}px`;
+}
+
+function openSettings(open) {
+  $("settings").hidden = !open;
+  $("open-settings").setAttribute("aria-expanded", String(open));
+}
+
+$("compose").addEventListener("submit", event => { event.preventDefault(); send(); });
+$("settings").addEventListener("submit", event => event.preventDefault());
+$("input").addEventListener("input", fit);
+$("input").addEventListener("keydown", event => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
+});
+$("stop").addEventListener("click", () => running?.abort());
+document.addEventListener("keydown", event => { if (event.key === "Escape") running?.abort(); });
+$("open-settings").addEventListener("click", () => openSettings($("settings").hidden));
+$("new").addEventListener("click", () => {
+  running?.abort();
+  messages = [];
+  $("messages").replaceChildren();
+  $("empty").hidden = false;
+  $("input").focus();
+});
+$("key").addEventListener("change", () => findModel().catch(error => { $("status").textContent = error.message; }));
+for (const output of document.querySelectorAll("output")) {
+  const range = $(output.htmlFor.value), tell = () => { output.value = range.value; };
+  range.addEventListener("input", tell);
+  tell();
+}
+findModel()
+  .catch(error => { $("status").textContent = error.message; })
+  .finally(() => { document.documentElement.dataset.ready = String(Math.round(performance.now())); });

@@ -1,0 +1,138 @@
+"""A model behind a server: its engine, and how requests become prompts for it."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from penstock.chat import Template
+from penstock.errors import PenstockError, RecordError
+from penstock.generation import begin_ids, fit_chat
+from penstock.serving.door import BatchEngine
+from penstock.serving.generating import Ask
+from penstock.serving.refusals import Refusal
+from penstock.serving.requests import ChatRequest, CompletionRequest
+from penstock.serving.settings import ServeSettings
+from penstock.tokenizers import Tokenizer
+
+COMPLETION_TOKENS = 16
+"""`max_tokens` of a completion that does not say, as OpenAI has it."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """What a server serves. Prompts are made in one thread at a time."""
+
+    name: str
+    engine: BatchEngine
+    tokenizer: Tokenizer
+    template: Template | None
+    """None: it knows no chats."""
+    context_length: int
+    """Tokens of prompt and reply together, at most."""
+    vocab_size: int
+    """Ids of the model are below it."""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def described(self) -> dict[str, Any]:
+        """As `/v1/models` tells it; the last two are ours."""
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "penstock",
+            "context_length": self.context_length,
+            "has_chat": self.template is not None,
+        }
+
+    def check_name(self, name: str) -> None:
+        """Refuse requests for another model."""
+        if name != self.name:
+            raise Refusal(
+                404, f"no model {name[:80]!r} here, only {self.name!r}", param="model", code="model_not_found"
+            )
+
+    def completion(self, request: CompletionRequest, settings: ServeSettings) -> Ask:
+        """Prompts of a completion.
+
+        Raises:
+            Refusal: 400; too long, empty, or asking for too much.
+        """
+        most = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+        _check_numbers(len(request.prompt), request.n, most, "max_tokens", settings)
+        prompts = [self._ids(prompt) for prompt in request.prompt]
+        longest = max(map(len, prompts))
+        if longest + (1 if request.max_tokens is None else most) > self.context_length:
+            raise Refusal(
+                400,
+                f"the prompt has {longest:,} tokens and max_tokens is {most:,}, together more than the context of "
+                f"{self.context_length:,}; shorten one",
+                param="prompt" if longest >= self.context_length else "max_tokens",
+                code="context_length_exceeded",
+            )
+        sampling = request.sampling(min(most, self.context_length - longest), request.logprobs)
+        return Ask(prompts=prompts, sampling=sampling, replies=request.n)
+
+    def chat(self, request: ChatRequest, settings: ServeSettings) -> Ask:
+        """The prompt of a conversation: as many whole turns as leave a quarter of the context, or `max_tokens`.
+
+        Raises:
+            Refusal: 400; the template refuses it, or the last turn alone is too long.
+        """
+        if self.template is None:
+            raise Refusal(
+                400, f"{self.name} has no chat template; use /v1/completions", param="model", code="no_chat_template"
+            )
+        field_name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+        _check_numbers(1, request.n, request.most or 1, field_name, settings)
+        quarter = max(1, self.context_length // 4)
+        room = self.context_length - min(request.most or quarter, quarter)
+        ids, dropped = self._chat_ids([message.for_template() for message in request.messages], room)
+        left = self.context_length - len(ids)
+        sampling = request.sampling(
+            min(request.most or settings.max_tokens, left),
+            (request.top_logprobs or 0) if request.logprobs else None,
+        )
+        return Ask(prompts=[ids], sampling=sampling, replies=request.n, tokens_dropped=dropped)
+
+    def _chat_ids(self, messages: Sequence[Mapping[str, Any]], room: int) -> tuple[list[int], int]:
+        assert self.template is not None
+        try:
+            prompt = fit_chat(messages, self.template, self.tokenizer, room=room)
+        except RecordError as error:
+            too_long = "there is room for" in str(error)
+            code = "context_length_exceeded" if too_long else "invalid_messages"
+            raise Refusal(400, str(error), param="messages", code=code) from None
+        return list(prompt.ids), prompt.tokens_dropped
+
+    def _ids(self, prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, str):
+            try:
+                ids = [*begin_ids(self.tokenizer), *self.tokenizer.encode(prompt).tolist()]
+            except PenstockError as error:
+                raise Refusal(400, f"prompt: {error}", param="prompt", code="invalid_value") from None
+        else:
+            ids = prompt
+        if not ids:
+            raise Refusal(400, "prompt is empty; give some text", param="prompt", code="invalid_value")
+        if max(ids) >= self.vocab_size:
+            raise Refusal(
+                400, f"prompt has id {max(ids)}, ids are below {self.vocab_size}", param="prompt", code="invalid_value"
+            )
+        return ids
+
+
+def _check_numbers(prompts: int, n: int, max_tokens: int, name: str, settings: ServeSettings) -> None:
+    most = min(settings.choices, settings.sequences)
+    if prompts * n > most:
+        raise Refusal(
+            400,
+            f"{prompts} × n = {prompts * n} replies, at most {most} in one request",
+            param="n" if n > 1 else "prompt",
+            code="too_many_choices",
+        )
+    if max_tokens > settings.max_tokens:
+        raise Refusal(
+            400, f"{name} is {max_tokens:,}, at most {settings.max_tokens:,}", param=name, code="invalid_value"
+        )
