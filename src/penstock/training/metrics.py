@@ -1,0 +1,196 @@
+"""The figures of a run: `RUN/metrics.jsonl`, one record a line, and whatever else is asked to show or keep them.
+
+Each line is in the file when `see` returns, so a killed run has told all. A resumed run first takes out what is
+after the step it goes on from, so no step is there twice and curves have no loops. Records are what the trainer gives,
+with these added: `percent` done, `tokens_per_second` (without padding, waiting for data included), `seconds_left`.
+"""
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self, final
+
+from penstock.errors import FormatError, OutputError
+from penstock.training.progress_line import ProgressLine
+from penstock.training.writers import TensorBoard, WandB
+
+METRICS = "metrics.jsonl"
+MEMORY = 0.95
+"""Share of what was expected of a step's time that stays when a new step is seen."""
+
+Record = Mapping[str, Any]
+
+
+class Writer(Protocol):
+    """Somewhere that figures go."""
+
+    def see(self, record: Record) -> None:
+        """Take a record; its `step` is the number of steps done."""
+
+    def close(self) -> None:
+        """Write what is left."""
+
+
+@final
+class Metrics:
+    """Sees a record a step, and passes it on; use as a context manager.
+
+    Args:
+        run: The run's folder.
+        total_steps: Of the whole run.
+        done: Steps that are done already, 0 at the beginning.
+        every: Steps between records that are kept; a record with an evaluation is always kept, and the last one.
+        tensorboard: Also write TensorBoard's files, in `RUN/tensorboard`.
+        wandb: Also send records to this project of Weights & Biases.
+        shown: Whether to show progress and write at all; in a run of several processes, on the first only.
+
+    Raises:
+        OutputError: The file cannot be written.
+        MissingExtraError: TensorBoard or W&B is asked for and not installed.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        *,
+        total_steps: int,
+        done: int = 0,
+        every: int = 1,
+        tensorboard: bool = False,
+        wandb: str | None = None,
+        shown: bool = True,
+    ) -> None:
+        self.last: dict[str, Any] = {}
+        self._total, self._every, self._shown = total_steps, every, shown
+        self._usual: float | None = None
+        self._tokens: int | None = None
+        self._writers: list[Writer] = []
+        if not shown:
+            return
+        if tensorboard:
+            self._writers.append(TensorBoard(run / "tensorboard", done))
+        if wandb is not None:
+            self._writers.append(WandB(run, wandb))
+        self._writers.append(JsonLines(run / METRICS, done))
+        self._line = ProgressLine(total_steps, done)
+
+    def __enter__(self) -> Self:
+        if self._shown:
+            self._line.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._shown:
+            self._line.stop()
+        for writer in self._writers:
+            writer.close()
+
+    def see(self, record: Record) -> dict[str, Any]:
+        """Take a step's record, with `step` and cumulative `tokens`, and `seconds` and `wait_seconds` of the step.
+
+        Returns:
+            The record with what is added to it.
+        """
+        self.last = {**record, **self._completion(record)}
+        step = record["step"]
+        if self._shown:
+            self._line.show(self.last)
+        if step % self._every == 0 or step == self._total or any("/" in name for name in record):
+            for writer in self._writers:
+                writer.see(self.last)
+        return self.last
+
+    def _completion(self, record: Record) -> dict[str, Any]:
+        seconds = record["seconds"] + record["wait_seconds"]
+        self._usual = seconds if self._usual is None else MEMORY * self._usual + (1 - MEMORY) * seconds
+        added: dict[str, Any] = {
+            "percent": round(100 * record["step"] / self._total, 3),
+            "seconds_left": round(self._usual * (self._total - record["step"]), 1),
+        }
+        if self._tokens is not None:
+            added["tokens_per_second"] = round((record["tokens"] - self._tokens) / max(seconds, 1e-9), 1)
+        self._tokens = record["tokens"]
+        return added
+
+
+@final
+class JsonLines:
+    """A file with a JSON object a line; figures that are no finite numbers are written as null."""
+
+    def __init__(self, path: Path, done: int) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _keep_until(path, done)
+            self._file = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"{path}: cannot be written: {error.strerror}; choose another run folder") from error
+
+    def see(self, record: Record) -> None:
+        """Append a line."""
+        try:
+            self._file.write(json.dumps({name: _plain(value) for name, value in record.items()}) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise OutputError(f"{self.path}: cannot be written: {error.strerror}; make room, then resume") from error
+
+    def close(self) -> None:
+        """Close the file."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """All records of a run, in order; a last line that a kill cut short is left out.
+
+    Args:
+        run: A run's folder, or the file itself.
+
+    Raises:
+        FormatError: There is none, or a line is no record.
+    """
+    path = run / METRICS if run.is_dir() else run
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise FormatError(f"{path}: {error.strerror}; give the folder of a run of `penstock train`") from None
+    records = []
+    for number, line in enumerate(lines, 1):
+        record = _record(line)
+        if record is not None:
+            records.append(record)
+        elif number < len(lines):
+            raise FormatError(f"{path}:{number}: no record of metrics: {line[:60]!r}; remove the line")
+    return records
+
+
+def _keep_until(path: Path, done: int) -> None:
+    """Take out what is after step `done`, and a line that was cut short; the file changes at once or not at all."""
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8").splitlines()
+    kept = [line for line in lines if (record := _record(line)) is not None and record["step"] <= done]
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.writelines(line + "\n" for line in kept)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
