@@ -1,5 +1,7 @@
 """The transformer: what it is made of, what it depends on, and that a cache changes nothing."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -91,6 +93,23 @@ def test_a_window_is_refused_by_backends_that_have_none() -> None:
         model.tensors(make_row(), "flex")
     with pytest.raises(ConfigError, match="exclude each other"):
         model.tensors(make_row(prefixes=(4, 0, 0)))
+
+
+def test_what_a_row_lacks_or_has_too_much_of_is_refused() -> None:
+    model, row = tiny(), make_row()
+    unknown = row.tokens.copy()
+    unknown[8] = VOCABULARY
+    with pytest.raises(ConfigError, match="token id 61 in slot 8 of a row, but the model knows ids below 61"):
+        model.tensors(replace(row, tokens=unknown))
+    with pytest.raises(ConfigError, match=r"has no positions; make the loader with the model's requirements"):
+        model.tensors(replace(row, positions=None))
+    bare = model.tensors(replace(row, loss_weights=None))
+    assert torch.equal(bare.loss_weights != 0, bare.targets != -100)
+
+
+def test_settings_can_be_read_without_torch() -> None:
+    code = "import sys; from penstock.models import LoraSettings, ModelSettings; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_heads_share_the_trunk_and_predict_further() -> None:

@@ -149,7 +149,14 @@ class HuggingFaceModel(nn.Module):
     def tensors(self, row: ModelInput, backend: str = "auto") -> RowTensors:
         """A row on the model's device, with attention as this model attends."""
         window = None if self._shape is None else self._shape.window
-        return RowTensors.of(row, device=self.device, dtype=self.compute_dtype, backend=backend, window=window)
+        return RowTensors.of(
+            row,
+            device=self.device,
+            dtype=self.compute_dtype,
+            backend=backend,
+            window=window,
+            vocab_size=self.vocab_size,
+        )
 
     def requirements(self) -> InputRequirements:
         """What a loader must give for it."""

@@ -44,6 +44,7 @@ class RowTensors:
         dtype: torch.dtype,
         backend: str = "auto",
         window: int | None = None,
+        vocab_size: int | None = None,
     ) -> Self:
         """Move a row to a device; a model's `tensors(row)` fills in the rest.
 
@@ -53,10 +54,13 @@ class RowTensors:
             dtype: What the model computes in.
             backend: Of attention, a name of `penstock.models.attention.BACKENDS`, or auto.
             window: Tokens that a token sees, itself among them; None: all before it.
+            vocab_size: Ids below it are known; None: not looked at.
 
         Raises:
-            ConfigError: The row lacks positions, or the backend cannot do this.
+            ConfigError: The row lacks positions or has an unknown id, or the backend cannot do this.
         """
+        if vocab_size is not None:
+            _check_ids(row, vocab_size)
         if row.positions is None:
             raise ConfigError("the row has no positions; make the loader with the model's requirements()")
         rule = AttentionRule.of(row)
@@ -76,4 +80,15 @@ class RowTensors:
             rule=rule,
             window=window,
             source=row,
+        )
+
+
+def _check_ids(row: ModelInput, vocab_size: int) -> None:
+    """Here, because torch does not say where, and on a GPU not even what."""
+    slot = int(row.tokens.argmax())
+    if row.tokens[slot] >= vocab_size:
+        what = "padding (the loader's pad_id)" if slot >= row.num_tokens else f"slot {slot} of a row"
+        raise ConfigError(
+            f"token id {int(row.tokens[slot])} in {what}, but the model knows ids below {vocab_size}; the data were "
+            "made with another tokenizer: prepare them with the model's, or set model.vocab_size"
         )

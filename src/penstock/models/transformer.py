@@ -213,6 +213,7 @@ class Transformer(nn.Module):
             dtype=self.compute_dtype,
             backend=backend,
             window=self.settings.sliding_window,
+            vocab_size=self.vocab_size,
         )
 
     def requirements(self) -> InputRequirements:
