@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import penstock as ps
-from penstock.inspection import Style, dry_run, plan_view, row_view, slots_view, tokenizer_of, view_rows
+from penstock.errors import TokenizerError
+from penstock.inspection import Style, dry_run, plan_view, row_view, slots_view, token_texts, tokenizer_of, view_rows
 from penstock.inspection.html import PageData
 from penstock.inspection.html.payload import payload
 from penstock.inspection.rewritten import in_order
 from penstock.inspection.style import COLOURS
+from penstock.inspection.text import part_texts
 from penstock.objectives import CausalLM, Denoise, Infill, PrefixLM, SpanCorruption, Written
 from penstock.shards import TokenizerInfo, write_dataset
 from penstock.tokenizers import train_tokenizer
@@ -291,6 +293,27 @@ def test_characters_are_infilled_with_their_text_told(words):
             assert document.stretches[-1].end == document.end
             seen |= {each.role for each in document.stretches}
     assert {"prefix", "middle", "suffix", "prefix and middle", "filling"} <= seen
+
+
+class Spaced:
+    """A tokenizer without exact bytes, whose decoding leaves out the space that begins a text, as T5's does."""
+
+    pieces = (" the", " gate", "s", " are", " shut")
+
+    def __init__(self):
+        self.special_tokens = {}
+
+    @property
+    def byte_table(self):
+        raise TokenizerError("no exact bytes")
+
+    def decode(self, ids):
+        return "".join(self.pieces[token] for token in ids).removeprefix(" ")
+
+
+def test_words_keep_their_spaces_where_bytes_are_not_exact():
+    assert token_texts(Spaced(), [0, 1, 2, 3, 4]) == ["the", " gate", "s", " are", " shut"]
+    assert part_texts(Spaced(), [[0, 1], [2], [3, 4]]) == ["the gate", "s", " are shut"]
 
 
 def test_json_and_pages_tell_stretches(words):

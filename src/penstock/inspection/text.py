@@ -6,6 +6,7 @@ bytes as `<e2><82>`. Line ends, tabs and what else does not print are shown by m
 
 import codecs
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from penstock.errors import TokenizerError
@@ -42,7 +43,10 @@ def token_texts(tokenizer: Any, ids: Any, *, lines: bool = False) -> list[str]:
     try:
         table = tokenizer.byte_table
     except TokenizerError:
-        return [visible(controls.get(token) or tokenizer.decode([token]), lines=lines) for token in ids]
+        pairs = zip([-1, *ids[:-1]], ids, strict=True)
+        return [
+            visible(controls.get(token) or _decoded(tokenizer, before, token), lines=lines) for before, token in pairs
+        ]
     shown: list[str] = []
     decoder = codecs.getincrementaldecoder("utf-8")("strict")
     for token in ids:
@@ -74,14 +78,24 @@ def part_texts(tokenizer: Any, parts: Sequence[Sequence[int]], *, lines: bool = 
     except TokenizerError:
         table = None
     if table is None:
-        return ["".join(token_texts(tokenizer, ids, lines=lines)) for ids in parts]
+        each = iter(token_texts(tokenizer, [token for ids in parts for token in ids], lines=lines))
+        return ["".join(islice(each, len(ids))) for ids in parts]
     controls = {token: text.encode() for text, token in tokenizer.special_tokens.items()}
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     spelled = [
         b"".join(controls.get(token) or (table[token] if token < len(table) else b"") for token in ids) for ids in parts
     ]
-    texts = [decoder.decode(each, number == len(spelled) - 1) for number, each in enumerate(spelled)]
+    texts = [decoder.decode(part, number == len(spelled) - 1) for number, part in enumerate(spelled)]
     return [visible(text, lines=lines) for text in texts]
+
+
+def _decoded(tokenizer: Any, before: int, token: int) -> str:
+    """What a token says after the one before it; alone, many tokenizers would leave out the space that begins it."""
+    alone: str = tokenizer.decode([token])
+    if before < 0:
+        return alone
+    first, both = tokenizer.decode([before]), tokenizer.decode([before, token])
+    return both[len(first) :] if both.startswith(first) else alone
 
 
 def _as_bytes(spelled: bytes) -> str:
