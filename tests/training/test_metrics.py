@@ -92,7 +92,7 @@ def test_a_folder_that_cannot_be(tmp_path):
 def test_a_missing_package_names_its_extra(tmp_path, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(MissingExtraError, match=f"penstock.{next(iter(extra))}"):
+    with pytest.raises(MissingExtraError, match=rf"penstock\[{next(iter(extra))}\]"):
         Metrics(tmp_path, total_steps=1, **extra)
 
 

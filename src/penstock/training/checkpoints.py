@@ -20,7 +20,9 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -78,7 +80,8 @@ class Checkpoint:
         from torch.distributed.checkpoint.state_dict_loader import load
 
         try:
-            load(dict(tensors), checkpoint_id=str(self.part(name)), no_dist=not is_initialized())
+            with _one_process_is_meant():
+                load(dict(tensors), checkpoint_id=str(self.part(name)), no_dist=not is_initialized())
         except Exception as error:
             raise CorruptionError(
                 f"{self.folder / name}: {error}; resume with the model that it was saved with"
@@ -200,7 +203,16 @@ def _write_sharded(path: Path, tensors: Mapping[str, "Tensor"]) -> None:
     from torch.distributed import is_initialized
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    save(dict(tensors), checkpoint_id=str(path), no_dist=not is_initialized())
+    with _one_process_is_meant():
+        save(dict(tensors), checkpoint_id=str(path), no_dist=not is_initialized())
+
+
+@contextmanager
+def _one_process_is_meant() -> Iterator[None]:
+    """Torch warns that without a process group it takes one process to be meant; it is."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        yield
 
 
 def _say(sentence: str) -> None:

@@ -1,0 +1,32 @@
+"""`penstock plot`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def run(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Folders of runs; their curves are drawn in the same axes.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="A page for any browser, offline (.html), or a picture (.png, needs matplotlib). "
+            "[default: curves.html in the first run's folder]",
+        ),
+    ] = None,
+    over: Annotated[
+        Literal["step", "tokens"], typer.Option(metavar="AXIS", help="Horizontal axis: step, or tokens trained on.")
+    ] = "step",
+) -> None:
+    """Draw loss, throughput, learning rate and evaluations of one or several runs."""
+    from penstock.training.plotting import plot_runs
+
+    first = Path(runs[0])
+    default = (first.parent if first.is_file() else first) / "curves.html"
+    print(plot_runs(runs, output or default, over=over))

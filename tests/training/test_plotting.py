@@ -1,0 +1,103 @@
+"""Curves of runs: what is drawn, and pages that are whole and safe."""
+
+import json
+import re
+import sys
+import xml.etree.ElementTree as Xml
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import ConfigError, FormatError, MissingExtraError, OutputError
+from penstock.training.curve_drawing import nice_ticks, short
+from penstock.training.curves import POINTS, read_panels
+from penstock.training.plotting import plot_runs
+
+
+def make_run(folder, steps: int, **more):
+    folder.mkdir()
+    records = [
+        {"step": s, "tokens": 50 * s, "loss": 9.0 / s, "learning_rate": 0.1, "tokens_per_second": None} | more
+        for s in range(1, steps + 1)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+def test_panels_are_the_figures_that_runs_have(tmp_path):
+    make_run(tmp_path / "a", 5)
+    make_run(tmp_path / "b", 3, **{"held out/loss": 2.0, "samples/text": "hello"})
+    panels = read_panels([tmp_path / "a", tmp_path / "b"], over="tokens")
+    assert [panel.title for panel in panels] == ["Loss, nats a target", "Learning rate", "held out/loss"]
+    assert [(curve.run, curve.number, curve.x) for curve in panels[0].curves] == [
+        ("a", 0, (50, 100, 150, 200, 250)),
+        ("b", 1, (50, 100, 150)),
+    ]
+    assert [curve.number for curve in panels[2].curves] == [1]
+
+
+def test_many_steps_become_bins_that_lose_no_extreme(tmp_path):
+    make_run(tmp_path / "a", 1001)
+    curve = read_panels([tmp_path / "a"])[0].curves[0]
+    assert len(curve.x) <= POINTS
+    assert curve.x[-1] == 1001
+    assert curve.high[0] == 9.0
+    assert curve.low[0] == 3.0
+    assert curve.mean[0] == pytest.approx((9 + 4.5 + 3) / 3)
+
+
+def test_a_page_needs_nothing_else_and_holds_names_as_text(tmp_path):
+    run = make_run(tmp_path / "<script>alert(1)<", 5)
+    out = plot_runs([run], tmp_path / "curves.html").read_text()
+    assert "<script>" not in out
+    assert "&lt;script&gt;" in out
+    assert not re.search(r"(src|href)=|url\(|@import", out)
+    drawings = re.findall(r"<svg.*?</svg>", out)
+    assert len(drawings) == 2
+    assert len(Xml.fromstring(drawings[0]).findall("circle")) == 5
+
+
+def test_one_step_can_be_drawn(tmp_path):
+    plot_runs([make_run(tmp_path / "a", 1)], tmp_path / "curves.html")
+
+
+def test_runs_of_the_same_name_are_told_apart(tmp_path):
+    for parent in ("x", "y"):
+        (tmp_path / parent).mkdir()
+        make_run(tmp_path / parent / "run", 2)
+    panels = read_panels([tmp_path / "x" / "run", tmp_path / "y" / "run"])
+    assert [curve.run for curve in panels[0].curves] == [str(tmp_path / "x" / "run"), str(tmp_path / "y" / "run")]
+
+
+def test_mistakes_are_told(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "a", 2)
+    with pytest.raises(ConfigError, match=r"must end in \.html or \.png"):
+        plot_runs([run], tmp_path / "curves.jpg")
+    with pytest.raises(FormatError, match="give the folder of a run"):
+        plot_runs([tmp_path], tmp_path / "curves.html")
+    with pytest.raises(OutputError, match="cannot be written"):
+        plot_runs([run], tmp_path / "nothing" / "curves.html")
+    with pytest.raises(ConfigError, match="no figures yet"):
+        plot_runs([make_run(tmp_path / "empty", 0)], tmp_path / "curves.html")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingExtraError, match=r"penstock\[plot\]"):
+        plot_runs([run], tmp_path / "curves.png")
+
+
+def test_a_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    out = plot_runs([make_run(tmp_path / "a", 5)], tmp_path / "curves.png")
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+@given(low=st.floats(-1e6, 1e6), width=st.floats(1e-6, 1e6))
+def test_ticks_are_few_and_inside(low, width):
+    ticks = nice_ticks(low, low + width, 5)
+    assert 1 <= len(ticks) <= 7
+    slack = 1e-6 * max(width, abs(low) * 1e-6, 1e-9)
+    assert all(low - slack <= tick <= low + width + slack for tick in ticks)
+
+
+def test_short_numbers():
+    assert [short(x) for x in (12500, 0.0003, 2e-7, 3.14159, 2e9)] == ["12.5k", "0.0003", "2e-07", "3.142", "2G"]
