@@ -1,0 +1,210 @@
+"""The engine with a model that is a table: joining, leaving, ends, what is never chosen, what is read twice."""
+
+import math
+
+import pytest
+import torch
+from generation_makers import TableModel, byte_tokenizer, successor_table
+
+from penstock.errors import ConfigError
+from penstock.generation import Engine, Sampling
+
+TOKENIZER = byte_tokenizer("<bos>", "<end>", "<tool>")
+END, TOOL, SIZE = 257, 258, 259
+GREEDY = Sampling(temperature=0, max_tokens=40)
+
+
+def engine_of(table: torch.Tensor, **options) -> tuple[Engine, TableModel]:
+    model = TableModel(table)
+    return Engine(model, TOKENIZER, **{"context_length": 64, "stop_ids": [END], "slots": 2, **options}), model
+
+
+def writer(text: str, **options) -> tuple[Engine, TableModel]:
+    return engine_of(successor_table(text.encode(), SIZE, END), **options)
+
+
+def random_table(seed: int = 0) -> torch.Tensor:
+    return torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def test_greedy_text_to_its_stop_id():
+    engine, _ = writer("abcé日!")
+    [found] = engine.generate_all([b"a"], GREEDY)
+    assert (found.text, found.finish_reason) == ("bcé日!", "stop")
+    assert found.tokens == (*"bcé日!".encode(), END)
+
+
+def test_pieces_add_up_and_characters_are_whole():
+    engine, _ = writer("abcé日!")
+    events = list(engine.generate([b"a"], GREEDY))
+    assert [event.text for event in events] == ["b", "c", "", "é", "", "", "日", "!", ""]
+    assert [event.finish_reason for event in events] == [None] * 8 + ["stop"]
+
+
+def test_a_stop_string_is_found_across_tokens_and_is_no_part_of_the_text():
+    engine, _ = writer("abcdefgh")
+    [found] = engine.generate_all([b"a"], Sampling(temperature=0, stop=("def", "zz")))
+    assert (found.text, found.finish_reason) == ("bc", "stop")
+
+
+def test_most_and_least_tokens():
+    engine, _ = writer("abc")
+    [cut] = engine.generate_all([b"a"], Sampling(temperature=0, max_tokens=2))
+    assert (cut.text, cut.finish_reason) == ("bc", "length")
+    [more] = engine.generate_all([b"a"], Sampling(temperature=0, min_tokens=4, max_tokens=4))
+    assert END not in more.tokens
+    assert len(more.tokens) == 4
+    engine, _ = writer("abcdefgh")
+    [late] = engine.generate_all([b"a"], Sampling(temperature=0, min_tokens=3, stop=("c",)))
+    assert late.text == "bcdefgh"
+
+
+def test_the_context_ends_a_sequence():
+    engine, _ = engine_of(random_table(), context_length=9, stop_ids=[])
+    [found] = engine.generate_all([b"abc"], Sampling(max_tokens=None))
+    assert (len(found.tokens), found.finish_reason) == (6, "length")
+    [short] = engine.generate_all([b"abcdefgh"], Sampling(max_tokens=5))
+    assert len(short.tokens) == 1
+
+
+def test_control_tokens_are_never_chosen_but_stop_ids_are():
+    table = torch.zeros(SIZE + 5, SIZE + 5)
+    table[:, TOOL:] = 50.0  # and rows that the tokenizer has no ids for
+    table[:, END] = 3.0
+    engine, _ = engine_of(table)
+    found = engine.generate_all([b"a"] * 50, Sampling(max_tokens=30))
+    chosen = {token for each in found for token in each.tokens}
+    assert max(chosen) == END
+    assert TOKENIZER.bos_id not in chosen
+    assert "<tool>" not in "".join(each.text for each in found)
+    engine, _ = engine_of(table, forbidden_ids=[])
+    assert engine.generate_all([b"a"], Sampling(temperature=0, max_tokens=2))[0].text == "<tool><tool>"
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 8])
+@pytest.mark.parametrize("prompt_part", [1, 2, 100])
+def test_company_changes_nothing(slots, prompt_part):
+    prompts = [b"a", b"hello there", b"xy", b"a longer prompt", b"z", b"hello"]
+    ways = [
+        Sampling(seed=5, max_tokens=9), Sampling(temperature=0, max_tokens=4), Sampling(top_k=3, max_tokens=12),
+        Sampling(top_p=0.5, seed=2), Sampling(max_tokens=1), Sampling(min_p=0.2, logprobs=2, min_tokens=3),
+    ]  # fmt: skip
+    alone = [engine_of(random_table())[0].generate_all([p], [way])[0] for p, way in zip(prompts, ways, strict=True)]
+    engine, _ = engine_of(random_table(), slots=slots, prompt_part=prompt_part)
+    for found, due in zip(engine.generate_all(prompts, ways), alone, strict=True):
+        assert (found.tokens, found.text, found.finish_reason) == (due.tokens, due.text, due.finish_reason)
+        assert len(found.logprobs) == len(due.logprobs)
+
+
+def test_sequences_join_and_leave_between_steps():
+    engine, model = engine_of(random_table(), stop_ids=[], slots=2)
+    first = engine.submit(b"one", Sampling(max_tokens=6))
+    engine.step()
+    second, third = engine.submit(b"two"), engine.submit(b"three", Sampling(max_tokens=1))
+    assert [event.sequence for event in engine.step()] == [first, second]
+    assert (engine.num_running, engine.num_waiting) == (2, 1)
+    engine.cancel(second)
+    assert [event.sequence for event in engine.step()] == [first, third]
+    while engine.num_running:
+        engine.step()
+    assert engine.step() == []
+    due = engine_of(random_table(), stop_ids=[])[0].generate_all([b"one"], Sampling(max_tokens=6))[0].tokens
+    assert model.seen[-1] == [*b"one", *due[:-1]]
+
+
+def test_a_waiting_sequence_can_be_cancelled():
+    engine, _ = writer("abc", slots=1)
+    engine.submit(b"a", GREEDY)
+    waiting = engine.submit(b"b", GREEDY)
+    engine.cancel(waiting)
+    engine.cancel(99)
+    assert engine.num_waiting == 1
+
+
+def test_seeds_reproduce_and_choices_differ():
+    engine, _ = engine_of(random_table(), stop_ids=[])
+    way = Sampling(seed=4, max_tokens=12)
+    found = [each.tokens for each in engine.generate_all([b"same"] * 3, way)]
+    assert len(set(found)) == 3
+    assert [each.tokens for each in engine.generate_all([b"same"] * 3, way)] == found
+    assert engine.generate_all([b"same"], [way])[0].tokens == found[0]
+    events = list(engine.generate([b"same"], way, first_choice=2))
+    assert tuple(event.token for event in events) == found[2]
+    assert engine.generate_all([b"same"], Sampling(seed=5, max_tokens=12))[0].tokens not in found
+
+
+def test_long_prompts_are_read_in_parts_while_others_go_on():
+    engine, model = engine_of(random_table(), stop_ids=[], prompt_part=4)
+    running = engine.submit(b"ab")
+    engine.step()
+    engine.submit(bytes(range(10)))
+    model.fed.clear()
+    steps = [[event.sequence for event in engine.step()] for _ in range(4)]
+    assert steps == [[running]] * 2 + [[0, 1]] * 2
+    assert model.fed == [[4], [1], [4], [1], [2], [1], [1, 1]]
+
+
+def test_what_the_cache_still_has_is_not_read_again():
+    engine, model = engine_of(random_table(), stop_ids=[])
+    [first] = engine.generate_all([b"a long beginning"], Sampling(max_tokens=5))
+    model.fed.clear()
+    prompt = [*b"a long beginning", *first.tokens, *b" more"]
+    [cached] = engine.generate_all([prompt], Sampling(max_tokens=5))
+    assert model.fed[0] == [6]
+    assert model.seen[-5] == prompt
+    fresh = engine_of(random_table(), stop_ids=[])[0]
+    assert fresh.generate_all([prompt], Sampling(max_tokens=5))[0].tokens == cached.tokens
+    # The same prompt again costs its last token.
+    model.fed.clear()
+    engine.generate_all([prompt], Sampling(max_tokens=1))
+    assert model.fed == [[1]]
+
+
+def test_log_probabilities_are_of_the_model_itself():
+    engine, model = engine_of(random_table(), stop_ids=[])
+    [found] = engine.generate_all([b"q"], Sampling(temperature=0.3, top_k=2, max_tokens=4, logprobs=3))
+    before = [ord("q"), *found.tokens[:-1]]
+    for last, token, told in zip(before, found.tokens, found.logprobs, strict=True):
+        logs = model.table[last].log_softmax(-1)
+        assert told.token == pytest.approx(logs[token].item())
+        assert [token for token, _ in told.likeliest] == logs.topk(3).indices.tolist()
+    assert engine.generate_all([b"q"], Sampling(max_tokens=2, logprobs=0))[0].logprobs[0].likeliest == ()
+
+
+def test_an_iterator_that_is_left_frees_the_engine():
+    engine, _ = engine_of(random_table(), stop_ids=[])
+    events = engine.generate([b"a"] * 5, Sampling(max_tokens=9))
+    next(events)
+    with pytest.raises(ConfigError, match="writing other sequences"):
+        next(engine.generate([b"b"]))
+    events.close()
+    assert (engine.num_running, engine.num_waiting) == (0, 0)
+    assert len(engine.generate_all([b"b"], Sampling(max_tokens=3))[0].tokens) == 3
+
+
+def test_what_cannot_be_written_is_refused():
+    engine, _ = writer("abc")
+    with pytest.raises(ConfigError, match="prompt is empty"):
+        engine.submit([])
+    with pytest.raises(ConfigError, match="64 tokens, and the context of 64"):
+        engine.submit(b"a" * 64)
+    with pytest.raises(ConfigError, match="id 999 is not in the model's vocabulary of 259"):
+        engine.submit([1, 999])
+    with pytest.raises(ConfigError, match="2 prompts need as many"):
+        engine.generate_all([b"a", b"b"], [Sampling()])
+    with pytest.raises(ConfigError, match="slots is too small"):
+        writer("abc", slots=0)
+    with pytest.raises(ConfigError, match="context_length is too small"):
+        writer("abc", context_length=1)
+
+
+def test_temperature_zero_beside_others_is_exact():
+    engine, _ = engine_of(random_table(), stop_ids=[])
+    [greedy, _] = engine.generate_all([b"a", b"a"], [GREEDY, Sampling()])
+    last, due = ord("a"), []
+    table = random_table()
+    table[:, [256, 257, 258]] = -math.inf
+    for _ in range(40):
+        last = int(table[last].argmax())
+        due.append(last)
+    assert list(greedy.tokens) == due

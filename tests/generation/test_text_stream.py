@@ -1,0 +1,60 @@
+"""Text from tokens: what is streamed adds up to what decoding the whole would give, up to the first stop string."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.generation.text import TextStream
+
+PIECES = st.lists(
+    st.sampled_from([b"a", b"b", b"ab", "é".encode(), b"\xc3", b"\xa9", "日本".encode(), b"\xe6\x97", b"\xff"])
+)
+STOPS = st.lists(st.sampled_from(["ab", "aab", "ba", "é", "bé", "日本日", "b"]), max_size=3, unique=True)
+
+
+def whole_text(pieces: list[bytes], stops: list[str]) -> tuple[str, bool]:
+    """Text before the first stop string that is complete; an unfinished character at the end is left out."""
+    data = b""
+    for piece in pieces:
+        data += piece
+        found = [data.find(stop.encode()) for stop in stops if stop.encode() in data]
+        if found:
+            data = data[: min(found)]
+            return data.decode(errors="replace").rstrip("\ufffd"), True
+    text = data.decode(errors="replace")
+    return text.rstrip("\ufffd"), False
+
+
+@settings(deadline=None, max_examples=500)
+@given(PIECES, STOPS)
+def test_streamed_text_is_the_whole_text(pieces, stops):
+    stream = TextStream(stops)
+    text = ""
+    for piece in pieces:
+        text += stream.push(piece)
+        if stream.stopped:
+            break
+    text += stream.finish()
+    due, stopped = whole_text(pieces, stops)
+    # Broken characters at the very end may be shown or left out; everything before is exact.
+    assert text.rstrip("\ufffd") == due
+    assert stream.stopped == stopped
+
+
+def test_only_what_may_begin_a_stop_string_is_held_back():
+    stream = TextStream(["\n\nUser:"])
+    assert [stream.push(piece) for piece in (b"one\n", b"\n", b"Us", b"ed", b"!")] == ["one", "", "", "\n\nUsed", "!"]
+
+
+def test_characters_are_never_cut():
+    stream = TextStream()
+    assert [stream.push(bytes([byte])) for byte in "é日".encode()] == ["", "é", "", "", "日"]
+
+
+def test_an_unfinished_character_at_the_end_is_left_out():
+    stream = TextStream()
+    assert stream.push(b"a\xe6\x97") + stream.finish() == "a"
+
+
+def test_broken_bytes_inside_are_shown():
+    stream = TextStream()
+    assert stream.push(b"a\xffb") + stream.finish() == "a\ufffdb"
