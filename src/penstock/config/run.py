@@ -75,7 +75,8 @@ def resolved_text(path: str | Path, assignments: Sequence[str] = ()) -> str:
     import yaml
 
     values = override(read_document(path), list(assignments)).values
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    return text
 
 
 def run_schema() -> dict[str, Any]:

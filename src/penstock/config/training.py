@@ -41,6 +41,7 @@ def make_trainer(
     """
     # All of these need torch, which reading a run file does not.
     from penstock.models import build_model
+    from penstock.models.lora import add_lora
     from penstock.training import Trainer
     from penstock.training.run_folder import begin_run
     from penstock.training.setup import prepare_torch
@@ -52,6 +53,8 @@ def make_trainer(
     prepare_torch(training)
     vocab_size = _vocabulary(settings)
     model = build_model(settings.model, vocab_size=vocab_size, device=ranks.device, seed=training.seed)
+    if training.lora is not None:
+        add_lora(model, training.lora, seed=training.seed)
     loader = make_loader(
         settings.data,
         run_file=run_file,
@@ -70,7 +73,7 @@ def make_trainer(
 
 def _vocabulary(settings: RunSettings) -> int:
     """Ids that the model must know: those of the datasets, and those that objectives add."""
-    sizes = []
+    sizes: list[int] = []
     for source in settings.data.sources:
         dataset = open_dataset(source.path)
         info = getattr(dataset, "tokenizer", None)
@@ -90,7 +93,7 @@ def _vocabulary(settings: RunSettings) -> int:
 
 def describe(trainer: "Trainer", model: ModelSettings | str) -> list[tuple[str, str]]:
     """What a run is about to do, as (what, figure): parameters, memory, tokens, steps."""
-    parameters = sum(p.numel() for p in trainer.model.parameters())  # type: ignore[attr-defined]
+    parameters = sum(p.numel() for p in trainer.model.parameters())
     bytes_each = 4 * 4
     loader: Loader = trainer.loader
     plan = loader.settings

@@ -94,7 +94,7 @@ def make_evaluators(
         else:
             from penstock.training.samples import Samples
 
-            made[name] = one.every, Samples(one, loader)
+            made[name] = one.every, Samples(name, one, loader)
     return made
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, final
 
 from penstock.errors import ConfigError
+from penstock.models.lora import LoraSettings
 from penstock.training.optimizer_settings import OptimizerSettings
 from penstock.training.schedules import ScheduleSettings
 
@@ -85,6 +86,8 @@ class TrainSettings:
     """How the learning rate goes."""
     z_loss: float = 0.0
     """Coefficient of log² Z (PaLM, Chowdhery et al. 2022)."""
+    lora: LoraSettings | None = None
+    """Train small matrices beside the frozen model (LoRA, Hu et al. 2021); needs the extra `lora`."""
     micro_sequences: int = 1
     """Parts in which each row goes through the model, to save memory; the gradients are those of the whole row."""
     attention: str = "auto"
@@ -115,6 +118,10 @@ class TrainSettings:
     """Tensors to look at."""
 
     def __post_init__(self) -> None:
+        samples = any(one.kind == "samples" for one in self.evaluators.values())
+        clash = [("micro_sequences", self.micro_sequences > 1), ("lora", self.lora is not None), ("samples", samples)]
+        if self.shard and (name := next((name for name, on in clash if on), None)):
+            raise ConfigError(f"training.shard and {name} do not go together; choose one")
         _above_zero("training", self, "steps", "micro_sequences", "threads", "log_every")
         if self.z_loss < 0:
             raise ConfigError(f"training.z_loss must be 0 or more, got {self.z_loss!r}")

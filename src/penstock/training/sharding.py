@@ -39,10 +39,10 @@ def shard(model: Any, ranks: Ranks) -> None:
 def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     """All weights on the CPU of the first rank (empty on others); every rank must call it."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights: dict[str, torch.Tensor] = dict(get_model_state_dict(model, options=options))
-    return weights
+    weights: Any = get_model_state_dict(model, options=options)
+    return dict(weights)
 
 
 def load_whole_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
     """Give a sharded model weights that every rank has whole."""
-    set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
+    set_model_state_dict(model, {**weights}, options=StateDictOptions(full_state_dict=True))

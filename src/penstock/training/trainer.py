@@ -11,22 +11,25 @@ whatever was prefetched. Random numbers of a step (dropout, where a model has so
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
 import torch
+from torch import Tensor
 
 from penstock.errors import ConfigError, StateError
+from penstock.inputs import ModelInput
 from penstock.loader import Loader, Step
 from penstock.models import LanguageModel, load_model, save_model
+from penstock.models.micro_sequences import backward_in_parts
 from penstock.randomness import key_for
 from penstock.training.checkpoints import Checkpoint, newest_complete, save_checkpoint
 from penstock.training.distributed import Ranks
 from penstock.training.evaluators import Evaluator, evaluate, make_evaluators
 from penstock.training.interruption import Interruption
-from penstock.training.loss import row_loss
+from penstock.training.loss import hidden_loss, row_loss
 from penstock.training.optimizers import Optimizers
 from penstock.training.run_folder import CHECKPOINTS, MODEL
 from penstock.training.settings import TrainSettings
@@ -157,9 +160,7 @@ class Trainer:
         torch.manual_seed(key_for(self.settings.seed, "step", step.index, self.ranks.place.rank) >> 1)
         nats = 0.0
         for row in step:
-            found = row_loss(self.model, row, step.loss_denominators, z_loss=self.settings.z_loss)
-            found.loss.backward()
-            nats += float(found.cross_entropy[0])
+            nats += self._backward(row, step.loss_denominators)
         if not self.settings.shard:
             self.ranks.sum_gradients(self.model.parameters())
         rate = self.settings.optimizer.learning_rate * self.settings.schedule.share(step.index, self.steps)
@@ -185,6 +186,27 @@ class Trainer:
             "seconds": seconds,
             "wait_seconds": waited,
         }
+
+    def _backward(self, row: ModelInput, denominators: Sequence[float]) -> float:
+        """Add a row's gradients; its sum of loss weight × nats at distance 1."""
+        z_loss, parts = self.settings.z_loss, self.settings.micro_sequences
+        tensors = self.model.tensors(row, self.settings.attention)
+        if parts == 1:
+            found = row_loss(self.model, tensors, denominators, z_loss=z_loss)
+            found.loss.backward()
+            return float(found.cross_entropy[0])
+        sums: list[float] = []
+
+        def loss_of(hidden: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+            found = hidden_loss(
+                self.model.logits, hidden, targets, weights, denominators,
+                z_loss=z_loss, distance_weights=self.model.prediction_weights,
+            )  # fmt: skip
+            sums.append(float(found.cross_entropy[0]))
+            return found.loss
+
+        backward_in_parts(self.model, tensors, parts, loss_of)
+        return sum(sums)
 
     def _save(self, step: Step) -> None:
         state = {

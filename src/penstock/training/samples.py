@@ -1,0 +1,40 @@
+"""Texts that the model writes while it is trained: what a loss does not tell."""
+
+from typing import Any, final
+
+from penstock.errors import ConfigError
+from penstock.generation import Engine, Sampling, begin_ids
+from penstock.loader import Loader
+from penstock.models import LanguageModel
+from penstock.training.settings import EvaluatorSettings
+
+
+@final
+class Samples:
+    """One text for each prompt, with the same seeds each time.
+
+    Args:
+        name: Of the evaluator, for errors.
+        settings: Prompts and how tokens are chosen.
+        loader: Whose first dataset ships the tokenizer.
+    """
+
+    def __init__(self, name: str, settings: EvaluatorSettings, loader: Loader) -> None:
+        tokenizer = getattr(loader.datasets[0], "loaded_tokenizer", None)
+        if tokenizer is None:
+            raise ConfigError(f"evaluator {name!r}: the first source ships no tokenizer, so nothing can be written")
+        self._tokenizer, self._settings = tokenizer, settings
+        chats = [dataset.chat for dataset in loader.datasets if getattr(dataset, "chat", None) is not None]
+        eos = () if tokenizer.eos_id is None else (tokenizer.eos_id,)
+        self._stop_ids = tuple({*eos, *(stop for chat in chats for stop in chat.stop_ids)})
+        self._length = loader.settings.sequence_length
+        bos = begin_ids(tokenizer)
+        self._prompts = [[*bos, *tokenizer.encode(text).tolist()] for text in settings.prompts]
+
+    def __call__(self, model: LanguageModel) -> dict[str, Any]:
+        """The texts by prompt number: prompt and what was written."""
+        engine = Engine(model, self._tokenizer, context_length=self._length, stop_ids=self._stop_ids)
+        sampling = Sampling(temperature=self._settings.temperature, max_tokens=self._settings.max_tokens, min_tokens=1)
+        written = engine.generate_all(self._prompts, sampling)
+        texts = zip(self._settings.prompts, written, strict=True)
+        return {str(number): prompt + one.text for number, (prompt, one) in enumerate(texts)}
