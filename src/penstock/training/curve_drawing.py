@@ -41,7 +41,7 @@ def svg(panel: Panel) -> str:
         f'<text x="{across(value)}" y="{HEIGHT - 16}" text-anchor="middle">{short(value)}</text>'
         for value in nice_ticks(min(xs), max(xs), 6)
     ]
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 2}" text-anchor="end">{panel.over}</text>')
+    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{panel.over}</text>')
     parts += [_drawn(curve, across, down) for curve in panel.curves]
     return "".join(parts) + "</svg>"
 
