@@ -15,10 +15,11 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from penstock.generation import Event
 from penstock.serving.answers import Choice, Writer, usage
 from penstock.serving.generating import Cut, Generating
 from penstock.serving.json_bytes import json_bytes
-from penstock.serving.logprobs import TokenTexts
+from penstock.serving.logprobs import Json, TokenTexts
 from penstock.serving.metrics import Metrics
 from penstock.serving.refusals import ClientLeft, JsonResponse, Refusal, internal_error
 
@@ -70,8 +71,9 @@ class Answering:
             if opening is not None:
                 yield _event(opening)
         try:
-            async for chunk in self._taken():
-                yield _event(chunk)
+            async for index, event, logprobs in self._taken():
+                if event.text or event.finish_reason or logprobs:
+                    yield _event(self._writer.chunk(index, event, logprobs))
         except Cut as cut:
             yield _event(refusal_of(cut).body)
             return
@@ -79,8 +81,8 @@ class Answering:
             yield _event(self._writer.closing(self._usage()))
         yield b"data: [DONE]\n\n"
 
-    async def _taken(self) -> AsyncIterator[dict[str, Any]]:
-        """Every event as a chunk, unless it has nothing to say."""
+    async def _taken(self) -> AsyncIterator[tuple[int, Event, Json | None]]:
+        """Every event: choice, event and log-probabilities; counted, and kept for the usage."""
         first = True
         async for index, event in self._generating.events():
             if first:
@@ -89,8 +91,7 @@ class Answering:
             self._metrics.completion_tokens += 1
             logprobs = self._names.tell(event)
             self._choices[index].take(event, logprobs)
-            if event.text or event.finish_reason or logprobs:
-                yield self._writer.chunk(index, event, logprobs)
+            yield index, event, logprobs
 
     def _usage(self) -> dict[str, Any]:
         return usage(self._generating.ask.prompt_tokens, self._choices)

@@ -5,10 +5,11 @@ not reach the server by a name that they let point to it (DNS rebinding), so Hos
 only `application/json` is read and no CORS header is sent, they cannot post to it by address either.
 """
 
+import asyncio
 import ipaddress
 import secrets
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -23,6 +24,8 @@ from penstock.serving.settings import ServeSettings
 PATHS = ("/", "/health", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions")
 """Paths that are counted by name."""
 LEFT = 499
+_LINGER = 1.0
+"""Seconds in which the rest of a refused body is read: a connection closed on it would lose the answer on its way."""
 SECURITY = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -44,8 +47,14 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun, code = time.perf_counter(), 500
+        begun, code, body_read = time.perf_counter(), 500, False
         self._metrics.in_flight += 1
+
+        async def noted() -> Message:
+            nonlocal body_read
+            message = await receive()
+            body_read = body_read or message["type"] == "http.disconnect" or not message.get("more_body")
+            return message
 
         async def counted(message: Message) -> None:
             nonlocal code
@@ -59,9 +68,13 @@ class Guard:
         try:
             with ExitStack() as while_running:
                 self._let_in(scope, while_running)
-                await self._app(scope, receive, counted)
+                await self._app(scope, noted, counted)
         except Refusal as refusal:
-            await refusal.response()(scope, receive, counted)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LINGER):
+                    while not body_read:
+                        await noted()
+            await refusal.response()(scope, noted, counted)
         except (ClientLeft, ClientDisconnect):
             code = LEFT
         finally:
