@@ -107,6 +107,17 @@ def test_past_keys_are_no_constants() -> None:
     assert (found - due).norm() > 0.1 * due.norm()
 
 
+def test_parts_without_targets_ask_nothing() -> None:
+    """Whole parts of padding, with a loss that is a constant there."""
+    model, row = tiny(), make_row((5, 4), padding=15)
+
+    def each(hidden: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return loss_of(model)(hidden, targets, weights) if weights.any() else torch.zeros(())
+
+    found = gradients_of(model, lambda: backward_in_parts(model, model.tensors(row), 4, each))
+    assert_same(found, whole(model, row))
+
+
 def saved_bytes(model: Any, run: Callable[[], Any]) -> int:
     """Most bytes that were saved for backward passes at any time, weights not counted."""
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}

@@ -11,7 +11,7 @@ from model_makers import LENGTHS, VOCABULARY, logits_of, make_row, tiny
 
 from penstock.chat import load_template
 from penstock.errors import CorruptionError, FormatError
-from penstock.models import Transformer, load_model, save_model
+from penstock.models import ModelSettings, Transformer, build_model, load_model, save_model
 from penstock.models.exporting import export
 from penstock.models.huggingface_model import HuggingFaceModel
 from penstock.models.importing import import_llama
@@ -98,6 +98,16 @@ def test_saved_is_loaded(tmp_path: Path, extra: dict[str, Any]) -> None:
     assert back.settings == model.settings
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), back.parameters(), strict=True))
     assert next(load_model(tmp_path, dtype=torch.float64).parameters()).dtype == torch.float64
+
+
+def test_a_model_trained_in_bfloat16_computes_in_what_is_asked(tmp_path: Path) -> None:
+    model = build_model(ModelSettings(layers=1, width=32, dtype="bfloat16"), vocab_size=VOCABULARY)
+    save_model(model, tmp_path / "saved")
+    export(model, tmp_path / "exported")
+    for name in ("saved", "exported"):
+        assert load_model(tmp_path / name).compute_dtype == torch.bfloat16
+        assert load_model(tmp_path / name, dtype=torch.float32).compute_dtype == torch.float32
+        assert load_model(tmp_path / name, dtype=torch.float64).compute_dtype == torch.float64
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:

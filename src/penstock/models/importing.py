@@ -5,6 +5,7 @@ refused by name; such models run as `hf:path`.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def import_llama(
     Args:
         folder: With `config.json` and safetensors.
         device: Where to.
-        dtype: Of the weights; None: as they are stored.
+        dtype: What weights are kept and computed with in; None: both as they are stored.
 
     Raises:
         FormatError: It is another kind of model; says what of it.
@@ -38,6 +39,8 @@ def import_llama(
     if (reason := refusal(folder)) is not None:
         raise FormatError(f"{folder}: {reason}, which our transformer does not have; use it as model: hf:{folder}")
     settings = _settings(_config(folder))
+    if dtype == torch.float32:
+        settings = replace(settings, dtype="float32")
     stored = _weights(folder)
     try:
         kept = dtype or stored["model.embed_tokens.weight"].dtype

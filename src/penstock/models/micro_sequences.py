@@ -143,7 +143,10 @@ class _Part:
             for layer, pair in self._own.items():
                 gradients = self._keys.gradients[layer]
                 asked += [(x, g[self._slots].to(x.dtype)) for x, g in zip(pair, gradients, strict=True)]
-        tensors, gradients_ = zip(*((x, g) for x, g in asked if x.requires_grad), strict=True)
-        torch.autograd.backward(tensors, gradients_)
+        # Of a part without targets nothing may be asked.
+        asked = [(x, gradient) for x, gradient in asked if x.requires_grad]
+        if not asked:
+            return
+        torch.autograd.backward([x for x, _ in asked], [gradient for _, gradient in asked])
         for layer, leaves in self._leaves.items():
             self._keys.ask(layer, self._past, tuple(leaf.grad for leaf in leaves))

@@ -6,7 +6,7 @@ Exact: weights are stored in their own dtype. Models of transformers are stored 
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def load_model(
     Args:
         folder: Where it is.
         device: Where to.
-        dtype: Of the weights; None: as they are stored.
+        dtype: What weights are kept and computed with in; None: both as they were.
 
     Of folders in that layout those of plain Llama and Mistral models become a `Transformer`, without transformers.
 
@@ -136,6 +136,8 @@ def _load_transformer(
     if unknown := sorted(set(written) - known):
         raise FormatError(f"{folder / MODEL}: unknown settings {', '.join(unknown)}; use the penstock that wrote it")
     settings = ModelSettings(**{**written, "prediction_weights": tuple(written.get("prediction_weights", ()))})
+    if dtype == torch.float32:
+        settings = replace(settings, dtype="float32")
     try:
         weights = load_file(folder / WEIGHTS)
         stored = weights["embedding.weight"].dtype
