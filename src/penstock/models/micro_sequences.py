@@ -140,9 +140,9 @@ class _Part:
         """Gradients of the loss and of what later parts ask; asks the same of earlier ones."""
         asked: list[tuple[Tensor, Any]] = [(loss, None)]
         if self._wanted:
-            for layer, pair in self._own.items():
-                gradients = self._keys.gradients[layer]
-                asked += [(x, g[self._slots].to(x.dtype)) for x, g in zip(pair, gradients, strict=True)]
+            for layer, gradients in self._keys.gradients.items():
+                pair = zip(self._own[layer], gradients, strict=True)
+                asked += [(x, gradient[self._slots].to(x.dtype)) for x, gradient in pair]
         # Of a part without targets nothing may be asked.
         asked = [(x, gradient) for x, gradient in asked if x.requires_grad]
         if not asked:
