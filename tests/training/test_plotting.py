@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.cli import plot
 from penstock.errors import ConfigError, FormatError, MissingExtraError, OutputError
 from penstock.training.curve_drawing import nice_ticks, short
 from penstock.training.curves import POINTS, read_panels
@@ -101,3 +102,10 @@ def test_ticks_are_few_and_inside(low, width):
 
 def test_short_numbers():
     assert [short(x) for x in (12500, 0.0003, 2e-7, 3.14159, 2e9)] == ["12.5k", "0.0003", "2e-07", "3.142", "2G"]
+
+
+def test_the_verb_draws_beside_the_run(tmp_path, capsys):
+    plot.run([str(make_run(tmp_path / "a", 5))])
+    assert capsys.readouterr().out == f"{tmp_path / 'a' / 'curves.html'}\n"
+    plot.run([str(tmp_path / "a" / "metrics.jsonl")], tmp_path / "mine.html", "tokens")
+    assert ">tokens</text>" in (tmp_path / "mine.html").read_text()
