@@ -1,0 +1,136 @@
+"""The chat page in a headless Chromium, against a server."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from serving_makers import HTML, make_model, running, wait_until
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "inspection"))
+from html_browser import Browser, find_browser
+
+SAYS = f"One <b>two</b> {HTML} & \u202e🙂\nthree"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    binary = find_browser()
+    if binary is None:
+        pytest.skip("no Chromium on the path; install one or name it in PENSTOCK_BROWSER")
+    found = Browser(binary, tmp_path_factory.mktemp("profile"))
+    yield found
+    found.close()
+
+
+def visit(browser: Browser, url: str, **look) -> Browser:
+    browser.events.clear()
+    browser.look(**look)
+    browser.call("Page.navigate", url=url)
+    until(browser, "document.documentElement?.dataset.ready")
+    return browser
+
+
+def until(browser: Browser, code: str) -> None:
+    end = time.monotonic() + 20
+    while not browser.run(code):
+        assert time.monotonic() < end, f"{code}: {browser.complaints()} {browser.run('document.body.innerText')}"
+        time.sleep(0.02)
+
+
+def say(browser: Browser, text: str) -> None:
+    browser.point("#input", click=True)
+    browser.call("Input.insertText", text=text)
+    browser.key("Enter")
+
+
+def answered(browser: Browser, turns: int) -> None:
+    until(browser, f"document.querySelectorAll('.message').length === {2 * turns} && document.querySelector('#stop').hidden")
+
+
+def words(browser: Browser) -> list[str]:
+    return browser.run("[...document.querySelectorAll('.words')].map(words => words.textContent)")
+
+
+def set_value(browser: Browser, name: str, value: object) -> None:
+    browser.run(f"(field => {{ field.value = '{value}'; field.dispatchEvent(new Event('change')); }})({name})")
+
+
+def test_a_conversation(browser, tokenizer):
+    with running(make_model(tokenizer, text=SAYS, context_length=900)) as server:
+        page = visit(browser, server.url)
+        assert page.text("#model") == "tiny · context of 900 tokens"
+        say(page, HTML)
+        answered(page, 1)
+        # Words are words: no element comes of them.
+        assert words(page) == [HTML, SAYS]
+        assert page.run("document.querySelectorAll('#messages img, #messages b').length") == 0
+        page.point("#open-settings", click=True)
+        set_value(page, "system", "Be <i>brief</i>.")
+        for name, value in {"temperature": 0.3, "top_k": 4, "seed": 11, "max_tokens": 150}.items():
+            set_value(page, name, value)
+        say(page, "more")
+        answered(page, 2)
+        ids, sampling, _ = server.engine.asked[-1]
+        text = server.model.tokenizer.decode(ids)
+        assert "Be <i>brief</i>." in text
+        assert text.count(SAYS) == 1
+        assert (sampling.temperature, sampling.top_k, sampling.seed, sampling.max_tokens) == (0.3, 4, 11, 150)
+        assert "tokens" in page.text(".message:last-child .note")
+        page.point("#new", click=True)
+        assert words(page) == []
+        assert {url.rsplit("/v1/", 1)[0] for url in page.requests()} <= {server.url, f"{server.url}/", "data:,"}
+        assert page.complaints() == []
+
+
+def test_stop_keeps_what_there_is(browser, tokenizer):
+    with running(make_model(tokenizer, seconds=0.03)) as server:
+        page = visit(browser, server.url)
+        say(page, "forever")
+        until(page, "document.querySelectorAll('.words')[1]?.textContent.length > 5")
+        assert page.run("document.querySelector('#send').hidden")
+        page.point("#stop", click=True)
+        answered(page, 1)
+        wait_until(lambda: server.engine.cancelled == [0], 2)
+        assert page.text(".message:last-child .note") == "stopped"
+        assert page.run("messages.length") == 2
+
+
+def test_faults_are_told_and_the_question_stays(browser, tokenizer):
+    with running(make_model(tokenizer)) as server:
+        page = visit(browser, server.url)
+        say(page, "fail")
+        answered(page, 1)
+        assert "the server failed at this request" in page.text(".message:last-child .note")
+        assert page.run("[messages.length, input.value]") == [0, "fail"]
+
+
+def test_a_key_is_asked_for(browser, tokenizer):
+    with running(make_model(tokenizer), api_keys=("secret",)) as server:
+        page = visit(browser, server.url)
+        assert "no valid API key" in page.text("#status")
+        assert not page.run("settings.hidden")
+        set_value(page, "key", "secret")
+        until(page, "document.querySelector('#status').textContent === ''")
+        say(page, "Hi")
+        answered(page, 1)
+        assert words(page)[1].startswith("Hello")
+
+
+def test_dropped_turns_are_told_on_a_narrow_screen(browser, tokenizer):
+    with running(make_model(tokenizer, context_length=120)) as server:
+        page = visit(browser, server.url, width=390, height=700, scheme="dark")
+        for turn in (1, 2):
+            say(page, "x" * 50)
+            answered(page, turn)
+        assert "tokens of earlier turns did not fit" in page.text(".message:last-child .note")
+        assert page.run("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_model_without_chats_writes_on(browser, tokenizer):
+    with running(make_model(tokenizer, chat=False)) as server:
+        page = visit(browser, server.url)
+        assert "no chat template" in page.text("#model")
+        say(page, "Once")
+        answered(page, 1)
+        assert words(page) == ["Once", "Hello wörld 🙂!"]
