@@ -12,8 +12,6 @@ from penstock.errors import ConfigError
 from penstock.models import LoraSettings, add_lora, export, load_model, merge_lora, save_model
 from penstock.models.huggingface_model import HuggingFaceModel
 
-pytest.importorskip("peft")
-
 
 def ours() -> Any:
     return tiny(torch.float32, tied=False)

@@ -1,5 +1,6 @@
 """An exported model in transformers: the same logits, the same greedy text; and back again."""
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from penstock.models import ModelSettings, Transformer, build_model, load_model,
 from penstock.models.exporting import export
 from penstock.models.huggingface_model import HuggingFaceModel
 from penstock.models.importing import import_llama
-from penstock.tokenizers import train_tokenizer
+from penstock.tokenizers import load_tokenizer, train_tokenizer
 
 SHAPES: list[dict[str, Any]] = [
     {},
@@ -87,6 +88,16 @@ def test_tokenizer_template_and_stop_ids_go_along(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "you"}]
     assert loaded.apply_chat_template(messages, tokenize=False) == "Hi: you" == template.render_plain(messages)
     assert loaded.apply_chat_template(messages, tokenize=False, greeting="Ho: ") == "Ho: you"
+
+
+def test_what_is_left_out_is_said(tmp_path: Path) -> None:
+    ranks = b"".join(base64.b64encode(bytes([i])) + f" {i}\n".encode() for i in range(256))
+    (tmp_path / "own.tiktoken").write_bytes(ranks)
+    tokenizer = load_tokenizer(tmp_path / "own.tiktoken", pattern=".")
+    heads, vocabulary = export(tiny(torch.float32, prediction_heads=3), tmp_path / "out", tokenizer=tokenizer)
+    assert "2 further prediction heads are left out" in heads
+    assert "tiktoken" in vocabulary
+    assert export(tiny(torch.float32), tmp_path / "plain") == ()
 
 
 @pytest.mark.parametrize("extra", SHAPES)

@@ -5,7 +5,7 @@ head is the model, further ones are left out. Logits are the same within roundin
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ def export(
     template: Template | None = None,
     stop_ids: Sequence[int] = (),
     context_length: int = 2048,
-) -> None:
+) -> tuple[str, ...]:
     """Write a folder that transformers' `from_pretrained` loads.
 
     Args:
@@ -40,6 +40,9 @@ def export(
         template: Of chats; goes along with the variables it was trained with as defaults.
         stop_ids: Tokens that end a generation; EOS where there are none.
         context_length: Tokens it was trained on at once; a limit in transformers and vLLM.
+
+    Returns:
+        What was left out or cannot be read there, for people; nothing if all is well.
 
     Raises:
         ConfigError: The model has LoRA that is not merged.
@@ -60,6 +63,15 @@ def export(
         _export_tokenizer(tokenizer, folder, context_length)
     if template is not None:
         (folder / "chat_template.jinja").write_text(template_text(template), encoding="utf-8")
+    return tuple(_notices(model, tokenizer))
+
+
+def _notices(model: LanguageModel, tokenizer: Tokenizer | None) -> Iterator[str]:
+    if (further := len(model.prediction_weights) - 1) > 0:
+        yield f"{further} further prediction heads are left out: the layout has no place for them"
+    if tokenizer is not None and "tokenizer.json" not in tokenizer.source_bytes:
+        files = ", ".join(tokenizer.source_bytes)
+        yield f"the vocabulary is {tokenizer.kind} ({files}), which penstock reads and transformers may not"
 
 
 def template_text(template: Template) -> str:
