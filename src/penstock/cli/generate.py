@@ -1,0 +1,129 @@
+"""`penstock generate`: texts that a trained model writes."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.options import AsJson
+from penstock.cli.writing import (
+    ContextLength,
+    Device,
+    MinP,
+    Model,
+    Seed,
+    Stop,
+    Temperature,
+    Threads,
+    TopK,
+    TopP,
+    load_writer,
+)
+
+MOST_AT_ONCE = 32
+"""Texts that are written side by side."""
+
+
+def run(
+    model: Model,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="What the text begins with; may be repeated. By default nothing."),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The same, from a file; - is standard input.")
+    ] = None,
+    num: Annotated[
+        int, typer.Option("--num", "-n", metavar="N", help="Texts for each prompt, of seeds --seed and on.", min=1)
+    ] = 1,
+    temperature: Temperature = 0.8,
+    top_k: TopK = None,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    seed: Seed = 0,
+    max_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of each text, at most.", min=1)] = 256,
+    min_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of each text, at least.", min=0)] = 0,
+    stop: Stop = None,
+    context_length: ContextLength = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write texts with a trained model.
+
+    One text is shown as it is written, several one after another, each with the prompt that it goes on from. BOS stands
+    before each, where the tokenizer has one; control tokens are never written.
+    """
+    from dataclasses import replace
+
+    from penstock.generation import Sampling, begin_ids
+
+    prompts = [*(prompt or []), *([_read(file)] if file is not None else [])] or [""]
+    sampling = Sampling(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_tokens=max_tokens, min_tokens=min_tokens,
+        stop=tuple(stop or ()), seed=seed,
+    )  # fmt: skip
+    asked = [(text, replace(sampling, seed=seed + number)) for text in prompts for number in range(num)]
+    writer = load_writer(
+        model,
+        context_length=context_length,
+        device=device,
+        threads=threads,
+        slots=min(len(asked), MOST_AT_ONCE),
+    )
+    ids = [[*begin_ids(writer.tokenizer), *writer.tokenizer.encode(text).tolist()] for text, _ in asked]
+    ways = [way for _, way in asked]
+    if as_json:
+        _print_json(writer, asked, writer.engine.generate_all(ids, ways))
+    elif len(asked) == 1:
+        _show(asked[0][0])
+        for event in writer.engine.generate(ids, ways):
+            _show(event.text)
+        print()
+    else:
+        _print_texts(asked, writer.engine.generate_all(ids, ways))
+
+
+def _read(file: Path) -> str:
+    from penstock.errors import RecordError
+
+    try:
+        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{file}: cannot be read as a prompt: {error}") from None
+
+
+def _show(text: str) -> None:
+    """Print some text at once; in a terminal without what would move the cursor."""
+    from penstock.inspection import visible
+
+    print(visible(text, lines=True) if sys.stdout.isatty() else text, end="", flush=True)
+
+
+def _print_texts(asked: list[tuple[str, Any]], written: list[Any]) -> None:
+    from penstock.inspection import make_console
+
+    console = make_console()
+    for number, ((prompt, way), found) in enumerate(zip(asked, written, strict=True), 1):
+        console.rule(
+            f"{number} of {len(asked)}, seed {way.seed}, {len(found.tokens)} tokens", style="dim", align="left"
+        )
+        _show(prompt + found.text)
+        print()
+
+
+def _print_json(writer: Any, asked: list[tuple[str, Any]], written: list[Any]) -> None:
+    import json
+
+    texts = [
+        {
+            "prompt": prompt,
+            "text": found.text,
+            "finish_reason": found.finish_reason,
+            "seed": way.seed,
+            "tokens": list(found.tokens),
+        }
+        for (prompt, way), found in zip(asked, written, strict=True)
+    ]
+    print(json.dumps({"model": writer.name, "step": writer.step, "texts": texts}, ensure_ascii=False))

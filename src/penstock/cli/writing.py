@@ -1,0 +1,106 @@
+"""What the verbs that write text share: their options, and a model from its folder with an engine around it."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Model = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run's folder, or a model in the Hugging Face layout with its tokenizer.")
+]
+Temperature = Annotated[float, typer.Option(metavar="T", help="0 takes the likeliest token.", min=0)]
+TopK = Annotated[int | None, typer.Option(metavar="K", help="Keep the K likeliest tokens.", min=1)]
+TopP = Annotated[float, typer.Option(metavar="P", help="Keep the likeliest tokens with this share of probability.")]
+MinP = Annotated[float, typer.Option(metavar="P", help="Keep tokens this share as likely as the likeliest.")]
+Seed = Annotated[int, typer.Option(metavar="N", help="The same seed writes the same text.")]
+Stop = Annotated[
+    list[str] | None, typer.Option(metavar="TEXT", help="End where this text comes, without it; may be repeated.")
+]
+ContextLength = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Tokens that the model sees at most; by default those it was trained on.", min=2),
+]
+Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, …; auto: a GPU where there is one.")]
+Threads = Annotated[int | None, typer.Option(metavar="N", help="Of torch on the CPU.", min=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writer:
+    """A model that can write."""
+
+    name: str
+    step: int | None
+    engine: Any
+    tokenizer: Any
+    template: Any
+    """Of its chats; None where it knows none."""
+
+
+def load_writer(path: str, *, context_length: int | None, device: str, threads: int | None, slots: int) -> Writer:
+    """The model of a run, or of a folder in the Hugging Face layout.
+
+    Raises:
+        MissingExtraError: torch is not installed.
+        FormatError: There is no model.
+        ConfigError: It does not say how long its sequences are.
+    """
+    from penstock.errors import MissingExtraError
+
+    try:
+        import torch
+    except ImportError:
+        raise MissingExtraError("torch", "train") from None
+    from penstock.generation import Engine
+    from penstock.models import load_model
+    from penstock.tokenizers import load_tokenizer
+    from penstock.training.run_folder import open_run
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    run = open_run(path)
+    tokenizer = load_tokenizer(run.tokenizer)
+    engine = Engine(
+        load_model(run.model, device),
+        tokenizer,
+        context_length=context_length or _trained_length(run.path),
+        stop_ids=run.stop_ids,
+        slots=slots,
+    )
+    return Writer(
+        name=run.path.resolve().name,
+        step=run.step,
+        engine=engine,
+        tokenizer=tokenizer,
+        template=None if run.template is None else _template(run, tokenizer),
+    )
+
+
+def _template(run: Any, tokenizer: Any) -> Any:
+    """The template with the variables that its conversations were prepared with."""
+    from penstock.chat import load_template
+    from penstock.shards import ChatInfo
+
+    chat = ChatInfo.load(run.path)
+    return load_template(run.template, tokenizer=tokenizer, **({} if chat is None else chat.variables))
+
+
+def _trained_length(folder: Path) -> int:
+    """Slots of the rows that a run was trained on, or positions that a model in the Hugging Face layout tells."""
+    import yaml
+
+    from penstock.errors import ConfigError
+
+    told: Any
+    if (folder / "config.json").is_file():
+        told = json.loads((folder / "config.json").read_bytes()).get("max_position_embeddings")
+    else:
+        told = yaml.safe_load((folder / "run.yaml").read_text(encoding="utf-8"))
+        for name in ("data", "loader", "sequence_length"):
+            told = told.get(name) if isinstance(told, dict) else None
+    if not isinstance(told, int) or told < 2:
+        raise ConfigError(f"{folder}: does not say how long its sequences are; give --context-length")
+    return told
