@@ -17,13 +17,14 @@ from penstock.loader._document_kernels import (
     TOKEN_BYTES,
     WEIGHT_SUMS,
     WEIGHTED,
+    WRONG_MEASURE,
     WRONG_SPANS,
     check_piece,
     look_ahead,
     read_spans,
 )
 from penstock.loader._kernels import SOURCE
-from penstock.loader._rewrite_kernels import rewrite_piece, weigh_rewritten, write_rewritten
+from penstock.loader._rewrite_kernels import rewrite_piece, weigh_compiled, weigh_staged, write_rewritten
 from penstock.sampling import BEGIN, DOCUMENT, LENGTH, TOKENS, TOTAL
 
 
@@ -94,30 +95,34 @@ def fill_piece(table, piece, found, here, place, tokens, targets, weights):
 
 
 @inline_kernel
-def fill_rewritten(
-    table, piece, found, here, place, tokens, targets, weights, staged_tokens, staged_weights, scratch_tokens,
-    scratch_weights,
-):  # fmt: skip
-    """Like `fill_piece` for a source with another objective; (fault or OK, prefix). Staged arrays hold what Python
-    wrote, from the piece's first slot on; its prefix is known to the caller."""
+def fill_staged(table, piece, found, here, place, tokens, targets, weights, new, new_weights):
+    """Like `fill_piece` for a piece that Python wrote: `new` int32 [slots], `new_weights` float32 [slots]."""
     status = check_piece(table, piece, found, here, 0)
+    if status == OK:
+        write_rewritten(new, new_weights, True, np.int64(0), place, tokens, targets, weights)
+    return status
+
+
+@inline_kernel
+def fill_compiled(table, piece, found, here, place, tokens, targets, weights, scratch_tokens, scratch_weights):
+    """Like `fill_piece` for a source with a program; (fault or OK, prefix).
+
+    Where the scratch arrays are None no source has a program, and Numba compiles none of this.
+    """
+    if scratch_tokens is None:
+        return np.int64(WRONG_MEASURE), np.int64(0)
+    status = np.int64(check_piece(table, piece, found, here, 0))
     if status != OK:
         return status, np.int64(0)
     slots = piece[LENGTH]
-    new, new_weights = staged_tokens[:slots], staged_weights[:slots]
-    weighted, reads, prefix = True, np.int64(0), np.int64(0)
-    if table[OBJECTIVE] != np.uint64(STAGED):
-        out = np.uint64(scratch_tokens[1].ctypes.data)
-        if tokens.itemsize == 4:
-            out = np.uint64(tokens[place:].ctypes.data)
-        new, new_weights = view_i32(out, slots), scratch_weights[1, :slots]
-        status, weighted, reads, prefix = rewrite_piece(
-            table, piece, found[here, 1], new, scratch_tokens, scratch_weights
-        )
-        if status != OK:
-            return status, np.int64(0)
-    write_rewritten(new, new_weights, weighted, reads, place, tokens, targets, weights)
-    return OK, prefix
+    out = np.uint64(scratch_tokens[1].ctypes.data)
+    if tokens.itemsize == 4:
+        out = np.uint64(tokens[place:].ctypes.data)
+    new = view_i32(out, slots)
+    status, weighted, reads, prefix = rewrite_piece(table, piece, found[here, 1], new, scratch_tokens, scratch_weights)
+    if status == OK:
+        write_rewritten(new, scratch_weights[1, :slots], weighted, reads, place, tokens, targets, weights)
+    return np.int64(status), prefix
 
 
 @inline_kernel
@@ -164,7 +169,7 @@ def fill_rows(
         prefixes: bool [R, T or 0], written.
         staged_starts: int64 [pieces]: where in `staged_tokens` (int32) and `staged_weights` (float32) Python wrote a
             piece; or [0] where there is nothing.
-        scratch_tokens, scratch_weights: int32 and float32 [2, T], or [2, 0] where all sources are causal.
+        scratch_tokens, scratch_weights: int32 and float32 [2, T], or None where no source has a program.
 
     Returns:
         (fault or OK, index of the piece in which it is or −1).
@@ -172,7 +177,7 @@ def fill_rows(
     tables, pieces, row_starts = bare(tables), bare(pieces), bare(row_starts)
     tokens, targets, weights = bare(tokens), bare(targets), bare(weights)
     staged_tokens, staged_weights = bare(staged_tokens), bare(staged_weights)
-    scratch_tokens, scratch_weights, prefixes = bare(scratch_tokens), bare(scratch_weights), bare(prefixes)
+    prefixes = bare(prefixes)
     positions, document_ids, cu_seqlens = bare(positions), bare(document_ids), bare(cu_seqlens)
     rows, slots = tokens.shape
     first = row_starts[0]
@@ -192,15 +197,17 @@ def fill_rows(
             table, prefix = tables[pieces[p, SOURCE]], np.int64(0)
             if table[OBJECTIVE] == np.uint64(CAUSAL):
                 status = fill_piece(table, pieces[p], found, p - first, place, tokens[row], targets[row], weights[row])
-            else:
-                start = staged_starts[p] if table[OBJECTIVE] == np.uint64(STAGED) else np.int64(0)
-                prefix = np.int64(prefix_lengths[p - first])
-                status, written = fill_rewritten(
+            elif table[OBJECTIVE] == np.uint64(STAGED):
+                start, prefix = staged_starts[p], np.int64(prefix_lengths[p - first])
+                status = fill_staged(
                     table, pieces[p], found, p - first, place, tokens[row], targets[row], weights[row],
-                    staged_tokens[start:], staged_weights[start:], scratch_tokens, scratch_weights,
+                    staged_tokens[start : start + end - place], staged_weights[start : start + end - place],
                 )  # fmt: skip
-                if table[OBJECTIVE] != np.uint64(STAGED):
-                    prefix = written
+            else:
+                status, prefix = fill_compiled(
+                    table, pieces[p], found, p - first, place, tokens[row], targets[row], weights[row], scratch_tokens,
+                    scratch_weights,
+                )  # fmt: skip
             if status != OK:
                 return status, p
             prefix_lengths[p - first] = prefix
@@ -238,8 +245,10 @@ def weigh_rows(tables, pieces, sums, staged_starts, staged_weights, scratch_toke
         piece = pieces[p]
         table = tables[piece[SOURCE]]
         if table[OBJECTIVE] != np.uint64(CAUSAL):
-            start = staged_starts[p] if table[OBJECTIVE] == np.uint64(STAGED) else np.int64(0)
-            status = weigh_rewritten(table, piece, staged_weights[start:], scratch_tokens, scratch_weights, sums)
+            if table[OBJECTIVE] == np.uint64(STAGED):
+                weigh_staged(staged_weights[staged_starts[p] : staged_starts[p] + piece[LENGTH]], sums)
+                continue
+            status = weigh_compiled(table, piece, scratch_tokens, scratch_weights, sums)
             if status != OK:
                 return status, p
             continue

@@ -7,7 +7,7 @@ distances alike. The buffers are a row long and stay in the first caches.
 
 import numpy as np
 
-from penstock.compiled import inline_kernel, kernel, view_i64, view_u16, view_u32
+from penstock.compiled import inline_kernel, kernel, view_i32, view_i64, view_u16, view_u32
 from penstock.inputs import copy_into, fill_with
 from penstock.loader._document_kernels import (
     EPOCH,
@@ -15,11 +15,9 @@ from penstock.loader._document_kernels import (
     KEY,
     LENGTHS,
     LENGTHS_STRIDE,
-    OBJECTIVE,
     OK,
     PROGRAM,
     PROGRAM_WORDS,
-    STAGED,
     TOKEN_BYTES,
     WEIGHTED,
     WRONG_MEASURE,
@@ -163,30 +161,34 @@ def write_rewritten(new, new_weights, weighted, reads, place, tokens, targets, w
 
 
 @inline_kernel
-def weigh_rewritten(table, piece, staged_weights, scratch_tokens, scratch_weights, sums):
+def weigh_staged(weights, sums):
+    """Add what the tokens (float32 [slots]) count as targets at each distance to `sums`."""
+    for d in range(len(sums)):
+        for i in range(d + 1, len(weights)):
+            sums[d] += np.float64(weights[i])
+
+
+@inline_kernel
+def weigh_compiled(table, piece, scratch_tokens, scratch_weights, sums):
     """Add the weights of a rewritten piece's targets at each distance to `sums`; returns a fault or OK.
 
     Without loss weights of its own a document takes constant time; with them it is rewritten (weights alone matter,
-    so its tokens are not read). `staged_weights`, float32 [slots], is used for pieces that Python wrote.
+    so its tokens are not read).
     """
-    slots = piece[LENGTH]
-    weighted, weights, reads = True, staged_weights, np.int64(0)
-    if table[OBJECTIVE] != np.uint64(STAGED):
-        count = piece[TOKENS]
-        weights = scratch_weights[1, :slots]
-        _, _, reads = measure_piece(table, piece)
-        status, weighted = read_weights(table, piece, scratch_weights[0, :count])
-        if status != OK:
-            return status
-        if weighted:
-            run_program(
-                table, piece, scratch_tokens[0, :count], scratch_weights[0, :count], True, scratch_tokens[1, :slots],
-                weights,
-            )  # fmt: skip
-    for d in range(len(sums)):
-        if weighted:
-            for i in range(d + 1, slots):
-                sums[d] += np.float64(weights[i])
-        else:
+    if scratch_tokens is None:
+        return np.int64(WRONG_MEASURE)
+    slots, count = piece[LENGTH], piece[TOKENS]
+    _, _, reads = measure_piece(table, piece)
+    status, weighted = read_weights(table, piece, scratch_weights[0, :count])
+    if status != OK:
+        return np.int64(status)
+    if weighted:
+        new = view_i32(np.uint64(scratch_tokens[1].ctypes.data), slots)
+        run_program(
+            table, piece, scratch_tokens[0, :count], scratch_weights[0, :count], True, new, scratch_weights[1, :slots]
+        )
+        weigh_staged(scratch_weights[1, :slots], sums)
+    else:
+        for d in range(len(sums)):
             sums[d] += max(slots - max(reads, d + 1), 0)
-    return OK
+    return np.int64(OK)

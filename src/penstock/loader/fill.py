@@ -146,7 +146,8 @@ class Fill:
         self._datasets, self._requirements, self._rewritings = datasets, requirements, rewritings
         self._pad_id, self._pool, self._slots = pad_id, pool, sequence_length
         self._tables = table_lines(datasets, rewritings)
-        self._scratch_slots = 0 if all(rewriting.is_causal for rewriting in rewritings) else sequence_length
+        compiled = any(not rewriting.is_causal and not rewriting.is_staged for rewriting in rewritings)
+        self._scratch_slots = sequence_length if compiled else 0
         has_prefixes = _has_prefixes(requirements, rewritings)
         self._distances = requirements.target_distances or 1
         integer, floating = np.dtype(requirements.dtype or "int32"), np.dtype(np.float32)
@@ -187,8 +188,13 @@ class Fill:
         self._check(outcome, pieces)
         return tuple(sums.tolist())
 
-    def _scratch(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Room for a document and its weights, and for what becomes of them; each thread needs its own."""
+    def _scratch(self) -> tuple[np.ndarray[Any, Any] | None, np.ndarray[Any, Any] | None]:
+        """Room for a document and its weights, and for what becomes of them; each thread needs its own.
+
+        None where no source has a program: then Numba leaves all compiled objectives out, half of the time to compile.
+        """
+        if not self._scratch_slots:
+            return None, None
         return np.empty((2, self._scratch_slots), np.int32), np.empty((2, self._scratch_slots), np.float32)
 
     def rows(self, pieces: np.ndarray[Any, Any], row_starts: np.ndarray[Any, Any], staged: Staged) -> "FilledRows":
