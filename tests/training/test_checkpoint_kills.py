@@ -10,6 +10,7 @@ from penstock.training.checkpoints import newest_complete
 
 SAVE = """
     import os, random, resource, signal, sys, time, traceback
+    from pathlib import Path
     import torch
     from penstock.training import checkpoint_files
     from penstock.training.checkpoints import newest_complete, save_checkpoint
@@ -76,6 +77,8 @@ AT_EACH = """
         found = newest_complete(folder, say=said.append)
         assert found is not None, (fatal, os.listdir(folder))
         assert not said, said
+        visible = [path for path in Path(folder).iterdir() if not path.name.startswith(".")]
+        assert all(checkpoint_files.damage(path) is None for path in visible), visible
         state = found.value("state.json")["step"]
         assert state == found.step and state in (1, SECOND), (fatal, state)
         assert all(float(t[0]) == state == float(t[-1]) for t in found.tensors("optimizer.safetensors").values())
