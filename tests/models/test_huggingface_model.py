@@ -11,7 +11,7 @@ import transformers
 from model_makers import LENGTHS, VOCABULARY, logits_of, make_row
 
 from penstock.errors import ConfigError, IsolationError
-from penstock.models import build_model
+from penstock.models import Transformer, build_model, load_model
 from penstock.models.huggingface_model import HuggingFaceModel, load_huggingface
 
 OURS: dict[str, dict[str, Any]] = {
@@ -109,6 +109,17 @@ def test_what_our_attention_cannot_do_runs_as_transformers_does(kind: str) -> No
         model.new_cache(1, 8)
 
 
+@pytest.mark.parametrize(("kind", "width"), [("llama", 32), ("granite", VOCABULARY), ("gemma2", VOCABULARY)])
+def test_a_head_that_is_more_than_a_matrix_is_found_out(kind: str, width: int) -> None:
+    """Scaled and capped logits are taken from the model itself, small as the difference is."""
+    extra = {**OURS, **THEIRS}[kind]
+    inner = make(kind, **extra)
+    for parameter in inner.parameters():
+        parameter.data *= 0.1
+    model = HuggingFaceModel(inner)
+    assert model(model.tensors(make_row())).shape[-1] == width
+
+
 def test_run_file_names_a_folder(tmp_path: Path) -> None:
     make("llama").float().save_pretrained(tmp_path)
     model = build_model(f"hf:{tmp_path}", vocab_size=VOCABULARY)
@@ -120,6 +131,19 @@ def test_run_file_names_a_folder(tmp_path: Path) -> None:
         load_huggingface(tmp_path / "absent")
     with pytest.raises(ConfigError, match="hf:path"):
         build_model("llama", vocab_size=61)
+
+
+@pytest.mark.parametrize(
+    ("kind", "due"), [("llama", Transformer), ("mistral", Transformer), ("olmo2", HuggingFaceModel)]
+)
+def test_a_folder_is_loaded_as_what_it_can_be(tmp_path: Path, kind: str, due: type) -> None:
+    """In several files, as large models are."""
+    inner = make(kind, **OURS[kind]).float()
+    inner.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert (tmp_path / "model.safetensors.index.json").is_file()
+    model, row = load_model(tmp_path), make_row()
+    assert type(model) is due
+    torch.testing.assert_close(logits_of(model, row), logits_of(HuggingFaceModel(inner), row), rtol=0, atol=1e-4)
 
 
 def test_a_model_that_leaks_is_refused() -> None:

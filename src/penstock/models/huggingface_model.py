@@ -220,16 +220,18 @@ class HuggingFaceModel(nn.Module):
 
     @torch.no_grad()
     def _try_head(self) -> bool:
-        """Whether logits are the output matrix applied to the final hidden states."""
+        """Whether logits are the output matrix applied to the final hidden states: to the last bit, as a soft cap
+        changes small logits hardly at all."""
+        head, training = self.inner.get_output_embeddings(), self.inner.training
+        if head is None:
+            return False
         given: dict[str, Any] = {"input_ids": torch.arange(2, device=self.device)[None], "use_cache": False}
         if self.ours:
             given["penstock_attend"] = _values
-        head = self.inner.get_output_embeddings()
-        if head is None:
-            return False
-        hidden = self.inner.base_model(**given).last_hidden_state
-        found, due = head(hidden), self.inner(**given).logits
-        return found.shape == due.shape and bool(torch.allclose(found.float(), due.float(), rtol=1e-3, atol=1e-4))
+        self.inner.eval()
+        found, due = head(self.inner.base_model(**given).last_hidden_state), self.inner(**given).logits
+        self.inner.train(training)
+        return torch.equal(found.float(), due.float())
 
     @torch.no_grad()
     def _try_attention(self) -> _Shape | None:
