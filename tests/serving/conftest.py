@@ -1,9 +1,19 @@
-"""A tokenizer, and a server that several tests share."""
+"""A tokenizer, a server that several tests share, and `penstock serve` on a little model."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import pytest
-from serving_makers import make_model, make_tokenizer, running
+import torch
+from serving_makers import TEMPLATE, make_model, make_tokenizer, running
 
-pytest.importorskip("fastapi")
+from penstock.chat import load_template
+from penstock.models import ModelSettings, build_model
+from penstock.models.exporting import export
+
+SERVE = "import typer; from penstock.cli.serve import run; app = typer.Typer(); app.command()(run); app()"
 
 
 @pytest.fixture(scope="session")
@@ -15,3 +25,35 @@ def tokenizer(tmp_path_factory):
 def server(tokenizer):
     with running(make_model(tokenizer)) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def model():
+    settings = ModelSettings(layers=2, width=32, heads=4, init_std=0.2)
+    return build_model(settings, vocab_size=270, dtype=torch.float32, seed=3)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory, model, tokenizer):
+    folder = tmp_path_factory.mktemp("exported") / "little"
+    export(
+        model,
+        folder,
+        tokenizer=tokenizer,
+        template=load_template(TEMPLATE, tokenizer=tokenizer),
+        stop_ids=[tokenizer.special_tokens["<|end|>"]],
+        context_length=128,
+    )
+    return folder
+
+
+@pytest.fixture
+def command(folder, request):
+    """`penstock serve`, with more options by `@pytest.mark.parametrize("command", …, indirect=True)`."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-c", SERVE, str(folder), "--port", "0", "--threads", "1", *getattr(request, "param", ())]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        line = process.stdout.readline()
+        assert line.startswith("penstock: little at http://127.0.0.1:"), process.stderr.read()
+        yield SimpleNamespace(url=line.split()[-1], process=process)
+        process.kill()

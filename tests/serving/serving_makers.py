@@ -90,7 +90,6 @@ def make_model(tokenizer: Tokenizer, *, context_length: int = 256, chat: bool = 
         tokenizer=tokenizer,
         template=load_template(TEMPLATE, tokenizer=tokenizer) if chat else None,
         context_length=context_length,
-        vocab_size=tokenizer.vocab_size,
     )
 
 

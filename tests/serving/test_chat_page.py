@@ -45,7 +45,10 @@ def say(browser: Browser, text: str) -> None:
 
 
 def answered(browser: Browser, turns: int) -> None:
-    until(browser, f"document.querySelectorAll('.message').length === {2 * turns} && document.querySelector('#stop').hidden")
+    until(
+        browser,
+        f"document.querySelectorAll('.message').length === {2 * turns} && document.querySelector('#stop').hidden",
+    )
 
 
 def words(browser: Browser) -> list[str]:

@@ -1,10 +1,10 @@
 """`penstock serve`: a model behind HTTP, as OpenAI's clients speak it, and a page to chat with it."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from penstock.cli.writing import ContextLength, Device, Model, Threads, load_writer
 from penstock.serving.settings import ServeSettings
 
 _DEFAULT = ServeSettings()
@@ -12,7 +12,7 @@ _LIMITS = "Limits"
 
 
 def run(
-    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a model in the Hugging Face layout.")],
+    model: Model,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Where to listen; any but a loopback address demands --api-key.")
     ] = _DEFAULT.host,
@@ -29,17 +29,9 @@ def run(
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="The model's id; by default the name of the folder.")
     ] = None,
-    context_length: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Tokens of prompt and reply together; by default as it was trained.", min=2),
-    ] = None,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="Such as cpu or cuda.")] = "cpu",
-    dtype: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="float32, bfloat16 or float16; by default as it is stored.")
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(metavar="N", help="Threads of the model on a CPU; by default torch decides.", min=1)
-    ] = None,
+    context_length: ContextLength = None,
+    device: Device = "auto",
+    threads: Threads = None,
     sequences: Annotated[
         int, typer.Option(metavar="N", help="Sequences side by side.", min=1, rich_help_panel=_LIMITS)
     ] = _DEFAULT.sequences,
@@ -70,7 +62,6 @@ def run(
         host=host,
         port=port,
         api_keys=tuple(api_key or ()),
-        model_name=name,
         sequences=sequences,
         waiting=waiting,
         requests_per_second=rate,
@@ -78,12 +69,17 @@ def run(
         max_tokens=max_tokens,
         grace_seconds=grace,
     )
-    from penstock.serving import Server, load_served_model
+    from penstock.serving import ServedModel, Server
 
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
-    model = load_served_model(path, settings, context_length=context_length, device=device, dtype=dtype)
-    server = Server(model, settings, on_ready=lambda address: print(f"penstock: {model.name} at {address}", flush=True))
+    writer = load_writer(model, context_length=context_length, device=device, threads=threads, slots=sequences)
+    served = ServedModel(
+        name=name or writer.name,
+        engine=writer.engine,
+        tokenizer=writer.tokenizer,
+        template=writer.template,
+        context_length=writer.engine.context_length,
+    )
+    server = Server(
+        served, settings, on_ready=lambda address: print(f"penstock: {served.name} at {address}", flush=True)
+    )
     server.serve_until_stopped()

@@ -3,8 +3,10 @@
 Settings can be read without FastAPI, uvicorn or torch; everything else is imported when it is first used.
 
 ```python
-settings = ServeSettings(port=8000)
-Server(load_served_model("run/", settings), settings).serve_until_stopped()
+model = ServedModel(
+    name="tiny", engine=engine, tokenizer=tokenizer, template=template, context_length=engine.context_length
+)
+Server(model, ServeSettings(port=8000)).serve_until_stopped()
 ```
 """
 
@@ -14,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 from penstock.serving.settings import ServeSettings
 
 if TYPE_CHECKING:
-    from penstock.serving.loading import load_served_model
     from penstock.serving.served_model import ServedModel
     from penstock.serving.server import Server
 
-_LATE = {"Server": "server", "ServedModel": "served_model", "load_served_model": "loading"}
+_LATE = {"Server": "server", "ServedModel": "served_model"}
 """Name → the module that is loaded when it is first used."""
 
-__all__ = ["ServeSettings", "ServedModel", "Server", "load_served_model"]
+__all__ = ["ServeSettings", "ServedModel", "Server"]
 
 
 def __getattr__(name: str) -> Any:

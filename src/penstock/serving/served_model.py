@@ -31,8 +31,6 @@ class ServedModel:
     """None: it knows no chats."""
     context_length: int
     """Tokens of prompt and reply together, at most."""
-    vocab_size: int
-    """Ids of the model are below it."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def described(self) -> dict[str, Any]:
@@ -116,9 +114,12 @@ class ServedModel:
             ids = prompt
         if not ids:
             raise Refusal(400, "prompt is empty; give some text", param="prompt", code="invalid_value")
-        if max(ids) >= self.vocab_size:
+        if max(ids) >= self.tokenizer.vocab_size:
             raise Refusal(
-                400, f"prompt has id {max(ids)}, ids are below {self.vocab_size}", param="prompt", code="invalid_value"
+                400,
+                f"prompt has id {max(ids)}, ids are below {self.tokenizer.vocab_size}",
+                param="prompt",
+                code="invalid_value",
             )
         return ids
 

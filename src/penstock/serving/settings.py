@@ -26,8 +26,6 @@ class ServeSettings:
     """0: a free one."""
     api_keys: tuple[str, ...] = ()
     """Who has one of these may use `/v1` and `/metrics`; empty: everyone who reaches the address."""
-    model_name: str | None = None
-    """The `id` in `/v1/models`; None: the name of the folder."""
 
     sequences: int = 16
     """Sequences that are generated side by side; a request with n choices takes n."""

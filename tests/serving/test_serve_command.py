@@ -1,0 +1,64 @@
+"""`penstock serve` on a real model, as a process: the engine's own text, SIGTERM, and many clients at once."""
+
+import signal
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from openai import OpenAI
+from serving_makers import TEMPLATE
+
+from penstock.chat import load_template
+from penstock.generation import Engine, Sampling, begin_ids
+from penstock.generation.prompt import encode_chat
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from serving_load import Load, resident_bytes
+
+
+@pytest.mark.parametrize("command", [("--api-key", "secret", "--grace", "0.3")], indirect=True)
+def test_a_real_model(command, model, tokenizer):
+    url, process = command.url, command.process
+    stop_ids = [tokenizer.special_tokens["<|end|>"], tokenizer.eos_id]
+    engine = Engine(model, tokenizer, context_length=128, stop_ids=stop_ids)
+    messages = [{"role": "user", "content": "Hi"}]
+    prompts = [
+        [*begin_ids(tokenizer), *tokenizer.encode("Once").tolist()],
+        encode_chat(messages, load_template(TEMPLATE, tokenizer=tokenizer), tokenizer),
+    ]
+    ways = [Sampling(max_tokens=30, seed=5), Sampling(max_tokens=30, temperature=0, min_tokens=1)]
+    due = engine.generate_all(prompts, ways)
+    with OpenAI(base_url=f"{url}/v1", api_key="secret", timeout=30, max_retries=0) as client:
+        assert [found.id for found in client.models.list()] == ["little"]
+        told = client.completions.create(model="little", prompt="Once", max_tokens=30, seed=5)
+        assert told.choices[0].text == due[0].text
+        stream = client.chat.completions.create(
+            model="little", messages=messages, max_tokens=30, temperature=0, stream=True
+        )
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == due[1].text
+    assert httpx.get(f"{url}/v1/models").status_code == 401
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) in (0, -signal.SIGTERM)
+    assert process.stderr.read() == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [("--rate", "0")], indirect=True)
+def test_64_clients_of_which_some_leave_and_some_send_rubbish(command):
+    """Benchmarks have the same for a minute."""
+    Load(command.url, "little", clients=64, seconds=1.5).run()
+    before = resident_bytes(command.process.pid)
+    report = Load(command.url, "little", clients=64, seconds=5).run()
+    assert resident_bytes(command.process.pid) - before < 20 << 20
+    assert report.torn == []
+    assert set(report.codes) <= {200, 400, 413, 429}
+    assert min(report.complete, report.left, report.codes[400], report.codes[413]) > 0
+    metrics = httpx.get(f"{command.url}/metrics").text.splitlines()
+    assert "penstock_sequences_running 0" in metrics
+    assert "penstock_requests_waiting 0" in metrics
+    assert "penstock_requests_in_flight 1" in metrics
+    assert not [line for line in metrics if 'code="5' in line]
+    command.process.send_signal(signal.SIGINT)
+    assert command.process.wait(20) is not None
+    assert "Traceback" not in command.process.stderr.read()
