@@ -31,7 +31,7 @@ def run(
     from penstock.config.training import describe, make_trainer
     from penstock.errors import ConfigError
     from penstock.training.distributed import Ranks, local_device
-    from penstock.training.watching import Watcher
+    from penstock.training.metrics import Metrics
 
     if output is None and not dry_run:
         raise ConfigError("--output is missing: the folder of the run")
@@ -54,13 +54,22 @@ def run(
                 say(f"{name}: {value}")
         if resume:
             trainer.resume()
-        with Watcher(trainer, shown=ranks.is_first and not as_json) as watcher:
+        watched = trainer.settings
+        with Metrics(
+            trainer.run,
+            total_steps=trainer.steps,
+            done=trainer.loader.step,
+            every=watched.log_every,
+            tensorboard=watched.tensorboard,
+            wandb=watched.wandb,
+            shown=ranks.is_first,
+        ) as metrics:
             for record in trainer.train():
-                watcher.see(record)
+                metrics.see(record)
         if ranks.is_first and as_json:
             import json
 
-            print(json.dumps(watcher.last))
+            print(json.dumps(metrics.last))
 
 
 def _print_plan(settings: Any, run_file: str, facts: list[tuple[str, str]], as_json: bool) -> None:

@@ -20,7 +20,7 @@ from penstock.errors import ConfigError, FormatError, OutputError
 from penstock.shards import TOKENIZER_FOLDER, ChatInfo
 from penstock.training.checkpoints import newest_complete
 
-RUN_FILE, CHECKPOINTS, METRICS = "run.yaml", "checkpoints", "metrics.jsonl"
+RUN_FILE, CHECKPOINTS = "run.yaml", "checkpoints"
 MODEL = "model"
 """In a checkpoint: the folder of the model."""
 _TEMPLATE = "chat_template.jinja"

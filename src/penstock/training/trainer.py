@@ -12,6 +12,7 @@ whatever was prefetched. Random numbers of a step (dropout, where a model has so
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
@@ -35,6 +36,7 @@ from penstock.training.run_folder import CHECKPOINTS, MODEL
 from penstock.training.settings import TrainSettings
 from penstock.training.setup import BitSettings, bit_settings
 from penstock.training.sharding import load_whole_weights, shard, whole_weights
+from penstock.training.tensor_logs import TensorLogs
 
 OPTIMIZER, SHARDED_OPTIMIZER, STATE = "optimizer.safetensors", "optimizer.dcp", "state.json"
 
@@ -84,6 +86,8 @@ class Trainer:
         self.totals = Totals()
         if settings.shard:
             shard(model, ranks)
+        if settings.compile:
+            _compile(model)
         self._optimizers = Optimizers(_module(model), settings.optimizer)
         self._bits: BitSettings = bit_settings(
             settings, ranks.device, ranks.place.size, str(model.compute_dtype), getattr(self._optimizers, "fused", None)
@@ -133,12 +137,19 @@ class Trainer:
         A record has `step` (done so far), `loss` (nats a target at distance 1), `learning_rate`, `gradient_norm`,
         `tokens`, `targets`, `seconds`, `wait_seconds` (for data); after an evaluation its figures as `name/figure`.
         """
-        with Interruption() as interruption:
+        logs = TensorLogs(
+            self.run,
+            _module(self.model),
+            self.settings.tensor_logs,
+            done=self.loader.step,
+            writes=self.ranks.is_first,
+        )
+        with Interruption() as interruption, closing(logs):
             saved = self.loader.step
             waited = time.monotonic()
             for step in self.loader:
                 done = step.index + 1
-                record = self._step(step, time.monotonic() - waited)
+                record = self._step(step, time.monotonic() - waited, logs)
                 last = done == self.steps
                 record |= evaluate(self._evaluators, self.model, done, last)
                 yield record
@@ -155,14 +166,15 @@ class Trainer:
             if self.loader.step < self.steps:
                 raise ConfigError(f"the sources ended after {self.loader.step} steps, before {self.steps}; lower steps")
 
-    def _step(self, step: Step, waited: float) -> Record:
+    def _step(self, step: Step, waited: float, logs: TensorLogs) -> Record:
         began = time.monotonic()
         torch.manual_seed(key_for(self.settings.seed, "step", step.index, self.ranks.place.rank) >> 1)
         nats = 0.0
-        for row in step:
-            nats += self._backward(row, step.loss_denominators)
-        if not self.settings.shard:
-            self.ranks.sum_gradients(self.model.parameters())
+        with logs.watch(step.index + 1):
+            for row in step:
+                nats += self._backward(row, step.loss_denominators)
+            if not self.settings.shard:
+                self.ranks.sum_gradients(self.model.parameters())
         rate = self.settings.optimizer.learning_rate * self.settings.schedule.share(step.index, self.steps)
         norm = float(self._optimizers.step(rate))
         [nats] = self.ranks.sum([nats])
@@ -224,6 +236,15 @@ class Trainer:
             STATE: state,
         }
         save_checkpoint(self.run / CHECKPOINTS, step.index + 1, parts, keep=self.settings.checkpoints.keep)
+
+
+def _compile(model: LanguageModel) -> None:
+    """Compile each block; attention is one operation to the compiler, so rows of other documents compile nothing anew."""
+    blocks = getattr(model, "blocks", None)
+    if blocks is None:
+        raise ConfigError("training.compile: this model has no `blocks`; train it without compile")
+    for block in blocks:
+        block.compile(dynamic=False)
 
 
 def _module(model: LanguageModel) -> torch.nn.Module:
