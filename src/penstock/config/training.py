@@ -64,7 +64,7 @@ def make_trainer(
     )
     steps = count_steps(loader, training)
     if output is not None and ranks.is_first:
-        begin_run(output, text, loader.datasets, resume=resume)
+        begin_run(output, text, loader.datasets, resume=resume, say=say)
     ranks.barrier()
     return Trainer(
         run=output or Path(), model=model, loader=loader, settings=training, steps=steps, ranks=ranks, say=say

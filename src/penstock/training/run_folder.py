@@ -11,7 +11,7 @@ A folder in the Hugging Face layout is accepted wherever a run is.
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, final
@@ -89,8 +89,10 @@ def open_run(path: str | Path) -> Run:
     return Run.open(path)
 
 
-def begin_run(path: Path, run_file: str, datasets: Sequence[Any], *, resume: bool) -> None:
+def begin_run(path: Path, run_file: str, datasets: Sequence[Any], *, resume: bool, say: Callable[[str], None]) -> None:
     """Make a run's folder, with the run file, and tokenizer and chat facts of the datasets.
+
+    On resume, each key that the run file now has otherwise is told; what the run began with stays as `run.yaml.old`.
 
     Raises:
         OutputError: It holds a run already and is not to be resumed, or cannot be written.
@@ -98,10 +100,31 @@ def begin_run(path: Path, run_file: str, datasets: Sequence[Any], *, resume: boo
     """
     if (path / RUN_FILE).exists() and not resume:
         raise OutputError(f"{path}: a run is there already; go on with it by --resume, or take another folder")
+    if (path / RUN_FILE).exists():
+        _tell_changes(path / RUN_FILE, run_file, say)
     if not path.exists() or not any(path.iterdir()) or resume:
         _write_run(path, run_file, datasets)
         return
     raise OutputError(f"{path}: the folder is not empty and holds no run; take another")
+
+
+def _tell_changes(kept: Path, now: str, say: Callable[[str], None]) -> None:
+    import yaml
+
+    before, after = (_flat(yaml.safe_load(text) or {}) for text in (kept.read_text(encoding="utf-8"), now))
+    changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    for key in changed:
+        say(f"resumed with {key}: {after.get(key, 'the default')}; it was {before.get(key, 'the default')}")
+    if changed:
+        kept.with_name(f"{RUN_FILE}.old").write_text(kept.read_text(encoding="utf-8"), encoding="utf-8")
+
+
+def _flat(value: Any, place: str = "") -> dict[str, Any]:
+    """The leaves of nested mappings and lists by their dotted place."""
+    if not isinstance(value, dict | list):
+        return {place: value}
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return {k: v for key, inner in items for k, v in _flat(inner, f"{place}.{key}" if place else str(key)).items()}
 
 
 def _write_run(path: Path, run_file: str, datasets: Sequence[Any]) -> None:

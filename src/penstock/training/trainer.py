@@ -239,7 +239,7 @@ class Trainer:
 
 
 def _compile(model: LanguageModel) -> None:
-    """Compile each block; attention is one operation to the compiler, so rows of other documents compile nothing anew."""
+    """Compile each block; attention is one operation in there, so rows of other documents compile nothing anew."""
     blocks = getattr(model, "blocks", None)
     if blocks is None:
         raise ConfigError("training.compile: this model has no `blocks`; train it without compile")
