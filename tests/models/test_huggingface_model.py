@@ -26,6 +26,7 @@ OURS: dict[str, dict[str, Any]] = {
 """Kinds whose attention ours stands in for."""
 THEIRS: dict[str, dict[str, Any]] = {
     "gemma2": {"head_dim": 8, "sliding_window": 4, "attention": "eager"},
+    "exaone4": {"head_dim": 8, "sliding_window": 4, "sliding_window_pattern": 2},
     "falcon": {"num_kv_heads": 2, "alibi": True, "new_decoder_architecture": False},
 }
 """Kinds that run as transformers runs them: soft caps, and positions that are places in the row."""

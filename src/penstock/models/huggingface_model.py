@@ -3,23 +3,26 @@
 Where the model lets us, its attention is ours: a function under the name "penstock" in transformers' attention
 interface, which gets what attends through the keyword arguments that models hand down to it. So packed rows, prefixes,
 caches and micro-sequences work as for our own transformer, and documents are kept apart without a mask. Whether it lets
-us is tried on a few tokens when it is loaded: layers of other kinds, soft caps, sinks and layers with different windows
-do not. Such a model runs as transformers runs packed rows (`model_inputs`), without prefixes and without our cache.
+us is tried on a few tokens when it is loaded, and the logits are compared: layers of other kinds, soft caps, sinks,
+dropout and layers with different windows do not. Such a model runs as transformers runs packed rows (`model_inputs`),
+without prefixes and without our cache.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from penstock.errors import ConfigError, MissingExtraError
-from penstock.inputs import InputRequirements, ModelInput
+from penstock.inputs import AttentionRule, InputRequirements, ModelInput
 from penstock.integrations.isolation import check_isolation
 from penstock.models.cache import Cache, LayerAttend
 from penstock.models.lora import LoraSettings
 from penstock.models.row_tensors import RowTensors
+from penstock.models.windows import attention_of
 
 try:
     from transformers import AttentionInterface, AutoModelForCausalLM
@@ -29,6 +32,8 @@ except ImportError as error:
 from penstock.integrations.huggingface import REQUIREMENTS, model_inputs
 
 _NAME = "penstock"
+TRIAL = 16
+"""Tokens of the document on which our attention is compared with the model's own."""
 _UNKNOWN = ("softcap", "s_aux", "position_bias", "head_mask")
 """What some models ask of their attention, and ours does not do."""
 
@@ -72,6 +77,12 @@ def _values(layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> 
     return v.repeat_interleave(q.shape[2] // v.shape[2], 2)
 
 
+def _masks_more(config: Any) -> bool:
+    """Whether a model's own mask hides what lies far back, and so more than its attention is told."""
+    windowed = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+    return windowed or getattr(config, "attention_chunk_size", None) is not None
+
+
 @final
 class HuggingFaceModel(nn.Module):
     """A model of transformers; make it with `load_huggingface`.
@@ -79,17 +90,25 @@ class HuggingFaceModel(nn.Module):
     Attributes:
         inner: The model itself.
         lora: What trains beside it, see `add_lora`.
-        ours: Whether our attention stands in for its own.
     """
 
     def __init__(self, inner: Any) -> None:
         super().__init__()
         self.inner = inner
         self.lora: LoraSettings | None = None
-        self._own = inner.config._attn_implementation
+        self._plain_head = False
+        own, due = inner.config._attn_implementation, self._trial_logits()
         self._shape = self._try_attention()
-        self.ours = self._shape is not None
+        if self._shape is not None and not self._same(due):
+            self._shape = None
+        if self._shape is None:
+            inner.set_attn_implementation(own)
         self._plain_head = self._try_head()
+
+    @property
+    def ours(self) -> bool:
+        """Whether our attention stands in for the model's own."""
+        return self._shape is not None
 
     def forward(self, row: RowTensors) -> Tensor:
         """Final hidden states [1, T, width] of a row."""
@@ -218,6 +237,31 @@ class HuggingFaceModel(nn.Module):
         logits: Tensor = self.inner(**given).logits
         return logits
 
+    def _trial_tokens(self) -> Tensor:
+        """A document [1, TRIAL]."""
+        return (torch.arange(TRIAL, device=self.device) * 7 % self.vocab_size)[None]
+
+    @torch.no_grad()
+    def _trial_logits(self) -> Tensor:
+        """The model's own logits of the trial document."""
+        training = self.inner.training
+        logits: Tensor = self.inner.eval()(input_ids=self._trial_tokens(), use_cache=False).logits[0].float()
+        self.inner.train(training)
+        return logits
+
+    @torch.no_grad()
+    def _same(self, due: Tensor) -> bool:
+        """Whether our attention gives the logits that the model's own gives."""
+        assert self._shape is not None
+        rule, training = AttentionRule(np.array([[0, 0, TRIAL]])), self.inner.training
+        attention = attention_of(rule, self._shape.window, device=self.device, dtype=self.compute_dtype)
+        tokens, places = self._trial_tokens()[0], torch.arange(TRIAL, device=self.device)
+        self.inner.eval()
+        found = self.logits(self.run(tokens, places, lambda layer, q, k, v: attention(q, k, v)))[0].float()
+        self.inner.train(training)
+        rounding = 1e-3 if self.compute_dtype in (torch.float32, torch.float64) else 0.2
+        return bool((found - due).abs().max() <= rounding * due.std())
+
     @torch.no_grad()
     def _try_head(self) -> bool:
         """Whether logits are the output matrix applied to the final hidden states: to the last bit, as a soft cap
@@ -253,11 +297,13 @@ class HuggingFaceModel(nn.Module):
             seen.clear()
         finally:
             self.inner.train(was_training)
-        layers = getattr(self.inner.config.get_text_config(), "num_hidden_layers", None)
+        config = self.inner.config.get_text_config()
+        layers = getattr(config, "num_hidden_layers", None)
+        if len(set(seen.values())) == 1 and seen[0][2] is None and _masks_more(config):
+            return None
         if len(seen) == layers and sorted(seen) == list(range(len(seen))) and len(set(seen.values())) == 1:
             kv_heads, head_width, window = seen[0]
             return _Shape(layers=len(seen), kv_heads=kv_heads, head_width=head_width, window=window)
-        self.inner.set_attn_implementation(self._own)
         return None
 
     def _refuse_without_ours(self) -> None:

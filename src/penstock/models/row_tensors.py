@@ -10,7 +10,7 @@ from penstock.errors import ConfigError
 from penstock.inputs import IGNORE, AttentionRule, ModelInput
 from penstock.integrations.torch_tensors import to_torch
 from penstock.models.attention import RowAttention
-from penstock.models.windows import windowed_attention
+from penstock.models.windows import attention_of
 
 
 @final
@@ -74,9 +74,7 @@ class RowTensors:
             positions=moved["positions"],  # type: ignore[arg-type]
             targets=targets,
             loss_weights=weights if isinstance(weights, Tensor) else (targets != IGNORE).float(),
-            attention=windowed_attention(rule, window, device=device, dtype=dtype, backend=backend)
-            if window is not None
-            else RowAttention.of(rule, device=device, dtype=dtype, backend=backend),
+            attention=attention_of(rule, window, device=device, dtype=dtype, backend=backend),
             rule=rule,
             window=window,
             source=row,

@@ -19,14 +19,16 @@ from penstock.models.attention import BACKENDS, RowAttention
 from penstock.models.attention.backend import HALF, Attend, attend_heads
 
 
-def windowed_attention(
-    rule: AttentionRule, window: int, *, device: torch.device, dtype: torch.dtype, backend: str = "auto"
+def attention_of(
+    rule: AttentionRule, window: int | None, *, device: torch.device, dtype: torch.dtype, backend: str = "auto"
 ) -> RowAttention:
-    """As `RowAttention.of`, with a window.
+    """As `RowAttention.of`, with a window; None: none.
 
     Raises:
         ConfigError: The row has bidirectional prefixes, or the backend cannot do this; says which can.
     """
+    if window is None:
+        return RowAttention.of(rule, device=device, dtype=dtype, backend=backend)
     if rule.bidirectional:
         raise ConfigError(
             f"a sliding window of {window} tokens and a bidirectional prefix exclude each other; take a model without "
