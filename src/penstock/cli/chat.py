@@ -163,31 +163,40 @@ class Terminal:
 
     def _reply(self, message: str) -> None:
         from penstock.errors import PenstockError
+
+        reply = None
+        with _interruptions() as interrupted:
+            try:
+                reply = self._session.reply(message)
+                self._show(reply, interrupted)
+            except PenstockError as error:
+                self._warn(str(error))
+            except KeyboardInterrupt:
+                print()
+        if reply is None:
+            return
+        reply.stop()
+        if not reply.text.strip():
+            self._note("an empty reply; this turn is not kept")
+        elif reply.finish_reason is None:
+            self._note("stopped")
+        elif reply.finish_reason == "length":
+            self._note(f"cut after {reply.num_tokens} tokens")
+
+    def _show(self, reply: Any, interrupted: list[bool]) -> None:
+        """Print a reply while it is written, until it ends or the user interrupts it."""
         from penstock.inspection import visible
 
-        try:
-            reply = self._session.reply(message)
-        except PenstockError as error:
-            self._warn(str(error))
-            return
         if reply.prompt.tokens_dropped:
             self._note(_dropped(reply))
         label = f"{self._writer.name} › "
         self._console.print(f"[bold green]{_escaped(label)}[/]", end="")
         wrapping = Wrapping(self._console.width, len(label))
-        with _interruptions() as interrupted:
-            for piece in reply:
-                print(wrapping.push(visible(piece, lines=True)), end="", flush=True)
-                if interrupted:
-                    reply.stop()
-                    break
+        for piece in reply:
+            print(wrapping.push(visible(piece, lines=True)), end="", flush=True)
+            if interrupted:
+                break
         print(wrapping.finish())
-        if not reply.text.strip():
-            self._note("an empty reply; this turn is not kept")
-        elif interrupted:
-            self._note("stopped")
-        elif reply.finish_reason == "length":
-            self._note(f"cut after {reply.num_tokens} tokens")
 
     def _note(self, text: str) -> None:
         self._console.print(text, style="dim", markup=False)
@@ -235,7 +244,7 @@ class Wrapping:
 
 @contextmanager
 def _interruptions() -> Iterator[list[bool]]:
-    """A list that is no longer empty after Ctrl-C; a second one interrupts as always."""
+    """A list that is no longer empty after Ctrl-C, so that a step is ended; a second one interrupts at once."""
     seen: list[bool] = []
 
     def note(*_: Any) -> None:
