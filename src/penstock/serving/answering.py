@@ -34,8 +34,6 @@ class Answering:
         self._generating, self._writer, self._names, self._metrics = generating, writer, names, metrics
         self._choices = [Choice() for _ in range(generating.ask.choices)]
         self._begun = time.perf_counter()
-        metrics.prompt_tokens += generating.ask.prompt_tokens
-        metrics.dropped_tokens += generating.ask.tokens_dropped
 
     async def whole(self, request: Request) -> Response:
         """The answer when all is generated.
@@ -83,6 +81,8 @@ class Answering:
 
     async def _taken(self) -> AsyncIterator[tuple[int, Event, Json | None]]:
         """Every event: choice, event and log-probabilities; counted, and kept for the usage."""
+        self._metrics.prompt_tokens += self._generating.ask.prompt_tokens
+        self._metrics.dropped_tokens += self._generating.ask.tokens_dropped
         first = True
         async for index, event in self._generating.events():
             if first:

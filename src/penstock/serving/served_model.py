@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from penstock.chat import Template
-from penstock.errors import PenstockError, RecordError
+from penstock.errors import ConversationError, PenstockError
 from penstock.generation import begin_ids, fit_chat
 from penstock.serving.door import BatchEngine
 from penstock.serving.generating import Ask
@@ -98,10 +98,10 @@ class ServedModel:
         assert self.template is not None
         try:
             prompt = fit_chat(messages, self.template, self.tokenizer, room=room)
-        except RecordError as error:
-            too_long = "there is room for" in str(error)
-            code = "context_length_exceeded" if too_long else "invalid_messages"
-            raise Refusal(400, str(error), param="messages", code=code) from None
+        except ConversationError as error:
+            raise Refusal(400, str(error), param="messages", code="context_length_exceeded") from None
+        except PenstockError as error:
+            raise Refusal(400, str(error), param="messages", code="invalid_messages") from None
         return list(prompt.ids), prompt.tokens_dropped
 
     def _ids(self, prompt: str | list[int]) -> list[int]:

@@ -89,9 +89,13 @@ class EngineThread:
 
     def _run(self) -> None:
         while self._open:
-            self._obey()
-            if self._running:
-                self._step()
+            try:
+                self._obey()
+                if self._running:
+                    self._step()
+            except Exception as error:
+                _log.exception("the engine failed; %d sequences end by it", len(self._running))
+                self._fail(error)
         self._fail(None)
 
     def _obey(self) -> None:
@@ -105,14 +109,8 @@ class EngineThread:
             pass
 
     def _step(self) -> None:
-        try:
-            events = self._engine.step()
-        except Exception as error:
-            _log.exception("the engine failed; %d sequences end by it", len(self._running))
-            self._fail(error)
-            return
         told: list[tuple[Ticket, Event | Ended]] = []
-        for event in events:
+        for event in self._engine.step():
             ticket = self._running.get(event.sequence)
             if ticket is None:
                 continue
@@ -134,14 +132,16 @@ class EngineThread:
     def _cancel(self, ticket: Ticket) -> None:
         if ticket.sequence is None or self._running.pop(ticket.sequence, None) is None:
             return
-        self._engine.cancel(ticket.sequence)
-        self._tell([(ticket, Ended())])
+        try:
+            self._engine.cancel(ticket.sequence)
+        finally:
+            self._tell([(ticket, Ended())])
 
     def _stop(self) -> None:
         self._open = False
 
     def _fail(self, error: BaseException | None) -> None:
-        """End all sequences; the engine goes on empty."""
+        """End all sequences, by a fault or because the server stops; the engine goes on empty."""
         tickets = list(self._running.values())
         self._running.clear()
         for ticket in tickets:
