@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 if TYPE_CHECKING:
     import typer
 
-VERBS = ("tokenizer", "prepare", "convert", "verify", "inspect", "plan", "train", "schema", "doctor")
+VERBS = (
+    "tokenizer", "prepare", "convert", "verify", "inspect", "plan",
+    "train", "plot", "eval", "generate", "chat", "serve", "export", "schema", "doctor",
+)  # fmt: skip
 """In the order in which a user meets them; `--help` lists them so."""
 
 
