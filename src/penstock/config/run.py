@@ -49,7 +49,8 @@ class RunSettings:
     data: DataSettings
     """Sources with their shares, and the form of rows and steps."""
     model: ModelSettings | str | None = None
-    """What `penstock train` trains: a transformer of these numbers, or `hf:path`, any causal model of transformers."""
+    """What `penstock train` trains: a transformer of these numbers, `from:path`, which starts with the weights of a run
+    or a folder, or `hf:path`, any causal model of transformers."""
     training: TrainSettings | None = None
     """How `penstock train` trains it."""
     chat: ChatSettings | None = None

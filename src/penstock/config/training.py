@@ -15,10 +15,15 @@ from penstock.shards import open_dataset
 from penstock.training import TrainSettings
 
 if TYPE_CHECKING:
+    import torch
+
+    from penstock.models import LanguageModel
     from penstock.training import Trainer
     from penstock.training.distributed import Ranks
 
 FILLING_THREADS = 1
+TRAINED = "from:"
+"""What the name of a run or a folder of a model begins with whose weights a run starts from."""
 
 
 def make_trainer(
@@ -40,7 +45,6 @@ def make_trainer(
         OutputError: The run's folder is not free.
     """
     # All of these need torch, which reading a run file does not.
-    from penstock.models import build_model
     from penstock.models.lora import add_lora
     from penstock.training import Trainer
     from penstock.training.run_folder import begin_run
@@ -49,10 +53,9 @@ def make_trainer(
 
     training = settings.training or TrainSettings()
     if settings.model is None:
-        raise ConfigError(f"{run_file}: model is missing: give layers, width, … or hf:path")
+        raise ConfigError(f"{run_file}: model is missing: give layers, width, …, from:RUN or hf:path")
     prepare_torch(training)
-    vocab_size = _vocabulary(settings)
-    model = build_model(settings.model, vocab_size=vocab_size, device=ranks.device, seed=training.seed)
+    model = _make_model(settings, settings.model, training, ranks.device)
     if training.lora is not None:
         add_lora(model, training.lora, seed=training.seed)
     loader = make_loader(
@@ -69,6 +72,48 @@ def make_trainer(
     return Trainer(
         run=output or Path(), model=model, loader=loader, settings=training, steps=steps, ranks=ranks, say=say
     )
+
+
+def _make_model(
+    settings: RunSettings, model: ModelSettings | str, training: TrainSettings, device: "torch.device"
+) -> "LanguageModel":
+    """The model with the weights to begin with."""
+    from penstock.models import build_model
+
+    if isinstance(model, str) and model.startswith(TRAINED):
+        return _trained_model(model.removeprefix(TRAINED), settings, device)
+    return build_model(model, vocab_size=_vocabulary(settings), device=device, seed=training.seed)
+
+
+def _trained_model(path: str, settings: RunSettings, device: "torch.device") -> "LanguageModel":
+    """A trained model to go on from, for other data or another schedule: its weights in float32, LoRA merged.
+
+    Raises:
+        ConfigError: The data was made with another tokenizer than the model's.
+    """
+    import torch
+
+    from penstock.models import load_model, merge_lora
+    from penstock.tokenizers import load_tokenizer
+    from penstock.training import open_run
+
+    run = open_run(path)
+    fingerprint = load_tokenizer(run.tokenizer).fingerprint
+    for source in settings.data.sources:
+        made_with = getattr(open_dataset(source.path), "tokenizer", None)
+        if made_with is not None and made_with.fingerprint != fingerprint:
+            raise ConfigError(
+                f"source {source.name!r}: was made with another tokenizer ({made_with.name}) than the model "
+                f"{TRAINED}{path}; prepare it with {run.tokenizer}"
+            )
+    model = load_model(run.model, device)
+    if (needed := _vocabulary(settings)) > model.vocab_size:
+        raise ConfigError(f"the model {TRAINED}{path} knows {model.vocab_size} ids, and the objectives need {needed}")
+    if model.lora is not None:
+        merge_lora(model)
+    for weight in model.parameters():
+        weight.data = weight.data.to(torch.promote_types(weight.dtype, torch.float32))
+    return model
 
 
 def _vocabulary(settings: RunSettings) -> int:
