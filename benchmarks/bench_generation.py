@@ -4,21 +4,21 @@
 
 A Llama of 12 million parameters in float32 (6 layers, width 384, vocabulary of 4,096) writes 64 tokens after 64, for 1,
 8 and 32 sequences at once: greedily, and with temperature 0.8 and top-p 0.95. Neither has a token that ends a sequence,
-so both write all. Wall time of the whole call, prompts included; rivals take turns, medians. `step` is how long one
-step of the engine takes, and `ours` how much of it is not the model: choosing, text, events.
+so both write all. Processor time of the whole call, prompts included, because a shared machine lengthens waiting and
+not work; rivals take turns, medians. `step` is the time of the call over the tokens of a sequence, and `ours` how much
+of it is not the model but choosing, text and events.
 """
 
 import cProfile
 import pstats
 import tempfile
-import time
 import warnings
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from common import arguments, standard_library, table, take_turns
+from common import Work, arguments, cpu_seconds, standard_library, table, take_turns
 from penstock.generation import Engine, Sampling
 from penstock.models import ModelSettings, build_model
 from penstock.models.exporting import export
@@ -35,16 +35,7 @@ WAYS = {
 }
 
 
-def timed(work: Callable[[], Any]) -> Callable[[], float]:
-    def run() -> float:
-        begun = time.perf_counter()
-        work()
-        return time.perf_counter() - begun
-
-    return run
-
-
-def share_of_ours(work: Callable[[], Any]) -> float:
+def share_of_ours(work: Work) -> float:
     """How much of the engine's time is not spent in the model; by a profile, which makes Python look slower."""
     profile = cProfile.Profile()
     profile.runcall(work)
@@ -69,7 +60,9 @@ def main() -> None:
     rows = []
     for way, (sampling, options) in WAYS.items():
         for count in (1, 8, 32):
-            prompts = torch.randint(0, tokenizer.vocab_size, (count, PROMPT), generator=torch.Generator().manual_seed(count))
+            prompts = torch.randint(
+                0, tokenizer.vocab_size, (count, PROMPT), generator=torch.Generator().manual_seed(count)
+            )
             engine = Engine(model, tokenizer, context_length=PROMPT + WRITTEN, forbidden_ids=(), slots=count)
             listed = prompts.tolist()
 
@@ -85,7 +78,9 @@ def main() -> None:
                     eos_token_id=None, pad_token_id=0, **options,
                 )  # fmt: skip
 
-            seconds = take_turns({"ours": timed(ours), "theirs": timed(theirs)}, flags.repeats)
+            seconds = take_turns(
+                {"ours": partial(cpu_seconds, ours), "theirs": partial(cpu_seconds, theirs)}, flags.repeats
+            )
             mine, other = (count * WRITTEN / seconds[name] for name in ("ours", "theirs"))
             step, own = 1e3 * seconds["ours"] / WRITTEN, share_of_ours(ours)
             note = f"{mine:.0f} against {other:.0f} tokens/s; step {step:.1f} ms, ours {100 * own:.0f} %"

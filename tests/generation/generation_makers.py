@@ -42,12 +42,14 @@ class TableModel:
 
     def extend(self, tokens: Any, lengths: Any, cache: Any, sequences: Any = None) -> torch.Tensor:
         chosen = range(len(cache.tokens)) if sequences is None else sequences.tolist()
-        self.fed.append(lengths.tolist())
+        self.fed.append([length for length in lengths.tolist() if length])
         for row, slot in enumerate(chosen):
+            if not lengths[row]:
+                continue
             cache.tokens[slot] += tokens[row, : lengths[row]].tolist()
             assert len(cache.tokens[slot]) <= cache.capacity
             self.seen.append(list(cache.tokens[slot]))
-        return self.table[[cache.tokens[slot][-1] for slot in chosen]].clone()
+        return self.table[[cache.tokens[slot][-1] if cache.tokens[slot] else 0 for slot in chosen]]
 
 
 def byte_tokenizer(*controls: str) -> Tokenizer:

@@ -215,12 +215,15 @@ class Engine:
     def _extend(self, parts: list[list[int]], slots: list[int]) -> Tensor:
         """Logits [B, vocab] after each row's tokens."""
         width = max(map(len, parts))
-        device = self._model.device
-        tokens = torch.tensor([part + [0] * (width - len(part)) for part in parts], device=device)
+        # With no choice of slots keys are read where they are; rows for idle slots cost less than copying keys.
+        every = len(slots) == self._num_slots or (width == 1 and 2 * len(slots) > self._num_slots)
+        if every:
+            by_slot = dict(zip(slots, parts, strict=True))
+            parts = [by_slot.get(slot, []) for slot in range(self._num_slots)]
+        tokens = torch.tensor([part + [0] * (width - len(part)) for part in parts], device=self._model.device)
         lengths = torch.tensor([len(part) for part in parts])
-        # All slots in order: keys are read where they are.
-        chosen = None if len(slots) == self._num_slots else torch.tensor(slots)
-        return self._model.extend(tokens, lengths, self._cache, chosen)
+        logits = self._model.extend(tokens, lengths, self._cache, None if every else torch.tensor(slots))
+        return logits[slots] if every and len(slots) < self._num_slots else logits
 
     def _choose(self, group: list[sequences.Sequence], logits: Tensor) -> list[Event]:
         """The next token of each sequence, from logits [B, vocab]."""
