@@ -1,53 +1,54 @@
-"""From text to a small model that learns to answer, on two cores, in a few minutes: `make demo [SOURCE=path]`.
+"""From text to a small model that you can chat with, on two cores, in a few minutes: `make demo [SOURCE=path]`.
 
 Text that every Python machine has (the standard library's functions and documentation strings), or your own, becomes
-a tokenizer, datasets, packed rows, and a small Llama of transformers that trains on them. Half-way it stops; a new
-model and a new loader go on from the checkpoint, and the batches are compared with those of an uninterrupted run.
+a tokenizer, datasets, packed rows, and a transformer that trains on them. Half-way it is given up, as by a kill; a new
+trainer goes on from the checkpoint, and what it does is compared with an uninterrupted run, to the last bit.
 
 Then chats about the standard library become a dataset in which only the assistant's words are trained, with a proof for
-each; the model learns from them, answers a question, and a page shows what it saw, token by token.
+each. A second run starts with the weights of the first and learns to answer; it is exported, answers a few questions,
+and a page shows what it saw, token by token.
 """
 
 import argparse
-import ast
 import hashlib
 import json
 import math
 import os
 import shutil
-import sysconfig
-import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
+import yaml
 from demo_chats import CONTROL_TOKENS, conversations, modules_of
+from demo_text import CODE_BYTES, definitions, standard_library
 
 import penstock as ps
+from penstock.config import load_run, make_loader
 from penstock.inspection import Style, make_console, row_view, view_rows
 from penstock.tokenizers import train_tokenizer
 
 FOLDER = Path(".demo")
 VOCAB_SIZE = 2048
-SEQUENCE_LENGTH = 256
-ROWS_PER_STEP = 8
-SEED = 7
-CODE_BYTES = 6_000_000
-"""Of the standard library's sources, at most."""
-TRAINING_SECONDS = 80.0
+LOADER = {"sequence_length": 256, "rows_per_step": 8, "seed": 7}
+MODEL = {"layers": 4, "width": 128, "heads": 4}
+TRAINING_SECONDS = 70.0
 """Aim; the number of steps follows from the speed of this machine."""
 STEPS = (80, 600)
 """Least and most."""
-CHAT_SECONDS = 25.0
+CHAT_SECONDS = 30.0
 """The same for learning from chats."""
-CHAT_STEPS = (30, 200)
+CHAT_STEPS = (30, 300)
+REPEATED = 3
+"""Steps after the checkpoint that are lost, and done again."""
 CHAT_TEMPLATE = Path(__file__).with_name("chat.jinja")
-CHAT_LENGTHS = {"max_tokens": SEQUENCE_LENGTH, "too_long": "drop"}
-LINES = 20
-"""Lines of the loss chart, about."""
+CHAT_LENGTHS = {"max_tokens": LOADER["sequence_length"], "too_long": "drop"}
+QUESTIONS = ("What does shutil.copy do?", "And its arguments?", "Explain json.dumps.")
+LINES = 16
+"""Lines of a loss chart, about."""
 BAR = 48
 """Characters of a bar that stands for the loss of guessing, ln(VOCAB_SIZE)."""
 THREADS = 2
@@ -60,26 +61,32 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=TRAINING_SECONDS, help="aim for the time of training")
     arguments = parser.parse_args()
     began = time.monotonic()
+    # Threads that wait without spinning: on a machine that does other work besides, several times as fast.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir()
-    mixture = prepare_own(arguments.source) if arguments.source else prepare_python()
-    show_row(mixture)
-    model = train(mixture, arguments.seconds, prompt="The " if arguments.source else "def ")
-    chats = prepare_chats()
-    fine_tune(model, chats, CHAT_SECONDS)
-    page = write_page(chats)
-    print(f"\nAll of it took {time.monotonic() - began:.0f} s. What was made is in {FOLDER}/: look at a dataset with")
-    print(f"  {Path('.venv/bin/penstock')} inspect {mixture.sources[0].path}")
-    print("and at the chats, token by token, with any browser:")
-    print(f"  {page.resolve()}")
+    sources = prepare_own(arguments.source) if arguments.source else prepare_python()
+    show_row(sources)
+    step_seconds = train(sources, arguments.seconds)
+    write_some("The " if arguments.source else "def ")
+    prepare_chats()
+    fine_tune(step_seconds)
+    answer()
+    page = write_page()
+    print(f"\nAll of it took {time.monotonic() - began:.0f} s; what was made is in {FOLDER}/. To go on:\n")
+    command = Path(".venv/bin/penstock")
+    print(f"  {command} chat {FOLDER / 'chat'}            chat with the model yourself")
+    print(f"  {command} plot {FOLDER / 'run'} {FOLDER / 'chat'}  draw both runs' curves")
+    print(f"  {command} inspect {sources[0]['path']}         look at a dataset")
+    print(f"\nThe chats, token by token, with any browser: {page.resolve()}")
 
 
 # -- text to datasets --------------------------------------------------------------------------------------------------
 
 
-def prepare_python() -> Any:
+def prepare_python() -> list[dict[str, Any]]:
     """The standard library: its functions are one dataset, their documentation strings another."""
-    title("1  Text: the standard library of this Python")
+    title("Text: the standard library of this Python")
     modules = list(standard_library())
     code, docs = FOLDER / "code.jsonl", FOLDER / "docs.jsonl"
     with code.open("w", encoding="utf-8") as code_file, docs.open("w", encoding="utf-8") as docs_file:
@@ -90,19 +97,19 @@ def prepare_python() -> Any:
                 file = code_file if kind == "code" else docs_file
                 file.write(json.dumps({"text": text, "module": path.stem}) + "\n")
     print(f"{len(modules)} modules: {size(code)} of functions, {size(docs)} of documentation strings")
-    title("2  A tokenizer, trained on both")
+    title("A tokenizer, trained on both")
     make_tokenizer([json.loads(line)["text"] for path in (code, docs) for line in path.open(encoding="utf-8")])
-    title("3  Two datasets")
+    title("Two datasets")
     for path in (code, docs):
         ps.prepare(str(path), tokenizer=FOLDER / "tokenizer", output=FOLDER / path.stem)
-    return ps.Mixture([ps.Source(FOLDER / "code", share=0.7), ps.Source(FOLDER / "docs", share=0.3)])
+    return [{"path": str(FOLDER / "code"), "share": 0.7}, {"path": str(FOLDER / "docs"), "share": 0.3}]
 
 
-def prepare_own(source: Path) -> Any:
+def prepare_own(source: Path) -> list[dict[str, Any]]:
     """The user's text, whatever format it is in."""
     from penstock.sources import open_sources
 
-    title(f"1  Text: {source}")
+    title(f"Text: {source}")
     separator = "\n\n" if source.suffix in {".txt", ".md"} else None
     texts: list[str] = []
     taken = 0
@@ -112,41 +119,11 @@ def prepare_own(source: Path) -> Any:
             taken += block.size_bytes
         if taken > CODE_BYTES:
             break
-    title(f"2  A tokenizer, trained on {taken / 1e6:.1f} MB of it")
+    title(f"A tokenizer, trained on {taken / 1e6:.1f} MB of it")
     make_tokenizer(texts)
-    title("3  A dataset")
+    title("A dataset")
     ps.prepare(str(source), tokenizer=FOLDER / "tokenizer", output=FOLDER / "own", separator=separator)
-    return ps.Mixture([ps.Source(FOLDER / "own")])
-
-
-def standard_library() -> Iterator[Path]:
-    """Modules of the standard library without its tests, in an order that depends on their names alone."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    left_out = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
-    paths = [path for path in root.rglob("*.py") if not left_out.intersection(path.relative_to(root).parts)]
-    paths.sort(key=lambda path: hashlib.sha256(path.relative_to(root).as_posix().encode()).digest())
-    total = 0
-    for path in paths:
-        total += path.stat().st_size
-        if total > CODE_BYTES:
-            return
-        try:
-            path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            continue
-        if path.stat().st_size:
-            yield path
-
-
-def definitions(source: str) -> Iterator[tuple[str, str]]:
-    """("code", text) of every function of a module, and ("docs", text) of documentation strings."""
-    lines = source.splitlines(keepends=True)
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, documented) and len(text := ast.get_docstring(node) or "") > 80:
-            yield "docs", text
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and (node.end_lineno or 0) - node.lineno >= 3:
-            yield "code", textwrap.dedent("".join(lines[node.lineno - 1 : node.end_lineno]))
+    return [{"path": str(FOLDER / "own")}]
 
 
 def make_tokenizer(texts: list[str]) -> None:
@@ -160,132 +137,147 @@ def make_tokenizer(texts: list[str]) -> None:
     assert tokenizer.decode(ids) == sample
 
 
-# -- datasets to rows --------------------------------------------------------------------------------------------------
+# -- run files ---------------------------------------------------------------------------------------------------------
 
 
-def make_loader(mixture: Any) -> Any:
-    """The loader of this demo: the same arguments give the same rows."""
-    return ps.Loader(mixture, sequence_length=SEQUENCE_LENGTH, rows_per_step=ROWS_PER_STEP, seed=SEED)
+def write_run_file(name: str, sources: list[dict[str, Any]], **sections: Any) -> Path:
+    """A run file as one writes it by hand; the same file always gives the same rows."""
+    path = FOLDER / f"{name}.yaml"
+    sections = {"data": {"sources": sources, "loader": LOADER}, **sections}
+    path.write_text(yaml.safe_dump(sections, sort_keys=False), encoding="utf-8")
+    return path
 
 
-def show_row(mixture: Any) -> None:
+def training(steps: int, *, learning_rate: float, every: int) -> dict[str, Any]:
+    """The section `training` of a run file."""
+    return {
+        "steps": steps,
+        "threads": THREADS,
+        "device": "cpu",
+        "optimizer": {"learning_rate": learning_rate},
+        "schedule": {"shape": "cosine", "warmup_steps": 20},
+        "checkpoints": {"every": every},
+    }
+
+
+def show_row(sources: list[dict[str, Any]]) -> None:
     """One packed row, as the model will get it."""
-    title("4  A packed row, as it will be trained")
+    title("A packed row, as it will be trained")
     console = make_console()
     style = Style(console)
-    tokenizer = ps.load_tokenizer(FOLDER / "tokenizer")
-    views = view_rows(make_loader(mixture), 0, list(range(ROWS_PER_STEP)), lambda dataset: tokenizer)
+    views = view_rows(
+        make_loader(load_run(write_run_file("run", sources)).data),
+        0,
+        list(range(LOADER["rows_per_step"])),
+        lambda dataset: ps.load_tokenizer(FOLDER / "tokenizer"),
+    )
     console.print(row_view(max(views, key=lambda view: len(view.documents)), style, 50))
     console.print(style.legend())
-
-
-def straight_digests(mixture: Any, steps: int) -> tuple[list[str], np.ndarray[Any, Any]]:
-    """Digests of the batches of an uninterrupted run, and how often each token is a target in it."""
-    digests, counts = [], np.zeros(VOCAB_SIZE, np.int64)
-    for step in make_loader(mixture):
-        if step.index == steps:
-            break
-        digests.append(digest(np.stack([row.tokens for row in step])))
-        for row in step:
-            targets = row.targets[0]
-            counts += np.bincount(targets[targets >= 0], minlength=VOCAB_SIZE)
-    return digests, counts
 
 
 # -- rows to a model ---------------------------------------------------------------------------------------------------
 
 
-def train(mixture: Any, seconds: float, *, prompt: str) -> Any:
-    """Train a small Llama, stop half-way, go on, and show what came of it; the model."""
-    # Threads that wait without spinning: on a machine that does other work besides, several times as fast.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    import torch
-    import transformers
-
-    torch.set_num_threads(THREADS)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    title("5  A small Llama of transformers learns")
-    model = new_model()
-    steps = affordable_steps(mixture, seconds, *STEPS)
-    digests, counts = straight_digests(mixture, steps)
+def train(sources: list[dict[str, Any]], seconds: float) -> float:
+    """Train a small transformer, give it up half-way, go on, and compare; the seconds of a step."""
+    title("A small transformer learns")
+    steps = affordable_steps(write_run_file("run", sources), seconds)
+    half = steps // 2
+    run_file = write_run_file("run", sources, model=MODEL, training=training(steps, learning_rate=3e-3, every=half))
+    digests, counts = uninterrupted(run_file, steps)
     unigram = unigram_loss(counts)
-    print(
-        f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, {steps} steps, {counts.sum():,} targets"
-    )
+    print(f"as by `penstock train {run_file} --output {FOLDER / 'run'}`: {steps} steps, {counts.sum():,} targets")
     print(f"Loss in nats per token; │ is a unigram model of these very targets: {unigram:.2f}\n")
     chart = Chart(steps, unigram)
-    first = train_part(model, mixture, steps, steps // 2, chart, resume=False)
-    print(f"      stopped after step {steps // 2}; a new model and a new loader go on from the checkpoint")
-    model = new_model()
-    second = train_part(model, mixture, steps, steps, chart, resume=True)
-    print()
-    same = first + second == digests
-    around = f"{' '.join(first[-2:])} ✂ {' '.join(second[:2])}"
-    print(f"Batches of the two parts and of an uninterrupted run: {'the same' if same else 'DIFFERENT'}")
-    print(f"  {len(first)} + {len(second)} of {len(digests)} batches; digests around the stop: {around}")
-    begin, end = chart.average(5, first=True), chart.average(LINES, first=False)
-    print(f"Loss fell from {begin:.2f} to {end:.2f} nats per token; a unigram model has {unigram:.2f}")
-    title("6  What it says")
-    print(say(model, prompt, at_least=80))
+    first = train_part(run_file, chart, until=half + REPEATED)
+    print(f"           given up after step {half + REPEATED}; a new trainer goes on from the checkpoint of step {half}")
+    second = train_part(run_file, chart, resume=True)
+    lost, again = first.figures[half:], second.figures[:REPEATED]
+    rows = half * LOADER["rows_per_step"]
+    same = lost == again and first.digests[:rows] + second.digests == digests
+    print(
+        f"\nLoss fell from {fmean(chart.losses[:5]):.2f} to {fmean(chart.losses[-20:]):.2f}; a unigram model has {unigram:.2f}"
+    )
+    print(f"Rows, and the loss of the steps done twice: {'the same to the last bit' if same else 'DIFFERENT'}")
+    print(f"  step {half + 1}: {lost[0][0]!r} and {again[0][0]!r}")
     if not same:
-        raise SystemExit("the batches after the restart are not those of an uninterrupted run")
-    return model
+        raise SystemExit("what was trained after the restart is not what an uninterrupted run trains")
+    return second.step_seconds
 
 
-def new_model() -> Any:
-    """A Llama from a configuration, about a million parameters, the same weights every time."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(SEED)
-    sizes = {"hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 4, "num_attention_heads": 4}
-    return LlamaForCausalLM(
-        LlamaConfig(**sizes, vocab_size=VOCAB_SIZE, max_position_embeddings=SEQUENCE_LENGTH, tie_word_embeddings=True)
-    )
-
-
-def affordable_steps(mixture: Any, seconds: float, least: int, most: int) -> int:
+def affordable_steps(run_file: Path, seconds: float) -> int:
     """Steps that this machine does in `seconds`, from the time of a few."""
-    model, times = new_model(), []
-    for step in make_loader(mixture):
+    import torch
+
+    from penstock.models import ModelSettings, build_model
+    from penstock.training import row_loss
+
+    torch.set_num_threads(THREADS)
+    model, times = build_model(ModelSettings(**MODEL), vocab_size=VOCAB_SIZE), []
+    for step in make_loader(load_run(run_file).data, requirements=model.requirements()):
         began = time.monotonic()
-        ps.huggingface.loss(model, list(step), step.loss_denominator).backward()
+        for row in step:
+            row_loss(model, row, step.loss_denominators).loss.backward()
         times.append(time.monotonic() - began)
-        if len(times) == 6:
+        if len(times) == 5:
             break
-    return min(most, max(least, int(seconds / sorted(times)[2])))
+    return min(STEPS[1], max(STEPS[0], int(seconds / median(times))))
 
 
-def train_part(model: Any, mixture: Any, steps: int, stop: int, chart: "Chart", *, resume: bool) -> list[str]:
-    """Train up to step `stop` of `steps`, from the last checkpoint when resuming; digests of the batches trained."""
-    from transformers import PrinterCallback, TrainerCallback, TrainingArguments
+def uninterrupted(run_file: Path, steps: int) -> tuple[list[str], np.ndarray[Any, Any]]:
+    """Digests of the rows of a run that nothing stops, and how often each token is a target in it."""
+    digests, counts = [], np.zeros(VOCAB_SIZE, np.int64)
+    for step in make_loader(load_run(run_file).data):
+        if step.index == steps:
+            break
+        for row in step:
+            digests.append(digest(row.tokens))
+            targets = row.targets[0]
+            counts += np.bincount(targets[targets >= 0], minlength=VOCAB_SIZE)
+    return digests, counts
 
-    class Watch(TrainerCallback):
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            if "loss" in logs:
-                chart.add(state.global_step, logs["loss"])
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == stop < steps:
-                control.should_save = control.should_training_stop = True
+class Part:
+    """What a trainer did: digests of its rows, (loss, gradient norm) of its steps, and the usual seconds of one."""
 
-    arguments = TrainingArguments(
-        str(FOLDER / "run"), max_steps=steps, learning_rate=3e-3, lr_scheduler_type="cosine", warmup_steps=20,
-        weight_decay=0.1, adam_beta2=0.95, logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True,
-        use_cpu=True, seed=SEED,
+    def __init__(self) -> None:
+        self.digests: list[str] = []
+        self.figures: list[tuple[float, float]] = []
+        self.seconds: list[float] = []
+
+    @property
+    def step_seconds(self) -> float:
+        """Of the step in the middle."""
+        return median(self.seconds)
+
+
+def train_part(run_file: Path, chart: "Chart", *, resume: bool = False, until: int | None = None) -> Part:
+    """Train as the run file says, from the newest checkpoint when resuming; given up after step `until`."""
+    import torch
+
+    from penstock.config.run import resolved_text
+    from penstock.config.training import make_trainer
+    from penstock.training.distributed import Ranks
+    from penstock.training.metrics import Metrics
+
+    output = FOLDER / run_file.stem
+    trainer = make_trainer(
+        load_run(run_file), run_file=str(run_file), text=resolved_text(run_file), output=output, resume=resume,
+        ranks=Ranks(torch.device("cpu")), say=lambda sentence: None,
     )  # fmt: skip
-    trainer = ps.huggingface.Trainer(
-        model, arguments, loader=make_loader(mixture), rows_per_microbatch=ROWS_PER_STEP, callbacks=[Watch()]
-    )
-    trainer.remove_callback(PrinterCallback)
-    digests: list[str] = []
-    hook = model.register_forward_pre_hook(
-        lambda module, positional, named: digests.append(digest(named["input_ids"].numpy())), with_kwargs=True
-    )
-    trainer.train(resume_from_checkpoint=resume or None)
-    hook.remove()
-    return digests
+    if resume:
+        trainer.resume()
+    part, done = Part(), trainer.loader.step
+    trainer.model.register_forward_pre_hook(lambda model, given: part.digests.append(digest(given[0].tokens.numpy())))
+    with Metrics(output, total_steps=trainer.steps, done=done) as metrics:
+        for record in trainer.train():
+            metrics.see(record)
+            chart.add(record["step"], record["loss"])
+            part.figures.append((record["loss"], record["gradient_norm"]))
+            part.seconds.append(record["seconds"])
+            if record["step"] == until:
+                break
+    return part
 
 
 class Chart:
@@ -296,45 +288,31 @@ class Chart:
         self.losses: list[float] = []
 
     def add(self, step: int, loss: float) -> None:
-        """One step's loss; now and then a line with the average since the last."""
-        self.losses.append(loss)
-        if step % self.every == 0:
-            recent = self.average(self.every, first=False)
+        """One step's loss, in place of what it had before it was lost; now and then a line with the average."""
+        again = step <= len(self.losses)
+        self.losses[step - 1 :] = [loss]
+        if step % self.every == 0 and not again:
+            recent = fmean(self.losses[-self.every :])
             cells = [*("█" * round(BAR * recent / math.log(VOCAB_SIZE))).ljust(BAR)]
             if self.unigram is not None:
                 cells[min(BAR - 1, round(BAR * self.unigram / math.log(VOCAB_SIZE)))] = "│"
             print(f"step {step:4}  {recent:5.2f}  {''.join(cells)}".rstrip(), flush=True)
 
-    def average(self, count: int, *, first: bool) -> float:
-        """Mean loss of the first or last `count` steps."""
-        part = self.losses[:count] if first else self.losses[-count:]
-        return sum(part) / len(part)
 
+def write_some(prompt: str) -> None:
+    """Some text in the model's words."""
+    from penstock.cli.generate import run as generate
 
-def say(model: Any, prompt: str, *, at_least: int = 0, at_most: int = 80, stop: str | None = None) -> str:
-    """Some text in the model's words, up to the control token `stop` where one is given."""
-    import torch
-
-    tokenizer = ps.load_tokenizer(FOLDER / "tokenizer")
-    # The prompt is ours, so control text in it means control tokens.
-    ids = torch.tensor([tokenizer.encode(prompt, allow_control=True).tolist()])
-    torch.manual_seed(SEED)
-    model.eval()
-    with torch.no_grad():
-        said = model.generate(
-            ids, attention_mask=torch.ones_like(ids), min_new_tokens=at_least, max_new_tokens=at_most, do_sample=True,
-            temperature=0.7, top_k=40, pad_token_id=tokenizer.pad_id,
-            eos_token_id=tokenizer.special_tokens[stop] if stop else tokenizer.eos_id,
-        )  # fmt: skip
-    return tokenizer.decode(said[0].tolist())
+    title("What it writes")
+    generate(str(FOLDER / "run"), prompt=[prompt], temperature=0.7, top_k=40, min_tokens=60, max_tokens=60)
 
 
 # -- chats -------------------------------------------------------------------------------------------------------------
 
 
-def prepare_chats() -> Any:
+def prepare_chats() -> None:
     """Conversations about the standard library as a dataset that trains the assistant's words alone."""
-    title("7  Chats: questions about the standard library, its documentation as the answers")
+    title("Chats: questions about the standard library, its documentation as the answers")
     raw = FOLDER / "chats.jsonl"
     with raw.open("w", encoding="utf-8") as file:
         for record in conversations(modules_of(standard_library())):
@@ -343,24 +321,47 @@ def prepare_chats() -> Any:
         str(raw), tokenizer=FOLDER / "tokenizer", template=CHAT_TEMPLATE, output=FOLDER / "chats", **CHAT_LENGTHS
     )
     print(report.as_text())
-    return ps.Mixture([ps.Source(FOLDER / "chats")])
 
 
-def fine_tune(model: Any, chats: Any, seconds: float) -> None:
-    """Teach the model to answer; the loss is that of the assistant's words alone."""
-    title("8  The model learns to answer")
-    steps = affordable_steps(chats, seconds, *CHAT_STEPS)
-    print(f"{steps} steps; loss in nats per token that is trained: the assistant's words, calls, and where it stops\n")
+def fine_tune(step_seconds: float) -> None:
+    """A second run starts with the weights of the first; its loss is that of the assistant's words alone."""
+    title("The model learns to answer")
+    steps = min(CHAT_STEPS[1], max(CHAT_STEPS[0], int(CHAT_SECONDS / step_seconds)))
+    run_file = write_run_file(
+        "chat",
+        [{"path": str(FOLDER / "chats")}],
+        model=f"from:{FOLDER / 'run'}",
+        training=training(steps, learning_rate=2e-3, every=steps),
+    )
+    print(
+        f"as by `penstock train {run_file} --output {FOLDER / 'chat'}`, which starts with the weights of {FOLDER / 'run'};"
+    )
+    print("loss in nats per token that is trained: the assistant's words, calls, and where it stops\n")
     chart = Chart(steps)
-    train_part(model, chats, steps, steps, chart, resume=False)
-    begin, end = chart.average(5, first=True), chart.average(5, first=False)
-    print(f"\nLoss of the assistant's words fell from {begin:.2f} to {end:.2f} nats per token")
-    template = ps.chat.load_template(CHAT_TEMPLATE)
-    question = [{"role": "user", "content": "What does shutil.copy do?"}]
-    print(say(model, template.render_plain(question, add_generation_prompt=True), at_most=60, stop="<|im_end|>"))
+    train_part(run_file, chart)
+    print(f"\nLoss of the assistant's words fell from {fmean(chart.losses[:5]):.2f} to {fmean(chart.losses[-5:]):.2f}")
 
 
-def write_page(chats: Any) -> Path:
+def answer() -> None:
+    """Export the model, load what was exported, and ask it."""
+    from penstock.chat import load_template
+    from penstock.cli.export import run as export
+    from penstock.cli.writing import load_writer
+    from penstock.generation import ChatSession, Sampling
+
+    title("It is exported for transformers, vLLM and llama.cpp, and answers")
+    export(str(FOLDER / "chat"), output=FOLDER / "exported")
+    writer = load_writer(str(FOLDER / "exported"), context_length=None, device="cpu", threads=THREADS, slots=1)
+    sampling = Sampling(temperature=0.6, top_k=40, min_tokens=1, max_tokens=48)
+    session = ChatSession(writer.engine, load_template(CHAT_TEMPLATE), sampling=sampling)
+    for question in QUESTIONS:
+        print(f"\n  you › {question}\nmodel › ", end="", flush=True)
+        for piece in session.reply(question):
+            print(piece, end="", flush=True)
+        print()
+
+
+def write_page() -> Path:
     """A page of what the model saw: conversations with their proofs, and packed rows."""
     from penstock.inspection.conversation_views import page_of_conversations
     from penstock.inspection.conversations import show_conversations
@@ -368,14 +369,15 @@ def write_page(chats: Any) -> Path:
     from penstock.inspection.samples import sample_records
     from penstock.prepare import ChatSettings
 
-    title("9  What the model saw, as a page")
+    title("What it saw, as a page")
     tokenizer = ps.load_tokenizer(FOLDER / "tokenizer")
     shown = show_conversations(
         sample_records(str(FOLDER / "chats.jsonl"), 500),
         tokenizer,
         ChatSettings(template=CHAT_TEMPLATE).merge(CHAT_LENGTHS),
     )
-    rows = view_rows(make_loader(chats), 0, list(range(ROWS_PER_STEP)), lambda dataset: tokenizer, lines=True)
+    loader = make_loader(load_run(FOLDER / "chat.yaml").data)
+    rows = view_rows(loader, 0, list(range(LOADER["rows_per_step"])), lambda dataset: tokenizer, lines=True)
     page = FOLDER / "chats.html"
     write_html(page, page_of_conversations("Chats about the standard library", shown, rows=rows))
     print(f"{len(shown.documents)} conversations and {len(rows)} packed rows, {size(page)}")
@@ -399,9 +401,11 @@ def size(path: Path) -> str:
 
 
 def title(text: str) -> None:
-    """A heading."""
-    print(f"\n── {text} ".ljust(min(100, shutil.get_terminal_size().columns), "─"), flush=True)
+    """A heading with the next number."""
+    print(f"\n── {next(NUMBERS)}  {text} ".ljust(min(100, shutil.get_terminal_size().columns), "─"), flush=True)
 
+
+NUMBERS = iter(range(1, 100))
 
 if __name__ == "__main__":
     main()
