@@ -1,6 +1,6 @@
 # Everything a contributor runs. From a fresh clone: `make test`; to see the library work: `make demo`.
 #
-#   make demo [SOURCE=path]   text → datasets → packed rows → a small Llama that learns, then answers (6 minutes at most)
+#   make demo [SOURCE=path]   text → datasets → packed rows → a small model that learns, then chats (5 minutes at most)
 #   make test [ARGS=...]      the tests; ARGS go to pytest
 #   make check                lint, format, types, import contract
 #   make bench [BENCHMARKS=benchmarks/bench_packing.py] [ARGS=...]   the benchmarks, all of them or one
@@ -55,7 +55,7 @@ $(PINNED):
 	$(BIN)/python -m pip freeze | grep -i '^torch==' > $@
 
 $(VENV)/.ready-demo: pyproject.toml $(PINNED)
-	$(PIP) -c $(PINNED) -e '.[train,huggingface]'
+	$(PIP) -c $(PINNED) -e '.[train]'
 	@touch $@
 
 $(VENV)/.ready-dev: pyproject.toml $(PINNED)

@@ -195,11 +195,10 @@ def train(sources: list[dict[str, Any]], seconds: float) -> float:
     lost, again = first.figures[half:], second.figures[:REPEATED]
     rows = half * LOADER["rows_per_step"]
     same = lost == again and first.digests[:rows] + second.digests == digests
-    print(
-        f"\nLoss fell from {fmean(chart.losses[:5]):.2f} to {fmean(chart.losses[-20:]):.2f}; a unigram model has {unigram:.2f}"
-    )
-    print(f"Rows, and the loss of the steps done twice: {'the same to the last bit' if same else 'DIFFERENT'}")
-    print(f"  step {half + 1}: {lost[0][0]!r} and {again[0][0]!r}")
+    begin, end = fmean(chart.losses[:5]), fmean(chart.losses[-20:])
+    print(f"\nLoss fell from {begin:.2f} to {end:.2f} nats per token; a unigram model has {unigram:.2f}")
+    print(f"Rows, and losses of the steps that were done twice: {'the same to the last bit' if same else 'DIFFERENT'}")
+    print(f"  step {half + 1}: {lost[0][0]!r} before, {again[0][0]!r} after")
     if not same:
         raise SystemExit("what was trained after the restart is not what an uninterrupted run trains")
     return second.step_seconds
@@ -333,10 +332,8 @@ def fine_tune(step_seconds: float) -> None:
         model=f"from:{FOLDER / 'run'}",
         training=training(steps, learning_rate=2e-3, every=steps),
     )
-    print(
-        f"as by `penstock train {run_file} --output {FOLDER / 'chat'}`, which starts with the weights of {FOLDER / 'run'};"
-    )
-    print("loss in nats per token that is trained: the assistant's words, calls, and where it stops\n")
+    print(f"as by `penstock train {run_file} --output {FOLDER / 'chat'}`, from the weights of {FOLDER / 'run'}")
+    print("Loss in nats per token that is trained: the assistant's words, calls, and where it stops\n")
     chart = Chart(steps)
     train_part(run_file, chart)
     print(f"\nLoss of the assistant's words fell from {fmean(chart.losses[:5]):.2f} to {fmean(chart.losses[-5:]):.2f}")
@@ -345,6 +342,7 @@ def fine_tune(step_seconds: float) -> None:
 def answer() -> None:
     """Export the model, load what was exported, and ask it."""
     from penstock.chat import load_template
+    from penstock.cli.chat import Wrapping
     from penstock.cli.export import run as export
     from penstock.cli.writing import load_writer
     from penstock.generation import ChatSession, Sampling
@@ -356,9 +354,10 @@ def answer() -> None:
     session = ChatSession(writer.engine, load_template(CHAT_TEMPLATE), sampling=sampling)
     for question in QUESTIONS:
         print(f"\n  you › {question}\nmodel › ", end="", flush=True)
+        wrapping = Wrapping(shutil.get_terminal_size().columns, len("model › "))
         for piece in session.reply(question):
-            print(piece, end="", flush=True)
-        print()
+            print(wrapping.push(piece), end="", flush=True)
+        print(wrapping.finish())
 
 
 def write_page() -> Path:
