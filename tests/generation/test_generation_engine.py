@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 from generation_makers import TableModel, byte_tokenizer, successor_table
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
 from penstock.generation import Engine, Sampling
@@ -158,6 +160,21 @@ def test_what_the_cache_still_has_is_not_read_again():
     model.fed.clear()
     engine.generate_all([prompt], Sampling(max_tokens=1))
     assert model.fed == [[1]]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from(b"ab"), min_size=1, max_size=9), min_size=1, max_size=8),
+    st.integers(1, 3),
+    st.integers(1, 4),
+)
+def test_the_cache_always_holds_what_was_asked(prompts, slots, prompt_part):
+    engine, model = engine_of(random_table(), stop_ids=[], slots=slots, prompt_part=prompt_part)
+    for sampling in (Sampling(max_tokens=3), Sampling(max_tokens=2, seed=1)):
+        model.seen.clear()
+        for prompt, found in zip(prompts, engine.generate_all(prompts, sampling), strict=True):
+            assert prompt in model.seen
+            assert [*prompt, *found.tokens[:-1]] in model.seen
 
 
 def test_log_probabilities_are_of_the_model_itself():

@@ -1,6 +1,8 @@
 """Choosing tokens: the distribution is the slow twin's, and a row's draw is its own."""
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -127,3 +129,12 @@ def test_logits_that_are_no_numbers_are_refused():
 def test_settings_out_of_range_are_refused(wrong, told):
     with pytest.raises(ConfigError, match=told):
         Sampling(**wrong)
+
+
+def test_settings_and_verbs_need_no_torch():
+    code = (
+        "import sys; from penstock.generation import Sampling; Sampling(); import penstock.cli.generate, penstock.cli.chat;"
+        "print([name for name in ('torch', 'transformers', 'jax') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
