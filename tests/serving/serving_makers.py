@@ -29,11 +29,14 @@ HTML = "<img src=x onerror=alert(1)>"
 class FakeEngine:
     """Says the same text to everyone, a token a step; remembers what was asked and who left.
 
-    A prompt that holds `fail` makes the step fail, one that holds `forever` is answered until `max_tokens`.
+    A prompt that holds `fail` makes the step fail, one that holds `forever` is answered until `max_tokens`. With
+    `at_once` all text comes with the last token, as where it may be the beginning of a stop string.
     """
 
-    def __init__(self, tokenizer: Tokenizer, text: str = "Hello wörld 🙂!", seconds: float = 0.0) -> None:
-        self.tokenizer, self.seconds = tokenizer, seconds
+    def __init__(
+        self, tokenizer: Tokenizer, text: str = "Hello wörld 🙂!", seconds: float = 0.0, at_once: bool = False
+    ) -> None:
+        self.tokenizer, self.seconds, self.at_once = tokenizer, seconds, at_once
         self.tokens = tokenizer.encode(text).tolist()
         self.running: dict[int, list[Any]] = {}
         self.asked: list[tuple[list[int], Sampling, int]] = []
@@ -63,9 +66,9 @@ class FakeEngine:
         at, prompt, sampling, said = state
         token = self.tokens[at % len(self.tokens)]
         whole = self.tokenizer.decode([self.tokens[i % len(self.tokens)] for i in range(at + 1)])
-        text = "" if whole.endswith("\ufffd") else whole[len(said) :]
-        state[0], state[3] = at + 1, said + text
         ended = at + 1 == len(self.tokens) and "forever" not in prompt
+        text = "" if whole.endswith("\ufffd") or (self.at_once and not ended) else whole[len(said) :]
+        state[0], state[3] = at + 1, said + text
         reason = "stop" if ended else "length" if at + 1 == sampling.max_tokens else None
         if any(stop in state[3] for stop in sampling.stop):
             reason = "stop"

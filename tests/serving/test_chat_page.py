@@ -59,8 +59,9 @@ def set_value(browser: Browser, name: str, value: object) -> None:
     browser.run(f"(field => {{ field.value = '{value}'; field.dispatchEvent(new Event('change')); }})({name})")
 
 
-def test_a_conversation(browser, tokenizer):
-    with running(make_model(tokenizer, text=SAYS, context_length=900)) as server:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_conversation(browser, tokenizer, at_once):
+    with running(make_model(tokenizer, text=SAYS, context_length=900, at_once=at_once)) as server:
         page = visit(browser, server.url)
         assert page.text("#model") == "tiny · context of 900 tokens"
         say(page, HTML)

@@ -33,6 +33,10 @@ def test_places_are_given_in_order():
         await asyncio.sleep(0)
         assert log == ["first"]
         assert queue.waiting == 2
+        # One place is free now, but it is the second's.
+        tasks.append(asyncio.create_task(come("fourth", 1)))
+        await asyncio.sleep(0)
+        assert queue.waiting == 3
         queue.leave()
         await asyncio.sleep(0.01)
         assert log == ["first", "second"]
@@ -40,7 +44,7 @@ def test_places_are_given_in_order():
         await asyncio.gather(*tasks)
         return log
 
-    assert asyncio.run(scene()) == ["first", "second", "third"]
+    assert asyncio.run(scene()) == ["first", "second", "third", "fourth"]
 
 
 def test_who_leaves_the_queue_gives_back_what_they_were_just_given():

@@ -1,5 +1,6 @@
 """Rubbish, and what is asked for in vain: always a 4xx in OpenAI's shape that names the field, never a 5xx."""
 
+import asyncio
 import json
 import socket
 import time
@@ -182,6 +183,28 @@ def test_two_lengths(server):
     assert raw(server, head + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n{}").startswith(b"HTTP/1.1 400")
     assert raw(server, head + b"Content-Length: -1\r\n\r\n{}").startswith(b"HTTP/1.1 400")
     assert raw(server, head + b"Content-Length: 99999999999999999999\r\n\r\n{}").startswith(b"HTTP/1.1 4")
+
+
+def test_the_rest_of_a_refused_body_is_read_before_the_connection_is_closed(server):
+    """Closing on unread bytes resets the connection, and the answer may be lost on its way."""
+    log: list[str] = []
+    body = [{"type": "http.request", "body": b"x", "more_body": more} for more in (True, True, False)]
+
+    async def receive() -> dict:
+        log.append("read")
+        return body.pop(0)
+
+    async def send(message: dict) -> None:
+        log.append(f"{message['type']} {message.get('status', '')}")
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"text/plain")]
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b"",
+        "client": ("127.0.0.1", 1), "http_version": "1.1", "scheme": "http", "root_path": "", "raw_path": b"",
+        "server": ("127.0.0.1", 80),
+    }  # fmt: skip
+    asyncio.run(server.service.app(scope, receive, send))
+    assert log == ["read"] * 3 + ["http.response.start 415", "http.response.body "]
 
 
 def test_slow_headers_and_bodies(tokenizer):

@@ -1,6 +1,7 @@
 """`penstock serve` on a real model, as a process: the engine's own text, SIGTERM, and many clients at once."""
 
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -62,3 +63,16 @@ def test_64_clients_of_which_some_leave_and_some_send_rubbish(command):
     command.process.send_signal(signal.SIGINT)
     assert command.process.wait(20) is not None
     assert "Traceback" not in command.process.stderr.read()
+
+
+@pytest.mark.parametrize("missing", ["fastapi", "uvicorn"])
+def test_without_the_extra_the_pip_command_is_told(missing):
+    code = (
+        f"import sys; sys.modules['{missing}'] = None\n"
+        "import penstock.cli.serve, penstock.serving\n"
+        "assert 'torch' not in sys.modules\n"
+        "try: penstock.serving.Server\n"
+        "except penstock.errors.MissingExtraError as error: print(error)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert told == f"{missing} is not installed; it comes with the extra: pip install 'penstock[serve]'\n"
