@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from penstock.chat import load_template
 from penstock.cli import chat, generate
-from penstock.cli.chat import Terminal, Wrapping
+from penstock.cli.chat import Terminal
+from penstock.cli.wrapping import Wrapping
 from penstock.cli.writing import Writer
 from penstock.errors import ConfigError, ConversationError, FormatError, RecordError
 from penstock.generation import Prompt

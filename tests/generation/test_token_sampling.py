@@ -133,7 +133,8 @@ def test_settings_out_of_range_are_refused(wrong, told):
 
 def test_settings_and_verbs_need_no_torch():
     code = (
-        "import sys; from penstock.generation import Sampling; Sampling(); import penstock.cli.generate, penstock.cli.chat;"
+        "import sys; from penstock.generation import Sampling; Sampling();"
+        "import penstock.cli.generate, penstock.cli.chat;"
         "print([name for name in ('torch', 'transformers', 'jax') if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
