@@ -52,8 +52,6 @@ def run(
         if ranks.is_first and not as_json:
             for name, value in facts:
                 say(f"{name}: {value}")
-        if resume:
-            trainer.resume()
         watched = trainer.settings
         with Metrics(
             trainer.run,

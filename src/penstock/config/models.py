@@ -13,7 +13,7 @@ import inspect
 import itertools
 import textwrap
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -65,6 +65,8 @@ def build(value: Any, document: Document, place: Place = ()) -> Any:
     """
     if isinstance(value, (list, tuple)):
         return type(value)(build(entry, document, (*place, index)) for index, entry in enumerate(value))
+    if isinstance(value, dict):
+        return {key: build(entry, document, (*place, key)) for key, entry in value.items()}
     if not isinstance(value, BaseModel):
         return value
     settings = type(value).__settings_class__  # type: ignore[attr-defined]
@@ -175,6 +177,9 @@ def _model_at(model: type[BaseModel], place: Place) -> type[BaseModel]:
             continue
         if is_tag(part):
             model = tagged_model(hint, part) or model
+        elif get_origin(hint) is Mapping:
+            # A name of the user's own.
+            hint = get_args(hint)[1]
         else:
             hint = model.model_fields[part].annotation
             model = _inner_model(hint) or model

@@ -29,25 +29,27 @@ TRAINED = "from:"
 def make_trainer(
     settings: RunSettings, *, run_file: str, text: str, output: Path | None, resume: bool, ranks: "Ranks", say: Any
 ) -> "Trainer":
-    """The trainer of a run file.
+    """The trainer of a run file, at the place where its run is.
 
     Args:
         settings: Of the run file.
         run_file: Its name, for errors.
         text: The run file as it is kept in the run's folder, overrides included.
         output: The run's folder; None for a dry run, which writes nothing.
-        resume: Whether a run that is there is gone on with.
+        resume: Go on with a run that is there, from its newest complete checkpoint; the run file is kept only then.
         ranks: The processes that train together.
         say: Told a sentence now and then.
 
     Raises:
         ConfigError: A section is missing, or model and data do not fit.
         OutputError: The run's folder is not free.
+        StateError: The run that is there has another plan or model.
     """
     # All of these need torch, which reading a run file does not.
     from penstock.models.lora import add_lora
     from penstock.training import Trainer
-    from penstock.training.run_folder import begin_run
+    from penstock.training.processes import in_step
+    from penstock.training.run_folder import begin_run, change_run
     from penstock.training.setup import prepare_torch
     from penstock.training.trainer import count_steps
 
@@ -66,12 +68,17 @@ def make_trainer(
         requirements=model.requirements(),
     )
     steps = count_steps(loader, training)
-    if output is not None and ranks.is_first:
-        begin_run(output, text, loader.datasets, resume=resume, say=say)
-    ranks.barrier()
-    return Trainer(
+    trainer = Trainer(
         run=output or Path(), model=model, loader=loader, settings=training, steps=steps, ranks=ranks, say=say
     )
+    with in_step():
+        if output is not None and ranks.is_first:
+            begin_run(output, text, loader.datasets, resume=resume)
+    if output is not None and resume:
+        trainer.resume()
+        if ranks.is_first:
+            change_run(output, text, say)
+    return trainer
 
 
 def _make_model(

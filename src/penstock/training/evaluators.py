@@ -63,8 +63,11 @@ class HeldOutLoss:
         taken = 0
         with torch.no_grad():
             for step in self._loader():
-                for row in step:
+                for number, row in enumerate(step, taken + len(step) * self._ranks.place.rank):
                     sums = row_loss(model, row, step.loss_denominators)
+                    if self._rows is not None and number >= self._rows:
+                        # It was run for the other ranks, which gather a sharded model's weights together with this one.
+                        continue
                     nats += float(sums.cross_entropy[0])
                     weights += float(sums.weights[0])
                     tokens += row.num_tokens

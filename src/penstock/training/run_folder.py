@@ -18,6 +18,7 @@ from typing import Any, Self, final
 
 from penstock.errors import ConfigError, FormatError, OutputError
 from penstock.shards import TOKENIZER_FOLDER, ChatInfo
+from penstock.shards.chat import CHAT, CHAT_TEMPLATE
 from penstock.training.checkpoints import newest_complete
 
 RUN_FILE, CHECKPOINTS = "run.yaml", "checkpoints"
@@ -89,10 +90,8 @@ def open_run(path: str | Path) -> Run:
     return Run.open(path)
 
 
-def begin_run(path: Path, run_file: str, datasets: Sequence[Any], *, resume: bool, say: Callable[[str], None]) -> None:
-    """Make a run's folder, with the run file, and tokenizer and chat facts of the datasets.
-
-    On resume, each key that the run file now has otherwise is told; what the run began with stays as `run.yaml.old`.
+def begin_run(path: Path, run_file: str, datasets: Sequence[Any], *, resume: bool) -> None:
+    """Make a run's folder, with the run file, and tokenizer and chat facts of the datasets; one to resume stays as is.
 
     Raises:
         OutputError: It holds a run already and is not to be resumed, or cannot be written.
@@ -101,22 +100,28 @@ def begin_run(path: Path, run_file: str, datasets: Sequence[Any], *, resume: boo
     if (path / RUN_FILE).exists() and not resume:
         raise OutputError(f"{path}: a run is there already; go on with it by --resume, or take another folder")
     if (path / RUN_FILE).exists():
-        _tell_changes(path / RUN_FILE, run_file, say)
-    if not path.exists() or not any(path.iterdir()) or resume:
-        _write_run(path, run_file, datasets)
         return
-    raise OutputError(f"{path}: the folder is not empty and holds no run; take another")
+    # The run file is written last: a kill before it leaves only these.
+    if path.exists() and not {one.name for one in path.iterdir()} <= {TOKENIZER_FOLDER, CHAT, CHAT_TEMPLATE}:
+        raise OutputError(f"{path}: the folder is not empty and holds no run; take another")
+    _write_run(path, run_file, datasets)
 
 
-def _tell_changes(kept: Path, now: str, say: Callable[[str], None]) -> None:
+def change_run(path: Path, now: str, say: Callable[[str], None]) -> None:
+    """Tell each key that the run file of a resumed run has otherwise now, and keep the new file.
+
+    What the run had before stays as `run.yaml.old`.
+    """
     import yaml
 
+    kept = path / RUN_FILE
     before, after = (_flat(yaml.safe_load(text) or {}) for text in (kept.read_text(encoding="utf-8"), now))
     changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
     for key in changed:
         say(f"resumed with {key}: {after.get(key, 'the default')}; it was {before.get(key, 'the default')}")
     if changed:
-        kept.with_name(f"{RUN_FILE}.old").write_text(kept.read_text(encoding="utf-8"), encoding="utf-8")
+        kept.replace(kept.with_name(f"{RUN_FILE}.old"))
+        kept.write_text(now, encoding="utf-8")
 
 
 def _flat(value: Any, place: str = "") -> dict[str, Any]:
@@ -143,8 +148,7 @@ def _write_run(path: Path, run_file: str, datasets: Sequence[Any]) -> None:
         )
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if not (path / TOKENIZER_FOLDER).exists():
-            shutil.copytree(folder, path / TOKENIZER_FOLDER)
+        shutil.copytree(folder, path / TOKENIZER_FOLDER, dirs_exist_ok=True)
         if chats:
             chats[0].save(path)
         (path / RUN_FILE).write_text(run_file, encoding="utf-8")

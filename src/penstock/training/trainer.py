@@ -105,7 +105,7 @@ class Trainer:
         What changes bits and differs is told, not refused: the run goes on exactly where it was, with other roundings.
 
         Raises:
-            StateError: The data or the plan are others than the checkpoint's.
+            StateError: The data, the plan, the model or the optimizer are others than the checkpoint's.
         """
         checkpoint = newest_complete(self.run / CHECKPOINTS, say=self.say)
         if checkpoint is None:
@@ -114,6 +114,11 @@ class Trainer:
         if checkpoint.step > self.steps:
             raise StateError(f"{checkpoint.folder}: has {checkpoint.step} steps, the run file asks for {self.steps}")
         self.loader.load_state_dict(state["loader"])
+        if (kind := self.settings.optimizer.kind) != state["optimizer"]:
+            raise StateError(
+                f"{checkpoint.folder}: the optimizer is {kind} now, {state['optimizer']} then; resume with that, or "
+                "begin another run with model: from:RUN"
+            )
         self._load(checkpoint)
         self.totals = Totals(**state["totals"])
         for difference in self._bits.differences(state["bits"]):
@@ -123,6 +128,14 @@ class Trainer:
 
     def _load(self, checkpoint: Checkpoint) -> None:
         weights = _module(load_model(checkpoint.part(MODEL), device="cpu")).state_dict()
+        due = _module(self.model).state_dict()
+        for name in sorted(weights.keys() | due.keys()):
+            then, now = (list(w[name].shape) if name in w else "missing" for w in (weights, due))
+            if then != now:
+                raise StateError(
+                    f"{checkpoint.folder}: is of another model: weight {name} is {then} there, {now} now; resume with "
+                    "the settings it began with, or begin another run with model: from:RUN"
+                )
         if self.settings.shard:
             load_whole_weights(_module(self.model), weights)
             self._optimizers.fill_state()
@@ -137,6 +150,8 @@ class Trainer:
         A record has `step` (done so far), `loss` (nats a target at distance 1), `learning_rate`, `gradient_norm`,
         `tokens`, `targets`, `seconds`, `wait_seconds` (for data); after an evaluation its figures as `name/figure`.
         """
+        if self.loader.step >= self.steps:
+            return
         logs = TensorLogs(
             self.run,
             _module(self.model),
@@ -226,6 +241,7 @@ class Trainer:
             "totals": asdict(self.totals),
             "bits": asdict(self._bits),
             "steps": self.steps,
+            "optimizer": self.settings.optimizer.kind,
         }
         name = SHARDED_OPTIMIZER if self.settings.shard else OPTIMIZER
         model = self.model

@@ -1,0 +1,94 @@
+"""Evaluators: what they tell is right, and the run does not notice them."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from training_makers import losses, make, train
+
+from penstock.errors import ConfigError
+from penstock.shards import open_dataset
+from penstock.training.distributed import Ranks
+from penstock.training.evaluators import HeldOutLoss
+from penstock.training.settings import EvaluatorSettings
+
+pytestmark = pytest.mark.usefixtures("plain_torch")
+
+
+def held_out(data, **more):
+    return "{data: %s, every: 2%s}" % (data / "data" / "validation", "".join(f", {k}: {v}" for k, v in more.items()))  # noqa: UP031
+
+
+@pytest.fixture(scope="module")
+def evaluated(data, tmp_path_factory):
+    looks = f"training.evaluators={{held: {held_out(data)}, texts: {{kind: samples, every: 3, max_tokens: 5}}}}"
+    return train(data, tmp_path_factory.mktemp("evaluated") / "run", looks, "training.steps=7")
+
+
+def test_the_run_does_not_notice_them(data, tmp_path, evaluated):
+    plain = train(data, tmp_path / "run", "training.steps=7", "training.evaluators={}")
+    assert losses(evaluated) == losses(plain)
+
+
+def test_they_come_at_their_intervals_and_at_the_end(evaluated):
+    looks = {name: [r["step"] for r in evaluated if name in r] for name in ("held/loss", "texts/0")}
+    assert looks == {"held/loss": [2, 4, 6, 7], "texts/0": [3, 6, 7]}
+    assert all(isinstance(record["texts/0"], str) for record in evaluated if "texts/0" in record)
+
+
+def test_a_look_leaves_weights_place_and_randomness(data, tmp_path):
+    looks = f"training.evaluators={{held: {held_out(data)}, texts: {{kind: samples, max_tokens: 5}}}}"
+    trainer = make(data, tmp_path / "run", looks)
+    next(trainer.train())
+    weights = [p.clone() for p in trainer.model.parameters()]
+    state, place = torch.get_rng_state(), trainer.loader.state_dict()
+    for _, look in trainer._evaluators.values():
+        assert look(trainer.model) == look(trainer.model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert trainer.loader.state_dict() == place
+    assert all(torch.equal(p, w) and p.grad is None for p, w in zip(trainer.model.parameters(), weights, strict=True))
+
+
+def test_loss_and_bits_per_byte_by_hand(data, tmp_path):
+    """Each document alone, token by token, against the packed evaluator."""
+    trainer = make(data, tmp_path / "run", f"training.evaluators={{held: {held_out(data)}}}")
+    dataset = open_dataset(data / "data" / "validation")
+    nats, targets = 0.0, 0
+    with torch.no_grad():
+        for number in range(len(dataset)):
+            tokens = torch.as_tensor(dataset[number].tokens.astype("int64"))
+            cache = trainer.model.new_cache(1, len(tokens))
+            for now, after in itertools.pairwise(tokens):
+                logits = trainer.model.extend(now.view(1, 1), torch.ones(1, dtype=torch.int64), cache)
+                nats -= float(torch.log_softmax(logits[0].double(), 0)[after])
+                targets += 1
+    [(_, look)] = trainer._evaluators.values()
+    found = look(trainer.model)
+    assert found["targets"] == targets
+    assert found["loss"] == pytest.approx(nats / targets, rel=1e-5)
+    text = sum(len(dataset[number].text.encode()) for number in range(len(dataset)))
+    assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / text, rel=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+def test_no_more_rows_than_asked_for(data, tmp_path, rows):
+    trainer = make(data, tmp_path / "run")
+    settings = EvaluatorSettings(data=str(data / "data" / "validation"), rows=rows)
+    ranks = Ranks(torch.device("cpu"))
+    found = HeldOutLoss("held", settings, trainer.loader, trainer.model, ranks)(trainer.model)
+    assert "bits_per_byte" not in found
+    assert (rows - 1) * 32 < found["targets"] < rows * 64
+
+
+def test_data_of_another_tokenizer(data, tmp_path):
+    from penstock.prepare import prepare
+    from penstock.tokenizers import train_tokenizer
+
+    train_tokenizer(["other words"], vocab_size=262, output=tmp_path / "tokenizer", progress=False)
+    prepare(
+        iter(["some words"]), tokenizer=tmp_path / "tokenizer", output=tmp_path / "data", processes=1, progress=False
+    )
+    with pytest.raises(ConfigError, match=r"evaluator 'held': .* was made with another tokenizer"):
+        make(data, tmp_path / "run", f"training.evaluators={{held: {{data: {tmp_path / 'data'}}}}}")
+    assert not (tmp_path / "run").exists()

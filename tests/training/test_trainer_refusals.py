@@ -1,0 +1,127 @@
+"""What a run refuses, and with which words; nothing that is there is harmed by it."""
+
+import pytest
+from training_makers import make, make_data, train
+
+from penstock.errors import ConfigError, OutputError, StateError
+
+pytestmark = pytest.mark.usefixtures("plain_torch")
+
+
+def test_a_run_file_without_a_model(data, tmp_path):
+    with pytest.raises(ConfigError, match=r"run\.yaml: model is missing: give layers"):
+        make(data, tmp_path / "run", "model=null")
+
+
+def test_a_dataset_without_a_tokenizer(data, tmp_path):
+    from penstock.shards import write_dataset
+
+    write_dataset(tmp_path / "bare", [[1, 2, 3]] * 50, vocab_size=50)
+    with pytest.raises(ConfigError, match="no source ships its tokenizer, which the trained model needs"):
+        make(data, tmp_path / "run", f"data.sources=[{{path: {tmp_path / 'bare'}}}]")
+    assert not (tmp_path / "run").exists()
+
+
+def test_folders_that_hold_something(data, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("words")
+    with pytest.raises(OutputError, match="not empty and holds no run"):
+        make(data, tmp_path / "mine")
+    with pytest.raises(OutputError, match="not empty and holds no run"):
+        make(data, tmp_path / "mine", resume=True)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+    make(data, tmp_path / "run")
+    with pytest.raises(OutputError, match="a run is there already; go on with it by --resume"):
+        make(data, tmp_path / "run")
+
+
+def test_resume_where_nothing_is(data, tmp_path):
+    """A job that is always started with --resume begins a new run, and one that was killed early begins again."""
+    for _ in range(2):
+        assert make(data, tmp_path / "run", resume=True).loader.step == 0
+
+
+def test_resume_with_other_data(data, tmp_path):
+    train(data, tmp_path / "run", until=3)
+    before = (tmp_path / "run" / "run.yaml").read_text()
+    other = make_data(tmp_path / "other", number=200, seed=1)
+    with pytest.raises(StateError, match="other"):
+        train(other, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "run.yaml").read_text() == before
+
+
+def test_resume_with_another_order(data, tmp_path):
+    train(data, tmp_path / "run", until=3)
+    with pytest.raises(StateError, match="seed"):
+        train(data, tmp_path / "run", "data.loader.seed=2", resume=True)
+
+
+@pytest.mark.parametrize("assignment", ["model.width=32", "model.layers=1", "training.lora={rank: 2}"])
+def test_resume_with_another_model(data, tmp_path, assignment):
+    train(data, tmp_path / "run", until=3)
+    with pytest.raises(StateError, match=r"step-00000002: is of another model: weight .* now; resume with"):
+        train(data, tmp_path / "run", assignment, resume=True)
+
+
+def test_resume_with_another_optimizer(data, tmp_path):
+    train(data, tmp_path / "run", until=3)
+    with pytest.raises(StateError, match="the optimizer is muon now, adamw then"):
+        train(data, tmp_path / "run", "training.optimizer.kind=muon", resume=True)
+
+
+def test_what_is_overridden_on_resuming_is_told(data, tmp_path):
+    train(data, tmp_path / "run", until=3)
+    said: list[str] = []
+    train(data, tmp_path / "run", "training.optimizer.learning_rate=0.02", resume=True, say=said.append)
+    assert any("resumed with training.optimizer.learning_rate: 0.02; it was 0.01" in line for line in said)
+
+
+def test_fewer_steps_than_are_done(data, tmp_path):
+    train(data, tmp_path / "run", "training.steps=4")
+    with pytest.raises(StateError, match="has 4 steps, the run file asks for 3"):
+        train(data, tmp_path / "run", "training.steps=3", resume=True)
+
+
+def test_a_loss_that_is_no_number(data, tmp_path):
+    wild = ("training.optimizer.learning_rate=1e30", "training.optimizer.clip_norm=null")
+    with pytest.raises(StateError, match=r"step \d+: loss .*not finite.*lower the learning rate"):
+        train(data, tmp_path / "run", *wild)
+    assert not list((tmp_path / "run" / "checkpoints").glob("step-00000004"))
+
+
+def test_data_that_ends_too_early(data, tmp_path):
+    ends = ("data.loader.rows_per_step=16", "data.sources.0.max_epochs=1")
+    with pytest.raises(ConfigError, match=r"the sources ended after \d+ steps, before 90; lower steps"):
+        train(data, tmp_path / "run", "training.steps=90", *ends)
+
+
+def test_neither_steps_nor_an_end(data, tmp_path):
+    with pytest.raises(ConfigError, match=r"training\.steps is missing"):
+        make(data, tmp_path / "run", "training.steps=null")
+
+
+def test_sharding_takes_several_processes(data, tmp_path):
+    with pytest.raises(ConfigError, match="needs several processes; start them with torchrun"):
+        make(data, tmp_path / "run", "training.shard=true")
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("training.steps=0", "steps must be above 0"),
+        ("training.z_loss=-1", "z_loss must be 0 or more"),
+        ("training.checkpoints.every=0", "every must be above 0"),
+        ("training.evaluators={a: {}}", "kind loss needs data"),
+        ("training.evaluators={a: {datta: x}}", "did you mean 'data'"),
+        ("training.stepz=4", "did you mean 'steps'"),
+        ("model=gpt2", "model 'gpt2' is unknown"),
+        ("model=hf:/nowhere/at/all", "/nowhere/at/all"),
+        ("model.vocab_size=5", "vocab"),
+        ("training.micro_sequences=7", "micro_sequences|divisor of 64"),
+    ],
+)
+def test_settings_that_mean_nothing(data, tmp_path, assignment, message):
+    from penstock.errors import PenstockError
+
+    with pytest.raises(PenstockError, match=message):
+        train(data, tmp_path / "run", assignment)
