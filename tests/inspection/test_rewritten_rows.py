@@ -295,6 +295,26 @@ def test_characters_are_infilled_with_their_text_told(words):
     assert {"prefix", "middle", "suffix", "prefix and middle", "filling"} <= seen
 
 
+def test_an_end_of_document_before_the_filling_is_told_as_such(words, tmp_path):
+    _, texts, data = words
+    tokenizer = tokenizer_of(data)
+    documents = [[*tokenizer.encode(text), tokenizer.eos_id] for text in texts]
+    data = write_dataset(tmp_path / "ended", documents, tokenizer=TokenizerInfo.of(tokenizer))
+    tokenizer.save(tmp_path / "ended" / "tokenizer")
+    loader = make_loader(ps.Source(data.path, objective=Infill(rate=1, split="character")))
+    filled = 0
+    for view in view_rows(loader, 0, [0, 1, 2, 3], tokenizer_of, lines=True):
+        for document in view.documents:
+            assert "".join(text for text, _ in document.restored) == texts[document.document]
+            places = [each.begin for each in document.stretches] + [document.end]
+            assert places == [document.begin, *(each.end for each in document.stretches)]
+            (eos,) = (each for each in document.stretches if each.role == "EOS")
+            assert view.tokens[eos.begin : eos.end].tolist() == [tokenizer.eos_id]
+            assert eos.part in ("middle", "prefix and middle")
+            filled += document.stretches[-1].role == "filling"
+    assert filled
+
+
 class Spaced:
     """A tokenizer without exact bytes, whose decoding leaves out the space that begins a text, as T5's does."""
 

@@ -172,6 +172,8 @@ def test_tokens_that_were_added_to_the_tokenizer(tmp_path):
     size = own.vocab_size
     resolved = Infill(tokenizer=str(tmp_path / "more"), split="character").resolve(facts(own))
     assert resolved.tokens == (size, size + 1, size + 2, size + 3)
+    # A state holds the repr: a tokenizer that was moved must not keep a run from resuming.
+    assert str(tmp_path) not in repr(resolved)
     other = train_tokenizer(["a b", "xyz xyz"], vocab_size=300, output=tmp_path / "other", progress=False)
     with pytest.raises(ConfigError, match=r"more is no extension of the dataset's other"):
         Infill(tokenizer=str(tmp_path / "more")).resolve(facts(other))

@@ -61,14 +61,21 @@ def stretches_of(rewriting: Any, piece: Any, tokens: Any, begin: int, prefix: in
     if rewriting.is_causal:
         return ()
     head, tail, length = (int(part[0]) for part in rewriting.words(piece[None]))
-    inner = np.asarray(tokens)[head : len(tokens) - tail]
+    # An EOS stands before what only fills the document up, which only objectives in Python do.
+    filling = rewriting.write(piece).padding if rewriting.is_staged else 0
+    eos = len(tokens) - tail - filling
+    inner = np.delete(np.asarray(tokens), slice(eos, eos + tail))[head:]
     key = int(rewriting.keys(piece[None])[0])
-    if not length or not (found := _read(rewriting.objective, inner, length, key, prefix - head)):
+    if not length or not (found := _read(rewriting.objective, inner, length, key, prefix - head, filling)):
         return ()
+    found = [replace(each, begin=each.begin + head, end=each.end + head) for each in found]
+    behind = [replace(each, begin=each.begin + tail, end=each.end + tail) for each in found if each.begin >= eos]
+    before = [each for each in found if each.begin < eos]
     parts = [
         *([Stretch(begin=0, end=1, part=found[0].part, role="BOS")] if head else []),
-        *(replace(each, begin=each.begin + head, end=each.end + head) for each in found),
-        *([Stretch(begin=len(tokens) - 1, end=len(tokens), part=found[-1].part, role="EOS")] if tail else []),
+        *before,
+        *([Stretch(begin=eos, end=eos + 1, part=before[-1].part, role="EOS")] if tail else []),
+        *behind,
     ]
     return tuple(replace(each, begin=each.begin + begin, end=each.end + begin) for each in parts)
 
@@ -89,15 +96,20 @@ def in_order(stretches: Sequence[Stretch]) -> list[Stretch]:
     return sorted((each for each in stretches if each.word >= 0), key=lambda each: each.word)
 
 
-def _read(objective: Any, tokens: Array, length: int, key: int, prefix: int) -> list[Stretch]:
+def _read(objective: Any, tokens: Array, length: int, key: int, prefix: int, filling: int) -> list[Stretch]:
     if isinstance(objective, Denoise):
         return _read_denoised(objective, tokens, length, key)
     if isinstance(objective, Infill):
-        return _read_infilled(objective, tokens, length, key)
+        return _read_infilled(objective, tokens, length, key, filling)
     if prefix <= 0:
         return []
-    rest = [Stretch(begin=prefix, end=len(tokens), part="rest", role=TEXT)] if prefix < len(tokens) else []
-    return [Stretch(begin=0, end=prefix, part="prefix", role="prefix"), *rest]
+    end = len(tokens) - filling
+    rest = [Stretch(begin=prefix, end=end, part="rest", role=TEXT)] if prefix < end else []
+    return [Stretch(begin=0, end=prefix, part="prefix", role="prefix"), *rest, *_filled_up(end, tokens, "rest")]
+
+
+def _filled_up(end: int, tokens: Array, part: str) -> list[Stretch]:
+    return [Stretch(begin=end, end=len(tokens), part=part, role="filling")] if end < len(tokens) else []
 
 
 def _read_denoised(objective: Denoise, tokens: Array, length: int, key: int) -> list[Stretch]:
@@ -146,18 +158,16 @@ def _grouped(words: Array, roles: Array, owners: Array, parts: Array) -> list[St
     ]
 
 
-def _read_infilled(objective: Infill, tokens: Array, length: int, key: int) -> list[Stretch]:
+def _read_infilled(objective: Infill, tokens: Array, length: int, key: int, filling: int) -> list[Stretch]:
     order = objective.task(length, key)
     if order == "causal":
         return []
-    _, middle_id, suffix_id, *pad = objective.tokens or ()
+    _, middle_id, suffix_id, *_ = objective.tokens or ()
     added = np.ones(len(tokens), bool)
     if objective.split == "token":
         added[objective.restore(np.arange(len(tokens), dtype=np.int32), length, key)] = False
     suffix, middle = (int(np.flatnonzero(added & (tokens == token))[0]) for token in (suffix_id, middle_id))
-    end = len(tokens)
-    while objective.split == "character" and tokens[end - 1] == pad[0]:
-        end -= 1
+    end = len(tokens) - filling
     first, last = suffix - 1, end - middle - 1
     if order == "PSM":
         words = [("prefix", 0, 1, suffix, 0, -1), ("suffix", suffix, suffix + 1, middle, first + last, -1)]
@@ -172,5 +182,4 @@ def _read_infilled(objective: Infill, tokens: Array, length: int, key: int) -> l
         found.append(Stretch(begin=at, end=begin, part=role, role=token, span=span))
         if begin < stop:
             found.append(Stretch(begin=begin, end=stop, part=role, role=role, span=span, word=word))
-    filling = [Stretch(begin=end, end=len(tokens), part=found[-1].part, role="filling")] if end < len(tokens) else []
-    return [*found, *filling]
+    return [*found, *_filled_up(end, tokens, found[-1].part)]

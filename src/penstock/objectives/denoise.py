@@ -13,7 +13,7 @@ draws the same ones; inputs and targets together give the document back, `restor
 sentinel for every span of the longest document, or an error at set-up. Costs: a few times a copy of the tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import lru_cache
 from typing import Any, TypedDict, Unpack, final
@@ -32,7 +32,6 @@ Float32 = np.ndarray[Any, np.dtype[np.float32]]
 
 MODES: Mapping[str, Token] = {"R": "[NLU]", "X": "[NLG]", "S": "[S2S]"}
 """Mode tokens of UL2 and UL2R by denoiser."""
-_NO_MODES: Mapping[str, Token] = {}
 _NO_WEIGHTS = np.empty(0, np.float32)
 
 
@@ -80,12 +79,18 @@ class Denoise:
     """Its name in plans and states."""
 
     def __post_init__(self) -> None:
-        from penstock.objectives.denoise_setup import check_settings
+        from penstock.objectives.denoise_setup import check_settings, plain_token
 
+        for name in ("tasks", "sentinels"):
+            listed: Any = getattr(self, name)
+            if isinstance(listed, str) or not isinstance(listed, Iterable | None):
+                raise ConfigError(f"Denoise: {name} is {listed!r}; due: a list")
         object.__setattr__(self, "tasks", tuple(self.tasks))
         if self.sentinels is not None:
-            names = (token if isinstance(token, str) else int(token) for token in self.sentinels)
-            object.__setattr__(self, "sentinels", tuple(names))
+            tokens = (plain_token(token, f"sentinel {number}") for number, token in enumerate(self.sentinels))
+            object.__setattr__(self, "sentinels", tuple(tokens))
+        if self.input_end is not None:
+            object.__setattr__(self, "input_end", plain_token(self.input_end, "input_end"))
         check_settings(self)
 
     @classmethod
@@ -98,7 +103,7 @@ class Denoise:
             modes: Mode token of "R", "X" and "S", an id or a name; None: no mode tokens.
             options: Settings of `Denoise`.
         """
-        mode = (modes or _NO_MODES).get
+        mode = _mode_of(modes)
         spans = [("R", 3, 0.15), ("R", 8, 0.15), ("X", 3, 0.5), ("X", 8, 0.5), ("X", 64, 0.15), ("X", 64, 0.5)]
         tasks = [SpanCorruption(rate, mean, mode=mode(name), name=name) for name, mean, rate in spans]
         return cls([*tasks, PrefixLM(mode=mode("S"), rate=0.25)], **options)
@@ -113,7 +118,7 @@ class Denoise:
             modes: Mode token of "R", "X" and "S", an id or a name; None: no mode tokens.
             options: Settings of `Denoise`.
         """
-        mode = (modes or _NO_MODES).get
+        mode = _mode_of(modes)
         return cls(
             [
                 SpanCorruption(0.15, 3, mode=mode("R"), weight=0.25, name="R"),
@@ -251,6 +256,16 @@ class Denoise:
         in_place = int(isinstance(task, SpanCorruption))
         marked = in_place or int(isinstance(task, PrefixLM) and task.sentinel)
         return begins[:found].tolist(), ends[:found].tolist(), in_place, marked
+
+
+def _mode_of(modes: Mapping[str, Token] | None) -> Callable[[str], Token | None]:
+    """Gives the mode token of a denoiser; none of those that `modes` leaves out."""
+    given = {} if modes is None else dict(modes)
+    if unknown := set(given) - set(MODES):
+        raise ConfigError(
+            f"Denoise: modes names {', '.join(sorted(map(repr, unknown)))}; due: the denoisers {', '.join(MODES)}"
+        )
+    return given.get
 
 
 @lru_cache(maxsize=64)

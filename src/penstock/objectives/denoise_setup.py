@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
@@ -16,11 +17,24 @@ LONGEST = 1 << 22
 """Tokens of a document, at most: lengths times rates stay in 32 bits for JAX."""
 
 
+def plain_token(token: Any, role: str) -> "Token":
+    """The token as an int or str; a ConfigError where it is neither an id nor a name (True and 1.5 are none)."""
+    if isinstance(token, bool) or not isinstance(token, Integral | str):
+        raise ConfigError(f"Denoise: {role} is {token!r}; due: a token's id or name")
+    return token if isinstance(token, str) else int(token)
+
+
 def check_settings(denoise: "Denoise") -> None:
-    """Raise a ConfigError where settings disagree, or ids are shared between roles."""
+    """Raise a ConfigError where settings disagree or are of a wrong kind, or ids are shared between roles."""
     for task in denoise.tasks:
         if not isinstance(task, SpanCorruption | PrefixLM | CausalLM):
             raise ConfigError(f"Denoise: a task is {task!r}; due: SpanCorruption, PrefixLM or CausalLM")
+        if task.mode is not None:
+            plain_token(task.mode, f"the mode token of task {task.name!r}")
+    for name in ("roll", "final_sentinel", "bidirectional", "train_on_inputs"):
+        # They are counted as slots, so 2 would not do for True.
+        if not isinstance(getattr(denoise, name), bool):
+            raise ConfigError(f"Denoise: {name} is {getattr(denoise, name)!r}; due: True or False")
     if not denoise.tasks:
         raise ConfigError("Denoise: tasks is empty; name at least one, such as SpanCorruption(0.15, 3)")
     cumulative(denoise.tasks)
@@ -29,8 +43,9 @@ def check_settings(denoise: "Denoise") -> None:
             "Denoise: train_on_inputs=True needs bidirectional=False: inputs that see each other in both directions "
             "would be predicted from themselves"
         )
-    if denoise.max_length is not None and denoise.max_length < 1:
-        raise ConfigError(f"Denoise: max_length is {denoise.max_length}; due: 1 or more, or None")
+    length: Any = denoise.max_length
+    if length is not None and (not isinstance(length, Integral) or length < 1):
+        raise ConfigError(f"Denoise: max_length is {length!r}; due: a whole number of 1 or more, or None")
     refuse_shared(_roles(denoise))
 
 

@@ -69,9 +69,9 @@ class Infill:
     room: int = 8
     """Character splits: slots kept for the tokens that cutting makes, filled up with padding at the end of the
     document; a cut that needs more moves to the border of its token."""
-    tokenizer: str | None = None
+    tokenizer: str | None = dataclasses.field(default=None, repr=False)
     """A tokenizer with more control entries than the dataset's, in which names are looked up; see `penstock tokenizer
-    add`. None: the dataset's."""
+    add`. None: the dataset's. It is in no repr, and so in no state: what counts are the ids found, not its path."""
     splitter: CharacterSplitter | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
     """Cuts at characters; made by `resolve`."""
 
