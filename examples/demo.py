@@ -342,8 +342,8 @@ def fine_tune(step_seconds: float) -> None:
 def answer() -> None:
     """Export the model, load what was exported, and ask it."""
     from penstock.chat import load_template
-    from penstock.cli.chat import Wrapping
     from penstock.cli.export import run as export
+    from penstock.cli.wrapping import Wrapping
     from penstock.cli.writing import load_writer
     from penstock.generation import ChatSession, Sampling
 

@@ -1,0 +1,85 @@
+"""`penstock export`: the folder has all that the run has, says the same, and can be trained on from."""
+
+import json
+
+import pytest
+import torch
+from model_runs import SETTINGS, TEMPLATE, train_on
+
+from penstock.cli.export import run as export
+from penstock.cli.writing import load_writer
+from penstock.errors import ConfigError, FormatError, OutputError
+from penstock.generation import Sampling
+from penstock.models import load_model
+from penstock.tokenizers import train_tokenizer
+from penstock.training.metrics import read_metrics
+
+
+def test_a_chat_run_with_lora(made, tmp_path, capsys):
+    folder = tmp_path / "exported"
+    export(str(made / "chat"), output=folder, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    writers = [load_writer(str(path), context_length=None, device="cpu", threads=1, slots=1)
+               for path in (made / "chat", folder)]  # fmt: skip
+    end = writers[0].tokenizer.special_tokens["<|im_end|>"]
+    assert (told["step"], told["context_length"], told["chat_template"]) == (6, 64, True)
+    assert end in told["stop_ids"]
+    assert json.loads((folder / "generation_config.json").read_bytes())["eos_token_id"] == told["stop_ids"]
+    assert json.loads((folder / "config.json").read_bytes())["max_position_embeddings"] == 64
+    assert (folder / "chat_template.jinja").read_text().endswith(TEMPLATE)
+    assert load_model(made / "chat/checkpoints/step-00000006/model").lora is not None
+    assert load_model(folder).lora is None
+    prompt = writers[0].tokenizer.encode("the cat").tolist()
+    said = [writer.engine.generate_all([prompt], Sampling(temperature=0, max_tokens=20)) for writer in writers]
+    assert said[0] == said[1]
+    assert [writer.engine.context_length for writer in writers] == [64, 64]
+    assert writers[0].engine.stop_ids == writers[1].engine.stop_ids
+
+
+def test_transformers_reads_the_folder(made, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    export(str(made / "chat"), output=tmp_path)
+    tokenizer, model = AutoTokenizer.from_pretrained(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)
+    asked = [{"role": "user", "content": "a dog"}]
+    text = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+    assert text == "<|im_start|>user\na dog<|im_end|>\n<|im_start|>assistant\n"
+    ids = torch.tensor([tokenizer.encode(text, add_special_tokens=False)])
+    assert model(ids).logits.shape[1] == ids.shape[1]
+
+
+def test_a_run_starts_with_the_weights_of_a_run_or_a_folder(made, tmp_path):
+    """LoRA merged: the loss before the first step is that after the last."""
+    export(str(made / "chat"), output=tmp_path / "exported")
+    settings = {**SETTINGS, "steps": 1}
+    first = []
+    for name, start in (("a", made / "chat"), ("b", tmp_path / "exported"), ("c", made / "plain")):
+        run = train_on(made / "chats", tmp_path / name, model=f"from:{start}", training=settings)
+        first.append(read_metrics(run)[0]["loss"])
+        assert load_model(run / "checkpoints/step-00000001/model").lora is None
+    assert first[0] == pytest.approx(first[1], rel=1e-5)
+    assert first[0] < first[2]
+    assert first[2] == pytest.approx(read_metrics(made / "chat")[0]["loss"], rel=1e-5)
+
+
+def test_a_start_with_another_tokenizer_is_refused(made, tmp_path):
+    (tmp_path / "other").mkdir()
+    export(str(made / "plain"), output=tmp_path / "other")
+    train_tokenizer(["other words"], vocab_size=262, output=tmp_path / "other", overwrite=True, progress=False)
+    with pytest.raises(ConfigError, match=r"source 'train': was made with another tokenizer .* prepare it with"):
+        train_on(made / "text/train", tmp_path / "run", model=f"from:{tmp_path / 'other'}", training=SETTINGS)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_there_is_not_written_over(made, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    for taken in (tmp_path, tmp_path / "notes.txt"):
+        with pytest.raises(OutputError, match="no empty folder; take another"):
+            export(str(made / "plain"), output=taken)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(FormatError, match=r"no run \(run.yaml is missing\) and no model"):
+        export(str(tmp_path), output=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
