@@ -59,6 +59,23 @@ def test_rows_give_documents_back(tmp_path, documents):
     assert found == Counter(map(tuple, documents))
 
 
+def test_parts_without_words_are_read_and_predict_nothing(tmp_path):
+    """BOS and EOS alone; and a document one token longer than its row takes, whose EOS is split off."""
+    limit = ps.Denoise.t5(sentinels=tuple(SENTINELS)).document_limit(SLOTS)
+    documents = [[BOS, EOS], [BOS, *range(3, limit + 2), EOS], [BOS, 5, 6, EOS]]
+    bare, steps = [], list(make_loader(tmp_path, documents, too_long="split"))
+    for row in (row for step in steps for row in step):
+        sides = encoder_decoder(row, encoder_length=SLOTS + 1, decoder_length=SLOTS, start_id=START, pad_id=PAD)
+        for number in np.flatnonzero(row.prefix_lengths == 0):
+            bare.append(sides.encoder_tokens[sides.encoder_document_ids == number].tolist())
+            assert number not in sides.decoder_document_ids
+        assert sides.decoder_loss_weights.sum() == (row.targets != IGNORE).sum()
+        assert (sides.decoder_tokens == START).sum() == len(sides.decoder_tokens) - sides.num_decoder_tokens + (
+            len(set(sides.decoder_document_ids[: sides.num_decoder_tokens].tolist()))
+        )
+    assert sorted(bare) == [[BOS, EOS], [EOS]]
+
+
 def test_prefixes_of_rows_look_ahead_and_nothing_else_does(tmp_path, documents):
     row = next(iter(next(iter(make_loader(tmp_path, documents)))))
     rule = AttentionRule.of(row)

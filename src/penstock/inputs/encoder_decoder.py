@@ -127,6 +127,11 @@ def _documents(row: ModelInput) -> tuple[Array, Array, Array]:
         )
     pieces = AttentionRule.of(row).pieces
     pieces = pieces[pieces[:, 0] < row.num_tokens]
+    targets = row.targets[0, : row.num_tokens]
+    trained = np.concatenate([[0], np.cumsum(targets != IGNORE)])
+    # Without words (BOS and EOS alone, or an EOS that was split off) there is nothing to predict: it is only read.
+    bare = (pieces[:, 0] == pieces[:, 1]) & (trained[pieces[:, 2]] == trained[pieces[:, 0]])
+    pieces[bare, 1] = pieces[bare, 2]
     without = np.flatnonzero(pieces[:, 0] == pieces[:, 1])
     if len(without):
         begin, _, end = pieces[without[0]]
@@ -135,7 +140,6 @@ def _documents(row: ModelInput) -> tuple[Array, Array, Array]:
             "prefix, so there is nothing for an encoder to read; give every source a Denoise objective with "
             "bidirectional=True and no causal task, and the loader InputRequirements(prefix=True)"
         )
-    targets = row.targets[0, : row.num_tokens]
     if row.loss_weights is None:
         return pieces, targets, (targets != IGNORE).astype(np.float32)
     return pieces, targets, row.loss_weights[0, : row.num_tokens]
