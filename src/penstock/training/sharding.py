@@ -1,13 +1,15 @@
 """FSDP2: weights, gradients and optimiser states shared out among the ranks, each gathered where it is needed."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, distribute_tensor
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, StateError
 from penstock.training.distributed import Ranks
 
 
@@ -46,3 +48,19 @@ def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 def load_whole_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
     """Give a sharded model weights that every rank has whole."""
     set_model_state_dict(model, {**weights}, options=StateDictOptions(full_state_dict=True))
+
+
+@torch.no_grad()
+def share_out(whole: Mapping[str, torch.Tensor], shares: Mapping[str, torch.Tensor]) -> None:
+    """Give each tensor of `shares`, in place, its part of the whole tensor of that name; every rank has all of them.
+
+    Raises:
+        StateError: One is not among the whole ones.
+    """
+    for name, share in shares.items():
+        if name not in whole:
+            raise StateError(f"optimizer state: {name} is missing; resume with the optimizer that it was saved with")
+        if isinstance(share, DTensor):
+            share.copy_(distribute_tensor(whole[name].to(share.device), share.device_mesh, share.placements))
+        else:
+            share.copy_(whole[name])

@@ -35,7 +35,7 @@ from penstock.training.optimizers import Optimizers
 from penstock.training.run_folder import CHECKPOINTS, MODEL
 from penstock.training.settings import TrainSettings
 from penstock.training.setup import BitSettings, bit_settings
-from penstock.training.sharding import load_whole_weights, shard, whole_weights
+from penstock.training.sharding import load_whole_weights, shard, share_out, whole_weights
 from penstock.training.tensor_logs import TensorLogs
 
 OPTIMIZER, SHARDED_OPTIMIZER, STATE = "optimizer.safetensors", "optimizer.dcp", "state.json"
@@ -138,10 +138,16 @@ class Trainer:
                 )
         if self.settings.shard:
             load_whole_weights(_module(self.model), weights)
-            self._optimizers.fill_state()
-            checkpoint.read_into(SHARDED_OPTIMIZER, self._optimizers.state_tensors())
         else:
             _module(self.model).load_state_dict(weights)
+        # A state is read as it was saved, in shards or whole, into one that is in shards or whole.
+        if (checkpoint.folder / SHARDED_OPTIMIZER).exists():
+            self._optimizers.fill_state()
+            checkpoint.read_into(SHARDED_OPTIMIZER, self._optimizers.state_tensors())
+        elif self.settings.shard:
+            self._optimizers.fill_state()
+            share_out(checkpoint.tensors(OPTIMIZER), self._optimizers.state_tensors())
+        else:
             self._optimizers.load_state_tensors(checkpoint.tensors(OPTIMIZER))
 
     def train(self) -> Iterator[Record]:

@@ -1,0 +1,129 @@
+"""Two processes by gloo, copied and sharded (FSDP2): the losses of one; checkpoints of one on two and of two on one."""
+
+import json
+import textwrap
+
+import numpy as np
+import pytest
+from training_makers import environment, free_port, on_two_processes, train, values
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_torch")]
+
+SCRIPT = """
+    import json, sys
+    from pathlib import Path
+    sys.path.insert(0, sys.argv[3])
+    import torch
+    from penstock.errors import PenstockError
+    from penstock.training.distributed import Ranks
+    from training_makers import make, train
+
+    data, folder = Path(sys.argv[1]), Path(sys.argv[2])
+    look = f"training.evaluators={{held: {{data: {data}/data/validation, every: 3}}}}"
+    shard = "training.shard=true"
+    with Ranks(torch.device("cpu")) as ranks:
+        def run(name, *assignments, **options):
+            train(data, folder / name, look, "training.steps=6", *assignments, ranks=ranks, **options)
+            ranks.barrier()
+        run("copied")
+        run("sharded", shard)
+        run("sharded then copied", shard, until=4)
+        run("sharded then copied", resume=True)
+        run("copied then sharded", until=4)
+        run("copied then sharded", shard, resume=True)
+        run("sharded then one", shard, until=4)
+        run("copied then one", until=4)
+        run("one then sharded", shard, resume=True)
+        run("one then copied", resume=True)
+        run("three heads", shard, "model.prediction_heads=3")
+        refused = []
+        for name, assignment in (("uneven", "data.loader.rows_per_step=5"), ("copied", "training.seed=0")):
+            try:
+                make(data, folder / name, assignment, ranks=ranks)
+            except PenstockError as error:
+                refused.append(f"{type(error).__name__}: {error}")
+    print(json.dumps(refused))
+"""
+STEPS = "training.steps=6"
+
+
+@pytest.fixture(scope="module")
+def runs(data, tmp_path_factory):
+    """The folder of all runs, and what each rank was refused."""
+    import pathlib
+
+    folder = tmp_path_factory.mktemp("ranks")
+    look = f"training.evaluators={{held: {{data: {data}/data/validation, every: 3}}}}"
+    train(data, folder / "one", look, STEPS)
+    train(data, folder / "heads of one", look, STEPS, "model.prediction_heads=3")
+    for name in ("one then sharded", "one then copied"):
+        train(data, folder / name, look, STEPS, until=4)
+    script = folder / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    told = on_two_processes(script, str(data), str(folder), str(pathlib.Path(__file__).parent))
+    assert [code for code, _, _ in told] == [0, 0], told[0][1] + told[0][2][-3000:] + told[1][2][-3000:]
+    for name in ("sharded then one", "copied then one"):
+        train(data, folder / name, look, STEPS, resume=True)
+    return folder, [json.loads(out.splitlines()[-1]) for _, out, _ in told]
+
+
+def records(runs, name: str):
+    from penstock.training.metrics import read_metrics
+
+    return read_metrics(runs[0] / name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "copied", "sharded", "sharded then copied", "copied then sharded", "sharded then one", "copied then one",
+        "one then sharded", "one then copied",
+    ],
+)  # fmt: skip
+def test_it_trains_what_one_process_does(runs, name):
+    due, found = records(runs, "one"), records(runs, name)
+    assert values(found, "step") == [1, 2, 3, 4, 5, 6]
+    np.testing.assert_allclose(values(found), values(due), rtol=1e-6)
+    np.testing.assert_allclose(values(found, "gradient_norm"), values(due, "gradient_norm"), rtol=1e-4)
+    assert values(found, "tokens") == values(due, "tokens")
+    for step in (2, 5):
+        assert found[step]["held/loss"] == pytest.approx(due[step]["held/loss"], rel=1e-6)
+        assert found[step]["held/bits_per_byte"] == pytest.approx(due[step]["held/bits_per_byte"], rel=1e-6)
+        assert found[step]["held/targets"] == due[step]["held/targets"]
+
+
+def test_several_target_distances(runs):
+    np.testing.assert_allclose(values(records(runs, "three heads")), values(records(runs, "heads of one")), rtol=1e-6)
+
+
+def test_refusals_are_those_of_all_ranks(runs):
+    """Nobody waits for a process that gave up."""
+    first, second = runs[1]
+    assert "rows_per_step" in first[0]
+    assert "rows_per_step" in second[0]
+    assert first[1].startswith("OutputError: ")
+    assert "a run is there already" in first[1]
+    assert second[1].startswith("DistributedError: rank 0 failed: ")
+
+
+def test_torchrun_with_rows_that_do_not_divide_ends(data, tmp_path):
+    import subprocess
+    import sys
+
+    uneven = "data.loader.rows_per_step=3"
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        str(free_port()),
+    ]
+    told = subprocess.run(
+        [*command, "-m", "penstock", "train", data / "run.yaml", "-o", tmp_path / "run", "--set", uneven],
+        capture_output=True, text=True, timeout=60, check=False, env=environment(),
+    )  # fmt: skip
+    assert told.returncode != 0
+    assert "rows_per_step" in told.stderr
+    assert not (tmp_path / "run").exists()
