@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.objectives import CausalLM, Denoise, PrefixLM, SpanCorruption, check_objective
+from penstock.objectives import CausalLM, Denoise, Infill, PrefixLM, SpanCorruption, check_objective
 from penstock.objectives.tasks import SCALE, cumulative
 
 SENTINELS = range(1000, 1300)
@@ -175,3 +175,13 @@ def test_weights_are_whole_numbers_of_two_to_the_32():
     assert counts(1, 1, 1) == [SCALE // 3 + 1, SCALE // 3, SCALE // 3]
     assert counts(0.1, 0.2, 0.7) == [429496730, 858993459, 3006477107]
     assert sum(counts(*range(1, 50))) == SCALE
+
+
+def test_what_does_not_belong_together_is_refused():
+    denoise, document = Denoise.t5(sentinels=range(900, 950)), np.arange(20, dtype=np.int32)
+    for objective in (denoise, Infill(rate=1, tokens=(910, 911, 912))):
+        with pytest.raises(ConfigError, match="a document of 20 tokens has 5 weights; due: one each"):
+            objective.write(document, np.ones(5, np.float32), 7)
+    written = denoise.write(document, None, 7).tokens
+    with pytest.raises(ConfigError, match=r"21 slots cannot be what was written of .* 20 tokens .* which takes 22"):
+        denoise.restore(written[:-1], 20, 7)

@@ -176,8 +176,13 @@ class Denoise:
             key: uint64; decides task and noise.
 
         Raises:
-            ConfigError: Names were not looked up yet, or the document has more spans than there are sentinels.
+            ConfigError: Names were not looked up yet, the document has more spans than there are sentinels, or there
+                are not as many weights as tokens.
         """
+        if weights is not None and len(weights) != len(tokens):
+            raise ConfigError(
+                f"{self.name}: a document of {len(tokens)} tokens has {len(weights)} weights; due: one each"
+            )
         program, length = self._checked_program(len(tokens)), len(tokens)
         slots, prefix, reads = kernels.measure_document(program, length, np.uint64(key))
         out_tokens = np.empty(slots, np.int32)
@@ -197,8 +202,18 @@ class Denoise:
         return written[:bar], written[bar:]
 
     def restore(self, written: Int32, length: int, key: int) -> Int32:
-        """The document, int32 [length], from what was written of it; places decide, not ids."""
+        """The document, int32 [length], from what was written of it; places decide, not ids.
+
+        Raises:
+            ConfigError: It has another number of slots than are written of a document of this length and key.
+        """
         program = _program(self)
+        slots = kernels.measure_document(program, length, np.uint64(key))[0]
+        if len(written) != slots:
+            raise ConfigError(
+                f"{self.name}: {len(written)} slots cannot be what was written of a document of {length} tokens with "
+                f"key {key}, which takes {slots}; give its words without BOS and EOS, and its own length and key"
+            )
         begins, ends, in_place, marked = self._layout(length, key)
         mode = int(program[kernels.HEADER + kernels.TASK_FIELDS * self._task(length, key) + kernels.MODE] >= 0)
         document = np.empty(length, np.int32)

@@ -140,7 +140,9 @@ class Infill:
         return ORDERS[decide_infill(self._program(), length, np.uint64(key))[0]]
 
     def write(self, tokens: Tokens, weights: Weights | None, key: int) -> Written:
-        """Rewrite one document; see the class."""
+        """Rewrite one document; see the class. A ConfigError where there are not as many weights as tokens."""
+        if weights is not None and len(weights) != len(tokens):
+            raise ConfigError(f"infill: a document of {len(tokens)} tokens has {len(weights)} weights; due: one each")
         program, tokens = self._program(), np.ascontiguousarray(tokens, np.int32)
         order = decide_infill(program, len(tokens), np.uint64(key))[0]
         if order == CAUSAL:
