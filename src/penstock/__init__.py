@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock import chat as chat
     from penstock import errors as errors
+    from penstock import generation as generation
     from penstock import integrations as integrations
     from penstock import models as models
     from penstock import objectives as objectives
     from penstock import packing as packing
     from penstock import sampling as sampling
+    from penstock import serving as serving
     from penstock import shards as shards
     from penstock import sources as sources
     from penstock import tokenizers as tokenizers
+    from penstock import training as training
     from penstock.errors import PenstockError as PenstockError
     from penstock.inputs import InputRequirements as InputRequirements
     from penstock.inputs import ModelInput as ModelInput
@@ -68,15 +71,18 @@ _HOMES = {
 _ROOMS = {
     "chat": "chat",
     "errors": "errors",
+    "generation": "generation",
     "huggingface": "integrations.huggingface",
     "integrations": "integrations",
     "models": "models",
     "objectives": "objectives",
     "packing": "packing",
     "sampling": "sampling",
+    "serving": "serving",
     "shards": "shards",
     "sources": "sources",
     "tokenizers": "tokenizers",
+    "training": "training",
 }
 """Rooms reachable as attributes → their module."""
 
