@@ -16,6 +16,7 @@ import math
 import os
 import shutil
 import time
+from itertools import islice
 from pathlib import Path
 from pydoc_data.topics import topics
 from statistics import fmean, median
@@ -33,15 +34,15 @@ from penstock.tokenizers import train_tokenizer
 
 FOLDER = Path(".demo")
 VOCAB_SIZE = 2048
-LOADER = {"sequence_length": 256, "rows_per_step": 8, "seed": 7}
+LOADER = {"sequence_length": 256, "rows_per_step": 4, "seed": 7}
 MODEL = {"layers": 4, "width": 128, "heads": 4}
 TRAINING_SECONDS = 70.0
 """Aim; the number of steps follows from the speed of this machine."""
-STEPS = (80, 600)
+STEPS = (100, 1000)
 """Least and most."""
 CHAT_SECONDS = 30.0
 """The same for learning from chats."""
-CHAT_STEPS = (30, 300)
+CHAT_STEPS = (60, 500)
 REPEATED = 3
 """Steps after the checkpoint that are lost, and done again."""
 CHAT_TEMPLATE = Path(__file__).with_name("chat.jinja")
@@ -51,7 +52,6 @@ LINES = 16
 """Lines of a loss chart, about."""
 BAR = 48
 """Characters of a bar that stands for the loss of guessing, ln(VOCAB_SIZE)."""
-THREADS = 2
 
 
 def main() -> None:
@@ -67,11 +67,11 @@ def main() -> None:
     FOLDER.mkdir()
     sources = prepare_own(arguments.source) if arguments.source else prepare_python()
     show_row(sources)
-    step_seconds = train(sources, arguments.seconds)
+    step_seconds, threads = train(sources, arguments.seconds)
     write_some("The " if arguments.source else "def ")
     prepare_chats()
-    fine_tune(step_seconds)
-    answer()
+    fine_tune(step_seconds, threads)
+    answer(threads)
     page = write_page()
     print(f"\nAll of it took {time.monotonic() - began:.0f} s; what was made is in {FOLDER}/. To go on:\n")
     command = Path(".venv/bin/penstock")
@@ -148,11 +148,11 @@ def write_run_file(name: str, sources: list[dict[str, Any]], **sections: Any) ->
     return path
 
 
-def training(steps: int, *, learning_rate: float, every: int) -> dict[str, Any]:
+def training(steps: int, threads: int, *, learning_rate: float, every: int) -> dict[str, Any]:
     """The section `training` of a run file."""
     return {
         "steps": steps,
-        "threads": THREADS,
+        "threads": threads,
         "device": "cpu",
         "optimizer": {"learning_rate": learning_rate},
         "schedule": {"shape": "cosine", "warmup_steps": 20},
@@ -178,12 +178,15 @@ def show_row(sources: list[dict[str, Any]]) -> None:
 # -- rows to a model ---------------------------------------------------------------------------------------------------
 
 
-def train(sources: list[dict[str, Any]], seconds: float) -> float:
-    """Train a small transformer, give it up half-way, go on, and compare; the seconds of a step."""
+def train(sources: list[dict[str, Any]], seconds: float) -> tuple[float, int]:
+    """Train a small transformer, give it up half-way, go on, and compare; (seconds of a step, threads)."""
     title("A small transformer learns")
-    steps = affordable_steps(write_run_file("run", sources), seconds)
+    step_seconds, threads = measure(write_run_file("run", sources))
+    steps = min(STEPS[1], max(STEPS[0], int(seconds / step_seconds)))
     half = steps // 2
-    run_file = write_run_file("run", sources, model=MODEL, training=training(steps, learning_rate=3e-3, every=half))
+    run_file = write_run_file(
+        "run", sources, model=MODEL, training=training(steps, threads, learning_rate=4e-3, every=half)
+    )
     digests, counts = uninterrupted(run_file, steps)
     unigram = unigram_loss(counts)
     print(f"as by `penstock train {run_file} --output {FOLDER / 'run'}`: {steps} steps, {counts.sum():,} targets")
@@ -201,26 +204,29 @@ def train(sources: list[dict[str, Any]], seconds: float) -> float:
     print(f"  step {half + 1}: {lost[0][0]!r} before, {again[0][0]!r} after")
     if not same:
         raise SystemExit("what was trained after the restart is not what an uninterrupted run trains")
-    return second.step_seconds
+    return second.step_seconds, threads
 
 
-def affordable_steps(run_file: Path, seconds: float) -> int:
-    """Steps that this machine does in `seconds`, from the time of a few."""
+def measure(run_file: Path) -> tuple[float, int]:
+    """(seconds of a step, threads) on this machine: two, or one where other work leaves no second core."""
     import torch
 
     from penstock.models import ModelSettings, build_model
     from penstock.training import row_loss
 
-    torch.set_num_threads(THREADS)
-    model, times = build_model(ModelSettings(**MODEL), vocab_size=VOCAB_SIZE), []
-    for step in make_loader(load_run(run_file).data, requirements=model.requirements()):
-        began = time.monotonic()
-        for row in step:
-            row_loss(model, row, step.loss_denominators).loss.backward()
-        times.append(time.monotonic() - began)
-        if len(times) == 5:
-            break
-    return min(STEPS[1], max(STEPS[0], int(seconds / median(times))))
+    model = build_model(ModelSettings(**MODEL), vocab_size=VOCAB_SIZE)
+    steps = iter(make_loader(load_run(run_file).data, requirements=model.requirements()))
+    found: list[tuple[float, int]] = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        times: list[float] = []
+        for step in islice(steps, 6):
+            began = time.monotonic()
+            for row in step:
+                row_loss(model, row, step.loss_denominators).loss.backward()
+            times.append(time.monotonic() - began)
+        found.append((median(times), threads))
+    return min(found)
 
 
 def uninterrupted(run_file: Path, steps: int) -> tuple[list[str], np.ndarray[Any, Any]]:
@@ -264,8 +270,6 @@ def train_part(run_file: Path, chart: "Chart", *, resume: bool = False, until: i
         load_run(run_file), run_file=str(run_file), text=resolved_text(run_file), output=output, resume=resume,
         ranks=Ranks(torch.device("cpu")), say=lambda sentence: None,
     )  # fmt: skip
-    if resume:
-        trainer.resume()
     part, done = Part(), trainer.loader.step
     trainer.model.register_forward_pre_hook(lambda model, given: part.digests.append(digest(given[0].tokens.numpy())))
     with Metrics(output, total_steps=trainer.steps, done=done) as metrics:
@@ -322,7 +326,7 @@ def prepare_chats() -> None:
     print(report.as_text())
 
 
-def fine_tune(step_seconds: float) -> None:
+def fine_tune(step_seconds: float, threads: int) -> None:
     """A second run starts with the weights of the first; its loss is that of the assistant's words alone."""
     title("The model learns to answer")
     steps = min(CHAT_STEPS[1], max(CHAT_STEPS[0], int(CHAT_SECONDS / step_seconds)))
@@ -330,7 +334,7 @@ def fine_tune(step_seconds: float) -> None:
         "chat",
         [{"path": str(FOLDER / "chats")}],
         model=f"from:{FOLDER / 'run'}",
-        training=training(steps, learning_rate=2e-3, every=steps),
+        training=training(steps, threads, learning_rate=2e-3, every=steps),
     )
     print(f"as by `penstock train {run_file} --output {FOLDER / 'chat'}`, from the weights of {FOLDER / 'run'}")
     print("Loss in nats per token that is trained: the assistant's words, calls, and where it stops\n")
@@ -339,7 +343,7 @@ def fine_tune(step_seconds: float) -> None:
     print(f"\nLoss of the assistant's words fell from {fmean(chart.losses[:5]):.2f} to {fmean(chart.losses[-5:]):.2f}")
 
 
-def answer() -> None:
+def answer(threads: int) -> None:
     """Export the model, load what was exported, and ask it."""
     from penstock.chat import load_template
     from penstock.cli.export import run as export
@@ -349,7 +353,7 @@ def answer() -> None:
 
     title("It is exported for transformers, vLLM and llama.cpp, and answers")
     export(str(FOLDER / "chat"), output=FOLDER / "exported")
-    writer = load_writer(str(FOLDER / "exported"), context_length=None, device="cpu", threads=THREADS, slots=1)
+    writer = load_writer(str(FOLDER / "exported"), context_length=None, device="cpu", threads=threads, slots=1)
     sampling = Sampling(temperature=0.6, top_k=40, min_tokens=1, max_tokens=48)
     session = ChatSession(writer.engine, load_template(CHAT_TEMPLATE), sampling=sampling)
     for question in QUESTIONS:
