@@ -36,11 +36,11 @@ FOLDER = Path(".demo")
 VOCAB_SIZE = 2048
 LOADER = {"sequence_length": 256, "rows_per_step": 4, "seed": 7}
 MODEL = {"layers": 4, "width": 128, "heads": 4}
-TRAINING_SECONDS = 70.0
+TRAINING_SECONDS = 80.0
 """Aim; the number of steps follows from the speed of this machine."""
 STEPS = (100, 1000)
 """Least and most."""
-CHAT_SECONDS = 30.0
+CHAT_SECONDS = 50.0
 """The same for learning from chats."""
 CHAT_STEPS = (60, 500)
 REPEATED = 3
