@@ -37,7 +37,7 @@ from penstock.shards import open_dataset
 from penstock.tokenizers import train_tokenizer
 from penstock.training import Trainer
 from penstock.training.distributed import Ranks
-from penstock.training.loss import loss
+from penstock.training.losses import loss
 
 SLOTS, VOCABULARY = 1024, 2048
 SIZES = {

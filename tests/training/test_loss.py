@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.errors import ConfigError
 from penstock.training.chunked_cross_entropy import chunked_cross_entropy
-from penstock.training.loss import hidden_loss
+from penstock.training.losses import hidden_loss
 
 VOCAB, WIDTH = 13, 6
 

@@ -6,7 +6,7 @@ import torch
 
 from penstock.inputs import IGNORE, ModelInput
 from penstock.models import ModelSettings, build_model
-from penstock.training.loss import loss, row_loss
+from penstock.training.losses import loss, row_loss
 
 VOCAB, DISTANCES = 37, 2
 

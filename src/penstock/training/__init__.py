@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from penstock.training.settings import TrainSettings
 
 if TYPE_CHECKING:
-    from penstock.training.loss import RowLoss, loss, row_loss
+    from penstock.training.losses import RowLoss, loss, row_loss
     from penstock.training.run_folder import Run, open_run
     from penstock.training.trainer import Trainer
 
 _LATE = {
-    "RowLoss": "loss",
-    "loss": "loss",
-    "row_loss": "loss",
+    "RowLoss": "losses",
+    "loss": "losses",
+    "row_loss": "losses",
     "Run": "run_folder",
     "open_run": "run_folder",
     "Trainer": "trainer",

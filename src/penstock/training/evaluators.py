@@ -15,7 +15,7 @@ from penstock.loader import Loader, Source
 from penstock.models import LanguageModel
 from penstock.shards import open_dataset
 from penstock.training.distributed import Ranks
-from penstock.training.loss import row_loss
+from penstock.training.losses import row_loss
 from penstock.training.settings import EvaluatorSettings
 
 

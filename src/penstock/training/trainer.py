@@ -30,7 +30,7 @@ from penstock.training.checkpoints import Checkpoint, newest_complete, save_chec
 from penstock.training.distributed import Ranks
 from penstock.training.evaluators import Evaluator, evaluate, make_evaluators
 from penstock.training.interruption import Interruption
-from penstock.training.loss import hidden_loss, row_loss
+from penstock.training.losses import hidden_loss, row_loss
 from penstock.training.optimizers import Optimizers
 from penstock.training.run_folder import CHECKPOINTS, MODEL
 from penstock.training.settings import TrainSettings
