@@ -164,3 +164,22 @@ def test_models_that_cannot_be_checked_for_isolation() -> None:
             ps.check_isolation(model)
     with pytest.raises(IsolationError, match=r"LlamaModel .* cannot be checked: it returns no logits; take the model"):
         ps.check_isolation(make_model().model)
+
+
+def test_prefixes_that_the_model_would_read_causally(tmp_path: Path, data: Path) -> None:
+    options: Any = {"sentinels": range(100, 130), "roll": False}
+    loaders = [
+        ps.Loader(
+            ps.Source(data, name="denoised", objective=ps.Denoise.t5(**options, bidirectional=bidirectional)),
+            sequence_length=64,
+            rows_per_step=2,
+        )
+        for bidirectional in (True, False)
+    ]
+    with pytest.raises(
+        ConfigError, match=r"objective of source 'denoised' has prefixes .* give it bidirectional=False"
+    ):
+        make_trainer(tmp_path, loader=loaders[0])
+    with pytest.raises(ConfigError, match="bidirectional prefixes, which models of transformers would read causally"):
+        ps.huggingface.model_inputs(next(iter(loaders[0]))[0])
+    ps.huggingface.model_inputs(next(iter(loaders[1]))[0])

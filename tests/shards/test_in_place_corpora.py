@@ -278,3 +278,13 @@ def test_a_foreign_corpus_that_is_opened_as_a_dataset_is_told_apart(tmp_path):
             Dataset.open(tmp_path / name)
     with pytest.raises(FormatError, match="no such folder"):
         Dataset.open(tmp_path / "absent")
+
+
+def test_a_megatron_corpus_may_be_told_what_ends_its_documents(tmp_path):
+    write_corpus(tmp_path / "corpus", [np.array([5, 6, 1]), np.array([7, 1])])
+    assert open_megatron(tmp_path / "corpus").framed == (False, False)
+    told = open_dataset(tmp_path / "corpus", eos_id=1)
+    assert told.framed == (False, True)
+    assert pickle.loads(pickle.dumps(told)).framed == (False, True)
+    with pytest.raises(FormatError, match="document 0 ends with token 1, not with eos_id 2"):
+        open_megatron(tmp_path / "corpus", eos_id=2)

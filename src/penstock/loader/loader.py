@@ -146,6 +146,12 @@ class Loader:
         """Number of the step that comes next."""
         return self._after.step
 
+    @property
+    def bidirectional_source(self) -> str | None:
+        """Name of the first source whose objective makes bidirectional prefixes; None where there is none."""
+        pairs = zip(self.mixture.sources, self._plan.rewritings, strict=True)
+        return next((source.name for source, rewriting in pairs if rewriting.bidirectional), None)
+
     def state_dict(self) -> dict[str, Any]:
         """State after the last step that was handed out; the same as that step's `resume_state`."""
         return states.save(self._description, self._after)

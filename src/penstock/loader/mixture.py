@@ -80,7 +80,7 @@ class Source:
         object.__setattr__(self, "slice", (begin, end))
         if not 0 <= begin < end <= 1:
             raise ConfigError(f"{where}: slice must be fractions 0 ≤ begin < end ≤ 1, got {self.slice}")
-        if not hasattr(self.objective, "measure"):
+        if isinstance(self.objective, type) or not hasattr(self.objective, "measure"):
             raise ConfigError(f"{where}: objective must be one such as penstock.Causal(), got {self.objective!r}")
         if self.shuffle not in tuple(SHUFFLE_CODES):
             raise ConfigError(f"{where}: shuffle must be one of {', '.join(SHUFFLE_CODES)}, got {self.shuffle!r}")

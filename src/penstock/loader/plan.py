@@ -342,5 +342,6 @@ class _Draw:
         origin = self.dataset[document].origin
         raise RecordError(
             f"source {self.source.name!r}: document {document} ({origin}) has {int(self.lengths[document, 0])} tokens, "
-            f"a row holds {self.limit}; raise sequence_length, or set too_long to split, truncate or drop"
+            f"objective {self.source.objective.name!r} takes {self.limit} in a row; raise sequence_length (or the "
+            "objective's own limit), or set too_long to split, truncate or drop"
         )

@@ -28,6 +28,7 @@ class InPlaceCorpus:
         table: Where the bytes lie.
         fingerprint: Changes when the content does.
         reopen: A function and its arguments that open it again, for pickling.
+        ends_with_eos: Whether every document ends with EOS, which is then kept out of what objectives rewrite.
     """
 
     def __init__(
@@ -37,10 +38,12 @@ class InPlaceCorpus:
         table: DocumentTable,
         fingerprint: str,
         reopen: tuple[Callable[..., Any], tuple[Any, ...]],
+        *,
+        ends_with_eos: bool = False,
     ) -> None:
         self.kind, self.name, self.table, self.fingerprint = kind, name, table, fingerprint
         self.tokenizer: TokenizerInfo | None = None
-        self._reopen = reopen
+        self._reopen, self._ends_with_eos = reopen, ends_with_eos
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._reopen
@@ -57,8 +60,8 @@ class InPlaceCorpus:
 
     @property
     def framed(self) -> tuple[bool, bool]:
-        """Whether all documents begin with BOS and end with EOS: these formats do not say."""
-        return False, False
+        """Whether all documents begin with BOS (these formats do not say), and whether all end with EOS."""
+        return False, self._ends_with_eos
 
     @property
     def files(self) -> list[str]:

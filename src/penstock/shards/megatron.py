@@ -95,14 +95,19 @@ class MegatronIndex:
             )
 
 
-def open_megatron(prefix: str | Path) -> InPlaceCorpus:
+_SAMPLED_ENDS = 256
+
+
+def open_megatron(prefix: str | Path, eos_id: int | None = None) -> InPlaceCorpus:
     """Open `prefix.bin` and `prefix.idx` without copying the tokens.
 
     Args:
         prefix: Path without its ending; with `.bin` or `.idx` is fine too.
+        eos_id: The token that ends every document (`--append-eod`), which the format does not say. Objectives then
+            keep it at the end; without it, it is a word like any other. Looked for in a sample of the documents.
 
     Raises:
-        FormatError: Not such a corpus, or of a kind that is not read.
+        FormatError: Not such a corpus, or of a kind that is not read, or a document does not end with `eos_id`.
         CorruptionError: The files do not fit each other, or are cut short.
     """
     prefix = megatron_prefix(prefix)
@@ -124,7 +129,25 @@ def open_megatron(prefix: str | Path) -> InPlaceCorpus:
     )
     content = (index.token_type, len(data), *(checksum(part) for part in (lengths, offsets)), sample_checksum(data))
     fingerprint = hashlib.blake2b(repr(content).encode(), digest_size=16).hexdigest()
-    return InPlaceCorpus("Megatron", prefix.name, table, fingerprint, (open_megatron, (prefix,)))
+    corpus = InPlaceCorpus(
+        "Megatron", prefix.name, table, fingerprint, (open_megatron, (prefix, eos_id)), ends_with_eos=eos_id is not None
+    )
+    if eos_id is not None:
+        _check_ends(corpus, eos_id)
+    return corpus
+
+
+def _check_ends(corpus: InPlaceCorpus, eos_id: int) -> None:
+    """Look at the ends of at most `_SAMPLED_ENDS` documents, spread evenly."""
+    for document in np.unique(
+        np.linspace(0, len(corpus) - 1, min(len(corpus), _SAMPLED_ENDS), dtype=np.int64)
+    ).tolist():
+        tokens = corpus[document].tokens
+        if len(tokens) and int(tokens[-1]) != eos_id:
+            raise FormatError(
+                f"{corpus.path}: document {document} ends with token {int(tokens[-1])}, not with eos_id {eos_id}; "
+                "leave eos_id out, or give the right one"
+            )
 
 
 def megatron_prefix(path: str | Path) -> Path:

@@ -16,7 +16,7 @@ def open_dataset(path: str | Path, *, dtype: str | None = None, eos_id: int | No
         path: A folder that `penstock prepare` made; a Megatron corpus (its prefix, `.bin` or `.idx`); or an `.npy` file
             of bare tokens.
         dtype: Type of the tokens of an `.npy` file: "uint16" or "uint32".
-        eos_id: The token that ends each document of an `.npy` file.
+        eos_id: The token that ends each document: of an `.npy` file, and of a Megatron corpus where all have it.
 
     Raises:
         FormatError: Nothing that penstock can read is there.
@@ -34,7 +34,7 @@ def open_dataset(path: str | Path, *, dtype: str | None = None, eos_id: int | No
     if not path.is_dir():
         prefix = megatron_prefix(path)
         if prefix.with_name(prefix.name + ".idx").is_file():
-            return open_megatron(prefix)
+            return open_megatron(prefix, eos_id)
         found = "not a dataset" if path.exists() else "nothing there"
         raise FormatError(
             f"{path}: {found}; give a folder that `penstock prepare` made, a Megatron prefix, or an .npy file"

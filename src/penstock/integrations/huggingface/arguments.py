@@ -85,6 +85,16 @@ def require_loaders(loader: Any, eval_loader: Any) -> Loader:
     return found_loader
 
 
+def refuse_prefixes(every: Mapping[str, Loader]) -> None:
+    """Refuse loaders of which an objective makes bidirectional prefixes: the model would read them causally."""
+    for name, each in every.items():
+        if source := each.bidirectional_source:
+            raise ConfigError(
+                f"Trainer: {name}: the objective of source {source!r} has prefixes whose tokens see each other, which "
+                "a Hugging Face model would read causally; give it bidirectional=False"
+            )
+
+
 def refuse_arguments(args: Any, kwargs: dict[str, Any], has_eval_loader: bool) -> None:
     """Refuse what nobody knows, what the loader does already, and what the loss does not do."""
     for name, cure in _NOT_OURS.items():

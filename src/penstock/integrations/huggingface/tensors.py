@@ -106,6 +106,11 @@ def _complete(row: ModelInput) -> ModelInput:
             f"the row has no {' and no '.join(missing)}, without which transformers mixes its documents; make the "
             "loader with requirements=penstock.huggingface.REQUIREMENTS, or merge that into yours"
         )
+    if row.prefix_lengths is not None and (row.prefix_lengths > 1).any():
+        raise ConfigError(
+            "the row has documents with bidirectional prefixes, which models of transformers would read causally; give "
+            "their objective bidirectional=False"
+        )
     return row
 
 

@@ -25,6 +25,7 @@ from penstock.integrations.huggingface.arguments import (
     loaders,
     refuse_arguments,
     refuse_endless,
+    refuse_prefixes,
     refuse_wrong_kinds,
     require_loaders,
 )
@@ -92,6 +93,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         refuse_wrong_kinds(model, args)
         refuse_arguments(args, kwargs, eval_loader is not None)
         self.loader = loader = require_loaders(loader, eval_loader)
+        refuse_prefixes({"loader": loader, **loaders(eval_loader)})
         self._asked_max_steps: int = args.max_steps
         refuse_endless(args, loader, eval_loader)
         fit_batches(args, loader, rows_per_microbatch, eval_loader is not None)
