@@ -1,0 +1,121 @@
+"""Runs, models in the Hugging Face layout, and what is neither, opened; runs begun where one was cut short."""
+
+import json
+
+import pytest
+from training_makers import SENTINELS, make, train
+
+from penstock.errors import FormatError, OutputError
+from penstock.models import load_model
+from penstock.models.exporting import export
+from penstock.tokenizers import load_tokenizer
+from penstock.training import open_run
+from penstock.training.run_folder import RUN_FILE, Run, begin_run
+
+pytestmark = pytest.mark.usefixtures("plain_torch")
+
+
+@pytest.fixture(scope="module")
+def run(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    train(data, folder, "training.steps=5")
+    return folder
+
+
+def test_a_run(data, run):
+    found = Run.open(run)
+    tokenizer = load_tokenizer(found.tokenizer)
+    assert found.step == 5
+    assert tokenizer.fingerprint == load_tokenizer(data / "tokenizer").fingerprint
+    assert found.template is None
+    assert found.stop_ids == (tokenizer.eos_id,)
+    assert load_model(found.model).vocab_size >= tokenizer.vocab_size
+    assert open_run(str(run)) == found
+
+
+def test_the_newest_complete_checkpoint_is_taken(data, tmp_path, capsys):
+    train(data, tmp_path / "run", "training.steps=5")
+    newest = sorted((tmp_path / "run" / "checkpoints").iterdir())[-1]
+    weights = newest / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert Run.open(tmp_path / "run").step == 4
+    assert "step-00000005: passed over" in capsys.readouterr().err
+
+
+def test_an_exported_model(data, run, tmp_path):
+    tokenizer = load_tokenizer(data / "tokenizer")
+    stop = tokenizer.special_tokens[SENTINELS[0]]
+    export(load_model(Run.open(run).model), tmp_path / "out", tokenizer=tokenizer, stop_ids=[stop])
+    found = Run.open(tmp_path / "out")
+    assert (found.model, found.tokenizer, found.step) == (tmp_path / "out", tmp_path / "out", None)
+    assert stop in found.stop_ids
+    assert tokenizer.eos_id in found.stop_ids
+    assert found.template is None
+
+
+def test_the_chat_template_of_a_model_wherever_it_is(data, run, tmp_path):
+    export(load_model(Run.open(run).model), tmp_path / "out", tokenizer=load_tokenizer(data / "tokenizer"))
+    settings = tmp_path / "out" / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": "{{ old }}"}))
+    assert Run.open(tmp_path / "out").template == "{{ old }}"
+    (tmp_path / "out" / "chat_template.jinja").write_text("{{ new }}")
+    assert Run.open(tmp_path / "out").template == "{{ new }}"
+
+
+def test_chats_leave_their_template_in_the_run(tmp_path):
+    from training_makers import RUN_FILE as TEXT
+
+    from penstock.prepare import prepare
+    from penstock.tokenizers import train_tokenizer
+
+    train_tokenizer(
+        ["some words"], vocab_size=270, output=tmp_path / "tokenizer", special_tokens=["<|im_start|>", "<|im_end|>"],
+        progress=False,
+    )  # fmt: skip
+    chats = [
+        {"messages": [{"role": "user", "content": "a b"}, {"role": "assistant", "content": f"c {n}"}]}
+        for n in range(50)
+    ]
+    prepare(
+        iter(chats), tokenizer=tmp_path / "tokenizer", output=tmp_path / "data" / "train", template="chatml",
+        processes=1, progress=False,
+    )  # fmt: skip
+    (tmp_path / "run.yaml").write_text(TEXT.format(data=tmp_path / "data"))
+    train(tmp_path, tmp_path / "run", "training.steps=2")
+    found = Run.open(tmp_path / "run")
+    assert "<|im_start|>" in found.template
+    assert load_tokenizer(found.tokenizer).special_tokens["<|im_end|>"] in found.stop_ids
+
+
+def test_a_run_without_a_checkpoint(data, tmp_path):
+    make(data, tmp_path / "run")
+    with pytest.raises(FormatError, match=r"run: no complete checkpoint yet; train on, or wait for the first"):
+        Run.open(tmp_path / "run")
+
+
+def test_rubbish(tmp_path):
+    for path in (tmp_path, tmp_path / "nothing", tmp_path / "file"):
+        (tmp_path / "file").write_text("words")
+        with pytest.raises(
+            FormatError, match=r"no run \(run\.yaml is missing\) and no model in the Hugging Face layout"
+        ):
+            Run.open(path)
+
+
+def test_a_folder_that_a_kill_left_half_made(data, tmp_path):
+    """The run file comes last: without it the folder is begun again, with a tokenizer that is whole."""
+    make(data, tmp_path / "run")
+    (tmp_path / "run" / RUN_FILE).unlink()
+    (tmp_path / "run" / "tokenizer" / "tokenizer.json").write_text("{")
+    make(data, tmp_path / "run")
+    assert (tmp_path / "run" / "tokenizer" / "tokenizer.json").read_bytes() == (
+        data / "tokenizer" / "tokenizer.json"
+    ).read_bytes()
+
+
+def test_a_folder_that_cannot_be_written(data, tmp_path):
+    from penstock.shards import open_dataset
+
+    (tmp_path / "file").write_text("words")
+    with pytest.raises(OutputError, match="cannot be written"):
+        begin_run(tmp_path / "file" / "run", "", [open_dataset(data / "data" / "train")], resume=False)
