@@ -47,7 +47,8 @@ REPEATED = 3
 """Steps after the checkpoint that are lost, and done again."""
 CHAT_TEMPLATE = Path(__file__).with_name("chat.jinja")
 CHAT_LENGTHS = {"max_tokens": LOADER["sequence_length"], "too_long": "drop"}
-QUESTIONS = ("What does shutil.copy do?", "And its arguments?", "Explain json.dumps.")
+QUESTIONS = (("What does shutil.copy do?", "And its arguments?"), ("What does json.dumps do?",))
+"""Of two chats; it has not seen longer ones."""
 LINES = 16
 """Lines of a loss chart, about."""
 BAR = 48
@@ -345,7 +346,6 @@ def fine_tune(step_seconds: float, threads: int) -> None:
 
 def answer(threads: int) -> None:
     """Export the model, load what was exported, and ask it."""
-    from penstock.chat import load_template
     from penstock.cli.export import run as export
     from penstock.cli.wrapping import Wrapping
     from penstock.cli.writing import load_writer
@@ -354,14 +354,15 @@ def answer(threads: int) -> None:
     title("It is exported for transformers, vLLM and llama.cpp, and answers")
     export(str(FOLDER / "chat"), output=FOLDER / "exported")
     writer = load_writer(str(FOLDER / "exported"), context_length=None, device="cpu", threads=threads, slots=1)
-    sampling = Sampling(temperature=0.6, top_k=40, min_tokens=1, max_tokens=48)
-    session = ChatSession(writer.engine, load_template(CHAT_TEMPLATE), sampling=sampling)
-    for question in QUESTIONS:
-        print(f"\n  you › {question}\nmodel › ", end="", flush=True)
-        wrapping = Wrapping(shutil.get_terminal_size().columns, len("model › "))
-        for piece in session.reply(question):
-            print(wrapping.push(piece), end="", flush=True)
-        print(wrapping.finish())
+    sampling = Sampling(temperature=0.2, top_k=40, min_tokens=1, max_tokens=48)
+    for questions in QUESTIONS:
+        session = ChatSession(writer.engine, writer.template, sampling=sampling)
+        for question in questions:
+            print(f"\n  you › {question}\nmodel › ", end="", flush=True)
+            wrapping = Wrapping(shutil.get_terminal_size().columns, len("model › "))
+            for piece in session.reply(question):
+                print(wrapping.push(piece), end="", flush=True)
+            print(wrapping.finish())
 
 
 def write_page() -> Path:
