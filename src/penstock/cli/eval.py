@@ -26,7 +26,7 @@ def run(
     Every document counts once, packed as in training and apart from the others. Bits per byte can be compared between
     tokenizers; they are told where all of a dataset's text is trained and all rows are used.
     """
-    from penstock.cli.writing import _trained_length
+    from penstock.cli.writing import trained_length
     from penstock.errors import MissingExtraError
 
     try:
@@ -42,7 +42,7 @@ def run(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     found = open_run(model)
-    length = context_length or _trained_length(found.path)
+    length = context_length or trained_length(found.path)
     fingerprint = load_tokenizer(found.tokenizer).fingerprint
     for one in data:
         _check_tokenizer(one, fingerprint, model)

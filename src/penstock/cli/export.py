@@ -20,7 +20,7 @@ def run(
 
     With its tokenizer, chat template, stop ids and context length; LoRA is merged into the weights.
     """
-    from penstock.cli.writing import _template, _trained_length
+    from penstock.cli.writing import template_of, trained_length
     from penstock.errors import MissingExtraError, OutputError
 
     try:
@@ -34,7 +34,7 @@ def run(
         raise OutputError(f"{output}: is there and no empty folder; take another, or empty it")
     found = open_run(model)
     tokenizer = load_tokenizer(found.tokenizer)
-    length = context_length or _trained_length(found.path)
+    length = context_length or trained_length(found.path)
     trained = load_model(found.model)
     if trained.lora is not None:
         merge_lora(trained)
@@ -43,7 +43,7 @@ def run(
             trained,
             output,
             tokenizer=tokenizer,
-            template=None if found.template is None else _template(found, tokenizer),
+            template=None if found.template is None else template_of(found, tokenizer),
             stop_ids=found.stop_ids,
             context_length=length,
         )

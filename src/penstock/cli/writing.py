@@ -66,7 +66,7 @@ def load_writer(path: str, *, context_length: int | None, device: str, threads: 
     engine = Engine(
         load_model(run.model, device),
         tokenizer,
-        context_length=context_length or _trained_length(run.path),
+        context_length=context_length or trained_length(run.path),
         stop_ids=run.stop_ids,
         slots=slots,
     )
@@ -75,11 +75,11 @@ def load_writer(path: str, *, context_length: int | None, device: str, threads: 
         step=run.step,
         engine=engine,
         tokenizer=tokenizer,
-        template=None if run.template is None else _template(run, tokenizer),
+        template=None if run.template is None else template_of(run, tokenizer),
     )
 
 
-def _template(run: Any, tokenizer: Any) -> Any:
+def template_of(run: Any, tokenizer: Any) -> Any:
     """The template with the variables that its conversations were prepared with."""
     from penstock.chat import load_template
     from penstock.shards import ChatInfo
@@ -88,7 +88,7 @@ def _template(run: Any, tokenizer: Any) -> Any:
     return load_template(run.template, tokenizer=tokenizer, **({} if chat is None else chat.variables))
 
 
-def _trained_length(folder: Path) -> int:
+def trained_length(folder: Path) -> int:
     """Slots of the rows that a run was trained on, or positions that a model in the Hugging Face layout tells."""
     import yaml
 

@@ -40,7 +40,7 @@ def build_model(
     """
     if isinstance(settings, str):
         if not settings.startswith(HUGGING_FACE):
-            raise ConfigError(f"model {settings!r} is unknown; give the settings of a transformer, or hf:path")
+            raise ConfigError(f"model {settings!r} is unknown; give the settings of a transformer, hf:path or from:RUN")
         from penstock.models.huggingface_model import load_huggingface
 
         path = settings.removeprefix(HUGGING_FACE)
