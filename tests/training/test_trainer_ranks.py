@@ -10,7 +10,7 @@ from training_makers import environment, free_port, on_two_processes, train, val
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_torch")]
 
 SCRIPT = """
-    import json, sys
+    import json, os, sys
     from pathlib import Path
     sys.path.insert(0, sys.argv[3])
     import torch
@@ -42,7 +42,9 @@ SCRIPT = """
                 make(data, folder / name, assignment, ranks=ranks)
             except PenstockError as error:
                 refused.append(f"{type(error).__name__}: {error}")
-    print(json.dumps(refused))
+    print(json.dumps(refused), flush=True)
+    # Gloo's threads may still hold tensors, and abort an interpreter that ends (pytorch/pytorch#179291).
+    os._exit(0)
 """
 STEPS = "training.steps=6"
 
