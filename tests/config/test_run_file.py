@@ -55,7 +55,7 @@ def test_a_run_file_becomes_the_settings_of_the_rooms(write):
     assert data.mixture.shares_at(9) == [0.7, 0.3]
     assert data.mixture.shares_at(10) == [0.7, 0.5]
     assert (data.loader.sequence_length, data.loader.seed, data.loader.packing) == (256, 7, "best_fit")
-    assert data.target_distances == 1
+    assert data.target_distances is None
 
 
 @pytest.mark.parametrize(
