@@ -26,13 +26,14 @@ from penstock.loader import Loader, Step
 from penstock.models import LanguageModel, load_model, save_model
 from penstock.models.micro_sequences import backward_in_parts
 from penstock.randomness import key_for
+from penstock.shards import TOKENIZER_FOLDER
 from penstock.training.checkpoints import Checkpoint, newest_complete, save_checkpoint
 from penstock.training.distributed import Ranks
 from penstock.training.evaluators import Evaluator, evaluate, make_evaluators
 from penstock.training.interruption import Interruption
 from penstock.training.losses import hidden_loss, row_loss
 from penstock.training.optimizers import Optimizers
-from penstock.training.run_folder import CHECKPOINTS, MODEL
+from penstock.training.run_folder import CHECKPOINTS, MODEL, RUN_FILE
 from penstock.training.settings import TrainSettings
 from penstock.training.setup import BitSettings, bit_settings
 from penstock.training.sharding import load_whole_weights, shard, share_out, whole_weights
@@ -256,6 +257,8 @@ class Trainer:
             MODEL: lambda path: save_model(model, path, weights),
             name: self._optimizers.state_tensors(),
             STATE: state,
+            # So that a checkpoint says by itself what it is of, wherever it is copied to.
+            **{kept: self.run / kept for kept in (RUN_FILE, TOKENIZER_FOLDER) if (self.run / kept).exists()},
         }
         save_checkpoint(self.run / CHECKPOINTS, step.index + 1, parts, keep=self.settings.checkpoints.keep)
 
