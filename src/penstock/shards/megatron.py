@@ -103,7 +103,7 @@ def open_megatron(prefix: str | Path, eos_id: int | None = None) -> InPlaceCorpu
 
     Args:
         prefix: Path without its ending; with `.bin` or `.idx` is fine too.
-        eos_id: The token that ends every document (Megatron's append-eod), which the format does not say. Objectives then
+        eos_id: The token that ends every document (its append-eod), which the format does not say. Objectives then
             keep it at the end; without it, it is a word like any other. Looked for in a sample of the documents.
 
     Raises:
