@@ -82,3 +82,21 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(FormatError, match=r"no run \(run.yaml is missing\) and no model"):
         export(str(tmp_path), output=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_with_dropout_writes_without_it(made, tmp_path):
+    from transformers import OPTConfig, OPTForCausalLM
+
+    from penstock.tokenizers import load_tokenizer
+
+    OPTForCausalLM(
+        OPTConfig(
+            vocab_size=340, hidden_size=32, word_embed_proj_dim=32, ffn_dim=64, num_hidden_layers=2,
+            num_attention_heads=2, max_position_embeddings=64, dropout=0.5,
+        )
+    ).save_pretrained(tmp_path)  # fmt: skip
+    load_tokenizer(made / "tokenizer").save(tmp_path)
+    writer = load_writer(str(tmp_path), context_length=None, device="cpu", threads=1, slots=1)
+    greedy = Sampling(temperature=0, max_tokens=20, min_tokens=20)
+    once, again = (writer.engine.generate_all([[40, 41, 42]], greedy) for _ in range(2))
+    assert once == again

@@ -158,3 +158,19 @@ def test_a_mistake_in_a_part_stays_what_it_is_and_leaves_nothing(tmp_path):
     with pytest.raises(KeyError, match="mine"):
         save_checkpoint(tmp_path, 1, {**parts(1), "model": wrong})
     assert names(tmp_path) == []
+
+
+def test_shards_that_cannot_be_written_or_read(tmp_path, monkeypatch):
+    """Torch raises a BaseException of its own, which no handler of ours would see."""
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OutputError, match=r"rank 0: .*No space left on device; earlier checkpoints are untouched"):
+            save_checkpoint(tmp_path, 1, {"optimizer.dcp": {"a": torch.ones(3)}})
+    assert names(tmp_path) == []
+    saved = save_checkpoint(tmp_path, 1, {"optimizer.dcp": {"a": torch.ones(3)}})
+    with pytest.raises(CorruptionError, match=r"optimizer\.dcp: .*; resume with the model that it was saved with"):
+        saved.read_into("optimizer.dcp", {"b": torch.ones(3)})

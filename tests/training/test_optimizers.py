@@ -142,3 +142,19 @@ def test_a_frozen_model_is_refused():
 def test_wrong_settings_are_named(wrong):
     with pytest.raises(ConfigError, match=f"optimizer.{next(iter(wrong))}"):
         OptimizerSettings(**wrong)
+
+
+def test_a_parameter_that_no_row_reaches_is_resumed_too():
+    """One process treats it as several do: as having a gradient of zeros."""
+    from penstock.training.distributed import Ranks
+
+    model = Tiny()
+    model.spare = torch.nn.Linear(3, 3)
+    optimizers = Optimizers(model, OptimizerSettings())
+    for name, p in model.named_parameters():
+        p.grad = None if name.startswith("spare") else torch.ones_like(p)
+    Ranks(torch.device("cpu")).sum_gradients(model.parameters())
+    optimizers.step(0.1)
+    state = optimizers.state_tensors()
+    assert "spare.weight/exp_avg" in state
+    Optimizers(model, OptimizerSettings()).load_state_tensors(state)

@@ -113,6 +113,26 @@ def test_a_folder_that_a_kill_left_half_made(data, tmp_path):
     ).read_bytes()
 
 
+def test_a_changed_run_file_is_there_whole_or_as_it_was(tmp_path, monkeypatch):
+    import os
+
+    from penstock.training.run_folder import change_run
+
+    (tmp_path / RUN_FILE).write_text("training: {steps: 1}")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OutputError, match=r"cannot be written: No space left"):
+            change_run(tmp_path, "training: {steps: 2}", print)
+    assert (tmp_path / RUN_FILE).read_text() == "training: {steps: 1}"
+    change_run(tmp_path, "training: {steps: 2}", print)
+    assert (tmp_path / RUN_FILE).read_text() == "training: {steps: 2}"
+    assert (tmp_path / f"{RUN_FILE}.old").read_text() == "training: {steps: 1}"
+
+
 def test_a_folder_that_cannot_be_written(data, tmp_path):
     from penstock.shards import open_dataset
 

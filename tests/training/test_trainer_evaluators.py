@@ -50,6 +50,16 @@ def test_a_look_leaves_weights_place_and_randomness(data, tmp_path):
     assert all(torch.equal(p, w) and p.grad is None for p, w in zip(trainer.model.parameters(), weights, strict=True))
 
 
+def test_a_model_is_looked_at_without_dropout(data, tmp_path):
+    """And trains on with it."""
+    from penstock.training.evaluators import evaluate
+
+    model, modes = make(data, tmp_path / "run").model, []
+    model.train()
+    figures = evaluate({"mode": (2, lambda model: modes.append(model.training) or {"seen": 1})}, model, 2, False)
+    assert (modes, model.training, figures["mode/seen"]) == ([False], True, 1)
+
+
 def test_loss_and_bits_per_byte_by_hand(data, tmp_path):
     """Each document alone, token by token, against the packed evaluator."""
     trainer = make(data, tmp_path / "run", f"training.evaluators={{held: {held_out(data)}}}")

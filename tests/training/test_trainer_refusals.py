@@ -95,6 +95,31 @@ def test_data_that_ends_too_early(data, tmp_path):
         train(data, tmp_path / "run", "training.steps=90", *ends)
 
 
+def test_what_was_trained_until_the_data_ended_is_saved(data, tmp_path):
+    ends = ("data.loader.rows_per_step=16", "data.sources.0.max_epochs=1", "training.checkpoints.every=1000")
+    with pytest.raises(ConfigError, match="All that was trained is saved"):
+        train(data, tmp_path / "run", "training.steps=90", *ends)
+    assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) == 1
+
+
+def test_no_new_beginning_over_damaged_checkpoints(data, tmp_path):
+    train(data, tmp_path / "run", until=5)
+    metrics = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    for weights in (tmp_path / "run" / "checkpoints").glob("*/model/model.safetensors"):
+        weights.write_bytes(b"")
+    with pytest.raises(StateError, match=r"none of step-00000002, step-00000004 is complete; restore one"):
+        train(data, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_a_device_that_is_not_there():
+    from penstock.training.distributed import local_device
+
+    for name in ("toaster", "cuda:99"):
+        with pytest.raises(ConfigError, match=f"device '{name}': .*; give one that is here, or auto"):
+            local_device(name)
+
+
 def test_neither_steps_nor_an_end(data, tmp_path):
     with pytest.raises(ConfigError, match=r"training\.steps is missing"):
         make(data, tmp_path / "run", "training.steps=null")
@@ -117,6 +142,10 @@ def test_sharding_takes_several_processes(data, tmp_path):
         ("model=gpt2", "model 'gpt2' is unknown"),
         ("model=hf:/nowhere/at/all", "/nowhere/at/all"),
         ("model.vocab_size=5", "vocab"),
+        (
+            f"training.evaluators={{a: {{kind: samples, prompts: [{'the ' * 99}]}}}}",
+            "evaluator 'a': prompt 'the .* tokens",
+        ),
         ("training.micro_sequences=7", "micro_sequences|divisor of 64"),
     ],
 )

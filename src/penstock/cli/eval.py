@@ -36,17 +36,16 @@ def run(
     from penstock.models import load_model
     from penstock.tokenizers import load_tokenizer
     from penstock.training import open_run
+    from penstock.training.distributed import local_device
 
     if threads is not None:
         torch.set_num_threads(threads)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     found = open_run(model)
     length = context_length or trained_length(found.path)
     fingerprint = load_tokenizer(found.tokenizer).fingerprint
     for one in data:
         _check_tokenizer(one, fingerprint, model)
-    trained: Any = load_model(found.model, device)
+    trained: Any = load_model(found.model, local_device(device))
     trained.eval()
     results = [_measure(trained, one, length, rows) for one in data]
     if as_json:

@@ -44,7 +44,7 @@ def load_writer(path: str, *, context_length: int | None, device: str, threads: 
     Raises:
         MissingExtraError: torch is not installed.
         FormatError: There is no model.
-        ConfigError: It does not say how long its sequences are.
+        ConfigError: It does not say how long its sequences are, or there is no such device.
     """
     from penstock.errors import MissingExtraError
 
@@ -55,16 +55,18 @@ def load_writer(path: str, *, context_length: int | None, device: str, threads: 
     from penstock.generation import Engine
     from penstock.models import load_model
     from penstock.tokenizers import load_tokenizer
+    from penstock.training.distributed import local_device
     from penstock.training.run_folder import open_run
 
     if threads is not None:
         torch.set_num_threads(threads)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     run = open_run(path)
     tokenizer = load_tokenizer(run.tokenizer)
+    model: Any = load_model(run.model, local_device(device))
+    # Some models of transformers have dropout.
+    model.eval()
     engine = Engine(
-        load_model(run.model, device),
+        model,
         tokenizer,
         context_length=context_length or trained_length(run.path),
         stop_ids=run.stop_ids,

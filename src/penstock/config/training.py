@@ -97,6 +97,7 @@ def _trained_model(path: str, settings: RunSettings, device: "torch.device") -> 
 
     Raises:
         ConfigError: The data was made with another tokenizer than the model's.
+        IsolationError: A model of transformers lets documents of a row see each other.
     """
     import torch
 
@@ -116,6 +117,9 @@ def _trained_model(path: str, settings: RunSettings, device: "torch.device") -> 
     model = load_model(run.model, device)
     if (needed := _vocabulary(settings)) > model.vocab_size:
         raise ConfigError(f"the model {TRAINED}{path} knows {model.vocab_size} ids, and the objectives need {needed}")
+    if (check := getattr(model, "check", None)) is not None:
+        # One of transformers: it may have too few ids, or let documents see each other.
+        check(needed)
     if model.lora is not None:
         merge_lora(model)
     for weight in model.parameters():
@@ -146,14 +150,17 @@ def _vocabulary(settings: RunSettings) -> int:
 def describe(trainer: "Trainer", model: ModelSettings | str) -> list[tuple[str, str]]:
     """What a run is about to do, as (what, figure): parameters, memory, tokens, steps."""
     parameters = sum(p.numel() for p in trainer.model.parameters())
-    bytes_each = 4 * 4
+    # A frozen weight has neither gradient nor the optimiser's two numbers.
+    memory = sum(p.numel() * (16 if p.requires_grad else 4) for p in trainer.model.parameters())
+    if trainer.settings.shard:
+        memory //= trainer.ranks.place.size
     loader: Loader = trainer.loader
     plan = loader.settings
     slots = plan.sequence_length * plan.rows_per_step
     return [
         ("model", model if isinstance(model, str) else f"{model.layers} layers of {model.width}"),
         ("parameters", f"{parameters:,}"),
-        ("weights, gradients, optimiser", f"{parameters * bytes_each / 1e6:,.1f} MB a rank"),
+        ("weights, gradients, optimiser", f"{memory / 1e6:,.1f} MB a rank"),
         ("rows", f"{plan.rows_per_step} of {plan.sequence_length} slots a step, {slots:,} slots"),
         ("steps", f"{trainer.steps:,}, at most {trainer.steps * slots / 1e6:,.1f} M tokens"),
         ("ranks", f"{trainer.ranks.place.size}, on {trainer.ranks.device}"),

@@ -328,7 +328,7 @@ def load_huggingface(
         ConfigError: There is no causal model.
     """
     try:
-        inner = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype or "auto")
+        inner = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype or "auto", trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder}: no causal model of transformers there: {error}") from None
     return HuggingFaceModel(inner.to(device).train())

@@ -77,14 +77,15 @@ class Checkpoint:
             CorruptionError: The part lacks one of them, or has it in another shape.
         """
         from torch.distributed import is_initialized
+        from torch.distributed.checkpoint.api import CheckpointException
         from torch.distributed.checkpoint.state_dict_loader import load
 
         try:
             with _one_process_is_meant():
                 load(dict(tensors), checkpoint_id=str(self.part(name)), no_dist=not is_initialized())
-        except Exception as error:
+        except (Exception, CheckpointException) as error:
             raise CorruptionError(
-                f"{self.folder / name}: {error}; resume with the model that it was saved with"
+                f"{self.folder / name}: {_reasons(error)}; resume with the model that it was saved with"
             ) from error
 
 
@@ -201,10 +202,21 @@ def _write(path: Path, part: Any) -> None:
 
 def _write_sharded(path: Path, tensors: Mapping[str, "Tensor"]) -> None:
     from torch.distributed import is_initialized
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    with _one_process_is_meant():
-        save(dict(tensors), checkpoint_id=str(path), no_dist=not is_initialized())
+    try:
+        with _one_process_is_meant():
+            save(dict(tensors), checkpoint_id=str(path), no_dist=not is_initialized())
+    except CheckpointException as error:
+        # No Exception but a BaseException, which `in_step` would not pass on to the others.
+        raise OSError(_reasons(error)) from error
+
+
+def _reasons(error: BaseException) -> str:
+    """What went wrong on which rank, without the traces that torch's exception carries."""
+    failures = getattr(error, "failures", {})
+    return "; ".join(f"rank {rank}: {failure[0]}" for rank, failure in sorted(failures.items())) or str(error)
 
 
 @contextmanager

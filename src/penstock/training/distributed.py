@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from penstock.errors import ConfigError
 from penstock.loader import DataParallel
 
 BUCKET_BYTES = 32 << 20
@@ -70,15 +71,18 @@ class Ranks:
         return self.sum([float(flag)])[0] > 0
 
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Add the gradients of all ranks, in place. A parameter that this rank's rows did not reach counts as zeros."""
-        if not self.several:
-            return
+        """Add the gradients of all ranks, in place. A parameter that no row reached counts as zeros.
+
+        Of a single process too: its optimiser then does what that of several does, and has a state for each parameter.
+        """
         bucket: list[Tensor] = []
         for parameter in parameters:
             if not parameter.requires_grad:
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+            if not self.several:
+                continue
             if bucket and (bucket[0].dtype != parameter.grad.dtype or _bytes(bucket) > BUCKET_BYTES):
                 _sum_bucket(bucket)
                 bucket = []
@@ -88,14 +92,24 @@ class Ranks:
 
 
 def local_device(name: str) -> torch.device:
-    """The device that a name means for this process: `auto` is this rank's GPU where there is one, else the CPU."""
+    """The device that a name means for this process: `auto` is this rank's GPU where there is one, else the CPU.
+
+    Raises:
+        ConfigError: There is no such device.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
         return device
-    return torch.device(name)
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        # Torch says so by an AssertionError where it was built without CUDA.
+        raise ConfigError(f"device {name!r}: {str(error).splitlines()[0]}; give one that is here, or auto") from None
+    return device
 
 
 def _bytes(tensors: Sequence[Tensor]) -> int:

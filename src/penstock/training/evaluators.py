@@ -88,7 +88,7 @@ def make_evaluators(
     """(interval, evaluator) by name.
 
     Raises:
-        ConfigError: The data of one was made with another tokenizer.
+        ConfigError: The data of one was made with another tokenizer, or the model cannot write.
     """
     made: dict[str, tuple[int, Evaluator]] = {}
     for name, one in settings.items():
@@ -97,19 +97,30 @@ def make_evaluators(
         else:
             from penstock.training.samples import Samples
 
-            made[name] = one.every, Samples(name, one, loader)
+            made[name] = one.every, Samples(name, one, loader, model)
     return made
 
 
 def evaluate(
     evaluators: Mapping[str, tuple[int, Evaluator]], model: LanguageModel, done: int, last: bool
 ) -> dict[str, Any]:
-    """Run those that are due after `done` steps; figures as "name/figure", with the seconds each took."""
+    """Run those that are due after `done` steps; figures as "name/figure", with the seconds each took.
+
+    The model is in evaluation mode meanwhile: some of transformers have dropout.
+    """
     figures: dict[str, Any] = {}
-    for name, (every, evaluator) in evaluators.items():
-        if last or done % every == 0:
+    due = {name: one for name, (every, one) in evaluators.items() if last or done % every == 0}
+    if not due:
+        return figures
+    assert isinstance(model, torch.nn.Module)
+    training = model.training
+    model.eval()
+    try:
+        for name, evaluator in due.items():
             began = time.monotonic()
             found = evaluator(model)
             figures |= {f"{name}/{figure}": value for figure, value in found.items()}
             figures[f"{name}/seconds"] = time.monotonic() - began
+    finally:
+        model.train(training)
     return figures

@@ -10,6 +10,7 @@ A folder in the Hugging Face layout is accepted wherever a run is.
 """
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ RUN_FILE, CHECKPOINTS = "run.yaml", "checkpoints"
 MODEL = "model"
 """In a checkpoint: the folder of the model."""
 _TEMPLATE = "chat_template.jinja"
+_BEGUN = {TOKENIZER_FOLDER, CHAT, CHAT_TEMPLATE, f"{RUN_FILE}.partial"}
+"""What a run has that was killed before its run file was there."""
 
 
 @final
@@ -102,7 +105,7 @@ def begin_run(path: Path, run_file: str, datasets: Sequence[Any], *, resume: boo
     if (path / RUN_FILE).exists():
         return
     # The run file is written last: a kill before it leaves only these.
-    if path.exists() and not {one.name for one in path.iterdir()} <= {TOKENIZER_FOLDER, CHAT, CHAT_TEMPLATE}:
+    if path.exists() and not {one.name for one in path.iterdir()} <= _BEGUN:
         raise OutputError(f"{path}: the folder is not empty and holds no run; take another")
     _write_run(path, run_file, datasets)
 
@@ -120,8 +123,11 @@ def change_run(path: Path, now: str, say: Callable[[str], None]) -> None:
     for key in changed:
         say(f"resumed with {key}: {after.get(key, 'the default')}; it was {before.get(key, 'the default')}")
     if changed:
-        kept.replace(kept.with_name(f"{RUN_FILE}.old"))
-        kept.write_text(now, encoding="utf-8")
+        try:
+            shutil.copyfile(kept, kept.with_name(f"{RUN_FILE}.old"))
+            _write_whole(kept, now)
+        except OSError as error:
+            raise OutputError(f"{kept}: cannot be written: {error.strerror}; make room, then resume") from error
 
 
 def _flat(value: Any, place: str = "") -> dict[str, Any]:
@@ -151,9 +157,19 @@ def _write_run(path: Path, run_file: str, datasets: Sequence[Any]) -> None:
         shutil.copytree(folder, path / TOKENIZER_FOLDER, dirs_exist_ok=True)
         if chats:
             chats[0].save(path)
-        (path / RUN_FILE).write_text(run_file, encoding="utf-8")
+        _write_whole(path / RUN_FILE, run_file)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file that is there whole, or as it was before, whenever the process is killed."""
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
 
 
 def _stop_ids(tokenizer: Path, told: Sequence[int]) -> tuple[int, ...]:

@@ -17,9 +17,13 @@ class Samples:
         name: Of the evaluator, for errors.
         settings: Prompts and how tokens are chosen.
         loader: Whose first dataset ships the tokenizer.
+        model: That will write.
+
+    Raises:
+        ConfigError: There is no tokenizer, the model cannot write, or a prompt fills a whole row.
     """
 
-    def __init__(self, name: str, settings: EvaluatorSettings, loader: Loader) -> None:
+    def __init__(self, name: str, settings: EvaluatorSettings, loader: Loader, model: LanguageModel) -> None:
         tokenizer = getattr(loader.datasets[0], "loaded_tokenizer", None)
         if tokenizer is None:
             raise ConfigError(f"evaluator {name!r}: the first source ships no tokenizer, so nothing can be written")
@@ -30,6 +34,14 @@ class Samples:
         self._length = loader.settings.sequence_length
         bos = begin_ids(tokenizer)
         self._prompts = [[*bos, *tokenizer.encode(text).tolist()] for text in settings.prompts]
+        # Now rather than after hours of training.
+        model.new_cache(1, 2)
+        for text, ids in zip(settings.prompts, self._prompts, strict=True):
+            if not 0 < len(ids) < self._length:
+                raise ConfigError(
+                    f"evaluator {name!r}: prompt {text[:40]!r} has {len(ids)} tokens; a text needs 1 to "
+                    f"{self._length - 1} to begin with"
+                )
 
     def __call__(self, model: LanguageModel) -> dict[str, Any]:
         """The texts by prompt number: prompt and what was written."""

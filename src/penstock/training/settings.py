@@ -46,7 +46,7 @@ class EvaluatorSettings:
     rows: int | None = None
     """loss: rows at most; None: all."""
     prompts: tuple[str, ...] = ("",)
-    """samples: what each begins with; with a chat template, a user's message."""
+    """samples: what each text begins with, after BOS."""
     max_tokens: int = 64
     """samples: tokens of each, at most."""
     temperature: float = 0.8

@@ -10,10 +10,12 @@ one, bit for bit on the same machine and settings; the loader's state in a check
 whatever was prefetched. Random numbers of a step (dropout, where a model has some) are keyed by (seed, step, rank).
 """
 
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -106,9 +108,11 @@ class Trainer:
         What changes bits and differs is told, not refused: the run goes on exactly where it was, with other roundings.
 
         Raises:
-            StateError: The data, the plan, the model or the optimizer are others than the checkpoint's.
+            StateError: The data, the plan, the model or the optimizer are others than the checkpoint's, no checkpoint
+                is complete although there are some, or ranks find different ones.
         """
         checkpoint = newest_complete(self.run / CHECKPOINTS, say=self.say)
+        self._check_found(checkpoint)
         if checkpoint is None:
             return False
         state = checkpoint.value(STATE)
@@ -126,6 +130,20 @@ class Trainer:
             self.say(f"resumed with another setting that changes the last bits: {difference}")
         self.say(f"goes on after step {checkpoint.step}")
         return True
+
+    def _check_found(self, checkpoint: Checkpoint | None) -> None:
+        """Refuse to begin again where checkpoints are, and ranks that would go on from different steps."""
+        step = 0 if checkpoint is None else checkpoint.step
+        if self.ranks.agree(self.ranks.sum([step])[0] != step * self.ranks.place.size):
+            raise StateError(
+                f"{self.run}: the ranks find different checkpoints, this one step {step}; the run's folder must be "
+                "the same on all of them"
+            )
+        if checkpoint is None and (there := sorted(p.name for p in (self.run / CHECKPOINTS).glob("step-*"))):
+            raise StateError(
+                f"{self.run / CHECKPOINTS}: none of {', '.join(there)} is complete; restore one, or take another "
+                "folder to begin anew"
+            )
 
     def _load(self, checkpoint: Checkpoint) -> None:
         weights = _module(load_model(checkpoint.part(MODEL), device="cpu")).state_dict()
@@ -186,7 +204,12 @@ class Trainer:
                     return
                 waited = time.monotonic()
             if self.loader.step < self.steps:
-                raise ConfigError(f"the sources ended after {self.loader.step} steps, before {self.steps}; lower steps")
+                if saved < self.loader.step:
+                    self._save(step)
+                raise ConfigError(
+                    f"the sources ended after {self.loader.step} steps, before {self.steps}; lower steps. All that was "
+                    "trained is saved"
+                )
 
     def _step(self, step: Step, waited: float, logs: TensorLogs) -> Record:
         began = time.monotonic()
@@ -258,9 +281,17 @@ class Trainer:
             name: self._optimizers.state_tensors(),
             STATE: state,
             # So that a checkpoint says by itself what it is of, wherever it is copied to.
-            **{kept: self.run / kept for kept in (RUN_FILE, TOKENIZER_FOLDER) if (self.run / kept).exists()},
+            **{kept: partial(_copy, self.run / kept) for kept in (RUN_FILE, TOKENIZER_FOLDER)},
         }
         save_checkpoint(self.run / CHECKPOINTS, step.index + 1, parts, keep=self.settings.checkpoints.keep)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy what is there. Looked at by the first rank alone: the parts of a checkpoint must be the same on all."""
+    if source.is_dir():
+        shutil.copytree(source, target)
+    elif source.exists():
+        shutil.copyfile(source, target)
 
 
 def _compile(model: LanguageModel) -> None:
