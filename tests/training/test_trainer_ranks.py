@@ -42,6 +42,12 @@ SCRIPT = """
                 make(data, folder / name, assignment, ranks=ranks)
             except PenstockError as error:
                 refused.append(f"{type(error).__name__}: {error}")
+        try:
+            # As where each machine has a folder of its own.
+            own = folder / ("copied" if ranks.is_first else "elsewhere")
+            make(data, own, "training.steps=6", resume=True, ranks=ranks)
+        except PenstockError as error:
+            refused.append(f"{type(error).__name__}: {error}")
     print(json.dumps(refused), flush=True)
     # Gloo's threads may still hold tensors, and abort an interpreter that ends (pytorch/pytorch#179291).
     os._exit(0)
@@ -106,6 +112,8 @@ def test_refusals_are_those_of_all_ranks(runs):
     assert first[1].startswith("OutputError: ")
     assert "a run is there already" in first[1]
     assert second[1].startswith("DistributedError: rank 0 failed: ")
+    assert "the ranks find different checkpoints, this one step 6" in first[2]
+    assert "the ranks find different checkpoints, this one step 0" in second[2]
 
 
 def test_torchrun_with_rows_that_do_not_divide_ends(data, tmp_path):
