@@ -10,7 +10,7 @@ from training_makers import losses, make, train
 from penstock.errors import ConfigError
 from penstock.shards import open_dataset
 from penstock.training.distributed import Ranks
-from penstock.training.evaluators import HeldOutLoss
+from penstock.training.evaluators import HeldOutLoss, never
 from penstock.training.settings import EvaluatorSettings
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
@@ -44,7 +44,7 @@ def test_a_look_leaves_weights_place_and_randomness(data, tmp_path):
     weights = [p.clone() for p in trainer.model.parameters()]
     state, place = torch.get_rng_state(), trainer.loader.state_dict()
     for _, look in trainer._evaluators.values():
-        assert look(trainer.model) == look(trainer.model)
+        assert look(trainer.model, never) == look(trainer.model, never)
     assert torch.equal(torch.get_rng_state(), state)
     assert trainer.loader.state_dict() == place
     assert all(torch.equal(p, w) and p.grad is None for p, w in zip(trainer.model.parameters(), weights, strict=True))
@@ -56,7 +56,7 @@ def test_a_model_is_looked_at_without_dropout(data, tmp_path):
 
     model, modes = make(data, tmp_path / "run").model, []
     model.train()
-    figures = evaluate({"mode": (2, lambda model: modes.append(model.training) or {"seen": 1})}, model, 2, False)
+    figures = evaluate({"mode": (2, lambda model, stop: modes.append(model.training) or {"seen": 1})}, model, 2, False)
     assert (modes, model.training, figures["mode/seen"]) == ([False], True, 1)
 
 
@@ -102,3 +102,17 @@ def test_data_of_another_tokenizer(data, tmp_path):
     with pytest.raises(ConfigError, match=r"evaluator 'held': .* was made with another tokenizer"):
         make(data, tmp_path / "run", f"training.evaluators={{held: {{data: {tmp_path / 'data'}}}}}")
     assert not (tmp_path / "run").exists()
+
+
+def test_an_evaluation_is_given_up_when_the_run_is_asked_to_stop(data, tmp_path):
+    settings = EvaluatorSettings(data=str(data / "data" / "validation"))
+    trainer = make(data, tmp_path / "run")
+    looked = []
+
+    def stop():
+        looked.append(1)
+        return len(looked) > 2
+
+    evaluator = HeldOutLoss("held", settings, trainer.loader, trainer.model, Ranks(torch.device("cpu")))
+    assert evaluator(trainer.model, stop) == {}
+    assert len(looked) == 3

@@ -5,7 +5,7 @@ They change nothing of the run: weights, gradients, the loader's place and all r
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, final
 
 import torch
@@ -18,12 +18,20 @@ from penstock.training.distributed import Ranks
 from penstock.training.losses import row_loss
 from penstock.training.settings import EvaluatorSettings
 
+Stop = Callable[[], bool]
+"""Whether the run was asked to stop; the same answer on every rank, which all must ask for together."""
+
+
+def never() -> bool:
+    """A `Stop` that never says so."""
+    return False
+
 
 class Evaluator(Protocol):
     """One look at a model."""
 
-    def __call__(self, model: LanguageModel) -> dict[str, Any]:
-        """Figures by name, the same on every rank; texts are for people."""
+    def __call__(self, model: LanguageModel, stop: Stop) -> dict[str, Any]:
+        """Figures by name, the same on every rank; texts are for people. None of them once `stop` says so."""
 
 
 @final
@@ -57,7 +65,7 @@ class HeldOutLoss:
             threads=1,
         )
 
-    def __call__(self, model: LanguageModel) -> dict[str, Any]:
+    def __call__(self, model: LanguageModel, stop: Stop = never) -> dict[str, Any]:
         """See the class."""
         nats = weights = tokens = 0.0
         taken = 0
@@ -72,6 +80,8 @@ class HeldOutLoss:
                     weights += float(sums.weights[0])
                     tokens += row.num_tokens
                 taken += len(step) * self._ranks.place.size
+                if stop():
+                    return {}
                 if self._rows is not None and taken >= self._rows:
                     break
         nats, weights, tokens = self._ranks.sum([nats, weights, tokens])
@@ -102,9 +112,11 @@ def make_evaluators(
 
 
 def evaluate(
-    evaluators: Mapping[str, tuple[int, Evaluator]], model: LanguageModel, done: int, last: bool
+    evaluators: Mapping[str, tuple[int, Evaluator]], model: LanguageModel, done: int, last: bool, stop: Stop = never
 ) -> dict[str, Any]:
     """Run those that are due after `done` steps; figures as "name/figure", with the seconds each took.
+
+    Once `stop` says so, what is under way is given up, because a checkpoint has to be written within some seconds.
 
     The model is in evaluation mode meanwhile: some of transformers have dropout.
     """
@@ -117,8 +129,10 @@ def evaluate(
     model.eval()
     try:
         for name, evaluator in due.items():
+            if stop():
+                break
             began = time.monotonic()
-            found = evaluator(model)
+            found = evaluator(model, stop)
             figures |= {f"{name}/{figure}": value for figure, value in found.items()}
             figures[f"{name}/seconds"] = time.monotonic() - began
     finally:

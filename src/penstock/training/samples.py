@@ -1,5 +1,6 @@
 """Texts that the model writes while it is trained: what a loss does not tell."""
 
+from collections.abc import Callable
 from typing import Any, final
 
 from penstock.errors import ConfigError
@@ -43,8 +44,8 @@ class Samples:
                     f"{self._length - 1} to begin with"
                 )
 
-    def __call__(self, model: LanguageModel) -> dict[str, Any]:
-        """The texts by prompt number: prompt and what was written."""
+    def __call__(self, model: LanguageModel, stop: Callable[[], bool]) -> dict[str, Any]:
+        """The texts by prompt number: prompt and what was written; a second or two, whether to stop or not."""
         engine = Engine(model, self._tokenizer, context_length=self._length, stop_ids=self._stop_ids)
         sampling = Sampling(temperature=self._settings.temperature, max_tokens=self._settings.max_tokens, min_tokens=1)
         written = engine.generate_all(self._prompts, sampling)

@@ -91,6 +91,12 @@ class Trainer:
             shard(model, ranks)
         if settings.compile:
             _compile(model)
+        dropout = [m for m in _module(model).modules() if isinstance(m, torch.nn.Dropout) and m.p > 0]
+        if settings.micro_sequences > 1 and dropout:
+            raise ConfigError(
+                "training.micro_sequences computes each part twice, which dropout would do differently each time; set "
+                "the model's dropout to 0, or micro_sequences to 1"
+            )
         self._optimizers = Optimizers(_module(model), settings.optimizer)
         self._bits: BitSettings = bit_settings(
             settings, ranks.device, ranks.place.size, str(model.compute_dtype), getattr(self._optimizers, "fused", None)
@@ -191,9 +197,9 @@ class Trainer:
                 done = step.index + 1
                 record = self._step(step, time.monotonic() - waited, logs)
                 last = done == self.steps
-                record |= evaluate(self._evaluators, self.model, done, last)
+                record |= evaluate(self._evaluators, self.model, done, last, lambda: self._asked(interruption))
                 yield record
-                stop = self.ranks.agree(interruption.name is not None)
+                stop = self._asked(interruption)
                 if last or stop or done % self.settings.checkpoints.every == 0:
                     self._save(step)
                     saved = done
@@ -210,6 +216,10 @@ class Trainer:
                     f"the sources ended after {self.loader.step} steps, before {self.steps}; lower steps. All that was "
                     "trained is saved"
                 )
+
+    def _asked(self, interruption: Interruption) -> bool:
+        """Whether any rank was asked to stop."""
+        return self.ranks.agree(interruption.name is not None)
 
     def _step(self, step: Step, waited: float, logs: TensorLogs) -> Record:
         began = time.monotonic()
