@@ -152,6 +152,14 @@ class Loader:
         pairs = zip(self.mixture.sources, self._plan.rewritings, strict=True)
         return next((source.name for source, rewriting in pairs if rewriting.bidirectional), None)
 
+    def count_steps(self) -> int:
+        """Steps from its beginning to its end; costs the whole plan once (millions of documents a second).
+
+        Never ends where some source has no `max_epochs`.
+        """
+        rows = sum(window.num_rows for window in Plan(self.mixture, self.datasets, self.settings).windows())
+        return -(-rows // self.settings.rows_per_step)
+
     def state_dict(self) -> dict[str, Any]:
         """State after the last step that was handed out; the same as that step's `resume_state`."""
         return states.save(self._description, self._after)

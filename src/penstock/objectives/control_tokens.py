@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from penstock.errors import ConfigError
+from penstock.objectives.objective import Facts
 
 FAMILIES = ("sentinel", "extra_id", "reserved", "unused", "control", "special", "placeholder", "dummy")
 """What names of spare tokens hold beside one number, best first: T5's `<extra_id_0>` and OLMo's `<|extra_id_0|>`, Llama
@@ -74,3 +75,24 @@ def refuse_shared(roles: Sequence[tuple[str, int]]) -> None:
                 "a model could not tell them apart: give each its own"
             )
         seen[token_id] = role
+
+
+def tokenizer_of(facts: Facts, extended: str | None, where: str) -> Any:
+    """The dataset's tokenizer, or the one named `extended`, which must spell the dataset's ids as that does.
+
+    Raises:
+        ConfigError: It does not, or the dataset's is not there.
+    """
+    if extended is None:
+        return facts.tokenizer()
+    from penstock.tokenizers import load_tokenizer
+    from penstock.tokenizers.adding import difference
+
+    tokenizer, own = load_tokenizer(extended), facts.tokenizer()
+    reason = difference(own, tokenizer)
+    if reason is not None:
+        raise ConfigError(
+            f"{where}: tokenizer {extended} is no extension of the dataset's {own.name}: {reason}; make one from it: "
+            "penstock tokenizer add"
+        )
+    return tokenizer

@@ -6,7 +6,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
-from penstock.objectives.control_tokens import look_up, refuse_shared, spare_ids
+from penstock.objectives.control_tokens import look_up, refuse_shared, spare_ids, tokenizer_of
 from penstock.objectives.objective import Facts
 from penstock.objectives.tasks import CausalLM, PrefixLM, SpanCorruption, cumulative
 
@@ -90,27 +90,11 @@ def resolve(denoise: "Denoise", facts: Facts) -> "Denoise":
     tokens = [denoise.input_end, *(denoise.sentinels or ()), *(task.mode for task in denoise.tasks)]
     spare = denoise.sentinels is None
     if any(isinstance(token, str) for token in tokens) or (spare and denoise.worst(longest)[1]):
-        denoise = _look_up_all(denoise, _tokenizer(denoise, facts, where), where)
+        denoise = _look_up_all(denoise, tokenizer_of(facts, denoise.tokenizer, where), where)
     elif spare:
         denoise = replace(denoise, sentinels=())
     check_capacity(denoise, longest, where)
     return denoise
-
-
-def _tokenizer(denoise: "Denoise", facts: Facts, where: str) -> Any:
-    if denoise.tokenizer is None:
-        return facts.tokenizer()
-    from penstock.tokenizers import load_tokenizer
-    from penstock.tokenizers.adding import difference
-
-    tokenizer, own = load_tokenizer(denoise.tokenizer), facts.tokenizer()
-    reason = difference(own, tokenizer)
-    if reason is not None:
-        raise ConfigError(
-            f"{where}: tokenizer {denoise.tokenizer} is no extension of the dataset's {own.name}: {reason}; make one "
-            "from it: penstock tokenizer add"
-        )
-    return tokenizer
 
 
 def _look_up_all(denoise: "Denoise", tokenizer: Any, where: str) -> "Denoise":

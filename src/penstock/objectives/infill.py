@@ -29,7 +29,8 @@ from penstock.objectives._infill_kernels import (
     write_infill,
 )
 from penstock.objectives.character_splits import CharacterSplitter, Section
-from penstock.objectives.infill_tokens import infill_ids, refuse_same, tokenizer_of
+from penstock.objectives.control_tokens import tokenizer_of
+from penstock.objectives.infill_tokens import infill_ids, refuse_same
 from penstock.objectives.objective import Facts, Int64, Keys, Written
 
 Tokens = np.ndarray[Any, np.dtype[np.int32]]

@@ -5,7 +5,6 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.objectives.control_tokens import look_up, refuse_shared
-from penstock.objectives.objective import Facts
 
 FAMILIES: dict[str, tuple[str, str, str, str]] = {
     "StarCoder": ("<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>"),
@@ -24,27 +23,6 @@ middle: the same order.
 
 
 ROLES = ("the prefix token", "the middle token", "the suffix token", "the padding token")
-
-
-def tokenizer_of(facts: Facts, extended: str | None, where: str) -> Any:
-    """The dataset's tokenizer, or the one named `extended`, which must spell the dataset's ids as that does.
-
-    Raises:
-        ConfigError: It does not, or the dataset's is not there.
-    """
-    if extended is None:
-        return facts.tokenizer()
-    from penstock.tokenizers import load_tokenizer
-    from penstock.tokenizers.adding import difference
-
-    tokenizer, own = load_tokenizer(extended), facts.tokenizer()
-    reason = difference(own, tokenizer)
-    if reason is not None:
-        raise ConfigError(
-            f"{where}: tokenizer {extended} is no extension of the dataset's {own.name}: {reason}; make one from it: "
-            "penstock tokenizer add"
-        )
-    return tokenizer
 
 
 def infill_ids(tokens: Sequence[int | str] | None, tokenizer: Any, *, pad: bool, where: str) -> tuple[int, ...]:

@@ -55,7 +55,7 @@ class HeldOutLoss:
             )
         self._dataset, self._rows, self._ranks = dataset, settings.rows, ranks
         sequence = loader.settings.sequence_length
-        rows = max(8 * ranks.place.size, ranks.place.size)
+        rows = 8 * ranks.place.size
         self._loader = lambda: Loader(
             Source(dataset, max_epochs=1, shuffle="none", name="held out"),
             sequence_length=sequence,
@@ -67,7 +67,7 @@ class HeldOutLoss:
 
     def __call__(self, model: LanguageModel, stop: Stop = never) -> dict[str, Any]:
         """See the class."""
-        nats = weights = tokens = 0.0
+        nats = weights = 0.0
         taken = 0
         with torch.no_grad():
             for step in self._loader():
@@ -78,13 +78,12 @@ class HeldOutLoss:
                         continue
                     nats += float(sums.cross_entropy[0])
                     weights += float(sums.weights[0])
-                    tokens += row.num_tokens
                 taken += len(step) * self._ranks.place.size
                 if stop():
                     return {}
                 if self._rows is not None and taken >= self._rows:
                     break
-        nats, weights, tokens = self._ranks.sum([nats, weights, tokens])
+        nats, weights = self._ranks.sum([nats, weights])
         figures: dict[str, Any] = {"loss": nats / max(weights, 1.0), "targets": weights}
         manifest = getattr(self._dataset, "manifest", None)
         if self._rows is None and manifest is not None and manifest.text_bytes and not manifest.has_spans:

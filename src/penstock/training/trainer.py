@@ -331,7 +331,4 @@ def count_steps(loader: Loader, settings: TrainSettings) -> int:
         raise ConfigError(
             f"training.steps is missing, and source {endless[0]!r} never ends; give steps, or max_epochs of each source"
         )
-    from penstock.loader import Plan
-
-    rows = sum(window.num_rows for window in Plan(loader.mixture, loader.datasets, loader.settings).windows())
-    return -(-rows // loader.settings.rows_per_step)
+    return loader.count_steps()

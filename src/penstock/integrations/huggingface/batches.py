@@ -14,7 +14,7 @@ import torch
 from penstock.inputs import IGNORE, ModelInput
 from penstock.integrations.huggingface.tensors import model_inputs, targets_and_weights
 from penstock.integrations.huggingface.vocabulary import refuse_unknown_ids
-from penstock.loader import Loader, Plan, Step
+from penstock.loader import Loader, Step
 
 TARGETS, WEIGHTS, DENOMINATOR = "penstock_targets", "penstock_loss_weights", "penstock_denominator"
 """Keys of a batch that are for the loss, not for the model."""
@@ -76,9 +76,3 @@ def blank(row: ModelInput) -> ModelInput:
 def is_finite(loader: Loader) -> bool:
     """Whether the loader ends by itself."""
     return all(source.max_epochs is not None for source in loader.mixture.sources)
-
-
-def count_steps(loader: Loader) -> int:
-    """Steps of a finite loader from its beginning to its end; costs the whole plan once (millions of documents a s)."""
-    rows = sum(window.num_rows for window in Plan(loader.mixture, loader.datasets, loader.settings).windows())
-    return -(-rows // loader.settings.rows_per_step)

@@ -29,7 +29,7 @@ from penstock.integrations.huggingface.arguments import (
     refuse_wrong_kinds,
     require_loaders,
 )
-from penstock.integrations.huggingface.batches import DENOMINATOR, TARGETS, WEIGHTS, Microbatches, batch, count_steps
+from penstock.integrations.huggingface.batches import DENOMINATOR, TARGETS, WEIGHTS, Microbatches, batch
 from penstock.integrations.huggingface.checks import (
     check_ranks,
     needs_isolation,
@@ -129,7 +129,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             trained = _restore(self.loader, Path(resume_from_checkpoint))
             resume_from_checkpoint = str(resume_from_checkpoint)
         if self._asked_max_steps <= 0:
-            self.args.max_steps = count_steps(self.loader) - self.loader.step + trained
+            self.args.max_steps = self.loader.count_steps() - self.loader.step + trained
             if not self.args.max_steps:
                 raise ConfigError(
                     "Trainer: the loader is at its end; make a new one, or give its sources more max_epochs"
