@@ -20,9 +20,9 @@ from common import arguments, cpu_seconds, lognormal_lengths, table, take_turns
 from peers.jax_denoise import jitted_denoiser
 from peers.numpy_denoise import numpy_denoiser
 from penstock.compiled import kernel
-from penstock.inputs import copy_into
 from penstock.objectives._denoise_kernels import write_denoise
 from penstock.sampling import TOKENS
+from penstock.vectors import copy_into
 
 SLOTS, ROWS, LONGEST = 4096, 8, 2048
 DOCUMENTS, REFERENCE_DOCUMENTS = 4000, 200

@@ -80,6 +80,12 @@ def bare(array):
     return numba.carray(_pointer(np.uint64(array.ctypes.data)), array.shape, array.dtype)
 
 
+@inline_kernel
+def view_array(address, shape, dtype):
+    """The memory at an address (uint64) as an array that Numba does not count references to."""
+    return numba.carray(_pointer(address), shape, dtype)
+
+
 def address_of(array: np.ndarray[Any, Any]) -> int:
     """Address of the first byte of `array`, which the caller must keep alive while a kernel uses it."""
     return int(array.__array_interface__["data"][0])

@@ -1,6 +1,6 @@
 """Model inputs: the arrays of a row, and what a model asks of them."""
 
-from penstock.inputs._kernels import blank, copy_into, describe_row, fill_with, join_rows, write_tokens
+from penstock.inputs._kernels import blank, describe_row, join_rows, write_tokens
 from penstock.inputs.attention import AttentionRule
 from penstock.inputs.encoder_decoder import EncoderDecoderInput, encoder_decoder
 from penstock.inputs.model_input import IGNORE, ModelInput
@@ -16,10 +16,8 @@ __all__ = [
     "InputRequirements",
     "ModelInput",
     "blank",
-    "copy_into",
     "describe_row",
     "encoder_decoder",
-    "fill_with",
     "join_rows",
     "pack_documents",
     "write_tokens",

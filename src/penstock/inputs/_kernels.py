@@ -6,27 +6,7 @@ the bytes.
 """
 
 from penstock.compiled import inline_kernel, kernel
-
-
-@inline_kernel
-def copy_into(source, out):
-    """Copy the first len(out) items, converting. Slices and loops from 0 are what LLVM turns into vector code."""
-    for i in range(len(out)):
-        out[i] = source[i]
-
-
-@inline_kernel
-def fill_with(out, value):
-    """Set every item."""
-    for i in range(len(out)):
-        out[i] = value
-
-
-@inline_kernel
-def count_up(out):
-    """0, 1, 2, …"""
-    for i in range(len(out)):
-        out[i] = i
+from penstock.vectors import copy_into, count_up, fill_with
 
 
 @inline_kernel
@@ -66,7 +46,7 @@ def join_rows(slots, facts, positions, cu_seqlens):
 
     Args:
         slots: Of a row.
-        facts: int64 [R, 2]: tokens; the longer of the two pieces is written.
+        facts: int32 [R, 2]: tokens; the longer of the two pieces is written.
         positions: [R, slots or 0]; those of the tokens are written, padding has its own already.
         cu_seqlens: int32 [R, 3 or more], or 2 where no row needs a third; written, filled up with `slots`.
     """

@@ -32,8 +32,14 @@ and 1 where all documents begin with BOS plus 2 where all end with EOS."""
 CAUSAL, COMPILED, STAGED = range(3)
 """Who writes a source's documents: the fill itself; an objective's program; Python, before the fill copies them."""
 
-AHEAD_LINES = 128
-"""Cache lines of a piece that are asked for ahead, at most: 8 KiB, which stays near while one row is written."""
+FAULT, TOKENS_AT, CHECKSUMS_AT, STORED, ASK_FROM, ASK_TO = range(6)
+FOUND_COLUMNS = 6
+"""Where a piece's document was found (uint64): a fault or OK, address of its first token and first checksum, its length
+in tokens; from and to which address its bytes are still to be asked for."""
+
+CACHE_LINE = 64
+FIRST_LINES = 64
+"""Cache lines of a call's first row that are asked for before it is written: no other row is written meanwhile."""
 
 OK, WRONG_LENGTH, WRONG_CHECKSUM, WRONG_SPANS, WRONG_MEASURE = range(5)
 
@@ -80,31 +86,40 @@ def find_tokens(table, document):
 
 
 @inline_kernel
-def look_ahead(tables, pieces, row_starts, row, found):
-    """Find the documents of a row that is not yet written, and ask for their first bytes.
-
-    Documents lie anywhere, so finding one waits for memory some five times; side by side, and while another row is
-    written, the waits overlap. `found` (uint64 [pieces of all rows, 4]): fault, address, checksums, length.
-    """
-    for p in range(row_starts[row], row_starts[row + 1]):
-        table = tables[pieces[p, SOURCE]]
+def find_pieces(tables, pieces, begin, end, found):
+    """Find the documents of the pieces [begin, end) into the lines of `found`, uint64 [end − begin, FOUND_COLUMNS]."""
+    for p in range(begin, end):
+        table, line = tables[pieces[p, SOURCE]], found[p - begin]
         status, address, checksums, length = find_tokens(table, pieces[p, DOCUMENT])
-        here = p - row_starts[0]
-        found[here, 0], found[here, 1] = np.uint64(status), address
-        found[here, 2], found[here, 3] = checksums, np.uint64(length)
-        begin = address + np.uint64(pieces[p, BEGIN]) * table[TOKEN_BYTES]
+        line[FAULT], line[TOKENS_AT], line[CHECKSUMS_AT], line[STORED] = np.uint64(status), address, checksums, length
+        line[ASK_FROM] = address + np.uint64(pieces[p, BEGIN]) * table[TOKEN_BYTES]
+        line[ASK_TO] = line[ASK_FROM] + np.uint64(pieces[p, TOKENS]) * table[TOKEN_BYTES]
         prefetch(checksums)
-        lines = (np.uint64(pieces[p, TOKENS]) * table[TOKEN_BYTES]) // np.uint64(64) + np.uint64(1)
-        for ahead in range(min(np.int64(lines), AHEAD_LINES)):
-            prefetch(begin + np.uint64(ahead * 64))
 
 
 @inline_kernel
-def check_piece(table, piece, found, here, reach):
+def ask_ahead(found, at, end, lines):
+    """Ask memory for the next `lines` cache lines of the pieces whose lines of `found` are [at, end); the new `at`.
+
+    Documents lie anywhere, so that reading one waits for memory. A row's pieces are asked for while the row before it
+    is written, a few lines with each of its pieces: more at once would themselves wait, for free line-fill buffers.
+    """
+    while at < end and lines > 0:
+        line = found[at]
+        while line[ASK_FROM] < line[ASK_TO] and lines > 0:
+            prefetch(line[ASK_FROM])
+            line[ASK_FROM] += np.uint64(CACHE_LINE)
+            lines -= 1
+        at += line[ASK_FROM] >= line[ASK_TO]
+    return at
+
+
+@inline_kernel
+def check_piece(table, piece, found, reach):
     """Check what will be read of a piece's document, `reach` tokens past the piece included; a fault or OK."""
-    status, address, length = np.int64(found[here, 0]), found[here, 1], np.int64(found[here, 3])
+    status, address, length = np.int64(found[FAULT]), found[TOKENS_AT], np.int64(found[STORED])
     if status == OK and table[CHECKED] != np.uint64(0):
-        words = view_u64(found[here, 2], num_chunks(length))
+        words = view_u64(found[CHECKSUMS_AT], num_chunks(length))
         size = np.int64(table[TOKEN_BYTES])
         last = min(piece[BEGIN] + piece[TOKENS] + reach, length)
         for chunk in range(piece[BEGIN] // CHUNK_TOKENS, num_chunks(last)):

@@ -5,27 +5,44 @@ What is read is checked as it is read. Nothing is returned of a row in which som
 
 import numpy as np
 
-from penstock.compiled import bare, inline_kernel, kernel, view_f64, view_i32, view_u16, view_u32
-from penstock.inputs import blank, describe_row, fill_with, write_tokens
+from penstock.compiled import (
+    bare,
+    inline_kernel,
+    kernel,
+    view_array,
+    view_f32,
+    view_f64,
+    view_i32,
+    view_i64,
+    view_u16,
+    view_u32,
+)
+from penstock.inputs import blank, describe_row, write_tokens
 from penstock.loader._document_kernels import (
+    CACHE_LINE,
     CAUSAL,
+    FIRST_LINES,
+    FOUND_COLUMNS,
     LENGTHS,
     LENGTHS_STRIDE,
     OBJECTIVE,
     OK,
     STAGED,
     TOKEN_BYTES,
+    TOKENS_AT,
     WEIGHT_SUMS,
     WEIGHTED,
     WRONG_MEASURE,
     WRONG_SPANS,
+    ask_ahead,
     check_piece,
-    look_ahead,
+    find_pieces,
     read_spans,
 )
 from penstock.loader._kernels import SOURCE
 from penstock.loader._rewrite_kernels import rewrite_piece, weigh_compiled, weigh_staged, write_rewritten
 from penstock.sampling import BEGIN, DOCUMENT, LENGTH, TOKENS, TOTAL
+from penstock.vectors import fill_with
 
 
 @inline_kernel
@@ -73,11 +90,11 @@ def weigh_spans(first, stop, number, begins, ends, values):
 
 
 @inline_kernel
-def fill_piece(table, piece, found, here, place, tokens, targets, weights):
+def fill_piece(table, piece, found, place, tokens, targets, weights):
     """Write a piece to the slots from `place` on of a row ([T], [D, T], [D, T or 0]); returns a fault or OK."""
     distances = len(targets)
     begin, count, total = piece[BEGIN], piece[TOKENS], piece[TOTAL]
-    status, address = check_piece(table, piece, found, here, distances), found[here, 1]
+    status, address = check_piece(table, piece, found, distances), found[TOKENS_AT]
     if status != OK:
         return status
     if table[TOKEN_BYTES] == np.uint64(2):
@@ -95,23 +112,23 @@ def fill_piece(table, piece, found, here, place, tokens, targets, weights):
 
 
 @inline_kernel
-def fill_staged(table, piece, found, here, place, tokens, targets, weights, new, new_weights):
+def fill_staged(table, piece, found, place, tokens, targets, weights, new, new_weights):
     """Like `fill_piece` for a piece that Python wrote: `new` int32 [slots], `new_weights` float32 [slots]."""
-    status = check_piece(table, piece, found, here, 0)
+    status = check_piece(table, piece, found, 0)
     if status == OK:
         write_rewritten(new, new_weights, True, np.int64(0), place, tokens, targets, weights)
     return status
 
 
 @inline_kernel
-def fill_compiled(table, piece, found, here, place, tokens, targets, weights, scratch_tokens, scratch_weights):
+def fill_compiled(table, piece, found, place, tokens, targets, weights, scratch_tokens, scratch_weights):
     """Like `fill_piece` for a source with a program; (fault or OK, prefix).
 
     Where the scratch arrays are None no source has a program, and Numba compiles none of this.
     """
     if scratch_tokens is None:
         return np.int64(WRONG_MEASURE), np.int64(0)
-    status = np.int64(check_piece(table, piece, found, here, 0))
+    status = np.int64(check_piece(table, piece, found, 0))
     if status != OK:
         return status, np.int64(0)
     slots = piece[LENGTH]
@@ -119,7 +136,9 @@ def fill_compiled(table, piece, found, here, place, tokens, targets, weights, sc
     if tokens.itemsize == 4:
         out = np.uint64(tokens[place:].ctypes.data)
     new = view_i32(out, slots)
-    status, weighted, reads, prefix = rewrite_piece(table, piece, found[here, 1], new, scratch_tokens, scratch_weights)
+    status, weighted, reads, prefix = rewrite_piece(
+        table, piece, found[TOKENS_AT], new, scratch_tokens, scratch_weights
+    )
     if status == OK:
         write_rewritten(new, scratch_weights[1, :slots], weighted, reads, place, tokens, targets, weights)
     return np.int64(status), prefix
@@ -148,78 +167,93 @@ def apply_spans(table, piece, place, targets, weights):
     return OK
 
 
+@inline_kernel
+def note_places(rows, count):
+    """Where in the notes on `rows` with `count` pieces sources, prefixes and cumulative lengths begin."""
+    return 2 * rows, 2 * rows + count, 2 * rows + 2 * count
+
+
 @kernel
 def fill_rows(
-    tables, pieces, row_starts, pad_id, tokens, targets, weights, positions, document_ids,
-    cu_seqlens, capacity, facts, source_ids, prefix_lengths, prefixes, staged_starts, staged_tokens, staged_weights,
-    scratch_tokens, scratch_weights,
+    tables, pieces, row_starts, pad_id, tokens, distances, addresses, capacity, notes, staged, scratch_tokens,
+    scratch_weights,
 ):  # fmt: skip
     """Write rows from mapped shards, checking every chunk of tokens that is read.
+
+    Unpacking an array costs Numba a tenth of a microsecond, so arrays that are kept between calls come by address.
 
     Args:
         tables: uint64 [sources, TABLE_COLUMNS].
         pieces, row_starts: The rows' pieces, as in a window; the first row may begin at any piece.
-        tokens [R, T], targets [R, D, T], weights [R, D, T or 0], positions and document_ids [R, T or 0]: written.
-        cu_seqlens: int32, written: all rows' cumulative lengths end to end, `capacity` entries a row, or, with 0, two
-            more than the row has pieces.
-        facts: int64 [R, 2], written: tokens, longest document.
-        source_ids: int32 [pieces of the rows], written.
-        prefix_lengths: int32 [pieces of the rows]; for pieces that Python wrote it holds their prefix, for others it
-            is written.
-        prefixes: bool [R, T or 0], written.
-        staged_starts: int64 [pieces]: where in `staged_tokens` (int32) and `staged_weights` (float32) Python wrote a
-            piece; or [0] where there is nothing.
+        tokens: [R, T], written.
+        distances: D, of targets.
+        addresses: uint64 [6]: of `tokens`; of targets [R, D, T], weights [R, D, T], positions and document ids [R, T],
+            and whether a slot is in a prefix (bool [R, T]), all written but where the address is 0.
+        capacity: Entries of cumulative lengths that a row has, or 0 for two more than the row has pieces.
+        notes: int32, written: (tokens, longest document) of each row, source of each piece, prefix of each piece, all
+            rows' cumulative lengths, end to end (`note_places`).
+        staged: uint64 [4], where Python wrote pieces (`Staged.addresses`); read only where a source is staged.
         scratch_tokens, scratch_weights: int32 and float32 [2, T], or None where no source has a program.
 
     Returns:
         (fault or OK, index of the piece in which it is or −1).
     """
     tables, pieces, row_starts = bare(tables), bare(pieces), bare(row_starts)
-    tokens, targets, weights = bare(tokens), bare(targets), bare(weights)
-    staged_tokens, staged_weights = bare(staged_tokens), bare(staged_weights)
-    prefixes = bare(prefixes)
-    positions, document_ids, cu_seqlens = bare(positions), bare(document_ids), bare(cu_seqlens)
+    tokens, notes = bare(tokens), bare(notes)
     rows, slots = tokens.shape
-    first = row_starts[0]
-    found = np.empty((row_starts[rows] - first, 4), np.uint64)
+    first, count = row_starts[0], row_starts[rows] - row_starts[0]
+    targets = view_array(addresses[1], (rows, distances, slots), tokens.dtype)
+    weights = view_array(addresses[2], (rows, distances, slots if addresses[2] else 0), np.float32)
+    positions = view_array(addresses[3], (rows, slots if addresses[3] else 0), tokens.dtype)
+    document_ids = view_array(addresses[4], (rows, slots if addresses[4] else 0), tokens.dtype)
+    prefixes = view_array(addresses[5], (rows, slots if addresses[5] else 0), np.bool_)
+    sources, prefix_lengths, cu_seqlens = note_places(rows, count)
+    memory = np.empty((count, FOUND_COLUMNS), np.uint64)
+    found = bare(memory)
     if rows:
-        look_ahead(tables, pieces, row_starts, 0, found)
+        find_pieces(tables, pieces, first, row_starts[1], found)
+        ask_ahead(found, np.int64(0), row_starts[1] - first, FIRST_LINES)
     for row in range(rows):
-        if row + 1 < rows:
-            look_ahead(tables, pieces, row_starts, row + 1, found)
+        # The pieces of the next row, found and asked for while this one is written.
+        asked = row_starts[row + 1] - first
+        following = row_starts[min(row + 2, rows)] - first
+        find_pieces(tables, pieces, first + asked, first + following, found[asked:])
         cu_begin, cu_end = row_starts[row] - first + 2 * row, row_starts[row + 1] - first + 2 * row + 2
         if capacity:
             cu_begin, cu_end = row * capacity, (row + 1) * capacity
-        cu = cu_seqlens[cu_begin:cu_end]
+        cu = notes[cu_seqlens + cu_begin : cu_seqlens + cu_end]
         place, longest, number = np.int64(0), np.int64(0), np.int64(0)
         for p in range(row_starts[row], row_starts[row + 1]):
             end = place + pieces[p, LENGTH]
             table, prefix = tables[pieces[p, SOURCE]], np.int64(0)
+            lines = (end - place) * np.int64(table[TOKEN_BYTES]) // CACHE_LINE + 2
+            asked = ask_ahead(found, asked, following, lines)
             if table[OBJECTIVE] == np.uint64(CAUSAL):
-                status = fill_piece(table, pieces[p], found, p - first, place, tokens[row], targets[row], weights[row])
+                status = fill_piece(table, pieces[p], found[p - first], place, tokens[row], targets[row], weights[row])
             elif table[OBJECTIVE] == np.uint64(STAGED):
-                start, prefix = staged_starts[p], np.int64(prefix_lengths[p - first])
+                prefix = np.int64(view_i32(staged[3], len(pieces))[p])
+                start, width = np.uint64(view_i64(staged[0], len(pieces))[p]) * np.uint64(4), end - place
                 status = fill_staged(
-                    table, pieces[p], found, p - first, place, tokens[row], targets[row], weights[row],
-                    staged_tokens[start : start + end - place], staged_weights[start : start + end - place],
+                    table, pieces[p], found[p - first], place, tokens[row], targets[row], weights[row],
+                    view_i32(staged[1] + start, width), view_f32(staged[2] + start, width),
                 )  # fmt: skip
             else:
                 status, prefix = fill_compiled(
-                    table, pieces[p], found, p - first, place, tokens[row], targets[row], weights[row], scratch_tokens,
+                    table, pieces[p], found[p - first], place, tokens[row], targets[row], weights[row], scratch_tokens,
                     scratch_weights,
                 )  # fmt: skip
             if status != OK:
                 return status, p
-            prefix_lengths[p - first] = prefix
+            notes[prefix_lengths + p - first] = prefix
             if prefixes.shape[1]:
                 fill_with(prefixes[row, place : place + prefix], True)
                 fill_with(prefixes[row, place + prefix : end], False)
             describe_row(place, end, number, positions[row], document_ids[row])
-            source_ids[p - first] = pieces[p, SOURCE]
+            notes[sources + p - first] = pieces[p, SOURCE]
             cu[number] = place
             longest = max(longest, end - place)
             place, number = end, number + 1
-        facts[row, 0] = place
+        notes[2 * row] = place
         cu[number] = place
         if place < slots:
             fill_with(tokens[row, place:], pad_id)
@@ -230,7 +264,7 @@ def fill_rows(
             describe_row(place, slots, number, positions[row], document_ids[row])
             longest, number = max(longest, slots - place), number + 1
         fill_with(cu[number:], slots)
-        facts[row, 1] = longest
+        notes[2 * row + 1] = longest
     return OK, np.int64(-1)
 
 

@@ -6,9 +6,10 @@ A piece is what lies in a row without a break: some tokens of one document. Piec
 
 import numpy as np
 
-from penstock.compiled import kernel
+from penstock.compiled import bare, kernel
 from penstock.packing import place_best_fit, place_best_fit_decreasing, place_next_fit
 from penstock.sampling import BEGIN, COLUMNS, EMPTY, LENGTH, POSITION, TOKENS, TOTAL, charge, pick
+from penstock.vectors import copy_into, fill_with
 
 SOURCE = LENGTH + 1
 PIECE_COLUMNS = SOURCE + 1
@@ -29,6 +30,10 @@ def plan_window(
     is empty. A document that no longer fits the window is not taken: it stays first of its source. `cursors`
     (int64 [sources, 2]) is kept just behind the last piece taken of each source: position, first token.
     """
+    shares, credits, heads, ends, entries = bare(shares), bare(credits), bare(heads), bare(ends), bare(entries)
+    skipped, cursors, pieces, row_of = bare(skipped), bare(cursors), bare(pieces), bare(row_of)
+    best_fit_heads, best_fit_nexts = bare(best_fit_heads), bare(best_fit_nexts)
+    words, summary, progress = bare(words), bare(summary), bare(progress)
     count, rows = progress[0], progress[1]
     free = progress[2:3]
     while True:
@@ -60,37 +65,40 @@ def plan_window(
             progress[0], progress[1] = count, rows
             return WINDOW_FULL
         rows = max(rows, row + 1)
-        pieces[count, :SOURCE] = entry[:SOURCE]
-        pieces[count, SOURCE] = source
+        piece = pieces[count]
+        copy_into(entry, piece[:SOURCE])
+        piece[SOURCE] = source
         row_of[count] = row
-        skipped[source] += entry[EMPTY:COLUMNS]
+        for column in range(EMPTY, COLUMNS):
+            skipped[source, column - EMPTY] += entry[column]
         charge(shares, credits, source, length, unit)
         if length < entry[LENGTH]:
-            pieces[count, TOKENS] = length
-            pieces[count, LENGTH] = length
+            piece[TOKENS] = length
+            piece[LENGTH] = length
             entry[BEGIN] += length
             entry[TOKENS] -= length
             entry[LENGTH] -= length
-            entry[EMPTY:] = 0
+            fill_with(entry[EMPTY:], 0)
         else:
             heads[source] += 1
-        begin = pieces[count, BEGIN] + pieces[count, TOKENS]
-        cursors[source, 0] = pieces[count, POSITION] + (begin >= pieces[count, TOTAL])
-        cursors[source, 1] = 0 if begin >= pieces[count, TOTAL] else begin
+        begin = piece[BEGIN] + piece[TOKENS]
+        cursors[source, 0] = piece[POSITION] + (begin >= piece[TOTAL])
+        cursors[source, 1] = 0 if begin >= piece[TOTAL] else begin
         count += 1
 
 
 @kernel
 def sort_by_row(pieces, row_of, num_rows, sorted_pieces, row_starts):
     """Order pieces by row, keeping the stream order inside a row (counting sort); fills `row_starts` [rows + 1]."""
-    row_starts[:] = 0
+    row_of, sorted_pieces, row_starts, pieces = bare(row_of), bare(sorted_pieces), bare(row_starts), bare(pieces)
+    fill_with(row_starts, 0)
     for i in range(len(row_of)):
         row_starts[row_of[i] + 1] += 1
     for row in range(num_rows):
         row_starts[row + 1] += row_starts[row]
     place = row_starts.copy()
     for i in range(len(row_of)):
-        sorted_pieces[place[row_of[i]]] = pieces[i]
+        copy_into(pieces[i], sorted_pieces[place[row_of[i]]])
         place[row_of[i]] += 1
 
 

@@ -8,7 +8,6 @@ distances alike. The buffers are a row long and stay in the first caches.
 import numpy as np
 
 from penstock.compiled import inline_kernel, kernel, view_i32, view_i64, view_u16, view_u32
-from penstock.inputs import copy_into, fill_with
 from penstock.loader._document_kernels import (
     EPOCH,
     FRAMED,
@@ -26,6 +25,7 @@ from penstock.loader._document_kernels import (
 from penstock.objectives._kernels import measure_words, write_words
 from penstock.randomness import mix
 from penstock.sampling import BEGIN, DOCUMENT, LENGTH, POSITION, TOKENS
+from penstock.vectors import copy_into, fill_with
 
 _BOS, _EOS = np.uint64(1), np.uint64(2)
 

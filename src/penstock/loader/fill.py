@@ -9,10 +9,10 @@ from penstock.compiled import address_of
 from penstock.errors import ConfigError, CorruptionError, FormatError
 from penstock.inputs import InputRequirements, ModelInput, join_rows
 from penstock.loader import _document_kernels as k
-from penstock.loader._fill_kernels import fill_rows, weigh_rows
+from penstock.loader._fill_kernels import fill_rows, note_places, weigh_rows
 from penstock.loader._kernels import SOURCE
 from penstock.loader.companion import Accompany
-from penstock.loader.recycling import BufferPool, Buffers
+from penstock.loader.recycling import Allocate, BufferPool, Buffers
 from penstock.loader.rewriting import Rewriting
 from penstock.loader.staging import Staged, stage
 from penstock.sampling import DOCUMENT, LENGTH
@@ -59,29 +59,20 @@ class FilledRows(Sequence[ModelInput]):
         row_starts: int64 [R + 1], as in a window.
         arrays: tokens [R, T], targets [R, D, T], weights [R, D, T or 0], positions and document ids [R, T or 0],
             whether in a prefix [R, T or 0].
-        cu_seqlens: All rows' cumulative lengths, end to end, as the kernel gives them or `join_rows`.
-        facts: int64 [R, 2]: tokens, longest document.
-        source_ids: int32 [documents].
-        prefix_lengths: int32 [documents].
+        notes: int32, what the kernel notes: (tokens, longest document) of each row, source of each document, prefix
+            of each, all rows' cumulative lengths, end to end.
     """
 
-    __slots__ = (
-        "_arrays", "_companions", "_cu_seqlens", "_facts", "_need", "_prefix_lengths", "_row_starts", "_source_ids",
-    )  # fmt: skip
+    __slots__ = ("_arrays", "_companions", "_need", "_notes", "_row_starts")
 
     def __init__(
         self,
         need: InputRequirements,
         row_starts: np.ndarray[Any, np.dtype[np.int64]],
         arrays: Buffers,
-        cu_seqlens: np.ndarray[Any, np.dtype[np.int32]],
-        facts: np.ndarray[Any, np.dtype[np.int64]],
-        source_ids: np.ndarray[Any, np.dtype[np.int32]],
-        prefix_lengths: np.ndarray[Any, np.dtype[np.int32]],
+        notes: np.ndarray[Any, np.dtype[np.int32]],
     ) -> None:
-        self._need, self._row_starts, self._arrays = need, row_starts, arrays
-        self._cu_seqlens, self._facts, self._source_ids = cu_seqlens, facts, source_ids
-        self._prefix_lengths = prefix_lengths
+        self._need, self._row_starts, self._arrays, self._notes = need, row_starts, arrays, notes
         self._companions: list[Any] | None = None
 
     def accompany(self, make: Accompany, pieces: np.ndarray[Any, np.dtype[np.int64]]) -> None:
@@ -90,7 +81,7 @@ class FilledRows(Sequence[ModelInput]):
         self._companions = [make(row, pieces[starts[i] : starts[i + 1]]) for i, row in enumerate(self)]
 
     def __len__(self) -> int:
-        return len(self._facts)
+        return len(self._row_starts) - 1
 
     @overload
     def __getitem__(self, index: int) -> ModelInput: ...
@@ -101,10 +92,11 @@ class FilledRows(Sequence[ModelInput]):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
-        row, need = index % len(self), self._need
+        row, need, notes = index % len(self), self._need, self._notes
         tokens, targets, weights, positions, document_ids, prefix = (array[row] for array in self._arrays)
-        begin, end = (self._row_starts[row : row + 2] - self._row_starts[0]).tolist()
-        used, longest = self._facts[row].tolist()
+        begin, end, count = (self._row_starts[[row, row + 1, -1]] - self._row_starts[0]).tolist()
+        sources, prefixes, borders = note_places(len(self), count)
+        used, longest = notes[2 * row : 2 * row + 2].tolist()
         capacity = need.cu_seqlens_capacity
         # As in the kernel: room for a border more than documents, and one for padding.
         first = row * capacity if capacity else begin + 2 * row
@@ -118,11 +110,11 @@ class FilledRows(Sequence[ModelInput]):
             loss_weights=weights if need.loss_weights else None,
             positions=positions if need.positions else None,
             document_ids=document_ids if need.document_ids else None,
-            cu_seqlens=self._cu_seqlens[first : first + width] if need.cu_seqlens else None,
+            cu_seqlens=notes[borders + first : borders + first + width] if need.cu_seqlens else None,
             max_seqlen=longest if need.cu_seqlens else None,
             num_tokens=used,
-            source_ids=self._source_ids[begin:end],
-            prefix_lengths=self._prefix_lengths[begin:end] if len(prefix) else None,
+            source_ids=notes[sources + begin : sources + end],
+            prefix_lengths=notes[prefixes + begin : prefixes + end] if len(prefix) else None,
             prefix=prefix if len(prefix) else None,
             distillation=None if self._companions is None else self._companions[row],
         )
@@ -137,8 +129,9 @@ class Fill:
         sequence_length: Token slots of a row.
         requirements: Which arrays, in what form.
         pad_id: What padding holds.
-        pool: Where buffers come from.
         rewritings: The objective of each source.
+        keep: Sets of buffers that are kept for another use.
+        allocate: Where buffers come from.
 
     Raises:
         ConfigError: What is asked for cannot hold what the data or an objective says.
@@ -150,18 +143,20 @@ class Fill:
         sequence_length: int,
         requirements: InputRequirements,
         pad_id: int,
-        pool: BufferPool,
         rewritings: Sequence[Rewriting],
+        *,
+        keep: int,
+        allocate: Allocate,
     ) -> None:
         self._datasets, self._requirements, self._rewritings = datasets, requirements, rewritings
-        self._pad_id, self._pool, self._slots = pad_id, pool, sequence_length
+        self._pad_id, self._slots = pad_id, sequence_length
         self._tables = table_lines(datasets, rewritings)
         compiled = any(not rewriting.is_causal and not rewriting.is_staged for rewriting in rewritings)
         self._scratch_slots = sequence_length if compiled else 0
         has_prefixes = _has_prefixes(requirements, rewritings)
         self._distances = requirements.target_distances or 1
         integer, floating = np.dtype(requirements.dtype or "int32"), np.dtype(np.float32)
-        self._layout = (
+        layout = (
             ((sequence_length,), integer),
             ((self._distances, sequence_length), integer),
             ((self._distances, sequence_length if requirements.loss_weights else 0), floating),
@@ -169,6 +164,7 @@ class Fill:
             ((sequence_length if requirements.document_ids else 0,), integer),
             ((sequence_length if has_prefixes else 0,), np.dtype(np.bool_)),
         )
+        self._pool = BufferPool(layout, keep, allocate)
         if not requirements.loss_weights:
             for dataset in datasets:
                 if dataset.table.weight_sums is not None:
@@ -184,7 +180,7 @@ class Fill:
             ConfigError: An objective does not write what it measured, or weights that nobody asked for.
         """
         staged = stage(self._rewritings, pieces)
-        if not self._requirements.loss_weights and not np.isin(staged.weights, (0, 1)).all():
+        if len(staged.weights) and not self._requirements.loss_weights and not np.isin(staged.weights, (0, 1)).all():
             raise ConfigError(
                 f"{self._requirements.asked_by} asks for no loss weights, but an objective writes some that are "
                 "neither 0 nor 1, which would be lost; require loss_weights=True"
@@ -213,26 +209,24 @@ class Fill:
         Raises:
             CorruptionError: Stored bytes are not what was written; names dataset and document.
         """
-        rows, count = len(row_starts) - 1, int(row_starts[-1] - row_starts[0])
-        joined = self._requirements.attention == "row"
+        rows, need = len(row_starts) - 1, self._requirements
+        count = row_starts.item(-1) - row_starts.item(0)
+        joined = need.attention == "row"
         # Documents that are joined need no room in what the caller gets.
-        capacity = 0 if joined else self._requirements.cu_seqlens_capacity or 0
-        arrays = self._pool.take(rows, self._layout)
-        tokens, targets, weights, positions, document_ids, prefixes = arrays
-        cu_seqlens = np.empty(rows * capacity if capacity else count + 2 * rows, np.int32)
-        facts, source_ids = np.empty((rows, 2), np.int64), np.empty(count, np.int32)
-        prefix_lengths = staged.prefixes[row_starts[0] : row_starts[-1]].copy()
+        capacity = 0 if joined else need.cu_seqlens_capacity or 0
+        arrays, addresses = self._pool.take(rows)
+        # Two of each row, two of each piece, and the cumulative lengths.
+        notes = np.empty(2 * rows + 2 * count + (rows * capacity or count + 2 * rows), np.int32)
         outcome = fill_rows(
-            self._tables, pieces, row_starts, self._pad_id, tokens, targets, weights, positions, document_ids,
-            cu_seqlens, capacity, facts, source_ids, prefix_lengths, prefixes, staged.starts, staged.tokens,
-            staged.weights, *self._scratch(),
+            self._tables, pieces, row_starts, self._pad_id, arrays[0], self._distances, addresses, capacity, notes,
+            staged.addresses, *self._scratch(),
         )  # fmt: skip
         self._check(outcome, pieces)
         if joined:
-            cu_seqlens = np.empty((rows, self._requirements.cu_seqlens_capacity or 3), np.int32)
-            join_rows(self._slots, facts, positions, cu_seqlens)
-            cu_seqlens = cu_seqlens.ravel()
-        return FilledRows(self._requirements, row_starts, arrays, cu_seqlens, facts, source_ids, prefix_lengths)
+            cu_seqlens = np.empty((rows, need.cu_seqlens_capacity or 3), np.int32)
+            join_rows(self._slots, notes[: 2 * rows].reshape(rows, 2), arrays[3], cu_seqlens)
+            notes = np.concatenate([notes[: 2 * rows + 2 * count], cu_seqlens.ravel()])
+        return FilledRows(need, row_starts, arrays, notes)
 
     def check_capacity(self, pieces: np.ndarray[Any, Any], row_starts: np.ndarray[Any, Any]) -> None:
         """Refuse a step, on all ranks alike, of which a row has more borders than `cu_seqlens_capacity`."""

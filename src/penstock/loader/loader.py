@@ -21,7 +21,7 @@ from penstock.loader.fill import Fill
 from penstock.loader.mixture import Mixture, Source
 from penstock.loader.numbers import whole
 from penstock.loader.plan import Plan, PlanSettings
-from penstock.loader.recycling import BufferPool, heap, pinned
+from penstock.loader.recycling import heap, pinned
 from penstock.loader.replay import Watch, replay_progress
 from penstock.loader.run import Run
 from penstock.loader.step import Step
@@ -114,10 +114,15 @@ class Loader:
         _require_one_tokenizer(self.mixture, self.datasets)
         self._threads, self._prefetch_steps = threads, prefetch
         pin = _cuda_in_use() if pin_memory is None else pin_memory
-        pool = BufferPool(keep=2 * (prefetch + threads + 2), allocate=pinned if pin else heap)
         self._plan = Plan(self.mixture, self.datasets, self.settings)
         self._fill = Fill(
-            self.datasets, self.settings.sequence_length, self.requirements, pad_id, pool, self._plan.rewritings
+            self.datasets,
+            self.settings.sequence_length,
+            self.requirements,
+            pad_id,
+            self._plan.rewritings,
+            keep=2 * (prefetch + threads + 2),
+            allocate=pinned if pin else heap,
         )
         self._accompany = companions.begin(companion, self.mixture, self.datasets, self._plan.rewritings)
         self._description = states.describe(self._plan)

@@ -15,11 +15,14 @@ from typing import Any, final
 
 import numpy as np
 
+from penstock.compiled import address_of
+
 Allocate = Callable[[int], np.ndarray[Any, Any]]
 """A block of so many bytes, uint8 [bytes]."""
 Layout = tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
 """Shape of one row, and dtype, of each array of a set."""
 Buffers = tuple[np.ndarray[Any, Any], ...]
+Addresses = np.ndarray[Any, np.dtype[np.uint64]]
 
 _LINE = 64
 _APART = 67 * _LINE
@@ -42,9 +45,9 @@ def pinned(size: int) -> np.ndarray[Any, Any]:
 
 @final
 class _Set:
-    """The arrays of one block, and how many references their being free means."""
+    """The arrays of one block, their addresses, and how many references their being free means."""
 
-    __slots__ = ("_block", "_free", "arrays")
+    __slots__ = ("_block", "_free", "addresses", "arrays")
 
     def __init__(self, rows: int, layout: Layout, allocate: Allocate) -> None:
         sizes = [rows * prod(shape) * dtype.itemsize for shape, dtype in layout]
@@ -54,6 +57,7 @@ class _Set:
             self._block[place : place + size].view(dtype).reshape(rows, *shape)
             for place, size, (shape, dtype) in zip(places, sizes, layout, strict=False)
         )
+        self.addresses = np.array([address_of(array) if array.size else 0 for array in self.arrays], np.uint64)
         self._free = self._references()
 
     def _references(self) -> tuple[int, int]:
@@ -66,21 +70,21 @@ class _Set:
 
 @final
 class BufferPool:
-    """Sets of arrays that are filled together; at most `keep` sets of each shape are kept for another use."""
+    """Sets of arrays that are filled together; at most `keep` sets of each number of rows are kept for another use."""
 
-    def __init__(self, keep: int = 16, allocate: Allocate = heap) -> None:
-        self._keep, self._allocate = keep, allocate
-        self._sets: dict[tuple[int, Layout], list[_Set]] = {}
+    def __init__(self, layout: Layout, keep: int = 16, allocate: Allocate = heap) -> None:
+        self._layout, self._keep, self._allocate = layout, keep, allocate
+        self._sets: dict[int, list[_Set]] = {}
         self._lock = threading.Lock()
 
-    def take(self, rows: int, layout: Layout) -> Buffers:
-        """Arrays [rows, …] with arbitrary content that nobody else holds."""
+    def take(self, rows: int) -> tuple[Buffers, Addresses]:
+        """Arrays [rows, …] with arbitrary content that nobody else holds, and where each begins (0: it is empty)."""
         with self._lock:
-            known = self._sets.setdefault((rows, layout), [])
+            known = self._sets.setdefault(rows, [])
             for made in known:
                 if made.is_free():
-                    return made.arrays
-            made = _Set(rows, layout, self._allocate)
+                    return made.arrays, made.addresses
+            made = _Set(rows, self._layout, self._allocate)
             if len(known) < self._keep:
                 known.append(made)
-            return made.arrays
+            return made.arrays, made.addresses

@@ -5,11 +5,12 @@ objective that is to run on many ranks deserves to be compiled, as the built-in 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
 
+from penstock.compiled import address_of
 from penstock.loader._kernels import SOURCE
 from penstock.loader.rewriting import Rewriting
 from penstock.sampling import LENGTH
@@ -25,17 +26,28 @@ class Staged:
     tokens: np.ndarray[Any, np.dtype[np.int32]]
     weights: np.ndarray[Any, np.dtype[np.float32]]
     prefixes: np.ndarray[Any, np.dtype[np.int32]]
-    """[P] prefix of each piece; 0 for those of other sources."""
+    """[P] prefix of each piece; as `starts`."""
+    addresses: np.ndarray[Any, np.dtype[np.uint64]] = field(init=False)
+    """[4] where each of the arrays above begins."""
+
+    def __post_init__(self) -> None:
+        arrays = (self.starts, self.tokens, self.weights, self.prefixes)
+        object.__setattr__(self, "addresses", np.array([address_of(array) for array in arrays], np.uint64))
+
+
+_NOTHING = Staged(
+    starts=np.empty(0, np.int64),
+    tokens=np.empty(0, np.int32),
+    weights=np.empty(0, np.float32),
+    prefixes=np.empty(0, np.int32),
+)
 
 
 def stage(rewritings: Sequence[Rewriting], pieces: np.ndarray[Any, np.dtype[np.int64]]) -> Staged:
     """Rewrite the pieces of sources whose objective has no program."""
-    prefixes = np.zeros(len(pieces), np.int32)
     if not any(rewriting.is_staged for rewriting in rewritings):
-        nothing = np.zeros(0, np.int64)
-        return Staged(
-            starts=nothing, tokens=nothing.astype(np.int32), weights=nothing.astype(np.float32), prefixes=prefixes
-        )
+        return _NOTHING
+    prefixes = np.zeros(len(pieces), np.int32)
     staged = np.array([rewriting.is_staged for rewriting in rewritings])[pieces[:, SOURCE]]
     ends = np.cumsum(np.where(staged, pieces[:, LENGTH], 0))
     starts = ends - np.where(staged, pieces[:, LENGTH], 0)

@@ -9,8 +9,9 @@ random; there `small_permutation` shuffles a table (Fisher and Yates).
 
 import numpy as np
 
-from penstock.compiled import inline_kernel, kernel, view_u32
+from penstock.compiled import bare, inline_kernel, kernel, view_u32
 from penstock.randomness import mix
+from penstock.vectors import fill_with
 
 ROUNDS = 6
 SMALL = 256
@@ -42,20 +43,29 @@ def _round(value, key):
 
 
 @inline_kernel
-def permute(index, size, key):
-    """Image of `index` under the permutation of [0, size) that `key` names (int64, int64, uint64 → int64)."""
+def key_schedule(size, key):
+    """What `permute` needs to know of a permutation of [0, size): bits of an index, and a key for each round."""
     bits = np.uint64(1)
     while (_ONE << bits) < np.uint64(size):
         bits += _ONE
+    return (
+        bits,
+        mix(key, np.uint64(0)),
+        mix(key, np.uint64(1)),
+        mix(key, np.uint64(2)),
+        mix(key, np.uint64(3)),
+        mix(key, np.uint64(4)),
+        mix(key, np.uint64(5)),
+    )
+
+
+@inline_kernel
+def permute(index, size, schedule):
+    """Image of `index` under the permutation of [0, size) that a key names (int64, int64, its schedule → int64)."""
+    bits, key_0, key_1, key_2, key_3, key_4, key_5 = schedule
     low_bits = bits >> _ONE
     low_mask = (_ONE << low_bits) - _ONE
     high_mask = (_ONE << (bits - low_bits)) - _ONE
-    key_0 = mix(key, np.uint64(0))
-    key_1 = mix(key, np.uint64(1))
-    key_2 = mix(key, np.uint64(2))
-    key_3 = mix(key, np.uint64(3))
-    key_4 = mix(key, np.uint64(4))
-    key_5 = mix(key, np.uint64(5))
     value = np.uint64(index)
     while True:
         low = value & low_mask
@@ -89,10 +99,10 @@ def block_permute(index, size, key):
     window = index // window_size
     start = window * window_size
     here = min(window_size, size - start)
-    place = start + permute(index - start, here, mix(key, np.uint64(window)))
+    place = start + permute(index - start, here, key_schedule(here, mix(key, np.uint64(window))))
     block = place // BLOCK_DOCUMENTS
     if block < whole:
-        block = permute(block, whole, key)
+        block = permute(block, whole, key_schedule(whole, key))
     return block * BLOCK_DOCUMENTS + place % BLOCK_DOCUMENTS
 
 
@@ -111,8 +121,9 @@ def permute_range(begin, size, key, mode, out):
         for i in range(len(out)):
             out[i] = block_permute(begin + i, size, key)
     else:
+        schedule = key_schedule(size, key)
         for i in range(len(out)):
-            out[i] = permute(begin + i, size, key)
+            out[i] = permute(begin + i, size, schedule)
 
 
 @kernel
@@ -130,15 +141,18 @@ def draw(
         (entries written, next position, next begin, place of a too long document or −1). The entry after the last
         one written holds what was skipped since, if there is room for it.
     """
+    entries = bare(entries)
     count = 0
     epoch = np.int64(-1)
     epoch_key = key
+    schedule = key_schedule(size, key)
     table = np.empty(SMALL, np.int64)
     capacity = len(entries) - 1
     while count < capacity and position < last_position:
         if position // size != epoch:
             epoch = position // size
             epoch_key = mix(key, np.uint64(epoch))
+            schedule = key_schedule(size, epoch_key)
             if mode != SHUFFLE_NONE and size <= SMALL:
                 small_permutation(size, epoch_key, table)
         index = position - epoch * size
@@ -149,7 +163,7 @@ def draw(
         elif mode == SHUFFLE_BLOCK:
             document = first + block_permute(index, size, epoch_key)
         else:
-            document = first + permute(index, size, epoch_key)
+            document = first + permute(index, size, schedule)
         entry = view_u32(lengths_address + np.uint64(document) * lengths_stride, 2)
         total = np.int64(entry[0])
         if total == 0:
@@ -168,14 +182,15 @@ def draw(
                 entries[count, TRUNCATED_TOKENS] += total - limit
                 total = limit
         part = min(total - begin, limit)
-        entries[count, POSITION] = position
-        entries[count, DOCUMENT] = document
-        entries[count, BEGIN] = begin
-        entries[count, TOKENS] = part
-        entries[count, TOTAL] = total
-        entries[count, LENGTH] = part
+        line = entries[count]
+        line[POSITION] = position
+        line[DOCUMENT] = document
+        line[BEGIN] = begin
+        line[TOKENS] = part
+        line[TOTAL] = total
+        line[LENGTH] = part
         count += 1
-        entries[count, EMPTY:] = 0
+        fill_with(entries[count, EMPTY:], 0)
         begin += part
         if begin >= total:
             position += 1

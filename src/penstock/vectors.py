@@ -1,0 +1,174 @@
+"""Loops over short runs of numbers, written as vectors whatever the compiler makes of loops.
+
+Documents end anywhere, so most of what the fill writes is short and of a length that cannot be foreseen. A compiler's
+own vector code takes the last items of a run one by one, which can cost as much as the rest; here they are one store
+under a mask. A vector is one cache line of what is written; for processors with shorter ones LLVM splits it.
+
+Kernels call these with one-dimensional contiguous arrays that do not overlap. Nothing outside them is read or written.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.errors import TypingError
+from numba.extending import intrinsic
+from numba.np.numpy_support import as_dtype
+
+from penstock.compiled import inline_kernel
+
+_LINE_BYTES = 64
+
+
+def _require_rows(*arrays: Any) -> None:
+    for array in arrays:
+        if not isinstance(array, types.Array) or array.ndim != 1 or array.layout != "C":
+            raise TypingError(f"needs a one-dimensional contiguous array, not {array}")
+
+
+def _parts(context: Any, builder: Any, kind: Any, value: Any) -> tuple[Any, Any]:
+    """Pointer to the items of an array, and their number."""
+    array = context.make_array(kind)(context, builder, value)
+    return array.data, builder.extract_value(array.shape, 0)
+
+
+def _item_bytes(kind: Any) -> int:
+    return int(as_dtype(kind.dtype).itemsize)
+
+
+def _lanes(kind: Any) -> int:
+    return _LINE_BYTES // _item_bytes(kind)
+
+
+def _constants(item: Any, values: Any) -> Any:
+    values = list(values)
+    return ir.Constant(ir.VectorType(item, len(values)), [ir.Constant(item, value) for value in values])
+
+
+def _splat(builder: Any, value: Any, lanes: int) -> Any:
+    vector = ir.VectorType(value.type, lanes)
+    undefined = ir.Constant(vector, ir.Undefined)
+    single = builder.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(single, undefined, _constants(ir.IntType(32), [0] * lanes))
+
+
+def _masked(builder: Any, name: str, vector: Any, result: Any, arguments: list[Any]) -> Any:
+    """Call llvm.masked.load or llvm.masked.store for `vector`."""
+    kinds = [argument.type for argument in arguments]
+    function = cgutils.get_or_insert_function(
+        builder.module,
+        ir.FunctionType(result, kinds),
+        f"llvm.masked.{name}.v{vector.count}{vector.element.intrinsic_name}.p0",
+    )
+    return builder.call(function, arguments)
+
+
+def _first(builder: Any, count: Any, lanes: int) -> Any:
+    """The mask of the first `count` of `lanes`."""
+    place = ir.IntType(32)
+    return builder.icmp_unsigned(
+        "<", _constants(place, range(lanes)), _splat(builder, builder.trunc(count, place), lanes)
+    )
+
+
+def _write(builder: Any, out: Any, size: Any, lanes: int, align: int, make: Callable[[Any, Any], Any]) -> None:
+    """Write `size` items to `out`: make(place, mask or None) gives the vector of the items from `place` on."""
+    place = ir.IntType(32)
+    rest = builder.and_(size, ir.Constant(size.type, lanes - 1))
+    whole = builder.sub(size, rest)
+    with cgutils.for_range_slice(builder, size.type(0), whole, size.type(lanes), size.type) as (at, _):
+        vector = make(at, None)
+        pointer = builder.bitcast(builder.gep(out, [at], inbounds=True), vector.type.as_pointer())
+        builder.store(vector, pointer, align=align)
+    with builder.if_then(builder.icmp_unsigned("!=", rest, size.type(0))):
+        mask = _first(builder, rest, lanes)
+        vector = make(whole, mask)
+        pointer = builder.bitcast(builder.gep(out, [whole], inbounds=True), vector.type.as_pointer())
+        _masked(builder, "store", vector.type, ir.VoidType(), [vector, pointer, place(align), mask])
+
+
+@intrinsic
+def _copy(typing_context, source, out):
+    _require_rows(source, out)
+    read, written = source.dtype, out.dtype
+    if read != written and not (isinstance(read, types.Integer) and isinstance(written, types.Integer)):
+        raise TypingError(f"cannot copy {read} into {written}")
+
+    def codegen(context, builder, signature, arguments):
+        (data, _), (result, size) = (
+            _parts(context, builder, kind, value) for kind, value in zip(signature.args, arguments, strict=True)
+        )
+        lanes, bytes_read = _lanes(out), _item_bytes(source)
+        vector = ir.VectorType(context.get_data_type(read), lanes)
+        wide = ir.VectorType(context.get_data_type(written), lanes)
+
+        def make(at, mask):
+            pointer = builder.bitcast(builder.gep(data, [at], inbounds=True), vector.as_pointer())
+            if mask is None:
+                items = builder.load(pointer, align=bytes_read)
+            else:
+                nothing = ir.Constant(vector, None)
+                items = _masked(builder, "load", vector, vector, [pointer, ir.IntType(32)(bytes_read), mask, nothing])
+            if read.bitwidth < written.bitwidth:
+                return builder.sext(items, wide) if read.signed else builder.zext(items, wide)
+            return builder.trunc(items, wide) if read.bitwidth > written.bitwidth else items
+
+        _write(builder, result, size, lanes, _item_bytes(out), make)
+        return context.get_dummy_value()
+
+    return types.void(source, out), codegen
+
+
+@intrinsic
+def _fill(typing_context, out, value):
+    _require_rows(out)
+
+    def codegen(context, builder, signature, arguments):
+        result, size = _parts(context, builder, out, arguments[0])
+        item = context.cast(builder, arguments[1], value, out.dtype)
+        item = context.data_model_manager[out.dtype].as_data(builder, item)
+        lanes = _lanes(out)
+        vector = _splat(builder, item, lanes)
+        _write(builder, result, size, lanes, _item_bytes(out), lambda at, mask: vector)
+        return context.get_dummy_value()
+
+    return types.void(out, value), codegen
+
+
+@intrinsic
+def _count(typing_context, out, first):
+    _require_rows(out)
+
+    def codegen(context, builder, signature, arguments):
+        result, size = _parts(context, builder, out, arguments[0])
+        lanes, item = _lanes(out), context.get_data_type(out.dtype)
+        steps = _constants(item, range(lanes))
+
+        def make(at, mask):
+            begin = at if item.width == size.type.width else builder.trunc(at, item)
+            return builder.add(_splat(builder, begin, lanes), steps)
+
+        _write(builder, result, size, lanes, _item_bytes(out), make)
+        return context.get_dummy_value()
+
+    return types.void(out, first), codegen
+
+
+@inline_kernel
+def copy_into(source, out):
+    """Copy the first len(out) items of `source`, which has at least as many; integers are converted as C does."""
+    _copy(source, out)
+
+
+@inline_kernel
+def fill_with(out, value):
+    """Set every item."""
+    _fill(out, value)
+
+
+@inline_kernel
+def count_up(out):
+    """0, 1, 2, …"""
+    _count(out, 0)
