@@ -20,7 +20,7 @@ from common import arguments, cpu_seconds, lognormal_lengths, table, take_turns
 from peers.jax_denoise import jitted_denoiser
 from peers.numpy_denoise import numpy_denoiser
 from penstock.compiled import kernel
-from penstock.objectives._denoise_kernels import write_denoise
+from penstock.objectives._denoise_kernels import memory_words, write_denoise
 from penstock.sampling import TOKENS
 from penstock.vectors import copy_into
 
@@ -39,9 +39,11 @@ def _copy_documents(stored, offsets, out):
 
 @kernel
 def _write_documents(program, tokens, offsets, keys, ends, out, nothing):
+    memory = np.empty(memory_words(LONGEST), np.uint64)
     for document in range(len(keys)):
         words = tokens[offsets[document] : offsets[document + 1]]
-        write_denoise(program, words, nothing, keys[document], out[ends[document] : ends[document + 1]], nothing)
+        new = out[ends[document] : ends[document + 1]]
+        write_denoise(program, words, nothing, keys[document], new, nothing, memory)
 
 
 def rows_work(dataset: Any, objective: Any) -> tuple[Callable[[], None], int]:

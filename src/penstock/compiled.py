@@ -75,9 +75,15 @@ def bare(array):
     """The same memory as an array that Numba does not count references to, for inner loops that slice a lot.
 
     Slicing a counted array costs two atomic additions, as much as copying a short document. The caller's array
-    must outlive the result; a kernel's arguments do. The array must be contiguous.
+    must outlive the result: a kernel's arguments do, and an array that it makes does up to `keep_alive`. The array must
+    be contiguous.
     """
     return numba.carray(_pointer(np.uint64(array.ctypes.data)), array.shape, array.dtype)
+
+
+@inline_kernel
+def keep_alive(array):
+    """Does nothing: Numba frees an array that a kernel made after its last use, and this is one."""
 
 
 @inline_kernel

@@ -8,6 +8,7 @@ import numpy as np
 from penstock.compiled import (
     bare,
     inline_kernel,
+    keep_alive,
     kernel,
     view_array,
     view_f32,
@@ -40,7 +41,7 @@ from penstock.loader._document_kernels import (
     read_spans,
 )
 from penstock.loader._kernels import SOURCE
-from penstock.loader._rewrite_kernels import rewrite_piece, weigh_compiled, weigh_staged, write_rewritten
+from penstock.loader._rewrite_kernels import rewrite_piece, weigh_compiled, weigh_staged, work_space, write_rewritten
 from penstock.sampling import BEGIN, DOCUMENT, LENGTH, TOKENS, TOTAL
 from penstock.vectors import fill_with
 
@@ -121,26 +122,23 @@ def fill_staged(table, piece, found, place, tokens, targets, weights, new, new_w
 
 
 @inline_kernel
-def fill_compiled(table, piece, found, place, tokens, targets, weights, scratch_tokens, scratch_weights):
+def fill_compiled(table, piece, found, place, tokens, targets, weights, scratch):
     """Like `fill_piece` for a source with a program; (fault or OK, prefix).
 
-    Where the scratch arrays are None no source has a program, and Numba compiles none of this.
+    Where there is no scratch no source has a program, and Numba compiles none of this.
     """
-    if scratch_tokens is None:
+    if scratch is None:
         return np.int64(WRONG_MEASURE), np.int64(0)
     status = np.int64(check_piece(table, piece, found, 0))
     if status != OK:
         return status, np.int64(0)
     slots = piece[LENGTH]
-    out = np.uint64(scratch_tokens[1].ctypes.data)
+    _, _, new, new_weights, _ = work_space(scratch, slots)
     if tokens.itemsize == 4:
-        out = np.uint64(tokens[place:].ctypes.data)
-    new = view_i32(out, slots)
-    status, weighted, reads, prefix = rewrite_piece(
-        table, piece, found[TOKENS_AT], new, scratch_tokens, scratch_weights
-    )
+        new = view_i32(np.uint64(tokens[place:].ctypes.data), slots)
+    status, weighted, reads, prefix = rewrite_piece(table, piece, found[TOKENS_AT], new, new_weights, scratch)
     if status == OK:
-        write_rewritten(new, scratch_weights[1, :slots], weighted, reads, place, tokens, targets, weights)
+        write_rewritten(new, new_weights, weighted, reads, place, tokens, targets, weights)
     return np.int64(status), prefix
 
 
@@ -175,8 +173,7 @@ def note_places(rows, count):
 
 @kernel
 def fill_rows(
-    tables, pieces, row_starts, pad_id, tokens, distances, addresses, capacity, notes, staged, scratch_tokens,
-    scratch_weights,
+    tables, pieces, row_starts, pad_id, tokens, distances, addresses, capacity, notes, staged, scratch,
 ):  # fmt: skip
     """Write rows from mapped shards, checking every chunk of tokens that is read.
 
@@ -193,7 +190,7 @@ def fill_rows(
         notes: int32, written: (tokens, longest document) of each row, source of each piece, prefix of each piece, all
             rows' cumulative lengths, end to end (`note_places`).
         staged: uint64 [4], where Python wrote pieces (`Staged.addresses`); read only where a source is staged.
-        scratch_tokens, scratch_weights: int32 and float32 [2, T], or None where no source has a program.
+        scratch: uint64 [scratch_words(T)], or None where no source has a program.
 
     Returns:
         (fault or OK, index of the piece in which it is or −1).
@@ -239,8 +236,7 @@ def fill_rows(
                 )  # fmt: skip
             else:
                 status, prefix = fill_compiled(
-                    table, pieces[p], found[p - first], place, tokens[row], targets[row], weights[row], scratch_tokens,
-                    scratch_weights,
+                    table, pieces[p], found[p - first], place, tokens[row], targets[row], weights[row], scratch,
                 )  # fmt: skip
             if status != OK:
                 return status, p
@@ -265,11 +261,12 @@ def fill_rows(
             longest, number = max(longest, slots - place), number + 1
         fill_with(cu[number:], slots)
         notes[2 * row + 1] = longest
+    keep_alive(memory)
     return OK, np.int64(-1)
 
 
 @kernel
-def weigh_rows(tables, pieces, sums, staged_starts, staged_weights, scratch_tokens, scratch_weights):
+def weigh_rows(tables, pieces, sums, staged_starts, staged_weights, scratch):
     """Add the loss weights of all targets of `pieces` to `sums` (float64 [D]), one for each distance.
 
     Whole documents cost a look at the lengths file, which the fill holds against the spans that it reads; parts of
@@ -282,7 +279,7 @@ def weigh_rows(tables, pieces, sums, staged_starts, staged_weights, scratch_toke
             if table[OBJECTIVE] == np.uint64(STAGED):
                 weigh_staged(staged_weights[staged_starts[p] : staged_starts[p] + piece[LENGTH]], sums)
                 continue
-            status = weigh_compiled(table, piece, scratch_tokens, scratch_weights, sums)
+            status = weigh_compiled(table, piece, scratch, sums)
             if status != OK:
                 return status, p
             continue

@@ -7,7 +7,7 @@ distances alike. The buffers are a row long and stay in the first caches.
 
 import numpy as np
 
-from penstock.compiled import inline_kernel, kernel, view_i32, view_i64, view_u16, view_u32
+from penstock.compiled import inline_kernel, kernel, view_f32, view_i32, view_i64, view_u16, view_u32, view_u64
 from penstock.loader._document_kernels import (
     EPOCH,
     FRAMED,
@@ -22,6 +22,7 @@ from penstock.loader._document_kernels import (
     WRONG_MEASURE,
     read_spans,
 )
+from penstock.objectives._denoise_kernels import memory_words
 from penstock.objectives._kernels import measure_words, write_words
 from penstock.randomness import mix
 from penstock.sampling import BEGIN, DOCUMENT, LENGTH, POSITION, TOKENS
@@ -39,25 +40,46 @@ def key_of(table, piece):
 
 @inline_kernel
 def frame_of(table, piece):
-    """(1 if the piece begins with a BOS to be kept out, 1 if it ends with such an EOS, tokens between them)."""
+    """(1 if the piece begins with a BOS to be kept out, 1 if it ends with such an EOS, tokens between them, key)."""
     stored = np.int64(view_u32(table[LENGTHS] + np.uint64(piece[DOCUMENT]) * table[LENGTHS_STRIDE], 1)[0])
     head = np.int64(piece[BEGIN] == 0 and (table[FRAMED] & _BOS) != np.uint64(0))
     tail = np.int64(piece[BEGIN] + piece[TOKENS] == stored and (table[FRAMED] & _EOS) != np.uint64(0))
     words = piece[TOKENS] - head - tail
     if words <= 0:
-        return np.int64(0), np.int64(0), np.int64(0)
-    return head, tail, words
+        return np.int64(0), np.int64(0), np.int64(0), np.uint64(0)
+    return head, tail, words, key_of(table, piece)
 
 
 @inline_kernel
-def measure_piece(table, piece):
+def measure_piece(table, piece, frame):
     """(slots, prefix, leading tokens that are only read) of a piece of a source with a program."""
-    head, tail, words = frame_of(table, piece)
+    head, tail, words, key = frame
     if words == 0:
         return piece[TOKENS], np.int64(0), piece[TOKENS]
     program = view_i64(table[PROGRAM], np.int64(table[PROGRAM_WORDS]))
-    slots, prefix, reads = measure_words(program, words, key_of(table, piece))
+    slots, prefix, reads = measure_words(program, words, key)
     return slots + head + tail, prefix + head if prefix > 0 else prefix, reads + head
+
+
+@kernel
+def scratch_words(slots):
+    """uint64 that rewriting pieces of rows of `slots` works in."""
+    return 2 * slots + memory_words(slots)
+
+
+@inline_kernel
+def work_space(scratch, slots):
+    """Parts of `scratch`, uint64 [scratch_words(row's slots)]: tokens and weights of a piece before and after it is
+    rewritten (int32, float32, int32, float32, each [slots]), and memory for an objective (uint64).
+    """
+    at, step = np.uint64(scratch.ctypes.data), np.uint64(4 * slots)
+    return (
+        view_i32(at, slots),
+        view_f32(at + step, slots),
+        view_i32(at + step * np.uint64(2), slots),
+        view_f32(at + step * np.uint64(3), slots),
+        view_u64(at + step * np.uint64(4), len(scratch) - 2 * slots),
+    )
 
 
 @inline_kernel
@@ -77,9 +99,9 @@ def read_weights(table, piece, weights):
 
 
 @kernel
-def run_program(table, piece, words, weights, weighted, out_tokens, out_weights):
+def run_program(table, frame, words, weights, weighted, out_tokens, out_weights, memory):
     """Rewrite a piece (int32 and float32 [tokens]) with its source's program, BOS and EOS kept outside."""
-    head, tail, count = frame_of(table, piece)
+    head, tail, count, key = frame
     slots = len(out_tokens)
     if count == 0:
         copy_into(words, out_tokens)
@@ -90,8 +112,8 @@ def run_program(table, piece, words, weights, weighted, out_tokens, out_weights)
     program = view_i64(table[PROGRAM], np.int64(table[PROGRAM_WORDS]))
     kept, inner = (head + count, end) if weighted else (head, head)
     write_words(
-        program, words[head : head + count], weights[head:kept], key_of(table, piece), out_tokens[head:end],
-        out_weights[head:inner],
+        program, words[head : head + count], weights[head:kept], key, out_tokens[head:end], out_weights[head:inner],
+        memory,
     )  # fmt: skip
     if head:
         out_tokens[0] = words[0]
@@ -105,16 +127,18 @@ def run_program(table, piece, words, weights, weighted, out_tokens, out_weights)
 
 
 @inline_kernel
-def rewrite_piece(table, piece, address, out_tokens, scratch_tokens, scratch_weights):
-    """Rewrite a piece, found at `address` and checked, into `out_tokens` and scratch_weights[1] ([2, row's slots]).
+def rewrite_piece(table, piece, address, out_tokens, out_weights, scratch):
+    """Rewrite a piece, found at `address` and checked, into `out_tokens` and `out_weights`; `scratch` as `work_space`.
 
     Returns (fault or OK, whether weights were written, leading tokens that are only read where they were not, prefix).
     """
     count, slots = piece[TOKENS], piece[LENGTH]
-    due, prefix, reads = measure_piece(table, piece)
+    frame = frame_of(table, piece)
+    due, prefix, reads = measure_piece(table, piece, frame)
     if due != slots:
         return WRONG_MEASURE, False, reads, prefix
-    words, weights = scratch_tokens[0, :count], scratch_weights[0, :count]
+    words, weights, _, _, memory = work_space(scratch, slots)
+    words, weights = words[:count], weights[:count]
     begin = address + np.uint64(piece[BEGIN]) * table[TOKEN_BYTES]
     if table[TOKEN_BYTES] == np.uint64(2):
         copy_into(view_u16(begin, count), words)
@@ -122,7 +146,7 @@ def rewrite_piece(table, piece, address, out_tokens, scratch_tokens, scratch_wei
         copy_into(view_u32(begin, count), words)
     status, weighted = read_weights(table, piece, weights)
     if status == OK:
-        run_program(table, piece, words, weights, weighted, out_tokens, scratch_weights[1, :slots])
+        run_program(table, frame, words, weights, weighted, out_tokens, out_weights, memory)
     return status, weighted, reads, prefix
 
 
@@ -169,25 +193,23 @@ def weigh_staged(weights, sums):
 
 
 @inline_kernel
-def weigh_compiled(table, piece, scratch_tokens, scratch_weights, sums):
+def weigh_compiled(table, piece, scratch, sums):
     """Add the weights of a rewritten piece's targets at each distance to `sums`; returns a fault or OK.
 
     Without loss weights of its own a document takes constant time; with them it is rewritten (weights alone matter,
     so its tokens are not read).
     """
-    if scratch_tokens is None:
+    if scratch is None:
         return np.int64(WRONG_MEASURE)
-    slots, count = piece[LENGTH], piece[TOKENS]
-    _, _, reads = measure_piece(table, piece)
-    status, weighted = read_weights(table, piece, scratch_weights[0, :count])
+    slots, count, frame = piece[LENGTH], piece[TOKENS], frame_of(table, piece)
+    _, _, reads = measure_piece(table, piece, frame)
+    words, weights, new, new_weights, memory = work_space(scratch, max(count, slots))
+    status, weighted = read_weights(table, piece, weights[:count])
     if status != OK:
         return np.int64(status)
     if weighted:
-        new = view_i32(np.uint64(scratch_tokens[1].ctypes.data), slots)
-        run_program(
-            table, piece, scratch_tokens[0, :count], scratch_weights[0, :count], True, new, scratch_weights[1, :slots]
-        )
-        weigh_staged(scratch_weights[1, :slots], sums)
+        run_program(table, frame, words[:count], weights[:count], True, new[:slots], new_weights[:slots], memory)
+        weigh_staged(new_weights[:slots], sums)
     else:
         for d in range(len(sums)):
             sums[d] += max(slots - max(reads, d + 1), 0)

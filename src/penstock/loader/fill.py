@@ -11,6 +11,7 @@ from penstock.inputs import InputRequirements, ModelInput, join_rows
 from penstock.loader import _document_kernels as k
 from penstock.loader._fill_kernels import fill_rows, note_places, weigh_rows
 from penstock.loader._kernels import SOURCE
+from penstock.loader._rewrite_kernels import scratch_words
 from penstock.loader.companion import Accompany
 from penstock.loader.recycling import Allocate, BufferPool, Buffers
 from penstock.loader.rewriting import Rewriting
@@ -152,7 +153,7 @@ class Fill:
         self._pad_id, self._slots = pad_id, sequence_length
         self._tables = table_lines(datasets, rewritings)
         compiled = any(not rewriting.is_causal and not rewriting.is_staged for rewriting in rewritings)
-        self._scratch_slots = sequence_length if compiled else 0
+        self._scratch_words = scratch_words(sequence_length) if compiled else 0
         has_prefixes = _has_prefixes(requirements, rewritings)
         self._distances = requirements.target_distances or 1
         integer, floating = np.dtype(requirements.dtype or "int32"), np.dtype(np.float32)
@@ -190,18 +191,16 @@ class Fill:
     def weigh(self, pieces: np.ndarray[Any, Any], staged: Staged) -> tuple[float, ...]:
         """Sum of loss weights over all targets of the pieces, for each distance."""
         sums = np.zeros(self._distances)
-        outcome = weigh_rows(self._tables, pieces, sums, staged.starts, staged.weights, *self._scratch())
+        outcome = weigh_rows(self._tables, pieces, sums, staged.starts, staged.weights, self._scratch())
         self._check(outcome, pieces)
         return tuple(sums.tolist())
 
-    def _scratch(self) -> tuple[np.ndarray[Any, Any] | None, np.ndarray[Any, Any] | None]:
-        """Room for a document and its weights, and for what becomes of them; each thread needs its own.
+    def _scratch(self) -> np.ndarray[Any, Any] | None:
+        """Room for rewriting a piece; each thread needs its own.
 
         None where no source has a program: then Numba leaves all compiled objectives out, half of the time to compile.
         """
-        if not self._scratch_slots:
-            return None, None
-        return np.empty((2, self._scratch_slots), np.int32), np.empty((2, self._scratch_slots), np.float32)
+        return np.empty(self._scratch_words, np.uint64) if self._scratch_words else None
 
     def rows(self, pieces: np.ndarray[Any, Any], row_starts: np.ndarray[Any, Any], staged: Staged) -> "FilledRows":
         """Model inputs of len(row_starts) − 1 rows.
@@ -219,7 +218,7 @@ class Fill:
         notes = np.empty(2 * rows + 2 * count + (rows * capacity or count + 2 * rows), np.int32)
         outcome = fill_rows(
             self._tables, pieces, row_starts, self._pad_id, arrays[0], self._distances, addresses, capacity, notes,
-            staged.addresses, *self._scratch(),
+            staged.addresses, self._scratch(),
         )  # fmt: skip
         self._check(outcome, pieces)
         if joined:

@@ -227,6 +227,13 @@ def scratch_words(length, spans):
 
 
 @inline_kernel
+def memory_words(length):
+    """uint64 that `write_denoise` works in for a document of up to `length` tokens, whatever its task."""
+    spans = length // 2 + 1
+    return scratch_words(length, spans) + spans + 2
+
+
+@inline_kernel
 def place_spans(roll, length, noise, spans, word, key, scratch, begins, ends):
     """Draw the spans of noise of one document, ascending, into `begins` and `ends`, uint32; gives their number.
 
@@ -345,29 +352,27 @@ def _copy(tokens, source, begin, end, out, destination, at):
 
 
 @kernel
-def write_denoise(program, tokens, weights, key, out_tokens, out_weights):
+def write_denoise(program, tokens, weights, key, out_tokens, out_weights, memory):
     """Write one document: [mode] inputs [input end] | sentinel 0, span 0, sentinel 1, span 1, … [final sentinel].
 
-    The outputs hold exactly the measured slots. With no weights, none are written.
+    The outputs hold exactly the measured slots. With no weights, none are written. `memory`: uint64, at least
+    `memory_words` of the length; to allocate it here took half as long as the draws.
     """
     length = len(tokens)
     task, noise, spans, word = choose(program, length, key)
     _, bar, count = lay_out(program, task, length, noise, spans, word)
     drawn = program[task + TASK_KIND] == SPANS and count > 0
     size = scratch_words(length, spans) if drawn else 0
-    scratch = np.empty(size + count + 1, np.uint64)
-    begins = view_u32(np.uint64(scratch.ctypes.data + 8 * size), count + 1)
-    ends = view_u32(np.uint64(scratch.ctypes.data + 8 * size + 4 * (count + 1)), count + 1)
+    begins = view_u32(np.uint64(memory.ctypes.data + 8 * size), count + 1)
+    ends = view_u32(np.uint64(memory.ctypes.data + 8 * size + 4 * (count + 1)), count + 1)
     if drawn:
-        place_spans(program[ROLL] != 0, length, noise, spans, word, key, scratch, begins, ends)
+        place_spans(program[ROLL] != 0, length, noise, spans, word, key, memory, begins, ends)
     elif count > 0:
         begins[0] = length - noise
         ends[0] = length
     _write_tokens(bare(program), task, bare(tokens), begins, ends, count, bar, bare(out_tokens))
     if len(weights) > 0:
         _write_weights(program, task, weights, begins, ends, count, bar, out_weights)
-    # The views above do not keep their memory alive; a use of it after them does.
-    scratch[0] = 0
 
 
 @inline_kernel

@@ -19,7 +19,7 @@ def measure_words(program, length, key):
 
 
 @kernel
-def write_words(program, tokens, weights, key, out_tokens, out_weights):
+def write_words(program, tokens, weights, key, out_tokens, out_weights, memory):
     """Rewrite one document.
 
     Args:
@@ -29,8 +29,9 @@ def write_words(program, tokens, weights, key, out_tokens, out_weights):
         key: uint64.
         out_tokens: int32 [slots], written.
         out_weights: float32 [slots] or [0], written.
+        memory: uint64 [memory_words(n) or more], to work in.
     """
     if program[0] == DENOISE:
-        write_denoise(program, tokens, weights, key, out_tokens, out_weights)
+        write_denoise(program, tokens, weights, key, out_tokens, out_weights, memory)
     else:
         write_infill(program, tokens, weights, key, out_tokens, out_weights)

@@ -191,8 +191,9 @@ class Denoise:
         given = _NO_WEIGHTS if weights is None else np.ascontiguousarray(weights, np.float32)
         words = np.ascontiguousarray(tokens, np.int32)
         kernels.write_denoise(
-            program, words, given, np.uint64(key), out_tokens, out_weights[: slots * (len(given) > 0)]
-        )
+            program, words, given, np.uint64(key), out_tokens, out_weights[: slots * (len(given) > 0)],
+            np.empty(kernels.memory_words(length), np.uint64),
+        )  # fmt: skip
         return Written(tokens=out_tokens, weights=out_weights, prefix=prefix)
 
     def encoder_decoder(self, tokens: Int32, key: int) -> tuple[Int32, Int32]:
