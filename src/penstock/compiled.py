@@ -10,6 +10,7 @@ mapping alive and stay inside it.
 """
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,7 +34,30 @@ def inline_kernel(function: Function) -> Function:
     return _compile(function, forceinline=True)
 
 
+@cache
+def _newest_source() -> float:
+    package = Path(__file__).parent
+    return max(source.stat().st_mtime for source in [*package.glob("*/_*kernels.py"), *package.glob("*.py")])
+
+
+@cache
+def _forget_stale_kernels(folder: Path) -> None:
+    """Delete the cached kernels of the files in a folder that are older than any kernel source of ours.
+
+    Numba notices a change of the file that a kernel stands in, but not of what it inlines from other files; a stale
+    kernel would be silently wrong. Costs a millisecond, once a process.
+    """
+    for cached in folder.glob("__pycache__/*.nbi"):
+        try:
+            if cached.stat().st_mtime < _newest_source():
+                cached.unlink()
+        except OSError:
+            # Another process was faster, or the installation is read-only and never changes.
+            continue
+
+
 def _compile(function: Function, *, forceinline: bool) -> Function:
+    _forget_stale_kernels(Path(function.__code__.co_filename).parent)
     options = {"nogil": True, "error_model": "numpy", "forceinline": forceinline}
     try:
         compiled: Function = numba.njit(cache=True, **options)(function)
@@ -121,24 +145,3 @@ def prefetch(typing_context, address):
         return context.get_dummy_value()
 
     return types.void(types.uint64), codegen
-
-
-def _forget_stale_kernels() -> None:
-    """Delete cached kernels that are older than any kernel source.
-
-    Numba notices a change of the file that a kernel stands in, but not of what it inlines from other files; a stale
-    kernel would be silently wrong. Costs a millisecond, once a process.
-    """
-    package = Path(__file__).parent
-    sources = [*package.glob("*/_*kernels.py"), *package.glob("*.py")]
-    newest = max(source.stat().st_mtime for source in sources)
-    for cached in [*package.glob("__pycache__/*.nbi"), *package.glob("*/__pycache__/*.nbi")]:
-        try:
-            if cached.stat().st_mtime < newest:
-                cached.unlink()
-        except OSError:
-            # Another process was faster, or the installation is read-only and never changes.
-            continue
-
-
-_forget_stale_kernels()

@@ -1,6 +1,6 @@
 """Blocks of documents on their way into a shard: checked, cut into batches, joined."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -125,8 +125,8 @@ def slice_rows(rows: Ragged, begin: int, end: int) -> Ragged:
     return Ragged(rows.values[offsets[0] : offsets[-1]], offsets - offsets[0])
 
 
-def join_blocks(blocks: Sequence[Block]) -> Block:
-    """Blocks end to end, as one."""
+def join_blocks(blocks: Sequence[Block], room: Callable[[int], Array]) -> Block:
+    """Blocks end to end, as one; `room` gives the array for so many tokens, of which no block may have some."""
     if len(blocks) == 1:
         return blocks[0]
     import pyarrow as pa
@@ -134,11 +134,11 @@ def join_blocks(blocks: Sequence[Block]) -> Block:
     parts = [block.spans for block in blocks if block.spans is not None]
     spans = None
     if parts:
-        rows = _join_rows([part.spans for part in parts])
+        rows = _join_rows([part.spans for part in parts], None)
         spans = SpanBlock(spans=rows, valid=np.concatenate([part.valid for part in parts]))
     texts = None if blocks[0].texts is None else pa.concat_arrays([block.texts for block in blocks])
     return Block(
-        _join_rows([block.tokens for block in blocks]),
+        _join_rows([block.tokens for block in blocks], room(sum(len(block.tokens.values) for block in blocks))),
         spans,
         np.concatenate([block.files for block in blocks]),
         np.concatenate([block.lines for block in blocks]),
@@ -146,7 +146,8 @@ def join_blocks(blocks: Sequence[Block]) -> Block:
     )
 
 
-def _join_rows(parts: Sequence[Ragged]) -> Ragged:
+def _join_rows(parts: Sequence[Ragged], out: Array | None) -> Ragged:
     ends = np.cumsum([0, *(len(part.values) for part in parts)])
     offsets = [part.offsets[1:] + end for part, end in zip(parts, ends[:-1], strict=True)]
-    return Ragged(np.concatenate([part.values for part in parts]), np.concatenate([np.zeros(1, np.int64), *offsets]))
+    values = np.concatenate([part.values for part in parts], out=out)
+    return Ragged(values, np.concatenate([np.zeros(1, np.int64), *offsets]))

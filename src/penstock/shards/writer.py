@@ -48,6 +48,7 @@ class ShardWriter:
         self.path, self.layout = Path(folder) / name, layout
         self._partial = self.path.with_name(name + ".partial")
         self._waiting: list[Block] = []
+        self._rooms = [np.empty(0, layout.token_dtype)] * 2
         self._lengths: list[Array] = [np.empty((0, 2), np.uint32)]
         self._weight_sums: list[Array] = []
         self._text_bytes, self._fractional, self._documents = 0, False, 0
@@ -107,7 +108,7 @@ class ShardWriter:
         self._text_bytes += text_bytes
         if sum(map(len, self._waiting)) < DOCUMENTS_PER_BATCH:
             return
-        block = join_blocks(self._waiting)
+        block = join_blocks(self._waiting, self._room)
         whole = len(block) - len(block) % DOCUMENTS_PER_BATCH
         for begin in range(0, whole, DOCUMENTS_PER_BATCH):
             self._write_batch(block.slice(begin, begin + DOCUMENTS_PER_BATCH))
@@ -119,7 +120,7 @@ class ShardWriter:
         Raises:
             OutputError: The disk is full, or the folder went away.
         """
-        block = join_blocks(self._waiting) if self._waiting else None
+        block = join_blocks(self._waiting, self._room) if self._waiting else None
         if block is not None and len(block):
             self._write_batch(block)
         with output_errors(self.path):
@@ -144,6 +145,13 @@ class ShardWriter:
         )
         save_sides(self.path.parent, info, lengths, batches, self._weight_sums)
         return info
+
+    def _room(self, size: int) -> Array:
+        """An array that holds no waiting block: two take turns, since fresh memory costs more than the copy."""
+        self._rooms.reverse()
+        if len(self._rooms[0]) < size:
+            self._rooms[0] = np.empty(size + size // 2, self.layout.token_dtype)
+        return self._rooms[0][:size]
 
     def _write_batch(self, block: Block) -> None:
         import pyarrow as pa

@@ -1,0 +1,36 @@
+"""How kernels are compiled: views that outlive nothing, and caches that are never stale."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from penstock import compiled
+from penstock.compiled import bare, keep_alive, kernel
+
+
+@kernel
+def _overwrite_while_viewed(rounds: int) -> int:
+    changed = 0
+    for _ in range(rounds):
+        memory = np.full(64, 7)
+        view = bare(memory)
+        other = np.full(64, 1)
+        changed += np.sum(view != 7) + other[0] - 1
+        keep_alive(memory)
+    return changed
+
+
+def test_a_view_of_a_kernels_own_array_holds_until_it_is_kept_no_more() -> None:
+    assert _overwrite_while_viewed(1000) == 0
+
+
+def test_cached_kernels_older_than_a_source_are_deleted_wherever_they_are(tmp_path: Path) -> None:
+    cache = tmp_path / "__pycache__"
+    cache.mkdir()
+    for name, age in (("old.nbi", 10**9), ("new.nbi", -60)):
+        (cache / name).touch()
+        written = compiled._newest_source() - age
+        os.utime(cache / name, (written, written))
+    compiled._forget_stale_kernels(tmp_path)
+    assert os.listdir(cache) == ["new.nbi"]

@@ -1,0 +1,108 @@
+"""Vector loops against NumPy: any place, any length, any pair of dtypes; nothing else is touched."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numba.core.errors import TypingError
+
+from penstock.compiled import kernel
+from penstock.vectors import copy_into, count_up, fill_with
+
+Array = np.ndarray[Any, Any]
+SIZE = 200
+PAIRS = ["uint16 int32", "uint16 int64", "uint32 int32", "uint32 int64", "int32 int64", "int64 int32", "uint8 uint8"]
+PLACES = st.tuples(st.integers(0, 70), st.integers(0, 70), st.integers(0, 130))
+
+
+@kernel
+def _copy(source: Array, first: int, out: Array, begin: int, count: int) -> None:
+    copy_into(source[first:], out[begin : begin + count])
+
+
+@kernel
+def _fill(out: Array, begin: int, count: int, value: Any) -> None:
+    fill_with(out[begin : begin + count], value)
+
+
+@kernel
+def _count(out: Array, begin: int, count: int) -> None:
+    count_up(out[begin : begin + count])
+
+
+@kernel
+def _copy_every_other(source: Array, out: Array) -> None:
+    copy_into(source[::2], out)
+
+
+def _random(dtype: str, seed: int) -> Array:
+    info = np.iinfo(dtype)
+    return np.random.default_rng(seed).integers(info.min, info.max, SIZE, dtype, endpoint=True)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@settings(deadline=None)
+@given(PLACES, st.integers(0, 9))
+def test_integers_are_copied_and_converted_as_numpy_does(pair: str, places: tuple[int, int, int], seed: int) -> None:
+    read, written = pair.split()
+    first, begin, count = places
+    source, out = _random(read, seed), _random(written, seed + 1)
+    due = out.copy()
+    due[begin : begin + count] = source[first : first + count].astype(written)
+    _copy(source, first, out, begin, count)
+    np.testing.assert_array_equal(out, due)
+
+
+@settings(deadline=None)
+@given(PLACES)
+def test_floats_are_copied(places: tuple[int, int, int]) -> None:
+    first, begin, count = places
+    source, out = np.arange(SIZE, dtype=np.float32) / 3, np.zeros(SIZE, np.float32)
+    due = out.copy()
+    due[begin : begin + count] = source[first : first + count]
+    _copy(source, first, out, begin, count)
+    np.testing.assert_array_equal(out, due)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        ("int32", -100),
+        ("int64", -100),
+        ("uint16", 9),
+        ("float32", 1),
+        ("float32", 0.25),
+        ("bool", True),
+        ("bool", False),
+    ],
+)
+@settings(deadline=None)
+@given(PLACES)
+def test_every_item_is_set(dtype: str, value: Any, places: tuple[int, int, int]) -> None:
+    _, begin, count = places
+    out = (np.arange(SIZE) % 2).astype(dtype)
+    due = out.copy()
+    due[begin : begin + count] = value
+    _fill(out, begin, count, value)
+    np.testing.assert_array_equal(out, due)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@settings(deadline=None)
+@given(PLACES)
+def test_counting_begins_with_0(dtype: str, places: tuple[int, int, int]) -> None:
+    _, begin, count = places
+    out = np.full(SIZE, -1, dtype)
+    due = out.copy()
+    due[begin : begin + count] = np.arange(count)
+    _count(out, begin, count)
+    np.testing.assert_array_equal(out, due)
+
+
+def test_strides_and_other_conversions_do_not_compile() -> None:
+    with pytest.raises(TypingError, match="contiguous"):
+        _copy_every_other(np.arange(10), np.arange(5))
+    with pytest.raises(TypingError, match="cannot copy float64 into int64"):
+        _copy(np.arange(10.0), 0, np.arange(10), 0, 5)
