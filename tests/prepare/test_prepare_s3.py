@@ -34,6 +34,7 @@ def server():
     host, port = running.get_host_and_port()
     patch = pytest.MonkeyPatch()
     use(patch, f"http://{host}:{port}")
+    s3fs.S3FileSystem.clear_instance_cache()  # another module's, or an earlier server of this one
     s3fs.S3FileSystem().mkdir(BUCKET)
     yield f"http://{host}:{port}"
     s3fs.S3FileSystem.clear_instance_cache()

@@ -16,6 +16,7 @@ from numba.extending import intrinsic
 
 from penstock.compiled import bare, inline_kernel, kernel, trailing_zeros, view_u32, view_u64
 from penstock.randomness import LOW_32, below, philox, philox_rounds
+from penstock.vectors import fill_with
 
 KIND = 1
 """What program[0] says of a denoiser."""
@@ -249,9 +250,8 @@ def place_spans(roll, length, noise, spans, word, key, scratch, begins, ends):
     memory += 16 * bitset
     kept_ends = view_u32(np.uint64(memory), spans + SPARE_ENDS)
     noise_ends = view_u32(np.uint64(memory + 4 * (spans + SPARE_ENDS)), spans + SPARE_ENDS)
-    for i in range(bitset):
-        kept_gaps[i] = 0
-        noise_gaps[i] = 0
+    fill_with(kept_gaps, 0)
+    fill_with(noise_gaps, 0)
     choose_gaps(length - noise, noise, spans - 1, key, words, kept_gaps, noise_gaps)
     list_ends(kept_gaps, length - noise, kept_ends)
     list_ends(noise_gaps, noise, noise_ends)

@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.compiled import inline_kernel, kernel
 from penstock.randomness import below, philox
+from penstock.vectors import copy_into
 
 INFILL = 2
 """The kind of these programs."""
@@ -78,12 +79,9 @@ def heaviest(weights, begin, end):
 @inline_kernel
 def _copy_sections(document, first, second, out, prefix, suffix, middle):
     """Copy the sections of [0, first), [first, second) and [second, …) to their places."""
-    for i in range(first):
-        out[prefix + i] = document[i]
-    for i in range(second - first):
-        out[middle + i] = document[first + i]
-    for i in range(len(document) - second):
-        out[suffix + i] = document[second + i]
+    copy_into(document, out[prefix : prefix + first])
+    copy_into(document[first:], out[middle : middle + second - first])
+    copy_into(document[second:], out[suffix : suffix + len(document) - second])
 
 
 @kernel

@@ -4,6 +4,7 @@ import numpy as np
 
 from penstock.compiled import bare, kernel
 from penstock.randomness import mix
+from penstock.vectors import copy_into
 
 _ZERO, _EIGHT = np.uint64(0), np.uint64(8)
 
@@ -27,10 +28,7 @@ def frame(values, offsets, rows, bos, eos, out, out_offsets):
         if bos >= 0 and (begin == end or values[begin] != bos):
             out[at] = bos
             at += 1
-        # A slice on each side: only loops from 0 over both become vector code (12 times faster here).
-        source, target = values[begin:end], out[at : at + end - begin]
-        for i in range(len(target)):
-            target[i] = source[i]
+        copy_into(values[begin:end], out[at : at + end - begin])
         at += end - begin
         if eos >= 0 and (begin == end or values[end - 1] != eos):
             out[at] = eos

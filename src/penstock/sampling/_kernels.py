@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.compiled import bare, inline_kernel, kernel, view_u32
 from penstock.randomness import mix
-from penstock.vectors import fill_with
+from penstock.vectors import copy_into, count_up, fill_with
 
 ROUNDS = 6
 SMALL = 256
@@ -84,8 +84,7 @@ def permute(index, size, schedule):
 @inline_kernel
 def small_permutation(size, key, table):
     """Write a permutation of [0, size), size ≤ SMALL, into `table` (int64): keyed Fisher–Yates."""
-    for i in range(size):
-        table[i] = i
+    count_up(table[:size])
     for i in range(size - 1, 0, -1):
         j = np.int64(mix(key, np.uint64(i)) % np.uint64(i + 1))
         table[i], table[j] = table[j], table[i]
@@ -115,8 +114,7 @@ def permute_range(begin, size, key, mode, out):
     elif size <= SMALL:
         table = np.empty(SMALL, np.int64)
         small_permutation(size, key, table)
-        for i in range(len(out)):
-            out[i] = table[begin + i]
+        copy_into(table[begin:], out)
     elif mode == SHUFFLE_BLOCK:
         for i in range(len(out)):
             out[i] = block_permute(begin + i, size, key)
