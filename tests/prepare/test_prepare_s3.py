@@ -35,7 +35,8 @@ def server():
     patch = pytest.MonkeyPatch()
     use(patch, f"http://{host}:{port}")
     s3fs.S3FileSystem.clear_instance_cache()  # another module's, or an earlier server of this one
-    s3fs.S3FileSystem().mkdir(BUCKET)
+    # The buckets of an earlier server of this process are still there: modules may be run in two parts.
+    s3fs.S3FileSystem().makedirs(BUCKET, exist_ok=True)
     yield f"http://{host}:{port}"
     s3fs.S3FileSystem.clear_instance_cache()
     running.stop()
