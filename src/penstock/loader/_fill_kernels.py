@@ -4,6 +4,7 @@ What is read is checked as it is read. Nothing is returned of a row in which som
 """
 
 import numpy as np
+from numba.extending import register_jitable
 
 from penstock.compiled import (
     bare,
@@ -165,7 +166,7 @@ def apply_spans(table, piece, place, targets, weights):
     return OK
 
 
-@inline_kernel
+@register_jitable
 def note_places(rows, count):
     """Where in the notes on `rows` with `count` pieces sources, prefixes and cumulative lengths begin."""
     return 2 * rows, 2 * rows + count, 2 * rows + 2 * count

@@ -64,7 +64,7 @@ class FilledRows(Sequence[ModelInput]):
             of each, all rows' cumulative lengths, end to end.
     """
 
-    __slots__ = ("_arrays", "_companions", "_need", "_notes", "_row_starts")
+    __slots__ = ("_arrays", "_companions", "_facts", "_need", "_notes", "_row_starts", "_starts")
 
     def __init__(
         self,
@@ -75,6 +75,8 @@ class FilledRows(Sequence[ModelInput]):
     ) -> None:
         self._need, self._row_starts, self._arrays, self._notes = need, row_starts, arrays, notes
         self._companions: list[Any] | None = None
+        self._starts: list[int] = []
+        self._facts: list[int] = []
 
     def accompany(self, make: Accompany, pieces: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         """Let a companion make its part of every row; `pieces` are those that `row_starts` counts in."""
@@ -93,11 +95,15 @@ class FilledRows(Sequence[ModelInput]):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
-        row, need, notes = index % len(self), self._need, self._notes
+        row, need, notes, starts = index % len(self), self._need, self._notes, self._starts
+        if not starts:
+            # Once for all rows, if somebody looks at one. The starts last: they tell other threads that both are there.
+            self._facts = notes[: 2 * len(self)].tolist()
+            starts = self._starts = (self._row_starts - self._row_starts[0]).tolist()
         tokens, targets, weights, positions, document_ids, prefix = (array[row] for array in self._arrays)
-        begin, end, count = (self._row_starts[[row, row + 1, -1]] - self._row_starts[0]).tolist()
-        sources, prefixes, borders = note_places(len(self), count)
-        used, longest = notes[2 * row : 2 * row + 2].tolist()
+        begin, end = starts[row], starts[row + 1]
+        sources, prefixes, borders = note_places(len(self), starts[-1])
+        used, longest = self._facts[2 * row : 2 * row + 2]
         capacity = need.cu_seqlens_capacity
         # As in the kernel: room for a border more than documents, and one for padding.
         first = row * capacity if capacity else begin + 2 * row
