@@ -98,10 +98,12 @@ def number_lines(
         The same parts; those of JSONL know their first line.
     """
     ranges = [at for at, part in enumerate(parts) if isinstance(part, JsonlPart) and part.is_range]
-    counts = dict(zip(ranges, apply(JsonlPart.newlines, [parts[at] for at in ranges]), strict=True))
+    # After the last range of a file no line needs a number.
+    counted = [at for at in ranges if parts[at].end < parts[at].file.size_bytes]
+    counts = dict(zip(counted, apply(JsonlPart.newlines, [parts[at] for at in counted]), strict=True))
     numbered, seen = list(parts), 0
     for at in ranges:
         seen = 0 if parts[at].begin == 0 else seen
         numbered[at] = replace(parts[at], first_line=1 if parts[at].begin == 0 else seen + 2)
-        seen += counts[at]
+        seen += counts.get(at, 0)
     return numbered
