@@ -3,7 +3,9 @@
 import os
 from pathlib import Path
 
+import numba
 import numpy as np
+import pytest
 
 from penstock import compiled
 from penstock.compiled import bare, keep_alive, kernel
@@ -25,12 +27,20 @@ def test_a_view_of_a_kernels_own_array_holds_until_it_is_kept_no_more() -> None:
     assert _overwrite_while_viewed(1000) == 0
 
 
-def test_cached_kernels_older_than_a_source_are_deleted_wherever_they_are(tmp_path: Path) -> None:
-    cache = tmp_path / "__pycache__"
-    cache.mkdir()
+def test_cached_kernels_older_than_a_source_are_deleted_in_a_folder(tmp_path: Path) -> None:
     for name, age in (("old.nbi", 10**9), ("new.nbi", -60)):
-        (cache / name).touch()
+        (tmp_path / name).touch()
         written = compiled._newest_source() - age
-        os.utime(cache / name, (written, written))
+        os.utime(tmp_path / name, (written, written))
     compiled._forget_stale_kernels(tmp_path)
-    assert os.listdir(cache) == ["new.nbi"]
+    assert os.listdir(tmp_path) == ["new.nbi"]
+
+
+def test_the_folder_that_is_looked_through_is_the_one_that_numba_uses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = []
+    monkeypatch.setattr(compiled, "_forget_stale_kernels", looked_at.append)
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    kernel(lambda: 0)
+    assert [folder.parent for folder in looked_at] == [tmp_path]

@@ -55,11 +55,12 @@ def test_integers_are_copied_and_converted_as_numpy_does(pair: str, places: tupl
     np.testing.assert_array_equal(out, due)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bool"])
 @settings(deadline=None)
 @given(PLACES)
-def test_floats_are_copied(places: tuple[int, int, int]) -> None:
+def test_what_is_not_an_integer_is_copied_too(dtype: str, places: tuple[int, int, int]) -> None:
     first, begin, count = places
-    source, out = np.arange(SIZE, dtype=np.float32) / 3, np.zeros(SIZE, np.float32)
+    source, out = (np.arange(SIZE) % 7 / 3).astype(dtype), np.zeros(SIZE, dtype)
     due = out.copy()
     due[begin : begin + count] = source[first : first + count]
     _copy(source, first, out, begin, count)

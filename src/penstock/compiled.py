@@ -12,7 +12,7 @@ mapping alive and stay inside it.
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
@@ -42,12 +42,12 @@ def _newest_source() -> float:
 
 @cache
 def _forget_stale_kernels(folder: Path) -> None:
-    """Delete the cached kernels of the files in a folder that are older than any kernel source of ours.
+    """Delete the kernels of one folder of Numba's cache that are older than any kernel source of penstock.
 
     Numba notices a change of the file that a kernel stands in, but not of what it inlines from other files; a stale
-    kernel would be silently wrong. Costs a millisecond, once a process.
+    kernel would be silently wrong.
     """
-    for cached in folder.glob("__pycache__/*.nbi"):
+    for cached in folder.glob("*.nbi"):
         try:
             if cached.stat().st_mtime < _newest_source():
                 cached.unlink()
@@ -57,14 +57,15 @@ def _forget_stale_kernels(folder: Path) -> None:
 
 
 def _compile(function: Function, *, forceinline: bool) -> Function:
-    _forget_stale_kernels(Path(function.__code__.co_filename).parent)
     options = {"nogil": True, "error_model": "numpy", "forceinline": forceinline}
     try:
-        compiled: Function = numba.njit(cache=True, **options)(function)
+        compiled: Any = numba.njit(cache=True, **options)(function)
     except RuntimeError:
         # Neither the package's folder nor the user's cache can be written: compile in every process.
         compiled = numba.njit(**options)(function)
-    return compiled
+    else:
+        _forget_stale_kernels(Path(compiled.stats.cache_path))
+    return cast(Function, compiled)
 
 
 @intrinsic

@@ -111,9 +111,11 @@ def _copy(typing_context, source, out):
             else:
                 nothing = ir.Constant(vector, None)
                 items = _masked(builder, "load", vector, vector, [pointer, ir.IntType(32)(bytes_read), mask, nothing])
-            if read.bitwidth < written.bitwidth:
-                return builder.sext(items, wide) if read.signed else builder.zext(items, wide)
-            return builder.trunc(items, wide) if read.bitwidth > written.bitwidth else items
+            if read == written or read.bitwidth == written.bitwidth:
+                return items
+            if read.bitwidth > written.bitwidth:
+                return builder.trunc(items, wide)
+            return builder.sext(items, wide) if read.signed else builder.zext(items, wide)
 
         _write(builder, result, size, lanes, _item_bytes(out), make)
         return context.get_dummy_value()

@@ -92,8 +92,9 @@ def find_pieces(tables, pieces, begin, end, found):
         table, line = tables[pieces[p, SOURCE]], found[p - begin]
         status, address, checksums, length = find_tokens(table, pieces[p, DOCUMENT])
         line[FAULT], line[TOKENS_AT], line[CHECKSUMS_AT], line[STORED] = np.uint64(status), address, checksums, length
-        line[ASK_FROM] = address + np.uint64(pieces[p, BEGIN]) * table[TOKEN_BYTES]
-        line[ASK_TO] = line[ASK_FROM] + np.uint64(pieces[p, TOKENS]) * table[TOKEN_BYTES]
+        begins = address + np.uint64(pieces[p, BEGIN]) * table[TOKEN_BYTES]
+        line[ASK_FROM] = begins - begins % np.uint64(CACHE_LINE)
+        line[ASK_TO] = begins + np.uint64(pieces[p, TOKENS]) * table[TOKEN_BYTES]
         prefetch(checksums)
 
 

@@ -271,7 +271,8 @@ def weigh_rows(tables, pieces, sums, staged_starts, staged_weights, scratch):
     """Add the loss weights of all targets of `pieces` to `sums` (float64 [D]), one for each distance.
 
     Whole documents cost a look at the lengths file, which the fill holds against the spans that it reads; parts of
-    documents with spans have their spans read. The rest is as in `fill_rows`, and so is what it returns.
+    documents with spans have their spans read. `staged_starts` (int64 [pieces], or [0]) says where in `staged_weights`
+    (float32) Python wrote a piece's. The rest is as in `fill_rows`, and so is what it returns.
     """
     for p in range(len(pieces)):
         piece = pieces[p]
