@@ -3,7 +3,7 @@
 The text is the Python source of this environment, each file once, as far as it reaches. Both sides get two processes.
 `datasets` is timed on the first `--peer-mb` of it, less what an almost empty file costs it, and scaled to the whole;
 penstock is timed on the whole, start-up included. What is not encoding is measured in one warm process with the memory
-settings of a worker. Prints JSON.
+settings of a worker, in turns with the encoding, medians of each. Prints JSON.
 
     python benchmarks/bench_prepare.py --mb 200 --tokenizer tokenizer.json
 """
@@ -12,6 +12,8 @@ import argparse
 import json
 import os
 import resource
+import shutil
+import statistics
 import subprocess
 import sys
 import sysconfig
@@ -30,6 +32,7 @@ def main() -> None:
     options.add_argument("--peer-mb", type=float, default=8, help="how much of it datasets.map gets")
     options.add_argument("--tokenizer", help="tokenizer.json; by default a small one is trained on the same text")
     options.add_argument("--processes", type=int, default=2)
+    options.add_argument("--repeats", type=int, default=5, help="turns of what is not encoding and what is")
     chosen = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         print(json.dumps(run(Path(folder), chosen), indent=1))
@@ -43,8 +46,13 @@ def run(folder: Path, chosen: argparse.Namespace) -> dict[str, float]:
     tokenizer = chosen.tokenizer or train(folder, tiny)
     ours, wall = cpu_seconds(OURS, whole, tokenizer, folder / "shards", chosen.processes)
     start, _ = cpu_seconds(OURS, tiny, tokenizer, folder / "tiny", chosen.processes)
-    warm, _ = cpu_seconds(WARM, whole, tokenizer, folder / "warm", 1)
-    encoding, _ = cpu_seconds(ENCODE, whole, tokenizer, folder / "none", 1)
+    turns = []
+    for _ in range(chosen.repeats):
+        warm, _ = cpu_seconds(WARM, whole, tokenizer, folder / "warm", 1)
+        shutil.rmtree(folder / "warm")
+        shutil.rmtree(folder / "warm0")
+        turns.append((warm, cpu_seconds(ENCODE, whole, tokenizer, folder / "none", 1)[0]))
+    warm, encoding = (statistics.median(seconds) for seconds in zip(*turns, strict=True))
     peer, _ = cpu_seconds(PEER, piece, tokenizer, folder / "cache", chosen.processes)
     peer_start, _ = cpu_seconds(PEER, tiny, tokenizer, folder / "cache2", chosen.processes)
     scale = whole.stat().st_size / piece.stat().st_size
