@@ -44,7 +44,7 @@ def server():
 
 
 def use(patch, url):
-    """Make `url` the store of this process and of its children; on a busy machine a request may need a second attempt."""
+    """Make `url` the store of this process and of its children; where a machine is busy a request gets a second try."""
     for name, value in {
         "AWS_ENDPOINT_URL": url,
         "AWS_ACCESS_KEY_ID": "tests",
