@@ -96,6 +96,12 @@ view_f64 = _viewer(np.float64)
 
 
 @inline_kernel
+def view_array(address, shape, dtype):
+    """The memory at an address (uint64) as an array that Numba does not count references to."""
+    return numba.carray(_pointer(address), shape, dtype)
+
+
+@inline_kernel
 def bare(array):
     """The same memory as an array that Numba does not count references to, for inner loops that slice a lot.
 
@@ -103,18 +109,12 @@ def bare(array):
     must outlive the result: a kernel's arguments do, and an array that it makes does up to `keep_alive`. The array must
     be contiguous.
     """
-    return numba.carray(_pointer(np.uint64(array.ctypes.data)), array.shape, array.dtype)
+    return view_array(np.uint64(array.ctypes.data), array.shape, array.dtype)
 
 
 @inline_kernel
 def keep_alive(array):
     """Does nothing: Numba frees an array that a kernel made after its last use, and this is one."""
-
-
-@inline_kernel
-def view_array(address, shape, dtype):
-    """The memory at an address (uint64) as an array that Numba does not count references to."""
-    return numba.carray(_pointer(address), shape, dtype)
 
 
 def address_of(array: np.ndarray[Any, Any]) -> int:

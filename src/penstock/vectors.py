@@ -19,7 +19,8 @@ from numba.np.numpy_support import as_dtype
 
 from penstock.compiled import inline_kernel
 
-_LINE_BYTES = 64
+CACHE_LINE = 64
+"""Bytes of a cache line, and of a vector of what is written."""
 
 
 def _require_rows(*arrays: Any) -> None:
@@ -34,12 +35,17 @@ def _parts(context: Any, builder: Any, kind: Any, value: Any) -> tuple[Any, Any]
     return array.data, builder.extract_value(array.shape, 0)
 
 
+def _at(builder: Any, data: Any, place: Any, vector: Any) -> Any:
+    """Pointer to the vector whose first item is number `place`."""
+    return builder.bitcast(builder.gep(data, [place], inbounds=True), vector.as_pointer())
+
+
 def _item_bytes(kind: Any) -> int:
     return int(as_dtype(kind.dtype).itemsize)
 
 
 def _lanes(kind: Any) -> int:
-    return _LINE_BYTES // _item_bytes(kind)
+    return CACHE_LINE // _item_bytes(kind)
 
 
 def _constants(item: Any, values: Any) -> Any:
@@ -73,20 +79,21 @@ def _first(builder: Any, count: Any, lanes: int) -> Any:
     )
 
 
-def _write(builder: Any, out: Any, size: Any, lanes: int, align: int, make: Callable[[Any, Any], Any]) -> None:
-    """Write `size` items to `out`: make(place, mask or None) gives the vector of the items from `place` on."""
-    place = ir.IntType(32)
-    rest = builder.and_(size, ir.Constant(size.type, lanes - 1))
+def _write(context: Any, builder: Any, kind: Any, array: Any, make: Callable[[Any, Any], Any]) -> Any:
+    """Write a whole array: make(place, mask or None) gives the vector of the items from `place` on."""
+    out, size = _parts(context, builder, kind, array)
+    lanes, align, place = _lanes(kind), _item_bytes(kind), ir.IntType(32)
+    rest = builder.and_(size, size.type(lanes - 1))
     whole = builder.sub(size, rest)
     with cgutils.for_range_slice(builder, size.type(0), whole, size.type(lanes), size.type) as (at, _):
         vector = make(at, None)
-        pointer = builder.bitcast(builder.gep(out, [at], inbounds=True), vector.type.as_pointer())
-        builder.store(vector, pointer, align=align)
+        builder.store(vector, _at(builder, out, at, vector.type), align=align)
     with builder.if_then(builder.icmp_unsigned("!=", rest, size.type(0))):
         mask = _first(builder, rest, lanes)
         vector = make(whole, mask)
-        pointer = builder.bitcast(builder.gep(out, [whole], inbounds=True), vector.type.as_pointer())
+        pointer = _at(builder, out, whole, vector.type)
         _masked(builder, "store", vector.type, ir.VoidType(), [vector, pointer, place(align), mask])
+    return context.get_dummy_value()
 
 
 @intrinsic
@@ -97,28 +104,25 @@ def _copy(typing_context, source, out):
         raise TypingError(f"cannot copy {read} into {written}")
 
     def codegen(context, builder, signature, arguments):
-        (data, _), (result, size) = (
-            _parts(context, builder, kind, value) for kind, value in zip(signature.args, arguments, strict=True)
-        )
-        lanes, bytes_read = _lanes(out), _item_bytes(source)
-        vector = ir.VectorType(context.get_data_type(read), lanes)
-        wide = ir.VectorType(context.get_data_type(written), lanes)
+        data, _ = _parts(context, builder, source, arguments[0])
+        vector = ir.VectorType(context.get_data_type(read), _lanes(out))
+        wide = ir.VectorType(context.get_data_type(written), _lanes(out))
+        align = _item_bytes(source)
 
         def make(at, mask):
-            pointer = builder.bitcast(builder.gep(data, [at], inbounds=True), vector.as_pointer())
+            pointer = _at(builder, data, at, vector)
             if mask is None:
-                items = builder.load(pointer, align=bytes_read)
+                items = builder.load(pointer, align=align)
             else:
                 nothing = ir.Constant(vector, None)
-                items = _masked(builder, "load", vector, vector, [pointer, ir.IntType(32)(bytes_read), mask, nothing])
+                items = _masked(builder, "load", vector, vector, [pointer, ir.IntType(32)(align), mask, nothing])
             if read == written or read.bitwidth == written.bitwidth:
                 return items
             if read.bitwidth > written.bitwidth:
                 return builder.trunc(items, wide)
             return builder.sext(items, wide) if read.signed else builder.zext(items, wide)
 
-        _write(builder, result, size, lanes, _item_bytes(out), make)
-        return context.get_dummy_value()
+        return _write(context, builder, out, arguments[1], make)
 
     return types.void(source, out), codegen
 
@@ -128,34 +132,29 @@ def _fill(typing_context, out, value):
     _require_rows(out)
 
     def codegen(context, builder, signature, arguments):
-        result, size = _parts(context, builder, out, arguments[0])
         item = context.cast(builder, arguments[1], value, out.dtype)
         item = context.data_model_manager[out.dtype].as_data(builder, item)
-        lanes = _lanes(out)
-        vector = _splat(builder, item, lanes)
-        _write(builder, result, size, lanes, _item_bytes(out), lambda at, mask: vector)
-        return context.get_dummy_value()
+        vector = _splat(builder, item, _lanes(out))
+        return _write(context, builder, out, arguments[0], lambda at, mask: vector)
 
     return types.void(out, value), codegen
 
 
 @intrinsic
-def _count(typing_context, out, first):
+def _count(typing_context, out):
     _require_rows(out)
 
     def codegen(context, builder, signature, arguments):
-        result, size = _parts(context, builder, out, arguments[0])
         lanes, item = _lanes(out), context.get_data_type(out.dtype)
         steps = _constants(item, range(lanes))
 
         def make(at, mask):
-            begin = at if item.width == size.type.width else builder.trunc(at, item)
+            begin = at if item.width == at.type.width else builder.trunc(at, item)
             return builder.add(_splat(builder, begin, lanes), steps)
 
-        _write(builder, result, size, lanes, _item_bytes(out), make)
-        return context.get_dummy_value()
+        return _write(context, builder, out, arguments[0], make)
 
-    return types.void(out, first), codegen
+    return types.void(out), codegen
 
 
 @inline_kernel
@@ -173,4 +172,4 @@ def fill_with(out, value):
 @inline_kernel
 def count_up(out):
     """0, 1, 2, …"""
-    _count(out, 0)
+    _count(out)

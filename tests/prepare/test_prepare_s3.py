@@ -44,13 +44,13 @@ def server():
 
 
 def use(patch, url):
-    """Make `url` the store of this process and of its children; where a machine is busy a request gets a second try."""
+    """Make `url` the store of this process and of its children, with one attempt a request."""
     for name, value in {
         "AWS_ENDPOINT_URL": url,
         "AWS_ACCESS_KEY_ID": "tests",
         "AWS_SECRET_ACCESS_KEY": "tests",
         "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_MAX_ATTEMPTS": "2",
+        "AWS_MAX_ATTEMPTS": "1",
         "AWS_EC2_METADATA_DISABLED": "true",
         "NO_PROXY": "127.0.0.1",
     }.items():

@@ -20,6 +20,7 @@ from penstock.shards._kernels import (
     spans_checksum,
     token_checksum,
 )
+from penstock.vectors import CACHE_LINE
 
 SHARD_STARTS, NUM_SHARDS, FIRST_BATCHES, ADDRESSES, BATCHES, PER_BATCH, OFFSET_BYTES, TOKEN_BYTES = range(8)
 CHECKED, WEIGHTED, LENGTHS, LENGTHS_STRIDE, WEIGHT_SUMS, SHARD_BYTES = range(8, 14)
@@ -37,7 +38,6 @@ FOUND_COLUMNS = 6
 """Where a piece's document was found (uint64): a fault or OK, address of its first token and first checksum, its length
 in tokens; from and to which address its bytes are still to be asked for."""
 
-CACHE_LINE = 64
 FIRST_LINES = 64
 """Cache lines of a call's first row that are asked for before it is written: no other row is written meanwhile."""
 

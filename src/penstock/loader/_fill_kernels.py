@@ -21,7 +21,6 @@ from penstock.compiled import (
 )
 from penstock.inputs import blank, describe_row, write_tokens
 from penstock.loader._document_kernels import (
-    CACHE_LINE,
     CAUSAL,
     FIRST_LINES,
     FOUND_COLUMNS,
@@ -44,7 +43,7 @@ from penstock.loader._document_kernels import (
 from penstock.loader._kernels import SOURCE
 from penstock.loader._rewrite_kernels import rewrite_piece, weigh_compiled, weigh_staged, work_space, write_rewritten
 from penstock.sampling import BEGIN, DOCUMENT, LENGTH, TOKENS, TOTAL
-from penstock.vectors import fill_with
+from penstock.vectors import CACHE_LINE, fill_with
 
 
 @inline_kernel

@@ -220,8 +220,8 @@ class Fill:
         # Documents that are joined need no room in what the caller gets.
         capacity = 0 if joined else need.cu_seqlens_capacity or 0
         arrays, addresses = self._pool.take(rows)
-        # Two of each row, two of each piece, and the cumulative lengths.
-        notes = np.empty(2 * rows + 2 * count + (rows * capacity or count + 2 * rows), np.int32)
+        _, _, borders = note_places(rows, count)
+        notes = np.empty(borders + (rows * capacity or count + 2 * rows), np.int32)
         outcome = fill_rows(
             self._tables, pieces, row_starts, self._pad_id, arrays[0], self._distances, addresses, capacity, notes,
             staged.addresses, self._scratch(),
@@ -230,7 +230,7 @@ class Fill:
         if joined:
             cu_seqlens = np.empty((rows, need.cu_seqlens_capacity or 3), np.int32)
             join_rows(self._slots, notes[: 2 * rows].reshape(rows, 2), arrays[3], cu_seqlens)
-            notes = np.concatenate([notes[: 2 * rows + 2 * count], cu_seqlens.ravel()])
+            notes = np.concatenate([notes[:borders], cu_seqlens.ravel()])
         return FilledRows(need, row_starts, arrays, notes)
 
     def check_capacity(self, pieces: np.ndarray[Any, Any], row_starts: np.ndarray[Any, Any]) -> None:

@@ -16,6 +16,7 @@ from typing import Any, final
 import numpy as np
 
 from penstock.compiled import address_of
+from penstock.vectors import CACHE_LINE
 
 Allocate = Callable[[int], np.ndarray[Any, Any]]
 """A block of so many bytes, uint8 [bytes]."""
@@ -24,8 +25,7 @@ Layout = tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
 Buffers = tuple[np.ndarray[Any, Any], ...]
 Addresses = np.ndarray[Any, np.dtype[np.uint64]]
 
-_LINE = 64
-_APART = 67 * _LINE
+_APART = 67 * CACHE_LINE
 """Arrays begin at whole cache lines, and not at the same place of a page, where a row's four arrays would compete for
 the same lines of the first-level cache (7 % of the fill, measured)."""
 
@@ -51,7 +51,7 @@ class _Set:
 
     def __init__(self, rows: int, layout: Layout, allocate: Allocate) -> None:
         sizes = [rows * prod(shape) * dtype.itemsize for shape, dtype in layout]
-        places = [0, *accumulate(-(-size // _LINE) * _LINE + _APART for size in sizes)]
+        places = [0, *accumulate(-(-size // CACHE_LINE) * CACHE_LINE + _APART for size in sizes)]
         self._block = allocate(places[-1])
         self.arrays: Buffers = tuple(
             self._block[place : place + size].view(dtype).reshape(rows, *shape)
