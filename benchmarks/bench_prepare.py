@@ -1,14 +1,16 @@
 """Prepare against `datasets.map`: CPU seconds from JSONL to shards, with the same byte-level BPE.
 
-The text is the Python source of this environment, each file once, as far as it reaches. Both sides get two processes.
-`datasets` is timed on the first `--peer-mb` of it, less what an almost empty file costs it, and scaled to the whole;
-penstock is timed on the whole, start-up included. What is not encoding is measured in one warm process with the memory
-settings of a worker, in turns with the encoding, medians of each. Prints JSON.
+The text is what text files this machine has (code, documentation, licences), each once: text that repeats would flatter
+the encoder, which keeps the words that it has seen. Both sides get two processes. `datasets` is timed on the first
+`--peer-mb` of it, less what an almost empty file costs it, and scaled to the whole; penstock is timed on the whole,
+start-up included. What is not encoding is measured in one warm process with the memory settings of a worker, in turns
+with the encoding, medians of each. Prints JSON.
 
-    python benchmarks/bench_prepare.py --mb 200 --tokenizer tokenizer.json
+    python benchmarks/bench_prepare.py --mb 1000 --tokenizer tokenizer.json
 """
 
 import argparse
+import hashlib
 import json
 import os
 import resource
@@ -16,19 +18,23 @@ import shutil
 import statistics
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from pathlib import Path
 
 from penstock.prepare.processes import WORKER_MEMORY
 from penstock.sources import open_sources, read_texts
+from penstock.sources.parsing import is_utf8
 from penstock.tokenizers import train_tokenizer
+
+LONGEST = 500_000
+"""Bytes of a file that still counts as a document, not as a table of data."""
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--mb", type=float, default=32, help="size of the JSONL")
+    options.add_argument("--mb", type=float, default=32, help="size of the JSONL; less where there is less text")
+    options.add_argument("--source", action="append", help="folder with text files; by default Python's, then /usr")
     options.add_argument("--peer-mb", type=float, default=8, help="how much of it datasets.map gets")
     options.add_argument("--tokenizer", help="tokenizer.json; by default a small one is trained on the same text")
     options.add_argument("--processes", type=int, default=2)
@@ -40,9 +46,10 @@ def main() -> None:
 
 def run(folder: Path, chosen: argparse.Namespace) -> dict[str, float]:
     whole, piece, tiny = (folder / f"{name}.jsonl" for name in ("whole", "piece", "tiny"))
-    write_jsonl(whole, chosen.mb * 1e6)
-    write_jsonl(piece, chosen.peer_mb * 1e6)
-    write_jsonl(tiny, 1e4)
+    texts = find_texts(chosen.source or [sys.prefix, sys.base_prefix, "/usr"], chosen.mb * 1e6)
+    write_jsonl(whole, texts, chosen.mb * 1e6)
+    write_jsonl(piece, texts, chosen.peer_mb * 1e6)
+    write_jsonl(tiny, texts, 1e4)
     tokenizer = chosen.tokenizer or train(folder, tiny)
     ours, wall = cpu_seconds(OURS, whole, tokenizer, folder / "shards", chosen.processes)
     start, _ = cpu_seconds(OURS, tiny, tokenizer, folder / "tiny", chosen.processes)
@@ -72,31 +79,33 @@ def run(folder: Path, chosen: argparse.Namespace) -> dict[str, float]:
     }
 
 
-def write_jsonl(path: Path, size: float) -> None:
-    """Each source file of this Python once; then, when `size` asks for more, all of them again with some words changed.
+def find_texts(folders: list[str], size: float) -> list[Path]:
+    """Text files of at least `size` bytes together, no two equal, in an order by content: any beginning is a sample."""
+    found: dict[bytes, Path] = {}
+    total = 0
+    for path in (Path(place) / name for folder in folders for place, _, names in os.walk(folder) for name in names):
+        if path.is_symlink() or not path.is_file() or not 0 < path.stat().st_size <= LONGEST:
+            continue
+        data = path.read_bytes()
+        digest = hashlib.blake2b(data).digest()
+        if digest in found or b"\0" in data or not is_utf8(data):
+            continue
+        found[digest] = path
+        total += len(data)
+        if total >= size:
+            break
+    return [found[digest] for digest in sorted(found)]
 
-    Text that repeats would flatter the encoder, which keeps the words that it has seen.
-    """
-    texts, seen = [], set()
-    for source in sorted(
-        {Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    ):
-        texts += sorted(source.rglob("*.py"))
-    written = turn = 0
-    with open(path, "w", encoding="utf-8") as stream:
-        while written < size:
-            for source in texts:
-                text = source.read_text(encoding="utf-8", errors="replace")
-                if turn == 0 and (hash(text) in seen or not text):
-                    continue
-                seen.add(hash(text))
-                words = text.split(" ")
-                if turn:
-                    words[turn % len(words) :: 97] = [f"{word}{turn}" for word in words[turn % len(words) :: 97]]
-                written += stream.write(json.dumps({"id": turn, "text": " ".join(words)}, ensure_ascii=False) + "\n")
-                if written >= size:
-                    break
-            turn += 1
+
+def write_jsonl(path: Path, texts: list[Path], size: float) -> None:
+    """Records of the files in order, until there are `size` bytes."""
+    written = 0
+    with open(path, "wb") as stream:
+        for number, source in enumerate(texts):
+            record = {"id": number, "text": source.read_bytes().decode()}
+            written += stream.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+            if written >= size:
+                return
 
 
 def train(folder: Path, texts: Path) -> str:

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba.core.errors import TypingError
 
-from penstock.compiled import kernel
-from penstock.vectors import copy_into, count_up, fill_with
+from penstock.compiled import address_of, kernel
+from penstock.vectors import CACHE_LINE, copy_into, copy_line, count_up, fill_with, find_bytes
 
 Array = np.ndarray[Any, Any]
 SIZE = 200
@@ -30,6 +30,16 @@ def _fill(out: Array, begin: int, count: int, value: Any) -> None:
 @kernel
 def _count(out: Array, begin: int, count: int) -> None:
     count_up(out[begin : begin + count])
+
+
+@kernel
+def _copy_line(source: Any, out: Any) -> None:
+    copy_line(source, out)
+
+
+@kernel
+def _find(source: Any, below: Any, one: Any, other: Any) -> Any:
+    return find_bytes(source, below, one, other)
 
 
 @kernel
@@ -107,3 +117,22 @@ def test_strides_and_other_conversions_do_not_compile() -> None:
         _copy_every_other(np.arange(10), np.arange(5))
     with pytest.raises(TypingError, match="cannot copy float64 into int64"):
         _copy(np.arange(10.0), 0, np.arange(10), 0, 5)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 70), st.integers(0, 70), st.integers(0, 9))
+def test_a_line_is_copied_from_any_place_to_any(first: int, begin: int, seed: int) -> None:
+    source, out = _random("uint8", seed), _random("uint8", seed + 1)
+    due = out.copy()
+    due[begin : begin + CACHE_LINE] = source[first : first + CACHE_LINE]
+    _copy_line(np.uint64(address_of(source) + first), np.uint64(address_of(out) + begin))
+    np.testing.assert_array_equal(out, due)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 70), st.integers(0, 9), st.integers(0, 255), st.integers(0, 255), st.integers(0, 255))
+def test_bytes_of_a_line_are_found(first: int, seed: int, below: int, one: int, other: int) -> None:
+    source = _random("uint8", seed)
+    line = source[first : first + CACHE_LINE]
+    due = np.packbits((line < below) | (line == one) | (line == other), bitorder="little").view(np.uint64)[0]
+    assert _find(np.uint64(address_of(source) + first), below, one, other) == due

@@ -157,6 +157,46 @@ def _count(typing_context, out):
     return types.void(out), codegen
 
 
+def _bytes_at(builder: Any, address: Any) -> tuple[Any, Any]:
+    """Pointer to the cache line of bytes that begins at an address, and its type."""
+    vector = ir.VectorType(ir.IntType(8), CACHE_LINE)
+    return builder.inttoptr(address, vector.as_pointer()), vector
+
+
+@intrinsic
+def copy_line(typing_context, source, out):
+    """Copy `CACHE_LINE` bytes from one address (uint64) to another, all read before any is written."""
+
+    def codegen(context, builder, signature, arguments):
+        (read, _), (written, _) = (_bytes_at(builder, address) for address in arguments)
+        builder.store(builder.load(read, align=1), written, align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint64), codegen
+
+
+@intrinsic
+def find_bytes(typing_context, source, below, one, other):
+    """Which of the `CACHE_LINE` bytes at an address (uint64) are less than `below`, or equal `one` or `other`.
+
+    Returns:
+        uint64, bit k of it for byte k.
+    """
+
+    def codegen(context, builder, signature, arguments):
+        pointer, _vector = _bytes_at(builder, arguments[0])
+        found, sought = builder.load(pointer, align=1), []
+        for value, kind in zip(arguments[1:], signature.args[1:], strict=True):
+            item = context.cast(builder, value, kind, types.uint8)
+            sought.append(_splat(builder, item, CACHE_LINE))
+        wanted = builder.icmp_unsigned("<", found, sought[0])
+        for value in sought[1:]:
+            wanted = builder.or_(wanted, builder.icmp_unsigned("==", found, value))
+        return builder.bitcast(wanted, ir.IntType(CACHE_LINE))
+
+    return types.uint64(types.uint64, below, one, other), codegen
+
+
 @inline_kernel
 def copy_into(source, out):
     """Copy the first len(out) items of `source`, which has at least as many; integers are converted as C does."""

@@ -81,19 +81,21 @@ def test_kill_9_at_random_moments(tmp_path, corpus, tokenizer):
     tokenizer = load_tokenizer(tmp_path / "tokenizer")  # the manifest has its name
     options = {"part_bytes": 12_000, "transform": slowly, "processes": 1, "progress": False}
     prepare(corpus, tokenizer=tokenizer, output=tmp_path / "whole", **options)
-    noise, kills, parts = random.Random(5), 0, [0]
-    for _ in range(6):
+    noise, parts = random.Random(5), [0]
+
+    def finished():
+        return len(list((tmp_path / "killed").glob("*.arrow")))
+
+    for _ in range(4):
         child = start(corpus, tmp_path / "tokenizer", tmp_path / "killed", 2)
-        try:
-            child.communicate(timeout=noise.uniform(1.5, 4.5))
-            break
-        except subprocess.TimeoutExpired:
-            os.kill(child.pid, signal.SIGKILL)
-            child.communicate()
-            kills += 1
-            parts.append(len(list((tmp_path / "killed").glob("*.arrow"))))
+        due = parts[-1] + noise.randint(0, 4)
+        wait_for(lambda due=due: finished() >= due)
+        time.sleep(noise.uniform(0, 0.1))
+        os.kill(child.pid, signal.SIGKILL)
+        child.communicate()
+        parts.append(finished())
+    assert not (tmp_path / "killed/manifest.json").exists()
     prepare(corpus, tokenizer=tokenizer, output=tmp_path / "killed", **options)
-    assert kills
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
     assert parts == sorted(parts)
 

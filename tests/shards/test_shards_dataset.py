@@ -29,7 +29,32 @@ from penstock.shards import (
     open_dataset,
     write_dataset,
 )
+from penstock.shards.files import release_pages, write_file
 from penstock.shards.manifest import MANIFEST
+
+
+def is_in_memory(path):
+    """Whether the system could read the middle of a file without its disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        return bool(os.preadv(handle, [bytearray(1)], path.stat().st_size // 2, os.RWF_NOWAIT))
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(handle)
+
+
+def test_a_finished_shard_takes_no_memory(tmp_path):
+    plain = tmp_path / "plain"
+    write_file(plain, bytes(1 << 20))
+    release_pages(plain)
+    if is_in_memory(plain):
+        pytest.skip("this file system keeps its files in memory")
+    rows = Ragged.from_rows(make_documents(2000), np.uint32)
+    with ShardWriter(tmp_path, "a.arrow", ShardLayout(vocab_size=VOCAB)) as writer:
+        writer.write(rows, files=0, lines=np.arange(2000))
+        writer.finish()
+    assert not is_in_memory(tmp_path / "a.arrow")
 
 
 @pytest.mark.parametrize("spans", [False, True])

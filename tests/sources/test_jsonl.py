@@ -31,7 +31,7 @@ def read(parts: list[Any]) -> tuple[list[tuple[int, str]], list[tuple[int, str]]
 def one_line(raw: bytes, fields: Fields | None = None) -> str | None:
     """The reason that one line is rejected between two good ones."""
     good = b'{"text": "good"}\n'
-    block = parse_block(good + raw + b"\n" + good, "f.jsonl", 1, fields or Fields(), 0)
+    block, _ = parse_block(good + raw + b"\n" + good, "f.jsonl", 1, fields or Fields(), 0)
     assert block.texts.to_pylist()[0] == "good"
     assert block.texts.to_pylist()[-1] == "good"
     assert block.lines.tolist() == [1, 2, 3][:: 1 if len(block) == 3 else 2]
@@ -93,14 +93,14 @@ def test_unusual_but_good_lines(raw):
 
 
 def test_blank_lines_keep_the_count():
-    block = parse_block(b'\n \r\n{"text": "a"}\n\n\t\n{"text": "b"}', "f", 10, Fields(), 0)
+    block, _ = parse_block(b'\n \r\n{"text": "a"}\n\n\t\n{"text": "b"}', "f", 10, Fields(), 0)
     assert (block.lines.tolist(), block.rejects) == ([12, 15], [])
 
 
 def test_weight_ranges():
     fields = Fields(weights="w")
     good = b'{"text": "h\xc3\xa9llo", "w": [{"begin": 0, "end": 2}, {"begin": 2, "end": 5, "weight": 0.5}]}\n'
-    block = parse_block(good + b'{"text": "a"}\n{"text": "a", "w": []}\n', "f", 1, fields, 0)
+    block, _ = parse_block(good + b'{"text": "a"}\n{"text": "a", "w": []}\n', "f", 1, fields, 0)
     assert block.weights is not None
     assert block.weights.offsets.tolist() == [0, 2, 2, 2]
     assert block.weights.end.tolist() == [2, 5]
@@ -136,7 +136,7 @@ def test_nested_and_kept_fields():
     line = (
         b'{"doc": {"body": "a", "lang": "de"}, "score": 1}\n{"doc": {"body": "b"}}\n{"doc": null}\n{"doc": {"x": 1}}\n'
     )
-    block = parse_block(line + b'{"doc": {"body": "c"}, "score": "high"}\n', "f", 1, fields, 0)
+    block, _ = parse_block(line + b'{"doc": {"body": "c"}, "score": "high"}\n', "f", 1, fields, 0)
     assert block.texts.to_pylist() == ["a", "b"]
     assert block.columns["doc.lang"].to_pylist() == ["de", None]
     assert block.columns["score"].to_pylist() == [1.0, None]

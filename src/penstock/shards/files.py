@@ -132,3 +132,17 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def release_pages(path: Path) -> None:
+    """Let the system use a synced file's memory for something else; who reads it next gets it from the disk.
+
+    What is mapped stays. Where the system has no such call, nothing happens.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(handle)

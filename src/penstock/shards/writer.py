@@ -18,7 +18,7 @@ from penstock.errors import ConfigError
 from penstock.ragged import Ragged
 from penstock.shards import _kernels as k
 from penstock.shards.blocks import Block, SpanBlock, accept_block, join_blocks
-from penstock.shards.files import Array, map_file, output_errors, sync
+from penstock.shards.files import Array, map_file, output_errors, release_pages, sync
 from penstock.shards.layout import SPAN, ShardLayout, batch_positions, large_list, schema_of
 from penstock.shards.manifest import DOCUMENTS_PER_BATCH, ShardInfo
 from penstock.shards.sides import describe_shard, save_sides
@@ -127,12 +127,18 @@ class ShardWriter:
             self._file.close()
             self._sink.close()
             sync(self._partial)
-            data = map_file(self._partial)
-            batches = batch_positions(data, self.layout)
+            info, lengths, batches = self._describe(map_file(self._partial))
+            # Or written pages would push out those being read; and it is cheaper to use the same memory for the next.
+            release_pages(self._partial)
             os.replace(self._partial, self.path)
             sync(self.path.parent)
         self._sink = None
-        lengths = np.concatenate(self._lengths)
+        save_sides(self.path.parent, info, lengths, batches, self._weight_sums)
+        return info
+
+    def _describe(self, data: Array) -> tuple[ShardInfo, Array, Array]:
+        """What the finished shard holds, given its bytes; its lengths, and where its batches are."""
+        lengths, batches = np.concatenate(self._lengths), batch_positions(data, self.layout)
         first, last = (ids.pop() if len(ids) == 1 else -1 for ids in self._ends)
         info = describe_shard(
             self.path.name,
@@ -143,8 +149,7 @@ class ShardWriter:
             fractional=self._fractional,
             ends=(first, last),
         )
-        save_sides(self.path.parent, info, lengths, batches, self._weight_sums)
-        return info
+        return info, lengths, batches
 
     def _room(self, size: int) -> Array:
         """An array that holds no waiting block: two take turns, since fresh memory costs more than the copy."""

@@ -54,29 +54,33 @@ class JsonlPart:
 
     def blocks(self) -> Iterator[RecordBlock]:
         """The records, in order of lines."""
-        for data, line, size_bytes, rejects in self._lines():
-            yield parse_block(data, self.file.path, line, self.fields, size_bytes, rejects)
+        line = self._first()
+        for data, size_bytes, failure in self._cut():
+            rejects = self._lost(failure, line)
+            block, newlines = parse_block(data, self.file.path, line, self.fields, size_bytes, rejects)
+            yield block
+            line += newlines
 
     def objects(self) -> Iterator[ObjectBlock]:
         """The records, whole, in order of lines."""
-        for data, line, size_bytes, rejects in self._lines():
-            yield parse_lines(data, self.file.path, line, size_bytes, rejects)
-
-    def _lines(self) -> Iterator[tuple[bytes | memoryview, int, int, list[Reject]]]:
-        """Whole lines, the number of the first, the raw bytes they took, and a reject where the rest is lost."""
-        line = self.first_line if self.first_line is not None else self._count_before()
+        line = self._first()
         for data, size_bytes, failure in self._cut():
-            yield data, line, size_bytes, [Reject(self.file.path, line, failure, "")] if failure else []
+            yield parse_lines(data, self.file.path, line, size_bytes, self._lost(failure, line))
             line += num_newlines(data)
+
+    def _lost(self, failure: str | None, line: int) -> list[Reject]:
+        """A reject where the rest of the file cannot be read."""
+        return [Reject(self.file.path, line, failure, "")] if failure else []
 
     def newlines(self) -> int:
         """Newlines in [begin − 1, end − 1): what ranges add up to number the lines of later ones."""
         return count_newlines(self.file, max(self.begin - 1, 0), self.end - 1)
 
-    def _count_before(self) -> int:
-        if self.begin == 0:
-            return 1
-        return count_newlines(self.file, 0, self.begin - 1) + 2
+    def _first(self) -> int:
+        """Number of the first line."""
+        if self.first_line is not None:
+            return self.first_line
+        return 1 if self.begin == 0 else count_newlines(self.file, 0, self.begin - 1) + 2
 
     def _cut(self) -> Iterator[tuple[bytes | memoryview, int, str | None]]:
         """Whole lines, about a block at a time; the raw bytes they took; and why the rest is lost, if it is."""

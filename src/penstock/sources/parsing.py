@@ -1,11 +1,11 @@
-"""Parses lines of JSON with pyarrow; finds bad lines by bisection with the same parser.
+"""Parses lines of JSON: quickly where nothing is unusual, otherwise with pyarrow, which bad lines are found by, too.
 
-pyarrow takes objects, not lines, so each non-blank line must begin with `{` and end with `}`, and the parser must
-give as many rows as there are lines: together this proves one object a line. (It also keeps a leading `null` from
-pyarrow 26, which crashes on it.) The bytes are first checked to be UTF-8, which pyarrow does not do. Duplicate
-keys are refused in the fields that are read. An escaped `\\u0000` is a character like others; a raw NUL is an error.
-
-Costs about as much as the parser, 0.7 GB/s a core; bad lines cost a few parses of their neighbourhood each.
+A kernel reads blocks whose lines are one plain object each with the text in it, at 2.6 GB/s a core; where it stops, or
+more fields are asked for, pyarrow reads the whole block, at 0.7. pyarrow takes objects, not lines, so each non-blank
+line must begin with `{` and end with `}`, and the parser must give as many rows as there are lines: together this
+proves one object a line. (It also keeps a leading `null` from pyarrow 26, which crashes on it.) The bytes are first
+checked to be UTF-8, which pyarrow does not do. Duplicate keys are refused in the fields that are read. An escaped
+`\\u0000` is a character like others; a raw NUL is an error. Bad lines cost a few parses of their neighbourhood each.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,11 +16,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json as pj
 
+from penstock.compiled import address_of
+from penstock.sources import _kernels as k
 from penstock.sources.checks import check_table
 from penstock.sources.explain import MAX_LINE_BYTES, explain_line
 from penstock.sources.lines import BLOCK_BYTES, NEWLINE
 from penstock.sources.records import Fields, RecordBlock, Reject, excerpt
 
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
 _OPEN, _CLOSE = b"{}"
 
 
@@ -31,7 +35,7 @@ def parse_block(
     fields: Fields,
     size_bytes: int,
     rejects: Sequence[Reject] = (),
-) -> RecordBlock:
+) -> tuple[RecordBlock, int]:
     """Parse whole lines.
 
     Args:
@@ -43,8 +47,40 @@ def parse_block(
         rejects: More rejects of this block.
 
     Returns:
-        The records, and a reject for each line that does not hold one.
+        The records, and a reject for each line that does not hold one; and the number of newlines.
     """
+    block = parse_plain(data, first_line, fields, size_bytes, rejects)
+    return block or parse_with_arrow(data, file, first_line, fields, size_bytes, rejects)
+
+
+def parse_plain(
+    data: bytes | memoryview, first_line: int, fields: Fields, size_bytes: int, rejects: Sequence[Reject]
+) -> tuple[RecordBlock, int] | None:
+    """As `parse_block`; None where a line is not plain, or more is asked for than a text."""
+    if fields.weights or fields.columns or "." in fields.text or len(data) > MAX_LINE_BYTES:
+        return None
+    source, name = np.frombuffer(data, np.uint8), np.frombuffer(fields.text.encode(), np.uint8)
+    # {"name":"a"} and a newline: no line with a text is shorter.
+    most = len(data) // (len(name) + len('{"":"a"}\n')) + 1
+    texts, ends, lines = np.empty(len(data), np.uint8), np.empty(most + 1, np.int64), np.empty(most, np.int64)
+    places = np.uint64(address_of(source)), np.uint64(address_of(texts))
+    count, newlines = k.read_texts(places[0], len(source), name, places[1], ends, lines)
+    if count == k.ODD or not is_utf8(data):
+        return None
+    array = pa.LargeStringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(texts))
+    files = np.zeros(count, np.int32)
+    return RecordBlock(array, lines[:count] + first_line, files, None, {}, size_bytes, list(rejects)), newlines
+
+
+def parse_with_arrow(
+    data: bytes | memoryview,
+    file: str,
+    first_line: int,
+    fields: Fields,
+    size_bytes: int,
+    rejects: Sequence[Reject],
+) -> tuple[RecordBlock, int]:
+    """As `parse_block`, for any lines."""
     starts, ends = _line_bounds(data)
     fit, blank = _look_at_edges(data, starts, ends)
     parser = _Parser(data, starts, ends, fields.schema, [], [], [])
@@ -59,7 +95,7 @@ def parse_block(
 
     table = pa.concat_tables(parser.tables) if parser.tables else fields.schema.empty_table()
     rows = np.concatenate(parser.rows) if parser.rows else np.empty(0, np.int64)
-    return check_table(
+    block = check_table(
         table,
         fields,
         lines=rows + first_line,
@@ -68,6 +104,7 @@ def parse_block(
         explain=lambda row: explain(int(rows[row])),
         rejects=[*rejects, *(explain(line) for line in parser.bad)],
     )
+    return block, len(ends) - (not _ends_line(data))
 
 
 @final
@@ -76,14 +113,14 @@ class _Parser:
     """Parses runs of lines, halving a run until the bad lines stand alone."""
 
     data: bytes | memoryview
-    starts: np.ndarray[Any, np.dtype[np.int64]]
-    ends: np.ndarray[Any, np.dtype[np.int64]]
+    starts: Integers
+    ends: Integers
     schema: pa.Schema
     tables: list[pa.Table]
-    rows: list[np.ndarray[Any, np.dtype[np.int64]]]
+    rows: list[Integers]
     bad: list[int]
 
-    def parse(self, begin: int, end: int, blank: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
+    def parse(self, begin: int, end: int, blank: Flags) -> None:
         """Parse lines [begin, end), each blank or shaped like an object."""
         rows = begin + np.flatnonzero(~blank[begin:end])
         if len(rows) == 0:
@@ -140,21 +177,23 @@ def is_utf8(data: bytes | memoryview) -> bool:
     return True
 
 
+def _ends_line(data: bytes | memoryview) -> bool:
+    return not len(data) or data[-1] == NEWLINE
+
+
 def _line_bounds(
     data: bytes | memoryview,
-) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]:
+) -> tuple[Integers, Integers]:
     """Where each line begins, and where it ends without its newline."""
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == NEWLINE)
-    if len(data) and data[-1] != NEWLINE:
+    if not _ends_line(data):
         ends = np.append(ends, len(data))
     starts = np.zeros(len(ends), np.int64)
     starts[1:] = ends[:-1] + 1
     return starts, ends
 
 
-def _look_at_edges(
-    data: bytes | memoryview, starts: np.ndarray[Any, np.dtype[np.int64]], ends: np.ndarray[Any, np.dtype[np.int64]]
-) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], np.ndarray[Any, np.dtype[np.bool_]]]:
+def _look_at_edges(data: bytes | memoryview, starts: Integers, ends: Integers) -> tuple[Flags, Flags]:
     """Which lines begin with `{` and end with `}`, and which are blank."""
     blank = np.zeros(len(starts), np.bool_)
     if not len(starts):
@@ -172,7 +211,7 @@ def _look_at_edges(
     return fit, blank
 
 
-def _runs(mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Iterator[tuple[int, int]]:
+def _runs(mask: Flags) -> Iterator[tuple[int, int]]:
     """The [begin, end) of each run of True."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
     return ((int(begin), int(end)) for begin, end in edges.reshape(-1, 2))

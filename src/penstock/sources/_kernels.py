@@ -1,0 +1,277 @@
+"""The text field of JSON lines, at some GB/s; only for lines with nothing unusual about them.
+
+JSON as RFC 8259 has it, an object a line. Whatever is not so, or is left to others (`ODD`), ends the reading: then a
+full parser decides about each line, and says what is wrong. So a line that is read here is one that would be accepted
+there, with the same text.
+"""
+
+import numpy as np
+
+from penstock.compiled import inline_kernel, kernel, trailing_zeros, view_u8
+from penstock.vectors import CACHE_LINE, copy_line, find_bytes
+
+ODD = -1
+"""Instead of a place: not read here."""
+
+_MAX_DEPTH = 64
+_LONGEST_NUMBER = 200
+"""With an exponent of two digits at most, no number of so many characters reaches 1e308."""
+_QUOTE, _COMMA, _MINUS, _POINT, _COLON, _BACKSLASH = b'",-.:\\'
+_OBJECT, _LIST, _OBJECT_END, _LIST_END = b"{[}]"
+_ZERO, _NINE, _EXPONENT, _PLUS, _HEXADECIMAL = b"09e+u"
+_SPACE, _TAB, _RETURN, _NEWLINE = b" \t\r\n"
+_ONE = np.uint64(1)
+
+_ESCAPED = np.zeros(256, np.uint8)
+"""What stands for a character after a backslash → the character; 0 for none."""
+_ESCAPED[list(b'"\\/bfnrt')] = list(b'"\\/\b\f\n\r\t')
+
+_DIGIT = np.full(256, -1, np.int64)
+"""Hexadecimal digit → its value; −1 for what is none."""
+_DIGIT[list(b"0123456789abcdefABCDEF")] = [*range(16), *range(10, 16)]
+
+_WORDS = np.frombuffer(b"true false null ", np.uint8).copy()
+_WORD_PLACES = np.full((256, 2), 0, np.int64)
+"""First letter of a word of JSON → where it begins and ends in `_WORDS`."""
+_WORD_PLACES[list(b"tfn")] = [(0, 4), (5, 10), (11, 15)]
+
+
+@inline_kernel
+def _skip_spaces(data, at):
+    while at < len(data) and (data[at] == _SPACE or data[at] == _TAB or data[at] == _RETURN):
+        at += 1
+    return at
+
+
+@inline_kernel
+def _skip_digits(data, at):
+    while at < len(data) and _ZERO <= data[at] <= _NINE:
+        at += 1
+    return at
+
+
+@inline_kernel
+def _is(data, at, character):
+    return at < len(data) and data[at] == character
+
+
+@kernel
+def _skip_number(data, at):
+    """Where the number that begins at `at` ends; `ODD` where it may be too large for 64 bits, which parsers refuse."""
+    begin = at
+    first = at + 1 if data[at] == _MINUS else at
+    at = _skip_digits(data, first)
+    if at == first or (data[first] == _ZERO and at > first + 1):
+        return ODD
+    if _is(data, at, _POINT):
+        first = at + 1
+        at = _skip_digits(data, first)
+        if at == first:
+            return ODD
+    if at < len(data) and data[at] | 0x20 == _EXPONENT:
+        first = at + 1
+        if _is(data, first, _PLUS) or _is(data, first, _MINUS):
+            first += 1
+        at = _skip_digits(data, first)
+        if at == first or at > first + 2:
+            return ODD
+    return at if at - begin <= _LONGEST_NUMBER else ODD
+
+
+@kernel
+def _skip_word(data, at):
+    """Where true, false or null, beginning at `at`, ends."""
+    begin, end = _WORD_PLACES[data[at]]
+    if begin == end or at + end - begin > len(data):
+        return ODD
+    for i in range(begin, end):
+        if data[at + i - begin] != _WORDS[i]:
+            return ODD
+    return at + end - begin
+
+
+@inline_kernel
+def _read_escape(data, at):
+    """The number that is written \\uXXXX at `at`, and where it ends."""
+    if at + 6 > len(data) or data[at] != _BACKSLASH or data[at + 1] != _HEXADECIMAL:
+        return 0, ODD
+    code = 0
+    for i in range(at + 2, at + 6):
+        # Once −1, all later bits stay set.
+        code = code << 4 | _DIGIT[data[i]]
+    return code, at + 6 if code >= 0 else ODD
+
+
+@kernel
+def _read_character(data, at):
+    """The character that is written \\uXXXX, or as a pair of them, at `at`, and where it ends."""
+    code, end = _read_escape(data, at)
+    if 0xD800 <= code < 0xE000:
+        low, end = _read_escape(data, end) if end > 0 and code < 0xDC00 else (0, ODD)
+        if not 0xDC00 <= low < 0xE000:
+            return 0, ODD
+        code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00)
+    return code, end
+
+
+@kernel
+def _write_character(out, to, code):
+    """Write a character as UTF-8; where it ends."""
+    if code < 0x80:
+        out[to] = code
+        return to + 1
+    length = 2 if code < 0x800 else 3 if code < 0x10000 else 4
+    for i in range(length - 1, 0, -1):
+        out[to + i] = 0x80 | (code & 0x3F)
+        code >>= 6
+    out[to] = (0xF0 << (4 - length) & 0xFF) | code
+    return to + length
+
+
+@kernel
+def _read_string(source, size, at, target, to):
+    """Write the string whose first character is at `at`; where it ends, behind its quote, and what was written."""
+    data, out = view_u8(source, size), view_u8(target, size)
+    while True:
+        # A whole cache line is written each time: what is too much of it is written over by what follows.
+        while size - at >= CACHE_LINE:
+            marks = find_bytes(source + np.uint64(at), _SPACE, _QUOTE, _BACKSLASH)
+            copy_line(source + np.uint64(at), target + np.uint64(to))
+            if marks:
+                plain = np.int64(trailing_zeros(marks))
+                at += plain
+                to += plain
+                break
+            at += CACHE_LINE
+            to += CACHE_LINE
+        while at < size and data[at] >= _SPACE and data[at] != _QUOTE and data[at] != _BACKSLASH:
+            out[to] = data[at]
+            at += 1
+            to += 1
+        if _is(data, at, _QUOTE):
+            return at + 1, to
+        if not _is(data, at, _BACKSLASH) or at + 1 == size:
+            return ODD, to
+        short = _ESCAPED[data[at + 1]]
+        if short:
+            out[to] = short
+            at += 2
+            to += 1
+        else:
+            code, at = _read_character(data, at)
+            if at < 0:
+                return ODD, to
+            to = _write_character(out, to, code)
+
+
+@kernel
+def _read_object(source, size, at, name, target, to):
+    """Write the text of the object that begins at `at`; where the object ends, and where the text does.
+
+    Strings that are not wanted are written behind what is, to be written over.
+    """
+    data = view_u8(source, size)
+    depth, objects, text_end = 0, np.uint64(0), to
+    while True:
+        # Here a value begins.
+        key_is_next = False
+        if at >= size:
+            return ODD, to
+        first = data[at]
+        if first == _QUOTE:
+            at, _ = _read_string(source, size, at + 1, target, text_end)
+        elif first in (_OBJECT, _LIST):
+            at = _skip_spaces(data, at + 1)
+            if _is(data, at, _OBJECT_END if first == _OBJECT else _LIST_END):
+                at += 1
+            else:
+                if depth == _MAX_DEPTH:
+                    return ODD, to
+                depth += 1
+                objects = objects << _ONE | np.uint64(first == _OBJECT)
+                key_is_next = first == _OBJECT
+                if not key_is_next:
+                    continue
+        elif first == _MINUS or _ZERO <= first <= _NINE:
+            at = _skip_number(data, at)
+        else:
+            at = _skip_word(data, at)
+        # Here one has ended, or a key begins; each turn takes what ends with it, up to where the next value begins.
+        while True:
+            if not key_is_next:
+                if at < 0 or depth == 0:
+                    return at, text_end
+                at = _skip_spaces(data, at)
+                if _is(data, at, _OBJECT_END if objects & _ONE else _LIST_END):
+                    at += 1
+                    depth -= 1
+                    objects >>= _ONE
+                    continue
+                if not _is(data, at, _COMMA):
+                    return ODD, to
+                at = _skip_spaces(data, at + 1)
+                if not objects & _ONE:
+                    break
+            if not _is(data, at, _QUOTE):
+                return ODD, to
+            key = at + 1
+            at, key_end = _read_string(source, size, key, target, text_end)
+            if at < 0:
+                return ODD, to
+            wanted = False
+            if depth == 1:
+                if at - 1 - key != key_end - text_end:
+                    # With an escape in it, it may be the same name, written otherwise.
+                    return ODD, to
+                wanted = at - 1 - key == len(name)
+                for i in range(len(name) if wanted else 0):
+                    wanted &= data[key + i] == name[i]
+            at = _skip_spaces(data, at)
+            if not _is(data, at, _COLON):
+                return ODD, to
+            at = _skip_spaces(data, at + 1)
+            if not wanted:
+                break
+            if text_end > to or not _is(data, at, _QUOTE):
+                return ODD, to
+            at, text_end = _read_string(source, size, at + 1, target, to)
+            if text_end == to:
+                return ODD, to
+            key_is_next = False
+
+
+@kernel
+def read_texts(source, size, name, target, ends, lines):
+    """Read one text field of each line.
+
+    Args:
+        source: Address of whole lines, the last with or without its newline; size: their bytes.
+        name: uint8 [letters], the field.
+        target: Address of `size` bytes, which the texts are written to, end to end, as UTF-8 where the lines are it.
+        ends: int64 [1 + lines], written: 0, and where each text ends.
+        lines: int64 [lines], written: number of newlines before each.
+
+    Returns:
+        Number of texts, or `ODD`; newlines.
+    """
+    data = view_u8(source, size)
+    at = to = rows = newlines = 0
+    ends[0] = 0
+    while True:
+        at = _skip_spaces(data, at)
+        if at == size:
+            return rows, newlines
+        if data[at] != _NEWLINE:
+            begin = to
+            at, to = _read_object(source, size, at, name, target, begin) if data[at] == _OBJECT else (ODD, to)
+            if at < 0 or to == begin:
+                return ODD, newlines
+            lines[rows] = newlines
+            rows += 1
+            ends[rows] = to
+            at = _skip_spaces(data, at)
+        if at < size:
+            if data[at] != _NEWLINE:
+                return ODD, newlines
+            at += 1
+            newlines += 1
