@@ -19,7 +19,7 @@ from penstock.ragged import Ragged
 from penstock.shards import _kernels as k
 from penstock.shards.blocks import Block, SpanBlock, accept_block, join_blocks
 from penstock.shards.files import Array, map_file, output_errors, release_pages, sync
-from penstock.shards.layout import SPAN, ShardLayout, batch_positions, large_list, schema_of
+from penstock.shards.layout import SPAN, ShardLayout, batch_positions, flat_array, large_list, schema_of
 from penstock.shards.manifest import DOCUMENTS_PER_BATCH, ShardInfo
 from penstock.shards.sides import describe_shard, save_sides
 
@@ -163,15 +163,15 @@ class ShardWriter:
 
         valid, offsets, spans = block.span_arrays()
         self._summarise(block, valid, offsets, spans)
-        origins = [pa.array(block.files), pa.array(block.lines)]
+        origins = [flat_array(block.files), flat_array(block.lines)]
         columns = {
-            "tokens": large_list(block.tokens.offsets, pa.array(block.tokens.values)),
+            "tokens": large_list(block.tokens.offsets, flat_array(block.tokens.values)),
             "checksums": self._checksums(block, valid, offsets, spans),
             "origin": pa.StructArray.from_arrays(origins, names=["file", "line"]),
             "text": block.texts,
         }
         if block.spans is not None:
-            values = pa.StructArray.from_arrays([pa.array(part) for part in spans], names=list(SPAN.names or ()))
+            values = pa.StructArray.from_arrays([flat_array(part) for part in spans], names=list(SPAN.names or ()))
             columns["spans"] = large_list(offsets, values, valid)
         batch = pa.record_batch([columns[field.name] for field in self._schema], schema=self._schema)
         with output_errors(self.path):
@@ -205,8 +205,6 @@ class ShardWriter:
 
     def _checksums(self, block: Block, valid: Array, offsets: Array, spans: tuple[Array, Array, Array]) -> Any:
         """The checksums column of a batch."""
-        import pyarrow as pa
-
         tokens = block.tokens
         starts = np.zeros(len(block) + 1, np.int64)
         k.checksum_counts(tokens.offsets, self.layout.has_spans, starts[1:])
@@ -215,4 +213,4 @@ class ShardWriter:
         addresses = np.array([address_of(part) for part in spans], np.uint64)
         address = np.uint64(address_of(tokens.values))
         k.checksum_batch(address, tokens.values.itemsize, tokens.offsets, starts, (valid, offsets, addresses), words)
-        return large_list(starts, pa.array(words))
+        return large_list(starts, flat_array(words))
