@@ -165,6 +165,22 @@ def _read_string(source, size, at, target, to):
 
 
 @kernel
+def _read_key(source, size, at, name, target, to):
+    """Where the value of the key at `at` begins, and whether the key is `name`; the key is written to be compared."""
+    data, out = view_u8(source, size), view_u8(target, size)
+    if not _is(data, at, _QUOTE):
+        return ODD, False
+    at, end = _read_string(source, size, at + 1, target, to)
+    if at < 0:
+        return ODD, False
+    named = end - to == len(name)
+    for i in range(len(name) if named else 0):
+        named &= out[to + i] == name[i]
+    at = _skip_spaces(data, at)
+    return _skip_spaces(data, at + 1) if _is(data, at, _COLON) else ODD, named
+
+
+@kernel
 def _read_object(source, size, at, name, target, to):
     """Write the text of the object that begins at `at`; where the object ends, and where the text does.
 
@@ -212,25 +228,10 @@ def _read_object(source, size, at, name, target, to):
                 at = _skip_spaces(data, at + 1)
                 if not objects & _ONE:
                     break
-            if not _is(data, at, _QUOTE):
-                return ODD, to
-            key = at + 1
-            at, key_end = _read_string(source, size, key, target, text_end)
+            at, named = _read_key(source, size, at, name, target, text_end)
             if at < 0:
                 return ODD, to
-            wanted = False
-            if depth == 1:
-                if at - 1 - key != key_end - text_end:
-                    # With an escape in it, it may be the same name, written otherwise.
-                    return ODD, to
-                wanted = at - 1 - key == len(name)
-                for i in range(len(name) if wanted else 0):
-                    wanted &= data[key + i] == name[i]
-            at = _skip_spaces(data, at)
-            if not _is(data, at, _COLON):
-                return ODD, to
-            at = _skip_spaces(data, at + 1)
-            if not wanted:
+            if not named or depth > 1:
                 break
             if text_end > to or not _is(data, at, _QUOTE):
                 return ODD, to
