@@ -84,7 +84,9 @@ def find_texts(folders: list[str], size: float) -> list[Path]:
     found: dict[bytes, Path] = {}
     total = 0
     for path in (Path(place) / name for folder in folders for place, _, names in os.walk(folder) for name in names):
-        if path.is_symlink() or not path.is_file() or not 0 < path.stat().st_size <= LONGEST:
+        if path.is_symlink() or not path.is_file() or not os.access(path, os.R_OK):
+            continue
+        if not 0 < path.stat().st_size <= LONGEST:
             continue
         data = path.read_bytes()
         digest = hashlib.blake2b(data).digest()

@@ -28,7 +28,7 @@ def test_a_view_of_a_kernels_own_array_holds_until_it_is_kept_no_more() -> None:
 
 
 def test_cached_kernels_older_than_a_source_are_deleted_in_a_folder(tmp_path: Path) -> None:
-    for name, age in (("old.nbi", 10**9), ("new.nbi", -60)):
+    for name, age in (("old.nbi", 10**9), ("old.1.nbc", 10**9), ("new.nbi", -60)):
         (tmp_path / name).touch()
         written = compiled._newest_source() - age
         os.utime(tmp_path / name, (written, written))
@@ -44,3 +44,24 @@ def test_the_folder_that_is_looked_through_is_the_one_that_numba_uses(
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     kernel(lambda: 0)
     assert [folder.parent for folder in looked_at] == [tmp_path]
+
+
+def test_two_processes_that_compile_at_once_do_not_mix_their_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has read the index before the other has written it, and writes its own signature's code."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    files = [kernel(_double)._cache._cache_file for _ in range(2)]
+    with monkeypatch.context() as before:
+        for file in files:
+            before.setattr(file, "_load_index", dict)
+        files[0].save("signature A", "code A")
+        files[1].save("signature B", "code B")
+        files[0]._save_data(files[0]._data_name(1), "code A, written late")
+    for name in "AB":
+        assert files[0].load(f"signature {name}") in (f"code {name}", None)
+    assert files[0].load("signature B") == "code B"
+
+
+def _double(value: int) -> int:
+    return 2 * value

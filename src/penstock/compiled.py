@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
+from uuid import uuid4
 
 import numba
 import numpy as np
@@ -47,7 +48,7 @@ def _forget_stale_kernels(folder: Path) -> None:
     Numba notices a change of the file that a kernel stands in, but not of what it inlines from other files; a stale
     kernel would be silently wrong.
     """
-    for cached in folder.glob("*.nbi"):
+    for cached in folder.glob("*.nb[ci]"):
         try:
             if cached.stat().st_mtime < _newest_source():
                 cached.unlink()
@@ -65,6 +66,11 @@ def _compile(function: Function, *, forceinline: bool) -> Function:
         compiled = numba.njit(**options)(function)
     else:
         _forget_stale_kernels(Path(compiled.stats.cache_path))
+        # Numba numbers the files of a kernel's signatures and notes them in an index, without a lock: of two processes
+        # that compile at once, one could leave its code under the other's signature, for good. With names that nobody
+        # else takes, the worst is an entry lost from the index, and compiled again.
+        file = compiled._cache._cache_file
+        file._data_name = lambda number: file._data_name_pattern.format(number=uuid4().int)
     return cast(Function, compiled)
 
 

@@ -5,6 +5,7 @@ own vector code takes the last items of a run one by one, which can cost as much
 under a mask. A vector is one cache line of what is written; for processors with shorter ones LLVM splits it.
 
 Kernels call these with one-dimensional contiguous arrays that do not overlap. Nothing outside them is read or written.
+`copy_line` and `find_bytes` take addresses, and always a whole cache line, which the caller has room for.
 """
 
 from collections.abc import Callable

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from penstock.compiled import address_of
 from penstock.sources import Fields
 from penstock.sources import _kernels as k
-from penstock.sources.parsing import parse_plain, parse_with_arrow
+from penstock.sources.parsing import most_texts, parse_plain, parse_with_arrow
 
+Array = np.ndarray[Any, np.dtype[np.uint8]]
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)) | st.sampled_from('"\\/\n\t\0\x7f😀'), max_size=200)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False, width=32) | TEXTS,
@@ -100,7 +101,7 @@ def test_what_is_read_is_what_pyarrow_reads(
         '{"a": true, "b": false, "text": "x", "a": 1}',
         r'{"te\u0078t": "b", "\"": {"text": 1}}',
         '{"text": "' + "x" * 300 + '"}',
-        "{" + '"n": ' + "[" * 64 + "]" * 64 + ', "text": "x"}',
+        "{" + '"n": ' + "[" * 65 + "]" * 65 + ', "text": "x"}',
     ],
 )
 def test_ordinary_lines(line: str) -> None:
@@ -146,7 +147,7 @@ def test_ordinary_lines(line: str) -> None:
         '{"n": [1 2], "text": "a"}',
         '{"n": [1,], "text": "a"}',
         '{"n": {"a" 1}, "text": "a"}',
-        "{" + '"n": ' + "[" * 65 + "]" * 65 + ', "text": "x"}',
+        "{" + '"n": ' + "[" * 66 + "]" * 66 + ', "text": "x"}',
     ],
 )
 def test_unusual_lines_are_left_to_pyarrow(line: str) -> None:
@@ -164,7 +165,7 @@ def test_names_of_fields() -> None:
     assert plain(b'{"texts": "a", "tex": "b", "text": "c"}') == ([7], ["c"], 0)
 
 
-def before_a_wall(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def before_a_wall(size: int) -> Array:
     """Bytes at the end of a page, before one that may not be touched: a fault would end the program."""
     room = np.frombuffer(mmap.mmap(-1, 2 * mmap.PAGESIZE), np.uint8)
     wall = ctypes.c_void_p(address_of(room) + mmap.PAGESIZE)
@@ -172,15 +173,30 @@ def before_a_wall(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return room[mmap.PAGESIZE - size : mmap.PAGESIZE]
 
 
+def read_before_walls(data: bytes) -> tuple[int, int, Array, Array]:
+    """(texts, newlines, ends, bytes of the texts), with every array before a wall, and none larger than it must be."""
+    name = np.frombuffer(b"x", np.uint8)
+    most = most_texts(len(data), len(name))
+    source, out = before_a_wall(len(data)), before_a_wall(len(data))
+    source[:] = np.frombuffer(data, np.uint8)
+    ends, lines = before_a_wall(8 * (most + 1)).view(np.int64), before_a_wall(8 * most).view(np.int64)
+    places = np.uint64(address_of(source)), np.uint64(address_of(out))
+    count, newlines = k.read_texts(places[0], len(source), name, places[1], ends, lines)
+    return count, newlines, ends, out
+
+
 @pytest.mark.parametrize("length", [*range(1, 70), 127, 128, 129])
 def test_nothing_beyond_the_arrays_is_touched(length: int) -> None:
-    name, line = np.frombuffer(b"text", np.uint8), b'{"text":"' + b"x" * length + b'"}'
+    line = b'{"x":"' + b"y" * length + b'"}'
     for cut in range(len(line)):
-        size = len(line) - cut
-        source, out = before_a_wall(size), before_a_wall(size)
-        source[:] = np.frombuffer(line[:size], np.uint8)
-        ends, lines = np.empty(2, np.int64), np.empty(1, np.int64)
-        places = np.uint64(address_of(source)), np.uint64(address_of(out))
-        count, newlines = k.read_texts(places[0], size, name, places[1], ends, lines)
+        count, newlines, ends, out = read_before_walls(line[: len(line) - cut])
         assert (count, newlines) == (k.ODD if cut else 1, 0)
-        assert cut or (ends.tolist(), bytes(out[:length])) == ([0, length], b"x" * length)
+        assert cut or (ends[:2].tolist(), bytes(out[:length])) == ([0, length], b"y" * length)
+
+
+@pytest.mark.parametrize("count", range(1, 30))
+@pytest.mark.parametrize("last", [b"", b"\n"])
+def test_arrays_hold_the_shortest_lines(count: int, last: bytes) -> None:
+    found, newlines, ends, out = read_before_walls(b"\n".join([b'{"x":"a"}'] * count) + last)
+    assert (found, newlines) == (count, count - (not last))
+    assert (ends.tolist(), bytes(out[:count])) == ([*range(count + 1)], b"a" * count)

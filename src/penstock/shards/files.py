@@ -9,7 +9,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, final
 
@@ -137,12 +137,11 @@ def sync(path: Path) -> None:
 def release_pages(path: Path) -> None:
     """Let the system use a synced file's memory for something else; who reads it next gets it from the disk.
 
-    What is mapped stays. Where the system has no such call, nothing happens.
+    A hint: what is mapped stays, and a system or file system that does not take it is left alone.
     """
-    if not hasattr(os, "posix_fadvise"):
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(handle)
+    with suppress(OSError, AttributeError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(handle)

@@ -57,7 +57,7 @@ def _is(data, at, character):
 
 @kernel
 def _skip_number(data, at):
-    """Where the number that begins at `at` ends; `ODD` where it may be too large for 64 bits, which parsers refuse."""
+    """Where the number that begins at `at` ends; `ODD` also where it may be beyond float64, which parsers refuse."""
     begin = at
     first = at + 1 if data[at] == _MINUS else at
     at = _skip_digits(data, first)
@@ -133,7 +133,7 @@ def _read_string(source, size, at, target, to):
     """Write the string whose first character is at `at`; where it ends, behind its quote, and what was written."""
     data, out = view_u8(source, size), view_u8(target, size)
     while True:
-        # A whole cache line is written each time: what is too much of it is written over by what follows.
+        # A whole cache line is written each time; what is too much of it is written over, or belongs to no text.
         while size - at >= CACHE_LINE:
             marks = find_bytes(source + np.uint64(at), _SPACE, _QUOTE, _BACKSLASH)
             copy_line(source + np.uint64(at), target + np.uint64(to))
@@ -165,19 +165,59 @@ def _read_string(source, size, at, target, to):
 
 
 @kernel
-def _read_key(source, size, at, name, target, to):
-    """Where the value of the key at `at` begins, and whether the key is `name`; the key is written to be compared."""
-    data, out = view_u8(source, size), view_u8(target, size)
+def _read_key(source, size, at, target, to):
+    """Write the key at `at`; where its value begins, and what was written ends."""
+    data = view_u8(source, size)
     if not _is(data, at, _QUOTE):
-        return ODD, False
+        return ODD, to
     at, end = _read_string(source, size, at + 1, target, to)
     if at < 0:
-        return ODD, False
-    named = end - to == len(name)
-    for i in range(len(name) if named else 0):
-        named &= out[to + i] == name[i]
+        return ODD, to
     at = _skip_spaces(data, at)
-    return _skip_spaces(data, at + 1) if _is(data, at, _COLON) else ODD, named
+    return _skip_spaces(data, at + 1) if _is(data, at, _COLON) else ODD, end
+
+
+@kernel
+def _skip_value(source, size, at, target, to):
+    """Where the value that begins at `at` ends; its strings are written to `to`, to be written over."""
+    data = view_u8(source, size)
+    depth, objects = 0, np.uint64(0)
+    while at < size:
+        first, opened = data[at], False
+        if first == _QUOTE:
+            at, _ = _read_string(source, size, at + 1, target, to)
+        elif first in (_OBJECT, _LIST):
+            at = _skip_spaces(data, at + 1)
+            opened = not _is(data, at, _OBJECT_END if first == _OBJECT else _LIST_END)
+            if not opened:
+                at += 1
+            elif depth == _MAX_DEPTH:
+                return ODD
+            else:
+                depth += 1
+                objects = objects << _ONE | np.uint64(first == _OBJECT)
+        elif first == _MINUS or _ZERO <= first <= _NINE:
+            at = _skip_number(data, at)
+        else:
+            at = _skip_word(data, at)
+        # Behind a value: all that ends with it, up to the comma before the next one.
+        while not opened:
+            if at < 0 or depth == 0:
+                return at
+            at = _skip_spaces(data, at)
+            if _is(data, at, _COMMA):
+                at = _skip_spaces(data, at + 1)
+                break
+            if not _is(data, at, _OBJECT_END if objects & _ONE else _LIST_END):
+                return ODD
+            at += 1
+            depth -= 1
+            objects >>= _ONE
+        if objects & _ONE:
+            at, _ = _read_key(source, size, at, target, to)
+            if at < 0:
+                return ODD
+    return ODD
 
 
 @kernel
@@ -186,59 +226,29 @@ def _read_object(source, size, at, name, target, to):
 
     Strings that are not wanted are written behind what is, to be written over.
     """
-    data = view_u8(source, size)
-    depth, objects, text_end = 0, np.uint64(0), to
+    data, out = view_u8(source, size), view_u8(target, size)
+    text_end = to
     while True:
-        # Here a value begins.
-        key_is_next = False
-        if at >= size:
+        # At the brace or the comma before a key.
+        at, key_end = _read_key(source, size, _skip_spaces(data, at + 1), target, text_end)
+        if at < 0:
             return ODD, to
-        first = data[at]
-        if first == _QUOTE:
-            at, _ = _read_string(source, size, at + 1, target, text_end)
-        elif first in (_OBJECT, _LIST):
-            at = _skip_spaces(data, at + 1)
-            if _is(data, at, _OBJECT_END if first == _OBJECT else _LIST_END):
-                at += 1
-            else:
-                if depth == _MAX_DEPTH:
-                    return ODD, to
-                depth += 1
-                objects = objects << _ONE | np.uint64(first == _OBJECT)
-                key_is_next = first == _OBJECT
-                if not key_is_next:
-                    continue
-        elif first == _MINUS or _ZERO <= first <= _NINE:
-            at = _skip_number(data, at)
+        named = key_end - text_end == len(name)
+        for i in range(len(name) if named else 0):
+            named &= out[text_end + i] == name[i]
+        if not named:
+            at = _skip_value(source, size, at, target, text_end)
+        elif text_end > to or not _is(data, at, _QUOTE):
+            return ODD, to
         else:
-            at = _skip_word(data, at)
-        # Here one has ended, or a key begins; each turn takes what ends with it, up to where the next value begins.
-        while True:
-            if not key_is_next:
-                if at < 0 or depth == 0:
-                    return at, text_end
-                at = _skip_spaces(data, at)
-                if _is(data, at, _OBJECT_END if objects & _ONE else _LIST_END):
-                    at += 1
-                    depth -= 1
-                    objects >>= _ONE
-                    continue
-                if not _is(data, at, _COMMA):
-                    return ODD, to
-                at = _skip_spaces(data, at + 1)
-                if not objects & _ONE:
-                    break
-            at, named = _read_key(source, size, at, name, target, text_end)
-            if at < 0:
-                return ODD, to
-            if not named or depth > 1:
-                break
-            if text_end > to or not _is(data, at, _QUOTE):
-                return ODD, to
             at, text_end = _read_string(source, size, at + 1, target, to)
-            if text_end == to:
-                return ODD, to
-            key_is_next = False
+        if at < 0 or (named and text_end == to):
+            return ODD, to
+        at = _skip_spaces(data, at)
+        if _is(data, at, _OBJECT_END):
+            return at + 1, text_end
+        if not _is(data, at, _COMMA):
+            return ODD, to
 
 
 @kernel
@@ -249,8 +259,8 @@ def read_texts(source, size, name, target, ends, lines):
         source: Address of whole lines, the last with or without its newline; size: their bytes.
         name: uint8 [letters], the field.
         target: Address of `size` bytes, which the texts are written to, end to end, as UTF-8 where the lines are it.
-        ends: int64 [1 + lines], written: 0, and where each text ends.
-        lines: int64 [lines], written: number of newlines before each.
+        ends: int64 [1 + n], written: 0, and where each text ends; n as `most_texts` says.
+        lines: int64 [n], written: number of newlines before each.
 
     Returns:
         Number of texts, or `ODD`; newlines.

@@ -49,8 +49,8 @@ def parse_block(
     Returns:
         The records, and a reject for each line that does not hold one; and the number of newlines.
     """
-    block = parse_plain(data, first_line, fields, size_bytes, rejects)
-    return block or parse_with_arrow(data, file, first_line, fields, size_bytes, rejects)
+    found = parse_plain(data, first_line, fields, size_bytes, rejects)
+    return found or parse_with_arrow(data, file, first_line, fields, size_bytes, rejects)
 
 
 def parse_plain(
@@ -60,8 +60,7 @@ def parse_plain(
     if fields.weights or fields.columns or "." in fields.text or len(data) > MAX_LINE_BYTES:
         return None
     source, name = np.frombuffer(data, np.uint8), np.frombuffer(fields.text.encode(), np.uint8)
-    # {"name":"a"} and a newline: no line with a text is shorter.
-    most = len(data) // (len(name) + len('{"":"a"}\n')) + 1
+    most = most_texts(len(data), len(name))
     texts, ends, lines = np.empty(len(data), np.uint8), np.empty(most + 1, np.int64), np.empty(most, np.int64)
     places = np.uint64(address_of(source)), np.uint64(address_of(texts))
     count, newlines = k.read_texts(places[0], len(source), name, places[1], ends, lines)
@@ -70,6 +69,11 @@ def parse_plain(
     array = pa.LargeStringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(texts))
     files = np.zeros(count, np.int32)
     return RecordBlock(array, lines[:count] + first_line, files, None, {}, size_bytes, list(rejects)), newlines
+
+
+def most_texts(size: int, name_bytes: int) -> int:
+    """How many texts `size` bytes of lines can hold at most: no line is shorter than {"name":"a"} and a newline."""
+    return (size + 1) // (name_bytes + len('{"":"a"}\n'))
 
 
 def parse_with_arrow(
