@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -78,6 +79,17 @@ def test_ctrl_c_exits_130():
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
     assert (process.returncode, errors) == (130, "penstock: stopped\n")
+
+
+def test_a_stopped_verb_says_so(monkeypatch, capsys):
+    def stop(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("penstock.cli.verify.run", stop)
+    monkeypatch.setattr(sys, "argv", ["penstock", "verify", "data"])
+    with pytest.raises(SystemExit, match="130"):
+        cli.main()
+    assert "penstock: stopped\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("lines", [1, 100_000])

@@ -1,6 +1,7 @@
 """Prepare end to end: what comes out, and that it is the same for any number of processes."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from prepare_cases import contents
 
 from penstock.errors import ConfigError, OutputError, RecordError
-from penstock.prepare import PrepareSettings, prepare
+from penstock.prepare import PrepareSettings, executors, prepare
 from penstock.shards import Dataset
 from penstock.tokenizers import load_tokenizer
 
@@ -142,6 +143,17 @@ def test_rejects_are_written_and_bounded(tmp_path, corpus, tokenizer):
     assert run(corpus, tokenizer, tmp_path / "few", on_error="skip", max_rejects=3).rejects == 3
     with pytest.raises(RecordError, match=r"3 of 2203 records were rejected, more than 0%"):
         run(corpus, tokenizer, tmp_path / "zero", on_error="skip", max_rejects="0%")
+
+
+def test_little_text_is_the_work_of_this_process_alone(tmp_path, corpus, tokenizer, monkeypatch):
+    hired = []
+    monkeypatch.setattr(executors, "Processes", lambda *given: hired.append(given[1]))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
+    run(corpus, tokenizer, tmp_path / "little", processes=None, part_bytes=10_000)
+    assert hired == []
+    monkeypatch.setattr(executors, "WORTH_A_PROCESS", 20_000)
+    run(corpus, tokenizer, tmp_path / "more", processes=None, part_bytes=10_000)
+    assert hired == [4]
 
 
 def test_first_bad_record_in_order_is_reported_by_several_processes(tmp_path, corpus, tokenizer):

@@ -193,4 +193,4 @@ def test_mistakes_are_refused_first(tmp_path, corpus, tokenizer, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(PenstockError, match=r"Ray at '127.0.0.1:1' cannot be reached: .*refused; set RAY_ADDRESS"):
         ray_tasks._connect(None, 2)
-    assert choose_executor("processes", processes=1, num_parts=9, transform=None) is not None
+    assert choose_executor("processes", processes=1, parts=[], transform=None) is not None

@@ -398,6 +398,10 @@ def test_bad_names_and_folders(tmp_path):
         write_dataset(tmp_path, [[1]])
     with pytest.raises(ConfigError, match="1 documents, but another number of spans or texts"):
         write_dataset(tmp_path / "new", [[1]], texts=["a", "b"])
+    with pytest.raises(ConfigError, match="the vocabulary has 0 to 4"):
+        write_dataset(tmp_path / "new", [[1], [5]], vocab_size=5, documents_per_shard=1)
+    assert list((tmp_path / "new").iterdir()) == []
+    assert len(write_dataset(tmp_path / "new", [[1], [4]], vocab_size=5)) == 2
 
 
 def test_full_disk_is_said(tmp_path):

@@ -18,6 +18,8 @@ def test_sound_dataset(tmp_path):
     assert report.sound
     assert report.documents == 40
     assert report.unchecked == ()
+    (tmp_path / "d/report.json").write_text("{}")
+    assert verify(tmp_path / "d").unchecked == ("report.json, which have no checksums",)
 
 
 def test_every_flipped_bit_is_found(tmp_path):

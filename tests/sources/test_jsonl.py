@@ -65,6 +65,7 @@ def one_line(raw: bytes, fields: Fields | None = None) -> str | None:
         (b'{"text": ""}', "is empty"),
         (b'{"content": "a", "id": 3}', "no field 'text'; the record has: 'content', 'id'; .*--text-field"),
         (b"{}", "no fields"),
+        (b"\xff\xfe{", "byte order mark of UTF-16; due: UTF-8"),
         (b"\xef\xbb\xbf" + b'{"text": "a"}', "byte order mark"),
         (b"text", "not JSON: Expecting value at column 1"),
         (b"{'text': 'a'}", "not JSON"),
@@ -140,7 +141,7 @@ def test_nested_and_kept_fields():
     assert block.texts.to_pylist() == ["a", "b"]
     assert block.columns["doc.lang"].to_pylist() == ["de", None]
     assert block.columns["score"].to_pylist() == [1.0, None]
-    assert "no field" in block.rejects[1].reason
+    assert "no field 'doc.body'; where its dots lead there are: 'x'" in block.rejects[1].reason
     assert "declared" in block.rejects[2].reason
 
 

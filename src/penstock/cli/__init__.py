@@ -23,6 +23,9 @@ VERBS = (
 )  # fmt: skip
 """In the order in which a user meets them; `--help` lists them so."""
 
+_STOPPED = 130
+"""Exit code after Ctrl-C; typer turns the interrupt of a verb into it, and says nothing."""
+
 
 def main() -> None:
     """Run the command line on `sys.argv`, and exit."""
@@ -30,11 +33,13 @@ def main() -> None:
 
     try:
         code = _run(sys.argv[1:])
+        if code == _STOPPED:
+            print("penstock: stopped", file=sys.stderr)
     except PenstockError as error:
         code = 1
         _print_error(str(error))
     except KeyboardInterrupt:
-        code = 130
+        code = _STOPPED
         print("penstock: stopped", file=sys.stderr)
     except BrokenPipeError:
         code = 1

@@ -37,7 +37,11 @@ def run(
     text_field: TextField = "text",
     weights_field: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Field with loss-weight ranges: [{begin, end, weight}], in characters."),
+        typer.Option(
+            metavar="NAME",
+            help="Field with loss-weight ranges: [{begin, end, weight}], in characters. What is outside all of them is "
+            "not trained; a record without the field is, in full.",
+        ),
     ] = None,
     column: Annotated[
         list[str] | None,
@@ -90,7 +94,8 @@ def run(
         ),
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Processes that work; by default as many as there are cores.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Processes; by default as many as cores, fewer for little text."),
     ] = None,
     executor: Annotated[
         str,

@@ -21,6 +21,8 @@ class DataParallel:
     def __post_init__(self) -> None:
         object.__setattr__(self, "rank", whole("data_parallel: rank", self.rank))
         object.__setattr__(self, "size", whole("data_parallel: size", self.size))
+        if self.size < 1:
+            raise ConfigError(f"data_parallel: size must be at least 1, got {self.size}")
         if not 0 <= self.rank < self.size:
             raise ConfigError(f"data_parallel: rank must be 0 … {self.size - 1}, got {self.rank} of {self.size}")
 

@@ -1,7 +1,7 @@
 """Chooses who prepares the parts: this process, child processes, or a Ray cluster; the result is the same."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from penstock.errors import ConfigError
@@ -12,22 +12,26 @@ from penstock.prepare.processes import Processes
 from penstock.prepare.ray_node import end_earlier_runs
 from penstock.prepare.ray_tasks import RayTasks, import_ray
 from penstock.prepare.transform import Transform, require_picklable
+from penstock.sources import Part
 
 EXECUTORS = ("processes", "ray")
 """`processes`: of this machine. `ray`: tasks of a Ray cluster, of which all nodes see the output folder."""
+
+WORTH_A_PROCESS = 8 << 20
+"""Raw bytes that a further process starts for, where the number is left to us: starting takes it a second or two."""
 
 Hire = Callable[[Workshop, OutputFolder], Crew | None]
 
 
 def choose_executor(
-    executor: str, *, processes: int | None, num_parts: int | None, transform: Transform | None
+    executor: str, *, processes: int | None, parts: Sequence[Part] | None, transform: Transform | None
 ) -> Hire:
     """Settle who will do the work, and refuse what cannot be done before anything is written.
 
     Args:
         executor: One of `EXECUTORS`.
-        processes: Parts at once; None: one for each core, of this machine or of the cluster.
-        num_parts: How many there are; None when that is not known.
+        processes: Parts at once; None: one for each core, of this machine or of the cluster, as far as there is work.
+        parts: The work; None when it is not known before.
         transform: The user's function.
 
     Returns:
@@ -43,8 +47,10 @@ def choose_executor(
         import_ray()
         return lambda shop, folder: RayTasks(shop, _cleared(folder), processes)
     count = processes or len(os.sched_getaffinity(0))
-    if num_parts is not None:
-        count = min(count, max(num_parts, 1))
+    if parts is not None:
+        count = min(count, max(len(parts), 1))
+        if processes is None and transform is None:
+            count = min(count, 1 + sum(part.size_bytes for part in parts) // WORTH_A_PROCESS)
     if transform is not None and count > 1:
         require_picklable(transform)
 

@@ -68,7 +68,7 @@ def prepare(
             tokenizer, the text of one, or "auto", that of the tokenizer's folder.
         settings: What decides the result; or give its fields as keywords.
         transform: Function, or `"module:function"`, that changes records (dicts) or drops them (None).
-        processes: Parts at once; None: as many as there are cores.
+        processes: Parts at once; None: as many as there are cores, fewer for a few megabytes.
         executor: `processes` of this machine, or `ray`: the cluster of RAY_ADDRESS or of `ray.init`, else a new one
             here; its nodes need the same file system.
         overwrite: Replace a preparation of other input or settings.
@@ -93,8 +93,8 @@ def prepare(
         _ = loaded.byte_table
     recipe = _make_recipe(settings, loaded, tokenizer, Path(output), overwrite)
     parts = open_parts(source, settings, progress)
-    num_parts = len(parts) if isinstance(parts, list) else None
-    hire = choose_executor(executor, processes=processes, num_parts=num_parts, transform=function)
+    known = parts if isinstance(parts, list) else None
+    hire = choose_executor(executor, processes=processes, parts=known, transform=function)
     chat_template = recipe.encoder.template if isinstance(recipe, ChatRecipe) else None
     plan_settings = settings.as_plan(loaded, describe_transform(function), chat_template)
     plan = {"settings": plan_settings, "inputs": _identities(parts)}

@@ -4,7 +4,9 @@ Tokens are checked on the way as far as the format they come from allows.
 """
 
 import os
+import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,30 +49,32 @@ def import_corpus(
         OutputError: The folder holds something already, or cannot be written.
         ConfigError: A token id is outside the tokenizer's vocabulary.
     """
-    folder, table = new_folder(output), corpus.table
+    table = corpus.table
     if tokenizer is None:
         info = TokenizerInfo(name="", fingerprint="", vocab_size=2**16 if table.token_bytes == 2 else 2**31)
     elif isinstance(tokenizer, TokenizerInfo):
         info = tokenizer
     else:
         info = TokenizerInfo.of(tokenizer)
-        tokenizer.save(folder / TOKENIZER_FOLDER)
     layout = ShardLayout(vocab_size=info.vocab_size)
     shards: list[ShardInfo] = []
-    documents = _documents(corpus, progress)
-    block = next(documents, None)
-    while block is not None:
-        with ShardWriter(folder, f"{len(shards):05}.arrow", layout) as writer:
-            while block is not None and writer.size_bytes < SHARD_BYTES:
-                first, tokens = block
-                numbers = np.arange(first, first + len(tokens))
-                files = np.searchsorted(table.shard_starts, numbers, side="right") - 1
-                writer.write(tokens, files=files, lines=numbers - table.shard_starts[files])
-                block = next(documents, None)
-            shards.append(writer.finish())
-    finish_dataset(
-        folder, shards=shards, layout=layout, tokenizer=info, configuration=corpus.fingerprint, files=corpus.files
-    )
+    with new_folder(output) as folder:
+        if isinstance(tokenizer, Tokenizer):
+            tokenizer.save(folder / TOKENIZER_FOLDER)
+        documents = _documents(corpus, progress)
+        block = next(documents, None)
+        while block is not None:
+            with ShardWriter(folder, f"{len(shards):05}.arrow", layout) as writer:
+                while block is not None and writer.size_bytes < SHARD_BYTES:
+                    first, tokens = block
+                    numbers = np.arange(first, first + len(tokens))
+                    files = np.searchsorted(table.shard_starts, numbers, side="right") - 1
+                    writer.write(tokens, files=files, lines=numbers - table.shard_starts[files])
+                    block = next(documents, None)
+                shards.append(writer.finish())
+        finish_dataset(
+            folder, shards=shards, layout=layout, tokenizer=info, configuration=corpus.fingerprint, files=corpus.files
+        )
     return Dataset.open(folder)
 
 
@@ -116,8 +120,9 @@ def write_megatron(
     return prefix
 
 
-def new_folder(path: str | Path) -> Path:
-    """Make a folder for output.
+@contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """Make a folder for output; what was written there is removed again when the writing fails.
 
     Raises:
         OutputError: It holds something, or cannot be made.
@@ -127,7 +132,15 @@ def new_folder(path: str | Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise OutputError(f"{folder}: holds something already; choose a new or empty folder")
-    return folder
+    try:
+        yield folder
+    except BaseException:
+        for left in folder.iterdir():
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
+        raise
 
 
 def _documents(corpus: Dataset | InPlaceCorpus, progress: bool) -> Iterator[tuple[int, Ragged]]:

@@ -47,7 +47,6 @@ def write_dataset(
     """
     import pyarrow as pa
 
-    folder = new_folder(path)
     rows = documents if isinstance(documents, Ragged) else Ragged.from_rows(documents, np.int64)
     if not len(rows) == len(spans if spans is not None else rows) == len(texts if texts is not None else rows):
         raise ConfigError(f"{len(rows)} documents, but another number of spans or texts")
@@ -56,20 +55,21 @@ def write_dataset(
         tokenizer = TokenizerInfo(name="", fingerprint="", vocab_size=size)
     layout = ShardLayout(vocab_size=tokenizer.vocab_size, has_spans=spans is not None, has_text=texts is not None)
     shards: list[ShardInfo] = []
-    for begin in range(0, len(rows), documents_per_shard):
-        part = slice(begin, min(begin + documents_per_shard, len(rows)))
-        with ShardWriter(folder, f"{len(shards):05}.arrow", layout) as writer:
-            writer.write(
-                slice_rows(rows, part.start, part.stop),
-                files=0,
-                lines=np.arange(part.start, part.stop),
-                spans=None if spans is None else span_block(spans[part]),
-                texts=None if texts is None else pa.array(texts[part], pa.large_string()),
-                text_bytes=sum(len(text.encode()) for text in texts[part]) if texts is not None else 0,
-            )
-            shards.append(writer.finish())
-    finish_dataset(folder, shards=shards, layout=layout, tokenizer=tokenizer, configuration="", files=["memory"])
-    return Dataset.open(folder)
+    with new_folder(path) as folder:
+        for begin in range(0, len(rows), documents_per_shard):
+            part = slice(begin, min(begin + documents_per_shard, len(rows)))
+            with ShardWriter(folder, f"{len(shards):05}.arrow", layout) as writer:
+                writer.write(
+                    slice_rows(rows, part.start, part.stop),
+                    files=0,
+                    lines=np.arange(part.start, part.stop),
+                    spans=None if spans is None else span_block(spans[part]),
+                    texts=None if texts is None else pa.array(texts[part], pa.large_string()),
+                    text_bytes=sum(len(text.encode()) for text in texts[part]) if texts is not None else 0,
+                )
+                shards.append(writer.finish())
+        finish_dataset(folder, shards=shards, layout=layout, tokenizer=tokenizer, configuration="", files=["memory"])
+    return Dataset.open(Path(path))
 
 
 def span_block(spans: Sequence[Sequence[Span] | None]) -> SpanBlock:

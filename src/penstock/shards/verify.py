@@ -16,7 +16,7 @@ from penstock.shards.files import Array, check_size, checksum, map_file, map_num
 from penstock.shards.finish import content_fingerprint
 from penstock.shards.in_place import InPlaceCorpus
 from penstock.shards.layout import TOKENIZER_FOLDER, ShardLayout, batch_positions, read_batches
-from penstock.shards.manifest import BATCHES, DOCUMENTS_PER_BATCH, LENGTHS, Manifest, ShardInfo
+from penstock.shards.manifest import BATCHES, DOCUMENTS_PER_BATCH, LENGTHS, MANIFEST, Manifest, ShardInfo
 from penstock.shards.opening import open_dataset
 from penstock.shards.table import FAULTS
 from penstock.tokenizers import load_tokenizer
@@ -103,6 +103,7 @@ def verify(
 def _verify_dataset(path: Path, progress: bool) -> Report:
     manifest = Manifest.load(path)
     size = sum(shard.bytes for shard in manifest.shards)
+    others = sorted({file.name for file in path.glob("*.json")} - {MANIFEST, *manifest.checksums})
     with Progress("verifying", total=size, unit="B", enabled=progress) as bar:
         faults = tuple(_dataset_faults(path, manifest, bar))
     return Report(
@@ -112,7 +113,7 @@ def _verify_dataset(path: Path, progress: bool) -> Report:
         tokens=manifest.tokens,
         bytes=size,
         checked=_CHECKED,
-        unchecked=(),
+        unchecked=(f"{', '.join(others)}, which have no checksums",) if others else (),
         faults=faults,
     )
 

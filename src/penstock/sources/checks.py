@@ -124,7 +124,8 @@ def diagnose(record: Any, fields: Fields) -> str | None:
         cure = "name the field that holds the text: --text-field"
         if {"messages", "conversations"} & set(known):
             cure = "conversations need a chat template: --template"
-        return f"no field {fields.text!r}; the record has: {', '.join(map(repr, known)) or 'no fields'}; {cure}"
+        where = "where its dots lead there are" if "." in fields.text else "the record has"
+        return f"no field {fields.text!r}; {where}: {', '.join(map(repr, known)) or 'no fields'}; {cure}"
     if value is None:
         return f"field {fields.text!r} is null; due: text"
     if not isinstance(value, str):

@@ -16,6 +16,8 @@ def explain_line(raw: bytes, fields: Fields) -> str | None:
     """What is wrong with one line, in words."""
     if len(raw) > MAX_LINE_BYTES:
         return f"the line has {len(raw)} bytes; due: at most {MAX_LINE_BYTES}"
+    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "the line begins with the byte order mark of UTF-16; due: UTF-8 (iconv -f UTF-16 -t UTF-8 makes it so)"
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:

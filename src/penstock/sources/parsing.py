@@ -165,7 +165,7 @@ def _parser_message(raw: bytes, schema: pa.Schema) -> str:
     try:
         _read(memoryview(raw), schema)
     except pa.ArrowException as error:
-        return f"not JSON: {error}"
+        return f"not JSON: {str(error).removesuffix(' in row 0').rstrip('.')}"
     return "the line is not one JSON object"
 
 
