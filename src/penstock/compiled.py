@@ -10,6 +10,7 @@ mapping alive and stay inside it.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -66,12 +67,22 @@ def _compile(function: Function, *, forceinline: bool) -> Function:
         compiled = numba.njit(**options)(function)
     else:
         _forget_stale_kernels(Path(compiled.stats.cache_path))
-        # Numba numbers the files of a kernel's signatures and notes them in an index, without a lock: of two processes
-        # that compile at once, one could leave its code under the other's signature, for good. With names that nobody
-        # else takes, the worst is an entry lost from the index, and compiled again.
-        file = compiled._cache._cache_file
-        file._data_name = lambda number: file._data_name_pattern.format(number=uuid4().int)
+        _name_files_apart(compiled)
     return cast(Function, compiled)
+
+
+def _name_files_apart(compiled: Any) -> None:
+    """Keep the cached code of processes that compile the same kernel at once from getting mixed.
+
+    Numba numbers the files of a kernel's signatures and notes them in an index, without a lock: one process could leave
+    its code under the other's signature, for good. With names that nobody else takes, the worst is an entry lost from
+    the index, and compiled again. The names are Numba's own business, so a Numba that has others goes unprotected; the
+    tests tell.
+    """
+    with suppress(AttributeError):
+        file = compiled._cache._cache_file
+        pattern = file._data_name_pattern
+        file._data_name = lambda number: pattern.format(number=uuid4().int)
 
 
 @intrinsic

@@ -158,10 +158,9 @@ def _count(typing_context, out):
     return types.void(out), codegen
 
 
-def _bytes_at(builder: Any, address: Any) -> tuple[Any, Any]:
-    """Pointer to the cache line of bytes that begins at an address, and its type."""
-    vector = ir.VectorType(ir.IntType(8), CACHE_LINE)
-    return builder.inttoptr(address, vector.as_pointer()), vector
+def _bytes_at(builder: Any, address: Any) -> Any:
+    """Pointer to the vector of bytes that begins at an address."""
+    return builder.inttoptr(address, ir.VectorType(ir.IntType(8), CACHE_LINE).as_pointer())
 
 
 @intrinsic
@@ -169,7 +168,7 @@ def copy_line(typing_context, source, out):
     """Copy `CACHE_LINE` bytes from one address (uint64) to another, all read before any is written."""
 
     def codegen(context, builder, signature, arguments):
-        (read, _), (written, _) = (_bytes_at(builder, address) for address in arguments)
+        read, written = (_bytes_at(builder, address) for address in arguments)
         builder.store(builder.load(read, align=1), written, align=1)
         return context.get_dummy_value()
 
@@ -185,8 +184,7 @@ def find_bytes(typing_context, source, below, one, other):
     """
 
     def codegen(context, builder, signature, arguments):
-        pointer, _vector = _bytes_at(builder, arguments[0])
-        found, sought = builder.load(pointer, align=1), []
+        found, sought = builder.load(_bytes_at(builder, arguments[0]), align=1), []
         for value, kind in zip(arguments[1:], signature.args[1:], strict=True):
             item = context.cast(builder, value, kind, types.uint8)
             sought.append(_splat(builder, item, CACHE_LINE))

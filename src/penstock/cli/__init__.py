@@ -33,16 +33,15 @@ def main() -> None:
 
     try:
         code = _run(sys.argv[1:])
-        if code == _STOPPED:
-            print("penstock: stopped", file=sys.stderr)
     except PenstockError as error:
         code = 1
         _print_error(str(error))
     except KeyboardInterrupt:
         code = _STOPPED
-        print("penstock: stopped", file=sys.stderr)
     except BrokenPipeError:
         code = 1
+    if code == _STOPPED:
+        print("penstock: stopped", file=sys.stderr)
     sys.exit(_flush(code))
 
 

@@ -31,7 +31,7 @@ _DIGIT = np.full(256, -1, np.int64)
 _DIGIT[list(b"0123456789abcdefABCDEF")] = [*range(16), *range(10, 16)]
 
 _WORDS = np.frombuffer(b"true false null ", np.uint8).copy()
-_WORD_PLACES = np.full((256, 2), 0, np.int64)
+_WORD_PLACES = np.zeros((256, 2), np.int64)
 """First letter of a word of JSON → where it begins and ends in `_WORDS`."""
 _WORD_PLACES[list(b"tfn")] = [(0, 4), (5, 10), (11, 15)]
 

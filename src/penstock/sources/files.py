@@ -84,12 +84,9 @@ def refuse_twice(files: Iterable[SourceFile]) -> None:
 
 
 def _hint(text: str) -> str:
-    if any(mark in text for mark in "\n ") and not any(mark in text for mark in "*/."):
-        return "; if this is a text and not a path, hand over an iterator: iter(texts)"
-    return (
-        "; quote globs so that the shell leaves them alone, and look for a typing error "
-        "(a list is of paths; for texts hand over an iterator: iter(texts))"
-    )
+    if not any(mark in text for mark in "*/."):
+        return "; look for a typing error; if this is a text and not a path, hand over an iterator: iter(texts)"
+    return "; quote globs so that the shell leaves them alone, and look for a typing error"
 
 
 def _find_local(text: str) -> list[SourceFile]:

@@ -185,9 +185,7 @@ def _ends_line(data: bytes | memoryview) -> bool:
     return not len(data) or data[-1] == NEWLINE
 
 
-def _line_bounds(
-    data: bytes | memoryview,
-) -> tuple[Integers, Integers]:
+def _line_bounds(data: bytes | memoryview) -> tuple[Integers, Integers]:
     """Where each line begins, and where it ends without its newline."""
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == NEWLINE)
     if not _ends_line(data):
