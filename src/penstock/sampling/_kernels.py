@@ -60,25 +60,51 @@ def key_schedule(size, key):
 
 
 @inline_kernel
-def permute(index, size, schedule):
-    """Image of `index` under the permutation of [0, size) that a key names (int64, int64, its schedule → int64)."""
+def _encipher(value, schedule):
+    """Image of a number under the permutation of all numbers of so many bits (uint64, schedule → uint64)."""
     bits, key_0, key_1, key_2, key_3, key_4, key_5 = schedule
     low_bits = bits >> _ONE
     low_mask = (_ONE << low_bits) - _ONE
     high_mask = (_ONE << (bits - low_bits)) - _ONE
-    value = np.uint64(index)
-    while True:
-        low = value & low_mask
-        high = value >> low_bits
-        high ^= _round(low, key_0) & high_mask
-        low ^= _round(high, key_1) & low_mask
-        high ^= _round(low, key_2) & high_mask
-        low ^= _round(high, key_3) & low_mask
-        high ^= _round(low, key_4) & high_mask
-        low ^= _round(high, key_5) & low_mask
-        value = (high << low_bits) | low
-        if value < np.uint64(size):
-            return np.int64(value)
+    low = value & low_mask
+    high = value >> low_bits
+    high ^= _round(low, key_0) & high_mask
+    low ^= _round(high, key_1) & low_mask
+    high ^= _round(low, key_2) & high_mask
+    low ^= _round(high, key_3) & low_mask
+    high ^= _round(low, key_4) & high_mask
+    low ^= _round(high, key_5) & low_mask
+    return (high << low_bits) | low
+
+
+@inline_kernel
+def permute(index, size, schedule):
+    """Image of `index` under the permutation of [0, size) that a key names (int64, int64, its schedule → int64)."""
+    value = _encipher(np.uint64(index), schedule)
+    while value >= np.uint64(size):
+        value = _encipher(value, schedule)
+    return np.int64(value)
+
+
+@inline_kernel
+def _permute_block(begin, size, schedule, places, out):
+    """`permute` of begin, begin + 1, …, of as many as `out` has (int64), and `places` at least (int64).
+
+    Those that are still outside are listed and go on together: a branch for each would be guessed wrong every other
+    time, and each wrong guess waits for a whole cipher.
+    """
+    left = 0
+    for i in range(len(out)):
+        out[i] = _encipher(np.uint64(begin + i), schedule)
+        places[left] = i
+        left += out[i] >= size
+    while left:
+        count, left = left, 0
+        for j in range(count):
+            i = places[j]
+            out[i] = _encipher(np.uint64(out[i]), schedule)
+            places[left] = i
+            left += out[i] >= size
 
 
 @inline_kernel
@@ -119,9 +145,9 @@ def permute_range(begin, size, key, mode, out):
         for i in range(len(out)):
             out[i] = block_permute(begin + i, size, key)
     else:
-        schedule = key_schedule(size, key)
-        for i in range(len(out)):
-            out[i] = permute(begin + i, size, schedule)
+        schedule, places = key_schedule(size, key), np.empty(SMALL, np.int64)
+        for i in range(0, len(out), SMALL):
+            _permute_block(begin + i, size, schedule, places, out[i : i + SMALL])
 
 
 @kernel
