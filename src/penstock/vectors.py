@@ -80,6 +80,15 @@ def _first(builder: Any, count: Any, lanes: int) -> Any:
     )
 
 
+def _keep_short(builder: Any) -> None:
+    """Keep LLVM from unrolling the loop around this: an empty piece of assembly, which is no instruction.
+
+    Numba optimises twice, and each time eight vectors become one turn. Documents end anywhere, so what is left over is
+    then guessed wrong in three loops instead of one (3 % of the fill, 7 % in int32, measured).
+    """
+    builder.call(ir.InlineAsm(ir.FunctionType(ir.VoidType(), []), "", "", side_effect=True), [])
+
+
 def _write(context: Any, builder: Any, kind: Any, array: Any, make: Callable[[Any, Any], Any]) -> Any:
     """Write a whole array: make(place, mask or None) gives the vector of the items from `place` on."""
     out, size = _parts(context, builder, kind, array)
@@ -89,6 +98,7 @@ def _write(context: Any, builder: Any, kind: Any, array: Any, make: Callable[[An
     with cgutils.for_range_slice(builder, size.type(0), whole, size.type(lanes), size.type) as (at, _):
         vector = make(at, None)
         builder.store(vector, _at(builder, out, at, vector.type), align=align)
+        _keep_short(builder)
     with builder.if_then(builder.icmp_unsigned("!=", rest, size.type(0))):
         mask = _first(builder, rest, lanes)
         vector = make(whole, mask)
