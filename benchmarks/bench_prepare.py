@@ -122,7 +122,8 @@ def cpu_seconds(code: str, source: Path, tokenizer: str, output: Path, processes
     environment = {**os.environ, "HF_DATASETS_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     if processes == 1:
         environment |= WORKER_MEMORY
-    done = subprocess.run([sys.executable, "-c", code, *arguments], check=True, env=environment, capture_output=True)
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE)
     wall, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return (float(done.stdout) if done.stdout.strip() else cpu), wall

@@ -120,3 +120,14 @@ def test_doctor_names_a_missing_encoder(monkeypatch):
     findings = doctor.examine()
     assert findings["encoder"] == "tokenizers"
     assert "pip install gigatoken" in findings["problems"][0]
+
+
+@pytest.mark.parametrize(
+    "words", ["train run.yaml -o run", "chat run", "serve run", "export run -o out", "eval run --task mmlu"]
+)
+def test_a_verb_that_needs_torch_tells_the_pip_command(words):
+    code = f"import sys; sys.modules['torch'] = None; sys.argv = 'penstock {words}'.split()\n"
+    command = [sys.executable, "-c", f"{code}from penstock.cli import main; main()"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "penstock: torch is not installed; it comes with the extra: pip install 'penstock[train]'\n"

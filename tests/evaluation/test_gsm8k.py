@@ -94,14 +94,16 @@ def test_data_that_are_not_there(tmp_path):
     with pytest.raises(ConfigError, match="the train split has 4 problems, and 8 solved ones are asked for"):
         task(folder)
     (folder / "train.jsonl").unlink()
-    with pytest.raises(ConfigError, match=r"has no train.jsonl or train.jsonl.gz"):
+    with pytest.raises(ConfigError, match=r"no file train with an ending of .*; complete the folder"):
         task(folder)
     (folder / "test.jsonl").write_text('{"question": "q"}\n')
-    with pytest.raises(RecordError, match=r"test:1: has no texts question and answer"):
+    with pytest.raises(RecordError, match=r"test.jsonl: record 1: has no texts question and answer"):
         task(folder, shots=0)
     (folder / "test.jsonl").write_text('{"question": \n')
-    with pytest.raises(RecordError, match=r"test:1: is no JSON"):
+    with pytest.raises(RecordError, match=r"test.jsonl: line 1: this is no JSON"):
         task(folder, shots=0)
+    with pytest.raises(ConfigError, match=r"test.jsonl is a file; give the folder with both splits"):
+        task(folder / "test.jsonl", shots=0)
 
 
 @pytest.mark.real_data

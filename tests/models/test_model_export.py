@@ -11,7 +11,7 @@ import transformers
 from model_makers import LENGTHS, VOCABULARY, logits_of, make_row, tiny
 
 from penstock.chat import load_template
-from penstock.errors import CorruptionError, FormatError
+from penstock.errors import CorruptionError, FormatError, OutputError
 from penstock.models import ModelSettings, Transformer, build_model, load_model, save_model
 from penstock.models.exporting import export
 from penstock.models.huggingface_model import HuggingFaceModel
@@ -79,11 +79,10 @@ def test_tokenizer_template_and_stop_ids_go_along(tmp_path: Path) -> None:
     )
     template = load_template("{{ greeting }}{{ messages[0].content }}", tokenizer=tokenizer, greeting="Hi: ")
     stop = tokenizer.special_tokens["<end>"]
-    theirs = exported(
-        tiny(torch.float32, vocab_size=400), tmp_path, tokenizer=tokenizer, template=template, stop_ids=[stop]
-    )
+    out = tmp_path / "out"
+    theirs = exported(tiny(torch.float32, vocab_size=400), out, tokenizer=tokenizer, template=template, stop_ids=[stop])
     assert theirs.generation_config.eos_token_id == [stop]
-    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    loaded = transformers.AutoTokenizer.from_pretrained(out)
     assert loaded("some words").input_ids == tokenizer.encode("some words").tolist()
     messages = [{"role": "user", "content": "you"}]
     assert loaded.apply_chat_template(messages, tokenize=False) == "Hi: you" == template.render_plain(messages)
@@ -165,3 +164,28 @@ def test_a_model_of_transformers_is_saved_and_loaded(tmp_path: Path) -> None:
             logits_of(load_model(tmp_path / name), row), logits_of(model, row), rtol=0, atol=1e-5
         )
     assert model.vocab_size == VOCABULARY
+
+
+def test_a_failed_export_leaves_nothing_and_another_one_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import safetensors.torch
+
+    left: list[str] = []
+
+    def full(weights: object, path: Path, **_: object) -> None:
+        Path(path).write_bytes(b"half")
+        left.extend(sorted(file.name for file in Path(path).parent.iterdir()))
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(safetensors.torch, "save_file", full)
+        with pytest.raises(OSError, match="No space left"):
+            export(tiny(torch.float32), tmp_path / "out")
+    assert left == ["generation_config.json", "model.safetensors"], (
+        "the config comes last: killed here, no model is there"
+    )
+    assert list((tmp_path / "out").iterdir()) == []
+    export(tiny(torch.float32), tmp_path / "out")
+    with pytest.raises(OutputError, match=r"out: holds something already; choose a new or empty folder"):
+        export(tiny(torch.float32), tmp_path / "out")

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from prepare_cases import Killed, contents, dying, slowly
 
+from penstock import locks
 from penstock.errors import OutputError, PenstockError
-from penstock.prepare import folder, prepare, preparing
+from penstock.prepare import prepare, preparing
 from penstock.shards import Dataset
 from penstock.tokenizers import load_tokenizer
 
@@ -135,7 +136,7 @@ def test_a_worker_that_dies_is_an_error_that_names_the_part(tmp_path, corpus, to
 
 @pytest.mark.slow
 def test_two_at_once_are_refused(tmp_path, corpus, tokenizer, monkeypatch):
-    monkeypatch.setattr(folder, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(locks, "LOCK_SECONDS", 0.2)
     tokenizer.save(tmp_path / "tokenizer")
     child = start(corpus, tmp_path / "tokenizer", tmp_path / "out", 2)
     try:

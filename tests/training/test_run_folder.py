@@ -1,15 +1,19 @@
 """Runs, models in the Hugging Face layout, and what is neither, opened; runs begun where one was cut short."""
 
 import json
+import os
 
 import pytest
+import torch
 from training_makers import SENTINELS, make, train
 
+from penstock import locks
 from penstock.errors import FormatError, OutputError
 from penstock.models import load_model
 from penstock.models.exporting import export
 from penstock.tokenizers import load_tokenizer
 from penstock.training import open_run
+from penstock.training.distributed import Ranks
 from penstock.training.run_folder import RUN_FILE, Run, begin_run
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
@@ -113,9 +117,19 @@ def test_a_folder_that_a_kill_left_half_made(data, tmp_path):
     ).read_bytes()
 
 
-def test_a_changed_run_file_is_there_whole_or_as_it_was(tmp_path, monkeypatch):
-    import os
+def test_two_trainings_into_one_folder_are_refused(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(locks, "LOCK_SECONDS", 0.1)
+    run, ranks = tmp_path / "run", Ranks(torch.device("cpu"))
+    with ranks:
+        make(data, run, ranks=ranks)
+        with pytest.raises(OutputError, match=rf"run: process {os.getpid()} is training into it; wait for it, or"):
+            make(data, run, "training.steps=7", resume=True)
+        assert "steps: 7" not in (run / RUN_FILE).read_text()
+        make(data, run, resume=True, ranks=ranks)
+    make(data, run, resume=True)
 
+
+def test_a_changed_run_file_is_there_whole_or_as_it_was(tmp_path, monkeypatch):
     from penstock.training.run_folder import change_run
 
     (tmp_path / RUN_FILE).write_text("training: {steps: 1}")

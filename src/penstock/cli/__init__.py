@@ -29,13 +29,19 @@ _STOPPED = 130
 
 def main() -> None:
     """Run the command line on `sys.argv`, and exit."""
-    from penstock.errors import PenstockError
+    from penstock.errors import MissingExtraError, PenstockError
 
     try:
         code = _run(sys.argv[1:])
     except PenstockError as error:
         code = 1
         _print_error(str(error))
+    except ModuleNotFoundError as error:
+        # Half of the verbs need torch, and the core does not: they just import it.
+        if error.name != "torch":
+            raise
+        code = 1
+        _print_error(str(MissingExtraError("torch", "train")))
     except KeyboardInterrupt:
         code = _STOPPED
     except BrokenPipeError:

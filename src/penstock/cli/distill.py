@@ -170,13 +170,9 @@ def cache(
     """
     import json
 
-    from penstock.config import load_run
-    from penstock.errors import MissingExtraError
+    import torch
 
-    try:
-        import torch
-    except ImportError:
-        raise MissingExtraError("torch", "train") from None
+    from penstock.config import load_run
     from penstock.config.teacher_caches import cache_teacher
     from penstock.training.distributed import local_device
 

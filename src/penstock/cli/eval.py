@@ -121,19 +121,12 @@ def _make(settings: list[Any]) -> list[Any]:
 
     Raises:
         ConfigError: There is no such task, or no data.
-        MissingExtraError: torch is not installed.
     """
-    from penstock.errors import MissingExtraError
     from penstock.evaluation.tasks import check_name, make_task
 
     for one in settings:
         check_name(one.name)
-    try:
-        return [None if one.name.startswith(LM_EVAL) else make_task(one) for one in settings]
-    except ModuleNotFoundError as error:
-        if error.name == "torch":
-            raise MissingExtraError("torch", "train") from None
-        raise
+    return [None if one.name.startswith(LM_EVAL) else make_task(one) for one in settings]
 
 
 def _run_tasks(found: Opened, settings: list[Any], tasks: list[Any], output: Path | None) -> list[Any]:

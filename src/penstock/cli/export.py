@@ -21,14 +21,10 @@ def run(
     With its tokenizer, chat template, stop ids and context length; LoRA is merged into the weights.
     """
     from penstock.cli.writing import context_of, template_of
-    from penstock.errors import MissingExtraError, OutputError
-
-    try:
-        from penstock.models import export, load_model, merge_lora
-        from penstock.training import open_run
-    except ImportError:
-        raise MissingExtraError("torch", "train") from None
+    from penstock.errors import OutputError
+    from penstock.models import export, load_model, merge_lora
     from penstock.tokenizers import load_tokenizer
+    from penstock.training import open_run
 
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise OutputError(f"{output}: is there and no empty folder; take another, or empty it")

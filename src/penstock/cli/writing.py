@@ -54,16 +54,11 @@ def load_opened(path: str, *, context_length: int | None, device: str, threads: 
     """The model of a run, or of a folder in the Hugging Face layout.
 
     Raises:
-        MissingExtraError: torch is not installed.
         FormatError: There is no model.
         ConfigError: It does not say how long its sequences are, or there is no such device.
     """
-    from penstock.errors import MissingExtraError
+    import torch
 
-    try:
-        import torch
-    except ImportError:
-        raise MissingExtraError("torch", "train") from None
     from penstock.models import load_model
     from penstock.tokenizers import load_tokenizer
     from penstock.training.distributed import local_device

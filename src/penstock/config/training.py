@@ -88,6 +88,7 @@ def make_trainer(
     with in_step():
         if output is not None and ranks.is_first:
             begin_run(output, text, loader.datasets, resume=resume)
+            ranks.hold(output)
     if output is not None and resume:
         trainer.resume()
         if ranks.is_first:

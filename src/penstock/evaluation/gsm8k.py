@@ -8,15 +8,13 @@ that is counted. Through a chat template each problem is a user's message and ea
 Source: Cobbe et al. 2021, arXiv:2110.14168; Wei et al. 2022, arXiv:2201.11903.
 """
 
-import gzip
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, final
 
 from penstock.errors import ConfigError, RecordError
-from penstock.evaluation.hub import hub_rows
 from penstock.evaluation.numbers import final_number
+from penstock.evaluation.records import Origin, read_records
 from penstock.evaluation.replies import write_replies
 from penstock.evaluation.settings import TaskSettings
 from penstock.evaluation.subject import Subject
@@ -33,7 +31,7 @@ Record = dict[str, Any]
 
 @final
 class Gsm8k:
-    """See the module; `data` is a folder with `test.jsonl` and `train.jsonl`, or `.jsonl.gz`."""
+    """See the module; `data` is a folder with `test` and `train`, each `.jsonl`, `.jsonl.gz` or `.parquet`."""
 
     notes = ()
 
@@ -108,31 +106,16 @@ def _messages(shots: Sequence[Record], question: str) -> list[dict[str, str]]:
 
 
 def _read(data: str | None, split: str) -> list[Record]:
-    if data is None:
-        return [_checked(row, f"{HUB} ({split})") for row in hub_rows(HUB, "main", split, "gsm8k")]
-    plain, packed = (Path(data) / f"{split}.jsonl{end}" for end in ("", ".gz"))
-    if plain.is_file():
-        content = plain.read_bytes()
-    elif packed.is_file():
-        content = gzip.decompress(packed.read_bytes())
-    else:
-        raise ConfigError(
-            f"task gsm8k: {data} has no {split}.jsonl or {split}.jsonl.gz; give the folder with both splits"
-        )
-    found = []
-    for number, line in enumerate(content.decode("utf-8").split("\n"), 1):
-        where = f"{data}, {split}:{number}"
-        if line.strip():
-            try:
-                found.append(_checked(json.loads(line), where))
-            except json.JSONDecodeError as error:
-                raise RecordError(f"{where}: is no JSON: {error.msg}; is it the file of GSM8K?") from None
-    return found
+    if data is not None and Path(data).is_file():
+        raise ConfigError(f"task gsm8k: {data} is a file; give the folder with both splits, test and train")
+    origin = Origin(files=(split,), hub=HUB, configuration="main", splits=(split,))
+    records, where = read_records(data, origin, "gsm8k")
+    return [_checked(record, f"{where}: record {number}") for number, record in enumerate(records, 1)]
 
 
-def _checked(row: Any, where: str) -> Record:
+def _checked(row: Record, where: str) -> Record:
     """A problem whose solution has a number."""
-    if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in ("question", "answer")):
+    if not all(isinstance(row.get(name), str) for name in ("question", "answer")):
         raise RecordError(f"{where}: has no texts question and answer; is it the file of GSM8K?")
     if final_number(row["answer"]) is None:
         raise RecordError(f"{where}: the answer has no number; due is a line #### n at its end")

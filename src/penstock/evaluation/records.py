@@ -64,7 +64,8 @@ def _find(path: Path, origin: Origin) -> Path:
             if file.name.lower().startswith((f"{name.lower()}.", f"{name.lower()}-")):
                 return file
     raise ConfigError(
-        f"{path}: no file {' or '.join(origin.files)} with an ending of {', '.join(_ENDINGS)}; name the file"
+        f"{path}: no file {' or '.join(origin.files)} with an ending of {', '.join(_ENDINGS)}; "
+        "complete the folder, or name a file"
     )
 
 

@@ -16,6 +16,7 @@ from penstock.errors import ConfigError
 from penstock.models.language_model import LanguageModel
 from penstock.models.layout import llama_name
 from penstock.models.transformer import Transformer
+from penstock.shards import new_folder
 from penstock.tokenizers import Tokenizer
 
 _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
@@ -35,7 +36,7 @@ def export(
 
     Args:
         model: To export; LoRA is merged into it beforehand.
-        folder: Where to; made where it is missing.
+        folder: Where to, new or empty; emptied again if writing fails.
         tokenizer: Its files go along.
         template: Of chats; goes along with the variables it was trained with as defaults.
         stop_ids: Tokens that end a generation; EOS where there are none.
@@ -46,23 +47,26 @@ def export(
 
     Raises:
         ConfigError: The model has LoRA that is not merged.
+        OutputError: The folder holds something, or cannot be made.
+        OSError: It cannot be written.
     """
     if model.lora is not None:
         raise ConfigError("export: the model has LoRA beside its weights; merge_lora(model) first")
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    if isinstance(model, Transformer):
-        _export_transformer(model, folder, tokenizer, list(stop_ids), context_length)
-    else:
-        from penstock.models.huggingface_model import HuggingFaceModel
+    with new_folder(folder) as folder:
+        # The model last, so that a folder in which something is missing has none.
+        if tokenizer is not None:
+            _export_tokenizer(tokenizer, folder, context_length)
+        if template is not None:
+            (folder / "chat_template.jinja").write_text(template_text(template), encoding="utf-8")
+        if isinstance(model, Transformer):
+            _write_json(folder / "generation_config.json", _generation(tokenizer, list(stop_ids)))
+            _export_transformer(model, folder, tokenizer, list(stop_ids), context_length)
+        else:
+            from penstock.models.huggingface_model import HuggingFaceModel
 
-        assert isinstance(model, HuggingFaceModel)
-        model.inner.save_pretrained(folder)
-    _write_json(folder / "generation_config.json", _generation(tokenizer, list(stop_ids)))
-    if tokenizer is not None:
-        _export_tokenizer(tokenizer, folder, context_length)
-    if template is not None:
-        (folder / "chat_template.jinja").write_text(template_text(template), encoding="utf-8")
+            assert isinstance(model, HuggingFaceModel)
+            model.inner.save_pretrained(folder)
+            _write_json(folder / "generation_config.json", _generation(tokenizer, list(stop_ids)))
     return tuple(_notices(model, tokenizer))
 
 

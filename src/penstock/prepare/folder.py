@@ -5,23 +5,19 @@ stays. A lock, which the system lets go when its processes end, however they end
 workers hold it too, so that none of a killed run can still write into a new one.
 """
 
-import fcntl
 import json
 import os
 import shutil
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
 
 from penstock.errors import OutputError
+from penstock.locks import lock_folder
 from penstock.prepare.part import WORK
 from penstock.shards import output_errors, write_json
 
 PLAN, REPORT, REJECTED, MANIFEST = "prepare.json", "report.json", "rejected.jsonl", "manifest.json"
-LOCK_SECONDS = 3.0
-"""How long to wait for workers of a killed run to end."""
-
 OURS = (
     WORK,
     PLAN,
@@ -61,8 +57,7 @@ class OutputFolder:
             self._refuse_strangers()
         with output_errors(self.path):
             (self.path / WORK).mkdir(parents=True, exist_ok=True)
-            self.lock = os.open(self.path / WORK / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-        self._take_lock()
+            self.lock = lock_folder(self.path, self.path / WORK / "lock", doing="preparing")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -128,24 +123,6 @@ class OutputFolder:
                 if name not in (WORK, PLAN) and (name in OURS or name.startswith("part-")):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
             (self.path / PLAN).unlink(missing_ok=True)
-
-    def _take_lock(self) -> None:
-        deadline = time.monotonic() + LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    holder = os.pread(self.lock, 64, 0).decode(errors="replace").strip() or "unknown"
-                    os.close(self.lock)
-                    self.lock = -1
-                    raise OutputError(
-                        f"{self.path}: process {holder} is preparing into it; wait for it, or choose another folder"
-                    ) from None
-                time.sleep(0.05)
-        os.ftruncate(self.lock, 0)
-        os.pwrite(self.lock, f"{os.getpid()}\n".encode(), 0)
 
 
 def begun_on(output: Path) -> str | None:

@@ -8,7 +8,7 @@ other rooms read documents by address through `DocumentTable`, and check them wi
 from penstock.shards._kernels import CHUNK_TOKENS, spans_are_right, token_checksum
 from penstock.shards.blocks import SpanBlock
 from penstock.shards.chat import ChatInfo
-from penstock.shards.convert import import_corpus, write_megatron
+from penstock.shards.convert import import_corpus, new_folder, write_megatron
 from penstock.shards.dataset import Dataset
 from penstock.shards.document import Corpus, Document, Origin
 from penstock.shards.files import output_errors, write_json, write_text
@@ -48,6 +48,7 @@ __all__ = [
     "finish_dataset",
     "import_corpus",
     "load_shard",
+    "new_folder",
     "open_dataset",
     "open_megatron",
     "open_npy",

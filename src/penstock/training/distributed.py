@@ -6,7 +6,9 @@ rank, in an order that the number of ranks alone decides.
 """
 
 import os
+import weakref
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import final
 
 import torch
@@ -15,6 +17,8 @@ from torch import distributed as dist
 
 from penstock.errors import ConfigError
 from penstock.loader import DataParallel
+from penstock.locks import lock_folder
+from penstock.training.run_folder import LOCK
 
 BUCKET_BYTES = 32 << 20
 """Gradients that are summed in one call, at most, unless one alone is larger."""
@@ -31,6 +35,7 @@ class Ranks:
         self.place = DataParallel.from_env()
         self.device = device
         self._mine = False
+        self._lock: weakref.finalize[[int], Ranks] | None = None
 
     def __enter__(self) -> "Ranks":
         if self.place.size > 1 and not dist.is_initialized():
@@ -39,6 +44,8 @@ class Ranks:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._lock is not None:
+            self._lock()
         if self._mine and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -51,6 +58,16 @@ class Ranks:
     def several(self) -> bool:
         """Whether there are other processes."""
         return self.place.size > 1
+
+    def hold(self, run: Path) -> None:
+        """Keep other trainings out of a run's folder for as long as this one lasts.
+
+        Raises:
+            OutputError: Another process trains into it.
+        """
+        if self._lock is not None:
+            self._lock()
+        self._lock = weakref.finalize(self, os.close, lock_folder(run, run / LOCK, doing="training"))
 
     def barrier(self) -> None:
         """Wait until all are here."""

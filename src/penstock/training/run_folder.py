@@ -5,6 +5,7 @@
     RUN/chat.json              template, stop ids and settings of the datasets' chats, where they have some
     RUN/checkpoints/step-…/    complete ones only; each has the model in `model/`
     RUN/metrics.jsonl          a line a record
+    RUN/lock                   keeps a second training out while one lasts
 
 A folder in the Hugging Face layout is accepted wherever a run is.
 """
@@ -26,7 +27,8 @@ RUN_FILE, CHECKPOINTS = "run.yaml", "checkpoints"
 MODEL = "model"
 """In a checkpoint: the folder of the model."""
 _TEMPLATE = "chat_template.jinja"
-_BEGUN = {TOKENIZER_FOLDER, CHAT, CHAT_TEMPLATE, f"{RUN_FILE}.partial"}
+LOCK = "lock"
+_BEGUN = {TOKENIZER_FOLDER, CHAT, CHAT_TEMPLATE, LOCK, f"{RUN_FILE}.partial"}
 """What a run has that was killed before its run file was there."""
 
 

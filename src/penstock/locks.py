@@ -1,0 +1,51 @@
+"""One process at a time in a folder, by a lock that the system lets go when its holders end, however they end."""
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from penstock.errors import OutputError
+
+LOCK_SECONDS = 3.0
+"""How long to wait for what is left of a killed process to end."""
+
+
+def lock_folder(folder: Path, file: Path, *, doing: str) -> int:
+    """Lock a folder by a file in it, which is made where it is missing.
+
+    Args:
+        folder: To lock.
+        file: The lock's; it keeps the number of the process that took it last.
+        doing: What holders do to the folder, for whoever comes second: "preparing".
+
+    Returns:
+        A descriptor: the folder is locked until it and all copies of it are closed. A file system without locks gives
+        one that locks nothing.
+
+    Raises:
+        OutputError: Another process holds it, or the file cannot be made.
+    """
+    try:
+        lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise OutputError(f"{file}: cannot write: {error.strerror}; choose another folder") from error
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                holder = os.pread(lock, 64, 0).decode(errors="replace").strip() or "unknown"
+                os.close(lock)
+                raise OutputError(
+                    f"{folder}: process {holder} is {doing} into it; wait for it, or choose another folder"
+                ) from None
+            time.sleep(0.05)
+        except OSError:
+            # Some network file systems are mounted without locks; to refuse to work there would help nobody.
+            break
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock

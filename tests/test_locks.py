@@ -1,0 +1,58 @@
+"""A folder for one process at a time."""
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from penstock import locks
+from penstock.errors import OutputError
+from penstock.locks import lock_folder
+
+
+def test_a_killed_holder_lets_go_and_a_living_one_does_not(tmp_path, monkeypatch):
+    code = "import sys; from pathlib import Path; from penstock.locks import lock_folder\n"
+    code += "lock_folder(Path(sys.argv[1]), Path(sys.argv[1], 'lock'), doing='working'); print(flush=True); input()"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout.readline()
+    monkeypatch.setattr(locks, "LOCK_SECONDS", 0.1)
+    with pytest.raises(OutputError, match=f"process {holder.pid} is working into it; wait for it"):
+        lock_folder(tmp_path, tmp_path / "lock", doing="working")
+    holder.kill()
+    holder.communicate()
+    os.close(lock_folder(tmp_path, tmp_path / "lock", doing="working"))
+    assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_it_waits_for_what_is_left_of_a_killed_process(tmp_path, monkeypatch):
+    first = lock_folder(tmp_path, tmp_path / "lock", doing="working")
+    slept = []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        if len(slept) == 3:
+            os.close(first)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    os.close(lock_folder(tmp_path, tmp_path / "lock", doing="working"))
+    assert len(slept) == 3
+
+
+def test_a_file_system_without_locks_is_no_reason_to_stop(tmp_path, monkeypatch):
+    def unknown(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", unknown)
+    os.close(lock_folder(tmp_path, tmp_path / "lock", doing="working"))
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "lock").mkdir()
+    with pytest.raises(OutputError, match=r"lock: cannot write: Is a directory; choose another folder"):
+        lock_folder(tmp_path, tmp_path / "lock", doing="working")
