@@ -8,10 +8,10 @@ other rooms read documents by address through `DocumentTable`, and check them wi
 from penstock.shards._kernels import CHUNK_TOKENS, spans_are_right, token_checksum
 from penstock.shards.blocks import SpanBlock
 from penstock.shards.chat import ChatInfo
-from penstock.shards.convert import import_corpus, new_folder, write_megatron
+from penstock.shards.convert import import_corpus, write_megatron
 from penstock.shards.dataset import Dataset
 from penstock.shards.document import Corpus, Document, Origin
-from penstock.shards.files import output_errors, write_json, write_text
+from penstock.shards.files import new_folder, output_errors, write_json, write_text
 from penstock.shards.finish import finish_dataset
 from penstock.shards.in_place import InPlaceCorpus
 from penstock.shards.layout import SPAN, TOKENIZER_FOLDER, ShardLayout

@@ -4,9 +4,7 @@ Tokens are checked on the way as far as the format they come from allows.
 """
 
 import os
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from penstock.errors import ConfigError, OutputError
 from penstock.progress import Progress
 from penstock.ragged import Ragged
 from penstock.shards.dataset import Dataset
-from penstock.shards.files import output_errors, sync
+from penstock.shards.files import new_folder, output_errors, sync
 from penstock.shards.finish import finish_dataset
 from penstock.shards.in_place import InPlaceCorpus
 from penstock.shards.layout import TOKENIZER_FOLDER, ShardLayout
@@ -118,29 +116,6 @@ def write_megatron(
             sync(part)
             os.replace(part, path)
     return prefix
-
-
-@contextmanager
-def new_folder(path: str | Path) -> Iterator[Path]:
-    """Make a folder for output; what was written there is removed again when the writing fails.
-
-    Raises:
-        OutputError: It holds something, or cannot be made.
-    """
-    folder = Path(path)
-    with output_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise OutputError(f"{folder}: holds something already; choose a new or empty folder")
-    try:
-        yield folder
-    except BaseException:
-        for left in folder.iterdir():
-            if left.is_dir():
-                shutil.rmtree(left, ignore_errors=True)
-            else:
-                left.unlink(missing_ok=True)
-        raise
 
 
 def _documents(corpus: Dataset | InPlaceCorpus, progress: bool) -> Iterator[tuple[int, Ragged]]:

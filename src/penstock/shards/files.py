@@ -7,6 +7,7 @@ import ctypes
 import json
 import mmap
 import os
+import shutil
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -102,6 +103,29 @@ def output_errors(path: Path) -> Iterator[None]:
             f"{path}: cannot write: {error.strerror or error}; make room or choose another folder, then run it again: "
             "finished parts are kept"
         ) from error
+
+
+@contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """Make a folder for output; what was written there is removed again when the writing fails.
+
+    Raises:
+        OutputError: It holds something, or cannot be made.
+    """
+    folder = Path(path)
+    with output_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise OutputError(f"{folder}: holds something already; choose a new or empty folder")
+    try:
+        yield folder
+    except BaseException:
+        for left in folder.iterdir():
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
+        raise
 
 
 def write_text(path: Path, content: str) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.ragged import Ragged
 from penstock.shards.blocks import SpanBlock, slice_rows
-from penstock.shards.convert import new_folder
 from penstock.shards.dataset import Dataset
+from penstock.shards.files import new_folder
 from penstock.shards.finish import finish_dataset
 from penstock.shards.layout import SPAN, ShardLayout
 from penstock.shards.manifest import ShardInfo, TokenizerInfo
