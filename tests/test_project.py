@@ -1,10 +1,12 @@
 """What the project promises as a whole: a small quick package, the import contract, clean exports, one command."""
 
 import ast
+import re
 import statistics
 import subprocess
 import sys
 import time
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
@@ -123,3 +125,21 @@ def test_nothing_in_the_project_names_a_machine():
     text_files = [ROOT / name for name in files if (ROOT / name).suffix in {".py", ".toml", ".md", ".yaml", ".yml", ""}]
     named = [f"{path}: {word}" for path in text_files if path.is_file() for word in banned if word in path.read_text()]
     assert named == []
+
+
+def test_the_core_imports_nothing_that_its_dependencies_do_not_bring():
+    """Another package of the environment, such as torch, may bring what a bare installation lacks."""
+    names = {"pyyaml": "yaml"}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {names.get(name, name) for name in (re.split(r"[^\w-]", one)[0] for one in project["dependencies"])}
+    brought = {"llvmlite"}  # By Numba, which is made of it.
+    found = set()
+    for module in _room_modules():
+        path = ROOT / "src" / Path(*module.split("."))
+        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.Import):
+                found |= {name.name.split(".")[0] for name in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module.split(".")[0])
+    assert found - declared - brought - set(sys.stdlib_module_names) - {"penstock"} == set()

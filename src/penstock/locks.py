@@ -3,6 +3,7 @@
 import fcntl
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from penstock.errors import OutputError
@@ -46,6 +47,8 @@ def lock_folder(folder: Path, file: Path, *, doing: str) -> int:
         except OSError:
             # Some network file systems are mounted without locks; to refuse to work there would help nobody.
             break
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    with suppress(OSError):
+        # The number is for people; a full disk has no room for it.
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     return lock

@@ -131,3 +131,24 @@ def test_a_verb_that_needs_torch_tells_the_pip_command(words):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == "penstock: torch is not installed; it comes with the extra: pip install 'penstock[train]'\n"
+
+
+def test_doctor_names_what_is_missing_and_how_to_get_it(monkeypatch, capsys):
+    from importlib import metadata
+
+    from penstock.cli import doctor
+
+    version = metadata.version
+
+    def without(name):
+        if name == "jinja2":
+            raise metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(metadata, "version", without)
+    monkeypatch.setattr(metadata, "requires", lambda _: ["numpy>=2", "jinja2>=3.1", "torch>=2.6; extra == 'train'"])
+    monkeypatch.setattr(doctor, "_torch", lambda: None)
+    findings = doctor.examine()
+    assert findings["problems"] == ["jinja2 is not installed: pip install jinja2"]
+    doctor._print(findings)
+    assert "pip install 'penstock[train]'" in capsys.readouterr().out

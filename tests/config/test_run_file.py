@@ -211,3 +211,12 @@ def test_schema_verb_prints_and_writes(tmp_path):
     )
     assert refused.returncode == 1
     assert "s.json: cannot be written (No such file or directory)" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["data: !!python/object:os.system x", "a: 2020-13-45", "? {a: 1}\n: 2", "data: &x {a: *x}", "a: " + "[" * 5000],
+)
+def test_yaml_that_cannot_be_taken_is_an_error_with_the_file(write, text):
+    with pytest.raises(ConfigError, match=r"\.yaml"):
+        load_run(write(text))

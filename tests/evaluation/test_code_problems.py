@@ -248,6 +248,13 @@ def test_records_are_found_in_folders_and_formats(tmp_path: Path) -> None:
     (tmp_path / "list.jsonl").write_text("[1]\n")
     with pytest.raises(RecordError, match="line 1: a JSON object is due, got list"):
         read_records(str(tmp_path / "list.jsonl"), origin, "mbpp")
+    for name, content, told in (
+        ("a.jsonl", b'{"a": "\xff"}\n', "cannot be read"), ("b.jsonl.gz", b"no gzip", "cannot be read"),
+        ("c.parquet", b"no parquet", "cannot be read"), ("d.jsonl", b"\n\n", "holds no record"),
+    ):  # fmt: skip
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(RecordError, match=rf"{name}: {told}.*; fetch the file again"):
+            read_records(str(tmp_path / name), origin, "mbpp")
 
 
 @pytest.mark.real_data

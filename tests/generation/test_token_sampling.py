@@ -113,8 +113,9 @@ def test_logits_that_are_no_numbers_are_refused():
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"temperature": -1}, "temperature must be 0 or more, got -1"),
+        ({"temperature": -1}, "temperature must be 0, or 1e-06 or more, got -1"),
         ({"temperature": math.nan}, "temperature must be"),
+        ({"temperature": 1e-320}, "temperature must be"),
         ({"top_k": 0}, "top_k must be a whole number of 1 or more"),
         ({"top_p": 0}, "top_p must be above 0"),
         ({"min_p": 1.5}, "min_p must be 0 to 1"),
@@ -122,6 +123,7 @@ def test_logits_that_are_no_numbers_are_refused():
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens 9 is more than max_tokens 8"),
         ({"stop": "END"}, "stop must be a tuple"),
         ({"stop": ("",)}, "stop must be a tuple"),
+        ({"stop": ("a\ud800",)}, "stop must be a tuple of Unicode texts"),
         ({"logprobs": 101}, "logprobs must be"),
         ({"seed": 1.5}, "seed must be a whole number"),
     ],
@@ -139,3 +141,9 @@ def test_settings_and_verbs_need_no_torch():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_any_whole_number_of_tokens_may_be_kept():
+    assert chosen([0.0, 9.0], Sampling(top_k=10**30), np.array([0.5])) == chosen(
+        [0.0, 9.0], Sampling(), np.array([0.5])
+    )

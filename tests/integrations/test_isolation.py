@@ -165,3 +165,27 @@ def test_the_model_and_the_generators_are_left_as_they_were() -> None:
     assert all(p.grad is None for p in model.parameters())
     assert torch.equal(torch.random.get_rng_state(), state)
     assert not model.get_input_embeddings()._forward_hooks
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
+        {"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
+         "original_max_position_embeddings": 64, "rope_theta": 10000.0},
+    ],
+)  # fmt: skip
+def test_rotary_embeddings_that_a_long_document_changes_are_refused(rope: dict[str, Any]) -> None:
+    config = transformers.LlamaConfig(
+        vocab_size=99, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, initializer_range=0.2, max_position_embeddings=64, rope_parameters=rope,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    ps.check_isolation(model, sequence_length=64)
+    with pytest.raises(
+        IsolationError, match=r"changes for all of them when one has more than 64 tokens, and rows have 65"
+    ):
+        ps.check_isolation(model, sequence_length=65)
+    with pytest.raises(IsolationError, match="documents of one row see each other"):
+        # It is so: a short document's logits change with a long one beside it.
+        ps.check_isolation(model, lengths=(20, 100))

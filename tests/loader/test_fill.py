@@ -226,3 +226,33 @@ def test_a_damaged_document_is_named(tmp_path):
     shard.write_bytes(data)
     with pytest.raises(CorruptionError, match=r"dataset 'd' .*: document 1: its tokens differ from their checksum"):
         list(Loader(Source(str(tmp_path / "d"), max_epochs=1), sequence_length=512, rows_per_step=1, threads=2))
+
+
+@pytest.mark.parametrize(("too_long", "bit"), [("split", 2), ("drop", 10), ("error", 10)])
+@pytest.mark.parametrize("number", [3, 2000])
+def test_a_document_is_not_skipped_for_a_length_that_is_damaged(tmp_path, too_long, bit, number):
+    """Nobody reads it later, so the plan asks its shard."""
+    count = max(number, 20)
+    write_dataset(tmp_path / "d", [[i % 50 + 1] * 4 for i in range(count)] + [[], [1] * 9], documents_per_shard=700)
+    lengths = tmp_path / "d" / "lengths.u32"
+    source = Source(str(tmp_path / "d"), max_epochs=2, too_long="drop" if too_long == "error" else too_long, name="a")
+    whole = list(Loader(source, sequence_length=16, rows_per_step=2, threads=0))
+    assert sum(step.num_tokens for step in whole) == 2 * (4 * count + 9)
+    data = bytearray(lengths.read_bytes())
+    data[8 * (number - 1) + bit // 8] ^= 1 << bit % 8
+    lengths.write_bytes(data)
+    damaged = Source(str(tmp_path / "d"), max_epochs=2, too_long=too_long, name="a")
+    with pytest.raises(
+        CorruptionError, match=rf"document {number - 1}: its length in the shard is not that of the leng"
+    ):
+        list(Loader(damaged, sequence_length=16, rows_per_step=2, threads=0))
+
+
+def test_an_infinite_sum_of_weights_is_found(tmp_path):
+    write_dataset(tmp_path / "d", [[1, 2, 3, 4]] * 4, spans=[[(1, 3, 0.5)]] * 4)
+    sums = tmp_path / "d" / "weight_sums.f64"
+    data = bytearray(sums.read_bytes())
+    data[7] ^= 0x40
+    sums.write_bytes(data)
+    with pytest.raises(CorruptionError, match="document 0: its loss weights differ"):
+        list(rows(str(tmp_path / "d"), threads=0))

@@ -397,3 +397,27 @@ def test_killed_while_iterating_nothing_is_lost(data, tmp_path):
         resumed.load_state_dict(saved)
         for mine, theirs in zip(islice(resumed, 3), plain[saved["step"] :], strict=False):
             assert_same_step(mine, theirs)
+
+
+def test_threads_that_cannot_be_started_leave_nothing_behind(data, monkeypatch):
+    """Those that ran would plan steps for nobody, and the next iterator would miss them."""
+
+    def build():
+        return Loader(Source(data[0], max_epochs=2, name="a"), sequence_length=64, rows_per_step=2, threads=3)
+
+    due, started, start = list(build()), [], threading.Thread.start
+
+    def refuse_the_third(thread):
+        started.append(thread)
+        if len(started) == 3:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    loader = build()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse_the_third)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            next(iter(loader))
+    assert not any(thread.is_alive() for thread in started)
+    for found, expected in zip(loader, due, strict=True):
+        assert_same_step(found, expected)

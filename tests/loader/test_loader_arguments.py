@@ -126,3 +126,14 @@ def test_elsewhere_a_very_long_replay_says_so_in_a_line(dataset, monkeypatch, ca
     monkeypatch.setattr(replay, "PLAIN_SECONDS", 0.0)
     build(dataset).seek(500)
     assert capsys.readouterr().err.startswith("replaying the plan: 100%")
+
+
+@pytest.mark.parametrize("share", [1, True, np.float64(1)])
+def test_a_state_does_not_ask_how_a_share_was_written(dataset, share):
+    def make(value):
+        mixture = Mixture(
+            [Source(dataset, 0.5, "a"), Source(dataset, 0.5, "b")], [ShareChange(step=3, shares={"a": value})]
+        )
+        return Loader(mixture, sequence_length=8, rows_per_step=1)
+
+    make(1.0).load_state_dict(make(share).state_dict())

@@ -189,3 +189,13 @@ def test_a_failed_export_leaves_nothing_and_another_one_is_left_alone(
     export(tiny(torch.float32), tmp_path / "out")
     with pytest.raises(OutputError, match=r"out: holds something already; choose a new or empty folder"):
         export(tiny(torch.float32), tmp_path / "out")
+
+
+def test_other_users_may_read_the_weights(tmp_path: Path) -> None:
+    """safetensors hides what it writes from them."""
+    model = tiny(torch.float32)
+    export(model, tmp_path / "out")
+    save_model(model, tmp_path / "saved")
+    (tmp_path / "plain").touch()
+    for path in (tmp_path / "out" / "model.safetensors", tmp_path / "saved" / "model.safetensors"):
+        assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode

@@ -258,3 +258,11 @@ def test_real_tokenizers_and_text(tmp_path, real_data, name):
     for n in (0, 150, 299):
         ids = [i for i in dataset[n].tokens.tolist() if i not in (tokenizer.bos_id, tokenizer.eos_id)]
         assert np.array_equal(ids, tokenizer.encode(dataset[n].text))
+
+
+def test_the_results_do_not_go_into_the_source(tmp_path, tokenizer):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("some words")
+    with pytest.raises(ConfigError, match=r"out: lies inside the source .*texts; choose a folder outside"):
+        prepare(tmp_path / "texts", tokenizer=tokenizer, output=tmp_path / "texts" / "out", progress=False)
+    assert not (tmp_path / "texts" / "out").exists()

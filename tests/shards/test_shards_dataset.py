@@ -449,3 +449,18 @@ def test_a_dataset_knows_whether_all_documents_are_framed(tmp_path):
     assert framed.framed == (True, True)
     assert write_dataset(tmp_path / "b", [[1, 5, 2], [1, 9, 9]], tokenizer=tokenizer).framed == (True, False)
     assert write_dataset(tmp_path / "c", [[5, 2], [5, 9, 2]], tokenizer=tokenizer).framed == (False, True)
+
+
+@pytest.mark.parametrize(
+    "document", [[1, 2.5], [1.0], ["7"], [[1, 2], [3, 4]], [1, None], 3, "abc", [2**70], [True], [[1], [2, 3]]]
+)
+def test_what_is_no_list_of_ids_is_refused(tmp_path, document):
+    with pytest.raises(ConfigError, match="document 1: due is a flat list of token ids"):
+        write_dataset(tmp_path / "d", [[1], document])
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize("wrong", [{"vocab_size": 0}, {"documents_per_shard": 0}, {"spans": [[(0, 1, -1.0)]]}])
+def test_settings_out_of_range_are_refused(tmp_path, wrong):
+    with pytest.raises(ConfigError, match="must be"):
+        write_dataset(tmp_path / "d", [[1, 2]], **wrong)

@@ -174,3 +174,21 @@ def test_shards_that_cannot_be_written_or_read(tmp_path, monkeypatch):
     saved = save_checkpoint(tmp_path, 1, {"optimizer.dcp": {"a": torch.ones(3)}})
     with pytest.raises(CorruptionError, match=r"optimizer\.dcp: .*; resume with the model that it was saved with"):
         saved.read_into("optimizer.dcp", {"b": torch.ones(3)})
+
+
+def test_any_flipped_bit_of_the_manifest_is_passed_over_or_means_nothing(tmp_path):
+    for step in (1, 2):
+        save_checkpoint(tmp_path, step, parts(step))
+    path = tmp_path / "step-00000002" / "manifest.json"
+    good = path.read_bytes()
+    for place in range(len(good)):
+        for bit in range(8):
+            damaged = bytearray(good)
+            damaged[place] ^= 1 << bit
+            path.write_bytes(damaged)
+            said = []
+            found = newest_complete(tmp_path, say=said.append)
+            assert (found.step, len(said)) in ((1, 1), (2, 0))
+    for text in ('{"files": {"\\u0000": {"bytes": 1, "sha256": ""}}}', '{"files": []}', "[" * 100_000):
+        path.write_text(text)
+        assert newest_complete(tmp_path, say=said.append).step == 1

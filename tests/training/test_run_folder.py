@@ -8,7 +8,7 @@ import torch
 from training_makers import SENTINELS, make, train
 
 from penstock import locks
-from penstock.errors import FormatError, OutputError
+from penstock.errors import CorruptionError, FormatError, OutputError
 from penstock.models import load_model
 from penstock.models.exporting import export
 from penstock.tokenizers import load_tokenizer
@@ -153,3 +153,50 @@ def test_a_folder_that_cannot_be_written(data, tmp_path):
     (tmp_path / "file").write_text("words")
     with pytest.raises(OutputError, match="cannot be written"):
         begin_run(tmp_path / "file" / "run", "", [open_dataset(data / "data" / "train")], resume=False)
+
+
+def test_a_run_that_never_trained_is_begun_anew(data, tmp_path):
+    make(data, tmp_path / "run")
+    make(data, tmp_path / "run", "training.steps=7")
+    assert "steps: 7" in (tmp_path / "run" / RUN_FILE).read_text()
+    train(data, tmp_path / "run", "training.steps=2")
+    with pytest.raises(OutputError, match="a run is there already; go on with it by --resume"):
+        make(data, tmp_path / "run")
+
+
+def test_folders_that_are_something_else_stay_as_they_are(data, tmp_path):
+    (tmp_path / "file").write_text("words")
+    with pytest.raises(OutputError, match="file: is a file; name a folder"):
+        make(data, tmp_path / "file")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("words")
+    with pytest.raises(OutputError, match="the folder is not empty and holds no run"):
+        make(data, tmp_path / "other")
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["notes.txt"]
+
+
+def test_the_tokenizer_is_the_one_that_the_checkpoint_vouches_for(data, run, tmp_path):
+    import shutil
+
+    mine = shutil.copytree(run, tmp_path / "run")
+    (mine / "tokenizer" / "tokenizer.json").write_text("{}")
+    fingerprint = load_tokenizer(data / "tokenizer").fingerprint
+    assert load_tokenizer(Run.open(mine).tokenizer).fingerprint == fingerprint
+    shutil.rmtree(mine / "tokenizer")
+    said = []
+    make(data, mine, "training.steps=6", resume=True, say=said.append)
+    assert any("tokenizer: is missing, taken from" in one for one in said)
+    assert load_tokenizer(mine / "tokenizer").fingerprint == fingerprint
+
+
+def test_a_checkpoint_is_no_run_and_a_damaged_run_file_is_told(run, tmp_path):
+    import shutil
+
+    mine = shutil.copytree(run, tmp_path / "run")
+    with pytest.raises(
+        FormatError, match=r"step-00000005: is a checkpoint; give its run, .*run, which takes the newest one"
+    ):
+        Run.open(next((mine / "checkpoints").iterdir()))
+    (mine / RUN_FILE).write_bytes(b"a: [\xff")
+    with pytest.raises(CorruptionError, match=r"run.yaml: cannot be read .*; copy it back from a checkpoint"):
+        Run.open(mine)

@@ -37,11 +37,11 @@ def main() -> None:
         code = 1
         _print_error(str(error))
     except ModuleNotFoundError as error:
-        # Half of the verbs need torch, and the core does not: they just import it.
-        if error.name != "torch":
+        # Half of the verbs need these, and the core does not: they just import them.
+        if error.name not in ("torch", "safetensors"):
             raise
         code = 1
-        _print_error(str(MissingExtraError("torch", "train")))
+        _print_error(str(MissingExtraError(error.name, "train")))
     except KeyboardInterrupt:
         code = _STOPPED
     except BrokenPipeError:

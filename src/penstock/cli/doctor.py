@@ -35,35 +35,34 @@ def examine() -> dict[str, Any]:
 
     encoder, encoder_problem = _encoder()
     kernels, kernel_problem = _kernel_cache()
+    packages, missing = _packages()
     return {
         "penstock": __version__,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cores": len(os.sched_getaffinity(0)),
         "threads": _threads(),
-        "packages": _packages(),
+        "packages": packages,
         "encoder": encoder,
         "kernel_cache": kernels,
         "torch": _torch(),
-        "problems": [problem for problem in (encoder_problem, kernel_problem) if problem],
+        "problems": [problem for problem in (*missing, encoder_problem, kernel_problem) if problem],
     }
 
 
-def _packages() -> dict[str, str | None]:
-    """Installed version of every package that penstock uses; None where it is not installed."""
-    from importlib.metadata import PackageNotFoundError, version
+def _packages() -> tuple[dict[str, str | None], list[str]]:
+    """Installed version of every package that penstock uses, None where it is not installed; what must be mended."""
+    import re
+    from importlib.metadata import PackageNotFoundError, requires, version
 
-    names = (
-        *("numpy", "numba", "pyarrow", "gigatoken", "tokenizers", "tiktoken", "sentencepiece", "fsspec", "pydantic"),
-        *("torch", "transformers", "accelerate", "datasets", "safetensors"),
-    )
+    needed = [re.split(r"[^\w-]", one)[0] for one in requires("penstock") or () if "extra ==" not in one]
     found: dict[str, str | None] = {}
-    for name in names:
+    for name in (*needed, "torch", "transformers", "accelerate", "datasets", "safetensors"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
             found[name] = None
-    return found
+    return found, [f"{name} is not installed: pip install {name}" for name in needed if found[name] is None]
 
 
 def _threads() -> dict[str, int | str | None]:
@@ -118,6 +117,7 @@ def _torch() -> dict[str, Any] | None:
 
 def _print(findings: dict[str, Any]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console(highlight=False)
@@ -134,7 +134,7 @@ def _print(findings: dict[str, Any]) -> None:
     table.add_row("kernel cache", f"{cache['folder']} ({'writable' if cache['writable'] else 'not writable'})")
     torch = findings["torch"]
     if torch is None:
-        table.add_row("torch", "not installed; training needs it: pip install 'penstock[train]'")
+        table.add_row("torch", escape("not installed; training needs it: pip install 'penstock[train]'"))
     else:
         devices = ", ".join(torch["devices"]) or "no CUDA device"
         table.add_row("torch", f"{torch['version']}, CUDA {torch['cuda'] or 'not built in'}, {devices}")
@@ -145,6 +145,6 @@ def _print(findings: dict[str, Any]) -> None:
         table.add_row("not installed", " ".join(missing))
     console.print(table)
     for problem in findings["problems"]:
-        console.print(f"[bold red]problem[/] {problem}")
+        console.print(f"[bold red]problem[/] {escape(problem)}")
     if not findings["problems"]:
         console.print("[green]all that the data path needs works[/]")

@@ -20,6 +20,8 @@ def run(
 
     With its tokenizer, chat template, stop ids and context length; LoRA is merged into the weights.
     """
+    from safetensors import SafetensorError
+
     from penstock.cli.writing import context_of, template_of
     from penstock.errors import OutputError
     from penstock.models import export, load_model, merge_lora
@@ -43,8 +45,8 @@ def run(
             stop_ids=found.stop_ids,
             context_length=length,
         )
-    except OSError as error:
-        raise OutputError(f"{output}: cannot be written: {error.strerror or error}") from error
+    except (OSError, SafetensorError) as error:
+        raise OutputError(f"{output}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
     for notice in notices:
         print(f"penstock: {notice}", file=sys.stderr)
     facts = {

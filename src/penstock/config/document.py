@@ -59,10 +59,10 @@ def read_document(path: str | Path) -> Document:
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node, values = yaml.compose(text, Loader=yaml.SafeLoader), yaml.safe_load(text)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); due: a run file, which is YAML") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         raise ConfigError(
@@ -71,8 +71,11 @@ def read_document(path: str | Path) -> Document:
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError(f"{path}: the top of a run file is a mapping, such as `data: …`")
     lines: dict[Place, int] = {}
-    _walk(node, (), lines, str(path))
-    return Document(str(path), yaml.safe_load(text), lines)
+    try:
+        _walk(node, (), lines, str(path))
+    except RecursionError:
+        raise ConfigError(f"{path}: a part of it contains itself, or too many parts in one another") from None
+    return Document(str(path), values, lines)
 
 
 def _walk(node: yaml.Node, place: Place, lines: dict[Place, int], file: str) -> None:
@@ -84,9 +87,9 @@ def _walk(node: yaml.Node, place: Place, lines: dict[Place, int], file: str) -> 
     elif isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             line = key.start_mark.line + 1
-            here = (*place, key.value)
             if key.tag == "tag:yaml.org,2002:merge":
                 continue
+            here = (*place, key.value)
             if here in lines:
                 raise ConfigError(
                     f"{file}:{line}: {dotted(here)} is given twice, first on line {lines[here]}; keep one"

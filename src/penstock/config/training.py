@@ -50,10 +50,11 @@ def make_trainer(
     """
     # All of these need torch, which reading a run file does not.
     from penstock.config.teachers import open_teachers
+    from penstock.integrations.isolation import refuse_changing_rotary
     from penstock.models.lora import add_lora
     from penstock.training import Trainer
     from penstock.training.processes import in_step
-    from penstock.training.run_folder import begin_run, change_run
+    from penstock.training.run_folder import begin_run, change_run, may_begin
     from penstock.training.setup import prepare_torch
     from penstock.training.trainer import count_steps
 
@@ -74,6 +75,8 @@ def make_trainer(
         requirements=model.requirements() if taught is None else model.requirements().merge(READ_BY_TEACHERS),
         companion=None if taught is None else taught.companion,
     )
+    if data.loader.packing != "none":
+        refuse_changing_rotary(model, data.loader.sequence_length)
     steps = count_steps(loader, training)
     trainer = Trainer(
         run=output or Path(),
@@ -87,8 +90,10 @@ def make_trainer(
     )
     with in_step():
         if output is not None and ranks.is_first:
-            begin_run(output, text, loader.datasets, resume=resume)
+            # Looked at before it is locked, which leaves a file, and again by `begin_run`, when nobody else can write.
+            may_begin(output, resume=resume)
             ranks.hold(output)
+            begin_run(output, text, loader.datasets, resume=resume)
     if output is not None and resume:
         trainer.resume()
         if ranks.is_first:

@@ -26,6 +26,7 @@ from penstock.distillation.projection_cells import (
 )
 from penstock.errors import ConfigError, FormatError, OutputError, TokenizerError
 from penstock.progress import Progress
+from penstock.shards import usual_mode
 from penstock.tokenizers import Tokenizer
 
 FORMAT = "penstock projection 1"
@@ -128,7 +129,8 @@ class Projection:
         aside = Path(f"{path}.{os.getpid()}.tmp")
         try:
             aside.parent.mkdir(parents=True, exist_ok=True)
-            save_file(arrays, aside, metadata)
+            with usual_mode(aside):
+                save_file(arrays, aside, metadata)
             os.replace(aside, path)
         except (OSError, SafetensorError) as error:
             with contextlib.suppress(OSError):

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+import pyarrow.parquet
+
 from penstock.errors import ConfigError, RecordError
 from penstock.evaluation.hub import hub_rows
 
@@ -40,14 +42,20 @@ def read_records(data: str | None, origin: Origin, task: str) -> tuple[list[dict
 
     Raises:
         ConfigError: There is no such file, or the hub does not give it.
-        RecordError: A record cannot be read.
+        RecordError: The file, or a record, cannot be read; there is none.
         MissingExtraError: The hub needs `datasets`, which is not installed.
     """
     if data is None:
         parts = [hub_rows(origin.hub, origin.configuration, split, task) for split in origin.splits]
         return [record for part in parts for record in part], f"{origin.hub} (hub)"
     path = _find(Path(data), origin)
-    return _from_file(path), str(path)
+    try:
+        records = _from_file(path)
+    except (OSError, EOFError, UnicodeDecodeError, pyarrow.ArrowException) as error:
+        raise RecordError(f"{path}: cannot be read ({error}); fetch the file again") from error
+    if not records:
+        raise RecordError(f"{path}: holds no record; fetch the file again")
+    return records, str(path)
 
 
 def _find(path: Path, origin: Origin) -> Path:
@@ -71,8 +79,6 @@ def _find(path: Path, origin: Origin) -> Path:
 
 def _from_file(path: Path) -> list[dict[str, Any]]:
     if path.name.lower().endswith(".parquet"):
-        import pyarrow.parquet
-
         records: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
         return records
     opened = gzip.open if path.suffix == ".gz" else open

@@ -19,6 +19,9 @@ from penstock.generation._kernels import uniforms
 from penstock.generation.settings import Sampling
 from penstock.randomness import key_for
 
+_ALL = 1 << 40
+"""More tokens than any vocabulary has."""
+
 
 def sequence_key(seed: int, choice: int) -> int:
     """The key of all draws of a sequence."""
@@ -44,8 +47,7 @@ class Sampler:
         self._is_greedy = column([each.temperature == 0 for each in settings], torch.bool)
         self._temperature = column([each.temperature or 1.0 for each in settings], torch.float32)
         self._any_top_k = any(each.top_k is not None for each in settings)
-        # More than any vocabulary has: all.
-        self._top_k = column([each.top_k or 1 << 40 for each in settings], torch.int64)
+        self._top_k = column([min(each.top_k or _ALL, _ALL) for each in settings], torch.int64)
         self._any_top_p = any(each.top_p < 1 for each in settings)
         self._top_p = column([each.top_p for each in settings], torch.float64)
         self._any_min_p = any(each.min_p > 0 for each in settings)

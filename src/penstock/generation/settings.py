@@ -8,6 +8,8 @@ from penstock.errors import ConfigError
 
 MOST_LOGPROBS = 100
 """Alternatives told of a token, at most."""
+COLDEST = 1e-6
+"""The lowest temperature but 0: logits divided by much less are no numbers in float32."""
 
 
 @final
@@ -20,7 +22,7 @@ class Sampling:
     """
 
     temperature: float = 1.0
-    """Logits are divided by it; 0 takes the likeliest token."""
+    """Logits are divided by it; 0 takes the likeliest token. `COLDEST` at least, if not 0."""
     top_k: int | None = None
     """Keep the so many likeliest tokens; None: all."""
     top_p: float = 1.0
@@ -39,7 +41,10 @@ class Sampling:
     """Tell the log-probability of each token, and of so many likeliest ones; None: of none."""
 
     def __post_init__(self) -> None:
-        _check("temperature", self.temperature, self.temperature >= 0 and math.isfinite(self.temperature), "0 or more")
+        warm = self.temperature
+        _check(
+            "temperature", warm, warm == 0 or (warm >= COLDEST and math.isfinite(warm)), f"0, or {COLDEST:g} or more"
+        )
         _check("top_k", self.top_k, self.top_k is None or _whole(self.top_k, 1), "a whole number of 1 or more")
         _check("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1")
         _check("min_p", self.min_p, 0 <= self.min_p <= 1, "0 to 1")
@@ -49,7 +54,7 @@ class Sampling:
         _check("max_tokens", most, most is None or _whole(most, 1), "a whole number of 1 or more")
         if most is not None and self.min_tokens > most:
             raise ConfigError(f"min_tokens {self.min_tokens} is more than max_tokens {most}; change one")
-        _check("stop", self.stop, _texts(self.stop), "a tuple of texts that are not empty")
+        _check("stop", self.stop, _texts(self.stop), "a tuple of Unicode texts that are not empty")
         asked = self.logprobs
         due = f"a whole number, 0 to {MOST_LOGPROBS}"
         _check("logprobs", asked, asked is None or (_whole(asked, 0) and asked <= MOST_LOGPROBS), due)
@@ -60,7 +65,18 @@ def _whole(value: object, least: int | None) -> bool:
 
 
 def _texts(value: object) -> bool:
-    return isinstance(value, tuple) and all(isinstance(text, str) and text != "" for text in value)
+    return isinstance(value, tuple) and all(
+        isinstance(text, str) and text != "" and _is_unicode(text) for text in value
+    )
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it has bytes, that is no half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check(name: str, found: object, fine: bool, due: str) -> None:

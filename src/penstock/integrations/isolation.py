@@ -45,7 +45,12 @@ class IsolationReport:
 
 
 def check_isolation(
-    model: Any, *, forward: Forward | None = None, lengths: Sequence[int] = DOCUMENT_LENGTHS, seed: int = 0
+    model: Any,
+    *,
+    forward: Forward | None = None,
+    lengths: Sequence[int] = DOCUMENT_LENGTHS,
+    sequence_length: int | None = None,
+    seed: int = 0,
 ) -> IsolationReport:
     """Refuse a model that lets documents of one row see each other.
 
@@ -54,6 +59,8 @@ def check_isolation(
         forward: (model, row) → logits [T, vocabulary]; by default the call of a transformers causal language model with
             the arguments of `penstock.huggingface.model_inputs`, which is what the Trainer trains with.
         lengths: Tokens of the documents that are tried.
+        sequence_length: Slots of the rows that it will see. Some rotary embeddings change for all documents of a batch
+            when one is longer than a limit; they are refused where one can be. None: that is not asked.
         seed: Of the random tokens.
 
     Raises:
@@ -62,6 +69,8 @@ def check_isolation(
     import torch
 
     _refuse_unaskable(model)
+    if sequence_length is not None:
+        refuse_changing_rotary(model, sequence_length)
     row = _random_row(lengths, PADDING, _vocabulary(model), seed)
     borders = np.concatenate([[0], np.cumsum(lengths)]).tolist()
     with _undisturbed(model), _without_zeros(model, seed) as variant:
@@ -87,6 +96,38 @@ def check_isolation(
     return IsolationReport(
         model=_describe(model), difference=gaps[worst], tolerance=tolerance, dependence_checked=checked
     )
+
+
+def refuse_changing_rotary(model: Any, sequence_length: int) -> None:
+    """Refuse a model whose rotary frequencies depend on the longest document of a batch, if one can be long enough.
+
+    transformers recomputes those of the types `dynamic` and `longrope` from the highest position of the whole batch.
+
+    Raises:
+        IsolationError: It is one.
+    """
+    config = getattr(model, "config", None)
+    found = list(_rotary_settings(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)))
+    for settings in found:
+        kind = settings.get("rope_type", settings.get("type"))
+        original = settings.get("original_max_position_embeddings")
+        original = original or getattr(config, "original_max_position_embeddings", None)
+        limit = original or getattr(config, "max_position_embeddings", None)
+        if kind in ("dynamic", "longrope") and limit is not None and sequence_length > limit:
+            raise IsolationError(
+                f"{_describe(model)}: documents of one row see each other: its rotary embedding ({kind}) changes for "
+                f"all of them when one has more than {limit} tokens, and rows have {sequence_length}. Take a "
+                f"sequence_length of {limit} or less. {_CURE}"
+            )
+
+
+def _rotary_settings(value: Any) -> Iterator[dict[str, Any]]:
+    """Every mapping with a type, however deep: some models have one for each kind of layer."""
+    if isinstance(value, dict):
+        if "rope_type" in value or "type" in value:
+            yield value
+        for entry in value.values():
+            yield from _rotary_settings(entry)
 
 
 _CURE = (

@@ -45,6 +45,9 @@ from penstock.loader._rewrite_kernels import rewrite_piece, weigh_compiled, weig
 from penstock.sampling import BEGIN, DOCUMENT, LENGTH, TOKENS, TOTAL
 from penstock.vectors import CACHE_LINE, fill_with
 
+_ROUNDING = 1e-12
+"""Of sums of weights, relative; those of whole numbers are exact."""
+
 
 @inline_kernel
 def weigh_targets(targets, weights, first, count, number, begins, ends, values):
@@ -152,7 +155,8 @@ def apply_spans(table, piece, place, targets, weights):
     if whole >= 0.0:
         # What the plan counted for the loss denominator must be what is trained.
         found = float(piece[TOTAL] - 1) if number < 0 else weigh_spans(1, piece[TOTAL], number, begins, ends, values)
-        if abs(found - whole) > 1e-6 * (whole + 1.0):
+        # Added in the same order as when they were written; asked so that infinite and no number are wrong, too.
+        if not abs(found - whole) <= _ROUNDING * abs(found):
             return WRONG_SPANS
     if number < 0:
         return OK

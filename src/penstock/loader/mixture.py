@@ -30,8 +30,9 @@ class ShareChange:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "step", whole("a change of shares: step", self.step))
-        for name, share in self.shares.items():
-            real(f"the change at step {self.step}: share of {name!r}", share)
+        what = f"the change at step {self.step}: share of"
+        shares = {name: real(f"{what} {name!r}", share) for name, share in self.shares.items()}
+        object.__setattr__(self, "shares", shares)
 
 
 @final

@@ -27,13 +27,16 @@ from penstock.loader._kernels import (
 from penstock.loader.mixture import TOO_LONG, Mixture, Source
 from penstock.loader.rewriting import Rewriting
 from penstock.packing import PACKINGS, Packing, scratch
-from penstock.randomness import key_for
+from penstock.randomness import key_for, mix
 from penstock.sampling import (
     COLUMNS,
+    DROPPED,
     EMPTY,
     LENGTH,
+    POSITION,
     SHUFFLE_CODES,
     UNIT,
+    Permutation,
     draw,
     integer_shares,
 )
@@ -45,6 +48,9 @@ FIRST_WINDOW_ROWS = 16
 BUFFER_ENTRIES = 32768
 """Entries in the buffers of all sources together."""
 UNLIMITED = np.iinfo(np.int64).max
+_SKIPPED = [EMPTY, DROPPED]
+_TOGETHER = 1 << 20
+"""Skipped documents that are looked at together, for the memory."""
 
 
 @final
@@ -319,14 +325,18 @@ class _Draw:
 
         Raises:
             RecordError: A document is too long and the source says `too_long="error"`.
+            CorruptionError: A document was skipped for a length that it does not have.
             ConfigError: Two whole epochs hold no document that may be used.
         """
-        stop = min(self.last, int(position) + max(2 * self.size, len(entries)))
+        stop, before = min(self.last, int(position) + max(2 * self.size, len(entries))), position
+        skipped = entries[0, _SKIPPED].sum()
         count, position, begin, refused = draw(
             position, begin, stop, self.size, self.first, np.uint64(self.key), SHUFFLE_CODES[self.source.shuffle],
             np.uint64(address_of(self.lengths)), np.uint64(self.lengths.strides[0]), self.limit,
             TOO_LONG.index(self.source.too_long), entries,
         )  # fmt: skip
+        if entries[: count + 1, _SKIPPED].sum() > skipped:
+            self._check_skipped(before, position, entries[:count, POSITION])
         if refused >= 0 and count == 0:
             self._refuse(refused)
         if count == 0 and stop < self.last:
@@ -338,7 +348,22 @@ class _Draw:
             self.rewriting.measure(entries[:count])
         return count, position, begin
 
+    def _check_skipped(self, begin: int, end: int, taken: Int64) -> None:
+        """Hold the lengths of the documents that were not taken from [begin, end) against their shards.
+
+        A row holds those that were taken, and the fill checks them then; nobody else reads these.
+        """
+        while begin < end:
+            epoch, place = divmod(begin, self.size)
+            number = min(end - begin, self.size - place, _TOGETHER)
+            key = int(mix(np.uint64(self.key), np.uint64(epoch)))
+            order = Permutation(size=self.size, key=key, shuffle=self.source.shuffle).images(place, place + number)
+            left = np.isin(np.arange(begin, begin + number), taken, invert=True)
+            self.dataset.table.check_lengths(self.first + order[left])
+            begin += number
+
     def _refuse(self, document: int) -> None:
+        self.dataset.table.check_lengths(np.array([document]))
         origin = self.dataset[document].origin
         raise RecordError(
             f"source {self.source.name!r}: document {document} ({origin}) has {int(self.lengths[document, 0])} tokens, "

@@ -41,8 +41,15 @@ class Run:
             threading.Thread(target=self._work, name=f"penstock-{number}", daemon=True) for number in range(threads)
         ]
         _runs.add(self)
-        for worker in self._workers:
-            worker.start()
+        try:
+            for worker in self._workers:
+                worker.start()
+        except BaseException:
+            # No more threads, or Ctrl-C: those that run would go on planning for nobody.
+            self._workers = [worker for worker in self._workers if worker.ident is not None]
+            self.stop()
+            self.join()
+            raise
 
     def next(self) -> tuple[Any, Any] | None:
         """The next plan and its result; None at the end.

@@ -16,7 +16,7 @@ from penstock.errors import ConfigError
 from penstock.models.language_model import LanguageModel
 from penstock.models.layout import llama_name
 from penstock.models.transformer import Transformer
-from penstock.shards import new_folder
+from penstock.shards import new_folder, usual_mode
 from penstock.tokenizers import Tokenizer
 
 _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
@@ -93,7 +93,8 @@ def _export_transformer(
     for name, weight in model.state_dict().items():
         if (exported := llama_name(name, model.settings.layers)) is not None:
             weights[exported] = weight.detach().contiguous()
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with usual_mode(folder / "model.safetensors"):
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     _write_json(folder / "config.json", {**_config(model, context_length), **_ids(tokenizer, stop_ids)})
 
 

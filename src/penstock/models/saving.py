@@ -19,6 +19,7 @@ from penstock.models.language_model import LanguageModel
 from penstock.models.lora import LoraSettings, add_lora, lora_weights, without_lora
 from penstock.models.settings import ModelSettings
 from penstock.models.transformer import Transformer
+from penstock.shards import usual_mode
 
 MODEL, WEIGHTS, LORA = "model.json", "model.safetensors", "lora.safetensors"
 _FORMAT = 1
@@ -40,7 +41,8 @@ def save_model(model: LanguageModel, folder: str | Path, weights: Mapping[str, T
     base = without_lora(weights)
     described: dict[str, Any] = {"format": _FORMAT}
     if isinstance(model, Transformer):
-        save_file(base, folder / WEIGHTS)
+        with usual_mode(folder / WEIGHTS):
+            save_file(base, folder / WEIGHTS)
         described |= {"kind": "transformer", "settings": asdict(model.settings)}
     else:
         from penstock.models.huggingface_model import HuggingFaceModel
@@ -51,7 +53,8 @@ def save_model(model: LanguageModel, folder: str | Path, weights: Mapping[str, T
         )
         described |= {"kind": "huggingface"}
     if model.lora is not None:
-        save_file(lora_weights(weights), folder / LORA)
+        with usual_mode(folder / LORA):
+            save_file(lora_weights(weights), folder / LORA)
         described |= {"lora": asdict(model.lora)}
     (folder / MODEL).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
 

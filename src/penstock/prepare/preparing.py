@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.chat import Template
-from penstock.errors import OutputError, RecordError
+from penstock.errors import ConfigError, OutputError, RecordError
 from penstock.prepare.documents import Framing
 from penstock.prepare.executors import Hire, choose_executor
 from penstock.prepare.finishing import finish, finished_part
@@ -92,6 +92,7 @@ def prepare(
     if settings.fields.weights:
         _ = loaded.byte_table
     recipe = _make_recipe(settings, loaded, tokenizer, Path(output), overwrite)
+    _refuse_output_inside(source, Path(output))
     parts = open_parts(source, settings, progress)
     known = parts if isinstance(parts, list) else None
     hire = choose_executor(executor, processes=processes, parts=known, transform=function)
@@ -160,6 +161,15 @@ def _identities(parts: list[Part] | Iterator[Part]) -> list[str]:
     return [part.identity for part in parts] if isinstance(parts, list) else ["<python>"]
 
 
+def _refuse_output_inside(source: Any, output: Path) -> None:
+    """The results would be read as input the next time."""
+    if output.is_file():
+        return
+    for one in ([source] if isinstance(source, (str, os.PathLike)) else source) if _are_paths(source) else ():
+        if os.path.isdir(one) and output.resolve().is_relative_to(Path(one).resolve()):
+            raise ConfigError(f"{output}: lies inside the source {os.fspath(one)}; choose a folder outside")
+
+
 def _are_paths(source: Any) -> bool:
     if isinstance(source, (str, os.PathLike)):
         return True
@@ -223,7 +233,7 @@ def _check_room(shop: Workshop, parts: Sequence[Part]) -> None:
     free = shutil.disk_usage(shop.output).free
     if free < needed:
         raise OutputError(
-            f"{shop.output}: {free / 1e9:.1f} GB are free, at least {needed / 1e9:.1f} GB will be needed; "
+            f"{shop.output}: {free / 1e6:,.1f} MB are free, at least {needed / 1e6:,.1f} MB will be needed; "
             "make room or choose another folder"
         )
 

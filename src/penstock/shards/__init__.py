@@ -11,7 +11,7 @@ from penstock.shards.chat import ChatInfo
 from penstock.shards.convert import import_corpus, write_megatron
 from penstock.shards.dataset import Dataset
 from penstock.shards.document import Corpus, Document, Origin
-from penstock.shards.files import new_folder, output_errors, write_json, write_text
+from penstock.shards.files import new_folder, output_errors, usual_mode, write_json, write_text
 from penstock.shards.finish import finish_dataset
 from penstock.shards.in_place import InPlaceCorpus
 from penstock.shards.layout import SPAN, TOKENIZER_FOLDER, ShardLayout
@@ -56,6 +56,7 @@ __all__ = [
     "read_origins",
     "spans_are_right",
     "token_checksum",
+    "usual_mode",
     "verify",
     "write_dataset",
     "write_json",

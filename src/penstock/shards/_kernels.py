@@ -239,6 +239,21 @@ def check_tokens(shard, line, row, address, token_bytes, length, has_spans):
 
 
 @kernel
+def wrong_length(places, batches, lengths, documents):
+    """The first of some documents (int64 [n]) whose length in its shard is not that of the lengths file, or -1.
+
+    The rest as in `read_documents`, for shards with checksums.
+    """
+    shard_starts, shard_first_batch, shard_addresses, documents_per_batch = places
+    for document in documents:
+        shard, batch, row = locate(document, shard_starts, shard_first_batch, documents_per_batch)
+        begin, end = offsets_of(shard_addresses[shard], batches + np.uint64(batch * BATCH_COLUMNS * 8), 0, row)
+        if end - begin != np.int64(lengths[document, 0]):
+            return document
+    return np.int64(-1)
+
+
+@kernel
 def find_document(document, shard_starts, shard_first_batch, documents_per_batch):
     """`locate`, for callers in Python."""
     return locate(document, shard_starts, shard_first_batch, documents_per_batch)

@@ -128,6 +128,15 @@ def new_folder(path: str | Path) -> Iterator[Path]:
         raise
 
 
+@contextmanager
+def usual_mode(path: Path) -> Iterator[None]:
+    """Give a file that a library writes the permissions of any new file; safetensors hides it from other users."""
+    path.touch()
+    mode = path.stat().st_mode
+    yield
+    path.chmod(mode)
+
+
 def write_text(path: Path, content: str) -> None:
     """`write_file` of text; what is not UTF-8 (lone surrogates) is written escaped."""
     write_file(path, content.encode("utf-8", "backslashreplace"))

@@ -34,7 +34,7 @@ def write_dataset(
 
     Args:
         path: A new or empty folder.
-        documents: Token ids of each document.
+        documents: Token ids of each document, whole numbers.
         spans: For each document its loss-weight spans, or None for all weights 1; tokens outside spans weigh 0.
         texts: The raw text of each document, to be kept with it.
         vocab_size: One more than the highest id, where no tokenizer is given; by default of those found.
@@ -43,13 +43,19 @@ def write_dataset(
 
     Raises:
         OutputError: The folder holds something already, or cannot be written.
-        ConfigError: Ids outside the vocabulary, or spans that do not fit their documents.
+        ConfigError: Ids that are none or outside the vocabulary, or spans that do not fit their documents.
     """
     import pyarrow as pa
 
-    rows = documents if isinstance(documents, Ragged) else Ragged.from_rows(documents, np.int64)
+    if documents_per_shard < 1 or (vocab_size is not None and vocab_size < 1):
+        raise ConfigError(
+            f"documents_per_shard ({documents_per_shard}) and vocab_size ({vocab_size}) must be 1 or more"
+        )
+    rows = documents if isinstance(documents, Ragged) else _flat_rows(documents)
     if not len(rows) == len(spans if spans is not None else rows) == len(texts if texts is not None else rows):
         raise ConfigError(f"{len(rows)} documents, but another number of spans or texts")
+    if any(not weight >= 0 for row in spans or () for _, _, weight in row or ()):
+        raise ConfigError("spans: a weight must be 0 or more")
     if tokenizer is None:
         size = vocab_size or int(rows.values.max(initial=0)) + 1
         tokenizer = TokenizerInfo(name="", fingerprint="", vocab_size=size)
@@ -70,6 +76,20 @@ def write_dataset(
                 shards.append(writer.finish())
         finish_dataset(folder, shards=shards, layout=layout, tokenizer=tokenizer, configuration="", files=["memory"])
     return Dataset.open(Path(path))
+
+
+def _flat_rows(documents: Sequence[Any]) -> Ragged:
+    """Documents as int64; NumPy alone would cut fractions off, and take rows of rows for one."""
+    arrays = []
+    for number, document in enumerate(documents):
+        try:
+            array = np.asarray(document)
+        except (ValueError, TypeError, RuntimeError):
+            array = np.empty(1, np.object_)
+        if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+            raise ConfigError(f"document {number}: due is a flat list of token ids, which are whole numbers of 64 bits")
+        arrays.append(array)
+    return Ragged.from_rows(arrays, np.int64)
 
 
 def span_block(spans: Sequence[Sequence[Span] | None]) -> SpanBlock:

@@ -72,6 +72,27 @@ class DocumentTable:
         )
         return int(shard), int(batch), int(row)
 
+    def check_lengths(self, documents: Array) -> None:
+        """Hold the lengths of documents (int64 [n]) against their shards, as far as the format allows.
+
+        Raises:
+            CorruptionError: One is not what was written; names the file and the document.
+        """
+        if self.has_checksums:
+            document = k.wrong_length(self._places, np.uint64(address_of(self.batches)), self.lengths, documents)
+            if document >= 0:
+                raise self._fault(k.BAD_LENGTH, document)
+
+    @property
+    def _places(self) -> tuple[Array, Array, Array, int]:
+        return self.shard_starts, self.shard_first_batch, self.shard_addresses, self.documents_per_batch
+
+    def _fault(self, fault: int, document: int) -> CorruptionError:
+        return CorruptionError(
+            f"{self.paths[self.locate(document)[0]]}: document {document}: {FAULTS[fault]}; copy the file again, "
+            "or prepare again; `penstock verify` lists all faults"
+        )
+
     def read(self, first: int, last: int) -> Ragged:
         """The tokens of documents `first` to `last`, uint32, checked as far as the format allows.
 
@@ -81,13 +102,9 @@ class DocumentTable:
         offsets = np.zeros(last - first + 1, np.int64)
         np.cumsum(self.lengths[first:last, 0], out=offsets[1:])
         tokens = np.empty(offsets[-1], np.uint32)
-        places = (self.shard_starts, self.shard_first_batch, self.shard_addresses, self.documents_per_batch)
         layout = (self.token_bytes, self.offset_bytes, self.has_checksums, self.has_spans)
         batches = np.uint64(address_of(self.batches))
-        fault, document = k.read_documents(places, batches, layout, self.lengths, first, offsets, tokens)
+        fault, document = k.read_documents(self._places, batches, layout, self.lengths, first, offsets, tokens)
         if fault != k.OK:
-            raise CorruptionError(
-                f"{self.paths[self.locate(document)[0]]}: document {document}: {FAULTS[fault]}; copy the file again, "
-                "or prepare again; `penstock verify` lists all faults"
-            )
+            raise self._fault(fault, document)
         return Ragged(tokens, offsets)

@@ -96,9 +96,10 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest; None where there is none that can be read."""
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        return manifest if isinstance(manifest["files"], dict) else None
-    except (OSError, ValueError, KeyError, TypeError):
+        told = [(name, due["bytes"], due["sha256"]) for name, due in manifest["files"].items()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+    return None if any("\0" in name for name, _, _ in told) else manifest
 
 
 def damage(folder: Path, *, contents: bool = True) -> str | None:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from penstock.errors import CorruptionError, FormatError
+from penstock.shards import usual_mode
 from penstock.training import checkpoint_files as files
 from penstock.training.processes import in_step, is_first
 
@@ -133,7 +134,11 @@ def newest_complete(folder: str | Path, *, say: Callable[[str], None] | None = N
     for step, path in _found(Path(folder)):
         wrong = files.damage(path)
         if wrong is None:
-            return _opened(path, step)
+            try:
+                return _opened(path, step)
+            except FormatError as error:
+                # Of another version, or damaged there.
+                wrong = str(error).removeprefix(f"{path}: ")
         say(f"{path}: passed over: {wrong}")
     return None
 
@@ -189,7 +194,8 @@ def _write(path: Path, part: Any) -> None:
     if path.suffix == ".safetensors":
         from safetensors.torch import save_file
 
-        save_file({name: tensor.detach().contiguous() for name, tensor in part.items()}, path)
+        with usual_mode(path):
+            save_file({name: tensor.detach().contiguous() for name, tensor in part.items()}, path)
     elif path.suffix == ".json":
         path.write_text(json.dumps(part, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     elif callable(part):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, OutputError
 from penstock.loader import DataParallel
 from penstock.locks import lock_folder
 from penstock.training.run_folder import LOCK
@@ -63,10 +63,14 @@ class Ranks:
         """Keep other trainings out of a run's folder for as long as this one lasts.
 
         Raises:
-            OutputError: Another process trains into it.
+            OutputError: Another process trains into it, or it cannot be made.
         """
         if self._lock is not None:
             self._lock()
+        try:
+            run.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{run}: cannot be written: {error.strerror}") from error
         self._lock = weakref.finalize(self, os.close, lock_folder(run, run / LOCK, doing="training"))
 
     def barrier(self) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, final
 
-from penstock.errors import ConfigError, FormatError, OutputError
+from penstock.errors import ConfigError, CorruptionError, FormatError, OutputError
 from penstock.shards import TOKENIZER_FOLDER, ChatInfo
 from penstock.shards.chat import CHAT, CHAT_TEMPLATE
 from penstock.training.checkpoints import newest_complete
@@ -28,8 +28,8 @@ MODEL = "model"
 """In a checkpoint: the folder of the model."""
 _TEMPLATE = "chat_template.jinja"
 LOCK = "lock"
-_BEGUN = {TOKENIZER_FOLDER, CHAT, CHAT_TEMPLATE, LOCK, f"{RUN_FILE}.partial"}
-"""What a run has that was killed before its run file was there."""
+_BEGUN = {TOKENIZER_FOLDER, CHAT, CHAT_TEMPLATE, LOCK, RUN_FILE, f"{RUN_FILE}.partial"}
+"""What a run has before it has trained."""
 
 
 @final
@@ -58,16 +58,23 @@ class Run:
 
         Raises:
             FormatError: It is neither, or has no complete checkpoint yet.
+            CorruptionError: Its run file is damaged.
         """
         path = Path(path)
         if (path / "config.json").is_file():
             return cls._of_huggingface(path)
+        if path.parent.name == CHECKPOINTS and (path / MODEL).is_dir():
+            raise FormatError(
+                f"{path}: is a checkpoint; give its run, {path.parent.parent}, which takes the newest one"
+            )
         if not (path / RUN_FILE).is_file():
             raise FormatError(f"{path}: no run ({RUN_FILE} is missing) and no model in the Hugging Face layout")
         checkpoint = newest_complete(path / CHECKPOINTS)
         if checkpoint is None:
             raise FormatError(f"{path}: no complete checkpoint yet; train on, or wait for the first")
-        tokenizer, chat = path / TOKENIZER_FOLDER, ChatInfo.load(path)
+        # The checkpoint's copy, if it has one: its bytes were just checked.
+        kept, chat = checkpoint.folder / TOKENIZER_FOLDER, ChatInfo.load(path)
+        tokenizer = kept if kept.is_dir() else path / TOKENIZER_FOLDER
         return cls(
             path=path,
             model=checkpoint.part(MODEL),
@@ -111,14 +118,29 @@ def begin_run(path: Path, run_file: str, datasets: Sequence[Any], *, resume: boo
         OutputError: It holds a run already and is not to be resumed, or cannot be written.
         ConfigError: The datasets ship no tokenizer, or chats of different templates.
     """
-    if (path / RUN_FILE).exists() and not resume:
-        raise OutputError(f"{path}: a run is there already; go on with it by --resume, or take another folder")
-    if (path / RUN_FILE).exists():
+    if not may_begin(path, resume=resume):
         return
-    # The run file is written last: a kill before it leaves only these.
-    if path.exists() and not {one.name for one in path.iterdir()} <= _BEGUN:
-        raise OutputError(f"{path}: the folder is not empty and holds no run; take another")
     _write_run(path, run_file, datasets)
+
+
+def may_begin(path: Path, *, resume: bool) -> bool:
+    """Whether a run begins in this folder, rather than going on.
+
+    One that ended before its first record, by a kill or by a setting that does not fit, is begun anew.
+
+    Raises:
+        OutputError: It holds a run already and is not to be resumed, or something else.
+    """
+    if path.exists() and not path.is_dir():
+        raise OutputError(f"{path}: is a file; name a folder")
+    names = {one.name for one in path.iterdir()} if path.exists() else set()
+    if names <= _BEGUN:
+        return not (resume and RUN_FILE in names)
+    if RUN_FILE not in names:
+        raise OutputError(f"{path}: the folder is not empty and holds no run; take another")
+    if not resume:
+        raise OutputError(f"{path}: a run is there already; go on with it by --resume, or take another folder")
+    return False
 
 
 def change_run(path: Path, now: str, say: Callable[[str], None]) -> None:
@@ -129,7 +151,7 @@ def change_run(path: Path, now: str, say: Callable[[str], None]) -> None:
     import yaml
 
     kept = path / RUN_FILE
-    before, after = (_flat(yaml.safe_load(text) or {}) for text in (kept.read_text(encoding="utf-8"), now))
+    before, after = (_flat(found or {}) for found in (_read_run_file(path), yaml.safe_load(now)))
     changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
     for key in changed:
         say(f"resumed with {key}: {after.get(key, 'the default')}; it was {before.get(key, 'the default')}")
@@ -139,6 +161,22 @@ def change_run(path: Path, now: str, say: Callable[[str], None]) -> None:
             _write_whole(kept, now)
         except OSError as error:
             raise OutputError(f"{kept}: cannot be written: {error.strerror}; make room, then resume") from error
+
+
+def _read_run_file(path: Path) -> Any:
+    """What the run file of a run says.
+
+    Raises:
+        CorruptionError: It is no YAML.
+    """
+    import yaml
+
+    try:
+        return yaml.safe_load((path / RUN_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise CorruptionError(
+            f"{path / RUN_FILE}: cannot be read ({type(error).__name__}); copy it back from a checkpoint of the run"
+        ) from error
 
 
 def _flat(value: Any, place: str = "") -> dict[str, Any]:
@@ -170,7 +208,8 @@ def _write_run(path: Path, run_file: str, datasets: Sequence[Any]) -> None:
             chats[0].save(path)
         _write_whole(path / RUN_FILE, run_file)
     except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+        # Copying a folder tells of all its files, and has no reason of its own.
+        raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def _write_whole(path: Path, text: str) -> None:
@@ -192,9 +231,7 @@ def _stop_ids(tokenizer: Path, told: Sequence[int]) -> tuple[int, ...]:
 
 
 def _trained_length(path: Path) -> int | None:
-    import yaml
-
-    told: Any = yaml.safe_load((path / RUN_FILE).read_text(encoding="utf-8"))
+    told = _read_run_file(path)
     for name in ("data", "loader", "sequence_length"):
         told = told.get(name) if isinstance(told, dict) else None
     return _length(told)

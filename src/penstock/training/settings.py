@@ -6,6 +6,7 @@ from typing import Literal, final
 
 from penstock.errors import ConfigError
 from penstock.evaluation.settings import TaskSettings
+from penstock.generation.settings import Sampling
 from penstock.models.lora import LoraSettings
 from penstock.training.optimizer_settings import OptimizerSettings
 from penstock.training.schedules import ScheduleSettings
@@ -63,6 +64,8 @@ class EvaluatorSettings:
         _above_zero("evaluators", self, "every", "rows", "max_tokens")
         if self.kind not in ("loss", "samples", "task"):
             raise ConfigError(f"evaluators: kind must be loss, samples or task, got {self.kind!r}")
+        if self.kind == "samples":
+            Sampling(temperature=self.temperature, max_tokens=self.max_tokens)
         if self.kind == "loss" and self.data is None:
             raise ConfigError("evaluators: kind loss needs data, a dataset folder")
         if (self.kind == "task") != (self.task is not None):

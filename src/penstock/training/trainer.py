@@ -142,11 +142,19 @@ class Trainer:
             )
         self._load_distiller(checkpoint, state.get("distillation"))
         self._load(checkpoint)
+        self._restore_tokenizer(checkpoint)
         self.totals = Totals(**state["totals"])
         for difference in self._bits.differences(state["bits"]):
             self.say(f"resumed with another setting that changes the last bits: {difference}")
         self.say(f"goes on after step {checkpoint.step}")
         return True
+
+    def _restore_tokenizer(self, checkpoint: Checkpoint) -> None:
+        """Later checkpoints copy the run's; without it they would have none."""
+        kept, due = checkpoint.folder / TOKENIZER_FOLDER, self.run / TOKENIZER_FOLDER
+        if self.ranks.is_first and kept.is_dir() and not due.exists():
+            self.say(f"{due}: is missing, taken from {checkpoint.folder}")
+            shutil.copytree(kept, due)
 
     def _check_found(self, checkpoint: Checkpoint | None) -> None:
         """Refuse to begin again where checkpoints are, and ranks that would go on from different steps."""

@@ -111,8 +111,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         self._eval_states = {id(each): each.state_dict() for each in loaders(eval_loader).values()}
         if self.is_world_process_zero():
             say_that_documents_mix(every)
-        if check_isolation and any(needs_isolation(each) for each in every.values()):
-            run_isolation_check(self.model)
+        packed = [each.settings.sequence_length for each in every.values() if needs_isolation(each)]
+        if check_isolation and packed:
+            run_isolation_check(self.model, sequence_length=max(packed))
 
     # -- training ----------------------------------------------------------------------------------------------------
 
