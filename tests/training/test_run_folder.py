@@ -8,7 +8,7 @@ import torch
 from training_makers import SENTINELS, make, train
 
 from penstock import locks
-from penstock.errors import CorruptionError, FormatError, OutputError
+from penstock.errors import ConfigError, CorruptionError, FormatError, OutputError
 from penstock.models import load_model
 from penstock.models.exporting import export
 from penstock.tokenizers import load_tokenizer
@@ -152,7 +152,13 @@ def test_a_folder_that_cannot_be_written(data, tmp_path):
 
     (tmp_path / "file").write_text("words")
     with pytest.raises(OutputError, match="cannot be written"):
-        begin_run(tmp_path / "file" / "run", "", [open_dataset(data / "data" / "train")], resume=False)
+        begin_run(
+            tmp_path / "file" / "run",
+            "",
+            [open_dataset(data / "data" / "train")],
+            resume=False,
+            hold=Ranks(torch.device("cpu")).hold,
+        )
 
 
 def test_a_run_that_never_trained_is_begun_anew(data, tmp_path):
@@ -162,6 +168,12 @@ def test_a_run_that_never_trained_is_begun_anew(data, tmp_path):
     train(data, tmp_path / "run", "training.steps=2")
     with pytest.raises(OutputError, match="a run is there already; go on with it by --resume"):
         make(data, tmp_path / "run")
+
+
+def test_a_setting_that_fits_only_later_leaves_a_folder_that_is_free(data, tmp_path):
+    with pytest.raises(ConfigError, match="cannot be cut in 3"):
+        train(data, tmp_path / "run", "training.micro_sequences=3")
+    assert len(train(data, tmp_path / "run", "training.steps=2")) == 2
 
 
 def test_folders_that_are_something_else_stay_as_they_are(data, tmp_path):

@@ -4,11 +4,11 @@ import json
 import shutil
 
 import pytest
-from training_makers import RUN_FILE, WORDS, losses, make_texts, train, values
+from training_makers import RUN_FILE, WORDS, losses, make, make_texts, train, values
 from typer.testing import CliRunner
 
 from penstock.cli.distill import app
-from penstock.errors import ConfigError, FormatError
+from penstock.errors import ConfigError, CorruptionError, FormatError, OutputError
 from penstock.prepare import prepare
 from penstock.tokenizers import train_tokenizer
 
@@ -109,3 +109,26 @@ def test_refusals(data, tmp_path, teacher):
     (moved / "cache.json").unlink()
     with pytest.raises(FormatError, match="no cache of a teacher"):
         train(data, tmp_path / "run", section({"cache": str(moved)}, kind="p_kl", top_k=3), STEPS)
+
+
+def test_a_teacher_that_went_on_is_another_one(data, tmp_path, teacher):
+    """Neither does its cache take it, nor is a run resumed with it without a word."""
+    mine = shutil.copytree(teacher, tmp_path / "teacher")
+    told = section({"model": str(mine)}, kind="p_kl", top_k=4)
+    cache(data, tmp_path / "cache", "--set", told)
+    train(data, tmp_path / "run", told, STEPS, until=3)
+    train(teacher.parent, mine, "training.steps=12", resume=True)
+    with pytest.raises(OutputError, match=r"holds a cache with other settings .*weights"):
+        cache(data, tmp_path / "cache", "--set", told)
+    said = []
+    make(data, tmp_path / "run", told, STEPS, resume=True, say=said.append)
+    assert "resumed with another teacher: the model of teacher.teachers.0 changed" in said
+
+
+def test_a_finished_cache_is_looked_at_before_it_is_called_complete(data, tmp_path, teacher):
+    cache(data, tmp_path / "cache", "--teacher", teacher, "--top-k", 3)
+    assert cache(data, tmp_path / "cache", "--teacher", teacher, "--top-k", 3)["top_k"] == 3
+    part = tmp_path / "cache" / "part-00000.bin"
+    part.write_bytes(part.read_bytes()[:-8])
+    with pytest.raises(CorruptionError, match=r"part-00000\.bin"):
+        cache(data, tmp_path / "cache", "--teacher", teacher, "--top-k", 3)

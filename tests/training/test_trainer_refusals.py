@@ -30,7 +30,7 @@ def test_folders_that_hold_something(data, tmp_path):
     with pytest.raises(OutputError, match="not empty and holds no run"):
         make(data, tmp_path / "mine", resume=True)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
-    make(data, tmp_path / "run")
+    train(data, tmp_path / "run", until=1)
     with pytest.raises(OutputError, match="a run is there already; go on with it by --resume"):
         make(data, tmp_path / "run")
 

@@ -110,6 +110,7 @@ def run(
     ends, what it says, what is trained and what is only read, targets, positions and padding; of documents that an
     objective rewrote their task, inputs and targets, and each sentinel with the span that it stands for.
     """
+    from penstock.errors import ConfigError
     from penstock.tokenizers import load_tokenizer
 
     override = load_tokenizer(tokenizer) if tokenizer else None
@@ -120,6 +121,10 @@ def run(
         _show_conversations(shown, other, target, html, (documents, tokens or TOKENS_OF_CHATS), as_json)
         return
     _refuse_raw(target)
+    if assignments and Path(target).suffix not in RUN_FILES:
+        raise ConfigError(f"--set {assignments[0]}: {target} is no run file, and no chats are rendered")
+    if slots is not None and not (rows or Path(target).suffix in RUN_FILES):
+        raise ConfigError("--slots are of rows; add --rows")
     has_rows = rows or Path(target).suffix in RUN_FILES
     loader = _loader(target, assignments or [], sequence_length, distances) if has_rows or html is not None else None
     if html is not None:

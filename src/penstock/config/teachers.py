@@ -175,7 +175,19 @@ def _open(
         teacher=_teacher(found, sources, device),
         projection=_projection(settings, student, tokenizer, say) if kind in ("p_kl", "h_kl") else None,
         boundary=boundary,
+        weights=_weights(found),
     )
+
+
+def _weights(found: _Found) -> str:
+    """Fingerprint of the model that taught, or whose answers were kept."""
+    if found.run is None:
+        from penstock.distillation.cache_layout import CacheManifest
+
+        return CacheManifest.load(Path(str(found.settings.cache))).settings.weights
+    from penstock.models import model_fingerprint
+
+    return model_fingerprint(found.run.model)
 
 
 def _projection(

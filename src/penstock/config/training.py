@@ -54,7 +54,7 @@ def make_trainer(
     from penstock.models.lora import add_lora
     from penstock.training import Trainer
     from penstock.training.processes import in_step
-    from penstock.training.run_folder import begin_run, change_run, may_begin
+    from penstock.training.run_folder import begin_run, change_run
     from penstock.training.setup import prepare_torch
     from penstock.training.trainer import count_steps
 
@@ -90,10 +90,7 @@ def make_trainer(
     )
     with in_step():
         if output is not None and ranks.is_first:
-            # Looked at before it is locked, which leaves a file, and again by `begin_run`, when nobody else can write.
-            may_begin(output, resume=resume)
-            ranks.hold(output)
-            begin_run(output, text, loader.datasets, resume=resume)
+            begin_run(output, text, loader.datasets, resume=resume, hold=ranks.hold)
     if output is not None and resume:
         trainer.resume()
         if ranks.is_first:

@@ -26,6 +26,7 @@ import numpy as np
 
 from penstock.distillation.outputs import Wanted
 from penstock.errors import ConfigError, CorruptionError, FormatError
+from penstock.shards.files import check_size, checksum, map_numbers
 
 MANIFEST, INDEX, SETTINGS = "cache.json", "index.u64", "settings.json"
 TOKENIZER = "tokenizer"
@@ -65,6 +66,8 @@ class CacheSettings:
     """Their names, for people."""
     max_tokens: int | None = None
     """Of a document, that the teacher read; None: all."""
+    weights: str = ""
+    """Fingerprint of the teacher's model; empty where nobody told it."""
 
     def __post_init__(self) -> None:
         if self.precision not in ("float16", "float32"):
@@ -168,6 +171,21 @@ class CacheManifest:
             if isinstance(error, FormatError):
                 raise
             raise CorruptionError(f"{path}: damaged: {error}; copy it again, or make the cache again") from None
+
+
+def open_index(folder: Path, manifest: CacheManifest) -> Array:
+    """The index of a finished cache, uint64 [COLUMNS, pieces], after a look at the size of every part.
+
+    Raises:
+        CorruptionError: A file is missing or damaged.
+    """
+    for number, size in enumerate(manifest.part_bytes):
+        check_size(folder / part_name(number), size)
+    path = folder / INDEX
+    index = map_numbers(path, "<u8", (COLUMNS, manifest.pieces))
+    if checksum(index) != manifest.index_checksum:
+        raise CorruptionError(f"{path}: differs from its checksum; copy it again, or make the cache again")
+    return index
 
 
 def part_name(number: int) -> str:

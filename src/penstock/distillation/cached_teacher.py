@@ -20,7 +20,7 @@ from penstock.distillation.caching import document_bounds, ids_checksum
 from penstock.distillation.outputs import TeacherOutputs, Wanted
 from penstock.distillation.rows import TeacherRow
 from penstock.errors import ConfigError, CorruptionError
-from penstock.shards.files import check_size, checksum, map_file, map_numbers
+from penstock.shards.files import checksum, map_file
 from penstock.tokenizers import Tokenizer, load_tokenizer
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -62,12 +62,7 @@ class CachedTeacher:
             )
         settings.check(self._folder, wanted)
         self._numbers = [self._number_of(fingerprint) for fingerprint in sources]
-        for number, size in enumerate(self.manifest.part_bytes):
-            check_size(self._folder / layout.part_name(number), size)
-        path = self._folder / layout.INDEX
-        self._index = map_numbers(path, "<u8", (layout.COLUMNS, self.manifest.pieces))
-        if checksum(self._index) != self.manifest.index_checksum:
-            raise CorruptionError(f"{path}: differs from its checksum; copy it again, or make the cache again")
+        self._index = layout.open_index(self._folder, self.manifest)
 
     @staticmethod
     def reading_of(folder: str | Path) -> tuple[Tokenizer, int | None]:

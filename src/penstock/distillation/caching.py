@@ -42,6 +42,7 @@ def write_cache(
     wanted: Wanted,
     number: int = 0,
     name: str = "",
+    weights: str = "",
     precision: Precision = "float16",
     max_tokens: int | None = None,
     part_bytes: int = PART_BYTES,
@@ -57,6 +58,7 @@ def write_cache(
         wanted: What to keep; `top_k` is a number.
         number: Of the teacher among those of the companion.
         name: Of the teacher, for people; a cache begun by another is refused.
+        weights: Fingerprint of the teacher's model, such as `model_fingerprint`; what another began is refused.
         precision: Of the likeliest tokens' log-probabilities.
         max_tokens: Of a document, that the companion lets the teacher read; those who train with the cache must too.
         part_bytes: A part ends at the first row after so many.
@@ -65,12 +67,14 @@ def write_cache(
     Raises:
         ConfigError: The loader does not pass once over whole sources, or `wanted` has no `top_k` or no `boundary`.
         OutputError: The folder holds something else, or what was begun with other settings, or cannot be written.
+        CorruptionError: It holds the finished cache, and a file of it is missing or damaged.
     """
     folder = Path(folder)
-    settings = _settings(loader, tokenizer, wanted, name, precision, max_tokens)
+    settings = _settings(loader, tokenizer, wanted, (name, weights), precision, max_tokens)
     if (folder / layout.MANIFEST).is_file():
         manifest = CacheManifest.load(folder)
         _require_same(folder, settings, manifest.settings)
+        layout.open_index(folder, manifest)
         _clean(folder, len(manifest.part_bytes))
         return manifest
     with output_errors(folder):
@@ -86,8 +90,14 @@ def write_cache(
 
 
 def _settings(
-    loader: Loader, tokenizer: Tokenizer, wanted: Wanted, name: str, precision: Precision, max_tokens: int | None
+    loader: Loader,
+    tokenizer: Tokenizer,
+    wanted: Wanted,
+    teacher: tuple[str, str],
+    precision: Precision,
+    max_tokens: int | None,
 ) -> CacheSettings:
+    name, weights = teacher
     if wanted.top_k is None or not wanted.boundary:
         raise ConfigError("a cache keeps the likeliest tokens and the boundary: Wanted(top_k=…, boundary=True)")
     if loader.data_parallel.size != 1 or loader.settings.packing == "concat":
@@ -97,6 +107,7 @@ def _settings(
             raise ConfigError(f"source {source.name!r}: a cache takes each document once; set max_epochs=1")
     return CacheSettings(
         teacher=name,
+        weights=weights,
         tokenizer=tokenizer.fingerprint,
         vocab_size=tokenizer.vocab_size,
         temperature=float(wanted.temperature),

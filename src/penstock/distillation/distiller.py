@@ -49,6 +49,8 @@ class OpenTeacher:
     """Losses p_kl and h_kl, where the tokenizers differ or not."""
     boundary: Tensor | None = None
     """Loss alm: bool [student's vocabulary], see `starts_boundary`."""
+    weights: str = ""
+    """Fingerprint of its model; empty where nobody told it."""
 
 
 @final
@@ -177,7 +179,20 @@ class Distiller(nn.Module):
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs besides the parameters."""
-        return {"ratio": self._ratio, "projections": self._learnt_cells()}
+        return {
+            "ratio": self._ratio,
+            "projections": self._learnt_cells(),
+            "teachers": [one.weights for one in self.teachers],
+        }
+
+    def others(self, state: dict[str, Any]) -> list[int]:
+        """The numbers of the teachers whose model is another than in a state."""
+        then = state.get("teachers", [])
+        return [
+            number
+            for number, (one, weights) in enumerate(zip(self.teachers, then, strict=False))
+            if one.weights and weights and one.weights != weights
+        ]
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take what `state` gave.

@@ -22,6 +22,7 @@ from penstock.errors import ConfigError, CorruptionError, FormatError, OutputErr
 from penstock.shards import TOKENIZER_FOLDER, ChatInfo
 from penstock.shards.chat import CHAT, CHAT_TEMPLATE
 from penstock.training.checkpoints import newest_complete
+from penstock.training.metrics import METRICS
 
 RUN_FILE, CHECKPOINTS = "run.yaml", "checkpoints"
 MODEL = "model"
@@ -111,16 +112,27 @@ def open_run(path: str | Path) -> Run:
     return Run.open(path)
 
 
-def begin_run(path: Path, run_file: str, datasets: Sequence[Any], *, resume: bool) -> None:
+def begin_run(
+    path: Path, run_file: str, datasets: Sequence[Any], *, resume: bool, hold: Callable[[Path], None]
+) -> None:
     """Make a run's folder, with the run file, and tokenizer and chat facts of the datasets; one to resume stays as is.
+
+    Args:
+        path: The folder.
+        run_file: Its text.
+        datasets: What is trained on.
+        resume: Whether a run may be there already.
+        hold: Makes the folder, and keeps others out of it; called when nothing else is wrong.
 
     Raises:
         OutputError: It holds a run already and is not to be resumed, or cannot be written.
         ConfigError: The datasets ship no tokenizer, or chats of different templates.
     """
-    if not may_begin(path, resume=resume):
-        return
-    _write_run(path, run_file, datasets)
+    facts = _facts(datasets) if may_begin(path, resume=resume) else None
+    hold(path)
+    # Whoever held it until now may have begun a run.
+    if facts is not None and may_begin(path, resume=resume):
+        _write_run(path, run_file, *facts)
 
 
 def may_begin(path: Path, *, resume: bool) -> bool:
@@ -133,7 +145,8 @@ def may_begin(path: Path, *, resume: bool) -> bool:
     """
     if path.exists() and not path.is_dir():
         raise OutputError(f"{path}: is a file; name a folder")
-    names = {one.name for one in path.iterdir()} if path.exists() else set()
+    found = list(path.iterdir()) if path.exists() else []
+    names = {one.name for one in found if one.name != METRICS or one.stat().st_size}
     if names <= _BEGUN:
         return not (resume and RUN_FILE in names)
     if RUN_FILE not in names:
@@ -187,7 +200,8 @@ def _flat(value: Any, place: str = "") -> dict[str, Any]:
     return {k: v for key, inner in items for k, v in _flat(inner, f"{place}.{key}" if place else str(key)).items()}
 
 
-def _write_run(path: Path, run_file: str, datasets: Sequence[Any]) -> None:
+def _facts(datasets: Sequence[Any]) -> tuple[Path, ChatInfo | None]:
+    """The folder of the datasets' tokenizer, and what they say of their chats."""
     folder = next((d.path / TOKENIZER_FOLDER for d in datasets if getattr(d, "loaded_tokenizer", None)), None)
     if folder is None:
         raise ConfigError(
@@ -201,11 +215,14 @@ def _write_run(path: Path, run_file: str, datasets: Sequence[Any]) -> None:
             f"the sources' chats were rendered by different templates ({', '.join(names)}); a model has one: prepare "
             "them with the same"
         )
+    return folder, chats[0] if chats else None
+
+
+def _write_run(path: Path, run_file: str, tokenizer: Path, chat: ChatInfo | None) -> None:
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(folder, path / TOKENIZER_FOLDER, dirs_exist_ok=True)
-        if chats:
-            chats[0].save(path)
+        shutil.copytree(tokenizer, path / TOKENIZER_FOLDER, dirs_exist_ok=True)
+        if chat is not None:
+            chat.save(path)
         _write_whole(path / RUN_FILE, run_file)
     except OSError as error:
         # Copying a folder tells of all its files, and has no reason of its own.

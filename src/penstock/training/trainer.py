@@ -130,6 +130,7 @@ class Trainer:
         checkpoint = newest_complete(self.run / CHECKPOINTS, say=self.say)
         self._check_found(checkpoint)
         if checkpoint is None:
+            self.say("there is no checkpoint to go on from; begins at step 1")
             return False
         state = checkpoint.value(STATE)
         if checkpoint.step > self.steps:
@@ -203,6 +204,8 @@ class Trainer:
             )
         if self.distiller is None or state is None:
             return
+        for number in self.distiller.others(state):
+            self.say(f"resumed with another teacher: the model of teacher.teachers.{number} changed")
         self.distiller.load_state(state)
         if self._projections:
             self.distiller.load_state_dict(checkpoint.tensors(PROJECTIONS), strict=False)
