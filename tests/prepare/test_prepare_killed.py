@@ -173,7 +173,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing_wrong(tmp_path, corpus, toke
     assert not (tmp_path / "out/train/manifest.json").exists()
     assert run(corpus, tokenizer, tmp_path / "out").as_json(lasting=True) == whole
     monkeypatch.setattr(preparing, "FREE_SHARE", 1e9)
-    with pytest.raises(OutputError, match=r"GB are free, at least .* GB will be needed"):
+    with pytest.raises(OutputError, match=r"MB are free, at least .* MB will be needed"):
         run(corpus, tokenizer, tmp_path / "none")
 
 
