@@ -143,3 +143,10 @@ def test_the_core_imports_nothing_that_its_dependencies_do_not_bring():
             elif isinstance(node, ast.ImportFrom) and node.module:
                 found.add(node.module.split(".")[0])
     assert found - declared - brought - set(sys.stdlib_module_names) - {"penstock"} == set()
+
+
+@pytest.mark.parametrize("name", ["models.build_model", "training.loss", "evaluation.Subject", "generation.Engine"])
+def test_names_that_need_torch_tell_the_pip_command(name):
+    code = f"import sys; sys.modules['torch'] = None; import penstock as ps\ntry: ps.{name}\n"
+    told = _python(code + "except ps.errors.MissingExtraError as error: print(error)").stdout
+    assert told == "torch is not installed; it comes with the extra: pip install 'penstock[train]'\n"

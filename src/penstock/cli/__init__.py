@@ -29,7 +29,8 @@ _STOPPED = 130
 
 def main() -> None:
     """Run the command line on `sys.argv`, and exit."""
-    from penstock.errors import MissingExtraError, PenstockError
+    from penstock.errors import PenstockError
+    from penstock.late import missing_extra
 
     try:
         code = _run(sys.argv[1:])
@@ -37,11 +38,11 @@ def main() -> None:
         code = 1
         _print_error(str(error))
     except ModuleNotFoundError as error:
-        # Half of the verbs need these, and the core does not: they just import them.
-        if error.name not in ("torch", "safetensors"):
+        # Half of the verbs need torch, and the core does not: they just import it.
+        if (told := missing_extra(error)) is None:
             raise
         code = 1
-        _print_error(str(MissingExtraError(error.name, "train")))
+        _print_error(str(told))
     except KeyboardInterrupt:
         code = _STOPPED
     except BrokenPipeError:

@@ -5,12 +5,12 @@ teachers' rows and chunks in the loader's threads, `distillation_loss` holds a s
 Settings, alignment and rows are read without torch; everything else is imported when it is first used.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from penstock.distillation.rows import TeacherRow, TeacherRows, TeacherText
 from penstock.distillation.settings import LossSettings
 from penstock.distillation.teacher_settings import DistillationSettings, TeacherSettings
+from penstock.late import import_late
 from penstock.tokenizers import Aligner, Alignment, align
 
 if TYPE_CHECKING:
@@ -77,6 +77,4 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATE:
-        return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_late(__name__, _LATE, name)

@@ -4,10 +4,10 @@
 `eval` for data from the hub and for lm-eval's tasks. Settings can be read without torch.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from penstock.evaluation.settings import TaskSettings
+from penstock.late import import_late
 
 if TYPE_CHECKING:
     from penstock.evaluation.lm_eval_running import run_lm_eval
@@ -33,6 +33,4 @@ __all__ = ["Answer", "Problem", "Results", "Subject", "Task", "TaskSettings", "m
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATE:
-        return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_late(__name__, _LATE, name)

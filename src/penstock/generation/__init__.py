@@ -9,10 +9,10 @@ for event in engine.generate([ids], Sampling(temperature=0.7, seed=1)):
 ```
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from penstock.generation.settings import Sampling
+from penstock.late import import_late
 
 if TYPE_CHECKING:
     from penstock.generation.engine import Engine
@@ -50,6 +50,4 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATE:
-        return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_late(__name__, _LATE, name)

@@ -4,9 +4,9 @@ that keeps documents apart and honours prefixes. Needs the extra `train`.
 Settings can be read without torch; everything else is imported when it is first used.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from penstock.late import import_late
 from penstock.models.lora import LoraSettings
 from penstock.models.settings import ModelSettings
 
@@ -65,6 +65,4 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATE:
-        return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_late(__name__, _LATE, name)

@@ -10,9 +10,9 @@ Server(model, ServeSettings(port=8000)).serve_until_stopped()
 ```
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from penstock.late import import_late
 from penstock.serving.settings import ServeSettings
 
 if TYPE_CHECKING:
@@ -26,13 +26,4 @@ __all__ = ["ServeSettings", "ServedModel", "Server"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from penstock.errors import MissingExtraError
-
-    try:
-        return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
-    except ModuleNotFoundError as error:
-        if error.name in ("fastapi", "starlette", "uvicorn"):
-            raise MissingExtraError(error.name, "serve") from error
-        raise
+    return import_late(__name__, _LATE, name)

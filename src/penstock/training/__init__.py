@@ -3,9 +3,9 @@
 Settings can be read without torch; everything else is imported when it is first used.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from penstock.late import import_late
 from penstock.training.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -27,6 +27,4 @@ __all__ = ["RowLoss", "Run", "TrainSettings", "Trainer", "loss", "open_run", "ro
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATE:
-        return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_late(__name__, _LATE, name)
