@@ -1,7 +1,9 @@
 """What a run refuses, and with which words; nothing that is there is harmed by it."""
 
+import shutil
+
 import pytest
-from training_makers import make, make_data, train
+from training_makers import losses, make, make_data, train
 
 from penstock.errors import ConfigError, OutputError, StateError
 
@@ -61,6 +63,31 @@ def test_resume_with_another_model(data, tmp_path, assignment):
     train(data, tmp_path / "run", until=3)
     with pytest.raises(StateError, match=r"step-00000002: is of another model: weight .* now; resume with"):
         train(data, tmp_path / "run", assignment, resume=True)
+
+
+@pytest.mark.parametrize(
+    "changed", ["model.heads=4", "model.rope_theta=500", "model.norm_eps=0.1", "model.sliding_window=8"]
+)
+def test_resume_with_a_model_of_the_same_shapes(data, tmp_path, changed):
+    train(data, tmp_path / "run", until=3)
+    name = changed.partition("=")[0]
+    with pytest.raises(StateError, match=rf"is of another model: {name} is .* there, .* now; resume with"):
+        train(data, tmp_path / "run", changed, resume=True)
+
+
+def test_resume_with_another_lora_alpha(data, tmp_path):
+    train(data, tmp_path / "run", "training.lora={rank: 2, alpha: 4}", until=3)
+    with pytest.raises(StateError, match=r"is of another model: training\.lora is .*alpha=4.* there, .*alpha=8.* now"):
+        train(data, tmp_path / "run", "training.lora={rank: 2, alpha: 8}", resume=True)
+
+
+def test_resume_without_the_run_that_it_began_with(data, tmp_path):
+    train(data, tmp_path / "first", "training.steps=2")
+    start = f'model="from:{tmp_path / "first"}"'
+    whole = train(data, tmp_path / "whole", start)
+    train(data, tmp_path / "run", start, until=3)
+    shutil.rmtree(tmp_path / "first")
+    assert losses(train(data, tmp_path / "run", start, resume=True)) == losses(whole)
 
 
 def test_resume_with_another_optimizer(data, tmp_path):

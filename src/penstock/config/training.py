@@ -63,7 +63,11 @@ def make_trainer(
         raise ConfigError(f"{run_file}: model is missing: give layers, width, …, from:RUN or hf:path")
     prepare_torch(training)
     data = open_sources(settings.data, run_file)
-    model = _make_model(data, settings.model, training, ranks.device)
+    start = settings.model
+    if resume and output is not None and _is_gone(start):
+        # And no more needed: the run's own checkpoint has the same shapes, and all weights.
+        start = f"{TRAINED}{output}"
+    model = _make_model(data, start, training, ranks.device)
     if training.lora is not None:
         add_lora(model, training.lora, seed=training.seed)
     taught = open_teachers(settings.teacher, data, ranks.device, say)
@@ -96,6 +100,11 @@ def make_trainer(
         if ranks.is_first:
             change_run(output, text, say)
     return trainer
+
+
+def _is_gone(model: ModelSettings | str) -> bool:
+    """Whether it is a run, to begin with, that is no more there."""
+    return isinstance(model, str) and model.startswith(TRAINED) and not Path(model.removeprefix(TRAINED)).exists()
 
 
 def _make_model(

@@ -172,14 +172,20 @@ class Trainer:
             )
 
     def _load(self, checkpoint: Checkpoint) -> None:
-        weights = _module(load_model(checkpoint.part(MODEL), device="cpu")).state_dict()
-        due = _module(self.model).state_dict()
+        saved = load_model(checkpoint.part(MODEL), device="cpu")
+        weights, due = _module(saved).state_dict(), _module(self.model).state_dict()
         for name in sorted(weights.keys() | due.keys()):
             then, now = (list(w[name].shape) if name in w else "missing" for w in (weights, due))
             if then != now:
                 raise StateError(
                     f"{checkpoint.folder}: is of another model: weight {name} is {then} there, {now} now; resume with "
                     "the settings it began with, or begin another run with model: from:RUN"
+                )
+        for what, then, now in _unseen_by_weights(saved, self.model):
+            if then != now:
+                raise StateError(
+                    f"{checkpoint.folder}: is of another model: {what} is {then} there, {now} now; resume with the "
+                    "settings it began with, or begin another run with model: from:RUN"
                 )
         if self.settings.shard:
             load_whole_weights(_module(self.model), weights)
@@ -355,6 +361,15 @@ class Trainer:
             **{kept: partial(_copy, self.run / kept) for kept in (RUN_FILE, TOKENIZER_FOLDER)},
         }
         save_checkpoint(self.run / CHECKPOINTS, step.index + 1, parts, keep=self.settings.checkpoints.keep)
+
+
+def _unseen_by_weights(saved: LanguageModel, model: LanguageModel) -> Iterator[tuple[str, Any, Any]]:
+    """What decides what two models compute, and not the shapes of their weights: (setting, of one, of the other)."""
+    settings = [getattr(one, "settings", None) for one in (saved, model)]
+    for name in ("heads", "rope_theta", "norm_eps", "sliding_window"):
+        then, now = (getattr(one, name, None) for one in settings)
+        yield f"model.{name}", then, now
+    yield "training.lora", saved.lora, model.lora
 
 
 def _check_distillation(distiller: "Distiller | None", settings: TrainSettings) -> None:
