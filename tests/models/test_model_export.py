@@ -197,5 +197,8 @@ def test_other_users_may_read_the_weights(tmp_path: Path) -> None:
     export(model, tmp_path / "out")
     save_model(model, tmp_path / "saved")
     (tmp_path / "plain").touch()
-    for path in (tmp_path / "out" / "model.safetensors", tmp_path / "saved" / "model.safetensors"):
+    theirs = HuggingFaceModel(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out"))
+    export(theirs, tmp_path / "theirs")
+    save_model(theirs, tmp_path / "saved again")
+    for path in (tmp_path / name / "model.safetensors" for name in ("out", "saved", "theirs", "saved again")):
         assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode

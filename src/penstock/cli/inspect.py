@@ -121,11 +121,12 @@ def run(
         _show_conversations(shown, other, target, html, (documents, tokens or TOKENS_OF_CHATS), as_json)
         return
     _refuse_raw(target)
-    if assignments and Path(target).suffix not in RUN_FILES:
+    is_run_file = Path(target).suffix in RUN_FILES
+    has_rows = rows or is_run_file
+    if assignments and not is_run_file:
         raise ConfigError(f"--set {assignments[0]}: {target} is no run file, and no chats are rendered")
-    if slots is not None and not (rows or Path(target).suffix in RUN_FILES):
+    if slots is not None and not has_rows:
         raise ConfigError("--slots are of rows; add --rows")
-    has_rows = rows or Path(target).suffix in RUN_FILES
     loader = _loader(target, assignments or [], sequence_length, distances) if has_rows or html is not None else None
     if html is not None:
         _write_page(target, loader, step, row, override, (document, documents), html)

@@ -55,7 +55,6 @@ def cache_teacher(
     from penstock.distillation.outputs import Wanted
     from penstock.distillation.rows import TeacherRows
     from penstock.distillation.teachers import ModelTeacher
-    from penstock.models import model_fingerprint
 
     chosen = _choose(settings, run_file, number, model)
     if settings.teacher is not None and top_k is None:
@@ -86,7 +85,7 @@ def cache_teacher(
         tokenizer=tokenizer,
         wanted=wanted,
         name=run.path.resolve().name,
-        weights=model_fingerprint(run.model),
+        weights=run.fingerprint(),
         precision=precision,
         max_tokens=text.max_tokens,
         progress=progress,

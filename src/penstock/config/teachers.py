@@ -82,6 +82,8 @@ class _Found:
     tokenizer: "Tokenizer"
     trained_length: int | None
     """Tokens of a document that it was trained on, or that the cache has of it."""
+    weights: str
+    """Fingerprint of the model that teaches, or whose answers were kept."""
 
 
 def _find(settings: TeacherSettings) -> _Found:
@@ -91,11 +93,17 @@ def _find(settings: TeacherSettings) -> _Found:
     if settings.cache is not None:
         from penstock.distillation.cached_teacher import CachedTeacher
 
-        tokenizer, length = CachedTeacher.reading_of(settings.cache)
-        return _Found(settings=settings, run=None, tokenizer=tokenizer, trained_length=length)
+        tokenizer, made = CachedTeacher.reading_of(settings.cache)
+        return _Found(
+            settings=settings, run=None, tokenizer=tokenizer, trained_length=made.max_tokens, weights=made.weights
+        )
     run = open_teacher_run(settings)
     return _Found(
-        settings=settings, run=run, tokenizer=load_tokenizer(run.tokenizer), trained_length=run.trained_length
+        settings=settings,
+        run=run,
+        tokenizer=load_tokenizer(run.tokenizer),
+        trained_length=run.trained_length,
+        weights=run.fingerprint(),
     )
 
 
@@ -175,19 +183,8 @@ def _open(
         teacher=_teacher(found, sources, device),
         projection=_projection(settings, student, tokenizer, say) if kind in ("p_kl", "h_kl") else None,
         boundary=boundary,
-        weights=_weights(found),
+        weights=found.weights,
     )
-
-
-def _weights(found: _Found) -> str:
-    """Fingerprint of the model that taught, or whose answers were kept."""
-    if found.run is None:
-        from penstock.distillation.cache_layout import CacheManifest
-
-        return CacheManifest.load(Path(str(found.settings.cache))).settings.weights
-    from penstock.models import model_fingerprint
-
-    return model_fingerprint(found.run.model)
 
 
 def _projection(

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from penstock.distillation import cache_layout as layout
-from penstock.distillation.cache_layout import CacheManifest, piece_name
+from penstock.distillation.cache_layout import CacheManifest, CacheSettings, piece_name
 from penstock.distillation.caching import document_bounds, ids_checksum
 from penstock.distillation.outputs import TeacherOutputs, Wanted
 from penstock.distillation.rows import TeacherRow
@@ -65,14 +65,14 @@ class CachedTeacher:
         self._index = layout.open_index(self._folder, self.manifest)
 
     @staticmethod
-    def reading_of(folder: str | Path) -> tuple[Tokenizer, int | None]:
-        """How the teacher read whose outputs a cache holds: its tokenizer, and tokens of a document at most.
+    def reading_of(folder: str | Path) -> tuple[Tokenizer, CacheSettings]:
+        """How the teacher read whose outputs a cache holds: its tokenizer, and what else the cache was made from.
 
         Raises:
             FormatError: The folder is no finished cache.
         """
         manifest = CacheManifest.load(Path(folder))
-        return load_tokenizer(Path(folder) / layout.TOKENIZER), manifest.settings.max_tokens
+        return load_tokenizer(Path(folder) / layout.TOKENIZER), manifest.settings
 
     def ask(self, rows: Sequence[TeacherRow]) -> None:
         """Nothing: reading is quick."""

@@ -58,7 +58,7 @@ def write_cache(
         wanted: What to keep; `top_k` is a number.
         number: Of the teacher among those of the companion.
         name: Of the teacher, for people; a cache begun by another is refused.
-        weights: Fingerprint of the teacher's model, such as `model_fingerprint`; what another began is refused.
+        weights: Fingerprint of the teacher's model, such as `Run.fingerprint`; what another began is refused.
         precision: Of the likeliest tokens' log-probabilities.
         max_tokens: Of a document, that the companion lets the teacher read; those who train with the cache must too.
         part_bytes: A part ends at the first row after so many.
@@ -70,7 +70,7 @@ def write_cache(
         CorruptionError: It holds the finished cache, and a file of it is missing or damaged.
     """
     folder = Path(folder)
-    settings = _settings(loader, tokenizer, wanted, (name, weights), precision, max_tokens)
+    settings = _settings(loader, tokenizer, wanted, name, weights, precision, max_tokens)
     if (folder / layout.MANIFEST).is_file():
         manifest = CacheManifest.load(folder)
         _require_same(folder, settings, manifest.settings)
@@ -93,11 +93,11 @@ def _settings(
     loader: Loader,
     tokenizer: Tokenizer,
     wanted: Wanted,
-    teacher: tuple[str, str],
+    name: str,
+    weights: str,
     precision: Precision,
     max_tokens: int | None,
 ) -> CacheSettings:
-    name, weights = teacher
     if wanted.top_k is None or not wanted.boundary:
         raise ConfigError("a cache keeps the likeliest tokens and the boundary: Wanted(top_k=…, boundary=True)")
     if loader.data_parallel.size != 1 or loader.settings.packing == "concat":

@@ -129,8 +129,8 @@ class Projection:
         aside = Path(f"{path}.{os.getpid()}.tmp")
         try:
             aside.parent.mkdir(parents=True, exist_ok=True)
-            with usual_mode(aside):
-                save_file(arrays, aside, metadata)
+            save_file(arrays, aside, metadata)
+            usual_mode(aside)
             os.replace(aside, path)
         except (OSError, SafetensorError) as error:
             with contextlib.suppress(OSError):

@@ -61,6 +61,6 @@ def field(record: dict[str, Any], name: str, where: str) -> Any:
         RecordError: The record lacks it.
     """
     if record.get(name) is None:
-        found = ", ".join(sorted(name for name, value in record.items() if value is not None))
+        found = ", ".join(sorted(key for key, value in record.items() if value is not None))
         raise RecordError(f"{where}: a record has no {name!r}; it has {found}; is it the file of this benchmark?")
     return record[name]

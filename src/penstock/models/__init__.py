@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.models.lora import add_lora, merge_lora
     from penstock.models.micro_sequences import backward_in_parts
     from penstock.models.row_tensors import RowTensors
-    from penstock.models.saving import load_model, model_fingerprint, save_model
+    from penstock.models.saving import load_model, save_model
     from penstock.models.transformer import Transformer
 
 _LATE = {
@@ -36,7 +36,6 @@ _LATE = {
     "LanguageModel": "language_model",
     "RowTensors": "row_tensors",
     "load_model": "saving",
-    "model_fingerprint": "saving",
     "save_model": "saving",
     "Transformer": "transformer",
 }
@@ -59,7 +58,6 @@ __all__ = [
     "flex_mask_mod",
     "load_model",
     "merge_lora",
-    "model_fingerprint",
     "save_model",
 ]
 

@@ -67,6 +67,7 @@ def export(
             assert isinstance(model, HuggingFaceModel)
             model.inner.save_pretrained(folder)
             _write_json(folder / "generation_config.json", _generation(tokenizer, list(stop_ids)))
+        usual_mode(*folder.glob("*.safetensors"))
     return tuple(_notices(model, tokenizer))
 
 
@@ -93,8 +94,7 @@ def _export_transformer(
     for name, weight in model.state_dict().items():
         if (exported := llama_name(name, model.settings.layers)) is not None:
             weights[exported] = weight.detach().contiguous()
-    with usual_mode(folder / "model.safetensors"):
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     _write_json(folder / "config.json", {**_config(model, context_length), **_ids(tokenizer, stop_ids)})
 
 

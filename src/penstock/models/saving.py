@@ -4,7 +4,6 @@ Exact: weights are stored in their own dtype. Models of transformers are stored 
 `model.json` that says so. Safe writing (aside, fsync, rename, checksum) is the checkpoint's business.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
@@ -42,8 +41,7 @@ def save_model(model: LanguageModel, folder: str | Path, weights: Mapping[str, T
     base = without_lora(weights)
     described: dict[str, Any] = {"format": _FORMAT}
     if isinstance(model, Transformer):
-        with usual_mode(folder / WEIGHTS):
-            save_file(base, folder / WEIGHTS)
+        save_file(base, folder / WEIGHTS)
         described |= {"kind": "transformer", "settings": asdict(model.settings)}
     else:
         from penstock.models.huggingface_model import HuggingFaceModel
@@ -54,23 +52,10 @@ def save_model(model: LanguageModel, folder: str | Path, weights: Mapping[str, T
         )
         described |= {"kind": "huggingface"}
     if model.lora is not None:
-        with usual_mode(folder / LORA):
-            save_file(lora_weights(weights), folder / LORA)
+        save_file(lora_weights(weights), folder / LORA)
         described |= {"lora": asdict(model.lora)}
+    usual_mode(*folder.glob("*.safetensors"))
     (folder / MODEL).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-
-
-def model_fingerprint(folder: str | Path) -> str:
-    """Of a model on disk, ours or in the Hugging Face layout: its weights and settings, byte for byte.
-
-    Reads all of it, about 1 GB a second.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    for path in sorted(Path(folder).iterdir()):
-        if path.suffix in (".safetensors", ".bin") or path.name in (MODEL, "config.json"):
-            with open(path, "rb") as file:
-                digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-    return digest.hexdigest()
 
 
 def load_model(

@@ -145,7 +145,7 @@ def _report_again(output: Path, parts: Iterable[Part]) -> PrepareReport:
 
 def open_parts(source: Any, settings: PrepareSettings, progress: bool) -> list[Part] | Iterator[Part]:
     """The parts of paths, as a list; of an iterable, as they come."""
-    if _are_paths(source):
+    if _paths(source) is not None:
         return open_sources(
             source,
             format=settings.format,
@@ -165,15 +165,17 @@ def _refuse_output_inside(source: Any, output: Path) -> None:
     """The results would be read as input the next time."""
     if output.is_file():
         return
-    for one in ([source] if isinstance(source, (str, os.PathLike)) else source) if _are_paths(source) else ():
+    for one in _paths(source) or ():
         if os.path.isdir(one) and output.resolve().is_relative_to(Path(one).resolve()):
             raise ConfigError(f"{output}: lies inside the source {os.fspath(one)}; choose a folder outside")
 
 
-def _are_paths(source: Any) -> bool:
-    if isinstance(source, (str, os.PathLike)):
-        return True
-    return isinstance(source, (list, tuple)) and all(isinstance(item, (str, os.PathLike)) for item in source)
+def _paths(source: Any) -> Sequence[Paths] | None:
+    """The paths that a source is; None where it is an iterable of records."""
+    listed = [source] if isinstance(source, (str, os.PathLike)) else source
+    if isinstance(listed, (list, tuple)) and all(isinstance(one, (str, os.PathLike)) for one in listed):
+        return listed
+    return None
 
 
 def _prepare_parts(

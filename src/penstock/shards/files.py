@@ -128,13 +128,13 @@ def new_folder(path: str | Path) -> Iterator[Path]:
         raise
 
 
-@contextmanager
-def usual_mode(path: Path) -> Iterator[None]:
-    """Give a file that a library writes the permissions of any new file; safetensors hides it from other users."""
-    path.touch()
-    mode = path.stat().st_mode
-    yield
-    path.chmod(mode)
+def usual_mode(*paths: Path) -> None:
+    """Give files that a library wrote the permissions of any new file; safetensors hides its own from other users."""
+    for path in paths:
+        other = path.with_name(f"{path.name}.mode")
+        other.touch()
+        path.chmod(other.stat().st_mode)
+        other.unlink()
 
 
 def write_text(path: Path, content: str) -> None:

@@ -68,7 +68,7 @@ def finish(partial: Path, target: Path, facts: dict[str, Any]) -> None:
     files: dict[str, dict[str, Any]] = {}
     for path in sorted(partial.rglob("*")):
         if path.is_file():
-            files[path.relative_to(partial).as_posix()] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
+            files[path.relative_to(partial).as_posix()] = {"bytes": path.stat().st_size, "sha256": digest(path)}
         _sync(path)
     manifest = partial / MANIFEST
     manifest.write_text(json.dumps({**facts, "files": files}, indent=1) + "\n", encoding="utf-8")
@@ -118,14 +118,15 @@ def damage(folder: Path, *, contents: bool = True) -> str | None:
             size = path.stat().st_size
             if size != due["bytes"]:
                 return f"{name} has {size} bytes, {due['bytes']} were written"
-            if contents and _digest(path) != due["sha256"]:
+            if contents and digest(path) != due["sha256"]:
                 return f"the bytes of {name} differ from their checksum"
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
     return None
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -194,8 +194,8 @@ def _write(path: Path, part: Any) -> None:
     if path.suffix == ".safetensors":
         from safetensors.torch import save_file
 
-        with usual_mode(path):
-            save_file({name: tensor.detach().contiguous() for name, tensor in part.items()}, path)
+        save_file({name: tensor.detach().contiguous() for name, tensor in part.items()}, path)
+        usual_mode(path)
     elif path.suffix == ".json":
         path.write_text(json.dumps(part, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     elif callable(part):

@@ -15,12 +15,14 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Self, final
 
 from penstock.errors import ConfigError, CorruptionError, FormatError, OutputError
 from penstock.shards import TOKENIZER_FOLDER, ChatInfo
 from penstock.shards.chat import CHAT, CHAT_TEMPLATE
+from penstock.training.checkpoint_files import digest, read_manifest
 from penstock.training.checkpoints import newest_complete
 from penstock.training.metrics import METRICS
 
@@ -85,6 +87,23 @@ class Run:
             step=checkpoint.step,
             trained_length=_trained_length(path),
         )
+
+    def fingerprint(self) -> str:
+        """Of the model's weights and settings, byte for byte.
+
+        Those of a run were read and checked when it was opened; a model in the Hugging Face layout is read here, about
+        1 GB a second.
+        """
+        manifest = None if self.step is None else read_manifest(self.model.parent)
+        if manifest is not None:
+            found = {name: due["sha256"] for name, due in manifest["files"].items() if name.startswith(f"{MODEL}/")}
+        else:
+            found = {
+                path.name: digest(path)
+                for path in self.model.iterdir()
+                if path.suffix in (".safetensors", ".bin") or path.name == "config.json"
+            }
+        return blake2b(json.dumps(found, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     @classmethod
     def _of_huggingface(cls, path: Path) -> Self:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.errors import ConfigError
+from penstock.shards import usual_mode
 from penstock.training.checkpoint_files import output_errors
 from penstock.training.metrics import JsonLines
 from penstock.training.settings import TensorLogSettings
@@ -102,7 +103,9 @@ class TensorLogs:
             with output_errors(self._folder):
                 # Clones, because safetensors refuses tensors that share memory.
                 whole = {name: tensor.cpu().clone().contiguous() for name, tensor in seen.items()}
-                save_file(whole, self._folder / f"step-{step:08d}.safetensors")
+                path = self._folder / f"step-{step:08d}.safetensors"
+                save_file(whole, path)
+                usual_mode(path)
 
 
 @torch.no_grad()

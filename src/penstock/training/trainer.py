@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -174,14 +175,11 @@ class Trainer:
     def _load(self, checkpoint: Checkpoint) -> None:
         saved = load_model(checkpoint.part(MODEL), device="cpu")
         weights, due = _module(saved).state_dict(), _module(self.model).state_dict()
-        for name in sorted(weights.keys() | due.keys()):
-            then, now = (list(w[name].shape) if name in w else "missing" for w in (weights, due))
-            if then != now:
-                raise StateError(
-                    f"{checkpoint.folder}: is of another model: weight {name} is {then} there, {now} now; resume with "
-                    "the settings it began with, or begin another run with model: from:RUN"
-                )
-        for what, then, now in _unseen_by_weights(saved, self.model):
+        shapes = (
+            (f"weight {name}", *(list(w[name].shape) if name in w else "missing" for w in (weights, due)))
+            for name in sorted(weights.keys() | due.keys())
+        )
+        for what, then, now in chain(shapes, _unseen_by_weights(saved, self.model)):
             if then != now:
                 raise StateError(
                     f"{checkpoint.folder}: is of another model: {what} is {then} there, {now} now; resume with the "
