@@ -18,7 +18,8 @@ from penstock.shards.files import new_folder, output_errors, sync
 from penstock.shards.finish import finish_dataset
 from penstock.shards.in_place import InPlaceCorpus
 from penstock.shards.layout import TOKENIZER_FOLDER, ShardLayout
-from penstock.shards.manifest import DOCUMENTS_PER_BATCH, ShardInfo, TokenizerInfo
+from penstock.shards._kernels import DOCUMENTS_PER_BATCH
+from penstock.shards.manifest import ShardInfo, TokenizerInfo
 from penstock.shards.megatron import HEADER, MAGIC, READABLE, TYPES, megatron_prefix
 from penstock.shards.writer import ShardWriter
 from penstock.tokenizers import Tokenizer
