@@ -183,7 +183,7 @@ def values_of(shard, size, line, row, column, begin, end, item_bytes):
     first, last = offsets_of(shard, line, column, row)
     room = np.int64(end) - np.int64(begin)
     # The second comparison keeps the product from overflowing.
-    inside = 0 <= first and first <= last and last <= np.int64(size) and last * np.int64(item_bytes) <= room
+    inside = first >= 0 and first <= last and last <= np.int64(size) and last * np.int64(item_bytes) <= room
     return first, last - first if inside else np.int64(-1)
 
 

@@ -58,7 +58,10 @@ def _read(data: Array, schema: Any) -> list[BatchPlaces]:
     if not 0 < size <= len(data) - 10:
         raise ValueError(f"a footer of {size} bytes")
     footer = _Table.root(data[len(data) - 10 - size : len(data) - 10].tobytes())
-    found, expected = _columns(footer.table(1)), _columns(_Table.root(_message(schema.serialize().to_pybytes())).table(2))
+    found, expected = (
+        _columns(footer.table(1)),
+        _columns(_Table.root(_message(schema.serialize().to_pybytes())).table(2)),
+    )
     if found != expected:
         names = ([column[0] for column in columns] for columns in (found, expected))
         raise ValueError("columns are {}, expected {}".format(*names))
@@ -155,7 +158,9 @@ class _Table:
     def tables(self, field: int) -> "list[_Table]":
         begin = self._target(field)
         count = len(self.structs(field, "<u4"))
-        return [_Table(self.data, at + _number(self.data, "<I", at)) for at in range(begin + 4, begin + 4 + 4 * count, 4)]
+        return [
+            _Table(self.data, at + _number(self.data, "<I", at)) for at in range(begin + 4, begin + 4 + 4 * count, 4)
+        ]
 
     def _target(self, field: int) -> int:
         """Where what a field refers to lies."""

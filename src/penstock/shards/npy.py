@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ConfigError, FormatError, OutputError
+from penstock.locations import local_path
 from penstock.shards import _check_kernels as check
 from penstock.shards.files import Array, checksum, map_file, write_file
 from penstock.shards.in_place import InPlaceCorpus, in_place_table, sample_checksum
@@ -35,7 +36,7 @@ def open_npy(paths: str | Path | Sequence[str | Path], dtype: str, eos_id: int) 
         ConfigError: `dtype` or `eos_id` is impossible.
         FormatError: A file is missing, or is not of such tokens.
     """
-    files = [Path(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
+    files = [local_path(path, "a file of tokens") for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
     kind = np.dtype(dtype) if dtype in _DTYPES else None
     if kind is None or not files:
         raise ConfigError(

@@ -9,7 +9,7 @@ import math
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from penstock.errors import CorruptionError
 from penstock.shards.files import check_regular
@@ -19,8 +19,12 @@ Record = TypeVar("Record")
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, cure: str = "copy it again, or prepare again") -> Any:
     """The value of a JSON file that must be a regular file.
+
+    Args:
+        path: The file.
+        cure: What to do where it is damaged, for the message.
 
     Raises:
         CorruptionError: It is missing, a link, or not JSON.
@@ -30,14 +34,15 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else error
-        raise CorruptionError(f"{path}: not JSON: {reason}; copy it again, or prepare again") from None
+        raise CorruptionError(f"{path}: damaged: not JSON: {reason}; {cure}") from None
 
 
 def record_of(kind: type[Record], value: Any, where: str = "") -> Record:
     """A dataclass from a JSON object.
 
     Args:
-        kind: The dataclass; its fields are of int, float, bool, str, None, tuples, dicts by name, or dataclasses.
+        kind: The dataclass; its fields are of int, float, bool, str, None, Literal, tuples, dicts by name, dataclasses,
+            or Any.
         value: What `json.loads` gave.
         where: What leads to the value, for messages: "shards[3]".
 
@@ -70,6 +75,10 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
         if not isinstance(value, dict):
             raise ValueError(f"{where}: expected an object, found {_shown(value)}")
         return {_typed(str, name, where): _typed(arguments[1], one, _below(where, name)) for name, one in value.items()}
+    if origin is Literal:
+        if value not in arguments:
+            raise ValueError(f"{where}: expected one of {', '.join(arguments)}, found {_shown(value)}")
+        return value
     if is_dataclass(kind):
         return record_of(kind, value, where)  # type: ignore[arg-type]
     if kind is not Any and not _fits(kind, value):
