@@ -28,7 +28,7 @@ def local_path(location: str | os.PathLike[str], what: str) -> Path:
     if is_url(location):
         url = re.sub(":/+", "://", os.fspath(location), count=1)
         raise ConfigError(
-            f"{url}: is a URL, but {what} must be a local path: object storage is not supported yet; prepare (or write) "
-            "into a local folder and copy it to the store; to read it, copy it here or mount the store"
+            f"{url}: is a URL, but {what} must be a local path: object storage is not supported yet; prepare (or "
+            "write) into a local folder and copy it to the store; to read it, copy it here or mount the store"
         )
     return Path(location)

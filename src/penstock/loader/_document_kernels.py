@@ -1,7 +1,7 @@
 """Compiled reading of documents in mapped shards, by address, each thing checked as it is read.
 
-The length is compared with the lengths file, every chunk of tokens with its checksum, its ids with the vocabulary, spans
-with their checksum. Nothing outside a mapping is read, whatever a damaged or forged offset or length says.
+The length is compared with the lengths file, every chunk of tokens with its checksum, its ids with the vocabulary,
+spans with their checksum. Nothing outside a mapping is read, whatever a damaged or forged offset or length says.
 """
 
 import numpy as np

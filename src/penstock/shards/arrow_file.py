@@ -83,7 +83,7 @@ def _batch(data: Array, offset: int, head: int, body: int) -> BatchPlaces:
     nodes, buffers = (batch.structs(field, _PAIR)["pair"] for field in (1, 2))
     if (buffers < 0).any() or (buffers > body).any() or (buffers.sum(1) > body).any():
         raise ValueError(f"a buffer of the batch at byte {offset} leaves it")
-    return BatchPlaces(rows=batch.number(0, "<q"), nodes=nodes, buffers=buffers + [offset + head, 0])
+    return BatchPlaces(rows=batch.number(0, "<q"), nodes=nodes, buffers=buffers + np.array([offset + head, 0]))
 
 
 def _message(data: bytes) -> bytes:

@@ -20,6 +20,7 @@ from typing import Any, final
 import numpy as np
 
 from penstock.compiled import address_of
+from penstock.cut_files import mapped
 from penstock.errors import CorruptionError, OutputError
 from penstock.locations import local_path
 from penstock.shards import _kernels as k
@@ -31,10 +32,6 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _FAILED = ctypes.c_void_p(-1).value
-
-
-mapped: "weakref.WeakSet[Mapping]" = weakref.WeakSet()
-"""All files that are mapped now."""
 
 
 @final

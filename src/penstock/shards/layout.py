@@ -1,6 +1,7 @@
 """The columns of a shard file, and where their buffers lie in it."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
@@ -174,4 +175,4 @@ def read_texts(data: Array, place: int, rows: int, first: int, last: int) -> lis
         raise ValueError(f"bytes {offsets.min()} to {offsets.max()} of {len(data) - begin}")
     values = data[begin + offsets[0] : begin + offsets[-1]].tobytes()
     ends = (offsets - offsets[0]).tolist()
-    return [values[a:b].decode() for a, b in zip(ends, ends[1:], strict=False)]
+    return [values[a:b].decode() for a, b in pairwise(ends)]

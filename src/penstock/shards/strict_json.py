@@ -51,7 +51,7 @@ def record_of(kind: type[Record], value: Any, where: str = "") -> Record:
     """
     known: list[Any] = list(fields(kind))  # type: ignore[arg-type]
     if not isinstance(value, dict):
-        raise ValueError(f"{where or 'it'}: expected an object, found {_shown(value)}")
+        raise ValueError(f"{where or 'it'}: expected an object, found {_shown(value)}")  # noqa: TRY004  (of a file, not of a caller)
     if wrong := sorted({field.name for field in known} ^ set(value)):
         state = "unknown" if wrong[0] in value else "missing"
         raise ValueError(f"{_below(where, wrong[0])}: {state}")

@@ -84,7 +84,7 @@ class DocumentTable:
         self._refuse(k.BAD_LENGTH, k.wrong_length(*self._where, self.lengths, documents))
 
     @property
-    def _where(self) -> tuple[Any, ...]:
+    def _where(self) -> tuple[Any, Any, Any]:
         """What the kernels need to find a document."""
         places = (
             self.shard_starts, self.shard_first_batch, self.shard_addresses, self.shard_bytes, self.documents_per_batch,
