@@ -19,6 +19,8 @@ _SCHEMA, _RECORD_BATCH = 1, 3
 _INT, _FLOAT = 2, 3
 _BLOCK = np.dtype([("offset", "<i8"), ("head", "<i4"), ("padding", "<i4"), ("body", "<i8")])
 _PAIR = np.dtype([("pair", "<i8", (2,))])
+_MAX_SCHEMA = 2**16
+"""Bytes of the message that says what the columns are; ours take about one thousand."""
 _MAX_FIELDS, _MAX_DEPTH = 8, 4
 """Of columns side by side, and inside each other: a shard has fewer, and a field may be named again and again."""
 
@@ -58,11 +60,9 @@ def _read(data: Array, schema: Any) -> list[BatchPlaces]:
     if not 0 < size <= len(data) - 10:
         raise ValueError(f"a footer of {size} bytes")
     footer = _Table.root(data[len(data) - 10 - size : len(data) - 10].tobytes())
-    found, expected = (
-        _columns(footer.table(1)),
-        _columns(_Table.root(_message(schema.serialize().to_pybytes())).table(2)),
-    )
-    if found != expected:
+    expected, first = _columns_of(schema.serialize().to_pybytes()), _columns_of(data[8 : 8 + _MAX_SCHEMA].tobytes())
+    found = _columns(footer.table(1))
+    if found != expected or first != expected:
         names = ([column[0] for column in columns] for columns in (found, expected))
         raise ValueError("columns are {}, expected {}".format(*names))
     if len(footer.structs(2, "V24")):
@@ -92,6 +92,11 @@ def _message(data: bytes) -> bytes:
     if mark != -1 or not 0 < size <= len(data) - 8:
         raise ValueError(f"a message of {size} bytes")
     return data[8 : 8 + size]
+
+
+def _columns_of(message: bytes) -> list[Any]:
+    """The columns of a schema's own message, with which a file begins, too."""
+    return _columns(_Table.root(_message(message)).table(2))
 
 
 def _columns(schema: "_Table") -> list[Any]:
