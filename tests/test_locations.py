@@ -11,12 +11,15 @@ from penstock.config import load_run
 from penstock.errors import ConfigError
 from penstock.locations import is_url, local_path
 from penstock.shards import import_corpus, open_dataset, open_megatron, open_npy, verify, write_dataset, write_megatron
+from penstock.tokenizers import train_tokenizer
 
 MESSAGE = r"s3://bucket/data: is a URL, but .* must be a local path: object storage is not supported yet; prepare"
 URL = "s3://bucket/data"
 
 
-@pytest.mark.parametrize("location", ["s3://a/b", "gs://a", "https://a/b", "file:///a", "memory://a", "s3:/a/b", "S3://a"])
+@pytest.mark.parametrize(
+    "location", ["s3://a/b", "gs://a", "https://a/b", "file:///a", "memory://a", "s3:/a/b", "S3://a"]
+)
 def test_urls(location):
     assert is_url(location)
     assert is_url(Path(location))
@@ -36,12 +39,6 @@ def here(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def tiny_tokenizer():
-    from penstock.tokenizers import train_tokenizer
-
-    return train_tokenizer(["some text to learn from, some more of it"] * 4, vocab_size=270)
-
-
 def corpus(folder):
     np.arange(9, dtype=np.uint16).tofile(folder / "x.npy")
     return open_npy(folder / "x.npy", "uint16", 8)
@@ -58,8 +55,8 @@ USES = {
     "write_dataset": lambda url, _: write_dataset(url, [[1, 2]]),
     "import": lambda url, other: import_corpus(corpus(other), url),
     "write_megatron": lambda url, other: write_megatron(corpus(other), url),
-    "prepare": lambda url, _: ps.prepare(iter(["a"]), tokenizer=tiny_tokenizer(), output=url, progress=False),
-    "tokenizer": lambda url, _: tiny_tokenizer().save(url),
+    "prepare": lambda url, _: ps.prepare(iter(["a"]), tokenizer="absent", output=url, progress=False),
+    "train_tokenizer": lambda url, _: train_tokenizer(["some text"], vocab_size=270, output=url),
 }
 
 
@@ -85,6 +82,7 @@ def test_verbs(here, line):
 
 def test_run_files(tmp_path):
     path = tmp_path / "run.yaml"
-    path.write_text(f"data:\n  sequence_length: 8\n  sources: [{{path: '{URL}'}}]\n  loader: {{rows_per_step: 1}}\n")
+    loader = "{sequence_length: 8, rows_per_step: 1}"
+    path.write_text(f"data:\n  sources: [{{path: '{URL}'}}]\n  loader: {loader}\n")
     with pytest.raises(ConfigError, match=r"is a URL, but the dataset of source 'data' must be a local path"):
         load_run(path)

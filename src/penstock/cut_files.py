@@ -42,12 +42,13 @@ def explain_cut_files() -> None:
 
     def explain(number: int) -> None:
         # Runs in the thread that read the mapping, at that very instruction: in a kernel or in NumPy, never while
-        # memory is allocated. So Python may run here. Afterwards the same instruction meets the handler from before.
+        # memory is allocated. So Python may run here. The handler from before gets the signal again afterwards.
         try:
             for line in cut_files():
                 os.write(2, f"penstock: {line}\n".encode("utf-8", "backslashreplace"))
         finally:
             libc.signal(number, before)
+            getattr(libc, "raise")(number)
 
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(explain)
     before = libc.signal(signal.SIGBUS, ctypes.cast(handler, ctypes.c_void_p))

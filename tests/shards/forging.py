@@ -14,7 +14,25 @@ from penstock.shards.manifest import MANIFEST, _seal
 
 SIZES = {"lengths.u32": 8, "batches.u64": 72, "weight_sums.f64": 8}
 
-INTEGERS = (0, 1, -1, 2, 7, 1023, 1025, 2**31, 2**32 - 1, 2**32, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 8, 2**64, 2**80)
+INTEGERS = (
+    0,
+    1,
+    -1,
+    2,
+    7,
+    1023,
+    1025,
+    2**31,
+    2**32 - 1,
+    2**32,
+    2**40,
+    2**62,
+    2**63 - 1,
+    2**63,
+    2**64 - 8,
+    2**64,
+    2**80,
+)
 ODD_VALUES: tuple[Any, ...] = (
     *INTEGERS, True, False, None, 1.5, float("nan"), float("inf"), "", "x", "../secret.arrow", "/etc/passwd", "a\0b",
     "\x1b[2J", "\ud800", [], {}, [1], {"x": 1}, [[[[]]]],

@@ -93,7 +93,9 @@ def test_batches_of_another_size(victim: Path) -> None:
         verify(victim)
 
 
-@pytest.mark.parametrize("name", ["../secret.arrow", "/etc/secret.arrow", "a/b.arrow", "..", "a\0.arrow", "\x1b[2J.arrow"])
+@pytest.mark.parametrize(
+    "name", ["../secret.arrow", "/etc/secret.arrow", "a/b.arrow", "..", "a\0.arrow", "\x1b[2J.arrow"]
+)
 def test_names_that_lead_out_of_the_folder(victim: Path, name: str) -> None:
     (victim / "00001.arrow").rename(victim.parent / "secret.arrow")
     change(victim, lambda manifest: manifest["shards"][1].update(file=name))
@@ -129,7 +131,9 @@ def test_no_memory_for_tokens_that_are_not_there(victim: Path, length: int) -> N
     set_number(victim, "lengths.u32", np.uint32, 2 * 7, length)
     dataset = open_dataset(victim)
     for use in (lambda: dataset[7], lambda: dataset.table.read(0, 20)):
-        with pytest.raises(CorruptionError, match="document 7: its length in the shard is not that of the lengths file"):
+        with pytest.raises(
+            CorruptionError, match="document 7: its length in the shard is not that of the lengths file"
+        ):
             use()
     loader = ps.Loader(ps.Source(dataset, max_epochs=1), sequence_length=128, rows_per_step=4, threads=0)
     with pytest.raises(CorruptionError, match="document 7: its length in the shard"):
