@@ -27,6 +27,7 @@ from penstock.errors import ConfigError, CorruptionError, FormatError, OutputErr
 from penstock.loader import Loader, Mixture, Source
 from penstock.prepare import prepare
 from penstock.shards import Dataset, verify
+from penstock.shards.files import checksum
 from penstock.tokenizers import Tokenizer
 
 WANTED = Wanted(temperature=2.0, top_k=6, boundary=True)
@@ -352,3 +353,82 @@ def test_the_same_documents_in_another_order_have_no_cache(
     prepare(iter(turned), tokenizer=student, output=tmp_path / "a", add_bos="no", processes=1, progress=False)
     with pytest.raises(ConfigError, match="has nothing of the dataset"):
         CachedTeacher(cache, teacher_tokenizer, WANTED, [Dataset.open(tmp_path / "a").fingerprint])
+
+
+def reseal(cache: Path, **changes: Any) -> None:
+    """Forge a cache: other values in its manifest, and all sums as they should be."""
+    value = json.loads((cache / layout.MANIFEST).read_bytes())
+    index = np.fromfile(cache / layout.INDEX, np.uint64)
+    value |= {"index_checksum": checksum(index), **{k: v for k, v in changes.items() if k not in value["settings"]}}
+    value["settings"] |= {name: change for name, change in changes.items() if name in value["settings"]}
+    del value["seal"]
+    (cache / layout.MANIFEST).write_text(json.dumps({**value, "seal": layout._seal(value)}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"pieces": 2**62}, "bytes, should be"),
+        ({"pieces": -1}, "damaged: -1 pieces"),
+        ({"pieces": True}, "pieces: expected a whole number, found True"),
+        ({"part_bytes": [2**40]}, "bytes, should be 1099511627776"),
+        ({"part_bytes": "x"}, "part_bytes: expected a list, found 'x'"),
+        ({"top_k": 2**40}, "settings.top_k is 1099511627776 of a vocabulary"),
+        ({"top_k": 64}, r"piece \d+ does not lie in its part"),
+        ({"temperature": float("nan")}, "settings.temperature: expected a number, found nan"),
+        ({"precision": "int8"}, "settings.precision: expected one of float16, float32, found 'int8'"),
+        ({"names": []}, "2 sources have 0 names"),
+        ({"extra": 1}, "extra: unknown"),
+    ],
+)
+def test_a_forged_manifest(
+    folder: Path, teacher_tokenizer: Tokenizer, write: Any, changes: dict[str, Any], match: str
+) -> None:
+    cache = write()
+    reseal(cache, **changes)
+    with pytest.raises(CorruptionError, match=match):
+        CachedTeacher(cache, teacher_tokenizer, WANTED, [])
+
+
+@pytest.mark.parametrize("column", [layout.SLOTS, layout.PART, layout.OFFSET])
+@pytest.mark.parametrize("value", [2**62, 2**64 - 8, 2**33, 12])
+def test_a_forged_index(folder: Path, teacher_tokenizer: Tokenizer, write: Any, column: int, value: int) -> None:
+    """Pieces that lie outside their part are found before memory is asked for them."""
+    cache = write()
+    index = np.fromfile(cache / layout.INDEX, np.uint64).reshape(layout.COLUMNS, -1)
+    index[column, -1] = value
+    index.tofile(cache / layout.INDEX)
+    reseal(cache)
+    if (column, value) == (layout.SLOTS, 12):
+        return  # a length that a piece may have
+    with pytest.raises(CorruptionError, match=rf"piece {index.shape[1] - 1} does not lie in its part"):
+        CachedTeacher(cache, teacher_tokenizer, WANTED, [])
+
+
+def test_tokens_outside_the_vocabulary(
+    folder: Path, student: Tokenizer, teacher_tokenizer: Tokenizer, write: Any
+) -> None:
+    cache = write()
+    loader = make_loader(folder, student, teacher_tokenizer)
+    manifest = CacheManifest.load(cache)
+    index = np.fromfile(cache / layout.INDEX, np.uint64).reshape(layout.COLUMNS, -1)
+    part = np.fromfile(cache / layout.part_name(0), np.uint8)
+    for place in range(index.shape[1]):
+        slots, offset = int(index[layout.SLOTS, place]), int(index[layout.OFFSET, place])
+        data = part[offset : offset + manifest.settings.bytes_of(slots)]
+        manifest.settings.views(data, slots)["ids"][:] = manifest.settings.vocab_size
+        index[layout.DATA_SUM, place] = checksum(data)
+    part.tofile(cache / layout.part_name(0))
+    index.tofile(cache / layout.INDEX)
+    reseal(cache)
+    cached = CachedTeacher(cache, teacher_tokenizer, WANTED, sources_of(loader))
+    with pytest.raises(CorruptionError, match="has a token outside the vocabulary of 324"):
+        read_all(cached, loader)
+
+
+def test_a_link_to_another_part(folder: Path, teacher_tokenizer: Tokenizer, write: Any, tmp_path: Path) -> None:
+    cache = write()
+    (cache / "part-00000.bin").rename(tmp_path / "part")
+    (cache / "part-00000.bin").symlink_to(tmp_path / "part")
+    with pytest.raises(CorruptionError, match="part-00000.bin: is a link"):
+        CachedTeacher(cache, teacher_tokenizer, WANTED, [])

@@ -1,6 +1,9 @@
 """States stay small however long a run lasts, and give back what was saved."""
 
+import base64
 import json
+import tracemalloc
+import zlib
 
 import numpy as np
 import pytest
@@ -93,3 +96,67 @@ def test_a_change_that_the_hints_miss_is_still_refused(dataset):
     collision = next(s for s in others if s["made_from"]["sources"][10:] == now[10:])
     with pytest.raises(StateError, match="one of the sources holds other documents or has other settings"):
         loader(1.0).load_state_dict({**state, "made_from": collision["made_from"]})
+
+
+def small_state(dataset):
+    loader = Loader(Source(dataset, max_epochs=3), sequence_length=8, rows_per_step=4, threads=0)
+    next(iter(loader))
+    return loader, loader.state_dict()
+
+
+def with_place(state, **columns):
+    """The state with other numbers of its source: `cursor`, `begin`, `credit`."""
+    found = unpack(base64.b85decode(state["place"]), 1, 7)
+    for number, name in enumerate(("cursor", "begin", "credit")):
+        found[0, number] = columns.get(name, found[0, number])
+    return {**state, "place": base64.b85encode(pack(found)).decode()}
+
+
+def test_a_place_behind_the_end_of_a_document(dataset):
+    """Else a part of less than no tokens would be packed."""
+    loader, state = small_state(dataset)
+    for begin in (3, 4, 1000, 2**40):
+        loader.load_state_dict(with_place(state, begin=begin))
+        with pytest.raises(
+            StateError, match=rf"goes on at token {begin} of document \d+ .* which has 3: the state was"
+        ):
+            list(loader)
+
+
+@pytest.mark.parametrize("number", [0, 1, 149, 150, 2**31, 2**60])
+def test_any_place_of_a_stranger_is_harmless(dataset, number):
+    loader, state = small_state(dataset)
+    for forged in (
+        with_place(state, cursor=number),
+        with_place(state, credit=number),
+        with_place(state, credit=-number),
+        {**state, "row": number},
+        {**state, "window": number},
+        {**state, "rows": number},
+        {**state, "step": number},
+    ):
+        try:
+            loader.load_state_dict(forged)
+            for step in loader:
+                assert all(((row.tokens >= 0) & (row.tokens <= 3)).all() for row in step)
+        except StateError:
+            continue
+
+
+@pytest.mark.parametrize("name", ["step", "row", "window", "rows"])
+@pytest.mark.parametrize("value", [2**61, 2**70, float("inf"), float("nan"), None, "x", [], -1])
+def test_impossible_counts_are_refused(dataset, name, value):
+    loader, state = small_state(dataset)
+    with pytest.raises(StateError, match="not the state of a loader, or it was damaged"):
+        loader.load_state_dict({**state, name: value})
+
+
+def test_a_small_state_does_not_unpack_to_gigabytes(dataset):
+    loader, state = small_state(dataset)
+    bomb = base64.b85encode(zlib.compress(bytes(200_000_000), 9)).decode()
+    tracemalloc.start()
+    with pytest.raises(StateError, match="not the state of a loader"):
+        loader.load_state_dict({**state, "place": bomb})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10_000_000

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from shard_data import TOKENIZER, make_dataset, make_documents
 from typer.testing import CliRunner
 
+import penstock as ps
 from penstock.cli import build_app
 from penstock.errors import ConfigError, CorruptionError, FormatError, OutputError
 from penstock.shards import (
@@ -220,7 +221,7 @@ def test_npy_refusals(tmp_path, monkeypatch):
     with pytest.raises(FormatError, match=r"b.npy: cannot read"):
         open_npy(tmp_path / "b.npy", "uint16", 0)
     np.save(tmp_path / "c.npy", np.zeros(3, np.int64))
-    with pytest.raises(FormatError, match=r"holds int64 \[3\]; due are uint16 \[tokens\]"):
+    with pytest.raises(FormatError, match=r"holds int64 \[3\]; expected uint16 \[tokens\]"):
         open_npy(tmp_path / "c.npy", "uint16", 0)
 
 
@@ -288,3 +289,77 @@ def test_a_megatron_corpus_may_be_told_what_ends_its_documents(tmp_path):
     assert pickle.loads(pickle.dumps(told)).framed == (False, True)
     with pytest.raises(FormatError, match="document 0 ends with token 1, not with eos_id 2"):
         open_megatron(tmp_path / "corpus", eos_id=2)
+
+
+def test_an_index_that_is_changed_after_opening(tmp_path):
+    """It is mapped, so its positions are looked at again whenever they are followed."""
+    documents = [np.arange(i, i + 9) for i in range(20)]
+    write_corpus(tmp_path / "c", documents)
+    corpus = open_megatron(tmp_path / "c")
+    index = np.memmap(tmp_path / "c.idx", np.uint8, "r+")
+    place = 34 + 4 * 20 + 8 * 7
+    for position in (-18, -1, 2**40, 2**63 - 1, -(2**63), 20 * 18 - 16):
+        index[place : place + 8] = np.frombuffer(struct.pack("<q", position), np.uint8)
+        with pytest.raises(
+            CorruptionError, match="document 7: its length in the shard is not that of the lengths file"
+        ):
+            corpus.table.read(0, 20)
+        loader = ps.Loader(ps.Source(corpus, name="c", max_epochs=1), sequence_length=32, rows_per_step=2, threads=0)
+        with pytest.raises(CorruptionError, match="document 7: its length"):
+            list(loader)
+    assert corpus[6].tokens.tolist() == documents[6].tolist()
+
+
+def test_a_forged_index(tmp_path):
+    """Any word of it: an error, or documents that lie in the file."""
+    write_corpus(tmp_path / "c", [np.arange(i, i + 5) for i in range(6)], pieces=2)
+    whole = (tmp_path / "c.idx").read_bytes()
+    opened = 0
+    for place in range(9, len(whole) - 3):
+        for value in (0, 1, 5, 255, 2**31 - 1, 2**31, 2**32 - 1):
+            forged = bytearray(whole)
+            forged[place : place + 4] = struct.pack("<I", value)
+            (tmp_path / "c.idx").write_bytes(forged)
+            try:
+                corpus = open_megatron(tmp_path / "c")
+            except FormatError:
+                continue
+            opened += 1
+            assert sum(len(corpus[i].tokens) for i in range(len(corpus))) <= 60
+    assert opened > 20
+
+
+def test_kept_borders_that_are_wrong(tmp_path, monkeypatch):
+    """The user's cache may be damaged: no document reaches out of the file."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    np.array([1, 2, 0] * 50, np.uint16).tofile(tmp_path / "x.npy")
+    open_npy(tmp_path / "x.npy", "uint16", 0)
+    (kept,) = (tmp_path / "cache" / "penstock").iterdir()
+    borders = np.fromfile(kept, np.int64)
+    borders[5:9] = [2**40, -8, 2**62, -(2**62)]
+    borders.tofile(kept)
+    with pytest.raises((CorruptionError, FormatError), match=r"document [4-8]: its length|a document of"):
+        open_npy(tmp_path / "x.npy", "uint16", 0).table.read(0, 40)
+
+
+@pytest.mark.parametrize(
+    ("head", "match"),
+    [
+        (b"\x93NUMPY\x02\x00\xff\xff\xff\xff", "its NumPy header cannot be read"),
+        (b"\x93NUMPY\x01\x00\x10\x00" + b"{" * 16, "its NumPy header cannot be read"),
+        (b"\x93NUMPY\x09\x00", "its NumPy header cannot be read"),
+    ],
+)
+def test_a_forged_numpy_header(tmp_path, head, match):
+    (tmp_path / "x.npy").write_bytes(head + bytes(64))
+    with pytest.raises(FormatError, match=match):
+        open_npy(tmp_path / "x.npy", "uint16", 0)
+
+
+def test_a_numpy_file_that_was_cut(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros(50, np.uint16))
+    whole = (tmp_path / "x.npy").read_bytes()
+    assert len(open_npy(tmp_path / "x.npy", "uint16", 0)) == 50
+    (tmp_path / "x.npy").write_bytes(whole[:-10])
+    with pytest.raises(FormatError, match="90 bytes of tokens are 45 tokens instead of the 50 of uint16; was it cut"):
+        open_npy(tmp_path / "x.npy", "uint16", 0)

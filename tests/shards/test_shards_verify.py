@@ -109,13 +109,13 @@ def test_command(tmp_path):
     done = run("verify", str(tmp_path / "d"))
     assert "checked      presence and size of every file\n" in done.stdout
     assert done.stdout.endswith(
-        "files.json: cannot be read: No such file or directory\n1 fault: copy the files named again, or prepare again\n"
+        "files.json: the file is missing; copy it again, or prepare again\n1 fault: copy the files named again, or prepare again\n"
     )
     (tmp_path / "files.json").rename(tmp_path / "d" / "files.json")
     flip(tmp_path / "d" / "lengths.u32", 8)
     done = run("verify", str(tmp_path / "d"))
     assert done.exit_code == 1
-    assert done.stdout.endswith("40 faults: copy the files named again, or prepare again\n")
+    assert done.stdout.endswith("2 faults: copy the files named again, or prepare again\n")
     done = run("verify", str(tmp_path / "d"), "--json")
     assert done.exit_code == 1
     report = json.loads(done.stdout)

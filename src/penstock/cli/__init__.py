@@ -29,9 +29,11 @@ _STOPPED = 130
 
 def main() -> None:
     """Run the command line on `sys.argv`, and exit."""
+    from penstock.cut_files import explain_cut_files
     from penstock.errors import PenstockError
     from penstock.late import missing_extra
 
+    explain_cut_files()
     try:
         code = _run(sys.argv[1:])
     except PenstockError as error:
@@ -106,9 +108,11 @@ def _run(arguments: list[str]) -> int:
 
 
 def _print_error(message: str) -> None:
+    from penstock.terminal import visible
+
     colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     mark = "\x1b[1;31mpenstock:\x1b[0m" if colour else "penstock:"
-    print(mark, message, file=sys.stderr)
+    print(mark, visible(message, lines=True), file=sys.stderr)
 
 
 def _flush(code: int) -> int:

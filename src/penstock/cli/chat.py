@@ -96,10 +96,10 @@ class Terminal:
     """A conversation in a terminal: what was typed, replies as they are written, and notes about both."""
 
     def __init__(self, session: Any, writer: Any) -> None:
-        from rich.console import Console
+        from penstock.terminal import safe_console
 
         self._session, self._writer = session, writer
-        self._console = Console(highlight=False)
+        self._console = safe_console()
 
     def run(self) -> None:
         """Talk until the user leaves."""

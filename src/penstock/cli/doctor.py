@@ -116,11 +116,12 @@ def _torch() -> dict[str, Any] | None:
 
 
 def _print(findings: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console(highlight=False)
+    from penstock.terminal import safe_console
+
+    console = safe_console()
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")

@@ -144,7 +144,9 @@ def run(
         overwrite=overwrite,
         progress=not quiet,
     )
-    print(json.dumps(report.as_json(), indent=1) if as_json else report.as_text())
+    from penstock.terminal import visible
+
+    print(json.dumps(report.as_json(), indent=1) if as_json else visible(report.as_text(), lines=True))
 
 
 def _chat(given: dict[str, Any], run_file: Path | None, path: Path | None, assignments: list[str]) -> dict[str, Any]:

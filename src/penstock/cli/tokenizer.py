@@ -61,7 +61,10 @@ def train(
         )
     finally:
         if rejects:
-            print(f"penstock: bad records skipped: {len(rejects):,}; the first: {rejects[0]}", file=sys.stderr)
+            from penstock.terminal import visible
+
+            first = visible(str(rejects[0]), lines=True)
+            print(f"penstock: bad records skipped: {len(rejects):,}; the first: {first}", file=sys.stderr)
     _show(describe(tokenizer), as_json)
 
 
@@ -145,16 +148,17 @@ def _show(findings: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(findings, indent=2, ensure_ascii=False))
         return
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from penstock.terminal import safe_console
 
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in _rows(findings):
         table.add_row(name, Text(value))  # Text: control entries in [brackets] are no markup
-    Console(highlight=False).print(table)
+    safe_console().print(table)
 
 
 def _rows(findings: dict[str, Any]) -> list[tuple[str, str]]:

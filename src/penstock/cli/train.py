@@ -92,7 +92,9 @@ def _print_plan(settings: Any, run_file: str, facts: list[tuple[str, str]], as_j
 def _say(sentence: str) -> None:
     import sys
 
-    print(f"penstock: {sentence}", file=sys.stderr, flush=True)
+    from penstock.terminal import visible
+
+    print(f"penstock: {visible(sentence, lines=True)}", file=sys.stderr, flush=True)
 
 
 def _silent(sentence: str) -> None:

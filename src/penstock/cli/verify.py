@@ -43,15 +43,17 @@ def _print_json(report) -> None:  # type: ignore[no-untyped-def]
 
 
 def _print_text(report) -> None:  # type: ignore[no-untyped-def]
+    from penstock.terminal import visible
+
     print(
-        f"{report.path} ({report.kind}): {report.documents:,} documents, {report.tokens:,} tokens, "
+        f"{visible(report.path)} ({report.kind}): {report.documents:,} documents, {report.tokens:,} tokens, "
         f"{report.bytes:,} bytes"
     )
     for line in report.checked:
         print(f"  checked      {line}")
     for line in report.unchecked:
-        print(f"  not checked  {line}")
+        print(f"  not checked  {visible(line)}")
     for fault in report.faults:
-        print(f"  FAULT        {fault}")
+        print(f"  FAULT        {visible(str(fault), lines=True)}")
     count = f"{len(report.faults):,} {'fault' if len(report.faults) == 1 else 'faults'}"
     print("sound" if report.sound else f"{count}: copy the files named again, or prepare again")

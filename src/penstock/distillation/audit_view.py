@@ -3,6 +3,7 @@
 from typing import Any
 
 from penstock.distillation.audit import AuditReport, Place
+from penstock.terminal import safe_console
 
 BAR = 24
 """Characters of a bar of 100 %."""
@@ -10,9 +11,7 @@ BAR = 24
 
 def show_audit(report: AuditReport) -> None:
     """Print the findings."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    console = safe_console()
     methods = ", ".join(f"{name} {count:,}" for name, count in report.methods.items())
     console.print(f"[bold]{report.student}[/bold] learns from [bold]{report.teacher}[/bold]")
     console.print(

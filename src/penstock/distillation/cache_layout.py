@@ -26,11 +26,15 @@ import numpy as np
 
 from penstock.distillation.outputs import Wanted
 from penstock.errors import ConfigError, CorruptionError, FormatError
+from penstock.locations import local_path
 from penstock.shards.files import check_size, checksum, map_numbers
+from penstock.shards.strict_json import read_json, record_of
 
 MANIFEST, INDEX, SETTINGS = "cache.json", "index.u64", "settings.json"
 TOKENIZER = "tokenizer"
+FORMAT = "penstock teacher cache"
 VERSION = 1
+_CURE = "copy it again, or make the cache again"
 SOURCE, DOCUMENT, BEGIN, TOKENS, SLOTS, PART, OFFSET, DATA_SUM, IDS_SUM = range(9)
 """Columns of the index: number of the dataset, document, first token, tokens of the student; tokens of the teacher;
 part and first byte there; checksums of the piece's bytes, and of the teacher's tokens as int32."""
@@ -79,10 +83,14 @@ class CacheSettings:
         ids = "<u2" if self.vocab_size <= 1 << 16 else "<u4"
         return np.dtype([("ids", ids), ("log_probs", "<f2" if self.precision == "float16" else "<f4")])
 
+    @property
+    def bytes_of_slot(self) -> int:
+        """Size of what is stored about one token."""
+        return 4 * len(LINES) + self.top_k * self.record.itemsize
+
     def bytes_of(self, slots: int) -> int:
         """Size of a piece, a multiple of 8."""
-        size = slots * (4 * len(LINES) + self.top_k * self.record.itemsize)
-        return -(-size // 8) * 8
+        return -(-slots * self.bytes_of_slot // 8) * 8
 
     def views(self, data: Array, slots: int) -> dict[str, Array]:
         """The arrays of a piece in its bytes, uint8 [bytes_of(slots)]: `LINES`, `log_probs` and `ids`."""
@@ -121,9 +129,28 @@ class CacheSettings:
         return [f"{name}: {theirs[name]!r}, now {ours[name]!r}" for name in ours if ours[name] != theirs[name]]
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Self:
-        """From what `dataclasses.asdict` made of it."""
-        return cls(**{**value, "sources": tuple(value["sources"]), "names": tuple(value["names"])})
+    def from_json(cls, value: Any) -> Self:
+        """From what `dataclasses.asdict` made of it.
+
+        Raises:
+            ValueError: It is something else, or no cache can have such settings.
+        """
+        found = record_of(cls, value, "settings")
+        found.check_ranges()
+        return found
+
+    def check_ranges(self) -> None:
+        """Refuse settings that no cache can have.
+
+        Raises:
+            ValueError: Names the setting.
+        """
+        if not 1 <= self.vocab_size <= 2**32 or not 1 <= self.top_k <= self.vocab_size:
+            raise ValueError(f"settings.top_k is {self.top_k} of a vocabulary of {self.vocab_size}")
+        if self.temperature <= 0 or self.sequence_length < 1:
+            raise ValueError(f"temperature {self.temperature}, sequence_length {self.sequence_length}")
+        if len(self.sources) != len(self.names):
+            raise ValueError(f"{len(self.sources)} sources have {len(self.names)} names")
 
 
 @final
@@ -140,7 +167,7 @@ class CacheManifest:
 
     def to_json(self) -> dict[str, Any]:
         """As it is written, sealed by a hash of all that it says."""
-        value = {"format": "penstock teacher cache", "version": VERSION, **json.loads(json.dumps(asdict(self)))}
+        value = {"format": FORMAT, "version": VERSION, **json.loads(json.dumps(asdict(self)))}
         return {**value, "seal": _seal(value)}
 
     @classmethod
@@ -151,30 +178,41 @@ class CacheManifest:
             FormatError: The folder is no cache, an unfinished one, or of another version.
             CorruptionError: It is damaged.
         """
+        folder = local_path(folder, "a teacher's cache")
         path = folder / MANIFEST
         if not path.is_file():
             what = "no cache of a teacher; give a folder that `penstock distill cache` wrote"
             if (folder / SETTINGS).is_file():
                 what = "a cache that was not finished; run the same `penstock distill cache` again to go on"
             raise FormatError(f"{folder}: {what}")
+        value = read_json(path, _CURE)
         try:
-            value = json.loads(path.read_bytes())
-            version = value.pop("version")
-            if version != VERSION:
-                raise FormatError(f"{folder}: cache of version {version}, this penstock reads {VERSION}; make it again")
-            if value.pop("seal") != _seal({**value, "version": version}):
-                raise ValueError("it was changed after it was written")
-            del value["format"]
-            settings = CacheSettings.from_json(value.pop("settings"))
-            return cls(settings=settings, part_bytes=tuple(value.pop("part_bytes")), **value)
-        except (ValueError, KeyError, TypeError) as error:
+            return cls._from_json(folder, value)
+        except (ValueError, RecursionError) as error:
             if isinstance(error, FormatError):
                 raise
-            raise CorruptionError(f"{path}: damaged: {error}; copy it again, or make the cache again") from None
+            raise CorruptionError(f"{path}: damaged: {error}; {_CURE}") from None
+
+    @classmethod
+    def _from_json(cls, folder: Path, value: Any) -> Self:
+        if not isinstance(value, dict) or value.pop("format", None) != FORMAT:
+            raise ValueError("it is not that of a cache")
+        version = value.pop("version", None)
+        if version != VERSION:
+            raise FormatError(f"{folder}: cache of version {version}, this penstock reads {VERSION}; make it again")
+        if value.pop("seal", None) != _seal({"format": FORMAT, **value, "version": version}):
+            raise ValueError("it was changed after it was written")
+        found = record_of(cls, value)
+        found.settings.check_ranges()
+        if min(found.pieces, found.tokens, *found.part_bytes) < 0 or any(size % 8 for size in found.part_bytes):
+            raise ValueError(f"{found.pieces} pieces of {found.tokens} tokens in parts of {found.part_bytes} bytes")
+        return found
 
 
 def open_index(folder: Path, manifest: CacheManifest) -> Array:
     """The index of a finished cache, uint64 [COLUMNS, pieces], after a look at the size of every part.
+
+    Every piece lies in its part, so that no more is ever read, nor memory asked for, than the files hold.
 
     Raises:
         CorruptionError: A file is missing or damaged.
@@ -184,7 +222,14 @@ def open_index(folder: Path, manifest: CacheManifest) -> Array:
     path = folder / INDEX
     index = map_numbers(path, "<u8", (COLUMNS, manifest.pieces))
     if checksum(index) != manifest.index_checksum:
-        raise CorruptionError(f"{path}: differs from its checksum; copy it again, or make the cache again")
+        raise CorruptionError(f"{path}: differs from its checksum; {_CURE}")
+    parts = index[PART] < len(manifest.part_bytes)
+    sizes = np.array([*manifest.part_bytes, 0], np.uint64)[np.where(parts, index[PART], len(manifest.part_bytes))]
+    offsets = np.minimum(index[OFFSET], sizes)
+    inside = parts & (offsets == index[OFFSET]) & (offsets % np.uint64(8) == 0)
+    inside &= index[SLOTS] <= (sizes - offsets) // np.uint64(manifest.settings.bytes_of_slot)
+    if not inside.all():
+        raise CorruptionError(f"{path}: piece {int(np.argmin(inside))} does not lie in its part; {_CURE}")
     return index
 
 

@@ -55,7 +55,7 @@ class CachedTeacher:
         self._folder, self._wanted, self._device = Path(folder), wanted, torch.device(device)
         self.manifest = CacheManifest.load(self._folder)
         settings = self._settings = self.manifest.settings
-        if settings.tokenizer != tokenizer.fingerprint:
+        if settings.tokenizer != tokenizer.fingerprint or settings.vocab_size != tokenizer.vocab_size:
             raise ConfigError(
                 f"{folder}: the cache is of a teacher with another tokenizer ({settings.tokenizer[:8]}) than rows are "
                 f"made with ({tokenizer.name}, {tokenizer.fingerprint[:8]}); take the one that lies in the cache"
@@ -88,7 +88,7 @@ class CachedTeacher:
         lines = {name: np.zeros(slots, np.float32) for name in layout.LINES if name != "kept"}
         ids, log_probs = np.zeros((slots, k), np.int64), np.zeros((slots, k), np.float32)
         for piece, (begin, end) in zip(row.pieces.tolist(), document_bounds(row), strict=True):
-            stored = self._read(piece, ids_checksum(row, begin, end))
+            stored = self._read(piece, end - begin, ids_checksum(row, begin, end))
             for name, line in lines.items():
                 line[begin:end] = stored[name]
             ids[begin:end] = stored["ids"][:, :k]
@@ -122,25 +122,31 @@ class CachedTeacher:
         """The parts, mapped."""
         return [map_file(self._folder / layout.part_name(n)) for n in range(len(self.manifest.part_bytes))]
 
-    def _read(self, piece: list[int], ids_sum: int) -> dict[str, Array]:
+    def _read(self, piece: list[int], expected_slots: int, ids_sum: int) -> dict[str, Array]:
         """The stored arrays of a piece [source, document, first token, tokens]."""
         source, document, begin, tokens = piece
         source = self._numbers[source]
         place = self._find(source, document, begin, tokens)
         slots, part, offset, due, ids_due = (int(self._index[column, place]) for column in range(layout.SLOTS, 9))
-        if ids_due != ids_sum:
+        if ids_due != ids_sum or slots != expected_slots:
             raise ConfigError(
                 f"{self._folder}: of {piece_name(self._settings.names, source, document, begin, tokens)} the teacher "
                 "read other tokens when the cache was made; keep bos, max_tokens and documents of the teacher as then"
             )
         data = self._parts[part][offset : offset + self._settings.bytes_of(slots)]
+        stored = self._settings.views(data, slots)
+        fault = None
         if checksum(data) != due:
+            fault = "differs from its checksum"
+        elif stored["ids"].max(initial=0) >= self._settings.vocab_size:
+            fault = f"has a token outside the vocabulary of {self._settings.vocab_size}"
+        if fault is not None:
             name = piece_name(self._settings.names, source, document, begin, tokens)
             raise CorruptionError(
-                f"{self._folder / layout.part_name(part)}: {name}, at byte {offset}, differs from its checksum; copy "
-                "the file again, or make the cache again"
+                f"{self._folder / layout.part_name(part)}: {name}, at byte {offset}, {fault}; copy the file again, or "
+                "make the cache again"
             )
-        return self._settings.views(data, slots)
+        return stored
 
     def _find(self, source: int, document: int, begin: int, tokens: int) -> int:
         """Place of a piece in the index."""

@@ -22,8 +22,10 @@ from penstock.distillation.rows import TeacherRow
 from penstock.distillation.teachers import Teacher
 from penstock.errors import ConfigError, CorruptionError, OutputError
 from penstock.loader import Loader
+from penstock.locations import local_path
 from penstock.progress import Progress
 from penstock.shards.files import checksum, output_errors, sync, write_file, write_json
+from penstock.shards.strict_json import read_json
 from penstock.tokenizers import Tokenizer
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -69,7 +71,7 @@ def write_cache(
         OutputError: The folder holds something else, or what was begun with other settings, or cannot be written.
         CorruptionError: It holds the finished cache, and a file of it is missing or damaged.
     """
-    folder = Path(folder)
+    folder = local_path(folder, "a teacher's cache")
     settings = _settings(loader, tokenizer, wanted, name, weights, precision, max_tokens)
     if (folder / layout.MANIFEST).is_file():
         manifest = CacheManifest.load(folder)
@@ -124,13 +126,20 @@ def _begin(folder: Path, settings: CacheSettings, tokenizer: Tokenizer) -> None:
     """Make the folder, or check that it was begun with the same settings."""
     known = folder / layout.SETTINGS
     if known.is_file():
-        _require_same(folder, settings, CacheSettings.from_json(json.loads(known.read_bytes())))
+        _require_same(folder, settings, _begun_with(known))
         return
     if folder.exists() and any(path.name != f"{layout.SETTINGS}.partial" for path in folder.iterdir()):
         raise OutputError(f"{folder}: the folder is not empty and holds no cache; take another")
     folder.mkdir(parents=True, exist_ok=True)
     write_json(known, asdict(settings))
     tokenizer.save(folder / layout.TOKENIZER)
+
+
+def _begun_with(path: Path) -> CacheSettings:
+    try:
+        return CacheSettings.from_json(read_json(path))
+    except ValueError as error:
+        raise OutputError(f"{path}: damaged: {error}; take another folder") from None
 
 
 def _require_same(folder: Path, settings: CacheSettings, found: CacheSettings) -> None:

@@ -9,7 +9,8 @@ from penstock.inspection.dry_run import PlanReport, SourcePlan, dry_run
 from penstock.inspection.rows import RowView, view_rows
 from penstock.inspection.style import Style, make_console
 from penstock.inspection.terminal import dataset_view, document_view, plan_view, row_view, slots_view
-from penstock.inspection.text import token_texts, tokenizer_of, visible
+from penstock.inspection.text import token_texts, tokenizer_of
+from penstock.terminal import visible
 
 __all__ = [
     "DatasetSummary",

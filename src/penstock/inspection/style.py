@@ -5,6 +5,8 @@ from typing import final
 from rich.console import Console
 from rich.text import Text
 
+from penstock.terminal import safe_console
+
 COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 """One after another for the documents of a row; neighbours differ."""
 
@@ -46,7 +48,7 @@ class Style:
 
 def make_console() -> Console:
     """The console that views go to: standard output, never wrapped when it is no terminal."""
-    console = Console(highlight=False, soft_wrap=False)
+    console = safe_console(soft_wrap=False)
     if not console.is_terminal:
         console.width = 120
     return console

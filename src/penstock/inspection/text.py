@@ -10,22 +10,7 @@ from itertools import islice
 from typing import Any
 
 from penstock.errors import TokenizerError
-
-MARKS = {"\n": "⏎", "\t": "→", "\r": "␍"}
-"""Stand-ins for characters that would break the view."""
-
-
-def visible(text: str, *, lines: bool = False) -> str:
-    r"""`text` on one line: marks for line ends and tabs, escapes such as `\x1b` for all else that does not print.
-
-    Args:
-        text: Any text.
-        lines: Leave line ends and tabs as they are.
-    """
-    if text.isprintable():
-        return text
-    marks = {"\n": "\n", "\t": "\t"} if lines else MARKS
-    return "".join(marks.get(c) or (c if c.isprintable() else ascii(c)[1:-1]) for c in text)
+from penstock.terminal import visible
 
 
 def token_texts(tokenizer: Any, ids: Any, *, lines: bool = False) -> list[str]:

@@ -1,34 +1,39 @@
 """Compiled reading of documents in mapped shards, by address, each thing checked as it is read.
 
-The length is held against the lengths file, every chunk of tokens against its checksum, spans against theirs; nothing
-outside a mapping is read, whatever a damaged offset says.
+The length is compared with the lengths file, every chunk of tokens with its checksum, its ids with the vocabulary,
+spans with their checksum. Nothing outside a mapping is read, whatever a damaged or forged offset or length says.
 """
 
 import numpy as np
 
 from penstock.compiled import inline_kernel, prefetch, view_f32, view_i64, view_u32, view_u64
 from penstock.loader._kernels import SOURCE
-from penstock.sampling import BEGIN, DOCUMENT, TOKENS
+from penstock.sampling import BEGIN, DOCUMENT, TOKENS, TOTAL
 from penstock.shards._kernels import (
     BATCH_COLUMNS,
     CHUNK_TOKENS,
+    foreign_tokens,
     has_span_list,
+    largest_id,
     locate,
     null_spans_checksum,
     num_chunks,
-    offsets_of,
     spans_checksum,
+    spans_of,
     token_checksum,
+    tokens_of,
+    values_of,
 )
 from penstock.vectors import CACHE_LINE
 
 SHARD_STARTS, NUM_SHARDS, FIRST_BATCHES, ADDRESSES, BATCHES, PER_BATCH, OFFSET_BYTES, TOKEN_BYTES = range(8)
 CHECKED, WEIGHTED, LENGTHS, LENGTHS_STRIDE, WEIGHT_SUMS, SHARD_BYTES = range(8, 14)
-OBJECTIVE, PROGRAM, PROGRAM_WORDS, KEY, EPOCH, FRAMED = range(14, 20)
-TABLE_COLUMNS = 20
+OBJECTIVE, PROGRAM, PROGRAM_WORDS, KEY, EPOCH, FRAMED, VOCABULARY = range(14, 21)
+TABLE_COLUMNS = 21
 """Columns of a source's line in `tables` (uint64): addresses and numbers of its `DocumentTable`, then of its
 objective: which of the three below, its program and the words of that, the key of the source, documents of an epoch,
-and 1 where all documents begin with BOS plus 2 where all end with EOS."""
+and 1 where all documents begin with BOS plus 2 where all end with EOS; at last what every id must be below, 0 where any
+will do."""
 
 CAUSAL, COMPILED, STAGED = range(3)
 """Who writes a source's documents: the fill itself; an objective's program; Python, before the fill copies them."""
@@ -41,7 +46,7 @@ in tokens; from and to which address its bytes are still to be asked for."""
 FIRST_LINES = 64
 """Cache lines of a call's first row that are asked for before it is written: no other row is written meanwhile."""
 
-OK, WRONG_LENGTH, WRONG_CHECKSUM, WRONG_SPANS, WRONG_MEASURE = range(5)
+OK, WRONG_LENGTH, WRONG_CHECKSUM, WRONG_SPANS, WRONG_MEASURE, WRONG_ID = range(6)
 
 
 @inline_kernel
@@ -66,23 +71,19 @@ def find_tokens(table, document):
     Nothing outside the shard's mapping is ever read, whatever stands in its offsets.
     """
     base, size, line, row = find(table, document)
-    batch = view_u64(line, BATCH_COLUMNS)
     length = np.int64(view_u32(table[LENGTHS] + np.uint64(document) * table[LENGTHS_STRIDE], 1)[0])
+    token_bytes, weighted = np.int64(table[TOKEN_BYTES]), table[WEIGHTED] != np.uint64(0)
     if table[CHECKED] == np.uint64(0):
-        first = view_i64(base + batch[0] + np.uint64(row * 8), 1)[0]
-        address = base + batch[1] + np.uint64(first) * table[OFFSET_BYTES]
-        status = OK if address - base + np.uint64(length) * table[TOKEN_BYTES] <= size else WRONG_LENGTH
-        return status, address, np.uint64(0), length
-    first, last = offsets_of(base, line, 0, row)
-    address = base + batch[1] + np.uint64(first) * table[OFFSET_BYTES]
-    if last - first != length or address - base + np.uint64(length) * table[TOKEN_BYTES] > size:
+        address = foreign_tokens(base, size, line, row, token_bytes, np.int64(table[OFFSET_BYTES]), length)
+        return OK if address != np.uint64(0) else WRONG_LENGTH, address, np.uint64(0), length
+    batch = view_u64(line, BATCH_COLUMNS)
+    first, count = tokens_of(base, size, line, row, token_bytes, weighted)
+    address = base + batch[1] + np.uint64(first) * np.uint64(token_bytes)
+    if count != length:
         return WRONG_LENGTH, address, np.uint64(0), length
-    first, last = offsets_of(base, line, 2, row)
+    first, count = values_of(base, size, line, row, 2, batch[3], size, 8)
     checksums = base + batch[3] + np.uint64(first) * np.uint64(8)
-    words = num_chunks(length) + np.int64(table[WEIGHTED])
-    if last - first != words or checksums - base + np.uint64(words * 8) > size:
-        return WRONG_CHECKSUM, address, checksums, length
-    return OK, address, checksums, length
+    return OK if count == num_chunks(length) + np.int64(weighted) else WRONG_CHECKSUM, address, checksums, length
 
 
 @inline_kernel
@@ -119,6 +120,8 @@ def ask_ahead(found, at, end, lines):
 def check_piece(table, piece, found, reach):
     """Check what will be read of a piece's document, `reach` tokens past the piece included; a fault or OK."""
     status, address, length = np.int64(found[FAULT]), found[TOKENS_AT], np.int64(found[STORED])
+    if status == OK and piece[TOTAL] > length:
+        status = WRONG_LENGTH  # the lengths file was changed since the plan read it
     if status == OK and table[CHECKED] != np.uint64(0):
         words = view_u64(found[CHECKSUMS_AT], num_chunks(length))
         size = np.int64(table[TOKEN_BYTES])
@@ -127,6 +130,10 @@ def check_piece(table, piece, found, reach):
             count = min(CHUNK_TOKENS, length - chunk * CHUNK_TOKENS)
             if token_checksum(address, size, chunk, count) != words[chunk]:
                 status = WRONG_CHECKSUM
+        if status == OK and table[VOCABULARY] != np.uint64(0):
+            begin = address + np.uint64(piece[BEGIN] * size)
+            if largest_id(begin, last - piece[BEGIN], size) >= np.int64(table[VOCABULARY]):
+                status = WRONG_ID
     return status
 
 
@@ -136,11 +143,11 @@ def read_spans(table, document):
     base, size, line, row = find(table, document)
     batch = view_u64(line, BATCH_COLUMNS)
     status, _, checksums, tokens = find_tokens(table, document)
-    first, last = offsets_of(base, line, 5, row)
-    at, count = np.uint64(first) * np.uint64(4), last - first
-    begins, ends, values = base + batch[6] + at, base + batch[7] + at, base + batch[8] + at
-    if status == OK and (count < 0 or values - base + np.uint64(count) * np.uint64(4) > size):
+    first, count = spans_of(base, size, line, row)
+    if status == OK and (count < 0 or count > tokens):
         status = WRONG_SPANS
+    at = np.uint64(first) * np.uint64(4)
+    begins, ends, values = base + batch[6] + at, base + batch[7] + at, base + batch[8] + at
     number = count
     if status == OK:
         stored = view_u64(checksums + np.uint64(num_chunks(tokens) * 8), 1)[0]

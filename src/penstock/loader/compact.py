@@ -38,7 +38,11 @@ def unpack(packed: bytes, rows: int, columns: int) -> Int64:
     Raises:
         ValueError, zlib.error, struct.error: These bytes do not come from `pack` with so many rows and columns.
     """
-    data = zlib.decompress(packed)
+    # What packs to some bytes may unpack to gigabytes.
+    stream, most = zlib.decompressobj(), columns * _HEAD.size + rows * columns * 8 + -(-rows * columns // 8) + 8
+    data = stream.decompress(packed, most)
+    if stream.unconsumed_tail or not stream.eof:
+        raise ValueError(f"more than {most} bytes, or cut")
     heads = [_HEAD.unpack_from(data, column * _HEAD.size) for column in range(columns)]
     body = np.unpackbits(np.frombuffer(data, np.uint8, offset=columns * _HEAD.size))
     present = body[: rows * columns].reshape(rows, columns).astype(bool)

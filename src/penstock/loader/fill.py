@@ -22,6 +22,7 @@ _FAULTS = {
     k.WRONG_LENGTH: "its length in the shard is not that of the lengths file",
     k.WRONG_CHECKSUM: "its tokens differ from their checksum",
     k.WRONG_SPANS: "its loss weights differ from their checksum or from the lengths file",
+    k.WRONG_ID: "a token id lies outside the vocabulary",
     k.WRONG_MEASURE: "its objective measured it otherwise when it was planned",
 }
 
@@ -44,6 +45,9 @@ def table_lines(datasets: Sequence[Any], rewritings: Sequence[Rewriting]) -> np.
         line[k.OFFSET_BYTES] = table.offset_bytes
         line[k.TOKEN_BYTES] = table.token_bytes
         line[k.CHECKED] = table.has_checksums
+        # Where any id that can be stored is one of the vocabulary, there is nothing to look for.
+        any_will_do = table.vocab_size is None or table.vocab_size >= 2 ** (8 * table.token_bytes)
+        line[k.VOCABULARY] = 0 if any_will_do else table.vocab_size
         line[k.WEIGHTED] = table.has_spans
         line[k.LENGTHS] = address_of(table.lengths)
         line[k.LENGTHS_STRIDE] = table.lengths.strides[0]

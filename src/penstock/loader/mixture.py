@@ -8,6 +8,7 @@ from typing import Any, Literal, final
 
 from penstock.errors import ConfigError
 from penstock.loader.numbers import real, whole
+from penstock.locations import local_path
 from penstock.objectives import Causal, Objective
 from penstock.sampling import SHUFFLE_CODES, Shuffle, integer_shares
 
@@ -62,6 +63,8 @@ class Source:
             path = getattr(self.path, "name", None) if not isinstance(self.path, (str, Path)) else Path(self.path).name
             object.__setattr__(self, "name", str(path))
         where = f"source {self.name!r}"
+        if isinstance(self.path, (str, Path)):
+            local_path(self.path, f"the dataset of {where}")
         object.__setattr__(self, "share", real(f"{where}: share", self.share))
         if not (self.share >= 0 and math.isfinite(self.share)):
             raise ConfigError(f"{where}: share must be at least 0 and finite, got {self.share:g}")

@@ -13,7 +13,7 @@ from typing import Any, final
 import numpy as np
 
 from penstock.compiled import address_of
-from penstock.errors import ConfigError, RecordError
+from penstock.errors import ConfigError, RecordError, StateError
 from penstock.loader._kernels import (
     BEST_FIT_DECREASING,
     FINISHED,
@@ -325,6 +325,7 @@ class _Draw:
 
         Raises:
             RecordError: A document is too long and the source says `too_long="error"`.
+            StateError: The place is behind the end of a document.
             CorruptionError: A document was skipped for a length that it does not have.
             ConfigError: Two whole epochs hold no document that may be used.
         """
@@ -338,7 +339,7 @@ class _Draw:
         if entries[: count + 1, _SKIPPED].sum() > skipped:
             self._check_skipped(before, position, entries[:count, POSITION])
         if refused >= 0 and count == 0:
-            self._refuse(refused)
+            self._refuse(refused, begin)
         if count == 0 and stop < self.last:
             raise ConfigError(
                 f"source {self.source.name!r}: none of its {self.size} documents can be used (all are empty, or longer "
@@ -362,9 +363,14 @@ class _Draw:
             self.dataset.table.check_lengths(self.first + order[left])
             begin += number
 
-    def _refuse(self, document: int) -> None:
+    def _refuse(self, document: int, begin: int) -> None:
         self.dataset.table.check_lengths(np.array([document]))
         origin = self.dataset[document].origin
+        if begin:
+            raise StateError(
+                f"source {self.source.name!r}: the state goes on at token {begin} of document {document} ({origin}), "
+                f"which has {int(self.lengths[document, 0])}: the state was damaged; load another one, or begin again"
+            )
         raise RecordError(
             f"source {self.source.name!r}: document {document} ({origin}) has {int(self.lengths[document, 0])} tokens, "
             f"objective {self.source.objective.name!r} takes {self.limit} in a row; raise sequence_length (or the "

@@ -21,6 +21,8 @@ from penstock.loader.steps import StepPlace
 
 FORMAT = 2
 _DIGEST_BYTES = 8
+_MOST = 2**61
+"""Of documents, rows and windows: far more, and sums with them would not fit 64 bits."""
 _KEYS = ("format", "step", "row", "window", "rows", "place", "made_from")
 
 
@@ -95,8 +97,13 @@ def load(plan: Plan, state: dict[str, Any]) -> StepPlace:
             or numbers[:, (0, 1, 3, 4, 5, 6)].min() < 0
         ):
             raise ValueError("a count below 0")
+        if (
+            max(state[name] for name in ("step", "row", "window", "rows")) >= _MOST
+            or np.abs(numbers[:, :2]).max() >= _MOST
+        ):
+            raise ValueError("a count that no run reaches")
         return StepPlace(step=int(state["step"]), place=place, rows=int(state["rows"]))
-    except (LookupError, TypeError, ValueError, zlib.error, struct.error) as error:
+    except (LookupError, TypeError, ValueError, OverflowError, zlib.error, struct.error) as error:
         if isinstance(error, StateError):
             raise
         raise StateError(f"this is not the state of a loader, or it was damaged ({error!r})") from error

@@ -11,6 +11,7 @@ from penstock.prepare.chat_info import chat_notices
 from penstock.prepare.part import Workshop
 from penstock.prepare.recipe import Block, ChatRecipe
 from penstock.sources import ObjectBlock, Part
+from penstock.terminal import visible
 
 SAMPLE_PARTS, SAMPLE_BYTES, SAMPLE_TEXT = 4, 50_000, 4_000
 """What the encoder is checked on: parts looked into, bytes of text from each, characters of each text."""
@@ -59,4 +60,4 @@ def checked_first(shop: Workshop, parts: Iterator[Part], progress: bool) -> Iter
 
 def say(line: str) -> None:
     """Tell people something, on standard error."""
-    print(f"penstock: {line}", file=sys.stderr)
+    print(f"penstock: {visible(line, lines=True)}", file=sys.stderr)

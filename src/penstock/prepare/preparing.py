@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.chat import Template
 from penstock.errors import ConfigError, OutputError, RecordError
+from penstock.locations import local_path
 from penstock.prepare.documents import Framing
 from penstock.prepare.executors import Hire, choose_executor
 from penstock.prepare.finishing import finish, finished_part
@@ -80,26 +81,26 @@ def prepare(
         RecordError: A record cannot be read, with file and line; a conversation cannot be trained; too many were
             rejected; or no document came out.
         OutputError: The folder cannot be used.
-        ConfigError: A setting is out of range.
+        ConfigError: A setting is out of range, or the output is a URL.
         TokenizerError: The tokenizer cannot be loaded, or has no byte table for loss weights.
     """
     from penstock.prepare.options import merge_options
 
-    started = time.monotonic()
+    started, output = time.monotonic(), local_path(output, "the output of prepare")
     settings = merge_options(settings, options if template is None else {"template": template, **options})
     loaded = tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(os.fspath(tokenizer))
     function = load_transform(transform)
     if settings.fields.weights:
         _ = loaded.byte_table
-    recipe = _make_recipe(settings, loaded, tokenizer, Path(output), overwrite)
-    _refuse_output_inside(source, Path(output))
+    recipe = _make_recipe(settings, loaded, tokenizer, output, overwrite)
+    _refuse_output_inside(source, output)
     parts = open_parts(source, settings, progress)
     known = parts if isinstance(parts, list) else None
     hire = choose_executor(executor, processes=processes, parts=known, transform=function)
     chat_template = recipe.encoder.template if isinstance(recipe, ChatRecipe) else None
     plan_settings = settings.as_plan(loaded, describe_transform(function), chat_template)
     plan = {"settings": plan_settings, "inputs": _identities(parts)}
-    with OutputFolder(Path(output)) as folder:
+    with OutputFolder(output) as folder:
         if folder.adopt(plan, overwrite=overwrite):
             folder.close_work()
             return _report_again(folder.path, parts)

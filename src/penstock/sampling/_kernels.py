@@ -162,7 +162,8 @@ def draw(
     caller sets what the first entry begins with.
 
     Returns:
-        (entries written, next position, next begin, place of a too long document or −1). The entry after the last
+        (entries written, next position, next begin, place of a document that is refused or −1: it is too long, or ends
+        before `begin`, which only a damaged place or length can say). The entry after the last
         one written holds what was skipped since, if there is room for it.
     """
     entries = bare(entries)
@@ -205,6 +206,8 @@ def draw(
             if too_long == TOO_LONG_TRUNCATE:
                 entries[count, TRUNCATED_TOKENS] += total - limit
                 total = limit
+        if begin >= total:
+            return count, position, begin, document
         part = min(total - begin, limit)
         line = entries[count]
         line[POSITION] = position

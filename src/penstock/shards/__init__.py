@@ -1,11 +1,10 @@
 """Shards: documents of tokens on disk, and the numbers that lead to each of them.
 
 Write with `ShardWriter` and `finish_dataset` (or `write_dataset` from memory), open with `open_dataset`. Kernels of
-other rooms read documents by address through `DocumentTable`, and check them with `token_checksum` and
-`spans_are_right`.
+other rooms read documents by address through `DocumentTable`, and check them with `token_checksum`.
 """
 
-from penstock.shards._kernels import CHUNK_TOKENS, spans_are_right, token_checksum
+from penstock.shards._kernels import CHUNK_TOKENS, token_checksum
 from penstock.shards.blocks import SpanBlock
 from penstock.shards.chat import ChatInfo
 from penstock.shards.convert import import_corpus, write_megatron
@@ -54,7 +53,6 @@ __all__ = [
     "open_npy",
     "output_errors",
     "read_origins",
-    "spans_are_right",
     "token_checksum",
     "usual_mode",
     "verify",

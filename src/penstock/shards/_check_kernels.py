@@ -3,96 +3,69 @@
 
 import numpy as np
 
-from penstock.compiled import inline_kernel, kernel, view_f32, view_u16, view_u32, view_u64
+from penstock.compiled import kernel, view_f32, view_u16, view_u32, view_u64
 from penstock.shards._kernels import (
-    BAD_CHECKSUM_COUNT,
     BAD_LENGTH,
     BAD_SPAN_ORDER,
-    BAD_SPANS,
-    BAD_TOKEN_ID,
     BAD_TRAINED,
     BATCH_COLUMNS,
     OK,
-    check_tokens,
+    check_document,
     has_span_list,
-    num_chunks,
     offsets_of,
-    spans_are_right,
+    spans_of,
     spans_summary,
+    tokens_of,
 )
 
 _2 = np.uint64(2)
 
 
 @kernel
-def check_batch(shard, line, layout, limits, lengths, faults):
-    """Check all documents of one batch of a shard.
+def check_batch(shard, size, line, layout, lengths, faults, weight_sums, seen):
+    """Check all documents of one batch of a shard, and count what the manifest says of them.
 
     Args:
         shard: uint64, address of the shard.
-        line: uint64, address of the batch's line in the batch table.
-        layout: (token_bytes int64, has_spans bool, vocab_size uint32 or more).
-        limits: int64 [3], how many tokens, checksum words and spans the batch's buffers hold.
+        size: uint64, bytes of its mapping.
+        line: uint64, address of the batch's line in the batch table, which `wrong_batch` found sound.
+        layout: (token_bytes int64, has_spans bool, vocab_size int64).
         lengths: uint32 [n, 2], of the batch's documents, from the lengths file.
         faults: uint8 [n], written: `OK` or what is wrong with each document.
+        weight_sums: float64 [n], written: sum of the loss weights over tokens[1:].
+        seen: int64 [5], updated: whether a loss weight is neither 0 nor 1; lowest and highest first id, lowest and
+            highest last id.
     """
-    token_bytes, has_spans, vocab_size = layout
-    expected = np.zeros(3, np.int64)
+    token_bytes, has_spans, _ = layout
+    batch = view_u64(line, BATCH_COLUMNS)
     for row in range(len(lengths)):
         length = np.int64(lengths[row, 0])
-        first, last = offsets_of(shard, line, 0, row)
-        words = offsets_of(shard, line, 2, row)
-        spans = offsets_of(shard, line, 5, row) if has_spans else (np.int64(0), np.int64(0))
-        address = shard + view_u64(line, BATCH_COLUMNS)[1] + np.uint64(first) * np.uint64(token_bytes)
-        if first != expected[0] or last - first != length or last > limits[0]:
+        faults[row] = check_document(shard, size, line, row, layout, length)
+        if row == 0 and (offsets_of(shard, line, 0, 0)[0] != 0 or offsets_of(shard, line, 2, 0)[0] != 0):
             faults[row] = BAD_LENGTH
-        elif words[0] != expected[1] or words[1] > limits[1]:
-            faults[row] = BAD_CHECKSUM_COUNT
-        elif spans[0] != expected[2] or spans[1] < spans[0] or spans[1] > limits[2]:
-            faults[row] = BAD_SPANS
-        else:
-            faults[row] = check_tokens(shard, line, row, address, token_bytes, length, has_spans)
-            if faults[row] == OK and _largest(address, length, token_bytes) >= vocab_size:
-                faults[row] = BAD_TOKEN_ID
-            if faults[row] == OK:
-                faults[row] = _check_trained(shard, line, row, has_spans, length, np.int64(lengths[row, 1]))
-        expected[0], expected[2] = expected[0] + length, spans[1]
-        expected[1] += num_chunks(length) + np.int64(has_spans)
-
-
-@inline_kernel
-def _largest(address, length, token_bytes):
-    """The highest token id of a document, -1 when it is empty → int64."""
-    highest = np.int64(-1)
-    if token_bytes == 2:
-        for token in view_u16(address, length):
-            highest = max(highest, np.int64(token))
-    else:
-        for token in view_u32(address, length):
-            highest = max(highest, np.int64(token))
-    return highest
-
-
-@inline_kernel
-def _check_trained(shard, line, row, has_spans, length, trained):
-    """Check the spans of a row, and its trained tokens against the lengths file → fault."""
-    counted = max(length - 1, 0)
-    if has_spans:
-        if not spans_are_right(shard, line, row):
-            return BAD_SPANS
-        if has_span_list(shard, line, row):
-            batch = view_u64(line, BATCH_COLUMNS)
-            first, last = offsets_of(shard, line, 5, row)
-            skip, count = np.uint64(first) << _2, last - first
-            state, counted, _ = spans_summary(
-                view_u32(shard + batch[6] + skip, count),
-                view_u32(shard + batch[7] + skip, count),
-                view_f32(shard + batch[8] + skip, count),
+        if faults[row] != OK:
+            continue
+        trained, weight_sums[row] = max(length - 1, 0), np.float64(max(length - 1, 0))
+        if has_spans and has_span_list(shard, line, row):
+            first, count = spans_of(shard, size, line, row)
+            skip = shard + (np.uint64(first) << _2)
+            state, trained, weight_sums[row] = spans_summary(
+                view_u32(batch[6] + skip, count), view_u32(batch[7] + skip, count), view_f32(batch[8] + skip, count),
                 length,
-            )
+            )  # fmt: skip
+            seen[0] |= state == 1
             if state == 2:
-                return BAD_SPAN_ORDER
-    return OK if counted == trained else BAD_TRAINED
+                faults[row] = BAD_SPAN_ORDER
+        if faults[row] == OK and trained != np.int64(lengths[row, 1]):
+            faults[row] = BAD_TRAINED
+        if length > 0:
+            begin = tokens_of(shard, size, line, row, token_bytes, has_spans)[0]
+            address = shard + batch[1] + np.uint64(begin) * np.uint64(token_bytes)
+            for side, place in ((1, np.int64(0)), (3, length - 1)):
+                at = address + np.uint64(place) * np.uint64(token_bytes)
+                token = np.int64(view_u16(at, 1)[0]) if token_bytes == 2 else np.int64(view_u32(at, 1)[0])
+                seen[side] = min(seen[side], token)
+                seen[side + 1] = max(seen[side + 1], token)
 
 
 @kernel

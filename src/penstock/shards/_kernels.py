@@ -6,8 +6,10 @@ one word changes the sum (a non-zero difference below 2^32 times an odd constant
 and mixing is one to one; so such a change is always found, and any other with probability 1 - 2^-64. It is not a
 guard against a forger.
 
-Nothing here checks addresses: callers pass those of mappings that they keep alive. All arithmetic is unsigned,
-because Numba turns int64 with uint64 into float64.
+Callers pass addresses of mappings that they keep alive, and a batch table that `wrong_batch` found sound (or one of
+our own). Everything that shards and lengths say is checked against the mapping before it is followed: a shard may come
+from a stranger, and checksums keep out damage only. All arithmetic is unsigned, because Numba turns int64 with uint64
+into float64.
 """
 
 import hashlib
@@ -29,7 +31,10 @@ SPANS_PER_BLOCK = 64
 MULTIPLIERS = np.frombuffer(hashlib.shake_256(b"penstock shards 1").digest(1024), "<u4") | np.uint32(1)
 """One odd constant for each word of a chunk, uint32 [256]; part of the format."""
 
-_0, _1, _2, _3, _16 = (np.uint64(number) for number in (0, 1, 2, 3, 16))
+DOCUMENTS_PER_BATCH = 1024
+"""Documents in every batch of a shard but its last; part of the format."""
+
+_0, _1, _2, _3, _7, _8, _16 = (np.uint64(number) for number in (0, 1, 2, 3, 7, 8, 16))
 _CHUNK = np.uint64(CHUNK_TOKENS)
 _SPAN_KEY = np.uint64(0x5350414E53)
 _NULL_SPANS = np.uint64(0x4E554C4C)
@@ -159,41 +164,201 @@ def has_span_list(shard, line, row):
 
 
 @inline_kernel
-def spans_are_right(shard, line, row):
-    """Whether the spans of one document are those that were written.
+def values_of(shard, size, line, row, column, begin, end, item_bytes):
+    """Where a row's values lie in their buffer, as far as that can be believed.
 
     Args:
         shard: uint64, address of the shard.
+        size: uint64, bytes of its mapping.
         line: uint64, address of the batch's line in the batch table.
-        row: int64, the document's row in the batch. The dataset has spans; the row's length and its number of
-            checksum words have been checked, so that its offsets can be trusted.
+        row: int64, row in the batch.
+        column: Of the row's offsets: 0, 2 or 5.
+        begin: uint64, where the buffer begins in the shard; at most `size`.
+        end: uint64, where it ends at the latest; at most `size`.
+        item_bytes: Of one value.
 
     Returns:
-        bool.
+        (first value, number of values or −1 where the offsets fall or leave the buffer), int64 each.
     """
+    first, last = offsets_of(shard, line, column, row)
+    room = np.int64(end) - np.int64(begin)
+    # The second comparison keeps the product from overflowing.
+    inside = first >= 0 and first <= last and last <= np.int64(size) and last * np.int64(item_bytes) <= room
+    return first, last - first if inside else np.int64(-1)
+
+
+@inline_kernel
+def tokens_of(shard, size, line, row, token_bytes, has_spans):
+    """(first token, tokens or −1) of a row; batches never share tokens, as each must end before what follows it."""
     batch = view_u64(line, BATCH_COLUMNS)
-    word = offsets_of(shard, line, 2, row)[1] - 1
-    stored = view_u64(shard + batch[3] + (np.uint64(word) << _3), 1)[0]
-    first, last = offsets_of(shard, line, 5, row)
-    if not has_span_list(shard, line, row):
-        return first == last and stored == null_spans_checksum()
-    length = offsets_of(shard, line, 0, row)
-    if last < first or last - first > length[1] - length[0]:
+    end = batch[5] if has_spans else batch[2]
+    # At 0 is the file's own head: a batch of empty documents has no buffer of tokens.
+    return values_of(shard, size, line, row, 0, batch[1], end if batch[1] != _0 else _0, token_bytes)
+
+
+@inline_kernel
+def spans_of(shard, size, line, row):
+    """(first span, spans or −1) of a row of a dataset with spans."""
+    batch = view_u64(line, BATCH_COLUMNS)
+    return values_of(shard, size, line, row, 5, max(batch[6], batch[7], batch[8]), size, 4)
+
+
+@inline_kernel
+def check_document(shard, size, line, row, layout, length):
+    """Check one document against its checksums, without reading outside the mapping.
+
+    Args:
+        shard: uint64, address of the shard.
+        size: uint64, bytes of its mapping.
+        line: uint64, address of the batch's line in the batch table.
+        row: int64, row in the batch.
+        layout: (token_bytes int64, has_spans bool, vocab_size int64).
+        length: int64, tokens that the lengths file says.
+
+    Returns:
+        `OK` or what is wrong.
+    """
+    token_bytes, has_spans, vocab_size = layout
+    batch = view_u64(line, BATCH_COLUMNS)
+    first, count = tokens_of(shard, size, line, row, token_bytes, has_spans)
+    if count != length:
+        return BAD_LENGTH
+    chunks = num_chunks(length)
+    word, words = values_of(shard, size, line, row, 2, batch[3], size, 8)
+    if words != chunks + np.int64(has_spans):
+        return BAD_CHECKSUM_COUNT
+    address = shard + batch[1] + np.uint64(first) * np.uint64(token_bytes)
+    stored = view_u64(shard + batch[3] + (np.uint64(word) << _3), words)
+    good = True
+    for chunk in range(chunks):
+        count = min(CHUNK_TOKENS, length - chunk * CHUNK_TOKENS)
+        good &= token_checksum(address, token_bytes, chunk, count) == stored[chunk]
+    if not good:
+        return BAD_TOKENS
+    if largest_id(address, length, token_bytes) >= vocab_size:
+        return BAD_TOKEN_ID
+    if has_spans and not spans_are_right(shard, size, line, row, length, stored[chunks]):
+        return BAD_SPANS
+    return OK
+
+
+@inline_kernel
+def largest_id(address, count, token_bytes):
+    """The highest of `count` tokens at an address, −1 when there are none → int64."""
+    highest = np.int64(-1)
+    if token_bytes == 2:
+        for token in view_u16(address, count):
+            highest = max(highest, np.int64(token))
+    else:
+        for token in view_u32(address, count):
+            highest = max(highest, np.int64(token))
+    return highest
+
+
+@inline_kernel
+def spans_are_right(shard, size, line, row, length, stored):
+    """Whether the spans of a document of `length` tokens have the checksum `stored` (uint64)."""
+    first, count = spans_of(shard, size, line, row)
+    if count < 0 or count > length:
         return False
-    skip, count = np.uint64(first) << _2, np.uint64(last - first)
-    begins, ends, weights = shard + batch[6] + skip, shard + batch[7] + skip, shard + batch[8] + skip
-    return spans_checksum(begins, ends, weights, count) == stored
+    if not has_span_list(shard, line, row):
+        return count == 0 and stored == null_spans_checksum()
+    batch, skip = view_u64(line, BATCH_COLUMNS), shard + (np.uint64(first) << _2)
+    return spans_checksum(batch[6] + skip, batch[7] + skip, batch[8] + skip, np.uint64(count)) == stored
 
 
 @kernel
-def read_documents(places, batches, layout, lengths, first, offsets, tokens):
-    """Copy documents in a row, checked.
+def wrong_batch(batches, documents, size, has_spans):
+    """The first batch of a shard whose buffers do not lie in it one after another, or −1.
+
+    Checks what the rest of this file relies on: every array of offsets, the bitmap of spans and the origins lie wholly
+    inside the shard, values begin inside it, and no two buffers begin at one place.
 
     Args:
-        places: (shard_starts, shard_first_batch, shard_addresses, documents_per_batch) of the `DocumentTable`.
+        batches: uint64 [b, 9], the shard's part of the batch table; of `documents` (int64), all but the last full.
+        size: uint64, bytes of the shard's mapping.
+        has_spans: Whether the dataset has spans.
+    """
+    end, left = _8, np.uint64(documents)  # a file begins with a mark of 8 bytes
+    for number in range(len(batches)):
+        line, rows = batches[number], min(left, np.uint64(DOCUMENTS_PER_BATCH))
+        offsets, left = (rows + _1) << _3, left - rows
+        origins = (((rows << _2) + _7) >> _3 << _3) + (rows << _3)
+        for column in (0, 1, 4, 5, 6, 7, 8, 2, 3):
+            if column in (4, 5, 6, 7, 8) and not has_spans:
+                continue
+            place = line[column]
+            holds_offsets = column in (0, 2, 5)
+            if place == _0 and not holds_offsets:
+                continue  # no bitmap, or no values
+            end += origins if column == 2 else _0
+            if place < end or place > size or place & _7 != _0:
+                return number
+            end = place + (offsets if holds_offsets else ((rows + _7) >> _3) if column == 4 else _1)
+        if end > size:
+            return number
+    return -1
+
+
+@kernel
+def wrong_document(places, batches, layout, lengths, first, last):
+    """The first of the documents [first, last) whose tokens do not lie in its file, as many as its length says, or −1.
+
+    Args:
+        places: (shard_starts, shard_first_batch, shard_addresses, shard_bytes, documents_per_batch) of the
+            `DocumentTable`.
         batches: uint64, address of the batch table.
         layout: (token_bytes int64, offset_bytes int64, has_checksums bool, has_spans bool).
         lengths: uint32 or int32 [N, 1 or 2].
+    """
+    for document in range(first, last):
+        if not _lies_inside(places, batches, layout, document, np.int64(lengths[document, 0])):
+            return document
+    return np.int64(-1)
+
+
+@kernel
+def wrong_length(places, batches, layout, lengths, documents):
+    """`wrong_document` of some documents, int64 [n]."""
+    for document in documents:
+        if not _lies_inside(places, batches, layout, document, np.int64(lengths[document, 0])):
+            return document
+    return np.int64(-1)
+
+
+@inline_kernel
+def _lies_inside(places, batches, layout, document, length):
+    shard_starts, shard_first_batch, shard_addresses, shard_bytes, documents_per_batch = places
+    token_bytes, offset_bytes, has_checksums, has_spans = layout
+    number, batch, row = locate(document, shard_starts, shard_first_batch, documents_per_batch)
+    shard, size = shard_addresses[number], shard_bytes[number]
+    line = batches + np.uint64(batch * BATCH_COLUMNS * 8)
+    if has_checksums:
+        return tokens_of(shard, size, line, row, token_bytes, has_spans)[1] == length
+    return foreign_tokens(shard, size, line, row, token_bytes, offset_bytes, length) != _0
+
+
+@inline_kernel
+def foreign_tokens(shard, size, line, row, token_bytes, offset_bytes, length):
+    """Address of a document's tokens in a corpus without checksums; 0 where they would leave its file.
+
+    Such a corpus has only the place where a document begins (int64, in units of `offset_bytes`).
+    """
+    batch = view_u64(line, BATCH_COLUMNS)
+    first = view_i64(shard + batch[0] + (np.uint64(row) << _3), 1)[0]
+    room, needed = np.int64(size) - np.int64(batch[1]), length * np.int64(token_bytes)
+    if first < 0 or first > room or needed > room or first * np.int64(offset_bytes) > room - needed:
+        return _0
+    return shard + batch[1] + np.uint64(first) * np.uint64(offset_bytes)
+
+
+@kernel
+def read_documents(places, batches, layout, vocab_size, first, offsets, tokens):
+    """Copy documents in a row, checked.
+
+    Args:
+        places, batches, layout: As in `wrong_document`.
+        vocab_size: int64, that every token id must be below.
         first: int64, the first document.
         offsets: int64 [n + 1], where each document begins in `tokens`, by the lengths.
         tokens: uint32, written.
@@ -201,56 +366,28 @@ def read_documents(places, batches, layout, lengths, first, offsets, tokens):
     Returns:
         (`OK` or what is wrong, with which document).
     """
-    shard_starts, shard_first_batch, shard_addresses, documents_per_batch = places
+    shard_starts, shard_first_batch, shard_addresses, shard_bytes, documents_per_batch = places
     token_bytes, offset_bytes, has_checksums, has_spans = layout
     for i in range(len(offsets) - 1):
-        shard_number, batch, row = locate(first + i, shard_starts, shard_first_batch, documents_per_batch)
-        shard, line = shard_addresses[shard_number], batches + np.uint64(batch * BATCH_COLUMNS * 8)
-        begin, end = offsets_of(shard, line, 0, row)
-        address = shard + view_u64(line, BATCH_COLUMNS)[1] + np.uint64(begin) * np.uint64(offset_bytes)
-        length = np.int64(lengths[first + i, 0])
+        number, batch, row = locate(first + i, shard_starts, shard_first_batch, documents_per_batch)
+        shard, size = shard_addresses[number], shard_bytes[number]
+        line = batches + np.uint64(batch * BATCH_COLUMNS * 8)
+        length = offsets[i + 1] - offsets[i]
         if has_checksums:
-            if end - begin != length:
-                return BAD_LENGTH, first + i
-            fault = check_tokens(shard, line, row, address, token_bytes, length, has_spans)
+            fault = check_document(shard, size, line, row, (token_bytes, has_spans, vocab_size), length)
             if fault != OK:
                 return fault, first + i
-            if has_spans and not spans_are_right(shard, line, row):
-                return BAD_SPANS, first + i
+            begin = tokens_of(shard, size, line, row, token_bytes, has_spans)[0]
+            address = shard + view_u64(line, BATCH_COLUMNS)[1] + np.uint64(begin) * np.uint64(token_bytes)
+        else:
+            address = foreign_tokens(shard, size, line, row, token_bytes, offset_bytes, length)
+            if address == _0:
+                return BAD_LENGTH, first + i
         if token_bytes == 2:
             tokens[offsets[i] : offsets[i + 1]] = view_u16(address, length)
         else:
             tokens[offsets[i] : offsets[i + 1]] = view_u32(address, length)
     return OK, first
-
-
-@inline_kernel
-def check_tokens(shard, line, row, address, token_bytes, length, has_spans):
-    """Check all tokens of a document whose length is right → `OK`, `BAD_CHECKSUM_COUNT` or `BAD_TOKENS`."""
-    first, last = offsets_of(shard, line, 2, row)
-    if last - first != num_chunks(length) + np.int64(has_spans):
-        return BAD_CHECKSUM_COUNT
-    words = view_u64(shard + view_u64(line, BATCH_COLUMNS)[3] + (np.uint64(first) << _3), last - first)
-    good = True
-    for chunk in range(num_chunks(length)):
-        count = min(CHUNK_TOKENS, length - chunk * CHUNK_TOKENS)
-        good &= token_checksum(address, token_bytes, chunk, count) == words[chunk]
-    return OK if good else BAD_TOKENS
-
-
-@kernel
-def wrong_length(places, batches, lengths, documents):
-    """The first of some documents (int64 [n]) whose length in its shard is not that of the lengths file, or -1.
-
-    The rest as in `read_documents`, for shards with checksums.
-    """
-    shard_starts, shard_first_batch, shard_addresses, documents_per_batch = places
-    for document in documents:
-        shard, batch, row = locate(document, shard_starts, shard_first_batch, documents_per_batch)
-        begin, end = offsets_of(shard_addresses[shard], batches + np.uint64(batch * BATCH_COLUMNS * 8), 0, row)
-        if end - begin != np.int64(lengths[document, 0]):
-            return document
-    return np.int64(-1)
 
 
 @kernel

@@ -4,14 +4,14 @@
 in its `tokenizer` folder too, where transformers looks for it. Export and serving take both from here.
 """
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self, final
 
 from penstock.errors import CorruptionError
-from penstock.shards.files import write_json, write_text
+from penstock.shards.files import check_regular, write_json, write_text
 from penstock.shards.layout import TOKENIZER_FOLDER
+from penstock.shards.strict_json import read_json, record_of
 
 CHAT, CHAT_TEMPLATE = "chat.json", "chat_template.jinja"
 
@@ -57,9 +57,10 @@ class ChatInfo:
         """
         if not (folder / CHAT).is_file():
             return None
+        value = read_json(folder / CHAT)
+        check_regular(folder / CHAT_TEMPLATE)
         try:
-            value = json.loads((folder / CHAT).read_bytes())
-            value |= {"stop_ids": tuple(value["stop_ids"]), "stop_texts": tuple(value["stop_texts"])}
-            return cls(**value, template=(folder / CHAT_TEMPLATE).read_bytes().decode())
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            template = (folder / CHAT_TEMPLATE).read_bytes().decode()
+            return record_of(cls, {**value, "template": template} if isinstance(value, dict) else value)
+        except (OSError, ValueError) as error:
             raise CorruptionError(f"{folder / CHAT}: {error}; copy it again, or prepare again") from None

@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ConfigError, OutputError
+from penstock.locations import local_path
 from penstock.progress import Progress
 from penstock.ragged import Ragged
+from penstock.shards._kernels import DOCUMENTS_PER_BATCH
 from penstock.shards.dataset import Dataset
 from penstock.shards.files import new_folder, output_errors, sync
 from penstock.shards.finish import finish_dataset
 from penstock.shards.in_place import InPlaceCorpus
 from penstock.shards.layout import TOKENIZER_FOLDER, ShardLayout
-from penstock.shards.manifest import DOCUMENTS_PER_BATCH, ShardInfo, TokenizerInfo
+from penstock.shards.manifest import ShardInfo, TokenizerInfo
 from penstock.shards.megatron import HEADER, MAGIC, READABLE, TYPES, megatron_prefix
 from penstock.shards.writer import ShardWriter
 from penstock.tokenizers import Tokenizer
@@ -94,7 +96,7 @@ def write_megatron(
         ConfigError: Loss weights would be lost, or an id does not fit int32.
         OutputError: The files exist already, or cannot be written.
     """
-    prefix, table = megatron_prefix(prefix), corpus.table
+    prefix, table = megatron_prefix(local_path(prefix, "a Megatron corpus")), corpus.table
     if table.has_spans and not drop_spans:
         raise ConfigError(
             f"{corpus.name} has loss-weight spans, which a Megatron corpus cannot hold: all tokens would be trained; "

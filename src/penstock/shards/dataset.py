@@ -1,6 +1,5 @@
 """A prepared dataset, opened by mapping: any document at once, nothing read before it is needed."""
 
-import json
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, final, overload
@@ -9,11 +8,14 @@ import numpy as np
 
 from penstock.compiled import address_of
 from penstock.errors import CorruptionError
+from penstock.locations import local_path
+from penstock.shards import _kernels as k
 from penstock.shards.chat import ChatInfo
 from penstock.shards.document import Document, Origin, choose
-from penstock.shards.files import check_size, checksum, map_file, map_numbers
-from penstock.shards.layout import TOKENIZER_FOLDER, other_places
+from penstock.shards.files import check_regular, check_size, checksum, map_file, map_numbers
+from penstock.shards.layout import TOKENIZER_FOLDER, other_places, read_texts
 from penstock.shards.manifest import BATCHES, FILES, LENGTHS, WEIGHT_SUMS, Manifest, TokenizerInfo
+from penstock.shards.strict_json import read_json
 from penstock.shards.table import DocumentTable
 from penstock.tokenizers import Tokenizer, load_tokenizer
 
@@ -38,16 +40,24 @@ class Dataset:
         come from it. Other contents are checked as they are used, and all by `penstock verify`.
 
         Raises:
+            ConfigError: The path is a URL.
             FormatError: Not a dataset, unfinished, or of another format version.
-            CorruptionError: A file is missing, has another size than it should, or the batch table is damaged.
+            CorruptionError: A file is missing, a link, or has another size than it should; or the manifest or the batch
+                table is damaged, or contradicts itself.
         """
-        path = Path(path)
+        path = local_path(path, "a dataset")
         manifest = Manifest.load(path)
         for shard in manifest.shards:
             check_size(path / shard.file, shard.bytes)
-        table = _table(path, manifest)
+        for name in manifest.checksums:
+            check_regular(path / name)
+        try:
+            table = _table(path, manifest)
+        except OSError as error:
+            raise CorruptionError(f"{error.filename or path}: cannot be read: {error.strerror or error}") from None
         if checksum(table.batches) != manifest.checksums[BATCHES]:
             raise CorruptionError(f"{path / BATCHES}: differs from its checksum; copy it again, or prepare again")
+        check_batches(path, manifest, table.batches)
         return cls(path, manifest, table)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -83,8 +93,7 @@ class Dataset:
     @cached_property
     def loaded_tokenizer(self) -> Tokenizer | None:
         """The tokenizer that lies in the dataset's folder, to read its tokens; None where there is none."""
-        folder = self.path / TOKENIZER_FOLDER
-        return load_tokenizer(folder) if folder.is_dir() else None
+        return load_saved_tokenizer(self.path)
 
     @cached_property
     def chat(self) -> ChatInfo | None:
@@ -95,10 +104,15 @@ class Dataset:
     def files(self) -> list[str]:
         """Names of the files that the documents came from; read on first use."""
         if self._files is None:
-            try:
-                self._files = json.loads((self.path / FILES).read_bytes())
-            except (OSError, ValueError) as error:
-                raise CorruptionError(f"{self.path / FILES}: {error}; copy it again, or prepare again") from None
+            names = read_json(self.path / FILES)
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                raise CorruptionError(f"{self.path / FILES}: expected a list of names; copy it again, or prepare again")
+            if len(names) != self.manifest.files:
+                raise CorruptionError(
+                    f"{self.path / FILES}: {len(names)} names, expected {self.manifest.files}; copy it again, or "
+                    "prepare again"
+                )
+            self._files = names
         return self._files
 
     def __len__(self) -> int:
@@ -133,7 +147,13 @@ class Dataset:
         data, line = self.table.mappings[shard], self.table.batches[batch]
         local = document - int(self.table.shard_starts[shard])
         rows = min(self.manifest.documents_per_batch, self.manifest.shards[shard].documents - local + row)
-        files, lines, texts = other_places(data, line, rows)
+        try:
+            files, lines, place = other_places(data, line, rows)
+            text = read_texts(data, place, rows, row, row + 1)[0] if self.manifest.has_text else None
+        except ValueError as error:
+            raise CorruptionError(
+                f"{self.table.paths[shard]}: a text is damaged: {error}; copy the file again, or prepare again"
+            ) from None
         file = int(_numbers(data, files, np.int32, row, 1)[0])
         return Document(
             tokens=tokens,
@@ -144,21 +164,43 @@ class Dataset:
                 file=self.files[file] if 0 <= file < len(self.files) else "",
                 line=int(_numbers(data, lines, np.int64, row, 1)[0]),
             ),
-            text=self._text(shard, texts, rows, row) if self.manifest.has_text else None,
+            text=text,
         )
 
-    def _text(self, shard: int, place: int, rows: int, row: int) -> str:
-        data = self.table.mappings[shard]
-        begin, end = _numbers(data, place, np.int64, row, 2).tolist()
-        bytes_of_texts = data[place + 8 * (rows + 1) :]
-        try:
-            if not 0 <= begin <= end <= len(bytes_of_texts):
-                raise ValueError(f"from byte {begin} to {end}")
-            return bytes_of_texts[begin:end].tobytes().decode()
-        except ValueError as error:
+
+def check_batches(path: Path, manifest: Manifest, batches: Array) -> None:
+    """Check that the batch table of a dataset (uint64 [batches, 9]) leads to places inside its shards.
+
+    Raises:
+        CorruptionError: It does not; names the shard and the batch.
+    """
+    begin = 0
+    for shard in manifest.shards:
+        lines = batches[begin : begin + shard.batches]
+        wrong = k.wrong_batch(lines, shard.documents, shard.bytes, manifest.has_spans)
+        if wrong >= 0:
             raise CorruptionError(
-                f"{self.table.paths[shard]}: a text is damaged: {error}; copy the file again, or prepare again"
-            ) from None
+                f"{path / BATCHES}: batch {wrong} of {shard.file} does not lie in its {shard.bytes} bytes; copy it "
+                "again, or prepare again"
+            )
+        begin += shard.batches
+
+
+def load_saved_tokenizer(path: Path) -> Tokenizer | None:
+    """The tokenizer that lies in a dataset's folder; None where there is none.
+
+    Raises:
+        CorruptionError: It holds links, which may lead out of the dataset.
+        TokenizerError: It cannot be loaded.
+    """
+    folder = path / TOKENIZER_FOLDER
+    if folder.is_symlink():
+        check_regular(folder)
+    if not folder.is_dir():
+        return None
+    for file in folder.iterdir():
+        check_regular(file)
+    return load_tokenizer(folder)
 
 
 def _numbers(data: Array, place: int, dtype: Any, first: int, count: int) -> Array:
@@ -200,6 +242,7 @@ def _table(path: Path, manifest: Manifest) -> DocumentTable:
         offset_bytes=manifest.token_bytes,
         has_checksums=True,
         has_spans=manifest.has_spans,
+        vocab_size=manifest.tokenizer.vocab_size,
         paths=[path / shard.file for shard in manifest.shards],
         mappings=mappings,
     )

@@ -4,10 +4,13 @@ A mapping keeps no file descriptor, so a dataset of thousands of shards opens un
 """
 
 import ctypes
+import errno
 import json
+import math
 import mmap
 import os
 import shutil
+import stat
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +20,9 @@ from typing import Any, final
 import numpy as np
 
 from penstock.compiled import address_of
+from penstock.cut_files import mapped
 from penstock.errors import CorruptionError, OutputError
+from penstock.locations import local_path
 from penstock.shards import _kernels as k
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -35,18 +40,27 @@ class Mapping:
 
     Args:
         path: The file; an empty one is a mapping of no bytes.
+
+    Raises:
+        OSError: It cannot be opened, or is no regular file: opening a pipe would wait for somebody to write to it.
     """
 
     def __init__(self, path: Path) -> None:
-        with open(path, "rb") as file:
-            self.size = os.fstat(file.fileno()).st_size
-            self._address = 0
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "not a regular file", str(path))
+            self.path, self.size, self._address = path, status.st_size, 0
             if self.size:
-                found = _libc.mmap(None, self.size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
+                found = _libc.mmap(None, self.size, mmap.PROT_READ, mmap.MAP_SHARED, handle, 0)
                 if found is None or found == _FAILED:
                     raise OSError(ctypes.get_errno(), f"cannot map {path}")
                 self._address = found
                 weakref.finalize(self, _libc.munmap, found, self.size)
+        finally:
+            os.close(handle)
+        mapped.add(self)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -55,34 +69,60 @@ class Mapping:
 
 def map_file(path: Path) -> Array:
     """Bytes of a file as uint8 [size], read-only; the file stays mapped as long as an array on it lives."""
-    return np.asarray(Mapping(path)) if path.stat().st_size else np.empty(0, np.uint8)
+    found = Mapping(path)
+    return np.asarray(found) if found.size else np.empty(0, np.uint8)
 
 
 def map_numbers(path: Path, dtype: str, shape: tuple[int, ...]) -> Array:
     """Map a file of plain little-endian numbers.
 
     Raises:
-        CorruptionError: The file's size is not that of `shape`.
+        CorruptionError: The file's size is not that of `shape`, or it is no regular file.
     """
-    due = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    due = math.prod(shape) * np.dtype(dtype).itemsize
     check_size(path, due)
-    return map_file(path).view(dtype).reshape(shape)
+    data = map_file(path)
+    if len(data) != due:
+        raise _wrong_size(path, len(data), due)
+    return data.view(dtype).reshape(shape)
 
 
 def check_size(path: Path, due: int) -> None:
-    """Check that a file exists and has `due` bytes.
+    """Check that a regular file exists and has `due` bytes.
 
     Raises:
-        CorruptionError: It is missing, cut, or too long.
+        CorruptionError: It is missing, cut, too long, or a link.
+    """
+    size = check_regular(path, f"; it should have {due} bytes").st_size
+    if size != due:
+        raise _wrong_size(path, size, due)
+
+
+def check_regular(path: Path, expected: str = "") -> os.stat_result:
+    """Check that what lies at a path is a regular file: a link may lead out of the folder that a stranger gave.
+
+    Raises:
+        CorruptionError: It is missing or something else.
     """
     try:
-        size = path.stat().st_size
+        status = path.lstat()
     except FileNotFoundError:
-        raise CorruptionError(
-            f"{path}: the file is missing; it should have {due} bytes; copy it again, or prepare again"
-        ) from None
-    if size != due:
-        raise CorruptionError(f"{path}: {size} bytes, should be {due}; copy it again, or prepare again")
+        raise CorruptionError(f"{path}: the file is missing{expected}; copy it again, or prepare again") from None
+    except OSError as error:
+        raise CorruptionError(f"{path}: cannot be read: {error.strerror or error}; copy it again") from None
+    if not stat.S_ISREG(status.st_mode):
+        what = "a link, which may lead outside the folder" if stat.S_ISLNK(status.st_mode) else "no regular file"
+        raise CorruptionError(f"{path}: is {what}; copy the dataset with the files themselves (cp -rL)")
+    return status
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a name that a file gave is that of a file in the same folder, and can be printed."""
+    return name not in ("", ".", "..") and "/" not in name and "\\" not in name and name.isprintable()
+
+
+def _wrong_size(path: Path, size: int, due: int) -> CorruptionError:
+    return CorruptionError(f"{path}: {size} bytes, should be {due}; copy it again, or prepare again")
 
 
 def checksum(data: Array) -> int:
@@ -111,8 +151,9 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
     Raises:
         OutputError: It holds something, or cannot be made.
+        ConfigError: It is a URL.
     """
-    folder = Path(path)
+    folder = local_path(path, "an output folder")
     with output_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):

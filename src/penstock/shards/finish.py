@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.errors import ConfigError, OutputError
+from penstock.shards._kernels import DOCUMENTS_PER_BATCH
 from penstock.shards.files import (
     Array,
     checksum,
@@ -20,7 +21,6 @@ from penstock.shards.files import (
 from penstock.shards.layout import ShardLayout
 from penstock.shards.manifest import (
     BATCHES,
-    DOCUMENTS_PER_BATCH,
     FILES,
     LENGTHS,
     WEIGHT_SUMS,

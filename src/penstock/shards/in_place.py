@@ -132,6 +132,7 @@ def in_place_table(
         offset_bytes=offset_bytes,
         has_checksums=False,
         has_spans=False,
+        vocab_size=None,
         paths=paths,
         mappings=[*tokens, *offsets],
     )

@@ -1,13 +1,14 @@
 """The columns of a shard file, and where their buffers lie in it."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
 
-from penstock.compiled import address_of
-from penstock.errors import ConfigError, FormatError
+from penstock.errors import ConfigError, CorruptionError, FormatError
 from penstock.shards import _kernels as k
+from penstock.shards.arrow_file import BatchPlaces, read_places
 from penstock.shards.files import Array
 
 TOKENIZER_FOLDER = "tokenizer"
@@ -77,21 +78,6 @@ def large_list(offsets: Array, values: Any, valid: Array | None = None) -> Any:
     return pa.Array.from_buffers(pa.large_list(values.type), len(offsets) - 1, buffers, children=[values])
 
 
-def read_batches(data: Array) -> list[Any]:
-    """The record batches of a mapped shard file, uint8 [bytes], without copying.
-
-    Raises:
-        FormatError: It is not an Arrow IPC file.
-    """
-    import pyarrow as pa
-
-    try:
-        reader = pa.ipc.open_file(pa.py_buffer(data))
-        return [reader.get_batch(i) for i in range(reader.num_record_batches)]
-    except (pa.ArrowException, OSError) as error:
-        raise FormatError(f"not a sound Arrow IPC file: {error}") from None
-
-
 def batch_positions(data: Array, layout: ShardLayout) -> Array:
     """The batch table of a finished shard, read from the file itself.
 
@@ -100,28 +86,48 @@ def batch_positions(data: Array, layout: ShardLayout) -> Array:
         layout: What its columns should be.
 
     Returns:
-        uint64 [batches, 9]; see `DocumentTable.batches`.
+        uint64 [batches, 9]; see `DocumentTable.batches`. Its places lie in the file.
 
     Raises:
         FormatError: The file is not such a shard.
     """
-    batches = read_batches(data)
+    batches = read_places(data, schema_of(layout))
     table = np.zeros((len(batches), k.BATCH_COLUMNS), np.uint64)
-    base, schema = address_of(data), schema_of(layout)
     for line, batch in zip(table, batches, strict=True):
-        if batch.schema != schema:
-            raise FormatError(f"columns are {batch.schema.names}, due are {schema.names}")
-        found = [*batch.column("tokens").buffers()[1:4:2], *batch.column("checksums").buffers()[1:4:2]]
-        if layout.has_spans:
-            spans = batch.column("spans").buffers()
-            found += [spans[0] if batch.column("spans").null_count else None, spans[1], spans[4], spans[6], spans[8]]
-        for column, buffer in enumerate(found):
-            line[column] = buffer.address - base if buffer is not None and buffer.size else 0
-        found = [batch.column("origin").field(name).buffers()[1] for name in ("file", "line")]
-        found += [batch.column("text").buffers()[1]] if layout.has_text else []
-        if [buffer.address - base for buffer in found] != other_places(data, line, batch.num_rows)[: len(found)]:
-            raise FormatError("origins and texts are not where this format has them; was the Arrow library changed?")
+        _read_line(data, layout, batch, line)
     return table
+
+
+# Arrays of a shard, children after their parent, and how many buffers each has: whether values are there, then offsets
+# or values.
+_TOKENS, _SPANS, _ORIGIN, _CHECKSUMS, _TEXT = (2, 2), (2, 1, 2, 2, 2), (1, 2, 2), (2, 2), (3,)
+
+
+def _read_line(data: Array, layout: ShardLayout, batch: BatchPlaces, line: Array) -> None:
+    """Write the line of one batch, from where Arrow's own numbers say that its buffers are.
+
+    Raises:
+        FormatError: They say something else than our format does.
+    """
+    spans = _SPANS if layout.has_spans else ()
+    arrays = [*_TOKENS, *spans, *_ORIGIN, *_CHECKSUMS, *(_TEXT if layout.has_text else ())]
+    if len(batch.nodes) != len(arrays) or len(batch.buffers) != sum(arrays):
+        raise FormatError(f"a batch of {len(batch.nodes)} arrays, expected {len(arrays)}")
+    nulls, rows = batch.nodes[:, 1].tolist(), batch.rows
+    tops = [0, *([2] if spans else []), 2 + len(spans), 5 + len(spans), *([7 + len(spans)] if layout.has_text else [])]
+    if rows < 1 or (batch.nodes[tops, 0] != rows).any() or any(nulls[:2] + nulls[2 + bool(spans) :]):
+        raise FormatError(f"a batch of {rows} documents whose columns have other lengths, or nulls")
+    places = np.where(batch.buffers[:, 1] > 0, batch.buffers[:, 0], 0).tolist()
+    line[:2] = places[1], places[3]
+    if spans:
+        line[4:] = places[4] if nulls[2] else 0, places[5], places[8], places[10], places[12]
+    origin = 4 + sum(spans)
+    line[2:4] = places[origin + 6], places[origin + 8]
+    found = [places[origin + 2], places[origin + 4], *([places[origin + 10]] if layout.has_text else [])]
+    if k.wrong_batch(line[None], rows, len(data), layout.has_spans) >= 0:
+        raise FormatError("buffers do not lie one after another; was the Arrow library changed?")
+    if found != other_places(data, line, rows)[: len(found)]:
+        raise FormatError("origins and texts are not where this format has them; was the Arrow library changed?")
 
 
 def other_places(data: Array, line: Array, rows: int) -> list[int]:
@@ -133,11 +139,40 @@ def other_places(data: Array, line: Array, rows: int) -> list[int]:
 
     Args:
         data: uint8 [bytes], the mapped shard.
-        line: uint64 [9], the batch's line in the batch table.
+        line: uint64 [9], the batch's line in the batch table, which `wrong_batch` found sound.
         rows: Documents in the batch.
+
+    Raises:
+        CorruptionError: The checksums leave the file, so the place of the texts is not known.
     """
     offsets, words = int(line[2]), int(line[3])
     lines = offsets - 8 * rows
     count = int(data[offsets + 8 * rows : offsets + 8 * rows + 8].view(np.int64)[0])
     texts = words + 8 * count if words else offsets + 8 * (rows + 1)
+    if count < 0 or texts > len(data):
+        raise CorruptionError(f"{count} checksums in a batch, the file ends before; copy it again, or prepare again")
     return [lines - (4 * rows + 7) // 8 * 8, lines, texts]
+
+
+def read_texts(data: Array, place: int, rows: int, first: int, last: int) -> list[str]:
+    """Texts `first` to `last` of a batch.
+
+    Args:
+        data: uint8 [bytes], the mapped shard.
+        place: Where the offsets of the batch's texts begin.
+        rows: Documents in the batch.
+        first: First row.
+        last: One after the last row.
+
+    Raises:
+        ValueError: They leave the file, or are not UTF-8.
+    """
+    begin = place + 8 * (rows + 1)
+    if begin > len(data):
+        raise ValueError("their offsets leave the file")
+    offsets = data[place + 8 * first : place + 8 * (last + 1)].view(np.int64)
+    if offsets[0] < 0 or (np.diff(offsets) < 0).any() or offsets[-1] > len(data) - begin:
+        raise ValueError(f"bytes {offsets.min()} to {offsets.max()} of {len(data) - begin}")
+    values = data[begin + offsets[0] : begin + offsets[-1]].tobytes()
+    ends = (offsets - offsets[0]).tolist()
+    return [values[a:b].decode() for a, b in pairwise(ends)]

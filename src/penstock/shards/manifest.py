@@ -2,14 +2,16 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self, final
 
 from penstock.errors import CorruptionError, FormatError
-from penstock.shards._kernels import CHUNK_TOKENS
-from penstock.shards.files import write_json
+from penstock.shards._kernels import CHUNK_TOKENS, DOCUMENTS_PER_BATCH
+from penstock.shards.files import is_plain_name, write_json
+from penstock.shards.strict_json import read_json, record_of
 
 FORMAT = "penstock dataset"
 VERSION = 1
@@ -20,7 +22,8 @@ MANIFEST, LENGTHS, BATCHES, WEIGHT_SUMS, FILES = (
     "weight_sums.f64",
     "files.json",
 )
-DOCUMENTS_PER_BATCH = 1024
+LEAST_BYTES = 28
+"""Of an empty document in its shard: two offsets, its file and its line."""
 HISTOGRAM_BINS = 33
 """Bin b counts the documents whose number of tokens takes b bits: 0, 1, 2–3, 4–7, …"""
 
@@ -124,27 +127,96 @@ class Manifest:
             )
         try:
             return cls._from_json(value)
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptionError(
-                f"{folder / MANIFEST}: damaged: {type(error).__name__}: {error}; copy it again, or prepare again"
-            ) from None
+        except (ValueError, RecursionError) as error:
+            raise CorruptionError(f"{folder / MANIFEST}: damaged: {error}; copy it again, or prepare again") from None
 
     @classmethod
     def _from_json(cls, value: dict[str, Any]) -> Self:
-        if value.pop("seal") != _seal(value):
+        if value.pop("seal", None) != _seal(value):
             raise ValueError("it was changed after it was written (its seal does not fit)")
-        if value.pop("chunk_tokens") != CHUNK_TOKENS:
+        if value.pop("chunk_tokens", None) != CHUNK_TOKENS:
             raise ValueError(f"chunk_tokens is not {CHUNK_TOKENS}")
         del value["format"], value["version"]
-        value["shards"] = tuple(shard_from_json(shard) for shard in value["shards"])
-        value["tokenizer"] = TokenizerInfo(**value["tokenizer"])
-        value["histogram"], value["ends"] = tuple(value["histogram"]), tuple(value["ends"])
-        return cls(**value)
+        manifest = record_of(cls, value)
+        for fault in manifest._contradictions():
+            raise ValueError(fault)
+        return manifest
+
+    def _contradictions(self) -> Iterator[str]:
+        """What cannot be true of any dataset, whatever its files hold; all else needs them (`verify`)."""
+        yield from _tokenizer_contradictions(self.tokenizer)
+        token_bytes = 2 if self.tokenizer.vocab_size <= 2**16 else 4
+        for number, shard in enumerate(self.shards):
+            for fault in _shard_contradictions(shard, self.tokenizer.vocab_size, token_bytes):
+                yield f"shards[{number}].{fault}"
+        expected: dict[str, Any] = {
+            "token_bytes": token_bytes,
+            "documents_per_batch": DOCUMENTS_PER_BATCH,
+            "fractional_weights": any(shard.fractional_weights for shard in self.shards),
+            "longest": max((shard.longest for shard in self.shards), default=0),
+            "histogram": add_histograms(self.shards),
+            "ends": common_ends(self.shards),
+        }
+        for name in ("documents", "tokens", "trained_tokens", "text_bytes"):
+            expected[name] = sum(getattr(shard, name) for shard in self.shards)
+        for name, due in expected.items():
+            if (found := getattr(self, name)) != due:
+                yield f"{name} is {found}, expected {due} by its shards and its tokenizer"
+        if self.fractional_weights and not self.has_spans:
+            yield "fractional_weights without has_spans"
+        if not 0 <= self.files < 2**31:
+            yield f"files is {self.files}"
+        if not re.fullmatch("[0-9a-f]{32}", self.fingerprint):
+            yield "fingerprint is not 32 hexadecimal digits"
+        names = [shard.file for shard in self.shards] + list(self.checksums)
+        if len(set(names)) < len(names) or not {MANIFEST}.isdisjoint(names):
+            yield "two files have the same name"
+        if wrong := next((name for name in names if not is_plain_name(name)), None):
+            yield f"{wrong!r} is no name of a file in this folder"
+        needed = {LENGTHS, BATCHES, FILES, *([WEIGHT_SUMS] if self.fractional_weights else [])}
+        if missing := needed - set(self.checksums):
+            yield f"checksums: that of {min(missing)} is missing"
+
+    def file_names(self) -> Iterator[str]:
+        """All files that it lists, itself not."""
+        yield from (shard.file for shard in self.shards)
+        yield from self.checksums
+
+
+def _tokenizer_contradictions(tokenizer: TokenizerInfo) -> Iterator[str]:
+    if not 1 <= tokenizer.vocab_size <= 2**32:
+        yield f"tokenizer.vocab_size is {tokenizer.vocab_size}, expected 1 to 2^32"
+    for name, token in (("bos_id", tokenizer.bos_id), ("eos_id", tokenizer.eos_id)):
+        if token is not None and not 0 <= token < tokenizer.vocab_size:
+            yield f"tokenizer.{name} is {token}, outside its vocabulary of {tokenizer.vocab_size}"
+
+
+def _shard_contradictions(shard: ShardInfo, vocab_size: int, token_bytes: int) -> Iterator[str]:
+    if not shard.file.endswith(".arrow"):
+        yield f"file is {shard.file!r}, expected a name that ends in .arrow"
+    if shard.documents < 1 or shard.batches != -(-shard.documents // DOCUMENTS_PER_BATCH):
+        yield f"batches is {shard.batches} for {shard.documents} documents, expected {DOCUMENTS_PER_BATCH} in each"
+    if shard.documents * LEAST_BYTES > shard.bytes:
+        yield f"documents is {shard.documents}, for which {shard.bytes} bytes have no room"
+    room = shard.bytes // token_bytes
+    for name, most in (("tokens", room), ("trained_tokens", shard.tokens), ("longest", min(shard.tokens, 2**32 - 1))):
+        if not 0 <= getattr(shard, name) <= most:
+            yield f"{name} is {getattr(shard, name)}, at most {most} is possible"
+    if shard.text_bytes < 0:
+        yield f"text_bytes is {shard.text_bytes}"
+    if len(shard.histogram) != HISTOGRAM_BINS or min(shard.histogram) < 0 or sum(shard.histogram) != shard.documents:
+        yield f"histogram does not count {shard.documents} documents in {HISTOGRAM_BINS} bins"
+    if any(not -1 <= token < vocab_size for token in shard.ends):
+        yield f"ends is {shard.ends}, outside the vocabulary of {vocab_size}"
 
 
 def shard_from_json(value: dict[str, Any]) -> ShardInfo:
-    """A `ShardInfo` from what `dataclasses.asdict` made of it."""
-    return ShardInfo(**{**value, "histogram": tuple(value["histogram"]), "ends": tuple(value["ends"])})
+    """A `ShardInfo` from what `dataclasses.asdict` made of it.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    return record_of(ShardInfo, value)
 
 
 def add_histograms(shards: Sequence[ShardInfo]) -> tuple[int, ...]:
@@ -175,10 +247,7 @@ def _read(folder: Path) -> dict[str, Any]:
             f"{folder}: not a dataset: no {MANIFEST}; preparation did not finish, or the folder is something else; "
             "run the same `penstock prepare` again to go on"
         )
-    try:
-        value = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise CorruptionError(f"{path}: not JSON: {error}; copy it again, or prepare again") from None
+    value = read_json(path)
     if not isinstance(value, dict):
         raise CorruptionError(f"{path}: not a JSON object; copy it again, or prepare again")
     return value

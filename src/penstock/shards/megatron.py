@@ -19,6 +19,7 @@ from typing import Any, final
 import numpy as np
 
 from penstock.errors import CorruptionError, FormatError
+from penstock.locations import local_path
 from penstock.shards import _check_kernels as check
 from penstock.shards.files import Array, checksum, map_file
 from penstock.shards.in_place import InPlaceCorpus, in_place_table, sample_checksum
@@ -110,7 +111,7 @@ def open_megatron(prefix: str | Path, eos_id: int | None = None) -> InPlaceCorpu
         FormatError: Not such a corpus, or of a kind that is not read, or a document does not end with `eos_id`.
         CorruptionError: The files do not fit each other, or are cut short.
     """
-    prefix = megatron_prefix(prefix)
+    prefix = megatron_prefix(local_path(prefix, "a Megatron corpus"))
     index = MegatronIndex.read(prefix.with_name(prefix.name + ".idx"))
     path = prefix.with_name(prefix.name + ".bin")
     data = _map(path)

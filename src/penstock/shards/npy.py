@@ -7,6 +7,7 @@ gigabytes a second, and kept in the user's cache folder (8 bytes a document), so
 """
 
 import hashlib
+import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +16,14 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ConfigError, FormatError, OutputError
+from penstock.locations import local_path
 from penstock.shards import _check_kernels as check
 from penstock.shards.files import Array, checksum, map_file, write_file
 from penstock.shards.in_place import InPlaceCorpus, in_place_table, sample_checksum
 
 _MAGIC = b"\x93NUMPY"
+_MAX_HEADER = 2**17
+"""Bytes of a NumPy header at most; NumPy itself reads ten thousand characters."""
 _DTYPES = ("uint16", "uint32")
 
 
@@ -35,7 +39,7 @@ def open_npy(paths: str | Path | Sequence[str | Path], dtype: str, eos_id: int) 
         ConfigError: `dtype` or `eos_id` is impossible.
         FormatError: A file is missing, or is not of such tokens.
     """
-    files = [Path(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
+    files = [local_path(path, "a file of tokens") for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
     kind = np.dtype(dtype) if dtype in _DTYPES else None
     if kind is None or not files:
         raise ConfigError(
@@ -75,25 +79,29 @@ def _tokens(path: Path, dtype: np.dtype[Any]) -> Array:
         data = map_file(path)
     except OSError as error:
         raise FormatError(f"{path}: cannot read: {error.strerror or error}") from None
-    begin = 0
-    if data[: len(_MAGIC)].tobytes() == _MAGIC:
-        begin = _skip_header(path, dtype)
-    if (len(data) - begin) % dtype.itemsize:
+    begin, due = _after_header(path, data, dtype) if data[: len(_MAGIC)].tobytes() == _MAGIC else (0, None)
+    found = (len(data) - begin) / dtype.itemsize
+    if found != (int(found) if due is None else due):
+        of = "no whole number" if due is None else f"{found:g} tokens instead of the {due}"
         raise FormatError(
-            f"{path}: {len(data) - begin} bytes of tokens are no whole number of {dtype}; was it cut short?"
+            f"{path}: {len(data) - begin} bytes of tokens are {of} of {dtype}; was it cut short? copy it again"
         )
     return data[begin:].view(dtype)
 
 
-def _skip_header(path: Path, dtype: np.dtype[Any]) -> int:
-    """Bytes before the first token of a file with a NumPy header."""
-    with open(path, "rb") as file:
+def _after_header(path: Path, data: Array, dtype: np.dtype[Any]) -> tuple[int, int]:
+    """Bytes before the first token of a file with a NumPy header, and how many tokens it says there are."""
+    # From a copy of the beginning: NumPy asks for as much memory as the header says that it is long.
+    file = io.BytesIO(data[:_MAX_HEADER].tobytes())
+    try:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, found = read(file)
-        if found != dtype or len(shape) != 1:
-            raise FormatError(f"{path}: holds {found} {list(shape)}; due are {dtype} [tokens]")
-        return file.tell()
+    except Exception as error:  # NumPy parses it as Python, which has many ways to fail
+        raise FormatError(f"{path}: its NumPy header cannot be read: {error}; write the array again") from None
+    if found != dtype or len(shape) != 1:
+        raise FormatError(f"{path}: holds {found} {list(shape)}; expected {dtype} [tokens]")
+    return file.tell(), shape[0]
 
 
 def _ends(path: Path, tokens: Array, eos_id: int) -> Array:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from penstock.errors import ConfigError, FormatError
+from penstock.locations import local_path
 from penstock.shards.dataset import Dataset
 from penstock.shards.in_place import InPlaceCorpus
 from penstock.shards.megatron import megatron_prefix, open_megatron
@@ -21,9 +22,9 @@ def open_dataset(path: str | Path, *, dtype: str | None = None, eos_id: int | No
     Raises:
         FormatError: Nothing that penstock can read is there.
         CorruptionError: What is there is damaged.
-        ConfigError: An `.npy` file without `dtype` and `eos_id`.
+        ConfigError: An `.npy` file without `dtype` and `eos_id`, or a URL.
     """
-    path = Path(path)
+    path = local_path(path, "a dataset")
     if path.suffix == ".npy":
         if dtype is None or eos_id is None:
             raise ConfigError(

@@ -55,11 +55,14 @@ class DocumentTable:
     """uint64 [S]: size of each mapping."""
     batches: Array
     """uint64 [B, 9]: positions of buffers relative to the shard's address: 0 offsets of tokens, 1 tokens, 2 offsets of
-    checksums, 3 checksums, 4 bitmap of rows with spans (0: all), 5 offsets of spans, 6 begins, 7 ends, 8 weights."""
+    checksums, 3 checksums, 4 bitmap of rows with spans (0: all), 5 offsets of spans, 6 begins, 7 ends, 8 weights. With
+    checksums they must pass `wrong_batch`."""
     offset_bytes: int
     """What one unit of the tokens' offsets means, in bytes."""
     has_checksums: bool
     has_spans: bool
+    vocab_size: int | None
+    """One more than the highest id that a token may have; None where that is not known, and for foreign corpora."""
     paths: Sequence[Path]
     """The shards' files [S], for messages."""
     mappings: Sequence[Array]
@@ -73,38 +76,42 @@ class DocumentTable:
         return int(shard), int(batch), int(row)
 
     def check_lengths(self, documents: Array) -> None:
-        """Hold the lengths of documents (int64 [n]) against their shards, as far as the format allows.
+        """Check the lengths of documents (int64 [n]) against their shards, as far as the format allows.
 
         Raises:
             CorruptionError: One is not what was written; names the file and the document.
         """
-        if self.has_checksums:
-            document = k.wrong_length(self._places, np.uint64(address_of(self.batches)), self.lengths, documents)
-            if document >= 0:
-                raise self._fault(k.BAD_LENGTH, document)
+        self._refuse(k.BAD_LENGTH, k.wrong_length(*self._where, self.lengths, documents))
 
     @property
-    def _places(self) -> tuple[Array, Array, Array, int]:
-        return self.shard_starts, self.shard_first_batch, self.shard_addresses, self.documents_per_batch
+    def _where(self) -> tuple[Any, Any, Any]:
+        """What the kernels need to find a document."""
+        places = (
+            self.shard_starts, self.shard_first_batch, self.shard_addresses, self.shard_bytes, self.documents_per_batch,
+        )  # fmt: skip
+        layout = (self.token_bytes, self.offset_bytes, self.has_checksums, self.has_spans)
+        return places, np.uint64(address_of(self.batches)), layout
 
-    def _fault(self, fault: int, document: int) -> CorruptionError:
-        return CorruptionError(
-            f"{self.paths[self.locate(document)[0]]}: document {document}: {FAULTS[fault]}; copy the file again, "
-            "or prepare again; `penstock verify` lists all faults"
-        )
+    def _refuse(self, fault: int, document: int) -> None:
+        if document >= 0:
+            raise CorruptionError(
+                f"{self.paths[self.locate(document)[0]]}: document {document}: {FAULTS[fault]}; copy the file again, "
+                "or prepare again; `penstock verify` lists all faults"
+            )
 
     def read(self, first: int, last: int) -> Ragged:
         """The tokens of documents `first` to `last`, uint32, checked as far as the format allows.
 
+        Lengths are checked first, so memory for more tokens than the shards hold is never asked for.
+
         Raises:
             CorruptionError: They are not what was written; names the file and the document.
         """
+        self._refuse(k.BAD_LENGTH, k.wrong_document(*self._where, self.lengths, first, last))
         offsets = np.zeros(last - first + 1, np.int64)
         np.cumsum(self.lengths[first:last, 0], out=offsets[1:])
         tokens = np.empty(offsets[-1], np.uint32)
-        layout = (self.token_bytes, self.offset_bytes, self.has_checksums, self.has_spans)
-        batches = np.uint64(address_of(self.batches))
-        fault, document = k.read_documents(self._places, batches, layout, self.lengths, first, offsets, tokens)
-        if fault != k.OK:
-            raise self._fault(fault, document)
+        vocab_size = 2**32 if self.vocab_size is None else self.vocab_size
+        fault, document = k.read_documents(*self._where, vocab_size, first, offsets, tokens)
+        self._refuse(fault, document if fault != k.OK else -1)
         return Ragged(tokens, offsets)

@@ -1,7 +1,12 @@
-"""Checks every byte of a dataset that has a checksum, and says what it checked and what it could not."""
+"""Checks every byte of a dataset, and says what it checked and what it could not.
+
+A dataset may come from a stranger: checksums and seals keep out damage, not a forger. So nothing is believed because a
+checksum fits. Every document is read, all that the manifest says of the documents is counted again, and a dataset is
+sound only if it opens.
+"""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import final
 
@@ -9,31 +14,40 @@ import numpy as np
 
 from penstock.compiled import address_of
 from penstock.errors import CorruptionError, FormatError, PenstockError
+from penstock.locations import local_path
 from penstock.progress import Progress
 from penstock.shards import _check_kernels as check
 from penstock.shards import _kernels as k
-from penstock.shards.files import Array, check_size, checksum, map_file, map_numbers
+from penstock.shards.chat import ChatInfo
+from penstock.shards.dataset import Dataset, load_saved_tokenizer
+from penstock.shards.files import Array, check_regular, check_size, checksum, map_file, map_numbers
 from penstock.shards.finish import content_fingerprint
 from penstock.shards.in_place import InPlaceCorpus
-from penstock.shards.layout import TOKENIZER_FOLDER, ShardLayout, batch_positions, read_batches
-from penstock.shards.manifest import BATCHES, DOCUMENTS_PER_BATCH, LENGTHS, MANIFEST, Manifest, ShardInfo
+from penstock.shards.layout import TOKENIZER_FOLDER, ShardLayout, batch_positions, other_places, read_texts
+from penstock.shards.manifest import BATCHES, LENGTHS, MANIFEST, WEIGHT_SUMS, Manifest, ShardInfo, TokenizerInfo
 from penstock.shards.opening import open_dataset
+from penstock.shards.sides import describe_shard
 from penstock.shards.table import FAULTS
-from penstock.tokenizers import load_tokenizer
 
 _CHECKED = (
     "presence and size of every file",
     "every file against its checksum",
     "the tokens and loss-weight spans of every document against their checksums",
-    "lengths, trained tokens and buffer positions against the shards",
+    "lengths, trained tokens, weight sums and buffer positions against the shards",
     "spans against their order and the length of their document",
     "every token id against the vocabulary",
     "origins against the list of files",
+    "the totals of the manifest against the documents",
     "the fingerprint of the content",
     "the tokenizer that lies with it, against the fingerprint of the one that made it",
 )
+_TEXT_BYTES = "text bytes of the manifest: only the raw texts could tell"
 _IN_PLACE_CHECKED = ("the files against each other, for whole tokens", "borders of all documents")
 _IN_PLACE_UNCHECKED = ("the tokens themselves: the format has no checksums",)
+MAX_DOCUMENTS = 1000
+"""Faulty documents that are listed of one shard; the others are counted."""
+_ROUNDING = 1e-12
+"""Of sums of weights, relative; those of whole numbers are exact."""
 
 
 @final
@@ -91,7 +105,7 @@ def verify(
     Raises:
         FormatError: It is no dataset, or unfinished, so there is nothing to check.
     """
-    path = Path(path)
+    path = local_path(path, "a dataset")
     if path.is_dir():
         return _verify_dataset(path, progress)
     corpus = open_dataset(path, dtype=dtype, eos_id=eos_id)
@@ -104,6 +118,9 @@ def _verify_dataset(path: Path, progress: bool) -> Report:
     manifest = Manifest.load(path)
     size = sum(shard.bytes for shard in manifest.shards)
     others = sorted({file.name for file in path.glob("*.json")} - {MANIFEST, *manifest.checksums})
+    unchecked = [f"{', '.join(others)}, which have no checksums"] if others else []
+    if manifest.text_bytes and not manifest.has_text:
+        unchecked.append(_TEXT_BYTES)
     with Progress("verifying", total=size, unit="B", enabled=progress) as bar:
         faults = tuple(_dataset_faults(path, manifest, bar))
     return Report(
@@ -113,7 +130,7 @@ def _verify_dataset(path: Path, progress: bool) -> Report:
         tokens=manifest.tokens,
         bytes=size,
         checked=_CHECKED,
-        unchecked=(f"{', '.join(others)}, which have no checksums",) if others else (),
+        unchecked=tuple(unchecked),
         faults=faults,
     )
 
@@ -143,131 +160,252 @@ def _verify_in_place(corpus: InPlaceCorpus, vocab_size: int | None) -> Report:
 
 def _dataset_faults(path: Path, manifest: Manifest, bar: Progress) -> Iterator[Fault]:
     sound = True
-    for name, due in manifest.checksums.items():
-        fault = _file_fault(path / name, due)
-        if fault is not None:
-            sound = False
-            yield fault
-    lengths = _map(path / LENGTHS, "<u4", (manifest.documents, 2))
-    batches = _map(path / BATCHES, "<u8", (sum(shard.batches for shard in manifest.shards), k.BATCH_COLUMNS))
-    if batches is not None and checksum(batches) != manifest.checksums[BATCHES]:
-        batches = None  # positions in it may lie outside the files
+    for fault in _file_faults(path, manifest):
+        sound = False
+        yield fault
+    sides = _Sides.of(path, manifest)
     document, batch = 0, 0
     for shard in manifest.shards:
-        rows, lines = slice(document, document + shard.documents), slice(batch, batch + shard.batches)
-        document, batch = rows.stop, lines.stop
-        known = None if lengths is None or batches is None else (lengths[rows], batches[lines])
-        for fault in _shard_faults(path / shard.file, manifest, shard, rows.start, known):
+        part = sides.part(slice(document, document + shard.documents), slice(batch, batch + shard.batches))
+        for fault in _Shard(path / shard.file, manifest, shard, document, part).faults():
             sound = False
             yield fault
+        document, batch = document + shard.documents, batch + shard.batches
         bar.advance(shard.bytes)
-    if sound and lengths is not None and batches is not None:
-        yield from _fingerprint_faults(path, manifest, lengths, batches)
+    if sound:
+        yield from _whole_faults(path, manifest, sides)
     yield from _tokenizer_faults(path, manifest)
 
 
-def _tokenizer_faults(path: Path, manifest: Manifest) -> Iterator[Fault]:
-    folder = path / TOKENIZER_FOLDER
-    if not folder.is_dir():
-        return
-    try:
-        found = load_tokenizer(folder).fingerprint
-    except PenstockError as error:
-        yield Fault(file=str(folder), document=None, reason=str(error))
-        return
-    if found != manifest.tokenizer.fingerprint:
-        yield Fault(
-            file=str(folder), document=None, reason="is not the tokenizer that made the dataset; it was changed"
+def _file_faults(path: Path, manifest: Manifest) -> Iterator[Fault]:
+    """What is wrong with the files beside the shards."""
+    for name, due in manifest.checksums.items():
+        try:
+            check_regular(path / name)
+            if checksum(map_file(path / name)) != due:
+                yield Fault(file=str(path / name), document=None, reason="differs from its checksum")
+        except OSError as error:
+            yield Fault(file=str(path / name), document=None, reason=f"cannot be read: {error.strerror or error}")
+        except CorruptionError as error:
+            yield Fault(file=str(path / name), document=None, reason=_without_path(error, path / name))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sides:
+    """What the files beside the shards say of documents; None where a file cannot be used."""
+
+    lengths: Array | None
+    """uint32 [documents, 2]."""
+    batches: Array | None
+    """uint64 [batches, 9]."""
+    weight_sums: Array | None
+    """float64 [documents]; None, too, where all weights are 0 or 1."""
+
+    @classmethod
+    def of(cls, path: Path, manifest: Manifest) -> "_Sides":
+        def numbers(name: str, dtype: str, shape: tuple[int, ...]) -> Array | None:
+            try:
+                return map_numbers(path / name, dtype, shape)
+            except (CorruptionError, OSError):
+                return None  # its own fault says so
+
+        documents = manifest.documents
+        return cls(
+            lengths=numbers(LENGTHS, "<u4", (documents, 2)),
+            batches=numbers(BATCHES, "<u8", (sum(shard.batches for shard in manifest.shards), k.BATCH_COLUMNS)),
+            weight_sums=numbers(WEIGHT_SUMS, "<f8", (documents,)) if manifest.fractional_weights else None,
+        )
+
+    def part(self, documents: slice, batches: slice) -> "_Sides":
+        """What they say of one shard."""
+        return _Sides(
+            lengths=None if self.lengths is None else self.lengths[documents],
+            batches=None if self.batches is None else self.batches[batches],
+            weight_sums=None if self.weight_sums is None else self.weight_sums[documents],
         )
 
 
-def _shard_faults(
-    path: Path, manifest: Manifest, shard: ShardInfo, first: int, known: tuple[Array, Array] | None
-) -> Iterator[Fault]:
-    """What is wrong with one shard, whose first document is `first`; `known` are its lengths and batch table."""
-    try:
-        check_size(path, shard.bytes)
-        data = map_file(path)
-        damaged = checksum(data) != shard.checksum
-        layout = ShardLayout(
+@final
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """One shard that is checked."""
+
+    path: Path
+    manifest: Manifest
+    info: ShardInfo
+    first: int
+    """Number of its first document."""
+    sides: _Sides
+
+    def faults(self) -> Iterator[Fault]:
+        """What is wrong with it."""
+        try:
+            check_size(self.path, self.info.bytes)
+            data = map_file(self.path)
+            if len(data) != self.info.bytes:
+                raise CorruptionError(f"{len(data)} bytes, should be {self.info.bytes}")
+            damaged = checksum(data) != self.info.checksum
+            found = list(self._content_faults(data, damaged))
+        except (CorruptionError, FormatError, OSError) as error:
+            yield self._fault(_without_path(error, self.path))
+            return
+        yield from found
+        if damaged and not found:
+            yield self._fault(
+                "differs from its checksum outside tokens and spans: in origins, texts, or the structure of the file"
+            )
+
+    @property
+    def _layout(self) -> ShardLayout:
+        manifest = self.manifest
+        return ShardLayout(
             vocab_size=manifest.tokenizer.vocab_size, has_spans=manifest.has_spans, has_text=manifest.has_text
         )
-        found = []
-        if known is not None:
-            found = list(_document_faults(path, data, layout, first, *known))
-            if not damaged:
-                found += _structure_faults(path, data, layout, manifest, *known)
-    except (CorruptionError, FormatError) as error:
-        yield Fault(file=str(path), document=None, reason=_without_path(error, path))
+
+    def _fault(self, reason: str, document: int | None = None) -> Fault:
+        return Fault(file=str(self.path), document=document, reason=reason)
+
+    def _content_faults(self, data: Array, damaged: bool) -> Iterator[Fault]:
+        lengths, batches = self.sides.lengths, self.sides.batches
+        if lengths is None or batches is None:
+            return
+        wrong = k.wrong_batch(batches, len(lengths), len(data), self.manifest.has_spans)
+        if wrong >= 0:
+            yield self._fault(f"its batch {wrong} does not lie where {BATCHES} says")
+            return
+        documents, weight_sums = _Documents(self._layout, data, lengths, batches), self.sides.weight_sums
+        wrongs = np.flatnonzero(documents.faults)
+        for row in wrongs[:MAX_DOCUMENTS].tolist():
+            yield self._fault(FAULTS[documents.faults[row]], self.first + row)
+        if len(wrongs) > MAX_DOCUMENTS:
+            yield self._fault(f"{len(wrongs) - MAX_DOCUMENTS:,} more documents are damaged")
+        if not len(wrongs) and not damaged:
+            yield from self._structure_faults(data, lengths, batches)
+            yield from self._count_faults(data, documents)
+        if not len(wrongs) and weight_sums is not None:
+            good = np.abs(documents.weight_sums - weight_sums) <= _ROUNDING * np.abs(documents.weight_sums)
+            for row in np.flatnonzero(~good)[:MAX_DOCUMENTS].tolist():
+                yield self._fault(f"its weights do not add up to what {WEIGHT_SUMS} says", self.first + row)
+
+    def _structure_faults(self, data: Array, lengths: Array, lines: Array) -> Iterator[Fault]:
+        """What is wrong with what Arrow's own numbers say, and with origins and texts."""
+        due = batch_positions(data, self._layout)
+        if len(due) != len(lines) or (due != lines).any():
+            yield self._fault(f"its buffers are not where {BATCHES} says")
+            return
+        text_bytes = 0
+        for number, line in enumerate(lines):
+            rows = min(k.DOCUMENTS_PER_BATCH, len(lengths) - number * k.DOCUMENTS_PER_BATCH)
+            files_at, _, texts_at = other_places(data, line, rows)
+            files = data[files_at : files_at + 4 * rows].view(np.int32)
+            if files.min() < 0 or files.max() >= self.manifest.files:
+                yield self._fault(
+                    f"origins in files {files.min()} to {files.max()}, the dataset has {self.manifest.files}"
+                )
+            if self.manifest.has_text:
+                try:
+                    text_bytes += sum(len(text.encode()) for text in read_texts(data, texts_at, rows, 0, rows))
+                except ValueError as error:
+                    yield self._fault(f"texts of batch {number} are damaged: {error}")
+
+    def _count_faults(self, data: Array, documents: "_Documents") -> Iterator[Fault]:
+        """Where the manifest says something else of the shard than its documents do."""
+        counted = asdict(
+            describe_shard(
+                self.info.file,
+                data,
+                documents.batches,
+                documents.lengths,
+                text_bytes=self.info.text_bytes,
+                fractional=documents.fractional,
+                ends=documents.ends,
+            )
+        )
+        for name, said in asdict(self.info).items():
+            if said != counted[name]:
+                yield self._fault(f"{MANIFEST} says that {name} is {said}, its documents have {counted[name]}")
+
+
+@final
+class _Documents:
+    """All documents of a shard, read by the batch table alone: metadata of the file may be damaged.
+
+    Args:
+        layout: The shard's.
+        data: Its bytes.
+        lengths: uint32 [documents, 2].
+        batches: uint64 [batches, 9], which `wrong_batch` found sound.
+    """
+
+    def __init__(self, layout: ShardLayout, data: Array, lengths: Array, batches: Array) -> None:
+        self.lengths, self.batches = lengths, np.ascontiguousarray(batches)
+        self.faults, self.weight_sums = np.zeros(len(lengths), np.uint8), np.zeros(len(lengths))
+        self._seen = np.array([0, 2**32, -1, 2**32, -1], np.int64)
+        settings = (layout.token_dtype.itemsize, layout.has_spans, layout.vocab_size)
+        for number in range(len(batches)):
+            here = slice(number * k.DOCUMENTS_PER_BATCH, (number + 1) * k.DOCUMENTS_PER_BATCH)
+            line = np.uint64(address_of(self.batches) + number * self.batches.strides[0])
+            check.check_batch(
+                np.uint64(address_of(data)), np.uint64(len(data)), line, settings, lengths[here], self.faults[here],
+                self.weight_sums[here], self._seen,
+            )  # fmt: skip
+
+    @property
+    def fractional(self) -> bool:
+        """Whether any loss weight is neither 0 nor 1."""
+        return bool(self._seen[0])
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """As in `ShardInfo`."""
+        _, *sides = self._seen.tolist()
+        first, last = (low if low == high else -1 for low, high in (sides[:2], sides[2:]))
+        return first, last
+
+
+def _whole_faults(path: Path, manifest: Manifest, sides: _Sides) -> Iterator[Fault]:
+    """What is wrong with a dataset whose files are sound one by one."""
+    try:
+        dataset = Dataset.open(path)
+        _ = dataset.files, ChatInfo.load(path)
+    except PenstockError as error:
+        yield Fault(file=str(path), document=None, reason=f"does not open: {error}")
         return
-    yield from found
-    if damaged and not found:
-        reason = "differs from its checksum outside tokens and spans: in origins, texts, or the structure of the file"
-        yield Fault(file=str(path), document=None, reason=reason)
-
-
-def _document_faults(
-    path: Path, data: Array, layout: ShardLayout, first: int, lengths: Array, lines: Array
-) -> Iterator[Fault]:
-    """What is wrong with the documents of a shard, found by the batch table alone: metadata may be damaged."""
-    base, token_bytes = np.uint64(address_of(data)), layout.token_dtype.itemsize
-    settings = (token_bytes, layout.has_spans, layout.vocab_size)
-    for number, places in enumerate(lines):
-        begin = number * DOCUMENTS_PER_BATCH
-        rows = lengths[begin : begin + DOCUMENTS_PER_BATCH]
-        rooms = len(data) - np.array([places[1], places[3], places[6:9].max()], np.int64)
-        faults = np.zeros(len(rows), np.uint8)
-        line = np.uint64(address_of(lines) + number * lines.strides[0])
-        check.check_batch(base, line, settings, rooms // [token_bytes, 8, 4], rows, faults)
-        for row in np.flatnonzero(faults).tolist():
-            yield Fault(file=str(path), document=first + begin + row, reason=FAULTS[faults[row]])
-
-
-def _structure_faults(
-    path: Path, data: Array, layout: ShardLayout, manifest: Manifest, lengths: Array, lines: Array
-) -> Iterator[Fault]:
-    """What is wrong with a shard whose bytes are as they were written, so that Arrow can read it safely."""
-    due = batch_positions(data, layout)
-    if len(due) != len(lines) or (due != lines).any():
-        yield Fault(file=str(path), document=None, reason=f"its buffers are not where {BATCHES} says")
-    begin = 0
-    for batch in read_batches(data):
-        files = batch.column("origin").field("file").to_numpy()
-        if len(files) and (files.min() < 0 or files.max() >= manifest.files):
-            reason = f"origins in files {files.min()} to {files.max()}, the dataset has {manifest.files}"
-            yield Fault(file=str(path), document=None, reason=reason)
-        begin += batch.num_rows
-    if begin != len(lengths):
-        yield Fault(file=str(path), document=None, reason=f"{begin} documents, the manifest says {len(lengths)}")
-
-
-def _fingerprint_faults(path: Path, manifest: Manifest, lengths: Array, batches: Array) -> Iterator[Fault]:
-    sizes = np.array([[shard.documents, shard.batches] for shard in manifest.shards], np.int64)
-    ends = np.cumsum(sizes, axis=0)
-    starts = ends - sizes
-    parts = (
-        (map_file(path / shard.file), batches[b0:b1], lengths[d0:d1])
-        for shard, (d0, b0), (d1, b1) in zip(manifest.shards, starts, ends, strict=True)
-    )
+    table = dataset.table
     layout = ShardLayout(vocab_size=manifest.tokenizer.vocab_size, has_spans=manifest.has_spans)
+    parts = (
+        (
+            table.mappings[i],
+            table.batches[table.shard_first_batch[i] : table.shard_first_batch[i + 1]],
+            table.lengths[table.shard_starts[i] : table.shard_starts[i + 1]],
+        )
+        for i in range(len(manifest.shards))
+    )
     if content_fingerprint(parts, layout) != manifest.fingerprint:
         yield Fault(file=str(path), document=None, reason="the content does not have the manifest's fingerprint")
 
 
-def _file_fault(path: Path, due: int) -> Fault | None:
+def _tokenizer_faults(path: Path, manifest: Manifest) -> Iterator[Fault]:
+    folder = path / TOKENIZER_FOLDER
     try:
-        found = checksum(map_file(path))
-    except OSError as error:
-        return Fault(file=str(path), document=None, reason=f"cannot be read: {error.strerror or error}")
-    return None if found == due else Fault(file=str(path), document=None, reason="differs from its checksum")
-
-
-def _map(path: Path, dtype: str, shape: tuple[int, ...]) -> Array | None:
-    """A file of numbers, or None where it is not whole, which its checksum has told."""
-    try:
-        return map_numbers(path, dtype, shape)
-    except CorruptionError:
-        return None
+        tokenizer = load_saved_tokenizer(path)
+    except PenstockError as error:
+        yield Fault(file=str(folder), document=None, reason=str(error))
+        return
+    if tokenizer is None:
+        return
+    found = TokenizerInfo.of(tokenizer)
+    if found.fingerprint != manifest.tokenizer.fingerprint:
+        yield Fault(
+            file=str(folder), document=None, reason="is not the tokenizer that made the dataset; it was changed"
+        )
+        return
+    for name in ("vocab_size", "bos_id", "eos_id"):
+        said, has = getattr(manifest.tokenizer, name), getattr(found, name)
+        if said != has:
+            reason = f"{MANIFEST} says that its {name} is {said}, it is {has}"
+            yield Fault(file=str(folder), document=None, reason=reason)
 
 
 def _without_path(error: Exception, path: Path) -> str:

@@ -17,10 +17,11 @@ from penstock.compiled import address_of
 from penstock.errors import ConfigError
 from penstock.ragged import Ragged
 from penstock.shards import _kernels as k
+from penstock.shards._kernels import DOCUMENTS_PER_BATCH
 from penstock.shards.blocks import Block, SpanBlock, accept_block, join_blocks
 from penstock.shards.files import Array, map_file, output_errors, release_pages, sync
 from penstock.shards.layout import SPAN, ShardLayout, batch_positions, flat_array, large_list, schema_of
-from penstock.shards.manifest import DOCUMENTS_PER_BATCH, ShardInfo
+from penstock.shards.manifest import ShardInfo
 from penstock.shards.sides import describe_shard, save_sides
 
 

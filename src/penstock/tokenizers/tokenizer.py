@@ -14,6 +14,7 @@ from typing import Any, final
 import numpy as np
 
 from penstock.errors import OutputError, TokenizerError
+from penstock.locations import local_path
 from penstock.ragged import Ragged
 from penstock.tokenizers.byte_table import ByteTable, IntArray
 from penstock.tokenizers.huggingface import HuggingFaceVocabulary
@@ -244,11 +245,13 @@ class Tokenizer:
 
         Raises:
             OutputError: The folder cannot be written.
+            ConfigError: It is a URL.
         """
+        folder = local_path(folder, "a tokenizer's folder")
         try:
-            Path(folder).mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             for name, content in self.source_bytes.items():
-                (Path(folder) / name).write_bytes(content)
+                (folder / name).write_bytes(content)
         except OSError as error:
             raise OutputError(f"{folder}: cannot save the tokenizer there: {error}") from error
 

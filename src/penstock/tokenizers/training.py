@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError, OutputError, TokenizerError
+from penstock.locations import local_path
 from penstock.progress import Progress
 from penstock.tokenizers.tokenizer import Tokenizer
 
@@ -119,6 +120,7 @@ def _check_settings(vocab_size: int, controls: Sequence[str]) -> None:
 
 def check_output(folder: Path, overwrite: bool) -> None:
     """Raise an OutputError unless a tokenizer can be saved in `folder`, which is made; one that is there stays."""
+    local_path(folder, "a tokenizer's folder")
     there = [name for name in ("tokenizer.json", "tokenizer_config.json") if (folder / name).exists()]
     if there and not overwrite:
         raise OutputError(

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from penstock.errors import CorruptionError, FormatError
 from penstock.shards import usual_mode
+from penstock.terminal import visible
 from penstock.training import checkpoint_files as files
 from penstock.training.processes import in_step, is_first
 
@@ -234,4 +235,4 @@ def _one_process_is_meant() -> Iterator[None]:
 
 
 def _say(sentence: str) -> None:
-    print(f"penstock: {sentence}", file=sys.stderr)
+    print(f"penstock: {visible(sentence, lines=True)}", file=sys.stderr)

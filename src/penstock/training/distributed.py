@@ -17,6 +17,7 @@ from torch import distributed as dist
 
 from penstock.errors import ConfigError, OutputError
 from penstock.loader import DataParallel
+from penstock.locations import local_path
 from penstock.locks import lock_folder
 from penstock.training.run_folder import LOCK
 
@@ -67,6 +68,7 @@ class Ranks:
         """
         if self._lock is not None:
             self._lock()
+        local_path(run, "a run's folder")
         try:
             run.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from penstock.progress import PLAIN_SECONDS
+from penstock.terminal import visible
 
 BESIDES = 34
 """Columns of the live line besides the bar and the note: "training", percent, two times, and spaces."""
@@ -90,7 +91,7 @@ def clock(seconds: float) -> str:
 
 
 def _text(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    return f"{value:.4f}" if isinstance(value, float) else visible(str(value), lines=True)
 
 
 def _bar_width(width: int) -> int:

@@ -1,0 +1,109 @@
+"""Reads JSON that may come from a stranger: exactly the fields of a dataclass, each of its type.
+
+Numbers are whole and fit 64 bits, or finite; `true` is no number; text is Unicode that can be printed or written again.
+What the numbers mean is for the caller to check.
+"""
+
+import json
+import math
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from penstock.errors import CorruptionError
+from penstock.shards.files import check_regular
+
+Record = TypeVar("Record")
+
+_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+
+
+def read_json(path: Path, cure: str = "copy it again, or prepare again") -> Any:
+    """The value of a JSON file that must be a regular file.
+
+    Args:
+        path: The file.
+        cure: What to do where it is damaged, for the message.
+
+    Raises:
+        CorruptionError: It is missing, a link, or not JSON.
+    """
+    check_regular(path)
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise CorruptionError(f"{path}: damaged: not JSON: {reason}; {cure}") from None
+
+
+def record_of(kind: type[Record], value: Any, where: str = "") -> Record:
+    """A dataclass from a JSON object.
+
+    Args:
+        kind: The dataclass; its fields are of int, float, bool, str, None, Literal, tuples, dicts by name, dataclasses,
+            or Any.
+        value: What `json.loads` gave.
+        where: What leads to the value, for messages: "shards[3]".
+
+    Raises:
+        ValueError: A field is missing, unknown, or of another type; the message names it.
+    """
+    known: list[Any] = list(fields(kind))  # type: ignore[arg-type]
+    if not isinstance(value, dict):
+        raise ValueError(f"{where or 'it'}: expected an object, found {_shown(value)}")  # noqa: TRY004  (of a file, not of a caller)
+    if wrong := sorted({field.name for field in known} ^ set(value)):
+        state = "unknown" if wrong[0] in value else "missing"
+        raise ValueError(f"{_below(where, wrong[0])}: {state}")
+    return kind(**{field.name: _typed(field.type, value[field.name], _below(where, field.name)) for field in known})
+
+
+def _typed(kind: Any, value: Any, where: str) -> Any:
+    """`value` as a `kind`."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        fits = next((each for each in arguments if _fits(each, value)), arguments[0])
+        return _typed(fits, value, where)
+    if origin is tuple:
+        if not isinstance(value, list) or (arguments[-1] is not ... and len(value) != len(arguments)):
+            raise ValueError(f"{where}: expected a list{_length(arguments)}, found {_shown(value)}")
+        kinds = arguments[:1] * len(value) if arguments[-1] is ... else arguments
+        if set(kinds) == {int} and all(_fits(int, one) for one in value):
+            return tuple(value)
+        return tuple(_typed(each, one, f"{where}[{i}]") for i, (each, one) in enumerate(zip(kinds, value, strict=True)))
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise ValueError(f"{where}: expected an object, found {_shown(value)}")
+        return {_typed(str, name, where): _typed(arguments[1], one, _below(where, name)) for name, one in value.items()}
+    if origin is Literal:
+        if value not in arguments:
+            raise ValueError(f"{where}: expected one of {', '.join(arguments)}, found {_shown(value)}")
+        return value
+    if is_dataclass(kind):
+        return record_of(kind, value, where)  # type: ignore[arg-type]
+    if kind is not Any and not _fits(kind, value):
+        raise ValueError(f"{where}: expected {_NAMES.get(kind, kind)}, found {_shown(value)}")
+    return value
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    if kind is int:
+        return type(value) is int and -(2**63) <= value < 2**64
+    if kind is float:
+        return type(value) in (int, float) and abs(value) < 2**63 and math.isfinite(value)
+    if kind is str:
+        return isinstance(value, str) and not any(0xD800 <= ord(character) < 0xE000 for character in value)
+    return type(value) is kind
+
+
+def _below(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
+
+
+def _length(arguments: tuple[Any, ...]) -> str:
+    return "" if arguments[-1] is ... else f" of {len(arguments)}"
+
+
+def _shown(value: Any) -> str:
+    text = ascii(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
