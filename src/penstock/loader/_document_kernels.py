@@ -24,11 +24,11 @@ from penstock.vectors import CACHE_LINE
 
 SHARD_STARTS, NUM_SHARDS, FIRST_BATCHES, ADDRESSES, BATCHES, PER_BATCH, OFFSET_BYTES, TOKEN_BYTES = range(8)
 CHECKED, WEIGHTED, LENGTHS, LENGTHS_STRIDE, WEIGHT_SUMS, SHARD_BYTES = range(8, 14)
-OBJECTIVE, PROGRAM, PROGRAM_WORDS, KEY, EPOCH, FRAMED = range(14, 20)
-TABLE_COLUMNS = 20
+OBJECTIVE, PROGRAM, PROGRAM_WORDS, KEY, EPOCH, FRAMED, NARROW = range(14, 21)
+TABLE_COLUMNS = 21
 """Columns of a source's line in `tables` (uint64): addresses and numbers of its `DocumentTable`, then of its
 objective: which of the three below, its program and the words of that, the key of the source, documents of an epoch,
-and 1 where all documents begin with BOS plus 2 where all end with EOS."""
+1 where all documents begin with BOS plus 2 where all end with EOS, and 1 where ids must be below 2^31."""
 
 CAUSAL, COMPILED, STAGED = range(3)
 """Who writes a source's documents: the fill itself; an objective's program; Python, before the fill copies them."""
@@ -41,7 +41,7 @@ in tokens; from and to which address its bytes are still to be asked for."""
 FIRST_LINES = 64
 """Cache lines of a call's first row that are asked for before it is written: no other row is written meanwhile."""
 
-OK, WRONG_LENGTH, WRONG_CHECKSUM, WRONG_SPANS, WRONG_MEASURE = range(5)
+OK, WRONG_LENGTH, WRONG_CHECKSUM, WRONG_SPANS, WRONG_MEASURE, WIDE_ID = range(6)
 
 
 @inline_kernel
@@ -116,17 +116,30 @@ def ask_ahead(found, at, end, lines):
 
 
 @inline_kernel
+def has_wide_id(ids):
+    """Whether any of `ids` (uint32) is 2^31 or more, which int32 would make negative: a target that is none, even."""
+    bits = np.uint32(0)
+    for i in range(len(ids)):
+        bits |= ids[i]
+    return bits > np.uint32(0x7FFFFFFF)
+
+
+@inline_kernel
 def check_piece(table, piece, found, reach):
     """Check what will be read of a piece's document, `reach` tokens past the piece included; a fault or OK."""
     status, address, length = np.int64(found[FAULT]), found[TOKENS_AT], np.int64(found[STORED])
+    last = min(piece[BEGIN] + piece[TOKENS] + reach, length)
     if status == OK and table[CHECKED] != np.uint64(0):
         words = view_u64(found[CHECKSUMS_AT], num_chunks(length))
         size = np.int64(table[TOKEN_BYTES])
-        last = min(piece[BEGIN] + piece[TOKENS] + reach, length)
         for chunk in range(piece[BEGIN] // CHUNK_TOKENS, num_chunks(last)):
             count = min(CHUNK_TOKENS, length - chunk * CHUNK_TOKENS)
             if token_checksum(address, size, chunk, count) != words[chunk]:
                 status = WRONG_CHECKSUM
+    if status == OK and table[NARROW] != np.uint64(0) and table[TOKEN_BYTES] == np.uint64(4):
+        begin = piece[BEGIN]
+        if has_wide_id(view_u32(address + np.uint64(begin * 4), max(last - begin, 0))):
+            status = WIDE_ID
     return status
 
 
