@@ -54,6 +54,15 @@ def test_rooms_of_the_data_path_do_not_import_torch():
     assert found.returncode == 0, found.stderr[-2000:]
 
 
+def test_training_and_serving_do_not_import_the_compiler_of_torch():
+    """It takes seconds; torch itself brings it when an optimiser is made, which no refusal and no server waits for."""
+    rooms = "models.micro_sequences training.trainer distillation.losses generation.engine evaluation.subject serving.app"
+    code = f"import importlib, sys\nfor name in {rooms.split()}: importlib.import_module(f'penstock.{{name}}')\n"
+    loaded = _python(code + "print(*sys.modules)").stdout.split()
+    assert "torch" in loaded
+    assert [name for name in ("torch._dynamo", "torch._inductor", "sympy", "transformers") if name in loaded] == []
+
+
 def test_public_names_exist():
     for name in penstock.__all__:
         assert getattr(penstock, name) is not None, name

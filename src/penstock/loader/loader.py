@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast, final
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, StateError
 from penstock.inputs import EVERYTHING, Attention, InputRequirements
 from penstock.loader import companion as companions
 from penstock.loader import state as states
