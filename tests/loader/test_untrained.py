@@ -87,13 +87,12 @@ def test_a_whole_epoch_without_a_target_ends_the_loop(tmp_path, threads, count):
     steps = []
     loader = load(Source(dataset, objective=Silent()), threads=threads)
     with pytest.raises(ConfigError, match="source 'd': nothing can be trained: up to step .* no step had a target"):
-        steps.extend(loader)
+        steps.extend(islice(loader, count + 50))
     assert sum(row.num_documents for step in steps for row in step) >= count
-    assert len(steps) < count + 50
     resumed = load(Source(dataset, objective=Silent()), data_parallel=(1, 2))
     resumed.load_state_dict(steps[-1].resume_state)
     with pytest.raises(ConfigError, match="source 'd': nothing can be trained"):
-        list(resumed)
+        list(islice(resumed, count + 50))
 
 
 def test_one_finite_pass_without_a_target(tmp_path):
@@ -106,7 +105,7 @@ def test_documents_that_are_too_short_to_denoise(tmp_path):
     dataset = write_dataset(tmp_path / "d", [[1]] * 30, vocab_size=300)
     objective = Denoise.ul2r(modes={"R": 297, "X": 298, "S": 299}, sentinels=range(200, 290))
     with pytest.raises(ConfigError, match="source 'd': nothing can be trained"):
-        list(load(Source(dataset, objective=objective)))
+        list(islice(load(Source(dataset, objective=objective)), 100))
 
 
 @pytest.mark.parametrize("packing", ["best_fit", "best_fit_decreasing", "next_fit", "none"])
