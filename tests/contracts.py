@@ -10,9 +10,6 @@ import numpy as np
 from penstock.inputs import ModelInput
 from penstock.loader import Loader, Step
 
-PATIENCE_SECONDS = 900
-"""For whatever a test waits for: long enough for any loaded machine, so that it only ends what hangs."""
-
 ARRAYS = ("tokens", "targets", "loss_weights", "positions", "document_ids", "cu_seqlens", "source_ids")
 
 

@@ -21,7 +21,7 @@ CASES = [
 
 
 def far_world(options, chunks, *, dtype, far, holes=()) -> World:
-    """One vocabulary; the teacher finds all but four tokens `far` nats less likely; student tokens `holes` have no word."""
+    """One vocabulary; to the teacher all but four tokens are `far` nats less likely; student's `holes` have no word."""
     world, exact = (
         make_world(same=True, chunks=chunks, dtype=each, temperature=options.get("temperature", 1.0))
         for each in (dtype, torch.float64)
@@ -63,7 +63,7 @@ def test_the_farther_the_more(options, chunks):
         float(far_world(options, chunks, dtype=torch.float64, far=far).loss(LossSettings(**options))[1])
         for far in (100, 300, 500)
     ]
-    first, second = (after - before for before, after in zip(losses, losses[1:], strict=False))
+    first, second = np.diff(losses)
     assert first > 1
     assert second == pytest.approx(first, rel=1e-6)
 
@@ -116,7 +116,10 @@ def test_a_bucket_that_can_hold_nothing_is_left_out(reverse):
     logits = world.head(world.hidden)[:, : world.vocab_size]
     bounds = (world.pairing.student_bounds.tolist(), world.pairing.teacher_bounds.tolist(), world.pairing.weights)
     for (first, last), (begin, end), weight in zip(*bounds, strict=True):
-        q, p = logits[first - 1 : last - 1].softmax(-1).mean(0), world.outputs.log_probs[begin - 1 : end - 1].exp().mean(0)
+        q, p = (
+            logits[first - 1 : last - 1].softmax(-1).mean(0),
+            world.outputs.log_probs[begin - 1 : end - 1].exp().mean(0),
+        )
         (a, b), others = ((q, p) if reverse else (p, q)), (q[common:].sum() + p[common:].sum())
         a, b = a[:common], b[:common]
         due = due + weight * ((b - a + a * (a / b).log()).sum() + others)

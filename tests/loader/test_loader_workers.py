@@ -7,7 +7,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from contracts import PATIENCE_SECONDS, assert_same_step
+from contracts import assert_same_step
+from patience import PATIENCE_SECONDS
 from penstock.errors import ConfigError, DistributedError, StateError
 from penstock.loader import Loader, Mixture, ShareChange, Source
 from penstock.shards import write_dataset

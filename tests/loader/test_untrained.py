@@ -1,4 +1,4 @@
-"""Sources of which nothing can be trained are named, and the loop over them ends; what can be trained is let through."""
+"""Sources of which nothing can be trained are named, and the loop over them ends; others are let through."""
 
 from itertools import islice
 
@@ -10,7 +10,9 @@ from penstock.loader import Loader, Mixture, Source
 from penstock.objectives import Denoise, Written
 from penstock.shards import write_dataset
 
-NOTHING = "source 'd': nothing can be trained: each of its {} documents is empty, has one token only, or has loss weight 0"
+NOTHING = (
+    "source 'd': nothing can be trained: each of its {} documents is empty, has one token only, or has loss weight 0"
+)
 
 
 def load(*sources, **settings):
@@ -86,7 +88,7 @@ def test_a_whole_epoch_without_a_target_ends_the_loop(tmp_path, threads, count):
     dataset = write_dataset(tmp_path / "d", [[1, 2, 3]] * count)
     steps = []
     loader = load(Source(dataset, objective=Silent()), threads=threads)
-    with pytest.raises(ConfigError, match="source 'd': nothing can be trained: up to step .* no step had a target"):
+    with pytest.raises(ConfigError, match=r"source 'd': nothing can be trained: up to step .* no step had a target"):
         steps.extend(islice(loader, count + 50))
     assert sum(row.num_documents for step in steps for row in step) >= count
     resumed = load(Source(dataset, objective=Silent()), data_parallel=(1, 2))

@@ -98,7 +98,7 @@ def test_batches_of_jax_hold_no_such_ids(tmp_path):
     psj = pytest.importorskip("penstock.integrations.jax")
     need = psj.REQUIREMENTS.merge(InputRequirements(asked_by="me", dtype="int64"))
     low = load(in_place(tmp_path, [[5, 6, 7]]), requirements=need)
-    (batch, _), = psj.batches(low)
+    ((batch, _),) = psj.batches(low)
     assert batch.tokens[0, :4].tolist() == [5, 6, 7, 1]
     wide = load(in_place(tmp_path, [[5, IGNORED, 7]]), requirements=need)
     with pytest.raises(ConfigError, match=r"step 0, row 0: a token id of 2\^31 or more"):

@@ -94,7 +94,9 @@ class Projected:
             teacher = teacher_mean(self._outputs, block.teacher, student)
             if self._settings.top_k is None or self._settings.top_k >= teacher.shape[-1]:
                 if self._settings.reverse:
-                    return self._reverse_of_all(self._projector(student), teacher_log_mean(self._outputs, block.teacher, student))
+                    return self._reverse_of_all(
+                        self._projector(student), teacher_log_mean(self._outputs, block.teacher, student)
+                    )
                 # Nothing of the teacher's is left over, not even by rounding.
                 return self._compare(teacher, self._projector(student), self._reached, torch.zeros_like(teacher[:, :1]))
             teacher, ids = teacher.topk(self._settings.top_k)

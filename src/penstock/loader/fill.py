@@ -194,9 +194,8 @@ class Fill:
         for number, dataset in enumerate(self._datasets):
             info = getattr(dataset, "tokenizer", None)
             if info is not None and info.vocab_size > _NARROW_IDS and self._tables[number, k.NARROW]:
-                raise ConfigError(
-                    f"dataset {dataset.name!r} has a vocabulary of {info.vocab_size} ids; {self._cure_of_wide_ids(number)}"
-                )
+                cure = self._cure_of_wide_ids(number)
+                raise ConfigError(f"dataset {dataset.name!r} has a vocabulary of {info.vocab_size} ids; {cure}")
 
     def _cure_of_wide_ids(self, source: int) -> str:
         rewriting = self._rewritings[source]

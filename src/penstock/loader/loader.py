@@ -180,7 +180,7 @@ class Loader:
         """
         if self._companion is not None:
             raise ConfigError(
-                "a Loader with a companion (a teacher's, for one) cannot be pickled; make it in the process that uses it"
+                "a Loader with a companion (for a teacher, say) cannot be pickled; make it in the process that uses it"
             )
         settings = {
             **asdict(self.settings),
