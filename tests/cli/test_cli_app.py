@@ -4,11 +4,11 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from penstock import cli
 from penstock.errors import ConfigError
 
@@ -69,15 +69,14 @@ def test_foreign_errors_keep_their_traceback(monkeypatch):
 
 
 def test_ctrl_c_exits_130():
-    code = "import time, penstock.cli as c; c._run = lambda a: (print('on', flush=True), time.sleep(30)); c.main()"
+    code = "import signal, penstock.cli as c; c._run = lambda a: (print('on', flush=True), signal.pause()); c.main()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "on\n"
-        time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, errors) == (130, "penstock: stopped\n")
 
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from penstock.prepare import prepare
 from penstock.tokenizers import train_tokenizer
 
@@ -37,7 +38,7 @@ def run(folder, *words):
     command = [sys.executable, "-m", "penstock", "train", "run.yaml", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=folder, env=environment, timeout=100
+        command, capture_output=True, text=True, check=False, cwd=folder, env=environment, timeout=PATIENCE_SECONDS
     )
 
 

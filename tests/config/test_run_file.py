@@ -116,13 +116,13 @@ def test_other_files_are_refused(tmp_path, write):
 def test_overrides_reach_keys_indices_and_names(write):
     assignments = [
         "data.loader.seed=8",
-        "data.loader.packing=concat",
+        "data.loader.packing=next_fit",
         "data.sources.0.share=0.25",
         "data.sources.chat.share=1e-2",
         "data.sources.web.slice=[0.5, 1]",
     ]
     data = load_run(write(GOOD), assignments).data
-    assert (data.loader.seed, data.loader.packing) == (8, "concat")
+    assert (data.loader.seed, data.loader.packing) == (8, "next_fit")
     assert [source.share for source in data.sources] == [0.25, 0.01]
     assert data.sources[0].slice == (0.5, 1)
 

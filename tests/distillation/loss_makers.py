@@ -253,6 +253,10 @@ def _plain_p_kl(world, settings, logits, student, teacher):
     ids = p.argsort(descending=True)[: settings.top_k].tolist()
     kept = [number for number, i in enumerate(ids) if float(world.matrix[:, i].detach().sum()) > 0] + [len(ids)]
     full = len(ids) == len(p)
+    if full and settings.reverse:
+        reached = world.matrix.detach().sum(0) > 0
+        p, q = p[reached], projected[reached] * p[reached].sum()
+        return p.sum() - q.sum() + _kl(p, q, reverse=True)
     p, q = (_with_rest([x[i] for i in ids], full and x is p)[kept] for x in (p, projected))
     return p.sum() * _kl(p / p.sum(), q, settings.reverse)
 

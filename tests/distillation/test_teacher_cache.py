@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from teacher_cases import LONG, WORDS, make_texts, small_tokenizer
 from teacher_makers import assert_same, tiny_teacher
 
+from patience import wait_for
 from penstock.distillation import cache_layout as layout
 from penstock.distillation.cache_layout import CacheManifest
 from penstock.distillation.cached_teacher import CachedTeacher
@@ -227,7 +227,7 @@ def test_goes_on_from_the_last_part(
 def test_kill_at_any_moment(
     tmp_path: Path, folder: Path, student: Tokenizer, teacher_tokenizer: Tokenizer, write: Any
 ) -> None:
-    """With kill -9: what is there is no cache, and the next run completes it to the same bytes."""
+    """With kill -9, after two parts: what is there is no cache, and the next run completes it to the same bytes."""
     whole, broken = write("whole", part_bytes=20_000), tmp_path / "broken"
     program = (
         "import sys; from pathlib import Path\n"
@@ -235,19 +235,18 @@ def test_kill_at_any_moment(
         "from penstock.tokenizers import load_tokenizer\n"
         "folder, to = map(Path, sys.argv[1:])\n"
         "student, teacher = Dataset.open(folder / 'a').loaded_tokenizer, load_tokenizer(folder / 'teacher')\n"
-        "class Slow(Dies):\n"
+        "class Stops(Dies):\n"
         "    def outputs(self, row):\n"
-        "        time.sleep(0.05); return super().outputs(row)\n"
-        "live = Slow(ModelTeacher(tiny_teacher(vocab_size=448), teacher, WANTED), 1 << 30)\n"
+        "        while (to / f'{layout.part_name(1)}.json').is_file(): signal.pause()\n"
+        "        return super().outputs(row)\n"
+        "live = Stops(ModelTeacher(tiny_teacher(vocab_size=448), teacher, WANTED), 1 << 30)\n"
         "loader = make_loader(folder, student, teacher)\n"
         "write_cache(loader, live, to, tokenizer=teacher, wanted=WANTED, part_bytes=20_000)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     command = [sys.executable, "-c", program, str(folder), str(broken)]
     with subprocess.Popen(command, env=environment) as process:
-        until = time.monotonic() + 60
-        while not (broken / f"{layout.part_name(1)}.json").is_file() and time.monotonic() < until:
-            time.sleep(0.01)
+        wait_for((broken / f"{layout.part_name(1)}.json").is_file, process)
         os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(FormatError, match="not finished"):
         CacheManifest.load(broken)

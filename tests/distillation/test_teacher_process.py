@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from teacher_makers import (
     make_teacher_row,
 )
 
+from patience import PATIENCE_SECONDS, wait_for
 from penstock.distillation.outputs import Wanted
 from penstock.distillation.process_teacher import ProcessTeacher
 from penstock.distillation.teachers import ModelTeacher
@@ -30,17 +30,23 @@ WANTED = Wanted(top_k=5, boundary=True)
 SHARED = Path("/dev/shm")
 
 
-def is_gone(pid: int, seconds: float = 20.0) -> bool:
-    """Whether a process ends in time; one that waits to be reaped has ended."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        try:
-            if "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text():
-                return True
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        time.sleep(0.02)
-    return False
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; one that waits to be reaped has."""
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def shared_files(*pids: int) -> set[Path]:
+    """Files of shared memory that these processes hold or have mapped, or that are named after them."""
+    found = {path for path in SHARED.glob("*") if any(str(pid) in path.name for pid in pids)}
+    for pid in pids:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        held = [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir() if each.is_symlink()]
+        names = [name for line in [*lines, *held] if (name := line[line.find("/") :]).startswith(f"{SHARED}/")]
+        found |= {Path(name) for name in names if not name.endswith(" (deleted)")}
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -147,22 +153,23 @@ def test_a_forgotten_teacher_ends() -> None:
     pid = there._process.pid
     del there
     gc.collect()
-    assert is_gone(pid)
+    wait_for(lambda: is_gone(pid))
 
 
 @pytest.mark.parametrize("killed", ["parent", "idle parent", "child"])
 def test_kill_leaves_nothing(killed: str) -> None:
     """Neither a process nor a segment of shared memory, with a row under way or without."""
-    before = set(SHARED.iterdir()) if SHARED.is_dir() else set()
     program = (
-        "import sys, time; from teacher_makers import load, make_teacher_row\n"
+        "import signal, sys; from teacher_makers import load, make_teacher_row\n"
         "from penstock.distillation.process_teacher import ProcessTeacher\n"
         "from penstock.distillation.outputs import Wanted\n"
         "there = ProcessTeacher(load, Wanted(), threads=1)\n"
         "rows = [make_teacher_row((200,) * 4, seed=n) for n in range(200)]\n"
         "there.ask(rows[: int(sys.argv[1])]); there.outputs(rows[0]); print(there._process.pid, flush=True)\n"
-        "if sys.argv[1] == '1': time.sleep(60)\n"
-        "for row in rows[1:]: there.outputs(row); time.sleep(0.05)\n"
+        "if sys.argv[1] == '1': signal.pause()\n"
+        "while True:\n"
+        "    there.ask(rows)\n"
+        "    for row in rows: there.outputs(row)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     with subprocess.Popen(
@@ -175,13 +182,15 @@ def test_kill_leaves_nothing(killed: str) -> None:
         assert parent.stdout is not None
         assert parent.stderr is not None
         child = int(parent.stdout.readline())
+        shared = shared_files(parent.pid, child)
         os.kill(child if killed == "child" else parent.pid, signal.SIGKILL)
-        assert is_gone(child)
-        said = parent.communicate(timeout=60)[1]
+        wait_for(lambda: is_gone(child))
+        said = parent.communicate(timeout=PATIENCE_SECONDS)[1]
         if killed == "child":
             assert "the teacher's process died (killed by signal 9" in said
             assert parent.returncode == 1
-    assert (set(SHARED.iterdir()) if SHARED.is_dir() else set()) <= before
+    shared |= {path for path in SHARED.glob("*") if any(str(pid) in path.name for pid in (parent.pid, child))}
+    assert [path for path in shared if path.exists()] == []
 
 
 @pytest.mark.gpu

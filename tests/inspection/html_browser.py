@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from patience import PATIENCE_SECONDS
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "headless_shell")
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
@@ -27,7 +29,6 @@ os.dup2(ends[1], 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
 """Puts the two ends of the pipes where the browser looks for them."""
-PATIENCE = 30  # seconds that one answer may take
 KEYS = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Enter": 13, "Escape": 27, "Tab": 9}
 
 
@@ -73,7 +74,7 @@ class Browser:
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._read], [], [], PATIENCE)
+            ready, _, _ = select.select([self._read], [], [], PATIENCE_SECONDS)
             part = os.read(self._read, 1 << 20) if ready else b""
             assert part, "the browser does not answer"
             self._buffer += part
@@ -83,7 +84,7 @@ class Browser:
     def open(self, path: Path) -> int:
         """Open a page; milliseconds from the start of its loading until it is drawn and can be used."""
         self.call("Page.navigate", url=path.as_uri())
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + PATIENCE_SECONDS
         while not (ready := self.run("document.documentElement?.dataset.ready")):
             assert time.monotonic() < end, f"the page is not ready: {self.complaints()}"
             time.sleep(0.02)
@@ -135,6 +136,6 @@ class Browser:
     def close(self) -> None:
         """End the browser."""
         self._process.terminate()
-        self._process.wait(PATIENCE)
+        self._process.wait(PATIENCE_SECONDS)
         os.close(self._read)
         os.close(self._write)

@@ -13,6 +13,8 @@ import pytest
 from tiny_models import make_dataset
 from training_run import run
 
+from patience import PATIENCE_SECONDS
+
 pytestmark = pytest.mark.slow
 
 
@@ -43,7 +45,7 @@ def run_on_ranks(folder: Path, size: int, **settings: Any) -> list[dict[str, Any
         processes.append(
             subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         )
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    outputs = [process.communicate(timeout=PATIENCE_SECONDS)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * size, "\n".join(outputs)[-4000:]
     return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(size)]
 

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from tiny_models import LENGTH, make_dataset, make_loader
 
+from patience import PATIENCE_SECONDS
+
 pytest.importorskip("jax")
 
 SCRIPT = Path(__file__).with_name("jax_mesh_run.py")
@@ -42,7 +44,7 @@ def run(data, processes):
         for process in range(processes)
     ]
     try:
-        ended = [process.communicate(timeout=120) for process in started]
+        ended = [process.communicate(timeout=PATIENCE_SECONDS) for process in started]
     finally:
         for process in started:
             process.kill()

@@ -7,13 +7,13 @@ import resource
 import subprocess
 import sys
 import threading
-import time
 from itertools import islice
 
 import numpy as np
 import pytest
 
 from contracts import assert_exact_resume, assert_ranks_share_steps, assert_same_step, tokens_of
+from patience import PATIENCE_SECONDS, wait_for
 from penstock.errors import ConfigError, CorruptionError, DistributedError, StateError
 from penstock.inputs import InputRequirements
 from penstock.loader import DataParallel, Loader, Mixture, ShareChange, Source
@@ -154,10 +154,7 @@ def test_no_thread_outlives_its_iterator(data):
     for _ in range(3):
         list(islice(build(data, threads=3, prefetch=4), 2))
     gc.collect()
-    deadline = time.monotonic() + 20
-    while our_threads() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert our_threads() == []
+    wait_for(lambda: our_threads() == [])
 
 
 def test_iterators_in_cycles_may_be_collected_in_any_thread(data):
@@ -185,7 +182,11 @@ def test_an_iterator_held_at_exit_ends_quietly(data, tmp_path):
         "steps = iter(loader); next(steps)\n"
     )
     found = subprocess.run(
-        [sys.executable, "-c", script, str(data[0].path)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script, str(data[0].path)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
     )
     assert (found.returncode, found.stderr) == (0, "")
 

@@ -6,10 +6,11 @@ import textwrap
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from penstock.training.checkpoints import newest_complete
 
 SAVE = """
-    import os, random, resource, signal, sys, time, traceback
+    import os, random, resource, signal, sys, traceback
     from pathlib import Path
     import torch
     from penstock.training import checkpoint_files
@@ -31,13 +32,13 @@ SAVE = """
 AT_RANDOM = """
     chance, first = random.Random(0), 1
     for _ in range(20):
-        child = os.fork()
+        moment, child = chance.uniform(0.02, 0.2), os.fork()
         if child == 0:
+            # It dies of this signal as of kill -9, anywhere, after so much work of its own, however busy others are.
+            signal.setitimer(signal.ITIMER_PROF, moment)
             for step in range(first, first + 10_000):
                 save_checkpoint(folder, step, parts(step), keep=2)
-        time.sleep(chance.uniform(0.02, 0.4))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        assert os.waitpid(child, 0)[1] == signal.SIGPROF
         said = []
         found = newest_complete(folder, say=said.append)
         assert not said, said
@@ -107,7 +108,7 @@ def run(tmp_path, body: str):
     path = tmp_path / "save.py"
     path.write_text(textwrap.dedent(SAVE) + textwrap.dedent(body))
     command = [sys.executable, path, tmp_path / "checkpoints"]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS)
 
 
 def check_whole(folder) -> int:

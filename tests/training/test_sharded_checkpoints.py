@@ -6,6 +6,7 @@ import textwrap
 import pytest
 import torch
 
+from patience import PATIENCE_SECONDS
 from penstock.training.checkpoints import newest_complete
 from penstock.training.optimizer_settings import OptimizerSettings
 from penstock.training.optimizers import Optimizers
@@ -86,7 +87,7 @@ def run(tmp_path, kind: str) -> list[list[str]]:
         )
         for rank in range(2)
     ]
-    told = [child.communicate(timeout=100) for child in children]
+    told = [child.communicate(timeout=PATIENCE_SECONDS) for child in children]
     assert [child.returncode for child in children] == [0, 0], told[0][1] + told[1][1]
     return [out.split("\n") for out, _ in told]
 

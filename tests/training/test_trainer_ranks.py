@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from training_makers import environment, free_port, on_two_processes, train, values
 
+from patience import PATIENCE_SECONDS
+
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_torch")]
 
 SCRIPT = """
@@ -132,7 +134,7 @@ def test_torchrun_with_rows_that_do_not_divide_ends(data, tmp_path):
     ]
     told = subprocess.run(
         [*command, "-m", "penstock", "train", data / "run.yaml", "-o", tmp_path / "run", "--set", uneven],
-        capture_output=True, text=True, timeout=60, check=False, env=environment(),
+        capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False, env=environment(),
     )  # fmt: skip
     assert told.returncode != 0
     assert "rows_per_step" in told.stderr

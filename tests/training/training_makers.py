@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from patience import PATIENCE_SECONDS
 from penstock.config import load_run
 from penstock.config.run import resolved_text
 from penstock.config.training import make_trainer
@@ -133,7 +134,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def on_two_processes(script: Path, *arguments: str, timeout: float = 120) -> list[tuple[int, str, str]]:
+def on_two_processes(script: Path, *arguments: str, timeout: float = PATIENCE_SECONDS) -> list[tuple[int, str, str]]:
     """Run a script as two ranks; (exit code, standard output, standard error) of each."""
     port = free_port()
     children = [

@@ -34,7 +34,7 @@ class DataSettings:
     """Whom a token may see before it: its own document, or ("row", to reproduce baselines) all documents of its row."""
 
     def __post_init__(self) -> None:
-        _ = self.mixture
+        self.loader.require_effect(self.mixture)
 
     @property
     def mixture(self) -> Mixture:

@@ -33,6 +33,15 @@ class Side:
         sums = values.new_zeros(len(self.lengths), *values.shape[1:]).index_add(0, self.chunks, values)
         return sums / self.lengths.to(values.dtype)[:, None]
 
+    def log_mean(self, logs: Tensor) -> Tensor:
+        """Logarithm of the mean of exp(`logs`) over each chunk's predictors: [P, V] to [C, V], without underflow."""
+        if len(self.slots) == len(self.lengths):
+            return logs
+        index = self.chunks[:, None].expand_as(logs)
+        largest = logs.new_full((len(self.lengths), logs.shape[1]), -torch.inf)
+        largest = largest.scatter_reduce(0, index, logs, "amax").clamp_min(torch.finfo(logs.dtype).min)
+        return self.mean((logs - largest[self.chunks]).exp()).log() + largest
+
     def sum(self, values: Tensor) -> Tensor:
         """Sum over each chunk's predictors: [P] to [C]."""
         return values.new_zeros(len(self.lengths)).index_add(0, self.chunks, values)

@@ -62,6 +62,18 @@ def kl_of_probabilities(p: Tensor, q: Tensor) -> Tensor:
     return not_negative((q - p + p * (p.log() - q.log())).sum(-1))
 
 
+def kl_to_logs(q: Tensor, log_p: Tensor) -> Tensor:
+    """KL(q ‖ p) of each line, ≥ 0: q [n, K] probabilities, some of which may be 0, and logarithms of p, fixed.
+
+    Nothing is added to p: what is unlikely to it counts as far as its logarithm says (to `LOWEST`), and not as far as
+    a probability can be rounded. Lines need not sum to 1.
+    """
+    p, smallest = log_p.exp(), torch.finfo(q.dtype).tiny
+    # Where p has its digits, rounded as q is, so that equal sides are exactly equal.
+    log_p = torch.where(p > smallest / torch.finfo(q.dtype).eps, p.log(), log_p.clamp_min(LOWEST))
+    return not_negative((p - q + q * (q.clamp_min(smallest).log() - log_p)).sum(-1))
+
+
 def rest_of(listed: Tensor) -> Tensor:
     """The bucket for what is not listed: [n, K] probabilities to [n, 1]; known to some rounding only."""
     return not_negative(1 - listed.sum(-1, keepdim=True))

@@ -7,9 +7,11 @@ from torch import Tensor
 
 from penstock.distillation.chunk_blocks import ChunkBlock, Side
 from penstock.distillation.divergences import (
+    LOWEST,
     kl,
     kl_of_logits,
     kl_of_probabilities,
+    kl_to_logs,
     listed_log_probs,
     noise_of,
     rest_of,
@@ -62,7 +64,9 @@ class Projected:
     """p_kl: the student's distribution in the teacher's vocabulary, over the teacher's likeliest tokens and a rest.
 
     What of the teacher's probability lies on tokens that no student token stands for teaches nothing: the student's
-    distribution is held against the teacher's over the others, times how much that is.
+    distribution is held against the teacher's over the others, times how much that is. Over the teacher's whole
+    vocabulary it has no rest, and the student's rest, of tokens that the projection has no word for, counts by what is
+    missing elsewhere: in reverse it would be infinitely far.
     """
 
     def __init__(
@@ -89,6 +93,10 @@ class Projected:
         if self._outputs.log_probs is not None:
             teacher = teacher_mean(self._outputs, block.teacher, student)
             if self._settings.top_k is None or self._settings.top_k >= teacher.shape[-1]:
+                if self._settings.reverse:
+                    return self._reverse_of_all(
+                        self._projector(student), teacher_log_mean(self._outputs, block.teacher, student)
+                    )
                 # Nothing of the teacher's is left over, not even by rounding.
                 return self._compare(teacher, self._projector(student), self._reached, torch.zeros_like(teacher[:, :1]))
             teacher, ids = teacher.topk(self._settings.top_k)
@@ -97,6 +105,11 @@ class Projected:
             teacher, ids, known = known_mean(self._outputs, block.teacher, self._settings.top_k, student)
             student = self._projector.columns(student, ids) * known
         return self._compare(teacher, student, self._reached[ids], rest_of(teacher))
+
+    def _reverse_of_all(self, q: Tensor, log_p: Tensor) -> Tensor:
+        """KL(student ‖ teacher) of the student's projected probabilities and the teacher's logarithms, [C, V] both."""
+        lost = log_p.exp().masked_fill(self._reached, 0.0).sum(-1, keepdim=True)
+        return kl_to_logs(q * (1 - lost), log_p.masked_fill(~self._reached, LOWEST))
 
     def _compare(self, p: Tensor, q: Tensor, reached: Tensor, rest: Tensor) -> Tensor:
         """KL of listed probabilities [C, K], those of the teacher and the student's projected ones, and of the rest."""
@@ -108,7 +121,11 @@ class Projected:
 
 @final
 class CommonVocabulary:
-    """h_kl: KL over the tokens both have, with one bucket for the others; and the sorted distance of the others."""
+    """h_kl: KL over the tokens both have, with one bucket for the others; and the sorted distance of the others.
+
+    KL is from where it is taken to a side that can have nothing in that bucket infinite: without other tokens on that
+    side the bucket is left out, and what is in it counts by what is missing elsewhere.
+    """
 
     def __init__(self, settings: LossSettings, outputs: TeacherOutputs, pairs: Tensor | None, vocab_size: int) -> None:
         full = full_log_probs(outputs, "h_kl")
@@ -120,6 +137,7 @@ class CommonVocabulary:
             torch.ones(size, dtype=torch.bool).index_fill(0, self._pairs[:, side].cpu(), False).nonzero()[:, 0]
             for side, size in ((0, vocab_size), (1, full.shape[-1]))
         ]
+        self._buckets = len(self._pairs) + bool(len(self._uncommon[1 if settings.reverse else 0]))
 
     def __call__(self, logits: Tensor, block: ChunkBlock) -> Tensor:
         """The divergence of each chunk [C]."""
@@ -127,13 +145,23 @@ class CommonVocabulary:
         teacher = teacher_mean(self._outputs, block.teacher, student)
         sides, others = [], []
         for number, found in enumerate((student, teacher)):
-            common = found.index_select(1, self._pairs[:, number].to(found.device))
-            other = found.index_select(1, self._uncommon[number].to(found.device))
-            sides.append(torch.cat((common, other.sum(-1, keepdim=True)), -1))
+            common, other = self._parts(found, number)
+            sides.append(torch.cat((common, other.sum(-1, keepdim=True)), -1)[:, : self._buckets])
             others.append(other)
         q, p = sides
-        apart = kl_of_probabilities(q, p) if self._settings.reverse else kl_of_probabilities(p, q)
+        if self._settings.reverse:
+            common, other = self._parts(teacher_log_mean(self._outputs, block.teacher, student), 1)
+            apart = kl_to_logs(q, torch.cat((common, other.logsumexp(-1, keepdim=True)), -1)[:, : self._buckets])
+        else:
+            apart = kl_of_probabilities(p, q)
         return apart + sorted_distance(others[1], others[0], self._settings.top_k)
+
+    def _parts(self, found: Tensor, side: int) -> tuple[Tensor, Tensor]:
+        """What is of the common tokens, and what of the others; side 0 is the student, 1 the teacher."""
+        return (
+            found.index_select(1, self._pairs[:, side].to(found.device)),
+            found.index_select(1, self._uncommon[side].to(found.device)),
+        )
 
 
 @final
@@ -163,6 +191,12 @@ def teacher_mean(outputs: TeacherOutputs, side: Side, like: Tensor) -> Tensor:
     assert outputs.log_probs is not None
     logs = outputs.log_probs[side.slots.to(outputs.log_probs.device)].to(like)
     return side.mean(logs.exp())
+
+
+def teacher_log_mean(outputs: TeacherOutputs, side: Side, like: Tensor) -> Tensor:
+    """Logarithms of the mean probabilities of each chunk [C, V] of the full distributions."""
+    assert outputs.log_probs is not None
+    return side.log_mean(outputs.log_probs[side.slots.to(outputs.log_probs.device)].to(like))
 
 
 def full_log_probs(outputs: TeacherOutputs, kind: str) -> Tensor:

@@ -72,6 +72,18 @@ class InputRequirements:
             merged = replace(merged, **{field: theirs if mine is None else mine})
         return merged
 
+    def require_effect(self) -> None:
+        """Refuse what would be ignored; for requirements into which no others will be merged.
+
+        Raises:
+            ConfigError: A capacity for `cu_seqlens` that nobody requires.
+        """
+        if self.cu_seqlens_capacity is not None and not self.cu_seqlens:
+            raise ConfigError(
+                f"{self.asked_by}: cu_seqlens_capacity is {self.cu_seqlens_capacity}, but cu_seqlens are not required; "
+                "require cu_seqlens=True, or leave the capacity out"
+            )
+
 
 EVERYTHING = InputRequirements(
     asked_by="the default", loss_weights=True, positions=True, document_ids=True, cu_seqlens=True, prefix=True

@@ -28,12 +28,12 @@ from penstock.vectors import CACHE_LINE
 
 SHARD_STARTS, NUM_SHARDS, FIRST_BATCHES, ADDRESSES, BATCHES, PER_BATCH, OFFSET_BYTES, TOKEN_BYTES = range(8)
 CHECKED, WEIGHTED, LENGTHS, LENGTHS_STRIDE, WEIGHT_SUMS, SHARD_BYTES = range(8, 14)
-OBJECTIVE, PROGRAM, PROGRAM_WORDS, KEY, EPOCH, FRAMED, VOCABULARY = range(14, 21)
+OBJECTIVE, PROGRAM, PROGRAM_WORDS, KEY, EPOCH, FRAMED, ID_LIMIT = range(14, 21)
 TABLE_COLUMNS = 21
 """Columns of a source's line in `tables` (uint64): addresses and numbers of its `DocumentTable`, then of its
 objective: which of the three below, its program and the words of that, the key of the source, documents of an epoch,
-and 1 where all documents begin with BOS plus 2 where all end with EOS; at last what every id must be below, 0 where any
-will do."""
+and 1 where all documents begin with BOS plus 2 where all end with EOS; last what every id must be below, 0 where any
+that can be stored will do."""
 
 CAUSAL, COMPILED, STAGED = range(3)
 """Who writes a source's documents: the fill itself; an objective's program; Python, before the fill copies them."""
@@ -122,18 +122,19 @@ def check_piece(table, piece, found, reach):
     status, address, length = np.int64(found[FAULT]), found[TOKENS_AT], np.int64(found[STORED])
     if status == OK and piece[TOTAL] > length:
         status = WRONG_LENGTH  # the lengths file was changed since the plan read it
+    last = min(piece[BEGIN] + piece[TOKENS] + reach, length)
     if status == OK and table[CHECKED] != np.uint64(0):
         words = view_u64(found[CHECKSUMS_AT], num_chunks(length))
         size = np.int64(table[TOKEN_BYTES])
-        last = min(piece[BEGIN] + piece[TOKENS] + reach, length)
         for chunk in range(piece[BEGIN] // CHUNK_TOKENS, num_chunks(last)):
             count = min(CHUNK_TOKENS, length - chunk * CHUNK_TOKENS)
             if token_checksum(address, size, chunk, count) != words[chunk]:
                 status = WRONG_CHECKSUM
-        if status == OK and table[VOCABULARY] != np.uint64(0):
-            begin = address + np.uint64(piece[BEGIN] * size)
-            if largest_id(begin, last - piece[BEGIN], size) >= np.int64(table[VOCABULARY]):
-                status = WRONG_ID
+    if status == OK and table[ID_LIMIT] != np.uint64(0):
+        size = np.int64(table[TOKEN_BYTES])
+        begin = address + np.uint64(piece[BEGIN] * size)
+        if largest_id(begin, last - piece[BEGIN], size) >= np.int64(table[ID_LIMIT]):
+            status = WRONG_ID
     return status
 
 

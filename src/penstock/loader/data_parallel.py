@@ -1,6 +1,7 @@
 """Which part of each step is this process's."""
 
 import os
+import sys
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -70,3 +71,19 @@ class DataParallel:
             )
         each = num_rows // self.size
         return self.rank * each, (self.rank + 1) * each
+
+
+def refuse_worker_process() -> None:
+    """Refuse to iterate a loader in a worker process of torch's `DataLoader`: every worker would have all rows.
+
+    Raises:
+        DistributedError: This process is such a worker.
+    """
+    data = sys.modules.get("torch.utils.data")
+    worker = None if data is None else data.get_worker_info()
+    if worker is not None:
+        raise DistributedError(
+            f"a torch DataLoader iterates this Loader in worker {worker.id} of {worker.num_workers}, but each worker "
+            "would give every row, and none would report its state; set num_workers=0: a Loader has threads of its own "
+            "(threads=, prefetch=)"
+        )

@@ -25,10 +25,17 @@ _FAULTS = {
     k.WRONG_ID: "a token id lies outside the vocabulary",
     k.WRONG_MEASURE: "its objective measured it otherwise when it was planned",
 }
+_NARROW_IDS = 2**31
+"""Ids from here on are negative in int32."""
 
 
-def table_lines(datasets: Sequence[Any], rewritings: Sequence[Rewriting]) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """The sources' document tables and objectives as numbers and addresses; the caller keeps them alive."""
+def table_lines(
+    datasets: Sequence[Any], rewritings: Sequence[Rewriting], integer: np.dtype[Any]
+) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """The sources' document tables and objectives as numbers and addresses; the caller keeps them alive.
+
+    Rows are of `integer`; objectives always rewrite in int32.
+    """
     lines = np.zeros((len(datasets), k.TABLE_COLUMNS), np.uint64)
     for line, dataset, rewriting in zip(lines, datasets, rewritings, strict=True):
         rewriting.table_columns(line)
@@ -45,9 +52,9 @@ def table_lines(datasets: Sequence[Any], rewritings: Sequence[Rewriting]) -> np.
         line[k.OFFSET_BYTES] = table.offset_bytes
         line[k.TOKEN_BYTES] = table.token_bytes
         line[k.CHECKED] = table.has_checksums
-        # Where any id that can be stored is one of the vocabulary, there is nothing to look for.
-        any_will_do = table.vocab_size is None or table.vocab_size >= 2 ** (8 * table.token_bytes)
-        line[k.VOCABULARY] = 0 if any_will_do else table.vocab_size
+        narrow = integer.itemsize == 4 or not rewriting.is_causal
+        id_limit = min(table.vocab_size or 2**32, _NARROW_IDS if narrow else 2**32)
+        line[k.ID_LIMIT] = 0 if id_limit >= 2 ** (8 * table.token_bytes) else id_limit
         line[k.WEIGHTED] = table.has_spans
         line[k.LENGTHS] = address_of(table.lengths)
         line[k.LENGTHS_STRIDE] = table.lengths.strides[0]
@@ -161,12 +168,13 @@ class Fill:
     ) -> None:
         self._datasets, self._requirements, self._rewritings = datasets, requirements, rewritings
         self._pad_id, self._slots = pad_id, sequence_length
-        self._tables = table_lines(datasets, rewritings)
+        integer, floating = np.dtype(requirements.dtype or "int32"), np.dtype(np.float32)
+        self._tables = table_lines(datasets, rewritings, integer)
+        self._require_narrow_vocabularies()
         compiled = any(not rewriting.is_causal and not rewriting.is_staged for rewriting in rewritings)
         self._scratch_words = scratch_words(sequence_length) if compiled else 0
         has_prefixes = _has_prefixes(requirements, rewritings)
         self._distances = requirements.target_distances or 1
-        integer, floating = np.dtype(requirements.dtype or "int32"), np.dtype(np.float32)
         layout = (
             ((sequence_length,), integer),
             ((self._distances, sequence_length), integer),
@@ -183,6 +191,20 @@ class Fill:
                         f"{requirements.asked_by} asks for no loss weights, but dataset {dataset.name!r} has weights "
                         "other than 0 and 1, which would be lost; require loss_weights=True"
                     )
+
+    def _require_narrow_vocabularies(self) -> None:
+        """Refuse vocabularies whose ids may be too high; where none is known, each piece is checked when it is read."""
+        for number, dataset in enumerate(self._datasets):
+            info = getattr(dataset, "tokenizer", None)
+            if info is not None and info.vocab_size > _NARROW_IDS and self._tables[number, k.ID_LIMIT] == _NARROW_IDS:
+                cure = self._cure_of_wide_ids(number)
+                raise ConfigError(f"dataset {dataset.name!r} has a vocabulary of {info.vocab_size} ids; {cure}")
+
+    def _cure_of_wide_ids(self, source: int) -> str:
+        rewriting = self._rewritings[source]
+        if not rewriting.is_causal:
+            return f"objective {rewriting.objective.name!r} works on ids below 2^31 only: give ids below that"
+        return 'int32 rows hold ids below 2^31: give ids below that, or require InputRequirements(dtype="int64")'
 
     def stage(self, pieces: np.ndarray[Any, Any]) -> Staged:
         """Rewrite what Python rewrites of a step's pieces.
@@ -255,7 +277,13 @@ class Fill:
         fault, place = outcome
         if fault == k.OK:
             return
-        dataset, document = self._datasets[pieces[place, SOURCE]], int(pieces[place, DOCUMENT])
+        source, document = int(pieces[place, SOURCE]), int(pieces[place, DOCUMENT])
+        dataset = self._datasets[source]
+        if fault == k.WRONG_ID and dataset.table.vocab_size is None:
+            raise ConfigError(
+                f"dataset {dataset.name!r} ({dataset.path}): document {document} has a token id of 2^31 or more; "
+                f"{self._cure_of_wide_ids(source)}"
+            )
         raise CorruptionError(
             f"dataset {dataset.name!r} ({dataset.path}): document {document}: {_FAULTS[fault]}; nothing of it was "
             f"trained. `penstock verify {dataset.path}` names all that is damaged; prepare it again or restore a copy"

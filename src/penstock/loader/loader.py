@@ -3,19 +3,25 @@
 Every rank runs the same plan and fills only its own rows. With `threads` a planning thread works ahead and a pool
 fills steps; without, all happens in the caller's thread: the steps are the same bit for bit. Working ahead never
 shows in a state: `step.resume_state` is the place after that step.
+
+Which of the steps that were handed out are trained, only their consumer knows; some take steps ahead of training. So
+`state_dict()` is refused while an iterator is held that gave a step.
 """
 
+import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast, final
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, StateError
 from penstock.inputs import EVERYTHING, Attention, InputRequirements
 from penstock.loader import companion as companions
 from penstock.loader import state as states
 from penstock.loader.companion import Companion
-from penstock.loader.data_parallel import DataParallel
+from penstock.loader.data_parallel import DataParallel, refuse_worker_process
 from penstock.loader.explain import PieceOrigin, explain
 from penstock.loader.fill import Fill
 from penstock.loader.mixture import Mixture, Source
@@ -26,6 +32,7 @@ from penstock.loader.replay import Watch, replay_progress
 from penstock.loader.run import Run
 from penstock.loader.step import Step
 from penstock.loader.steps import StepPlace, StepPlan, StepPlanner
+from penstock.loader.untrained import TargetWatch
 from penstock.packing import Packing
 from penstock.sampling import LENGTH
 from penstock.shards import open_dataset
@@ -53,14 +60,15 @@ class Loader:
         data_parallel: This process's place: `DataParallel`, (rank, size), or a 1-D torch DeviceMesh. May be left out
             only when there is one process.
         packing: `best_fit` (default), `best_fit_decreasing`, `next_fit`, `concat` or `none`.
-        window_rows: Rows that are open together when packing.
+        window_rows: Rows that are open together when packing. With `next_fit`, `concat` and `none` it changes no row,
+            only how many are planned at a time.
         requirements: What the model needs; everything in int32 when None.
         attention: "row" lets the documents of a row see each other: positions and `cu_seqlens` then run over the row,
             while targets, loss weights and `document_ids` stay as they are. It is there to reproduce baselines. By
             default what `requirements` say, and "document" when they say nothing. Plan and states are the same.
         pad_id: Token id in padding; it is never a target.
         threads: Filling threads; 0 does all in the caller's thread.
-        prefetch: Steps that are prepared ahead, at most.
+        prefetch: Steps that are prepared ahead, at most; none are without threads.
         pin_memory: Write into page-locked memory; by default when CUDA is there and torch is already imported. Copy
             such rows with `penstock.to_torch`: it holds them until the GPU has read them, and the loader fills
             buffers again that nobody holds.
@@ -110,9 +118,11 @@ class Loader:
         if attention is not None:
             told = InputRequirements(asked_by=f"Loader(attention={attention!r})", attention=attention)
             self.requirements = self.requirements.merge(told)
+        self.requirements.require_effect()
         self.datasets = [_as_dataset(source.path) for source in self.mixture.sources]
         _require_one_tokenizer(self.mixture, self.datasets)
-        self._threads, self._prefetch_steps = threads, prefetch
+        self._threads, self._prefetch_steps, self._companion = threads, prefetch, companion
+        self._for_pickling = {"pad_id": pad_id, "threads": threads, "prefetch": prefetch, "pin_memory": pin_memory}
         pin = _cuda_in_use() if pin_memory is None else pin_memory
         self._plan = Plan(self.mixture, self.datasets, self.settings)
         self._fill = Fill(
@@ -129,19 +139,56 @@ class Loader:
         self._planner = StepPlanner(self._plan, self.data_parallel.size)
         self._run: Run | None = None
         self._after = self._planner.first
+        # The iterator that gave the last step, as long as somebody holds it.
+        self._giver: weakref.ref[Iterator[Step]] | None = None
 
     def __iter__(self) -> Iterator[Step]:
-        """Steps from the current place on."""
+        """Steps from the current place on.
+
+        Raises:
+            DistributedError: In a worker process of torch's `DataLoader`, where every worker would give every row.
+            ConfigError: While iterating: a whole epoch of a source had no target (see `penstock.loader.untrained`).
+        """
+        refuse_worker_process()
+        itself: list[weakref.ref[Iterator[Step]]] = []
+        steps = self._steps(itself)
+        itself.append(weakref.ref(steps))
+        return steps
+
+    def _steps(self, itself: "list[weakref.ref[Iterator[Step]]]") -> Iterator[Step]:
+        """The iterator; `itself` refers to it."""
         self._move(self._after)
+        watch = TargetWatch([source.name for source in self.mixture.sources], self._plan.sizes, self._after)
         run = self._run = Run(self._planner.next, self._make, self._threads, self._prefetch_steps)
         try:
             while (item := run.next()) is not None:
                 plan, step = item
-                self._after = plan.after
+                watch.see(plan.after, step.loss_denominators)
+                self._after, self._giver = plan.after, itself[0]
                 yield step
+            watch.end()
         finally:
             # What was planned ahead and not taken is forgotten when the loader is used again.
             run.stop()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled are settings and place; datasets are opened again where it is unpickled.
+
+        Raises:
+            ConfigError: It has a companion, which may hold what belongs to this process.
+            StateError: An iterator of it is held, as in `state_dict`.
+        """
+        if self._companion is not None:
+            raise ConfigError(
+                "a Loader with a companion (for a teacher, say) cannot be pickled; make it in the process that uses it"
+            )
+        settings = {
+            **asdict(self.settings),
+            **self._for_pickling,
+            "requirements": self.requirements,
+            "data_parallel": self.data_parallel,
+        }
+        return _unpickled, (self.mixture, settings, self.state_dict())
 
     def __repr__(self) -> str:
         settings, place = self.settings, self.data_parallel
@@ -171,7 +218,22 @@ class Loader:
         return -(-rows // self.settings.rows_per_step)
 
     def state_dict(self) -> dict[str, Any]:
-        """State after the last step that was handed out; the same as that step's `resume_state`."""
+        """State of a loader at rest: after the last step that was handed out, as that step's `resume_state`.
+
+        Refused while an iterator is held that gave a step, even at its end: who holds it may have taken steps that are
+        not trained yet (Lightning takes one ahead), and a resume would leave them out. The state to save in a loop is
+        `step.resume_state` of the last step that was trained. An iterator is given up when a `for` loop ends or is
+        left, and when the loader is moved (`seek`, `load_state_dict`) or iterated again.
+
+        Raises:
+            StateError: Such an iterator is held.
+        """
+        if self._giver is not None and self._giver() is not None:
+            raise StateError(
+                f"state_dict() of a Loader whose iterator is under way, after step {self.step - 1}: whoever iterates "
+                "may have taken steps that are not trained yet, which a resume would leave out; save "
+                "`step.resume_state` of the last step that was trained"
+            )
         return states.save(self._description, self._after)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -225,14 +287,13 @@ class Loader:
             self._run.stop()
             self._run.join()
             self._run = None
-        self._after = place
+        self._after, self._giver = place, None
         self._planner.start(place)
 
     def _make(self, plan: StepPlan) -> Step:
         """Fill this rank's rows of a planned step."""
         begin, end = self.data_parallel.rows(len(plan.row_starts) - 1)
         self._fill.check_capacity(plan.pieces, plan.row_starts)
-        description, after = self._description, plan.after
         staged = self._fill.stage(plan.pieces)
         rows = self._fill.rows(plan.pieces, plan.row_starts[begin : end + 1], staged)
         if self._accompany is not None:
@@ -242,8 +303,14 @@ class Loader:
             rows,
             self._fill.weigh(plan.pieces, staged),
             int(plan.pieces[:, LENGTH].sum()),
-            lambda: states.save(description, after),
+            partial(states.save, self._description, plan.after),
         )
+
+
+def _unpickled(mixture: Mixture, settings: dict[str, Any], state: dict[str, Any]) -> Loader:
+    loader = Loader(mixture, **settings)
+    loader.load_state_dict(state)
+    return loader
 
 
 def _step_number(value: Any) -> int:

@@ -55,8 +55,8 @@ class Source:
     """The part of the documents in use, as fractions of their number, in the order on disk."""
     shuffle: Shuffle = "full"
     """Order in each epoch: `full`, `block` (for remote storage) or `none`."""
-    too_long: TooLong = "split"
-    """What happens to documents longer than a row."""
+    too_long: TooLong | None = None
+    """What happens to documents longer than a row; None is `split`. Not with packing `concat`, which cuts at rows."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -88,7 +88,7 @@ class Source:
             raise ConfigError(f"{where}: objective must be one such as penstock.Causal(), got {self.objective!r}")
         if self.shuffle not in tuple(SHUFFLE_CODES):
             raise ConfigError(f"{where}: shuffle must be one of {', '.join(SHUFFLE_CODES)}, got {self.shuffle!r}")
-        if self.too_long not in TOO_LONG:
+        if self.too_long is not None and self.too_long not in TOO_LONG:
             raise ConfigError(f"{where}: too_long must be one of {', '.join(TOO_LONG)}, got {self.too_long!r}")
 
 

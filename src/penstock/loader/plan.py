@@ -26,6 +26,7 @@ from penstock.loader._kernels import (
 )
 from penstock.loader.mixture import TOO_LONG, Mixture, Source
 from penstock.loader.rewriting import Rewriting
+from penstock.loader.untrained import require_targets
 from penstock.packing import PACKINGS, Packing, scratch
 from penstock.randomness import key_for, mix
 from penstock.sampling import (
@@ -67,7 +68,7 @@ class PlanSettings:
     packing: Packing = "best_fit"
     """How documents share rows."""
     window_rows: int = 1024
-    """Rows that are open together when packing."""
+    """Rows that are open together when packing; `next_fit`, `concat` and `none` give the same rows with any number."""
 
     def __post_init__(self) -> None:
         for name in ("sequence_length", "rows_per_step", "window_rows", "seed"):
@@ -78,6 +79,19 @@ class PlanSettings:
                 raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.packing not in PACKINGS:
             raise ConfigError(f"packing must be one of {', '.join(PACKINGS)}, got {self.packing!r}")
+
+    def require_effect(self, mixture: Mixture) -> None:
+        """Refuse what a source says and this packing would ignore.
+
+        Raises:
+            ConfigError: `too_long` was given, with packing `concat`.
+        """
+        for source in mixture.sources if self.packing == "concat" else ():
+            if source.too_long is not None:
+                raise ConfigError(
+                    f"source {source.name!r}: too_long={source.too_long!r} has no effect with packing 'concat', which "
+                    "cuts every document where its row ends and loses no target; leave too_long out, or use best_fit"
+                )
 
 
 @final
@@ -126,6 +140,7 @@ class Plan:
     """
 
     def __init__(self, mixture: Mixture, datasets: Sequence[Any], settings: PlanSettings) -> None:
+        settings.require_effect(mixture)
         self.mixture, self.datasets, self.settings = mixture, list(datasets), settings
         self._draws = [
             _Draw(source, dataset, settings) for source, dataset in zip(mixture.sources, self.datasets, strict=True)
@@ -153,6 +168,11 @@ class Plan:
     def rewritings(self) -> list[Rewriting]:
         """The objective of each source, resolved."""
         return [draw.rewriting for draw in self._draws]
+
+    @property
+    def sizes(self) -> Int64:
+        """Documents of an epoch of each source, [sources]."""
+        return np.array([draw.size for draw in self._draws], np.int64)
 
     def place(self) -> Place:
         """Where the next window begins."""
@@ -313,8 +333,15 @@ class _Draw:
                     f"not {source.objective.name!r}; use best_fit"
                 )
             self.limit = UNLIMITED
+        self.too_long = source.too_long or TOO_LONG[0]
         # Held, because the kernel reads it by address.
         self.lengths = table.lengths
+        require_targets(
+            f"source {source.name!r}",
+            self.lengths[self.first : self.first + self.size],
+            self.limit if self.too_long == "drop" else None,
+            by_weights=self.rewriting.is_causal,
+        )
 
     def is_finished(self, position: int) -> bool:
         """Whether nothing is left from this position on."""
@@ -327,24 +354,19 @@ class _Draw:
             RecordError: A document is too long and the source says `too_long="error"`.
             StateError: The place is behind the end of a document.
             CorruptionError: A document was skipped for a length that it does not have.
-            ConfigError: Two whole epochs hold no document that may be used.
         """
+        # At most two epochs, in which there is a document that may be used: some are nearly all skipped.
         stop, before = min(self.last, int(position) + max(2 * self.size, len(entries))), position
         skipped = entries[0, _SKIPPED].sum()
         count, position, begin, refused = draw(
             position, begin, stop, self.size, self.first, np.uint64(self.key), SHUFFLE_CODES[self.source.shuffle],
             np.uint64(address_of(self.lengths)), np.uint64(self.lengths.strides[0]), self.limit,
-            TOO_LONG.index(self.source.too_long), entries,
+            TOO_LONG.index(self.too_long), entries,
         )  # fmt: skip
         if entries[: count + 1, _SKIPPED].sum() > skipped:
             self._check_skipped(before, position, entries[:count, POSITION])
         if refused >= 0 and count == 0:
             self._refuse(refused, begin)
-        if count == 0 and stop < self.last:
-            raise ConfigError(
-                f"source {self.source.name!r}: none of its {self.size} documents can be used (all are empty, or longer "
-                f"than {self.limit} tokens with too_long={self.source.too_long!r})"
-            )
         if count and not self.rewriting.is_causal:
             self.rewriting.measure(entries[:count])
         return count, position, begin

@@ -155,6 +155,11 @@ class Rewriting:
         head, tail, words = (int(part[0]) for part in self.words(piece[None]))
         document = self._dataset[int(piece[DOCUMENT])]
         here = slice(int(piece[BEGIN]), int(piece[BEGIN] + piece[TOKENS]))
+        if document.tokens[here].max(initial=0) >= 2**31:
+            raise ConfigError(
+                f"{self.where}: document {int(piece[DOCUMENT])} has a token id of 2^31 or more; objective "
+                f"{self.objective.name!r} works on ids below 2^31 only"
+            )
         tokens, weights = document.tokens[here].astype(np.int32), document.loss_weights[here]
         if not words:
             return Written(tokens=tokens, weights=np.zeros_like(weights))

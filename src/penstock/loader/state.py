@@ -16,6 +16,7 @@ import numpy as np
 
 from penstock.errors import StateError
 from penstock.loader.compact import pack, unpack
+from penstock.loader.mixture import TOO_LONG
 from penstock.loader.plan import Place, Plan
 from penstock.loader.steps import StepPlace
 
@@ -40,7 +41,7 @@ def describe(plan: Plan) -> dict[str, Any]:
     for source, dataset, rewriting in zip(plan.mixture.sources, plan.datasets, plan.rewritings, strict=True):
         how = (
             source.name, source.share, repr(rewriting.objective), source.max_epochs, list(source.slice), source.shuffle,
-            source.too_long,
+            source.too_long or TOO_LONG[0],
         )  # fmt: skip
         whole.append((dataset.fingerprint, how))
         hints += _digest(dataset.fingerprint)[:1] + _digest(how)[:1]

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -41,6 +40,9 @@ def attend_past(q: Tensor, k: Tensor, v: Tensor, past_k: Tensor, past_v: Tensor)
 
 def attend_aligned(q: Tensor, k: Tensor, v: Tensor, past_k: Tensor, past_v: Tensor) -> Tensor:
     """The same in one call; [1, heads, tokens, dim] each. On the CPU it makes a mask."""
+    # It imports the whole of torch's compiler, seconds that every start would pay.
+    from torch.nn.attention.bias import causal_lower_right
+
     keys, values = torch.cat([past_k, k], dim=2), torch.cat([past_v, v], dim=2)
     aligned = causal_lower_right(q.shape[2], keys.shape[2])
     return scaled_dot_product_attention(q, keys, values, attn_mask=aligned, enable_gqa=q.shape[1] != k.shape[1])

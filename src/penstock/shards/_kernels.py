@@ -245,14 +245,17 @@ def check_document(shard, size, line, row, layout, length):
 @inline_kernel
 def largest_id(address, count, token_bytes):
     """The highest of `count` tokens at an address, −1 when there are none → int64."""
-    highest = np.int64(-1)
+    if count <= 0:
+        return np.int64(-1)
+    # In their own width, so that the loops compile to vector instructions.
+    narrow, wide = np.uint16(0), np.uint32(0)
     if token_bytes == 2:
         for token in view_u16(address, count):
-            highest = max(highest, np.int64(token))
-    else:
-        for token in view_u32(address, count):
-            highest = max(highest, np.int64(token))
-    return highest
+            narrow = max(narrow, token)
+        return np.int64(narrow)
+    for token in view_u32(address, count):
+        wide = max(wide, token)
+    return np.int64(wide)
 
 
 @inline_kernel

@@ -98,6 +98,11 @@ def stack(
             raise ConfigError(
                 f"{where}, row {first + number}: {documents} documents, but max_documents is {max_documents}; raise it"
             )
+        if row.tokens.itemsize > 4 and max(row.tokens.max(), row.targets.max()) >= 2**31:
+            raise ConfigError(
+                f"{where}, row {first + number}: a token id of 2^31 or more, which the int32 of a batch cannot hold; "
+                "prepare the data with lower ids"
+            )
         _write(arrays, number, row, documents)
     for number in range(len(rows), size):
         _write_padding(arrays, number)

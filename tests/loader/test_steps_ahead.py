@@ -1,0 +1,102 @@
+"""Consumers that take steps ahead of training, as Lightning does: no place past what was trained is ever saved."""
+
+import json
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from contracts import assert_same_step
+from penstock.errors import CorruptionError, StateError
+from penstock.loader import Loader, Source
+from penstock.shards import write_dataset
+
+REFUSED = r"iterator is under way, after step \d+: .*save `step.resume_state` of the last step that was trained"
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    generator = np.random.default_rng(0)
+    documents = [generator.integers(0, 900, n) for n in generator.integers(2, 90, 200)]
+    return write_dataset(tmp_path_factory.mktemp("ahead") / "d", documents)
+
+
+def build(dataset, threads=0):
+    return Loader(Source(dataset, max_epochs=1), sequence_length=64, rows_per_step=8, threads=threads)
+
+
+class Fetcher:
+    """Lightning 2.6's `_PrefetchDataFetcher`: of a loader without `len()` it takes one batch ahead."""
+
+    def __init__(self, loader):
+        self.iterator, self.batches, self.done = iter(loader), [], False
+        self._fetch()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if not self.batches:
+            raise StopIteration
+        batch = self.batches.pop(0)
+        self._fetch()
+        return batch
+
+    def _fetch(self):
+        if not self.done:
+            try:
+                self.batches.append(next(self.iterator))
+            except StopIteration:
+                self.done = True
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_no_step_is_lost_at_any_moment(dataset, threads):
+    """Stopped after any number of trained steps, also in the midst of one, and resumed."""
+    whole = list(build(dataset))
+    for trained in range(1, len(whole) + 1):
+        loader = build(dataset, threads)
+        fetcher = Fetcher(loader)
+        steps = list(islice(fetcher, trained))
+        with pytest.raises(StateError, match=REFUSED):
+            loader.state_dict()
+        resumed = build(dataset)
+        resumed.load_state_dict(json.loads(json.dumps(steps[-1].resume_state)))
+        for mine, theirs in zip(resumed, whole[trained:], strict=True):
+            assert_same_step(mine, theirs)
+
+
+def test_an_error_while_a_step_ahead_is_made_changes_nothing(tmp_path):
+    folder = write_dataset(tmp_path / "d", [[7] * 50 for _ in range(200)]).path
+    (shard,) = folder.glob("*.arrow")
+    content = bytearray(shard.read_bytes())
+    content[content.index(bytes([7, 0] * 5000)) + 8000] ^= 4
+    shard.write_bytes(content)
+    loader = Loader(Source(folder, max_epochs=1), sequence_length=64, rows_per_step=4)
+    fetcher = Fetcher(loader)
+    with pytest.raises(CorruptionError, match="document 80"):
+        list(fetcher)
+    with pytest.raises(StateError, match=REFUSED):
+        loader.state_dict()
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_at_rest_a_loader_knows_its_place(dataset, threads):
+    loader = build(dataset, threads)
+    first = loader.state_dict()
+    assert first["step"] == 0
+    iterator = iter(loader)
+    assert loader.state_dict() == first, "nothing was given"
+    for step in loader:
+        if step.index == 2:
+            break
+    assert loader.state_dict() == step.resume_state
+    next(iterator)
+    with pytest.raises(StateError, match=REFUSED):
+        loader.state_dict()
+    loader.seek(1)
+    assert loader.state_dict()["step"] == 1, "the iterator was ended"
+    loader.load_state_dict(first)
+    assert loader.state_dict() == first
+    last = list(loader)[-1]
+    assert loader.state_dict() == last.resume_state
