@@ -429,5 +429,5 @@ def test_a_link_to_another_part(folder: Path, teacher_tokenizer: Tokenizer, writ
     cache = write()
     (cache / "part-00000.bin").rename(tmp_path / "part")
     (cache / "part-00000.bin").symlink_to(tmp_path / "part")
-    with pytest.raises(CorruptionError, match="part-00000.bin: is a link"):
+    with pytest.raises(CorruptionError, match=r"part-00000\.bin: is a link"):
         CachedTeacher(cache, teacher_tokenizer, WANTED, [])

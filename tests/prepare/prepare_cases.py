@@ -1,5 +1,6 @@
 """What several test files of prepare share."""
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def slowly(record: dict[str, Any]) -> dict[str, Any]:
-    """A transform that takes its time, so that there is time to be killed."""
+    """A transform that takes its time, and stops for good where STOP_AT says (folder:parts), waiting to be killed."""
     time.sleep(0.0007)
+    folder, _, parts = os.environ.get("STOP_AT", "").rpartition(":")
+    while folder and len(list(Path(folder).glob(".prepare/part-*.json"))) >= int(parts):
+        time.sleep(0.01)
     return record
 
 

@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from prepare_cases import Killed, contents, dying, slowly
 from test_prepare_chat import CHATML, DATED, make_chats
 
+from patience import wait_for
 from penstock.prepare import prepare
 from penstock.tokenizers import load_tokenizer
 
@@ -65,18 +65,14 @@ def test_kill_9_between_parts(tmp_path, raw, chat_tokenizer):
     )
     arguments = [str(tmp_path / name) for name in ("chats.jsonl", "tokenizer", "killed", "template.jinja")]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    kills = 0
     for parts in (2, 7):
-        child = subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment)
-        while child.poll() is None and len(list((tmp_path / "killed").glob("*.arrow"))) < parts:
-            time.sleep(0.02)
-        if child.poll() is None:
-            os.kill(child.pid, signal.SIGKILL)
-            kills += 1
+        stopping = {**environment, "STOP_AT": f"{tmp_path / 'killed'}:{parts}"}
+        child = subprocess.Popen([sys.executable, "-c", code, *arguments], env=stopping)
+        wait_for(lambda parts=parts: len(list((tmp_path / "killed").glob("*.arrow"))) >= parts, child)
+        os.kill(child.pid, signal.SIGKILL)
         child.wait()
     options = {"processes": 1, "progress": False, "transform": slowly, "part_bytes": 500, "on_error": "skip"}
     tokenizer, template = load_tokenizer(tmp_path / "tokenizer"), tmp_path / "template.jinja"
     for name in ("killed", "whole"):
         prepare(raw, tokenizer=tokenizer, template=template, output=tmp_path / name, **options)
-    assert kills
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")

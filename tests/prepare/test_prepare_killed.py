@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from prepare_cases import Killed, contents, dying, slowly
 
+from patience import PATIENCE_SECONDS, wait_for
 from penstock import locks
 from penstock.errors import OutputError, PenstockError
 from penstock.prepare import prepare, preparing
@@ -65,13 +66,14 @@ def test_killed_at_every_rename_and_sync(tmp_path, mixed, tokenizer, monkeypatch
     assert die_at > 30
 
 
-def start(corpus, folder, output, processes=2):
+def start(corpus, folder, output, processes=2, *, parts=4):
+    """A run that finishes `parts` parts or a few more, and then waits to be killed."""
     code = (
         "import sys; from penstock.prepare import prepare; from prepare_cases import slowly\n"
         "prepare(sys.argv[1], tokenizer=sys.argv[2], output=sys.argv[3], processes=int(sys.argv[4]), progress=False,"
         " transform=slowly, part_bytes=12000)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "STOP_AT": f"{output}:{parts}"}
     arguments = [sys.executable, "-c", code, str(corpus), str(folder), str(output), str(processes)]
     return subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, start_new_session=True)
 
@@ -88,9 +90,9 @@ def test_kill_9_at_random_moments(tmp_path, corpus, tokenizer):
         return len(list((tmp_path / "killed").glob("*.arrow")))
 
     for _ in range(4):
-        child = start(corpus, tmp_path / "tokenizer", tmp_path / "killed", 2)
         due = parts[-1] + noise.randint(0, 4)
-        wait_for(lambda due=due: finished() >= due)
+        child = start(corpus, tmp_path / "tokenizer", tmp_path / "killed", 2, parts=due + 2)
+        wait_for(lambda due=due: finished() >= due, child)
         time.sleep(noise.uniform(0, 0.1))
         os.kill(child.pid, signal.SIGKILL)
         child.communicate()
@@ -107,7 +109,7 @@ def test_ctrl_c_keeps_finished_parts_and_ends_the_workers(tmp_path, corpus, toke
     child = start(corpus, tmp_path / "tokenizer", tmp_path / "out", 2)
     wait_for(lambda: len(list((tmp_path / "out/.prepare").glob("part-*.json"))) >= 2)
     os.killpg(child.pid, signal.SIGINT)
-    error = child.communicate(timeout=20)[1].decode()
+    error = child.communicate(timeout=PATIENCE_SECONDS)[1].decode()
     assert "KeyboardInterrupt" in error
     assert error.count("Traceback") == 1
     report = prepare(
@@ -129,7 +131,7 @@ def test_a_worker_that_dies_is_an_error_that_names_the_part(tmp_path, corpus, to
     child = start(corpus, tmp_path / "tokenizer", tmp_path / "out", 2)
     wait_for(lambda: len(list((tmp_path / "out/.prepare").glob("part-*.json"))) >= 1)
     os.kill(children_of(child.pid)[0], signal.SIGKILL)
-    error = child.communicate(timeout=20)[1].decode()
+    error = child.communicate(timeout=PATIENCE_SECONDS)[1].decode()
     assert ".jsonl [bytes" in error
     assert "killed by signal 9, often for want of memory" in error
 
@@ -146,13 +148,6 @@ def test_two_at_once_are_refused(tmp_path, corpus, tokenizer, monkeypatch):
     finally:
         os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
-
-
-def wait_for(condition, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def children_of(pid):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from prepare_cases import contents, slowly
 
+from patience import PATIENCE_SECONDS
 from penstock.errors import ConfigError, MissingExtraError, OutputError, PenstockError, RecordError
 from penstock.prepare import prepare, ray_node, ray_tasks
 from penstock.prepare.executors import choose_executor
@@ -155,7 +156,7 @@ def test_killed_or_interrupted_it_goes_on(tmp_path, corpus, saved, cluster, sign
     child = start(corpus, saved, tmp_path / "out", cluster)
     wait_for(lambda: len(list((tmp_path / "out/.prepare").glob("part-*.json"))) >= 2, child)
     child.send_signal(sign)
-    error = child.communicate(timeout=60)[1]
+    error = child.communicate(timeout=PATIENCE_SECONDS)[1]
     assert error.count("Traceback") == 0
     finished = contents(tmp_path / "out/.prepare")
     report = prepare(
@@ -166,11 +167,11 @@ def test_killed_or_interrupted_it_goes_on(tmp_path, corpus, saved, cluster, sign
     prepare(corpus, output=tmp_path / "whole", processes=1, **options)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     again = start(corpus, saved, tmp_path / "out", cluster)
-    assert json.loads(again.communicate(timeout=60)[0])["documents"] == 2203
+    assert json.loads(again.communicate(timeout=PATIENCE_SECONDS)[0])["documents"] == 2203
 
 
-def wait_for(condition, child, seconds=60):
-    deadline = time.monotonic() + seconds
+def wait_for(condition, child):
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert child.poll() is None, child.stderr.read()
         assert time.monotonic() < deadline

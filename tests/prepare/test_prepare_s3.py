@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from prepare_cases import contents, slowly
 
+from patience import PATIENCE_SECONDS
 from penstock.errors import RecordError
 from penstock.prepare import prepare
 from penstock.shards import Dataset
@@ -203,11 +204,11 @@ def test_killed_while_it_reads_from_the_store_it_goes_on(tmp_path, bucket, token
             "--processes",
             "2",
         ],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "STOP_AT": f"{tmp_path / 'out'}:3"},
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while len(list((tmp_path / "out/.prepare").glob("part-*.json"))) < 3:
         assert child.poll() is None, child.stderr.read()
         assert time.monotonic() < deadline

@@ -10,6 +10,7 @@ from typing import Any, final
 import httpx
 from openai import OpenAI
 
+from patience import PATIENCE_SECONDS
 from penstock.chat import load_template
 from penstock.generation import Event, LogProbabilities, Sampling
 from penstock.serving import ServedModel, Server, ServeSettings
@@ -108,11 +109,13 @@ class Running:
         self.url, self.service = self.server.address, self.server.service
         self._thread = threading.Thread(target=self.server.serve_until_stopped)
         self._thread.start()
-        assert ready.wait(20)
-        self.http = httpx.Client(base_url=self.url, timeout=20)
+        assert ready.wait(PATIENCE_SECONDS)
+        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_SECONDS)
 
     def openai(self, **options: Any) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", **{"api_key": "none", "max_retries": 0, "timeout": 20, **options})
+        return OpenAI(
+            base_url=f"{self.url}/v1", **{"api_key": "none", "max_retries": 0, "timeout": PATIENCE_SECONDS, **options}
+        )
 
     def post(self, path: str = "/v1/completions", **body: Any) -> httpx.Response:
         return self.http.post(path, json={"model": "tiny", **body})
@@ -124,7 +127,7 @@ class Running:
     def stop(self) -> None:
         self.http.close()
         self.ask_to_stop()
-        self._thread.join(30)
+        self._thread.join(PATIENCE_SECONDS)
         assert not self._thread.is_alive()
 
     def ask_to_stop(self) -> None:
@@ -140,7 +143,7 @@ def running(model: ServedModel, **settings: Any) -> Iterator[Running]:
         server.stop()
 
 
-def wait_until(true: Any, seconds: float = 10) -> None:
+def wait_until(true: Any, seconds: float = PATIENCE_SECONDS) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "it did not come true"

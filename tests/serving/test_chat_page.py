@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from serving_makers import HTML, make_model, running, wait_until
 
+from patience import PATIENCE_SECONDS
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "inspection"))
 from html_browser import Browser, find_browser
 
@@ -32,7 +34,7 @@ def visit(browser: Browser, url: str, **look) -> Browser:
 
 
 def until(browser: Browser, code: str) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + PATIENCE_SECONDS
     while not browser.run(code):
         assert time.monotonic() < end, f"{code}: {browser.complaints()} {browser.run('document.body.innerText')}"
         time.sleep(0.02)

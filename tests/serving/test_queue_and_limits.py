@@ -9,6 +9,7 @@ import openai
 import pytest
 from serving_makers import make_model, running, wait_until
 
+from patience import PATIENCE_SECONDS
 from penstock.errors import ConfigError
 from penstock.serving import ServeSettings
 from penstock.serving.admission import Admission
@@ -257,7 +258,7 @@ def test_who_leaves_is_cancelled(tokenizer, stream):
     with running(make_model(tokenizer, seconds=0.05)) as server:
         leave(server, stream=stream)
         steps = server.engine.steps
-        wait_until(lambda: server.engine.cancelled == [0], 2)
+        wait_until(lambda: server.engine.cancelled == [0])
         assert server.engine.steps <= steps + 3
         wait_until(lambda: server.service.metrics.cancelled == 1)
         assert server.metric("requests_in_flight") == 1
@@ -282,7 +283,7 @@ def test_stopping(tokenizer):
     ):
         short = pool.submit(server.post, prompt="forever", max_tokens=30)
         long = pool.submit(server.post, prompt="forever", max_tokens=200)
-        with httpx.Client(base_url=server.url, timeout=20) as client:
+        with httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client:
             body = {"model": "tiny", "prompt": "forever", "max_tokens": 200, "stream": True}
             with client.stream("POST", "/v1/completions", json=body) as stream:
                 wait_until(lambda: len(server.engine.running) == 3)

@@ -10,6 +10,7 @@ import pytest
 from openai import OpenAI
 from serving_makers import TEMPLATE
 
+from patience import PATIENCE_SECONDS
 from penstock.chat import load_template
 from penstock.generation import Engine, Sampling, begin_ids
 from penstock.generation.prompt import encode_chat
@@ -30,7 +31,7 @@ def test_a_real_model(command, model, tokenizer):
     ]
     ways = [Sampling(max_tokens=30, seed=5), Sampling(max_tokens=30, temperature=0, min_tokens=1)]
     due = engine.generate_all(prompts, ways)
-    with OpenAI(base_url=f"{url}/v1", api_key="secret", timeout=30, max_retries=0) as client:
+    with OpenAI(base_url=f"{url}/v1", api_key="secret", timeout=PATIENCE_SECONDS, max_retries=0) as client:
         assert [found.id for found in client.models.list()] == ["little"]
         told = client.completions.create(model="little", prompt="Once", max_tokens=30, seed=5)
         assert told.choices[0].text == due[0].text
@@ -40,7 +41,7 @@ def test_a_real_model(command, model, tokenizer):
         assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == due[1].text
     assert httpx.get(f"{url}/v1/models").status_code == 401
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) in (0, -signal.SIGTERM)
+    assert process.wait(PATIENCE_SECONDS) in (0, -signal.SIGTERM)
     assert process.stderr.read() == ""
 
 
@@ -61,7 +62,7 @@ def test_64_clients_of_which_some_leave_and_some_send_rubbish(command):
     assert "penstock_requests_in_flight 1" in metrics
     assert not [line for line in metrics if 'code="5' in line]
     command.process.send_signal(signal.SIGINT)
-    assert command.process.wait(20) is not None
+    assert command.process.wait(PATIENCE_SECONDS) is not None
     assert "Traceback" not in command.process.stderr.read()
 
 

@@ -1,4 +1,4 @@
-"""Datasets come from strangers: none crashes, hangs, reads outside its folder, takes memory, or is called sound wrongly."""
+"""Datasets come from strangers: none crashes, reads outside its folder, takes memory, or is wrongly called sound."""
 
 import json
 import os
@@ -81,7 +81,7 @@ def test_two_batches_with_the_same_tokens(victim: Path) -> None:
     table[1] = table[0]
     table.tofile(victim / "batches.u64")
     reseal(victim)
-    with pytest.raises(CorruptionError, match="batch 1 of 00000.arrow does not lie"):
+    with pytest.raises(CorruptionError, match=r"batch 1 of 00000\.arrow does not lie"):
         open_dataset(victim)
 
 
@@ -153,10 +153,10 @@ def test_offsets_that_leave_the_shard(victim: Path, column: int, offset: int) ->
     data.tofile(victim / "00000.arrow")
     reseal(victim)
     forged = open_dataset(victim)
-    with pytest.raises(CorruptionError, match="document (8|9|10): "):
+    with pytest.raises(CorruptionError, match=r"document (8|9|10): "):
         forged.table.read(0, 20)
     loader = ps.Loader(ps.Source(forged, max_epochs=1), sequence_length=128, rows_per_step=4, threads=0)
-    with pytest.raises(CorruptionError, match="document (8|9|10): "):
+    with pytest.raises(CorruptionError, match=r"document (8|9|10): "):
         list(loader)
     assert {fault.document for fault in verify(victim).faults} & {8, 9, 10}
 
@@ -272,7 +272,7 @@ def test_types_and_ranges_of_the_manifest(victim: Path, path: tuple[Any, ...], v
 
 def test_a_field_that_is_missing(victim: Path) -> None:
     change(victim, lambda manifest: manifest.pop("longest"))
-    with pytest.raises(CorruptionError, match="manifest.json: damaged: longest: missing"):
+    with pytest.raises(CorruptionError, match=r"manifest\.json: damaged: longest: missing"):
         open_dataset(victim)
 
 

@@ -109,7 +109,8 @@ def test_command(tmp_path):
     done = run("verify", str(tmp_path / "d"))
     assert "checked      presence and size of every file\n" in done.stdout
     assert done.stdout.endswith(
-        "files.json: the file is missing; copy it again, or prepare again\n1 fault: copy the files named again, or prepare again\n"
+        "files.json: the file is missing; copy it again, or prepare again\n"
+        "1 fault: copy the files named again, or prepare again\n"
     )
     (tmp_path / "files.json").rename(tmp_path / "d" / "files.json")
     flip(tmp_path / "d" / "lengths.u32", 8)

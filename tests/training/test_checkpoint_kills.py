@@ -32,7 +32,7 @@ SAVE = """
 AT_RANDOM = """
     chance, first = random.Random(0), 1
     for _ in range(20):
-        moment, child = chance.uniform(0.02, 0.2), os.fork()
+        moment, child = chance.uniform(0.005, 0.04), os.fork()
         if child == 0:
             # It dies of this signal as of kill -9, anywhere, after so much work of its own, however busy others are.
             signal.setitimer(signal.ITIMER_PROF, moment)

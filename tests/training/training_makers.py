@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from patience import PATIENCE_SECONDS
 from penstock.config import load_run
 from penstock.config.run import resolved_text
 from penstock.config.training import make_trainer
@@ -134,8 +133,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def on_two_processes(script: Path, *arguments: str, timeout: float = PATIENCE_SECONDS) -> list[tuple[int, str, str]]:
+def on_two_processes(script: Path, *arguments: str) -> list[tuple[int, str, str]]:
     """Run a script as two ranks; (exit code, standard output, standard error) of each."""
+    # Not on the path of those scripts, which import this module.
+    from patience import PATIENCE_SECONDS
+
     port = free_port()
     children = [
         subprocess.Popen(
@@ -145,7 +147,7 @@ def on_two_processes(script: Path, *arguments: str, timeout: float = PATIENCE_SE
         for rank in range(2)
     ]  # fmt: skip
     try:
-        told = [child.communicate(timeout=timeout) for child in children]
+        told = [child.communicate(timeout=PATIENCE_SECONDS) for child in children]
     finally:
         for child in children:
             child.kill()
