@@ -17,9 +17,11 @@ Kind = Literal[
     "empty_reply",
     "forged",
     "untraced",
+    "unsupplied_header",
+    "escaped",
 ]
 ERRORS: frozenset[Kind] = frozenset(
-    ("nothing_trained", "missing_terminator", "not_written", "foreign_text", "untraced")
+    ("nothing_trained", "missing_terminator", "not_written", "foreign_text", "untraced", "unsupplied_header")
 )
 """Kinds that stand against training a conversation; the others are told."""
 

@@ -1,4 +1,4 @@
-"""The certificate of a conversation: what is trained is held against whose words it is, and against other methods.
+"""The certificate of a conversation: what is trained is held against the message it comes from, and other methods.
 
 Nothing here decides what is trained. Costs: some microseconds a turn, besides what `prompting.py` renders.
 """
@@ -18,7 +18,7 @@ from penstock.chat.masks import Mask
 from penstock.chat.prompting import check_prompts
 from penstock.chat.template import Rendered, Template
 from penstock.chat.traced import GIVEN
-from penstock.chat.turns import Turn
+from penstock.chat.turns import Turn, place_of, words_of
 
 _MARKER = re.compile(r"<\S+>|\[\S+\]")
 """Text that can only be meant for a control token."""
@@ -76,13 +76,22 @@ def certify(evidence: Evidence, template: Template) -> Certificate:
 
 
 def _check_turns(evidence: Evidence) -> Iterator[Problem]:
-    """Each trained turn is written, opens as it would be prompted, says something, and ends."""
+    """Each trained message is written; its turn opens as it would be prompted, says something, and ends."""
     knobs, messages = evidence.knobs, evidence.conversation.messages
+    written = {words.message for words in words_of(evidence.rendered)}
     for message in evidence.mask.trained:
         turn = evidence.turns.get(message)
         if turn is None:
-            yield Problem("not_written", message, "the template writes nothing of this turn")
+            if message not in written:
+                yield Problem("not_written", message, "the template writes nothing of this message")
             continue
+        if turn.header:
+            yield Problem(
+                "unsupplied_header",
+                message,
+                f"the template begins the turn with {turn.header!r}, which its generation prompt does not supply, so "
+                "the model would learn to write it; take a template that prompts as it writes",
+            )
         if turn.supplied != turn.opening and messages[message]["role"] == "assistant":
             yield Problem(
                 "opening_differs",
@@ -203,21 +212,28 @@ def _length(message: Mapping[str, Any], field: str) -> int:
 
 
 def _check_foreign(evidence: Evidence) -> Iterator[Problem]:
-    """Words of a message that is not trained must not be trained in another's turn, nor outside all turns."""
+    """Words of a message that is not trained must not be trained, and those of a reply must stand in a turn."""
     if evidence.knobs.train_on_inputs:
         return
     characters, trained = evidence.mask.characters, set(evidence.mask.trained)
-    at = 0
-    for length, message, field, _, owner, _ in evidence.rendered.runs:
-        words = field.startswith(("content", "reasoning_content"))
-        if message >= 0 and words and length:
+    roles = [message["role"] for message in evidence.conversation.messages]
+    for words in words_of(evidence.rendered):
+        begin, end, message, field, _ = words
+        if not field.startswith(("content", "reasoning_content")):
+            continue
+        place = place_of(words, evidence.turns)
+        if message not in trained:
             ranged = bool(evidence.conversation.marks[message].ranges)
-            if message not in trained and not ranged and characters[at : at + length].any():
-                shown = evidence.rendered.text[at : at + min(length, 40)]
-                yield Problem("foreign_text", message, f"{shown!r} is trained in the turn of message {owner}")
-            elif message in trained and owner is not None and owner < 0:
-                yield Problem("untraced", message, "its words are written outside any turn that could be followed")
-        at += length
+            if not ranged and characters[begin:end].any():
+                shown = evidence.rendered.text[begin : min(end, begin + 40)]
+                yield Problem("foreign_text", message, f"the template writes {shown!r} where message {place} is trained")
+        elif roles[message] == "assistant" and (place is None or roles[place] != "assistant"):
+            yield Problem(
+                "untraced",
+                message,
+                "the template writes its text where no turn can be followed, neither by the loop over the messages nor "
+                "by what the template prompts with; take a template that writes each reply behind its prompt",
+            )
 
 
 def _check_methods(evidence: Evidence, checks: list[str]) -> Iterator[Problem]:

@@ -23,7 +23,7 @@ from penstock.chat.encoding import encode_rendered_batch
 from penstock.chat.families import Family, detect_family
 from penstock.chat.knobs import Knobs
 from penstock.chat.layouts import read_conversation
-from penstock.chat.masks import Mask, decide, weigh
+from penstock.chat.masks import Mask, decide, trained_messages, weigh
 from penstock.chat.prompting import as_prompted
 from penstock.chat.scanning import scan
 from penstock.chat.template import Rendered, Template, load_template
@@ -173,7 +173,8 @@ class ChatEncoder:
 
     def _turns(self, conversation: Conversation, rendered: Rendered) -> dict[int, Turn]:
         messages = conversation.messages
-        replies = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        trained = trained_messages(conversation, self.knobs)
+        replies = [number for number in trained if messages[number]["role"] == "assistant"]
         return find_turns(
             self.template, rendered, messages, replies, tools=conversation.tools, **dict(conversation.variables)
         )
