@@ -78,12 +78,13 @@ def certify(evidence: Evidence, template: Template) -> Certificate:
 def _check_turns(evidence: Evidence) -> Iterator[Problem]:
     """Each trained message is written; its turn opens as it would be prompted, says something, and ends."""
     knobs, messages = evidence.knobs, evidence.conversation.messages
-    written = {words.message for words in words_of(evidence.rendered)}
+    unwritten = _unwritten(evidence)
     for message in evidence.mask.trained:
+        if message in unwritten and (_says_something(messages[message]) or messages[message]["role"] == "assistant"):
+            cure = "; drop_system_message: true leaves it out" if messages[message]["role"] == "system" else ""
+            yield Problem("not_written", message, f"the template writes nothing of this message{cure}")
         turn = evidence.turns.get(message)
         if turn is None:
-            if message not in written:
-                yield Problem("not_written", message, "the template writes nothing of this message")
             continue
         if turn.header:
             yield Problem(
@@ -101,14 +102,27 @@ def _check_turns(evidence: Evidence) -> Iterator[Problem]:
         if _is_empty(messages[message], turn, evidence.rendered.text):
             yield Problem("empty_reply", message, "it says nothing, so at most its end is trained")
         wanted = knobs.train_on_eos != "none" or (knobs.train_on_eot or "none") != "none"
-        if knobs.on_missing_terminator != "allow" and wanted and not knobs.train_on_inputs:
+        # A system message is read, not written by turns: nothing stops behind it.
+        ends = wanted and messages[message]["role"] not in ("system", "developer")
+        if knobs.on_missing_terminator != "allow" and ends and not knobs.train_on_inputs:
             yield from _check_terminator(evidence, message)
+
+
+def _unwritten(evidence: Evidence) -> set[int]:
+    """Messages without a turn and without words in the text."""
+    written = {words.message for words in words_of(evidence.rendered)}
+    return set(range(len(evidence.conversation.messages))) - written - evidence.turns.keys()
+
+
+def _says_something(message: Mapping[str, Any]) -> bool:
+    """Whether a message has words or calls."""
+    return bool(message.get("tool_calls")) or any(words.strip() for _, words in _words(message))
 
 
 def _is_empty(message: Mapping[str, Any], turn: Turn, text: str) -> bool:
     """Whether a message has no words or calls, and the template writes none for it (of parts of other types)."""
-    said = message.get("tool_calls") or any(words.strip() for _, words in _words(message))
-    return not said and not any(text[begin : min(end, turn.words_end)].strip() for begin, end in turn.produced)
+    spans = [(begin, min(end, turn.words_end)) for begin, end in turn.produced]
+    return not _says_something(message) and not any(text[begin:end].strip() for begin, end in spans)
 
 
 def _check_terminator(evidence: Evidence, message: int) -> Iterator[Problem]:
@@ -144,6 +158,7 @@ def _check_terminator(evidence: Evidence, message: int) -> Iterator[Problem]:
 
 def _check_words(evidence: Evidence, dropped: Sequence[Dropped]) -> Iterator[Problem]:
     """What the template left out: whole messages, parts, or the tools."""
+    unwritten = _unwritten(evidence)
     if evidence.conversation.tools and not any(run[1] == GIVEN for run in evidence.rendered.runs):
         yield Problem("dropped", -1, "the template writes none of the tools")
     for part in dropped:
@@ -154,7 +169,8 @@ def _check_words(evidence: Evidence, dropped: Sequence[Dropped]) -> Iterator[Pro
         shown = part.text if len(part.text) <= 40 else part.text[:40] + "…"
         told = f"the template leaves out {shown!r} of its {part.field}"
         if whole and part.field != "reasoning_content" and part.message in evidence.mask.trained:
-            yield Problem("not_written", part.message, f"{told}: all of it")
+            if part.message not in unwritten:
+                yield Problem("not_written", part.message, f"{told}: all of it")
         else:
             yield Problem("dropped", part.message, told)
 

@@ -57,14 +57,15 @@ class EncodedChat:
     is_control: np.ndarray[Any, np.dtype[np.bool_]]
     """Which tokens are control tokens, bool [tokens]."""
     messages: IntArray
-    """In whose turn each token is, or whose words it holds outside all turns, int64 [tokens]; −1: the template's."""
+    """The message that each token belongs to, int64 [tokens]: of the words that it begins in, else of the turn that it is
+    in; −1: the template's."""
     roles: tuple[str, ...]
     """Role of each message."""
     certificate: Certificate
 
     @property
     def trained_text(self) -> tuple[tuple[int, str], ...]:
-        """The text of each stretch of trained tokens, in order: (message whose turn it is, text)."""
+        """The text of each stretch of trained tokens, in order: (message that it belongs to, text)."""
         edges = np.flatnonzero(np.diff(np.concatenate([[0], self.loss_weights != 0, [0]]))).tolist()
         return tuple(
             (int(self.messages[(first + last - 1) // 2]), self.text[int(self.begins[first]) : int(self.ends[last - 1])])

@@ -60,7 +60,8 @@ class Mask:
     straddling: np.ndarray[Any, np.dtype[np.bool_]]
     """Tokens that hold characters of different weights, bool [tokens]."""
     owners: np.ndarray[Any, np.dtype[np.int64]]
-    """The message in which turn, or outside all turns in which words, each token begins, int64 [tokens]; −1: none."""
+    """The message that each token belongs to, int64 [tokens]: of the words that it begins in, else of the turn that it is
+    in; −1: the template's."""
     generated: np.ndarray[Any, np.dtype[np.bool_]] | None
     """Tokens that end inside the template's `{% generation %}` tags, bool [tokens]; None where it has none."""
     trained: tuple[int, ...]
@@ -86,7 +87,8 @@ def decide(
         stops: See `find_terminators`.
     """
     trained = trained_messages(conversation, knobs)
-    terminators = find_terminators(rendered.text, turns, encoded, stops)
+    replies = {number for number, message in enumerate(conversation.messages) if message["role"] == "assistant"}
+    terminators = find_terminators(rendered.text, turns, encoded, stops, replies)
     strokes = [
         *([(0, len(rendered.text), 1.0)] if knobs.train_on_inputs else []),
         *_turn_strokes(conversation, rendered, turns, knobs, trained),
@@ -116,16 +118,16 @@ def weigh(
     ]
     paint(*_columns(strokes, np.float32), characters)
     pieces = [
-        (words.begin + base, words.end + base, words.message)
-        for made, found, base in zip(rendered, turns, bases, strict=False)
-        for words in words_of(made)
-        if words.owner not in found
-    ]
-    pieces += [
         (begin + base, end + base, message)
         for found, base in zip(turns, bases, strict=False)
         for message, turn in found.items()
         for begin, end in turn.pieces
+    ]
+    pieces += [
+        (words.begin + base, words.end + base, words.message)
+        for made, found, base in zip(rendered, turns, bases, strict=False)
+        for words in words_of(made)
+        if words.message != words.owner or words.owner not in found
     ]
     paint(*_columns(pieces, np.int32), owners)
     counts = [len(text.ids) for text in encoded]
@@ -235,15 +237,17 @@ def _terminator_strokes(
 
 
 def find_terminators(
-    text: str, turns: Mapping[int, Turn], encoded: EncodedText, stops: Collection[str] = ()
+    text: str, turns: Mapping[int, Turn], encoded: EncodedText, stops: Collection[str], replies: Collection[int]
 ) -> dict[int, Span]:
     """What ends each turn: a control token after its words, or else all text there; or what begins the next turn.
 
-    In some families the model stops by writing the control token with which the next turn begins (GLM-4: <|user|>).
+    In some families the model stops by writing the control token with which the next turn begins (GLM-4: <|user|>), so
+    that token ends a reply. It ends no other message.
 
     Args:
         text, turns, encoded: A conversation.
         stops: Control text that is known to end a generation; it goes before other control text, such as </tool_call>.
+        replies: Messages that are the assistant's.
     """
     control = np.flatnonzero(encoded.is_control)
     places = encoded.begins[control].tolist()
@@ -253,7 +257,9 @@ def find_terminators(
         last = bisect_left(places, turn.end)
         first = bisect_left(places, max(turn.words_end, turn.pieces[-1][0]))
         own = spans[first:last]
-        behind = [spans[last]] if last < len(spans) and spans[last][0] == turn.pieces[-1][1] == turn.end else []
+        behind = []
+        if message in replies and last < len(spans) and spans[last][0] == turn.pieces[-1][1] == turn.end:
+            behind = [spans[last]]
         known = [span for span in [*reversed(own), *behind] if text[span[0] : span[1]].strip() in stops]
         tail = text[turn.words_end : turn.end]
         if known:
