@@ -53,6 +53,7 @@ def certify(evidence: Evidence, template: Template) -> Certificate:
         *_check_foreign(evidence),
         *check_prompts(evidence.conversation, evidence.rendered.text, evidence.turns, evidence.mask.trained, template),
         *(Problem("forged", -1, f"{text!r} at character {at} stays text") for at, text in evidence.encoded.forged),
+        *_check_escapes(evidence.rendered),
         *_check_methods(evidence, checks),
     ]
     weights = evidence.mask.tokens
@@ -72,6 +73,7 @@ def certify(evidence: Evidence, template: Template) -> Certificate:
         forged=evidence.encoded.forged,
         checks=tuple(checks),
         problems=tuple(problems),
+        changed=evidence.conversation.changed,
     )
 
 
@@ -250,6 +252,16 @@ def _check_foreign(evidence: Evidence) -> Iterator[Problem]:
                 "the template writes its text where no turn can be followed, neither by the loop over the messages nor "
                 "by what the template prompts with; take a template that writes each reply behind its prompt",
             )
+
+
+def _check_escapes(rendered: Rendered) -> Iterator[Problem]:
+    if rendered.escaped:
+        yield Problem(
+            "escaped",
+            -1,
+            f"Jinja writes {rendered.escaped} characters more because the template adds text behind |safe or |e with +, "
+            "which escapes quotes and brackets; a ~ b in place of a + b does not",
+        )
 
 
 def _check_methods(evidence: Evidence, checks: list[str]) -> Iterator[Problem]:
