@@ -45,13 +45,13 @@ def render_form(conversation: Conversation, template: Template) -> tuple[Convers
         RecordError: The template takes none; names the settings that concern it.
     """
     first: tuple[Conversation, Rendered] | None = None
-    failure: RecordError | None = None
+    failures: list[RecordError] = []
     for chosen in _choices(conversation.forms):
         form = _changed(conversation, chosen)
         try:
             rendered = template.render(form.messages, tools=form.tools, **form.variables)
         except RecordError as error:
-            failure = failure or error
+            failures.append(error)
             continue
         taken = replace(form, forms=()) if form.forms else form
         if not conversation.forms or _is_faithful(form, rendered):
@@ -59,7 +59,7 @@ def render_form(conversation: Conversation, template: Template) -> tuple[Convers
         first = first or (taken, rendered)
     if first is not None:
         return first
-    raise RecordError(f"{failure}{_cure(conversation, str(failure))}") from failure
+    raise RecordError(f"{failures[0]}{_tried(conversation, failures)}{_cures(conversation, failures)}") from failures[0]
 
 
 def is_text_parts(content: Any) -> bool:
@@ -135,6 +135,9 @@ _CHANGES: Mapping[Form, Callable[[_Message, Marks], tuple[_Message, Marks]]] = {
 }
 
 
+_NAMES: Mapping[Form, str] = {"empty_content": "an empty content for null"}
+
+
 def _arguments(messages: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
     return (call["function"]["arguments"] for message in messages for call in message.get("tool_calls") or ())
 
@@ -192,18 +195,25 @@ def _calls_written(number: int, message: _Message, written: Mapping[tuple[int, s
     )
 
 
-def _cure(conversation: Conversation, failure: str) -> str:
+def _tried(conversation: Conversation, failures: Sequence[RecordError]) -> str:
+    """What came of the other forms; the last one has all that may be changed changed."""
+    if not conversation.forms:
+        return ""
+    names = " and ".join(_NAMES.get(form, form) for form in conversation.forms)
+    if str(failures[0]) == str(failures[-1]):
+        return f"; with {names} as well"
+    return f"; with {names}: {str(failures[-1]).partition(': ')[2]}"
+
+
+def _cures(conversation: Conversation, failures: Sequence[RecordError]) -> str:
     """The settings that bear on a conversation that the template fails on."""
     arguments = list(_arguments(conversation.messages))
-    hints = []
+    cures = []
     if any(isinstance(one, str) for one in arguments) and "decode_arguments" not in conversation.forms:
-        hints.append("decode_arguments: true lets it have the arguments of tool calls as objects")
-    if any(isinstance(one, dict) for one in arguments) and '"dict"' in failure:
-        hints.append("the arguments of tool calls are objects; give them as JSON text where the template wants text")
+        cures.append("decode_arguments: true lets it have the arguments of tool calls as objects")
+    if any(isinstance(one, dict) for one in arguments) and '"dict"' in str(failures[-1]):
+        cures.append("the arguments of tool calls are objects; give them as JSON text where the template wants text")
     if any(is_text_parts(message["content"]) for message in conversation.messages):
         if "join_text_parts" not in conversation.forms:
-            hints.append("join_text_parts: true lets it have one text for the parts of a content")
-    tried = [form for form in conversation.forms if form != "empty_content"]
-    if tried and " fails: " in failure:
-        hints.append(f"it fails with {' and '.join(tried)} as well")
-    return "".join(f"; {hint}" for hint in hints)
+            cures.append("join_text_parts: true lets it have one text for the parts of a content")
+    return "".join(f"; {cure}" for cure in cures)
