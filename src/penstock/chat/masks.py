@@ -89,11 +89,13 @@ def decide(
     trained = trained_messages(conversation, knobs)
     replies = {number for number, message in enumerate(conversation.messages) if message["role"] == "assistant"}
     terminators = find_terminators(rendered.text, turns, encoded, stops, replies)
+    closing = _closing(conversation, rendered, turns)
+    ends = {closing[message]: span for message, span in terminators.items()}
     strokes = [
         *([(0, len(rendered.text), 1.0)] if knobs.train_on_inputs else []),
         *_turn_strokes(conversation, rendered, turns, knobs, trained),
         *_stray_strokes(conversation, rendered, turns, knobs, trained),
-        *_terminator_strokes(conversation, rendered.text, terminators, knobs, trained, eos_text),
+        *_terminator_strokes(conversation, rendered.text, ends, knobs, trained, eos_text),
         *_range_strokes(rendered, conversation.marks),
     ]
     return Decision(strokes=tuple(strokes), trained=trained, terminators=terminators)
@@ -216,17 +218,28 @@ def _stray_strokes(
             yield words.begin, words.end, 0.0
 
 
+def _closing(conversation: Conversation, rendered: Rendered, turns: Mapping[int, Turn]) -> dict[int, int]:
+    """The message that ends each turn: its own, or the last of those that were merged into it."""
+    closing = {message: message for message in turns}
+    roles = [message["role"] for message in conversation.messages]
+    for words in words_of(rendered):
+        place = None if words.message in turns else place_of(words, turns)
+        if place is not None and roles[place] == roles[words.message]:
+            closing[place] = max(closing[place], words.message)
+    return closing
+
+
 def _terminator_strokes(
     conversation: Conversation,
     text: str,
-    terminators: Mapping[int, Span],
+    ends: Mapping[int, Span],
     knobs: Knobs,
     trained: Sequence[int],
     eos_text: str | None,
 ) -> Iterator[Stroke]:
-    known = {text[begin:end] for message, (begin, end) in terminators.items() if message in trained}
+    known = {text[begin:end] for message, (begin, end) in ends.items() if message in trained}
     # Trained ones last: the marker that ends a reply may be all that there is of the next turn (GLM-4, empty content).
-    for message, (begin, end) in sorted(terminators.items(), key=lambda item: item[0] in trained):
+    for message, (begin, end) in sorted(ends.items(), key=lambda item: item[0] in trained):
         # What ends the turns of others may begin a reply ([/INST]).
         if message not in trained and text[begin:end] not in known:
             continue
