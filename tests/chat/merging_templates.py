@@ -97,12 +97,12 @@ def make_template(style: Style) -> str:
         "{{- bos_token }}",
         "{%- set kept = namespace(system='', messages=[], merged=[], group=[], role='', users=0, seen=0) %}",
         "{%- for m in messages %}",
-        "{%- if m.role == 'system' and not own %}" if not own else "{%- if false %}",
+        "{%- if false %}" if own else "{%- if m.role == 'system' %}",
         "{%- set kept.system = (kept.system ~ '\n\n' if kept.system else '') ~ m.content %}",
         "{%- else %}{%- set kept.messages = kept.messages + [m] %}{%- endif %}{%- endfor %}",
         _FLUSH if style.merging == "flush" else _REPLACE,
-        "{%- for m in kept.merged %}{%- if m.role == 'user' %}{%- set kept.users = kept.users + 1 %}"
-        "{%- if loop.index0 and loop.previtem.role == 'user' %}{{ raise_exception('two questions') }}{%- endif %}"
+        "{%- for m in kept.merged %}{%- if m.role == 'user' %}{%- set kept.users = kept.users + 1 %}",
+        "{%- if loop.index0 and loop.previtem.role == 'user' %}{{ raise_exception('two questions') }}{%- endif %}",
         "{%- endif %}{%- endfor %}",
         "{%- for m in kept.merged %}",
         f"{{%- if m.role == 'system' %}}{{{{- '[SYSTEM_PROMPT]{space}' ~ m.content ~ '[/SYSTEM_PROMPT]' }}}}",
@@ -115,7 +115,7 @@ def make_template(style: Style) -> str:
         "{%- else %}{{ raise_exception('no role ' ~ m.role) }}{%- endif %}",
         "{%- endfor %}",
     ]
-    return "".join(lines).replace(" and not own", "")
+    return "".join(lines)
 
 
 def _user(style: Style, space: str) -> str:
@@ -137,7 +137,7 @@ def _assistant(style: Style, space: str) -> str:
     lead = space if style.version != "v1" else ""
     text = f"{{%- if m.content %}}{{{{- '{lead}' ~ m.content }}}}{{%- endif %}}"
     if style.calls == "json":
-        parts = ["'{\"name\": \"'", "call.function.name", "'\", \"arguments\": '", "arguments", "', \"id\": \"'"]
+        parts = ['\'{"name": "\'', "call.function.name", '\'", "arguments": \'', "arguments", '\', "id": "\'']
         call = f" {style.joint} ".join([*parts, "call.id", "'\"}'"])
         text += f"{{%- if m.tool_calls %}}{{{{- '[TOOL_CALLS]{space}[' }}}}{{%- for call in m.tool_calls %}}"
         text += f"{_ARGUMENTS}{{{{- {call} }}}}{{%- if not loop.last %}}{{{{- ', ' }}}}{{%- endif %}}"

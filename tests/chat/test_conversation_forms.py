@@ -3,7 +3,18 @@
 import json
 
 import pytest
-from chat_makers import ALL_CONTROLS, CHATML, CONVERSATIONS, TOKENS, TOOLS, ask, call, make_tokenizer, markers_of, result
+from chat_makers import (
+    ALL_CONTROLS,
+    CHATML,
+    CONVERSATIONS,
+    TOKENS,
+    TOOLS,
+    ask,
+    call,
+    make_tokenizer,
+    markers_of,
+    result,
+)
 
 from penstock.chat.encoder import ChatEncoder
 from penstock.chat.forms import render_form
@@ -42,18 +53,21 @@ def around(body):
 
 
 CALL = "{% for c in m.tool_calls %}{{ '<call>' + c.function.arguments + '</call>' }}{% endfor %}"
+PAIRS = (
+    "{% for c in m.tool_calls %}{% for k, v in c.function.arguments.items() %}{{ k + '=' + v }}{% endfor %}{% endfor %}"
+)
 QUOTED = "{% for c in m.tool_calls %}{{ '<call>' + (c.function.arguments | tojson) + '</call>' }}{% endfor %}"
 TAKES = {
     "null alone calls": (
-        "{% if m.content is none %}" + CALL + "{% else %}{{ m.content }}{% endif %}", "null and text", (), '{"city": "aParis"}'
+        "{% if m.content is none %}" + CALL + "{% else %}{{ m.content }}{% endif %}", "null and text", (),
+        '{"city": "aParis"}',
     ),
     "null fails": ("{{ m.content + '' }}" + QUOTED, "null", ("empty_content",), '{"city": "aParis"}'),
     "null is written as None": ("{{ m.content }}" + QUOTED, "null", ("empty_content",), '{"city": "aParis"}'),
     "text as it is": ("{{ m.content or '' }}" + CALL, "text", (), '{"city": "aParis"}'),
     "text is quoted": ("{{ m.content or '' }}" + QUOTED, "text", ("decode_arguments",), '{"city": "aParis"}'),
     "objects alone": (
-        "{{ m.content or '' }}{% for c in m.tool_calls %}{% for k, v in c.function.arguments.items() %}{{ k + '=' + v }}"
-        "{% endfor %}{% endfor %}", "text", ("decode_arguments",), "city=aParis",
+        "{{ m.content or '' }}" + PAIRS, "text", ("decode_arguments",), "city=aParis",
     ),
     "a null and objects": (
         "{{ m.content + '' }}{% for c in m.tool_calls %}{{ c.function.arguments.city }}{% endfor %}", "null and text",
@@ -109,7 +123,8 @@ def test_the_first_form_that_a_template_takes_is_rendered(name, folder):
 
 
 def test_settings_keep_the_form_of_the_record(folder):
-    quoted, python = encoder(around("{{ m.content or '' }}" + QUOTED), folder), encoder(around("{{ m.content }}"), folder)
+    quoted = encoder(around("{{ m.content or '' }}" + QUOTED), folder)
+    python = encoder(around("{{ m.content }}"), folder)
     [chat] = quoted.encode(read(GIVEN["text"], decode_arguments=False))
     assert r'<call>"{\"city\": \"aParis\"}"</call>' in chat.text
     [chat] = python.encode(read(GIVEN["parts"], join_text_parts=False))

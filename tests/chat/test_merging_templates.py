@@ -153,9 +153,8 @@ def test_replies_are_cut_by_prompts_where_no_loop_holds_them(source, knobs, fold
     wanted = [(1, f"Say abeta{end}"), (3, f"Say adelta{end}")]
     assert list(chat.trained_text) == (wanted[1:] if knobs else wanted)
     assert chat.certificate.ok, chat.certificate.problems
-    [chat] = ChatEncoder(own.tokenizer, template, Knobs(roles_to_train=("user",), on_missing_terminator="allow")).encode(
-        read(CHATS["plain"])
-    )
+    users = Knobs(roles_to_train=("user",), on_missing_terminator="allow")
+    [chat] = ChatEncoder(own.tokenizer, template, users).encode(read(CHATS["plain"]))
     assert [text.replace(end, "") for _, text in chat.trained_text] == ["Ask ualpha", "Ask ugamma"]
 
 
@@ -172,8 +171,12 @@ def test_an_error_names_the_template_and_not_the_data(folder):
     tokenizer = make_tokenizer(folder, markers_of(CHATML_MARKERS))
     [chat] = ChatEncoder(tokenizer, Template(source=source, variables=TOKENS)).encode(read(CHATS["plain"]))
     [first, second] = [problem for problem in chat.certificate.problems if problem.kind == "untraced"]
-    assert first.text == second.text == (
-        "the template writes its text where no turn can be followed, neither by the loop over the messages nor by what "
-        "the template prompts with; take a template that writes each reply behind its prompt"
+    assert (
+        first.text
+        == second.text
+        == (
+            "the template writes its text where no turn can be followed, neither by the loop over the messages nor by what "
+            "the template prompts with; take a template that writes each reply behind its prompt"
+        )
     )
     assert chat.trained_text == ()

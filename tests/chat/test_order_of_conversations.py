@@ -2,7 +2,19 @@
 
 import numpy as np
 import pytest
-from chat_makers import ALL_CONTROLS, CHATML, CONVERSATIONS, TOKENS, TOOLS, ask, first, kinds, make_tokenizer, markers_of, with_tools
+from chat_makers import (
+    ALL_CONTROLS,
+    CHATML,
+    CONVERSATIONS,
+    TOKENS,
+    TOOLS,
+    ask,
+    first,
+    kinds,
+    make_tokenizer,
+    markers_of,
+    with_tools,
+)
 
 from penstock.chat.encoder import ChatEncoder
 from penstock.chat.layouts import read_conversation
@@ -25,7 +37,9 @@ then the results of tools end in the prompt, and not in the text."""
 BY_CONTENT = CHATML.replace("+ m.content", "+ (m.content if loop.last or '!' not in m.content else 'So.')")
 """A template that rewrites earlier messages for what they say."""
 
-PROMPT_BY_CONTENT = CHATML.replace("assistant\n' }}{% endif", "assistant\n' + ('<end>' if '!' in messages[-1].content else '') }}{% endif")
+PROMPT_BY_CONTENT = CHATML.replace(
+    "assistant\n' }}{% endif", "assistant\n' + ('<end>' if '!' in messages[-1].content else '') }}{% endif"
+)
 """A template that prompts otherwise for what the last message says."""
 
 TOOL = {"role": "tool", "content": "tsun"}
@@ -89,9 +103,9 @@ def test_a_prompt_that_also_ends_the_message_before_supplies_its_own_end(folder)
 
 
 UNSUPPLIED = {
-    "another header": CHATML.replace("assistant\n' }}{% endif", "' }}<|end|>{% endif").replace("<|im_start|>' }}<", "' }}<"),
+    "another header": CHATML.replace("<|im_start|>assistant\n' }}{% endif", "' }}<|end|>{% endif"),
     "refused heads": (
-        "{% if messages[-1].role != 'assistant' and messages[-1].content == 'u' %}{{ raise_exception('no') }}{% endif %}"
+        "{% if messages[-1].content == 'u' %}{{ raise_exception('no') }}{% endif %}"
         + CHATML.replace("'<|im_start|>' + m.role", "'<|end|>' + m.role")
     ),
     "no header in the prompt after tools": (
@@ -122,7 +136,7 @@ def test_the_order_does_not_matter_to_any_template(real_data, folder, part):
         for name, messages in CONVERSATIONS.items()
         for tools in ([TOOLS] if with_tools(name) else [None, TOOLS])
     ]
-    records += [{"messages": first("system", "Be snice", CONVERSATIONS[name])} for name in ("tools", "two calls", "thinking")]
+    records += [{"messages": first("system", "Be snice", CONVERSATIONS[name])} for name in ("tools", "thinking")]
     conversations = [read_conversation(record) for record in records]
     for path in paths[part::4]:
         source = path.read_text(encoding="utf-8")

@@ -254,7 +254,7 @@ ESCAPING = {
     "'<' + m.content | e": "&lt;a &lt;b&gt; &amp; &#39;c&#39;",
     "'<%s>' | safe % m.content": "<a &lt;b&gt; &amp; &#39;c&#39;>",
     "('<' | safe + m.content) + '&amp;'": "<a &lt;b&gt; &amp; &#39;c&#39;&amp;amp;",
-    "'<' + ({'k': m.content} | tojson | safe) + '>'": "&lt;{\"k\": \"a <b> & 'c'\"}&gt;",
+    "'<' + ({'k': m.content} | tojson | safe) + '>'": '&lt;{"k": "a <b> & \'c\'"}&gt;',
     "('\"' | safe + m.content + '\"') | safe + (m.content | tojson)": (
         '"a &lt;b&gt; &amp; &#39;c&#39;&#34;&#34;a &lt;b&gt; &amp; &#39;c&#39;&#34;'
     ),

@@ -15,7 +15,10 @@ TURNS = (
     "{% for m in messages if m.role != 'system' %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-SYSTEM = "{% if messages[0].role == 'system' %}{{ '<|im_start|>system\nYou: ' + messages[0].content + '<|im_end|>\n' }}{% endif %}"
+SYSTEM = (
+    "{% if messages[0].role == 'system' %}"
+    "{{ '<|im_start|>system\nYou: ' + messages[0].content + '<|im_end|>\n' }}{% endif %}"
+)
 OWN = {
     "before the loop": SYSTEM + TURNS,
     "by a namespace": (
@@ -23,16 +26,21 @@ OWN = {
         "{% endfor %}{{ '<|im_start|>system\n' + ns.s + '<|im_end|>\n' }}" + TURNS
     ),
     "in the question": TURNS.replace(
-        "+ m.content", "+ (messages[0].content + '\n\n' if loop.first and messages[0].role == 'system' else '') + m.content"
+        "+ m.content",
+        "+ (messages[0].content + '\n\n' if loop.first and messages[0].role == 'system' else '') + m.content",
     ),
-    "behind all": TURNS.replace("{% if add", "{{ messages[0].content if messages[0].role == 'system' else '' }}{% if add"),
+    "behind all": TURNS.replace(
+        "{% if add", "{{ messages[0].content if messages[0].role == 'system' else '' }}{% if add"
+    ),
 }  # fmt: skip
 LEFT_OUT = {
     "mistral_v2v3", "pixtral", "mistralai-Mistral-Nemo-Instruct-2407", "template_chatglm2",
     "tool_chat_template_mistral_parallel", "tool_chat_template_phi4_mini",
 }  # fmt: skip
 """Templates that write no system text at all (Nemo and the like: only where the last message is a question)."""
-WITHOUT_END = {"llava", "llama-cpp-rwkv-world", "template_chatglm2", "template_falcon_180b", "GLM-4.6", "template_baichuan"}
+WITHOUT_END = {
+    "llava", "llama-cpp-rwkv-world", "template_chatglm2", "template_falcon_180b", "GLM-4.6", "template_baichuan"
+}  # fmt: skip
 """Templates that end a reply, or the last one, without a terminator, which is an error of its own."""
 
 
@@ -89,7 +97,9 @@ def test_text_that_no_template_writes_is_an_error_with_a_cure(folder):
     tokenizer = make_tokenizer(folder, ALL_CONTROLS)
     chat = encode(TURNS, tokenizer, "system", roles_to_train=("system", "assistant"))
     [problem] = [problem for problem in chat.certificate.problems if problem.is_error]
-    assert str(problem) == "message 0: the template writes nothing of this message; drop_system_message: true leaves it out"
+    assert str(problem) == (
+        "message 0: the template writes nothing of this message; drop_system_message: true leaves it out"
+    )
     assert "dropped" in kinds(encode(TURNS, tokenizer, "system"))
 
 

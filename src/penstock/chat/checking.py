@@ -244,7 +244,9 @@ def _check_foreign(evidence: Evidence) -> Iterator[Problem]:
             ranged = bool(evidence.conversation.marks[message].ranges)
             if not ranged and characters[begin:end].any():
                 shown = evidence.rendered.text[begin : min(end, begin + 40)]
-                yield Problem("foreign_text", message, f"the template writes {shown!r} where message {place} is trained")
+                yield Problem(
+                    "foreign_text", message, f"the template writes {shown!r} where message {place} is trained"
+                )
         elif roles[message] == "assistant" and (place is None or roles[place] != "assistant"):
             yield Problem(
                 "untraced",
@@ -259,8 +261,8 @@ def _check_escapes(rendered: Rendered) -> Iterator[Problem]:
         yield Problem(
             "escaped",
             -1,
-            f"Jinja writes {rendered.escaped} characters more because the template adds text behind |safe or |e with +, "
-            "which escapes quotes and brackets; a ~ b in place of a + b does not",
+            f"Jinja escapes quotes and brackets ({rendered.escaped} characters more), because the template adds text with "
+            "+ behind |safe or |e; a ~ b in place of a + b does not",
         )
 
 

@@ -58,8 +58,8 @@ class EncodedChat:
     is_control: np.ndarray[Any, np.dtype[np.bool_]]
     """Which tokens are control tokens, bool [tokens]."""
     messages: IntArray
-    """The message that each token belongs to, int64 [tokens]: of the words that it begins in, else of the turn that it is
-    in; −1: the template's."""
+    """The message that each token belongs to, int64 [tokens]: that of the words it begins in, else that of its turn;
+    −1: the template's."""
     roles: tuple[str, ...]
     """Role of each message."""
     certificate: Certificate

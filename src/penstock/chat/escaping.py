@@ -1,8 +1,8 @@
 """Text that Jinja escapes: `a + b` behind `|safe` or `|e` writes `&lt;` for the `<` of the part that is plain text.
 
 transformers writes it so too, and tracing does not see it. So a traced text is laid over the plain one: the two differ
-only in characters that stand escaped, once or several times, in the plain one. Costs: about 0.2 µs a character, and only
-for renders where the two differ.
+only in characters that stand escaped, once or several times, in the plain one. Costs: some tenths of a microsecond a
+character, and only for renders where the two differ.
 """
 
 import re

@@ -1,10 +1,10 @@
 """Forms of a conversation: as its record gives it first, and in others where the template fails on that.
 
-Chat templates differ in what they take. Some want a content that is null where there are only tool calls, others a text;
-arguments of tool calls as text, or as objects; a list of parts, or one text. So the template is given what the record
-has. Where it raises, or writes something else than what was given (a list in Python's notation, arguments as a quoted
-JSON string, the word None, nothing at all), the other forms are tried, those with the fewest changes first. Which one is
-taken depends on conversation and template alone. Costs: nothing where a conversation has one form.
+Chat templates differ in what they take. Some want a content that is null where there are only tool calls, others a
+text; arguments of tool calls as text, or as objects; a list of parts, or one text. So the template is given what the
+record has. Where it raises, or writes something else than what was given (a list in Python's notation, arguments as a
+quoted JSON string, the word None, nothing at all), the other forms are tried, those with the fewest changes first.
+Which form is taken depends on conversation and template alone. Costs: nothing where a conversation has one form.
 """
 
 import json
@@ -213,7 +213,7 @@ def _cures(conversation: Conversation, failures: Sequence[RecordError]) -> str:
         cures.append("decode_arguments: true lets it have the arguments of tool calls as objects")
     if any(isinstance(one, dict) for one in arguments) and '"dict"' in str(failures[-1]):
         cures.append("the arguments of tool calls are objects; give them as JSON text where the template wants text")
-    if any(is_text_parts(message["content"]) for message in conversation.messages):
-        if "join_text_parts" not in conversation.forms:
-            cures.append("join_text_parts: true lets it have one text for the parts of a content")
+    parts = any(is_text_parts(message["content"]) for message in conversation.messages)
+    if parts and "join_text_parts" not in conversation.forms:
+        cures.append("join_text_parts: true lets it have one text for the parts of a content")
     return "".join(f"; {cure}" for cure in cures)

@@ -72,7 +72,7 @@ class LayoutSettings:
     """What the template calls thinking; gpt-oss templates call it `thinking`."""
 
     decode_arguments: bool = True
-    """Tool call arguments that are the JSON text of an object become the object where the template fails on the text, or
+    """Tool call arguments that are the JSON text of an object become the object where the template fails on the text or
     would quote it once more; False: never."""
 
     call_ids: str = "keep"

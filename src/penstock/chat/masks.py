@@ -60,8 +60,8 @@ class Mask:
     straddling: np.ndarray[Any, np.dtype[np.bool_]]
     """Tokens that hold characters of different weights, bool [tokens]."""
     owners: np.ndarray[Any, np.dtype[np.int64]]
-    """The message that each token belongs to, int64 [tokens]: of the words that it begins in, else of the turn that it is
-    in; −1: the template's."""
+    """The message that each token belongs to, int64 [tokens]: that of the words it begins in, else that of its turn;
+    −1: the template's."""
     generated: np.ndarray[Any, np.dtype[np.bool_]] | None
     """Tokens that end inside the template's `{% generation %}` tags, bool [tokens]; None where it has none."""
     trained: tuple[int, ...]

@@ -72,7 +72,7 @@ def _read_message(item: Any, dialect: Dialect, settings: LayoutSettings, where: 
         content, thinking, marks = _split(content, marks, settings.thinking_key)
     elif content and isinstance(content, str) and isinstance(parts, list | tuple) and name != CALL:
         content = _parts(parts, where, settings, join=False).content
-        marks = list_ranges(marks, content) if marks.ranges else marks
+        marks = list_ranges(marks, content) if marks.ranges and isinstance(content, list) else marks
     if name == CALL:
         calls += read_calls(content, where, decode_arguments=False)
         if any(one.field == "content" for one in marks.ranges):

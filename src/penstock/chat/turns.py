@@ -241,4 +241,3 @@ def _end_by_prompt(whole: Conversed, message: int) -> int | None:
     while end < len(alone) and end and text[end - 1] not in BORDERS:
         end -= 1
     return end
-
