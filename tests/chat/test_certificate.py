@@ -110,7 +110,7 @@ def test_not_written_turns(tokenizer):
         "{{ '<|im_start|>' + m", "{% if m.content == 'atwo' %}{% continue %}{% endif %}{{ '<|im_start|>' + m"
     )
     chat = look(TWO, tokenizer, source)
-    assert (1, "the template writes nothing of this turn") in found(chat, "not_written")
+    assert (1, "the template writes nothing of this message") in found(chat, "not_written")
     assert trained(chat) == ["afour<|im_end|>"]
     dropped_user = look(TWO, tokenizer, source.replace("atwo", "uthree"))
     assert found(dropped_user, "dropped") == [(2, "the template leaves out 'uthree' of its content")]
@@ -142,10 +142,11 @@ def test_foreign_text(tokenizer):
     )
     chat = look(TWO, tokenizer, source)
     assert found(chat, "foreign_text") == [
-        (0, "'uone' is trained in the turn of message 1"), (2, "'uthree' is trained in the turn of message 3")
+        (0, "the template writes 'uone' where message 1 is trained"),
+        (2, "the template writes 'uthree' where message 3 is trained"),
     ]  # fmt: skip
     assert not chat.certificate.ok
-    with pytest.raises(ConversationError, match="message 0: 'uone' is trained in the turn of message 1"):
+    with pytest.raises(ConversationError, match="message 0: the template writes 'uone' where message 1 is trained"):
         encode(TWO, tokenizer=tokenizer, template=source)
     assert "foreign_text" not in kinds(look(TWO, tokenizer, source, roles_to_train=["user", "assistant"]))
 

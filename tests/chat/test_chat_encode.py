@@ -9,6 +9,7 @@ import pytest
 from chat_makers import CHATML, TOKENS, ask, call, kinds, make_tokenizer, markers_of, result, small_tokenizer, trained
 
 from penstock.chat.encoder import ChatEncoder, encode
+from penstock.chat.forms import normalise
 from penstock.chat.layouts import read_conversation
 from penstock.chat.template import Template
 from penstock.errors import ConfigError, ConversationError
@@ -213,7 +214,7 @@ def check_real(chat, conversation):
     assert {conversation.messages[message]["role"] for message in in_turns} <= {"assistant"}
     text = "".join(text for _, text in chat.trained_text)
     reported = {problem.message for problem in chat.certificate.problems}
-    for place, message in enumerate(conversation.messages):
+    for place, message in enumerate(normalise(conversation).messages):
         if message["role"] == "assistant" and place not in reported:
             assert message["content"].strip() in text, conversation.origin
 

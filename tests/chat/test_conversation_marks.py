@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.chat.conversation import UNMARKED, Conversation, Marks, Range, will_train
+from penstock.chat.forms import normalise
 from penstock.chat.layouts import LayoutSettings, read_conversation
 from penstock.chat.thinking import TAGS, move_ranges, split_thinking
 from penstock.errors import ConversationError
@@ -13,6 +14,12 @@ from penstock.errors import ConversationError
 def read(message, **options):
     conversation = read_conversation({"messages": [message]}, LayoutSettings(**options), "c.jsonl:1")
     assert isinstance(conversation, Conversation)
+    return conversation.messages[0], conversation.marks[0]
+
+
+def normal(message, **options):
+    """With all changed that may be changed for a template."""
+    conversation = normalise(read_conversation({"messages": [message]}, LayoutSettings(**options), "c.jsonl:1"))
     return conversation.messages[0], conversation.marks[0]
 
 
@@ -123,12 +130,30 @@ def test_text_parts_become_one_text_with_their_weights():
         {"text": "c", "train": False},
         {"type": "text", "value": "de", "weight": 2},
     ]
-    message, marks = read({"role": "assistant", "content": [*parts, "f"]})
+    message, marks = normal({"role": "assistant", "content": [*parts, "f"]})
     assert message == {"role": "assistant", "content": "abcdef"}
     assert spans(marks) == [("content", 2, 3, 0), ("content", 3, 5, 2)]
-    message, marks = read({"role": "assistant", "content": parts}, join_text_parts=False)
-    assert message["content"] == [{"type": "text", "text": text} for text in ("ab", "c", "de")]
-    assert spans(marks) == [("content.1.text", 0, 1, 0), ("content.2.text", 0, 2, 2)]
+    for join in (True, False):
+        message, marks = read({"role": "assistant", "content": parts}, join_text_parts=join)
+        assert message["content"] == [{"type": "text", "text": text} for text in ("ab", "c", "de")]
+        assert spans(marks) == [("content.1.text", 0, 1, 0), ("content.2.text", 0, 2, 2)]
+
+
+def test_ranges_of_a_whole_content_fall_to_its_parts_and_back():
+    parts = [{"type": "text", "text": text} for text in ("ab", "", "cde", "f")]
+    ranges = [{"begin": 1, "end": 4, "train": True}]
+    message = {"role": "assistant", "content": parts, "train_ranges": ranges}
+    _, marks = read(message)
+    assert spans(marks) == [
+        ("content.0.text", 0, 1, 0), ("content.0.text", 1, 2, 1), ("content.2.text", 0, 2, 1),
+        ("content.2.text", 2, 3, 0), ("content.3.text", 0, 1, 0),
+    ]  # fmt: skip
+    joined, marks = normal(message)
+    assert joined["content"] == "abcdef"
+    weights = [None] * 6
+    for _, begin, end, weight in spans(marks):
+        weights[begin:end] = [weight] * (end - begin)
+    assert weights == [0, 1, 1, 1, 0, 0]
 
 
 def test_media_parts_keep_the_list():
@@ -156,10 +181,13 @@ def test_thinking_and_calls_among_the_parts():
     message, marks = read({"role": "assistant", "content": parts})
     assert message == {
         "role": "assistant",
-        "content": "Well.",
+        "content": [{"type": "text", "text": "Well."}],
         "reasoning_content": "Hm. So.",
         "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {}}}],
     }
+    assert spans(marks) == [("content.0.text", 0, 5, 1), ("reasoning_content", 0, 3, 0.5)]
+    message, marks = normal({"role": "assistant", "content": parts})
+    assert message["content"] == "Well."
     assert spans(marks) == [("content", 0, 5, 1), ("reasoning_content", 0, 3, 0.5)]
 
 
@@ -173,7 +201,7 @@ def test_thinking_in_parts_of_its_own():
 def test_what_a_tool_returned_may_be_anything():
     for content in ({"sum": 1}, [1, 2], [{"sum": 1}]):
         assert read({"role": "tool", "content": content})[0]["content"] == content
-    assert read({"role": "tool", "content": [{"type": "text", "text": "1"}]})[0]["content"] == "1"
+    assert normal({"role": "tool", "content": [{"type": "text", "text": "1"}]})[0]["content"] == "1"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import re
 import pytest
 
 from penstock.chat.conversation import Conversation
+from penstock.chat.forms import normalise
 from penstock.chat.layouts import LayoutSettings, describe_layout, detect_layout, read_conversation
 from penstock.chat.roles import resolve_roles
 from penstock.chat.trees import gather_trees
@@ -12,6 +13,7 @@ from penstock.errors import ConfigError, ConversationError
 USER = {"role": "user", "content": "Why?"}
 REPLY = {"role": "assistant", "content": "Because."}
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+TEXT_CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 
 
 def read(record, **settings) -> Conversation:
@@ -22,6 +24,11 @@ def read(record, **settings) -> Conversation:
 
 def messages(record, **settings):
     return list(read(record, **settings).messages)
+
+
+def normal(record, **settings):
+    """With all changed that may be changed for a template."""
+    return list(normalise(read(record, **settings)).messages)
 
 
 ASK = [USER, REPLY]
@@ -88,9 +95,12 @@ def test_an_openai_message_keeps_what_templates_use_and_loses_nulls():
     assert messages(record) == [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": "1 + 0?", "name": "ann"},
-        {"role": "assistant", "content": "", "reasoning_content": "Add.", "tool_calls": [CALL | {"id": "c1"}]},
+        {"role": "assistant", "content": None, "reasoning_content": "Add.", "tool_calls": [TEXT_CALL | {"id": "c1"}]},
         {"role": "tool", "content": "1", "tool_call_id": "c1"},
     ]
+    assert normal(record)[2] == {
+        "role": "assistant", "content": "", "reasoning_content": "Add.", "tool_calls": [CALL | {"id": "c1"}]
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "thinking", "reasoning"])
@@ -123,8 +133,11 @@ def test_a_flag_called_thinking_stays_and_doubled_thinking_goes():
 def test_arguments(given, decode, due):
     call = {"name": "add", "arguments": given}
     for form in ([{"function": call}], [call], json.dumps([call]), [json.dumps(call)]):
-        message = messages({"messages": [{"role": "assistant", "tool_calls": form}]}, decode_arguments=decode)[0]
-        assert message["tool_calls"] == [{"type": "function", "function": {"name": "add", "arguments": due}}]
+        record = {"messages": [{"role": "assistant", "tool_calls": form}]}
+        [as_given] = messages(record, decode_arguments=decode)
+        [decoded] = normal(record, decode_arguments=decode)
+        assert as_given["tool_calls"][0]["function"]["arguments"] == ({} if given is None else given)
+        assert decoded["tool_calls"] == [{"type": "function", "function": {"name": "add", "arguments": due}}]
 
 
 def test_old_function_calls_and_results():
@@ -135,7 +148,7 @@ def test_old_function_calls_and_results():
         ]
     }
     assert messages(record) == [
-        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "assistant", "content": None, "tool_calls": [TEXT_CALL]},
         {"role": "tool", "content": "1", "name": "add"},
     ]
 
@@ -155,9 +168,9 @@ def test_sharegpt_tool_calls():
     assert list(conversation.messages) == [
         {"role": "system", "content": "Calculate."},
         {"role": "user", "content": "1 + 0?"},
-        {"role": "assistant", "content": "", "reasoning_content": "Add.", "tool_calls": [CALL]},
+        {"role": "assistant", "content": None, "reasoning_content": "Add.", "tool_calls": [CALL]},
         {"role": "tool", "content": "1"},
-        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
     ]
     assert conversation.tools == ({"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},)
 

@@ -7,6 +7,7 @@ import pytest
 
 from penstock.chat.cleaning import Counts, clean
 from penstock.chat.conversation import Conversation
+from penstock.chat.forms import normalise
 from penstock.chat.layouts import LayoutSettings, describe_layout, detect_layout, read_conversation
 from penstock.errors import ConversationError
 
@@ -64,7 +65,7 @@ def test_every_record_is_read(real_data, name):
         for conversation in read(record):
             assert isinstance(conversation, Conversation)
             assert {message["role"] for message in conversation.messages} <= FINAL_ROLES
-            assert all(isinstance(message["content"], str) for message in conversation.messages)
+            assert all(isinstance(message["content"], str) for message in normalise(conversation).messages)
             total += clean(conversation)[1]
     assert total.read == number
     assert total.kept + total.dropped == number

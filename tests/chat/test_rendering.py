@@ -249,12 +249,38 @@ def test_forged_control_text_is_never_literal(real_data):
     assert seen > 120
 
 
-@pytest.mark.parametrize("added", ["m.content | safe + '<'", "'<' + m.content | e", "'<%s>' | safe % m.content"])
-def test_text_that_jinja_escapes_is_refused(added):
-    """It is not that of transformers, and so nothing of it may be trained."""
-    template = Template(source="{% for m in messages %}{{ " + added + " }}{% endfor %}")
-    with pytest.raises(RecordError, match=r"cannot be traced, as Jinja escapes what is added behind \|safe or \|e"):
-        template.render(ask("a <b>"))
+ESCAPING = {
+    "m.content | safe + '<'": "a <b> & 'c'&lt;",
+    "'<' + m.content | e": "&lt;a &lt;b&gt; &amp; &#39;c&#39;",
+    "'<%s>' | safe % m.content": "<a &lt;b&gt; &amp; &#39;c&#39;>",
+    "('<' | safe + m.content) + '&amp;'": "<a &lt;b&gt; &amp; &#39;c&#39;&amp;amp;",
+    "'<' + ({'k': m.content} | tojson | safe) + '>'": '&lt;{"k": "a <b> & \'c\'"}&gt;',
+    "('\"' | safe + m.content + '\"') | safe + (m.content | tojson)": (
+        '"a &lt;b&gt; &amp; &#39;c&#39;&#34;&#34;a &lt;b&gt; &amp; &#39;c&#39;&#34;'
+    ),
+}
+"""What a template adds, and what Jinja, and so transformers, writes."""
+
+
+@pytest.mark.parametrize("added", ESCAPING)
+def test_text_that_jinja_escapes_is_traced_as_it_is_written(added):
+    own = Template(source="{% for m in messages %}{{ " + added + " }}{% endfor %}")
+    rendered = own.render(ask("a <b> & 'c'"))
+    assert rendered.text == own.render_plain(ask("a <b> & 'c'")) == ESCAPING[added]
+    assert rendered.escaped > 0
+    assert {owner for _, _, _, owner in pieces(rendered)} == {0}
+    words = "".join(text for text, message, _, _ in pieces(rendered) if message == 0)
+    assert "a " in words
+    for length, message, field, offset, _, _ in rendered.runs:
+        assert length
+        assert offset < 0 or (message, field) == (0, "content")
+    assert words_are_theirs(rendered, ask("a <b> & 'c'"))
+
+
+def test_text_that_jinja_rewrites_otherwise_is_refused():
+    source = "{% for m in messages %}{% set t = '<' | safe + m.content %}{{ 'x' if '&' in t else t }}{% endfor %}"
+    with pytest.raises(RecordError, match=r"the origin of its text cannot be told, as Jinja rewrites what is added"):
+        Template(source=source).render(ask("a <b>"))
 
 
 def test_filters_that_make_markup_are_no_problem_by_themselves():

@@ -18,6 +18,7 @@ from slow_masks import slow_spans, slow_tokens, with_next_control
 
 from penstock.chat.certificate import ERRORS
 from penstock.chat.encoder import ChatEncoder
+from penstock.chat.forms import render_form
 from penstock.chat.knobs import Knobs
 from penstock.chat.layouts import read_conversation
 from penstock.chat.template import Template
@@ -65,6 +66,7 @@ def judge(encoder: ChatEncoder, name: str, messages, tools, *, words=True) -> st
         with pytest.raises(RecordError, match=r"refuses|fails"):
             template.render_plain(conversation.messages, tools=conversation.tools)
         return "refused"
+    conversation, _ = render_form(conversation, template)
     problems = chat.certificate.problems
     if words:
         check_reasons(chat, conversation)
@@ -148,6 +150,7 @@ def test_split_documents_begin_as_they_are_prompted(real_data, folder):
             if len(chats) < len(replies):
                 continue
             for chat, place in zip(chats, replies, strict=True):
+                conversation, _ = render_form(conversation, whole.template)
                 told = {problem.kind for problem in chat.certificate.problems}
                 assert not told & {"rewritten", "context_differs"}, (path.stem, case)
                 if told & {"opening_differs", "not_written"} or "add_generation_prompt" not in whole.template.source:
@@ -241,4 +244,6 @@ def test_masks_with_the_models_own_tokenizers(real_data, tmp_path, vocabulary, n
 
 
 def test_errors_are_the_kinds_that_stand_against_training():
-    assert set(ERRORS) == {"nothing_trained", "missing_terminator", "not_written", "foreign_text", "untraced"}
+    assert set(ERRORS) == {
+        "nothing_trained", "missing_terminator", "not_written", "foreign_text", "untraced", "unsupplied_header"
+    }  # fmt: skip

@@ -86,27 +86,6 @@ def test_what_is_supplied_of_an_opening(prompt, supplied):
     assert "".join(produced(text, found[1])) == "<|im_start|>assistant\na<|im_end|>".removeprefix(supplied)
 
 
-def test_openings_are_asked_once_for_each_situation():
-    asked = []
-    template = Template(source=CHATML)
-    render = Template.render
-
-    class Counting:
-        source, name, openings = template.source, template.name, template.openings
-
-        def render(self, messages, **more):
-            asked.append(len(messages))
-            return render(template, messages, **more)
-
-    messages = ask(*"uauauaua")
-    rendered = template.render(messages)
-    for _ in range(3):
-        find_turns(Counting(), rendered, messages, [1, 3, 5, 7])
-    assert asked == [1]
-    find_turns(Counting(), rendered, messages, [1, 3], tools=[])
-    assert asked == [1, 1]
-
-
 def test_a_turn_after_tool_results_may_open_otherwise():
     source = (
         "{% for m in messages %}{% if m.role == 'tool' %}{{ '<out>' + m.content + '</out>' }}"

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, final
 
+from penstock.chat.conversation import Form
+
 Kind = Literal[
     "nothing_trained",
     "missing_terminator",
@@ -17,9 +19,11 @@ Kind = Literal[
     "empty_reply",
     "forged",
     "untraced",
+    "unsupplied_header",
+    "escaped",
 ]
 ERRORS: frozenset[Kind] = frozenset(
-    ("nothing_trained", "missing_terminator", "not_written", "foreign_text", "untraced")
+    ("nothing_trained", "missing_terminator", "not_written", "foreign_text", "untraced", "unsupplied_header")
 )
 """Kinds that stand against training a conversation; the others are told."""
 
@@ -75,6 +79,8 @@ class Certificate:
     checks: tuple[str, ...]
     """Methods that agreed or disagreed with the mask: "generation tags agree", "boundaries of qwen disagree"."""
     problems: tuple[Problem, ...]
+    changed: tuple[Form, ...] = ()
+    """What was changed of the messages because the template fails on them as the record has them."""
 
     @property
     def ok(self) -> bool:

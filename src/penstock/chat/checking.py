@@ -1,4 +1,4 @@
-"""The certificate of a conversation: what is trained is held against whose words it is, and against other methods.
+"""The certificate of a conversation: what is trained is held against the message it comes from, and other methods.
 
 Nothing here decides what is trained. Costs: some microseconds a turn, besides what `prompting.py` renders.
 """
@@ -18,7 +18,7 @@ from penstock.chat.masks import Mask
 from penstock.chat.prompting import check_prompts
 from penstock.chat.template import Rendered, Template
 from penstock.chat.traced import GIVEN
-from penstock.chat.turns import Turn
+from penstock.chat.turns import Turn, place_of, words_of
 
 _MARKER = re.compile(r"<\S+>|\[\S+\]")
 """Text that can only be meant for a control token."""
@@ -53,6 +53,7 @@ def certify(evidence: Evidence, template: Template) -> Certificate:
         *_check_foreign(evidence),
         *check_prompts(evidence.conversation, evidence.rendered.text, evidence.turns, evidence.mask.trained, template),
         *(Problem("forged", -1, f"{text!r} at character {at} stays text") for at, text in evidence.encoded.forged),
+        *_check_escapes(evidence.rendered),
         *_check_methods(evidence, checks),
     ]
     weights = evidence.mask.tokens
@@ -72,17 +73,28 @@ def certify(evidence: Evidence, template: Template) -> Certificate:
         forged=evidence.encoded.forged,
         checks=tuple(checks),
         problems=tuple(problems),
+        changed=evidence.conversation.changed,
     )
 
 
 def _check_turns(evidence: Evidence) -> Iterator[Problem]:
-    """Each trained turn is written, opens as it would be prompted, says something, and ends."""
+    """Each trained message is written; its turn opens as it would be prompted, says something, and ends."""
     knobs, messages = evidence.knobs, evidence.conversation.messages
+    unwritten = _unwritten(evidence)
     for message in evidence.mask.trained:
+        if message in unwritten and (_says_something(messages[message]) or messages[message]["role"] == "assistant"):
+            cure = "; drop_system_message: true leaves it out" if messages[message]["role"] == "system" else ""
+            yield Problem("not_written", message, f"the template writes nothing of this message{cure}")
         turn = evidence.turns.get(message)
         if turn is None:
-            yield Problem("not_written", message, "the template writes nothing of this turn")
             continue
+        if turn.header:
+            yield Problem(
+                "unsupplied_header",
+                message,
+                f"the template begins the turn with {turn.header!r}, which its generation prompt does not supply, so "
+                "the model would learn to write it; take a template that prompts as it writes",
+            )
         if turn.supplied != turn.opening and messages[message]["role"] == "assistant":
             yield Problem(
                 "opening_differs",
@@ -92,14 +104,27 @@ def _check_turns(evidence: Evidence) -> Iterator[Problem]:
         if _is_empty(messages[message], turn, evidence.rendered.text):
             yield Problem("empty_reply", message, "it says nothing, so at most its end is trained")
         wanted = knobs.train_on_eos != "none" or (knobs.train_on_eot or "none") != "none"
-        if knobs.on_missing_terminator != "allow" and wanted and not knobs.train_on_inputs:
+        # A system message is read, not written by turns: nothing stops behind it.
+        ends = wanted and messages[message]["role"] not in ("system", "developer")
+        if knobs.on_missing_terminator != "allow" and ends and not knobs.train_on_inputs:
             yield from _check_terminator(evidence, message)
+
+
+def _unwritten(evidence: Evidence) -> set[int]:
+    """Messages without a turn and without words in the text."""
+    written = {words.message for words in words_of(evidence.rendered)}
+    return set(range(len(evidence.conversation.messages))) - written - evidence.turns.keys()
+
+
+def _says_something(message: Mapping[str, Any]) -> bool:
+    """Whether a message has words or calls."""
+    return bool(message.get("tool_calls")) or any(words.strip() for _, words in _words(message))
 
 
 def _is_empty(message: Mapping[str, Any], turn: Turn, text: str) -> bool:
     """Whether a message has no words or calls, and the template writes none for it (of parts of other types)."""
-    said = message.get("tool_calls") or any(words.strip() for _, words in _words(message))
-    return not said and not any(text[begin : min(end, turn.words_end)].strip() for begin, end in turn.produced)
+    spans = [(begin, min(end, turn.words_end)) for begin, end in turn.produced]
+    return not _says_something(message) and not any(text[begin:end].strip() for begin, end in spans)
 
 
 def _check_terminator(evidence: Evidence, message: int) -> Iterator[Problem]:
@@ -135,6 +160,7 @@ def _check_terminator(evidence: Evidence, message: int) -> Iterator[Problem]:
 
 def _check_words(evidence: Evidence, dropped: Sequence[Dropped]) -> Iterator[Problem]:
     """What the template left out: whole messages, parts, or the tools."""
+    unwritten = _unwritten(evidence)
     if evidence.conversation.tools and not any(run[1] == GIVEN for run in evidence.rendered.runs):
         yield Problem("dropped", -1, "the template writes none of the tools")
     for part in dropped:
@@ -145,7 +171,8 @@ def _check_words(evidence: Evidence, dropped: Sequence[Dropped]) -> Iterator[Pro
         shown = part.text if len(part.text) <= 40 else part.text[:40] + "…"
         told = f"the template leaves out {shown!r} of its {part.field}"
         if whole and part.field != "reasoning_content" and part.message in evidence.mask.trained:
-            yield Problem("not_written", part.message, f"{told}: all of it")
+            if part.message not in unwritten:
+                yield Problem("not_written", part.message, f"{told}: all of it")
         else:
             yield Problem("dropped", part.message, told)
 
@@ -203,21 +230,40 @@ def _length(message: Mapping[str, Any], field: str) -> int:
 
 
 def _check_foreign(evidence: Evidence) -> Iterator[Problem]:
-    """Words of a message that is not trained must not be trained in another's turn, nor outside all turns."""
+    """Words of a message that is not trained must not be trained, and those of a reply must stand in a turn."""
     if evidence.knobs.train_on_inputs:
         return
     characters, trained = evidence.mask.characters, set(evidence.mask.trained)
-    at = 0
-    for length, message, field, _, owner, _ in evidence.rendered.runs:
-        words = field.startswith(("content", "reasoning_content"))
-        if message >= 0 and words and length:
+    roles = [message["role"] for message in evidence.conversation.messages]
+    for words in words_of(evidence.rendered):
+        begin, end, message, field, _ = words
+        if not field.startswith(("content", "reasoning_content")):
+            continue
+        place = place_of(words, evidence.turns)
+        if message not in trained:
             ranged = bool(evidence.conversation.marks[message].ranges)
-            if message not in trained and not ranged and characters[at : at + length].any():
-                shown = evidence.rendered.text[at : at + min(length, 40)]
-                yield Problem("foreign_text", message, f"{shown!r} is trained in the turn of message {owner}")
-            elif message in trained and owner is not None and owner < 0:
-                yield Problem("untraced", message, "its words are written outside any turn that could be followed")
-        at += length
+            if not ranged and characters[begin:end].any():
+                shown = evidence.rendered.text[begin : min(end, begin + 40)]
+                yield Problem(
+                    "foreign_text", message, f"the template writes {shown!r} where message {place} is trained"
+                )
+        elif roles[message] == "assistant" and (place is None or roles[place] != "assistant"):
+            yield Problem(
+                "untraced",
+                message,
+                "the template writes its text where no turn can be followed, neither by the loop over the messages nor "
+                "by what the template prompts with; take a template that writes each reply behind its prompt",
+            )
+
+
+def _check_escapes(rendered: Rendered) -> Iterator[Problem]:
+    if rendered.escaped:
+        yield Problem(
+            "escaped",
+            -1,
+            f"Jinja escapes quotes and brackets ({rendered.escaped} characters more), because the template adds text with "
+            "+ behind |safe or |e; a ~ b in place of a + b does not",
+        )
 
 
 def _check_methods(evidence: Evidence, checks: list[str]) -> Iterator[Problem]:

@@ -7,7 +7,10 @@ in `masks.py`.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, Literal, final
+
+Form = Literal["empty_content", "decode_arguments", "join_text_parts"]
+"""What may be changed of messages for a template that fails on what the record has; see `forms.py`."""
 
 
 @final
@@ -57,8 +60,9 @@ class Conversation:
     """One conversation, ready for a chat template."""
 
     messages: tuple[dict[str, Any], ...]
-    """`role` (after mapping), `content` (str, or a list of parts), and where present `reasoning_content`,
-    `tool_calls`, `name` and whatever else the record's message holds, nulls and training keys left out."""
+    """As the record has them: `role` (after mapping), `content` (a text, a list of parts, or None), and where present
+    `reasoning_content`, `tool_calls`, `name` and whatever else the message holds, other nulls and training keys left
+    out."""
 
     marks: tuple[Marks, ...]
     """One a message."""
@@ -72,6 +76,12 @@ class Conversation:
     origin: str = ""
     """`file:line` of the record, for messages of errors."""
 
+    forms: tuple[Form, ...] = ()
+    """What may be changed of the messages where a template fails on them as they are."""
+
+    changed: tuple[Form, ...] = ()
+    """What has been changed so."""
+
     def __post_init__(self) -> None:
         if len(self.messages) != len(self.marks):
             raise ValueError(f"{len(self.messages)} messages need as many marks, got {len(self.marks)}")
@@ -84,6 +94,8 @@ class Conversation:
             tools=self.tools,
             variables=self.variables,
             origin=self.origin,
+            forms=self.forms,
+            changed=self.changed,
         )
 
 

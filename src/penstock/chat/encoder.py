@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
@@ -21,9 +21,10 @@ from penstock.chat.conversation import Conversation
 from penstock.chat.encoded_text import EncodedText
 from penstock.chat.encoding import encode_rendered_batch
 from penstock.chat.families import Family, detect_family
+from penstock.chat.forms import render_form
 from penstock.chat.knobs import Knobs
 from penstock.chat.layouts import read_conversation
-from penstock.chat.masks import Mask, decide, weigh
+from penstock.chat.masks import Mask, decide, trained_messages, weigh
 from penstock.chat.prompting import as_prompted
 from penstock.chat.scanning import scan
 from penstock.chat.template import Rendered, Template, load_template
@@ -57,19 +58,28 @@ class EncodedChat:
     is_control: np.ndarray[Any, np.dtype[np.bool_]]
     """Which tokens are control tokens, bool [tokens]."""
     messages: IntArray
-    """In whose turn each token is, or whose words it holds outside all turns, int64 [tokens]; −1: the template's."""
+    """The message that each token belongs to, int64 [tokens]: that of the words it begins in, else that of its turn;
+    −1: the template's."""
     roles: tuple[str, ...]
     """Role of each message."""
     certificate: Certificate
 
     @property
     def trained_text(self) -> tuple[tuple[int, str], ...]:
-        """The text of each stretch of trained tokens, in order: (message whose turn it is, text)."""
+        """The text of each stretch of trained tokens, in order: (message that it belongs to, text)."""
         edges = np.flatnonzero(np.diff(np.concatenate([[0], self.loss_weights != 0, [0]]))).tolist()
         return tuple(
             (int(self.messages[(first + last - 1) // 2]), self.text[int(self.begins[first]) : int(self.ends[last - 1])])
             for first, last in zip(edges[::2], edges[1::2], strict=True)
         )
+
+
+class _Draft(NamedTuple):
+    """A conversation in the form that the template takes, as text, with its turns."""
+
+    conversation: Conversation
+    rendered: Rendered
+    turns: dict[int, Turn]
 
 
 @final
@@ -111,14 +121,11 @@ class ChatEncoder:
         """
         if not conversations:
             return []
-        drafts = [self._render(conversation) for conversation in conversations]
-        return self._encode_drafts(conversations, drafts)
+        return self._encode_drafts([self._render(conversation) for conversation in conversations])
 
-    def _encode_drafts(
-        self, conversations: Sequence[Conversation], drafts: Sequence[tuple[Rendered, dict[int, Turn]]]
-    ) -> list[list[EncodedChat]]:
+    def _encode_drafts(self, drafts: Sequence[_Draft]) -> list[list[EncodedChat]]:
         """What was rendered, as tokens with loss weights, held to its certificates."""
-        texts = [rendered for rendered, _ in drafts]
+        texts = [draft.rendered for draft in drafts]
         encoded = encode_rendered_batch(
             self.tokenizer,
             [rendered.text for rendered in texts],
@@ -126,26 +133,24 @@ class ChatEncoder:
             allow_forged=self.knobs.allow_forged,
         )
         decisions = [
-            decide(conversation, rendered, turns, text, self.knobs, self._eos_text, self._stops)
-            for conversation, (rendered, turns), text in zip(conversations, drafts, encoded, strict=True)
+            decide(draft.conversation, draft.rendered, draft.turns, text, self.knobs, self._eos_text, self._stops)
+            for draft, text in zip(drafts, encoded, strict=True)
         ]
-        masks = weigh(decisions, [turns for _, turns in drafts], texts, encoded)
+        masks = weigh(decisions, [draft.turns for draft in drafts], texts, encoded)
         done = []
-        for conversation, (rendered, turns), text, mask, scanned in zip(
-            conversations, drafts, encoded, masks, self._scan(encoded), strict=True
-        ):
+        for draft, text, mask, scanned in zip(drafts, encoded, masks, self._scan(encoded), strict=True):
             evidence = Evidence(
-                conversation=conversation,
-                rendered=rendered,
-                turns=turns,
+                conversation=draft.conversation,
+                rendered=draft.rendered,
+                turns=draft.turns,
                 encoded=text,
                 mask=mask,
                 knobs=self.knobs,
                 scanned=scanned,
                 family=self._family.name if self._family and not self._declared else "the settings",
-                appended=(self._eos_text or "") if self._must_append(mask, turns) else None,
+                appended=(self._eos_text or "") if self._must_append(mask, draft.turns) else None,
             )
-            done.append(self._split(conversation, self._finish(evidence), mask.trained))
+            done.append(self._split(draft.conversation, self._finish(evidence), mask.trained))
         return done
 
     def _scan(self, encoded: Sequence[EncodedText]) -> Sequence[np.ndarray[Any, np.dtype[np.bool_]] | None]:
@@ -157,23 +162,22 @@ class ChatEncoder:
         weights = scan(rows, self.boundaries, roles, self.knobs.train_on_eos)
         return [weights[row] != 0 for row in range(len(encoded))]
 
-    def _render(self, conversation: Conversation, *, prompted: bool = False) -> tuple[Rendered, dict[int, Turn]]:
+    def _render(self, conversation: Conversation, *, prompted: bool = False) -> _Draft:
         """A conversation as text, with its turns; `prompted`: what is before its last turn as it is prompted for."""
         try:
-            rendered = self.template.render(
-                conversation.messages, tools=conversation.tools, **dict(conversation.variables)
-            )
+            conversation, rendered = render_form(conversation, self.template)
             turns = self._turns(conversation, rendered)
             if prompted:
                 rendered = as_prompted(conversation, rendered, turns, self.template)
                 turns = self._turns(conversation, rendered)
         except ValueError as error:
             raise ConversationError(f"{conversation.origin or 'conversation'}: {error}") from error
-        return rendered, turns
+        return _Draft(conversation, rendered, turns)
 
     def _turns(self, conversation: Conversation, rendered: Rendered) -> dict[int, Turn]:
         messages = conversation.messages
-        replies = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        trained = trained_messages(conversation, self.knobs)
+        replies = [number for number in trained if messages[number]["role"] == "assistant"]
         return find_turns(
             self.template, rendered, messages, replies, tools=conversation.tools, **dict(conversation.variables)
         )
@@ -219,7 +223,7 @@ class ChatEncoder:
         alone = ChatEncoder(self.tokenizer, self.template, replace(self.knobs, mask_history=True, on_rewrite="report"))
         replies = [message for message in trained if conversation.messages[message]["role"] == "assistant"]
         heads = [conversation.head(message + 1) for message in replies]
-        return [chat for [chat] in alone._encode_drafts(heads, [alone._render(head, prompted=True) for head in heads])]
+        return [chat for [chat] in alone._encode_drafts([alone._render(head, prompted=True) for head in heads])]
 
     @cached_property
     def _family(self) -> Family | None:

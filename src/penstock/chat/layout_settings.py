@@ -72,13 +72,15 @@ class LayoutSettings:
     """What the template calls thinking; gpt-oss templates call it `thinking`."""
 
     decode_arguments: bool = True
-    """Tool call arguments that are the JSON text of an object become the object, which nearly all templates expect."""
+    """Tool call arguments that are the JSON text of an object become the object where the template fails on the text or
+    would quote it once more; False: never."""
 
     call_ids: str = "keep"
     """`keep` the ids of tool calls, or make them `short`: nine characters, as Mistral's templates demand."""
 
     join_text_parts: bool = True
-    """Contents made of text parts only become strings. False for templates that take nothing but lists."""
+    """Contents made of text parts only become one text where the template fails on the list, or does not write its
+    texts; False: never."""
 
     oasst_paths: str = "best"
     """Of a tree: `best`, the path of best-ranked replies; or `all`, one conversation for each last reply."""

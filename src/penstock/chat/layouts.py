@@ -18,6 +18,7 @@ from typing import Any
 
 from penstock.chat.call_ids import shorten_ids
 from penstock.chat.conversation import UNMARKED, Conversation
+from penstock.chat.forms import forms_of
 from penstock.chat.layout_settings import LayoutSettings
 from penstock.chat.messages import Messages, read_messages
 from penstock.chat.pairs import RESPONSES, read_alpaca, read_preference, read_prompt_completion
@@ -133,6 +134,7 @@ def _finish(record: Mapping[str, Any], read: Messages, settings: LayoutSettings,
         tools=None if tools is None else read_tools(tools, origin),
         variables=variables or {},
         origin=origin,
+        forms=forms_of(messages, settings.decode_arguments, settings.join_text_parts),
     )
 
 

@@ -1,6 +1,8 @@
 """Loss weights of rendered conversations: first of their characters, then of their tokens.
 
 A trained turn trains what the model must produce of it; the settings and the record's marks take parts of that away.
+Of a message that the template writes outside any turn of its own, such as a system message before its loop or inside
+the first question, the words are trained and nothing that the template puts around them.
 What is decided are strokes, (begin, end, weight) of characters in order, which a kernel paints for a whole batch. A
 token has the weight of its last character, because most vocabularies put a space before a word into its token; a
 control token that of the last character of its control text.
@@ -20,7 +22,7 @@ from penstock.chat.conversation import Conversation, Marks
 from penstock.chat.encoded_text import EncodedText
 from penstock.chat.knobs import Knobs, Terminators
 from penstock.chat.template import Rendered
-from penstock.chat.turns import Span, Turn
+from penstock.chat.turns import Span, Turn, place_of, words_of
 
 Weights = np.ndarray[Any, np.dtype[np.float32]]
 Stroke = tuple[int, int, float]
@@ -58,7 +60,8 @@ class Mask:
     straddling: np.ndarray[Any, np.dtype[np.bool_]]
     """Tokens that hold characters of different weights, bool [tokens]."""
     owners: np.ndarray[Any, np.dtype[np.int64]]
-    """In whose turn, or in whose words outside all turns, each token begins, int64 [tokens]; −1: in none."""
+    """The message that each token belongs to, int64 [tokens]: that of the words it begins in, else that of its turn;
+    −1: the template's."""
     generated: np.ndarray[Any, np.dtype[np.bool_]] | None
     """Tokens that end inside the template's `{% generation %}` tags, bool [tokens]; None where it has none."""
     trained: tuple[int, ...]
@@ -83,12 +86,16 @@ def decide(
         eos_text: The tokenizer's EOS as text: other terminators follow `train_on_eot`.
         stops: See `find_terminators`.
     """
-    trained = _trained(conversation, knobs)
-    terminators = find_terminators(rendered.text, turns, encoded, stops)
+    trained = trained_messages(conversation, knobs)
+    replies = {number for number, message in enumerate(conversation.messages) if message["role"] == "assistant"}
+    terminators = find_terminators(rendered.text, turns, encoded, stops, replies)
+    closing = _closing(conversation, rendered, turns)
+    ends = {closing[message]: span for message, span in terminators.items()}
     strokes = [
         *([(0, len(rendered.text), 1.0)] if knobs.train_on_inputs else []),
         *_turn_strokes(conversation, rendered, turns, knobs, trained),
-        *_terminator_strokes(conversation, rendered.text, terminators, knobs, trained, eos_text),
+        *_stray_strokes(conversation, rendered, turns, knobs, trained),
+        *_terminator_strokes(conversation, rendered.text, ends, knobs, trained, eos_text),
         *_range_strokes(rendered, conversation.marks),
     ]
     return Decision(strokes=tuple(strokes), trained=trained, terminators=terminators)
@@ -112,12 +119,17 @@ def weigh(
         (b + base, e + base, w) for made, base in zip(decisions, bases, strict=False) for b, e, w in made.strokes
     ]
     paint(*_columns(strokes, np.float32), characters)
-    pieces = [piece for made, base in zip(rendered, bases, strict=False) for piece in _words_before(made, base)]
-    pieces += [
+    pieces = [
         (begin + base, end + base, message)
         for found, base in zip(turns, bases, strict=False)
         for message, turn in found.items()
         for begin, end in turn.pieces
+    ]
+    pieces += [
+        (words.begin + base, words.end + base, words.message)
+        for made, found, base in zip(rendered, turns, bases, strict=False)
+        for words in words_of(made)
+        if words.message != words.owner or words.owner not in found
     ]
     paint(*_columns(pieces, np.int32), owners)
     counts = [len(text.ids) for text in encoded]
@@ -161,15 +173,6 @@ def _ends_of_control_text(text: str, encoded: EncodedText) -> np.ndarray[Any, np
     return ends
 
 
-def _words_before(rendered: Rendered, base: int) -> Iterator[tuple[int, int, int]]:
-    """Words of messages that the template writes outside all turns, such as the system's before the tools."""
-    at = base
-    for length, message, _, _, owner, _ in rendered.runs:
-        if message >= 0 and (owner is None or owner < 0):
-            yield at, at + length, message
-        at += length
-
-
 def _columns(strokes: Sequence[tuple[int, int, Any]], dtype: Any) -> tuple[Any, Any, Any]:
     """Begins, ends and values as arrays."""
     if not strokes:
@@ -194,17 +197,49 @@ def _turn_strokes(
             yield from _reasoning_strokes(rendered, turn)
 
 
+def _stray_strokes(
+    conversation: Conversation, rendered: Rendered, turns: Mapping[int, Turn], knobs: Knobs, trained: Sequence[int]
+) -> Iterator[Stroke]:
+    """Words that stand outside their message's own turn, as the system's often do: they count, and nothing around them.
+
+    A reply needs a turn: its words count only where another reply's turn holds them, into which they were merged.
+    """
+    roles = [message["role"] for message in conversation.messages]
+    for words in words_of(rendered):
+        message = words.message
+        place = place_of(words, turns)
+        if place == message:
+            continue
+        merged = place is not None and roles[place] == roles[message]
+        weight = conversation.marks[message].weight
+        if message in trained and (merged or roles[message] != "assistant"):
+            yield words.begin, words.end, 1.0 if weight is None else weight
+        elif message not in trained and (merged or knobs.train_on_inputs):
+            yield words.begin, words.end, 0.0
+
+
+def _closing(conversation: Conversation, rendered: Rendered, turns: Mapping[int, Turn]) -> dict[int, int]:
+    """The message that ends each turn: its own, or the last of those that were merged into it."""
+    closing = {message: message for message in turns}
+    roles = [message["role"] for message in conversation.messages]
+    for words in words_of(rendered):
+        place = None if words.message in turns else place_of(words, turns)
+        if place is not None and roles[place] == roles[words.message]:
+            closing[place] = max(closing[place], words.message)
+    return closing
+
+
 def _terminator_strokes(
     conversation: Conversation,
     text: str,
-    terminators: Mapping[int, Span],
+    ends: Mapping[int, Span],
     knobs: Knobs,
     trained: Sequence[int],
     eos_text: str | None,
 ) -> Iterator[Stroke]:
-    known = {text[begin:end] for message, (begin, end) in terminators.items() if message in trained}
+    known = {text[begin:end] for message, (begin, end) in ends.items() if message in trained}
     # Trained ones last: the marker that ends a reply may be all that there is of the next turn (GLM-4, empty content).
-    for message, (begin, end) in sorted(terminators.items(), key=lambda item: item[0] in trained):
+    for message, (begin, end) in sorted(ends.items(), key=lambda item: item[0] in trained):
         # What ends the turns of others may begin a reply ([/INST]).
         if message not in trained and text[begin:end] not in known:
             continue
@@ -215,15 +250,17 @@ def _terminator_strokes(
 
 
 def find_terminators(
-    text: str, turns: Mapping[int, Turn], encoded: EncodedText, stops: Collection[str] = ()
+    text: str, turns: Mapping[int, Turn], encoded: EncodedText, stops: Collection[str], replies: Collection[int]
 ) -> dict[int, Span]:
     """What ends each turn: a control token after its words, or else all text there; or what begins the next turn.
 
-    In some families the model stops by writing the control token with which the next turn begins (GLM-4: <|user|>).
+    In some families the model stops by writing the control token with which the next turn begins (GLM-4: <|user|>), so
+    that token ends a reply. It ends no other message.
 
     Args:
         text, turns, encoded: A conversation.
         stops: Control text that is known to end a generation; it goes before other control text, such as </tool_call>.
+        replies: Messages that are the assistant's.
     """
     control = np.flatnonzero(encoded.is_control)
     places = encoded.begins[control].tolist()
@@ -233,7 +270,9 @@ def find_terminators(
         last = bisect_left(places, turn.end)
         first = bisect_left(places, max(turn.words_end, turn.pieces[-1][0]))
         own = spans[first:last]
-        behind = [spans[last]] if last < len(spans) and spans[last][0] == turn.pieces[-1][1] == turn.end else []
+        behind = []
+        if message in replies and last < len(spans) and spans[last][0] == turn.pieces[-1][1] == turn.end:
+            behind = [spans[last]]
         known = [span for span in [*reversed(own), *behind] if text[span[0] : span[1]].strip() in stops]
         tail = text[turn.words_end : turn.end]
         if known:
@@ -247,8 +286,8 @@ def find_terminators(
     return found
 
 
-def _trained(conversation: Conversation, knobs: Knobs) -> tuple[int, ...]:
-    """Messages whose turns are trained: the record's word first, then the role."""
+def trained_messages(conversation: Conversation, knobs: Knobs) -> tuple[int, ...]:
+    """Messages that are trained: what the record says of them goes first, then their role."""
     chosen = []
     for message, marks in enumerate(conversation.marks):
         verdict = marks.verdict

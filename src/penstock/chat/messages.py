@@ -1,14 +1,15 @@
 """Lists of messages become messages as templates see them, with their marks; a plain one in less than a microsecond.
 
-Three things are made alike, because chat templates are not indulgent about them (measured on 58 real ones): a content
-that is null becomes `""` (eight of them fail on null, one prints "None"), arguments of tool calls become objects, and
-other nulls, which Arrow adds to every message, are left out.
+Values are those of the record: a content that is null stays null, arguments that are text stay text, and a list of
+texts stays a list. `forms.py` changes them where a template fails on them. Other nulls, which Arrow adds to every
+message, are left out.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.chat.conversation import UNMARKED, Marks, Range
+from penstock.chat.forms import list_ranges
 from penstock.chat.layout_settings import Dialect, LayoutSettings
 from penstock.chat.marks import read_marks
 from penstock.chat.parts import Parts, read_parts
@@ -59,20 +60,24 @@ def _read_message(item: Any, dialect: Dialect, settings: LayoutSettings, where: 
     name = _role(properties, item, dialect, where)
     role = "assistant" if name == CALL else name
     calls = _calls(properties, where, settings)
+    parts = properties.get("content")
     content, thinking, ranges, part_calls = _texts(properties, role, where, settings)
     calls += part_calls
-    if content is None:
-        if not calls and thinking is None:
-            raise ConversationError(_no_content(item, role, dialect, where))
-        content = ""
+    if content is None and not calls and thinking is None:
+        raise ConversationError(_no_content(item, role, dialect, where))
+    if part_calls and not content:
+        content = None
     marks = _marks(item, content, thinking, ranges, where, settings)
     if settings.split_thinking and role == "assistant" and thinking is None and isinstance(content, str):
         content, thinking, marks = _split(content, marks, settings.thinking_key)
+    elif content and isinstance(content, str) and isinstance(parts, list | tuple) and name != CALL:
+        content = _parts(parts, where, settings, join=False).content
+        marks = list_ranges(marks, content) if marks.ranges and isinstance(content, list) else marks
     if name == CALL:
-        calls += read_calls(content, where, settings.decode_arguments)
+        calls += read_calls(content, where, decode_arguments=False)
         if any(one.field == "content" for one in marks.ranges):
             raise ConversationError(f"{where} has ranges over a tool call written as text; due train or weight alone")
-        content = ""
+        content = None
     message = {"role": role, "content": content, **properties}
     if thinking is not None:
         message[settings.thinking_key] = thinking
@@ -119,7 +124,7 @@ def _calls(properties: dict[str, Any], where: str, settings: LayoutSettings) -> 
     for key in ("tool_calls", "function_call"):
         value = properties.pop(key, None)
         if value:
-            calls += read_calls(value, where, settings.decode_arguments)
+            calls += read_calls(value, where, decode_arguments=False)
     return calls
 
 
@@ -171,7 +176,7 @@ def _is_parts(content: Any, role: str) -> bool:
 
 def _parts(parts: Sequence[Any], where: str, settings: LayoutSettings, join: bool) -> Parts:
     key = settings.thinking_key
-    return read_parts(parts, where, thinking_key=key, join=join, decode_arguments=settings.decode_arguments)
+    return read_parts(parts, where, thinking_key=key, join=join, decode_arguments=False)
 
 
 def _marks(

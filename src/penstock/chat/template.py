@@ -7,7 +7,6 @@ plain for those who need only the text. Costs: compiling takes some milliseconds
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,6 +17,7 @@ from typing import Any, final
 import jinja2
 
 from penstock.chat.environment import ChatEnvironment, TracingEnvironment, compile_template
+from penstock.chat.escaping import lay_over
 from penstock.chat.traced import GIVEN, Run, Traced
 from penstock.chat.writing import trace
 from penstock.errors import ConfigError, RecordError
@@ -26,7 +26,7 @@ from penstock.tokenizers import Tokenizer
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _OWN = Path(__file__).parent / "templates"
 _MARKUP = re.compile(r"\|\s*(?:safe|e|escape|forceescape|xmlattr|urlize)\b")
-"""Filters behind which Jinja escapes what `+`, `%` and the like add: of these the text may not be traced."""
+"""Filters behind which Jinja escapes what `+`, `%` and the like add, which tracing does not see."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -59,16 +59,6 @@ class Template:
     def _plain(self) -> jinja2.Template:
         return self._compile(ChatEnvironment(self._clock))
 
-    @cached_property
-    def openings(self) -> dict[Any, str]:
-        """What its generation prompt supplies, by situation; see `turns.py`."""
-        return {}
-
-    @cached_property
-    def trials(self) -> Counter[Any]:
-        """How often it was found to write a reply as it is prompted for, by situation; see `prompting.py`."""
-        return Counter()
-
     def _clock(self) -> datetime:
         return self.now or datetime.now()
 
@@ -100,10 +90,16 @@ class Template:
         plain = [_with_reasoning(message) for message in messages]
         traced = [trace(message, number) for number, message in enumerate(plain)]
         given = {name: trace(value, GIVEN, name) for name, value in {"tools": tools, **variables}.items()}
-        text = self._run(self._traced, traced, given.pop("tools"), add_generation_prompt, given)
+        plain_given = (plain, tools, add_generation_prompt, variables)
+        try:
+            text = Traced(self._run(self._traced, traced, given.pop("tools"), add_generation_prompt, given))
+        except RecordError:
+            # The words of the same failure without tracing, which name no class of ours.
+            self._run(self._plain, *plain_given)
+            raise
         if _MARKUP.search(self.source):
-            self._check_text(text, self._run(self._plain, plain, tools, add_generation_prompt, variables))
-        return Rendered(text=str.__str__(Traced(text)), runs=Traced(text)._runs)
+            return self._as_written(text, self._run(self._plain, *plain_given))
+        return Rendered(text=str.__str__(text), runs=text._runs)
 
     def render_plain(
         self,
@@ -117,12 +113,17 @@ class Template:
         plain = [_with_reasoning(message) for message in messages]
         return self._run(self._plain, plain, tools, add_generation_prompt, variables)
 
-    def _check_text(self, traced: str, plain: str) -> None:
-        if not str.__eq__(traced, plain):
+    def _as_written(self, traced: Traced, plain: str) -> "Rendered":
+        """A traced text as the plain render writes it, with what Jinja escaped there."""
+        if str.__eq__(traced, plain):
+            return Rendered(text=plain, runs=traced._runs)
+        runs = lay_over(traced, traced._runs, plain)
+        if runs is None:
             raise RecordError(
-                f"chat template {self.name}: the text that it writes cannot be traced, as Jinja escapes what is added "
+                f"chat template {self.name}: the origin of its text cannot be told, as Jinja rewrites what is added "
                 "behind |safe or |e; write a ~ b there in place of a + b, or leave the filter out"
             )
+        return Rendered(text=plain, runs=runs, escaped=len(plain) - len(traced))
 
     def _run(
         self, template: jinja2.Template, messages: list[Any], tools: Any, prompt: bool, variables: Mapping[str, Any]
@@ -147,6 +148,8 @@ class Rendered:
     text: str
     runs: tuple[Run, ...]
     """In order; their lengths add up to that of the text."""
+    escaped: int = 0
+    """How many characters longer Jinja made the text by escaping what is added behind |safe or |e."""
 
 
 def load_template(source: str | Path, *, tokenizer: Tokenizer | None = None, **variables: Any) -> Template:

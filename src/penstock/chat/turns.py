@@ -2,24 +2,25 @@
 
 A turn is the text that the template wrote while it was at one message. It falls into the opening, which the prompt
 supplies (the generation prompt: "<|im_start|>assistant\\n"), what the model produces (its words, the wrappers of tool
-calls and thinking, the terminator), and whitespace after it.
+calls and thinking, the terminator), and whitespace after it. `openings.py` finds the opening by rendering.
 
-The opening is found by rendering: it is what `add_generation_prompt` adds to the messages before the turn. Such a
-render is made once for each kind of situation (role of the message before, tools or not), not for each turn. Templates
-without generation prompt are asked what they write before the words of an assistant. Costs: a few microseconds a turn.
+A template may write messages where they cannot be followed, such as from a list of texts that it made before. Then the
+words of a reply stand in the turn of somebody else, or in none, and the replies are cut out by prompts instead: from
+what prompts for a reply to the end of what is written with it. Messages other than replies then have no turn.
+
+All of it is a function of template and conversation; nothing is kept. Costs: one plain render for each reply, and some
+microseconds; where replies are cut by prompts, three.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+from penstock.chat.openings import BORDERS, LABELS, Asked, common_length, find_opening, render_prompt, usual_opening
 from penstock.chat.template import Rendered, Template
 from penstock.errors import RecordError
 
 Span = tuple[int, int]
-_LABELS = ("role", "name", "tool_call_id", "type")
-"""Fields of a message that are not its words."""
-_BORDERS = frozenset(" \n\t>]}:")
 
 
 class Turn(NamedTuple):
@@ -28,6 +29,8 @@ class Turn(NamedTuple):
     message: int
     pieces: tuple[Span, ...]
     """Where it is written; more than one where a template writes other messages in between."""
+    begin: int
+    """Where what the model must produce begins."""
     produced: tuple[Span, ...]
     """What the model must produce, the terminator included."""
     words_end: int
@@ -36,11 +39,25 @@ class Turn(NamedTuple):
     """What the generation prompt would supply."""
     supplied: str
     """What of it stands there: the same, or shorter where the template writes turns otherwise than it prompts."""
+    header: str = ""
+    """The header of the turn, where the prompt does not supply it."""
+    difference: str = ""
+    """How the text that prompts for the turn differs from what is before it."""
 
     @property
     def end(self) -> int:
         """One after the last character that the model produces."""
         return self.produced[-1][1] if self.produced else self.words_end
+
+
+class Conversed(NamedTuple):
+    """A rendered conversation."""
+
+    template: Template
+    rendered: Rendered
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Any] | None
+    variables: Mapping[str, Any]
 
 
 def find_turns(
@@ -58,53 +75,116 @@ def find_turns(
         template: What rendered it.
         rendered: The conversation.
         messages: Its messages.
-        prompted: Messages before which the template prompts: those of the assistant.
+        prompted: Messages before which the template prompts: those of the assistant, as far as they are trained.
         tools, variables: As in `Template.render`.
     """
-    pieces: dict[int, list[Span]] = {}
-    words: dict[int, list[Span]] = {}
+    whole = Conversed(template, rendered, messages, tools, variables)
+    return _cut_by_prompts(whole, prompted) or _cut_by_loop(whole, prompted)
+
+
+class Words(NamedTuple):
+    """A stretch of a message's words in the text."""
+
+    begin: int
+    end: int
+    message: int
+    field: str
+    owner: int | None
+    """In which turn of the template's loop it was written; negative or None for none."""
+
+
+def words_of(rendered: Rendered) -> Iterator[Words]:
+    """The words of messages in a text, in order; roles and other labels are none."""
     at = 0
     for length, message, field, _, owner, _ in rendered.runs:
+        if message >= 0 and not is_label(field):
+            yield Words(at, at + length, message, field, owner)
+        at += length
+
+
+def place_of(words: Words, turns: Mapping[int, Turn]) -> int | None:
+    """The message in which turn some words stand: their own, another's, or None."""
+    likely = [turns[message] for message in (words.message, words.owner) if message is not None and message in turns]
+    for turn in [*likely, *turns.values()]:
+        if any(begin <= words.begin < end for begin, end in turn.pieces):
+            return turn.message
+    return None
+
+
+@cache
+def is_label(field: str) -> bool:
+    """Whether a field of a message is not of its words: its role, and the like."""
+    return field.rpartition(".")[2] in LABELS
+
+
+def _cut_by_loop(whole: Conversed, prompted: Sequence[int]) -> dict[int, Turn]:
+    """Turns as the template went over the messages."""
+    pieces: dict[int, list[Span]] = {}
+    words: dict[int, list[Span]] = {}
+    roles: dict[int, int] = {}
+    floors: dict[int, int] = {}
+    at = floor = 0
+    for length, message, field, _, owner, _ in whole.rendered.runs:
+        is_word = message >= 0 and (message != owner or not is_label(field))
         if owner is not None and owner >= 0:
             if owner not in pieces:
-                pieces[owner], words[owner] = [(at, at + length)], []
+                pieces[owner], words[owner], floors[owner] = [(at, at + length)], [], floor
             elif pieces[owner][-1][1] == at:
                 pieces[owner][-1] = (pieces[owner][-1][0], at + length)
             else:
                 pieces[owner].append((at, at + length))
-            if message >= 0 and (message != owner or not _is_label(field)):
+            if is_word:
                 words[owner].append((at, at + length))
+            elif field == "role" and not words[owner]:
+                roles[owner] = at
         at += length
+        floor = at if is_word else floor
     turns = {}
     for message, spans in pieces.items():
-        opening, begin = "", spans[0][0]
         own = words[message]
         if message in prompted:
-            opening = _opening(template, rendered.text, begin, messages[:message], tools, variables)
-            if rendered.text.startswith(opening, begin, spans[0][1]):
-                begin += len(opening)
-            else:
-                begin += _supplied(rendered.text[begin : spans[0][1]], opening)
-        elif own:
-            begin = own[0][0]
-        turns[message] = _turn(rendered.text, message, spans, own, begin, opening)
+            first = own[0][0] if own else spans[0][1]
+            asked = _asked(whole, message, spans[0], first, floors[message])
+            opening = find_opening(asked)
+            turn = _turn(whole.rendered.text, message, spans, own, opening.end, opening.text)
+            header = _unsupplied_header(asked, turn, roles.get(message))
+            turns[message] = turn._replace(header=header, difference=opening.difference)
+        else:
+            begin = own[0][0] if own else spans[0][0]
+            turns[message] = _turn(whole.rendered.text, message, spans, own, begin, "")
     return turns
 
 
-@cache
-def _is_label(field: str) -> bool:
-    return field.rpartition(".")[2] in _LABELS
+def _asked(whole: Conversed, message: int, piece: Span, words: int, floor: int) -> Asked:
+    text, before = whole.rendered.text, whole.messages[:message]
+    return Asked(whole.template, text, *piece[:1], words, piece[1], floor, before, whole.tools, whole.variables)
 
 
-def _turn(text: str, message: int, spans: list[Span], own: list[Span], begin: int, opening: str) -> Turn:
+def _unsupplied_header(asked: Asked, turn: Turn, role: int | None) -> str:
+    """What the template writes before the words of a reply that a prompt should supply, and does not."""
+    head = asked.text[turn.begin : max(asked.words, turn.begin)]
+    if not head.strip():
+        return ""
+    if role is not None and role >= turn.begin:
+        return head
+    if turn.supplied.strip():
+        return ""
+    usual = usual_opening(asked.template, asked.tools, asked.variables).strip()
+    return head if turn.opening.strip() or (usual and usual in head) else ""
+
+
+def _turn(text: str, message: int, spans: Sequence[Span], own: Sequence[Span], begin: int, opening: str) -> Turn:
     """Cut a turn that is produced from `begin` on."""
     words_end = max([end for _, end in own if end > begin], default=begin)
     last_begin, last_end = spans[-1]
     end = max(last_begin + len(text[last_begin:last_end].rstrip()), min(words_end, last_end))
     produced = [(max(first, begin), last) for first, last in spans[:-1]] + [(max(last_begin, begin), end)]
+    if begin < spans[0][0]:
+        produced[0] = (begin, produced[0][1])
     return Turn(
         message=message,
         pieces=tuple(spans),
+        begin=begin,
         produced=tuple((first, last) for first, last in produced if first < last),
         words_end=words_end,
         opening=opening,
@@ -112,91 +192,52 @@ def _turn(text: str, message: int, spans: list[Span], own: list[Span], begin: in
     )
 
 
-def _supplied(text: str, opening: str) -> int:
-    """How many characters of a turn the opening supplies, when it is not all there."""
-    same = _same_but_for_space(text, opening)
-    if same is not None:
-        return same
-    same = 0
-    while same < min(len(text), len(opening)) and text[same] == opening[same]:
-        same += 1
-    # "<" may be the beginning of a marker on both sides; whole markers and words are supplied, or not.
-    while same and text[same - 1] not in _BORDERS:
-        same -= 1
-    return same
-
-
-def _same_but_for_space(text: str, opening: str) -> int | None:
-    """Where the opening ends in a text that begins with it, whitespace aside; None when it does not."""
-    at = 0
-    for character in opening.split():
-        at += len(text[at:]) - len(text[at:].lstrip())
-        if not text.startswith(character, at):
+def _cut_by_prompts(whole: Conversed, prompted: Sequence[int]) -> dict[int, Turn] | None:
+    """Turns of the replies as they are prompted for, where the template's loop does not hold them; None elsewhere."""
+    replies = {message for message, told in enumerate(whole.messages) if told.get("role") == "assistant"}
+    words: dict[int, list[Span]] = {message: [] for message in prompted}
+    astray = False
+    for begin, end, message, _, owner in words_of(whole.rendered):
+        if message in words:
+            words[message].append((begin, end))
+            astray = astray or owner not in replies
+    if not astray:
+        return None
+    turns = {}
+    for message, own in words.items():
+        turn = _cut_by_prompt(whole, message, own) if own else None
+        if own and turn is None:
             return None
-        at += len(character)
-    for space in opening[len(opening.rstrip()) :]:
-        if not text.startswith(space, at):
-            break
-        at += 1
-    return at
+        if turn is not None:
+            turns[message] = turn
+    return turns
 
 
-def _opening(
-    template: Template,
-    text: str,
-    begin: int,
-    before: Sequence[Mapping[str, Any]],
-    tools: Sequence[Any] | None,
-    variables: Mapping[str, Any],
-) -> str:
-    """What the generation prompt supplies after the messages `before`; `begin`: where the turn begins in `text`."""
-    last = before[-1] if before else {}
-    situation = (len(before) > 0, last.get("role"), bool(last.get("tool_calls")), tools is not None, repr(variables))
-    known = template.openings
-    if situation not in known:
-        known[situation] = _ask(template, text, begin, before, tools, variables)
-    return known[situation]
-
-
-def _ask(
-    template: Template,
-    text: str,
-    begin: int,
-    before: Sequence[Mapping[str, Any]],
-    tools: Sequence[Any] | None,
-    variables: Mapping[str, Any],
-) -> str:
+def _cut_by_prompt(whole: Conversed, message: int, own: Sequence[Span]) -> Turn | None:
+    """The turn of one reply; None where the text does not begin with what prompts for it."""
+    text, before = whole.rendered.text, whole.messages[:message]
+    prompt = render_prompt(whole.template, before, whole.tools, whole.variables)
+    end = _end_by_prompt(whole, message)
+    if prompt is None or end is None or not text.startswith(prompt) or own[0][0] < len(prompt) or own[-1][1] > end:
+        return None
     try:
-        prompt = template.render(before, tools=tools, add_generation_prompt=True, **variables)
+        unprompted = whole.template.render_plain(before, tools=whole.tools, **whole.variables)
     except RecordError:
-        return ""
-    opening = prompt.text[begin if prompt.text[:begin] == text[:begin] else _end_of_turns(prompt) :]
-    # A template that knows no generation prompt may write one at the end of every text, or none.
-    if "add_generation_prompt" not in template.source and not _supplied(text[begin:], opening):
-        return _written_before(template, variables)
-    return opening
+        unprompted = prompt
+    begin = len(unprompted) if prompt.startswith(unprompted) else len(prompt)
+    return _turn(text, message, [(begin, end)], own, len(prompt), prompt[begin:])
 
 
-def _end_of_turns(rendered: Rendered) -> int:
-    at = end = 0
-    for length, _, _, _, owner, _ in rendered.runs:
-        at += length
-        end = at if owner is not None and owner >= 0 else end
+def _end_by_prompt(whole: Conversed, message: int) -> int | None:
+    """Where a reply ends: with the text of the conversation up to it, as far as that is the same."""
+    text, head = whole.rendered.text, whole.messages[: message + 1]
+    if len(head) == len(whole.messages):
+        return len(text)
+    try:
+        alone = whole.template.render_plain(head, tools=whole.tools, **whole.variables)
+    except RecordError:
+        return None
+    end = common_length(alone, text)
+    while end < len(alone) and end and text[end - 1] not in BORDERS:
+        end -= 1
     return end
-
-
-def _written_before(template: Template, variables: Mapping[str, Any]) -> str:
-    """What a template without generation prompt writes between a question and the words of the answer."""
-    for question, answer in (("Q", "A"), ([{"type": "text", "text": "Q"}], [{"type": "text", "text": "A"}])):
-        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        try:
-            rendered = template.render(messages, **variables)
-        except RecordError:
-            continue
-        header, at = "", 0
-        for length, message, field, _, owner, _ in rendered.runs:
-            if owner == 1 and message == 1 and field not in _LABELS:
-                return header if header.strip() else ""
-            header += rendered.text[at : at + length] if owner == 1 else ""
-            at += length
-    return ""

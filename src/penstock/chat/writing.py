@@ -1,16 +1,17 @@
-"""What a chat template's compiled code calls while it writes: in whose turn, and whose words.
+"""What a chat template's compiled code calls while it writes: in which turn, and from which message.
 
 A template's tree is rewritten when it is compiled (`Rewrite`):
 
-- all that is written passes through a filter that notes in whose turn it was written;
-- entering a loop over messages begins a turn, leaving the loop ends it;
+- all that is written passes through a filter that notes in which turn it was written;
+- entering a loop over messages begins a turn, leaving the loop ends it; messages that the template itself put together
+  from those of the conversation (merged, filtered, renamed) count as the ones that they hold the text of;
 - values kept in variables, and literal strings whose methods are called, become `Traced`.
 
 What it writes does not change.
 """
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 from typing import Any, TypeVar, cast, final
 
@@ -18,7 +19,7 @@ import jinja2
 from jinja2 import nodes, runtime
 from jinja2.visitor import NodeTransformer
 
-from penstock.chat.traced import Traced, join, kept, made, spelled, written
+from penstock.chat.traced import Traced, join, kept, made, runs_of, spelled, written
 
 NO_OWNER = -1
 _FIELDS = {"thinking": "reasoning_content", "reasoning": "reasoning_content"}
@@ -71,11 +72,12 @@ def trace(value: Any, message: int, path: str = "") -> Any:
 
 @final
 class Turns:
-    """In whose turn a template is writing."""
+    """In which turn a template is writing."""
 
-    __slots__ = ("_entered", "_inside", "_owner", "_stack")
+    __slots__ = ("_entered", "_inside", "_messages", "_owner", "_stack")
 
-    def __init__(self) -> None:
+    def __init__(self, messages: Any) -> None:
+        self._messages = messages
         self._owner, self._entered, self._inside = NO_OWNER, False, NO_OWNER
         self._stack: list[tuple[int, bool, int]] = []
 
@@ -88,15 +90,38 @@ class Turns:
 
     def _enter(self, item: Any) -> None:
         """A round of a loop begins; over messages, it is a turn."""
-        self._entered = isinstance(item, TracedDict) and not item._path
+        message = self._message_of(item)
+        self._entered = message is not None
         # A loop inside a turn that goes over earlier messages looks something up; over later ones, it writes them.
-        if self._entered and item._message > self._inside:
-            self._owner = item._message
+        if message is not None and message > self._inside:
+            self._owner = message
+
+    def _message_of(self, item: Any) -> int | None:
+        """The message that an item is, or was put together from; None for anything else."""
+        if isinstance(item, TracedDict):
+            return None if item._path else item._message
+        if type(item) is not dict or "role" not in item:
+            return None
+        held = sorted(set(_messages_in(item.values())))
+        # A system message that was merged into a question is part of the question.
+        alike = [message for message in held if self._messages[message].get("role") == item["role"]]
+        return alike[0] if alike else held[-1] if held else None
 
     def _look_up(self, value: Any) -> None:
         """A message was looked up by the number of the round (`messages[i]`): the first one makes the turn."""
         if not self._entered:
             self._enter(value)
+
+
+def _messages_in(values: Iterable[Any]) -> Iterator[int]:
+    """The messages whose text or objects `values` hold, at any depth."""
+    for value in values:
+        if isinstance(value, str):
+            yield from (run[1] for run in runs_of(value) if run[1] >= 0)
+        elif isinstance(value, (TracedDict, TracedList)):
+            yield from (value._message,) if value._message >= 0 else ()
+        elif isinstance(value, (dict, list, tuple)):
+            yield from _messages_in(value.values() if isinstance(value, dict) else value)
 
 
 @final
@@ -105,7 +130,7 @@ class TracingContext(runtime.Context):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._turns = Turns()
+        self._turns = Turns(self.parent.get("messages"))
 
 
 @jinja2.pass_context

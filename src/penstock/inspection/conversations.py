@@ -218,7 +218,7 @@ def _said(conversation: Conversation) -> list[tuple[str, str]]:
     for message in conversation.messages:
         content = message.get("content")
         rest = {name: value for name, value in message.items() if name not in ("role", "content")}
-        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False) if content else ""
         text += f"\n{json.dumps(rest, ensure_ascii=False, default=str)}" if rest else ""
         said.append((str(message["role"]), f"{text}\n"))
     return said

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from penstock.chat import ChatEncoder, Conversation, EncodedChat, detect_layout, read_conversation
 from penstock.chat.cleaning import Counts, clean, fit
+from penstock.chat.forms import normalise
 from penstock.errors import RecordError, TokenizerError
 from penstock.prepare.chat_settings import ChatSettings
 from penstock.prepare.chat_summary import ChatSummary
@@ -102,7 +103,7 @@ def _read(record: _Record, value: dict[str, Any], chat: ChatSettings, *, needs_k
         read = read_conversation(value, chat.layout, record.origin)
         found = read if isinstance(read, list) else [read]
         if found and needs_key:
-            record.key = json.dumps(found[0].messages, ensure_ascii=False, default=repr)
+            record.key = json.dumps(normalise(found[0]).messages, ensure_ascii=False, default=repr)
         for conversation in found:
             kept, counts = clean(conversation, chat.cleaning, **_what_trains(chat))
             record.counts.append(counts)

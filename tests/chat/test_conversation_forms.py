@@ -1,0 +1,208 @@
+"""A template is given what the record has; in another form only where it fails on that, or writes something else."""
+
+import json
+
+import pytest
+from chat_makers import (
+    ALL_CONTROLS,
+    CHATML,
+    CONVERSATIONS,
+    TOKENS,
+    TOOLS,
+    ask,
+    call,
+    make_tokenizer,
+    markers_of,
+    result,
+)
+
+from penstock.chat.encoder import ChatEncoder
+from penstock.chat.forms import render_form
+from penstock.chat.layout_settings import LayoutSettings
+from penstock.chat.layouts import read_conversation
+from penstock.chat.template import Template
+from penstock.errors import ConversationError, RecordError
+
+
+def text_call(place=0):
+    return {**call(place=place), "function": {"name": "get_weather", "arguments": '{"city": "aParis"}'}}
+
+
+def calling(content, one):
+    return [
+        {"role": "user", "content": "uweather?"},
+        {"role": "assistant", "content": content, "tool_calls": [one]},
+        result("tsun"),
+        {"role": "assistant", "content": "aDone."},
+    ]
+
+
+GIVEN = {
+    "null": calling(None, call(city="aParis")),
+    "text": calling("", text_call()),
+    "null and text": calling(None, text_call()),
+    "parts": CONVERSATIONS["parts"],
+}
+PARTS = [{"type": "text", "text": "ab "}, {"type": "text", "text": "cd"}]
+HEAD, END = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}", "{{ '<|im_end|>\n' }}{% endfor %}"
+PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+
+
+def around(body):
+    return HEAD + body + END + PROMPT
+
+
+CALL = "{% for c in m.tool_calls %}{{ '<call>' + c.function.arguments + '</call>' }}{% endfor %}"
+PAIRS = (
+    "{% for c in m.tool_calls %}{% for k, v in c.function.arguments.items() %}{{ k + '=' + v }}{% endfor %}{% endfor %}"
+)
+QUOTED = "{% for c in m.tool_calls %}{{ '<call>' + (c.function.arguments | tojson) + '</call>' }}{% endfor %}"
+TAKES = {
+    "null alone calls": (
+        "{% if m.content is none %}" + CALL + "{% else %}{{ m.content }}{% endif %}", "null and text", (),
+        '{"city": "aParis"}',
+    ),
+    "null fails": ("{{ m.content + '' }}" + QUOTED, "null", ("empty_content",), '{"city": "aParis"}'),
+    "null is written as None": ("{{ m.content }}" + QUOTED, "null", ("empty_content",), '{"city": "aParis"}'),
+    "text as it is": ("{{ m.content or '' }}" + CALL, "text", (), '{"city": "aParis"}'),
+    "text is quoted": ("{{ m.content or '' }}" + QUOTED, "text", ("decode_arguments",), '{"city": "aParis"}'),
+    "objects alone": (
+        "{{ m.content or '' }}" + PAIRS, "text", ("decode_arguments",), "city=aParis",
+    ),
+    "a null and objects": (
+        "{{ m.content + '' }}{% for c in m.tool_calls %}{{ c.function.arguments.city }}{% endfor %}", "null and text",
+        ("empty_content", "decode_arguments"), "aParis",
+    ),
+    "lists": ("{% for p in m.content %}{{ p.text }}{% endfor %}", "parts", (), "abeta aone"),
+    "lists fail": ("{{ '' + m.content }}", "parts", ("join_text_parts",), "abeta aone"),
+    "lists are written in Python's notation": ("{{ m.content }}", "parts", ("join_text_parts",), "abeta aone"),
+    "lists are left out": (
+        "{% if m.content is string %}{{ m.content }}{% endif %}", "parts", ("join_text_parts",), "abeta aone"
+    ),
+}  # fmt: skip
+"""Body of a template, conversation, what is changed for it, and what is written for the first reply."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("forms")
+
+
+def encoder(source, folder, controls=ALL_CONTROLS):
+    return ChatEncoder(make_tokenizer(folder, list(controls)), Template(source=source, variables=TOKENS))
+
+
+def read(messages, **settings):
+    tools = {"tools": TOOLS} if any(message.get("tool_calls") for message in messages) else {}
+    return read_conversation({"messages": messages, **tools}, LayoutSettings(**settings))
+
+
+def normal(messages, changed):
+    """By plain means: what `changed` says was done to the messages."""
+    messages = json.loads(json.dumps(messages))
+    for message in messages:
+        if "empty_content" in changed and message["content"] is None:
+            message["content"] = ""
+        if "join_text_parts" in changed and isinstance(message["content"], list):
+            message["content"] = "".join(part["text"] for part in message["content"])
+        for one in message.get("tool_calls", ()) if "decode_arguments" in changed else ():
+            if isinstance(one["function"]["arguments"], str):
+                one["function"]["arguments"] = json.loads(one["function"]["arguments"])
+    return messages
+
+
+@pytest.mark.parametrize("name", TAKES)
+def test_the_first_form_that_a_template_takes_is_rendered(name, folder):
+    body, given, changed, written = TAKES[name]
+    [chat] = encoder(around(body), folder).encode(read(GIVEN[given]))
+    assert chat.certificate.changed == changed
+    assert written in chat.trained_text[0][1]
+    assert "None" not in chat.text
+    plain = Template(source=around(body), variables=TOKENS).render_plain(normal(GIVEN[given], changed), tools=TOOLS)
+    assert chat.text == plain
+
+
+def test_settings_keep_the_form_of_the_record(folder):
+    quoted = encoder(around("{{ m.content or '' }}" + QUOTED), folder)
+    python = encoder(around("{{ m.content }}"), folder)
+    [chat] = quoted.encode(read(GIVEN["text"], decode_arguments=False))
+    assert r'<call>"{\"city\": \"aParis\"}"</call>' in chat.text
+    [chat] = python.encode(read(GIVEN["parts"], join_text_parts=False))
+    assert "[{'type': 'text', 'text': 'abeta '}" in chat.text
+    assert not chat.certificate.ok
+
+
+def test_plain_conversations_are_rendered_once(folder, monkeypatch):
+    own, rendered = encoder(CHATML, folder), []
+    monkeypatch.setattr(Template, "render", lambda self, *a, **k: rendered.append(1) or RENDER(self, *a, **k))
+    for messages in (ask("u", "a", "v", "b"), ask("u", "")):
+        render_form(read(messages), own.template)
+    assert len(rendered) == 2
+
+
+RENDER = Template.render
+
+FAILING = {
+    "arguments that stay text": (
+        around("{% for c in m.tool_calls %}{{ c.function.arguments.city + '' }}{% endfor %}"), "text",
+        {"decode_arguments": False}, "decode_arguments: true lets it have the arguments of tool calls as objects",
+    ),
+    "parts that stay a list": (
+        CHATML, "parts", {"join_text_parts": False},
+        r'can only concatenate str \(not "list"\) to str; join_text_parts: true lets it have one text for the parts',
+    ),
+    "neither": (
+        around("{{ m.content.images + '' }}"), "parts", {},
+        r"'list object' has no attribute 'images'; with join_text_parts: 'str object' has no attribute 'images'",
+    ),
+    "both forms": (
+        "{{ raise_exception('no calls') }}", "null and text", {},
+        "refuses the conversation: no calls; with an empty content for null and decode_arguments as well",
+    ),
+    "objects where text is wanted": (
+        around("{{ m.content or '' }}" + CALL), "null", {}, r'not "dict"\) to str; .*give them as JSON text where',
+    ),
+    "an attribute of a message": (around("{{ m.words + '' }}"), "parts", {}, "'dict object' has no attribute 'words'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_errors_name_the_settings_and_no_class_of_ours(name, folder):
+    source, given, settings, message = FAILING[name]
+    with pytest.raises(ConversationError, match=message) as caught:
+        encoder(source, folder).encode(read(GIVEN[given], **settings))
+    assert "Traced" not in str(caught.value)
+    assert "penstock" not in str(caught.value)
+
+
+def test_weights_of_parts_hold_in_either_form(folder):
+    message = {"role": "assistant", "content": [PARTS[0], PARTS[1] | {"train": False}]}
+    for body in ("{% for p in m.content %}{{ p.text }}{% endfor %}", "{{ '' + m.content }}"):
+        [chat] = encoder(around(body), folder).encode(read([*ask([PARTS[0]]), message]))
+        assert [text for _, text in chat.trained_text] == ["ab ", "<|im_end|>"]
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("given", GIVEN)
+def test_texts_equal_those_of_transformers(real_data, folder, given):
+    """For what the record has where the template takes that, else for what it was changed to."""
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    found = []
+    for path in sorted(real_data.joinpath("chat_templates").glob("*/*.jinja")):
+        own = encoder(path.read_text(encoding="utf-8"), folder, markers_of(path.read_text(encoding="utf-8")))
+        conversation = read(GIVEN[given])
+        try:
+            [chat] = own.encode(conversation)
+        except ConversationError:
+            with pytest.raises(RecordError, match=r"refuses|fails"):
+                own.template.render_plain(conversation.messages, tools=conversation.tools)
+            continue
+        changed = chat.certificate.changed
+        rendered = utils.render_jinja_template(
+            [normal(GIVEN[given], changed)], tools=conversation.tools, chat_template=own.template.source, **TOKENS
+        )
+        assert chat.text == rendered[0][0], path.stem
+        found.append(changed)
+    as_given = {"null": 26, "text": 29, "null and text": 14, "parts": 17}[given]
+    assert found.count(()) >= as_given, (found.count(()), len(found))
+    assert len(found) >= {"null": 46, "text": 47, "null and text": 46, "parts": 57}[given]
