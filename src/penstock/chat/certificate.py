@@ -16,10 +16,11 @@ Kind = Literal[
     "disagreement",
     "empty_reply",
     "forged",
+    "control_text",
     "untraced",
 ]
 ERRORS: frozenset[Kind] = frozenset(
-    ("nothing_trained", "missing_terminator", "not_written", "foreign_text", "untraced")
+    ("nothing_trained", "missing_terminator", "not_written", "foreign_text", "untraced", "control_text")
 )
 """Kinds that stand against training a conversation; the others are told."""
 
@@ -75,6 +76,8 @@ class Certificate:
     checks: tuple[str, ...]
     """Methods that agreed or disagreed with the mask: "generation tags agree", "boundaries of qwen disagree"."""
     problems: tuple[Problem, ...]
+    typed: tuple[tuple[int, str], ...] = ()
+    """Control text that messages spelled and that became control tokens, as the settings say: (character, text)."""
 
     @property
     def ok(self) -> bool:

@@ -27,8 +27,8 @@ from penstock.chat.masks import Mask, decide, weigh
 from penstock.chat.prompting import as_prompted
 from penstock.chat.scanning import scan
 from penstock.chat.template import Rendered, Template, load_template
-from penstock.chat.traced import LITERAL
 from penstock.chat.turns import Turn, find_turns
+from penstock.chat.typed_control_text import find_authors
 from penstock.errors import ConfigError, ConversationError
 from penstock.ragged import Ragged
 from penstock.tokenizers import Tokenizer, load_tokenizer
@@ -119,10 +119,11 @@ class ChatEncoder:
     ) -> list[list[EncodedChat]]:
         """What was rendered, as tokens with loss weights, held to its certificates."""
         texts = [rendered for rendered, _ in drafts]
+        authors = [find_authors(*pair, self.knobs) for pair in zip(conversations, texts, strict=True)]
         encoded = encode_rendered_batch(
             self.tokenizer,
             [rendered.text for rendered in texts],
-            _literals(texts),
+            [one.may_be_control(self.knobs) for one in authors],
             allow_forged=self.knobs.allow_forged,
         )
         decisions = [
@@ -131,14 +132,15 @@ class ChatEncoder:
         ]
         masks = weigh(decisions, [turns for _, turns in drafts], texts, encoded)
         done = []
-        for conversation, (rendered, turns), text, mask, scanned in zip(
-            conversations, drafts, encoded, masks, self._scan(encoded), strict=True
+        for conversation, (rendered, turns), text, wrote, mask, scanned in zip(
+            conversations, drafts, encoded, authors, masks, self._scan(encoded), strict=True
         ):
             evidence = Evidence(
                 conversation=conversation,
                 rendered=rendered,
                 turns=turns,
                 encoded=text,
+                authors=wrote,
                 mask=mask,
                 knobs=self.knobs,
                 scanned=scanned,
@@ -303,11 +305,3 @@ def _read(given: Mapping[str, Any] | Sequence[Mapping[str, Any]], tools: Any) ->
     if isinstance(read, list):
         raise ConversationError(f"the record holds {len(read)} conversations; encode them one by one")
     return read
-
-
-def _literals(texts: Sequence[Rendered]) -> list[np.ndarray[Any, np.dtype[np.bool_]]]:
-    """Which characters the template wrote, bool [characters] of each; roles count as the template's."""
-    runs = [run for text in texts for run in text.runs]
-    flags = np.array([run[1] == LITERAL or run[2] == "role" for run in runs], np.bool_)
-    whole = np.repeat(flags, np.array([run[0] for run in runs], np.int64))
-    return np.split(whole, np.cumsum([len(text.text) for text in texts])[:-1]) if texts else []

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, final
+from typing import Any, Literal, final, get_args
 
 from penstock.errors import ConfigError
 
 Terminators = Literal["turn", "all", "last", "none"]
 _TERMINATORS = ("turn", "all", "last", "none")
+ControlTextPolicy = Literal["error", "as_text", "as_control_tokens"]
 
 
 @final
@@ -27,8 +28,12 @@ class Knobs:
     """Train the last trained turn only."""
     train_on_reasoning: bool = True
     """Train the reasoning (thinking) of trained turns, with the tags around it."""
+    trained_control_text: ControlTextPolicy = "error"
+    """When a message of a trained role holds control text of the tokenizer in its own words, such as a <tool_call> that
+    was typed: refuse the conversation (error); encode it as text (as_text); or encode it as control tokens, with the
+    ids that transformers gives (as_control_tokens). Messages of system, user and tool always stay text."""
     allow_forged: bool = False
-    """Let text of messages become control tokens, as other tools do."""
+    """Let control text in messages of every role become control tokens, as other tools do."""
     on_missing_terminator: Literal["error", "allow", "append"] = "error"
     """When the template ends a trained turn without a terminator, so that the model would never learn to stop: refuse;
     accept; or append EOS to the last turn, and tell of the others."""
@@ -45,12 +50,18 @@ class Knobs:
         for name, due in (
             ("on_missing_terminator", ("error", "allow", "append")),
             ("on_rewrite", ("report", "error", "split")),
+            ("trained_control_text", get_args(ControlTextPolicy)),
         ):
             if getattr(self, name) not in due:
                 raise ConfigError(f"{name} must be one of {', '.join(due)}, got {getattr(self, name)!r}")
         for name in ("train_on_inputs", "mask_history", "train_on_reasoning", "allow_forged"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}")
+        if self.allow_forged and self.trained_control_text == "as_text":
+            raise ConfigError(
+                "trained_control_text is as_text, but allow_forged makes control tokens of all messages' control text; "
+                "leave one of the two out"
+            )
         roles: Any = self.roles_to_train
         if isinstance(roles, str) or not all(isinstance(role, str) for role in roles):
             raise ConfigError(f"roles_to_train must be a list of roles, got {roles!r}")
