@@ -6,7 +6,7 @@ in `masks.py`.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 
@@ -69,6 +69,12 @@ class Conversation:
     variables: Mapping[str, Any] = field(default_factory=dict)
     """More template variables of this record, from its `chat_template_kwargs`."""
 
+    attachments: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the record beside its messages that hold images, audio or video, as they are."""
+
+    dropped_media: int = 0
+    """Images, audio and video that were left out, because the settings said so."""
+
     origin: str = ""
     """`file:line` of the record, for messages of errors."""
 
@@ -78,13 +84,7 @@ class Conversation:
 
     def head(self, length: int) -> "Conversation":
         """The conversation of the first `length` messages."""
-        return Conversation(
-            messages=self.messages[:length],
-            marks=self.marks[:length],
-            tools=self.tools,
-            variables=self.variables,
-            origin=self.origin,
-        )
+        return replace(self, messages=self.messages[:length], marks=self.marks[:length])
 
 
 def will_train(

@@ -24,6 +24,7 @@ from penstock.chat.families import Family, detect_family
 from penstock.chat.knobs import Knobs
 from penstock.chat.layouts import read_conversation
 from penstock.chat.masks import Mask, decide, weigh
+from penstock.chat.media import refuse_media
 from penstock.chat.prompting import as_prompted
 from penstock.chat.scanning import scan
 from penstock.chat.template import Rendered, Template, load_template
@@ -81,6 +82,8 @@ class ChatEncoder:
         template: The chat template.
         knobs: What is trained.
         boundaries: Role boundaries to hold the masks against; empty: those of the template's family, if it is known.
+        takes_media: Whether conversations may hold images, audio or video, because the caller puts them into the rows;
+            otherwise they are refused.
 
     Raises:
         ConfigError: A declared boundary cannot be resolved.
@@ -92,9 +95,12 @@ class ChatEncoder:
         template: Template,
         knobs: Knobs | None = None,
         boundaries: Sequence[Boundary] = (),
+        *,
+        takes_media: bool = False,
     ) -> None:
         self.tokenizer, self.template, self.knobs = tokenizer, template, knobs or Knobs()
         self._declared = resolve(boundaries, tokenizer) if boundaries else ()
+        self._takes_media = takes_media
         names = {token_id: text for text, token_id in tokenizer.special_tokens.items()}
         self._eos_text = None if tokenizer.eos_id is None else names.get(tokenizer.eos_id)
 
@@ -106,11 +112,14 @@ class ChatEncoder:
         """Conversations, each as one document or several; certificates may hold errors.
 
         Raises:
-            RecordError: The template refuses a conversation; names its origin.
+            RecordError: The template refuses a conversation, or it holds media; names its origin.
             TokenizerError: A text cannot be encoded.
         """
         if not conversations:
             return []
+        if not self._takes_media:
+            for conversation in conversations:
+                refuse_media(conversation.messages, conversation.attachments, conversation.origin)
         drafts = [self._render(conversation) for conversation in conversations]
         return self._encode_drafts(conversations, drafts)
 
