@@ -4,7 +4,6 @@ Render once with provenance, encode, weigh, check. A conversation that something
 trained of which it is not known whose words they are.
 """
 
-import difflib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -197,7 +196,11 @@ class ChatEncoder:
             at = np.array([len(text)])
             own = evidence.conversation.marks[mask.trained[-1]].weight
             tokens = np.append(tokens, np.uint32(self.tokenizer.eos_id or 0))
-            weights, control = np.append(weights, np.float32(1 if own is None else own)), np.append(control, True)
+            own_weight = np.float32(1 if own is None else own)
+            # Whitespace that the template writes behind the words is what the model must write to come to EOS.
+            turn = evidence.turns[mask.trained[-1]]
+            weights = np.where((begins >= turn.end) & (owners == turn.message), own_weight, weights)
+            weights, control = np.append(weights, own_weight), np.append(control, True)
             begins, ends, owners = np.append(begins, at), np.append(ends, at), np.append(owners, mask.trained[-1])
         return EncodedChat(
             tokens=tokens,
@@ -285,12 +288,7 @@ def encode(
         if template is None and isinstance(tokenizer, Tokenizer):
             raise ConfigError("give a chat template: a .jinja file, a tokenizer folder, or the text of one")
         template = load_template(template if template is not None else str(tokenizer), tokenizer=loaded)
-    for name in knobs:
-        if name not in Knobs.__dataclass_fields__:
-            close = difflib.get_close_matches(name, Knobs.__dataclass_fields__, 1)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(Knobs.__dataclass_fields__)}"
-            raise ConfigError(f"{name!r} is no setting of what is trained; {hint}")
-    chosen = Knobs(**knobs)
+    chosen = Knobs.of(knobs)
     if not isinstance(conversation, Conversation):
         conversation = _read(conversation, tools)
     chats = ChatEncoder(loaded, template, chosen).encode(conversation)

@@ -1,5 +1,6 @@
 """What of a conversation is trained: the settings, under the names that users of axolotl know."""
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, final, get_args
@@ -63,9 +64,28 @@ class Knobs:
                 "leave one of the two out"
             )
         roles: Any = self.roles_to_train
-        if isinstance(roles, str) or not all(isinstance(role, str) for role in roles):
+        if not isinstance(roles, list | tuple | set | frozenset) or not all(isinstance(role, str) for role in roles):
             raise ConfigError(f"roles_to_train must be a list of roles, got {roles!r}")
         object.__setattr__(self, "roles_to_train", tuple(roles))
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], hint: str = "") -> "Knobs":
+        """Settings by their names.
+
+        Args:
+            given: Name → value.
+            hint: What more to say of a name that is none, where none is close to it.
+
+        Raises:
+            ConfigError: A name is no setting, or a value is out of range.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, 1)
+                cure = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}{hint}"
+                raise ConfigError(f"{name!r} is no setting of what is trained; {cure}")
+        return cls(**given)
 
     def describe(self) -> Mapping[str, Any]:
         """Each setting as it is in force, for a log."""
