@@ -14,9 +14,11 @@ from penstock.generation.prompt import encode_chat
 from penstock.prepare import prepare
 from penstock.shards import Dataset
 
-PARTS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}" \
-    "{% for p in m.content %}{{ p.text if p.type == 'text' else '<pad>' }}{% endfor %}{% endif %}<|im_end|>\n" \
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"  # fmt: skip
+PARTS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}{{ p.text if p.type == 'text' else '<pad>' }}{% endfor %}{% endif %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 TEXT = {"type": "text", "text": "What is it?"}
 IMAGE = {"type": "image", "image": "a.png"}
 ANSWER = {"role": "assistant", "content": "A wheel."}
@@ -94,14 +96,17 @@ def test_empty_fields_hold_nothing(encoder, record):
 def test_the_message_is_named_wherever_it_is(encoder):
     asked = {"role": "user", "content": "u"}
     for messages, where in (
-        ([asked, {"role": "assistant", "content": [TEXT, IMAGE]}], 'message 1: part 1 of its content is of type "image"'),
+        (
+            [asked, {"role": "assistant", "content": [TEXT, IMAGE]}],
+            'message 1: part 1 of its content is of type "image"',
+        ),
         ([asked, ANSWER, TOOL, ANSWER], 'message 2: part 1 of its content is of type "image_url"'),
         ([asked, {**ANSWER, "audio": {"id": "x"}}], 'message 1: its field "audio" holds media'),
         ([asked, {"role": "tool", "content": [IMAGE, {"x": 1}]}, ANSWER], "message 1: part 0 of its content"),
     ):
         with pytest.raises(ConversationError, match=where):
             encoder.encode(read_conversation({"messages": messages}))
-    with pytest.raises(ConversationError, match='message 0 has thinking with parts that are no text'):
+    with pytest.raises(ConversationError, match="message 0 has thinking with parts that are no text"):
         read_conversation({"messages": [{"role": "assistant", "content": "a", "reasoning_content": [IMAGE]}]})
     with pytest.raises(ConversationError, match='part 0, is of type "text" and holds "image" too'):
         read_conversation({"messages": [{"role": "user", "content": [{**TEXT, "image": "a.png"}]}]})
@@ -109,7 +114,7 @@ def test_the_message_is_named_wherever_it_is(encoder):
 
 def test_conversations_made_by_hand_and_prompts_are_refused(encoder):
     messages = ({"role": "user", "content": [IMAGE, TEXT]}, ANSWER)
-    with pytest.raises(ConversationError, match='^message 0: part 0 of its content is of type "image"'):
+    with pytest.raises(ConversationError, match=r'^message 0: part 0 of its content is of type "image"'):
         encoder.encode(Conversation(messages=messages, marks=(Marks(), Marks())))
     with pytest.raises(ConversationError, match='message 0: part 0 of its content is of type "image"'):
         encode(list(messages), tokenizer=encoder.tokenizer, template=CHATML)
@@ -118,7 +123,12 @@ def test_conversations_made_by_hand_and_prompts_are_refused(encoder):
 
 
 def test_weights_of_parts_stay_with_their_words(encoder):
-    parts = [IMAGE, {"type": "text", "text": "no", "train": False}, IMAGE, {"type": "text", "text": "half", "weight": 0.5}]
+    parts = [
+        IMAGE,
+        {"type": "text", "text": "no", "train": False},
+        IMAGE,
+        {"type": "text", "text": "half", "weight": 0.5},
+    ]
     record = {"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": parts}]}
     for join in (True, False):
         conversation = read_conversation(record, LayoutSettings(media="drop", join_text_parts=join))

@@ -142,7 +142,9 @@ def test_split_documents_begin_as_they_are_prompted(real_data, folder):
         whole = encoder(path, folder)
         for case, messages in CONVERSATIONS.items():
             conversation = read_conversation({"messages": messages, "tools": with_tools(case)})
-            split = ChatEncoder(whole.tokenizer, whole.template, Knobs(on_rewrite="split", trained_control_text="as_text"))
+            split = ChatEncoder(
+                whole.tokenizer, whole.template, Knobs(on_rewrite="split", trained_control_text="as_text")
+            )
             try:
                 chats = split.encode(conversation)
             except ConversationError:
@@ -244,5 +246,12 @@ def test_masks_with_the_models_own_tokenizers(real_data, tmp_path, vocabulary, n
 
 
 def test_errors_are_the_kinds_that_stand_against_training():
-    stands_against = {"nothing_trained", "missing_terminator", "not_written", "foreign_text", "untraced", "control_text"}
+    stands_against = {
+        "nothing_trained",
+        "missing_terminator",
+        "not_written",
+        "foreign_text",
+        "untraced",
+        "control_text",
+    }
     assert set(ERRORS) == stands_against

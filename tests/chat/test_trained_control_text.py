@@ -152,5 +152,7 @@ def test_ids_are_those_of_transformers(real_data, tmp_path, name):
         assert chat.certificate.typed or "reasoning_content" in messages[1]
         # Every marker in the replies' own words is trained.
         typed = {at for at, _ in chat.certificate.typed}
-        places = [place for place, begin in enumerate(chat.begins.tolist()) if begin in typed and chat.is_control[place]]
+        places = [
+            place for place, begin in enumerate(chat.begins.tolist()) if begin in typed and chat.is_control[place]
+        ]
         assert all(chat.loss_weights[places] == 1)

@@ -26,7 +26,11 @@ def model(parameters, tokens, positions, mask):
 
 def main() -> None:
     code = psj.__doc__.split("```python\n")[1].split("```")[0]
-    for given, small in (("data/web", Path(sys.argv[1]).as_posix()), ("4096", "64"), ("rows_per_step=64", "rows_per_step=8")):
+    for given, small in (
+        ("data/web", Path(sys.argv[1]).as_posix()),
+        ("4096", "64"),
+        ("rows_per_step=64", "rows_per_step=8"),
+    ):
         assert code.count(given) == 1, given
         code = code.replace(given, small)
     states = []
@@ -41,9 +45,14 @@ def main() -> None:
     parameters = {"in": jax.random.normal(key, (VOCABULARY, WIDTH)), "out": jnp.zeros((WIDTH, VOCABULARY))}
     names = {"model": model, "parameters": parameters, "save": save}
     try:
-        exec(compile(code, "the docstring", "exec"), names)  # noqa: S102 - it is our own
+        exec(compile(code, "the docstring", "exec"), names)
     except EnoughError:
-        print(jax.device_count(), len(names["batch"].tokens.addressable_shards), float(names["value"]), names["train"]._cache_size())
+        print(
+            jax.device_count(),
+            len(names["batch"].tokens.addressable_shards),
+            float(names["value"]),
+            names["train"]._cache_size(),
+        )
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ def test_what_cannot_work_is_refused_at_the_start(processor):
         VisionCollator(processor, on_empty="ignore")
     processor.chat_template = "{{ messages }}"
     with pytest.raises(ConfigError, match="of no family that we know; give boundaries"):
-        VisionCollator(processor).label({})
+        _ = VisionCollator(processor).boundaries
     declared = [Boundary("assistant", "<|im_start|>assistant\n", "<|im_end|>")]
     assert VisionCollator(processor, declared).masked_ids == media_ids(processor)
 

@@ -28,10 +28,10 @@ def test_it_stops_or_is_counted_as_rejected(tmp_path, chats, chat_tokenizer):
     report = run(chats, chat_tokenizer, tmp_path / "skip", on_error="skip")
     assert (report.documents, report.rejects) == (2, 1)
     assert report.chats["problems"]["control_text"]["conversations"] == 1
-    assert "1 conversation rejected: a message of a trained role holds control text in its own words (control_text); "\
-        f"the first: {chats}:1: message 1" in report.as_text()  # fmt: skip
-    assert "1 conversation kept: messages hold control text, which was encoded as ordinary text (forged);" \
-        in report.as_text()  # fmt: skip
+    told = report.as_text()
+    rejected = "1 conversation rejected: a message of a trained role holds control text in its own words (control_text)"
+    assert f"{rejected}; the first: {chats}:1: message 1: its own words" in told
+    assert "1 conversation kept: messages hold control text, which was encoded as ordinary text (forged);" in told
 
 
 @pytest.mark.parametrize(("setting", "typed", "forged"), [("as_text", 0, 2), ("as_control_tokens", 1, 1)])

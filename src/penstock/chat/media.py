@@ -1,9 +1,9 @@
 """Images, audio and video of conversations: where records hold them, and what the text path does about them.
 
-Records hold media as parts of a content (`{"type": "image", …}`), as fields of a message (`images`), or as fields of the
-record itself, with placeholders such as `<image>` in the texts (LLaVA, LLaMA-Factory, ms-swift). All three stay in the
-`Conversation`. Whoever encodes text alone refuses them by `refuse_media`: a template would write a placeholder for an
-image that the model never sees. `drop_media` takes them out, and says how many there were.
+Records hold media as parts of a content (`{"type": "image", …}`), as fields of a message (`images`), or as fields of
+the record itself, with placeholders such as `<image>` in the texts (LLaVA, LLaMA-Factory, ms-swift). All three stay in
+the `Conversation`. Whoever encodes text alone refuses them by `refuse_media`: a template would write a placeholder for
+an image that the model never sees. `drop_media` takes them out, and says how many there were.
 """
 
 import re
@@ -33,9 +33,7 @@ def is_media_field(name: str) -> bool:
 
 def media_fields(item: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a record, message or part that hold media; those that hold nothing are none."""
-    return {
-        name: value for name, value in item.items() if isinstance(name, str) and is_media_field(name) and _holds(value)
-    }
+    return {name: value for name, value in item.items() if is_media_field(str(name)) and _holds(value)}
 
 
 def find_media(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str, int]]:
@@ -68,9 +66,9 @@ def refuse_media(messages: Sequence[Mapping[str, Any]], attachments: Mapping[str
         found = f'the record\'s field "{next(iter(attachments))}" holds media'
     if found is not None:
         raise ConversationError(
-            f"{f'{origin}: ' if origin else ''}{found}; images, audio and video are not supported here yet; media: drop "
-            "trains the text without them and counts them, or leave such records out (processors of transformers: "
-            "penstock.huggingface.VisionCollator)"
+            f"{f'{origin}: ' if origin else ''}{found}; images, audio and video are not supported here yet; media: "
+            "drop trains the text without them and counts them, or leave such records out (processors of "
+            "transformers: penstock.huggingface.VisionCollator)"
         )
 
 
@@ -101,9 +99,7 @@ def drop_media(conversation: Conversation, *, join: bool = True) -> Conversation
     )
 
 
-def _without_media(
-    message: dict[str, Any], marks: Marks, join: bool, where: str
-) -> tuple[dict[str, Any], Marks]:
+def _without_media(message: dict[str, Any], marks: Marks, join: bool, where: str) -> tuple[dict[str, Any], Marks]:
     kept = {name: value for name, value in message.items() if name not in media_fields(message)}
     content = kept.get("content")
     if isinstance(content, str):

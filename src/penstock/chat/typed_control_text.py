@@ -1,6 +1,6 @@
-"""Control text that a message spells in its own words, such as `<tool_call>` typed into a reply: text, or control tokens?
+"""Control text that a message spells in its own words, such as `<tool_call>` typed into a reply: text, or a token?
 
-In messages of system, user and tool it always stays text: nobody who is not the template may write control tokens there.
+In messages of system, user and tool it always stays text: only the template may write control tokens there.
 In messages of a trained role, such as the assistant, the two readings train different things: as text, the model learns
 to spell the marker with ordinary tokens; as control tokens, it learns the marker itself, as transformers encodes it.
 `Knobs.trained_control_text` says which; where it does not, a conversation in which the readings differ is an error.
@@ -77,8 +77,8 @@ def check_control_text(
         yield Problem(
             "control_text",
             message,
-            f"its own words ({roles[message]}) hold {found[0]!r}{more}, which is control text of this tokenizer; choose "
-            "how to encode it: trained_control_text: as_text, or as_control_tokens, as transformers does",
+            f"its own words ({roles[message]}) hold {found[0]!r}{more}, which is control text of this tokenizer; "
+            "choose how to encode it: trained_control_text: as_text, or as_control_tokens, as transformers does",
         )
 
 

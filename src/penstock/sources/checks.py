@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 
 from penstock.sources.records import Fields, RecordBlock, Reject, Weights
 
-
 _CHAT_FIELDS = {"messages", "conversations", "conversation", "instruction", "completion", "chosen"}
 """Fields of records that are conversations, of layouts that the chat room reads."""
 
@@ -122,9 +121,9 @@ def _offsets(texts: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
 def explain_array(where: str) -> str:
     """What is wrong with a JSON array where a record is expected; `where` is the beginning of the sentence."""
     return (
-        f"{where} a JSON array; expected: one object a line. If it holds conversations (ShareGPT, Alpaca, …), name their "
-        "chat template, and the array is read as it is: --template FILE.jinja, or --template auto for the tokenizer's "
-        "own; an array of texts becomes lines with jq -c '.[]'"
+        f"{where} a JSON array; expected: one object a line. If it holds conversations (ShareGPT, Alpaca, …), name "
+        "their chat template, and the array is read as it is: --template FILE.jinja, or --template auto for the "
+        "tokenizer's own; an array of texts becomes lines with jq -c '.[]'"
     )
 
 

@@ -28,7 +28,7 @@ def media_ids(processor: Any) -> tuple[int, ...]:
             elif _IDS.fullmatch(name):
                 found |= {entry for entry in entries if isinstance(entry, int) and not isinstance(entry, bool)}
     unknown = getattr(tokenizer, "unk_token_id", None)
-    return tuple(sorted(found - {None, unknown}))
+    return tuple(sorted(entry for entry in found if entry is not None and entry != unknown))
 
 
 def own_tokenizer(tokenizer: Any) -> Any:

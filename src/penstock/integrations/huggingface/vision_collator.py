@@ -9,8 +9,8 @@ Trainer(model, arguments, data_collator=collate, train_dataset=examples).train()
 The processor makes the batch; what is trained of it is decided as in `penstock.chat.encode`, by the same settings, from
 the text that the processor's own template writes. `vision_rows` carries that over to the processor's tokens. A
 conversation that fails a check is an error, as it is there. Guarantees: `train`, `weight` and ranges of messages are
-honoured; padding is told by the attention mask, on either side, so that an end of text that is also the padding id stays
-trained; tokens of images, audio and video are never trained; text of a user is no control token.
+honoured; padding is told by the attention mask, on either side, so that an end of text that is also the padding id
+stays trained; tokens of images, audio and video are never trained; text of a user is no control token.
 
 Where role boundaries are given, or a `prepare` of your own, rows are labelled by scanning their ids instead: fewer
 settings, and what the prompt supplies cannot be told from what the model writes. Costs: some milliseconds a row.
@@ -120,7 +120,8 @@ class VisionCollator:
         """
         if self._prepare is not None:
             return self.label(self._prepare(examples))
-        conversations = [read_example(example, f"row {row} of the batch") for row, example in enumerate(examples)]
+        tools = self._arguments.get("tools")
+        conversations = [read_example(one, f"row {row} of the batch", tools) for row, one in enumerate(examples)]
         if self._scans:
             refuse_marks(conversations)
             return self.label(self._apply_template(conversations, [False] * len(conversations)))
@@ -134,7 +135,9 @@ class VisionCollator:
         for row, chat in enumerate(chats):
             tokens = ids[row][real[row]].astype(np.int64)
             text_ids = chat.tokens.astype(np.int64)
-            weights[row, real[row]] = self._weigher.weigh(tokens, text_ids, chat.loss_weights, f"row {row} of the batch")
+            weights[row, real[row]] = self._weigher.weigh(
+                tokens, text_ids, chat.loss_weights, f"row {row} of the batch"
+            )
         return self._finish(batch, weights)
 
     def label(self, batch: Mapping[str, Any]) -> Batch:
@@ -189,7 +192,9 @@ class VisionCollator:
     @property
     def _source(self) -> Any:
         """The text of the template."""
-        source = getattr(self.processor, "chat_template", None) or getattr(self.processor.tokenizer, "chat_template", "")
+        source = getattr(self.processor, "chat_template", None) or getattr(
+            self.processor.tokenizer, "chat_template", ""
+        )
         return source.get("default") if isinstance(source, Mapping) else source
 
     def _open_encoder(self) -> tuple[ChatEncoder, RowWeigher]:
@@ -256,8 +261,8 @@ class VisionCollator:
                 found = next((control for control in controls if control in text), None)
                 if found is not None:
                     raise RecordError(
-                        f"row {row} of the batch, message {number}: its text holds {found}, of which the processor would "
-                        "make a control token; clean the text"
+                        f"row {row} of the batch, message {number}: its text holds {found}, of which the processor "
+                        "would make a control token; clean the text"
                         + ("" if as_tokens else ", or update transformers to 5.23, which can keep it text")
                     )
 
@@ -306,7 +311,7 @@ class VisionCollator:
                 f"row {row} of the batch has loss weights other than 0 and 1, which labels cannot say; let your loss "
                 'read batch["loss_weights"] (penstock.huggingface.weighted_loss) and give reads_loss_weights=True'
             )
-        for row in np.flatnonzero(~weights.any(axis=1)):
+        for row in np.flatnonzero(~weights.any(axis=1)).tolist():
             begin = self.processor.tokenizer.decode(ids[row].tolist())[:80]
             message = (
                 f"row {row} of the batch: nothing is trained in its {ids.shape[1]} tokens, which begin {begin!r}; "

@@ -1,18 +1,29 @@
 """Examples of a batch as conversations, with their media where processors look for them: in parts of the messages."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from penstock.chat.conversation import UNMARKED, Conversation
 from penstock.chat.layouts import LayoutSettings, read_conversation
 from penstock.chat.media import media_fields
+from penstock.chat.tools import read_tools
 from penstock.errors import RecordError
 
 _LAYOUT = LayoutSettings(join_text_parts=False)
 
 
-def read_example(example: Any, where: str) -> Conversation:
-    """The conversation of an example, its media as parts of the messages."""
+def read_example(example: Any, where: str, tools: Any = None) -> Conversation:
+    """The conversation of an example, its media as parts of the messages.
+
+    Args:
+        example: A record, or a list of messages.
+        where: Which row it is, for errors.
+        tools: Those of a record that has none of its own.
+
+    Raises:
+        RecordError: It cannot be read, or has media beside the contents of its messages.
+    """
     record = example if isinstance(example, Mapping) else {"messages": example}
     if not record:
         raise RecordError(
@@ -31,7 +42,7 @@ def read_example(example: Any, where: str) -> Conversation:
                 f'{where}: {holder} has media in its field "{next(iter(fields))}"; expected: as parts of a content, '
                 '{"type": "image", "image": …}, where the processor finds them'
             )
-    return read
+    return replace(read, tools=read_tools(tools, where)) if read.tools is None else read
 
 
 def refuse_marks(conversations: Sequence[Conversation]) -> None:

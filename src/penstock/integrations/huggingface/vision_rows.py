@@ -84,7 +84,9 @@ class RowWeigher:
         """Where each stretch of text between placeholders stands: (byte, first text token, one after the last)."""
         cuts = np.flatnonzero(np.isin(text_ids, self._media)).tolist()
         placed, at = [], 0
-        for number, (first, last) in enumerate(zip([0, *(cut + 1 for cut in cuts)], [*cuts, len(text_ids)], strict=True)):
+        for number, (first, last) in enumerate(
+            zip([0, *(cut + 1 for cut in cuts)], [*cuts, len(text_ids)], strict=True)
+        ):
             text = self._spell(text_ids[first:last])[0].tobytes()
             if number:  # in place of the placeholder before it there is at least one media token
                 behind = np.searchsorted(media_ends, at, "right")
@@ -110,8 +112,8 @@ class RowWeigher:
         text = bytes(self._spell(ids[token : token + 8])[0]).decode(errors="replace")
         made, expected = ("a control token", "text") if found[wrong[0]] else ("text", "a control token")
         raise RecordError(
-            f"{where}: the processor made {made} where {expected} is expected, at {text!r}; take the control text out of "
-            "the message, or choose another trained_control_text"
+            f"{where}: the processor made {made} where {expected} is expected, at {text!r}; take the control text "
+            "out of the message, or choose another trained_control_text"
         )
 
     @staticmethod
@@ -119,6 +121,6 @@ class RowWeigher:
         shown = bytes(text[:80]).decode(errors="replace")
         after = f" behind image, video or audio {number}" if number else ""
         return (
-            f"{where}: the processor's tokens do not spell what its template writes{after}: {shown!r} is expected; give "
-            "role boundaries, by which rows are labelled without the text: VisionCollator(processor, boundaries)"
+            f"{where}: the processor's tokens do not spell what its template writes{after}: {shown!r} is expected; "
+            "give role boundaries, by which rows are labelled without the text: VisionCollator(processor, boundaries)"
         )

@@ -27,9 +27,9 @@ for batch, step in psj.batches(loader, mesh=mesh, prefix=True):      # this mode
 ```
 
 The axis is Auto, so that XLA splits the work of each function by the rows; `make_mesh` alone makes Explicit axes, for
-which every operation has to say how its result is split. `prefix` says whether the model honours bidirectional prefixes.
-Where an objective makes some (denoising), only True is accepted: a model that ignores `batch.prefix` would train on
-other tasks than were asked for.
+which every operation has to say how its result is split. `prefix` says whether the model honours bidirectional
+prefixes. Where an objective makes some (denoising), only True is accepted: a model that ignores `batch.prefix` would
+train on other tasks than were asked for.
 
 All integers are int32, so nothing changes with `jax_enable_x64`. `Denoiser` and `denoise` do what a `penstock.Denoise`
 does, bit for bit, on the device; a loader with that objective has done it already and costs less.
