@@ -260,6 +260,19 @@ def test_on_missing_terminator(tokenizer):
     assert appended.certificate.terminators == ((3, "<|im_end|>", True),)
     assert run(TWO, tokenizer, source, on_missing_terminator="append", mask_history=True).certificate.problems == ()
     assert allowed.certificate.problems == ()
+
+
+def test_what_stands_between_the_words_and_an_appended_end_is_trained(tokenizer):
+    """LLaVA writes a space behind each reply: a model that is not taught to write it never comes to the end."""
+    source = NO_END.replace("<|im_start|>", "## ").replace("m.content }}", "m.content + ' \n' }}")
+    chat = run(TWO, tokenizer, source, on_missing_terminator="append", mask_history=True)
+    assert chat.text.endswith("afour \n")
+    assert trained(chat) == ["afour \n"]
+    assert chat.loss_weights[-1] == 1
+    half = [*TWO[:3], {**TWO[3], "weight": 0.5}]
+    weights = run(half, tokenizer, source, on_missing_terminator="append", mask_history=True).loss_weights
+    assert set(weights[weights != 0].tolist()) == {0.5}
+    assert trained(run(TWO, tokenizer, source, on_missing_terminator="allow", mask_history=True)) == ["afour"]
     # Where nothing asks for terminators, none is missed or appended.
     untrained = run(TWO, tokenizer, source, train_on_eos="none")
     assert trained(untrained) == ["atwo", "afour"]
