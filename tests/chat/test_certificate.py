@@ -254,7 +254,7 @@ def test_opening_differs(tokenizer):
 
 
 def test_forged(tokenizer):
-    chat = look(ask("x<|im_end|>", "y</s>"), tokenizer)
+    chat = look(ask("x<|im_end|>", "y</s>"), tokenizer, trained_control_text="as_text")
     at = chat.text.index("x<|im_end|>") + 1
     assert chat.certificate.forged[0] == (at, "<|im_end|>")
     assert found(chat, "forged")[0] == (-1, f"'<|im_end|>' at character {at} stays text")

@@ -43,7 +43,7 @@ def test_forged_markers_train_nothing(tokenizer):
 
 
 def test_a_reply_cannot_end_its_turn_by_itself(tokenizer):
-    chat = run(ask("u", "a<|im_end|>b"), tokenizer)
+    chat = run(ask("u", "a<|im_end|>b"), tokenizer, trained_control_text="as_text")
     assert trained(chat) == ["a<|im_end|>b<|im_end|>"]
     assert chat.is_control[chat.loss_weights != 0].sum() == 1
 

@@ -267,6 +267,19 @@ def test_on_missing_terminator(tokenizer):
     np.testing.assert_array_equal(not_wanted.tokens, allowed.tokens)
 
 
+def test_what_stands_between_the_words_and_an_appended_end_is_trained(tokenizer):
+    """LLaVA writes a space behind each reply: a model that is not taught to write it never comes to the end."""
+    source = NO_END.replace("<|im_start|>", "## ").replace("m.content }}", "m.content + ' \n' }}")
+    chat = run(TWO, tokenizer, source, on_missing_terminator="append", mask_history=True)
+    assert chat.text.endswith("afour \n")
+    assert trained(chat) == ["afour \n"]
+    assert chat.loss_weights[-1] == 1
+    half = [*TWO[:3], {**TWO[3], "weight": 0.5}]
+    weights = run(half, tokenizer, source, on_missing_terminator="append", mask_history=True).loss_weights
+    assert set(weights[weights != 0].tolist()) == {0.5}
+    assert trained(run(TWO, tokenizer, source, on_missing_terminator="allow", mask_history=True)) == ["afour"]
+
+
 def test_an_appended_terminator_has_its_messages_weight_and_is_not_doubled(tokenizer):
     source = NO_END.replace("<|im_start|>", "## ")
     weighted = run([TWO[0], TWO[1] | {"weight": 0.5}], tokenizer, source, on_missing_terminator="append")

@@ -5,13 +5,14 @@ import logging
 import numpy as np
 import pytest
 import torch
-from transformers import BatchFeature, PreTrainedTokenizerFast, ProcessorMixin
-from transformers.image_processing_utils import BaseImageProcessor
+from transformers import PreTrainedTokenizerFast
+from vision_makers import TinyImages, TinyProcessor
 
 from penstock.chat.boundaries import Boundary
 from penstock.chat.scanning import scan
 from penstock.errors import ConfigError, RecordError
-from penstock.integrations.huggingface.vision_collator import VisionCollator, media_ids, own_tokenizer
+from penstock.integrations.huggingface.media_ids import media_ids, own_tokenizer
+from penstock.integrations.huggingface.vision_collator import VisionCollator
 from penstock.tokenizers import Tokenizer, train_tokenizer
 
 TEMPLATE = (
@@ -21,34 +22,6 @@ TEMPLATE = (
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
 )
 CONTROLS = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-
-
-class TinyImages(BaseImageProcessor):
-    """An image is as many patches as it has pixels."""
-
-    model_input_names = ["pixel_values", "patches"]  # noqa: RUF012 - transformers' own attribute
-
-    def __call__(self, images, **kwargs):
-        flat = [np.asarray(image) for row in images for image in (row if isinstance(row, list) else [row])]
-        patches = np.array([image.size for image in flat])
-        pixels = np.concatenate([image.reshape(-1) for image in flat]).astype(np.float32)
-        return BatchFeature({"pixel_values": torch.from_numpy(pixels), "patches": torch.from_numpy(patches)})
-
-
-class TinyProcessor(ProcessorMixin):
-    """Writes an image as one placeholder for each of its patches."""
-
-    def __init__(self, image_processor=None, tokenizer=None, chat_template=None):
-        self.image_token, self.video_token = "<|image_pad|>", "<|video_pad|>"
-        self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
-        super().__init__(image_processor, tokenizer, chat_template=chat_template)
-
-    def check_argument_for_proper_class(self, argument_name, argument):
-        # Without Pillow transformers has no image processors to compare with.
-        return type(argument)
-
-    def replace_image_token(self, image_inputs, image_idx, **kwargs):
-        return self.image_token * int(image_inputs["patches"][image_idx])
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +56,8 @@ def trained(batch, processor):
 
 def test_answers_and_their_ends_are_trained_with_padding_on_either_side(processor):
     batch = VisionCollator(processor)(EXAMPLES)
-    assert trained(batch, processor) == ["a turbine<|im_end|>", " a very old gate<|im_end|>"]
+    # The reply's own newline is one token with that of the generation prompt.
+    assert trained(batch, processor) == ["a turbine<|im_end|>", "\n\n a very old gate<|im_end|>"]
     assert batch["pixel_values"].shape == (8,)
     assert batch["input_ids"].shape == batch["labels"].shape == batch["loss_weights"].shape
     assert (batch["labels"].dtype, batch["loss_weights"].dtype) == (torch.int64, torch.float32)
@@ -171,12 +145,15 @@ def test_what_cannot_work_is_refused_at_the_start(processor):
     with pytest.raises(ConfigError, match="boundaries are an empty list"):
         VisionCollator(processor, [])
     with pytest.raises(ConfigError, match="no boundary is declared for gpt"):
-        VisionCollator(processor, roles_to_train=["gpt"])
-    with pytest.raises(ConfigError, match="on_empty is 'ignore'; due: error or warn"):
+        VisionCollator(processor, "qwen2_vl", roles_to_train=["gpt"])
+    with pytest.raises(ConfigError, match="'narrator' is no known role"):
+        VisionCollator(processor, roles_to_train=["narrator"])
+    assert VisionCollator(processor, roles_to_train=["gpt"]).knobs.roles_to_train == ("assistant",)
+    with pytest.raises(ConfigError, match="on_empty is 'ignore'; expected: error or warn"):
         VisionCollator(processor, on_empty="ignore")
     processor.chat_template = "{{ messages }}"
     with pytest.raises(ConfigError, match="of no family that we know; give boundaries"):
-        VisionCollator(processor)
+        _ = VisionCollator(processor).boundaries
     declared = [Boundary("assistant", "<|im_start|>assistant\n", "<|im_end|>")]
     assert VisionCollator(processor, declared).masked_ids == media_ids(processor)
 

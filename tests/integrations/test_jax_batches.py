@@ -97,7 +97,7 @@ def test_prefixes_come_with_the_batch(data):
     source = Source(data, objective=Denoise.ul2r(modes=None, sentinels=range(40, 64)), max_epochs=1)
     settings = {"sequence_length": 80, "rows_per_step": 24}
     plain = list(Loader(source, **settings))
-    pairs = list(psj.batches(Loader(source, **settings)))
+    pairs = list(psj.batches(Loader(source, **settings), prefix=True))
     for (batch, _), step in zip(pairs, plain, strict=True):
         assert batch.prefix.dtype == bool
         compare(batch, step, 80)
@@ -106,6 +106,22 @@ def test_prefixes_come_with_the_batch(data):
         assert not batch.prefix[len(step) :].any()
     assert len(plain[-1]) < 24
     assert all(batch.prefix.any() for batch, _ in pairs)
+
+
+@pytest.mark.parametrize(("prefix", "reason"), [(None, "nobody says that the model does"), (False, "the model cannot")])
+def test_a_model_that_ignores_prefixes_is_refused(data, prefix, reason):
+    source = Source(data, name="web", objective=Denoise.ul2r(modes=None, sentinels=range(40, 64)))
+    settings = {"sequence_length": 80, "rows_per_step": 4}
+    with pytest.raises(
+        ConfigError,
+        match=rf"source 'web': its objective has prefixes whose tokens see each other, and {reason}.*batches\(…, "
+        r"prefix=True\), or give the objective bidirectional=False",
+    ):
+        psj.batches(Loader(source, **settings), prefix=prefix)
+    next(psj.batches(Loader(source, **settings), prefix=True))
+    causal = Source(data, objective=Denoise.ul2r(modes=None, sentinels=range(40, 64), bidirectional=False))
+    next(psj.batches(Loader(causal, **settings), prefix=prefix))
+    next(psj.batches(make_loader(data), prefix=prefix))
 
 
 def test_a_model_learns_from_them(data):

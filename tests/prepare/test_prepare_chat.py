@@ -203,8 +203,8 @@ def test_turns_that_cannot_end_and_empty_replies_are_told(tmp_path, chat_tokeniz
     assert "some.jsonl:1: message 1: the template ends the turn without" in problems["unterminated"]["example"]
     assert problems["empty_reply"]["conversations"] == 1
     text = report.as_text()
-    assert "unterminated: 1 (kept, but look), such as " in text
-    assert "empty reply: 1 (kept, but look), such as " in text
+    assert "1 conversation kept: a trained turn has no terminator (unterminated); the first: " in text
+    assert "1 conversation kept: a trained reply says nothing (empty_reply); the first: " in text
     [eos] = [text for text, token_id in chat_tokenizer.special_tokens.items() if token_id == chat_tokenizer.eos_id]
     assert report.chats["terminators"] == {eos: {"seen": 3, "trained": 3, "is_control": True}}
 

@@ -49,7 +49,7 @@ def one_line(raw: bytes, fields: Fields | None = None) -> str | None:
         (b'{"text": "a"} null', "after the end"),
         (b'{"text": "a"}\r{"text": "b"}', "one object a line"),
         (b"null", "the record is null"),
-        (b"[1]", "the record is a list"),
+        (b"[1]", "the record is a JSON array; expected: one object a line. If it holds conversations"),
         (b"[", "JSON array"),
         (b'"text"', "the record is text"),
         (b'{"text": "\xff"}', "byte 11 of the line, 0xff, is not UTF-8"),

@@ -18,12 +18,21 @@ Kind = Literal[
     "disagreement",
     "empty_reply",
     "forged",
+    "control_text",
     "untraced",
     "unsupplied_header",
     "escaped",
 ]
 ERRORS: frozenset[Kind] = frozenset(
-    ("nothing_trained", "missing_terminator", "not_written", "foreign_text", "untraced", "unsupplied_header")
+    (
+        "nothing_trained",
+        "missing_terminator",
+        "not_written",
+        "foreign_text",
+        "untraced",
+        "unsupplied_header",
+        "control_text",
+    )
 )
 """Kinds that stand against training a conversation; the others are told."""
 
@@ -81,6 +90,8 @@ class Certificate:
     problems: tuple[Problem, ...]
     changed: tuple[Form, ...] = ()
     """What was changed of the messages because the template fails on them as the record has them."""
+    typed: tuple[tuple[int, str], ...] = ()
+    """Control text that messages spelled and that became control tokens, as the settings say: (character, text)."""
 
     @property
     def ok(self) -> bool:

@@ -19,6 +19,7 @@ from penstock.chat.prompting import check_prompts
 from penstock.chat.template import Rendered, Template
 from penstock.chat.traced import GIVEN
 from penstock.chat.turns import Turn, place_of, words_of
+from penstock.chat.typed_control_text import Authors, check_control_text, find_typed
 
 _MARKER = re.compile(r"<\S+>|\[\S+\]")
 """Text that can only be meant for a control token."""
@@ -33,6 +34,7 @@ class Evidence:
     rendered: Rendered
     turns: Mapping[int, Turn]
     encoded: EncodedText
+    authors: Authors
     mask: Mask
     knobs: Knobs
     scanned: np.ndarray[Any, np.dtype[np.bool_]] | None = None
@@ -47,13 +49,14 @@ def certify(evidence: Evidence, template: Template) -> Certificate:
     """Check a conversation; `template` rendered it, and renders what would be prompted."""
     dropped = tuple(_find_dropped(evidence))
     checks: list[str] = []
+    roles = [message["role"] for message in evidence.conversation.messages]
     problems = [
         *_check_turns(evidence),
         *_check_words(evidence, dropped),
         *_check_foreign(evidence),
         *check_prompts(evidence.conversation, evidence.rendered.text, evidence.turns, evidence.mask.trained, template),
-        *(Problem("forged", -1, f"{text!r} at character {at} stays text") for at, text in evidence.encoded.forged),
         *_check_escapes(evidence.rendered),
+        *check_control_text(evidence.rendered, evidence.encoded, evidence.authors, roles, evidence.knobs),
         *_check_methods(evidence, checks),
     ]
     weights = evidence.mask.tokens
@@ -74,6 +77,7 @@ def certify(evidence: Evidence, template: Template) -> Certificate:
         checks=tuple(checks),
         problems=tuple(problems),
         changed=evidence.conversation.changed,
+        typed=find_typed(evidence.rendered, evidence.encoded, evidence.authors),
     )
 
 

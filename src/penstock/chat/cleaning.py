@@ -10,7 +10,7 @@ Each gives a `Counts` of one conversation; their sum is the report. `read = kept
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Literal, final
 
@@ -46,6 +46,8 @@ class Counts:
     """Kept, without the turns that were too much."""
 
     truncated_messages: int = 0
+    media: int = 0
+    """Images, audio and video that were left out of conversations, kept or dropped."""
 
     @property
     def dropped(self) -> int:
@@ -69,6 +71,7 @@ class Counts:
             (self.untrained, f"dropped: nothing to train{such.get('untrained', '')}"),
             (self.too_long, f"dropped: too long{such.get('too_long', '')}"),
             (self.truncated, f"truncated at a turn: {self.truncated_messages:,} messages left out"),
+            (self.media, "images, audio or video files left out of conversations (media: drop)"),
         ]
         head = f"{self.kept:,} of {self.read:,} conversations kept"
         return [head, *(f"{count:,} {what}" for count, what in told if count)]
@@ -124,9 +127,9 @@ def clean(
         ConversationError: nothing to train, and `drop_untrained` is off.
     """
     end = _end_of_replies(conversation, roles_to_train, train_on_inputs) if settings.trim_trailing else None
-    counts = _READ
+    counts = replace(_READ, media=conversation.dropped_media) if conversation.dropped_media else _READ
     if end is not None and end < len(conversation.messages):
-        counts = Counts(read=1, trimmed=1, trimmed_messages=len(conversation.messages) - end)
+        counts += Counts(trimmed=1, trimmed_messages=len(conversation.messages) - end)
         conversation = conversation.head(end)
     if not conversation.messages:
         return None, _EMPTY if counts is _READ else counts + Counts(empty=1)

@@ -6,7 +6,7 @@ in `masks.py`.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, final
 
 Form = Literal["empty_content", "decode_arguments", "join_text_parts"]
@@ -73,6 +73,12 @@ class Conversation:
     variables: Mapping[str, Any] = field(default_factory=dict)
     """More template variables of this record, from its `chat_template_kwargs`."""
 
+    attachments: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the record beside its messages that hold images, audio or video, as they are."""
+
+    dropped_media: int = 0
+    """Images, audio and video that were left out, because the settings said so."""
+
     origin: str = ""
     """`file:line` of the record, for messages of errors."""
 
@@ -88,15 +94,7 @@ class Conversation:
 
     def head(self, length: int) -> "Conversation":
         """The conversation of the first `length` messages."""
-        return Conversation(
-            messages=self.messages[:length],
-            marks=self.marks[:length],
-            tools=self.tools,
-            variables=self.variables,
-            origin=self.origin,
-            forms=self.forms,
-            changed=self.changed,
-        )
+        return replace(self, messages=self.messages[:length], marks=self.marks[:length])
 
 
 def will_train(

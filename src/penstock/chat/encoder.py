@@ -4,7 +4,6 @@ Render once with provenance, encode, weigh, check. A conversation that something
 trained of which it is not known whose words they are.
 """
 
-import difflib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,11 +24,12 @@ from penstock.chat.forms import render_form
 from penstock.chat.knobs import Knobs
 from penstock.chat.layouts import read_conversation
 from penstock.chat.masks import Mask, decide, trained_messages, weigh
+from penstock.chat.media import refuse_media
 from penstock.chat.prompting import as_prompted
 from penstock.chat.scanning import scan
 from penstock.chat.template import Rendered, Template, load_template
-from penstock.chat.traced import LITERAL
 from penstock.chat.turns import Turn, find_turns
+from penstock.chat.typed_control_text import find_authors
 from penstock.errors import ConfigError, ConversationError
 from penstock.ragged import Ragged
 from penstock.tokenizers import Tokenizer, load_tokenizer
@@ -91,6 +91,8 @@ class ChatEncoder:
         template: The chat template.
         knobs: What is trained.
         boundaries: Role boundaries to hold the masks against; empty: those of the template's family, if it is known.
+        takes_media: Whether conversations may hold images, audio or video, because the caller puts them into the rows;
+            otherwise they are refused.
 
     Raises:
         ConfigError: A declared boundary cannot be resolved.
@@ -102,9 +104,12 @@ class ChatEncoder:
         template: Template,
         knobs: Knobs | None = None,
         boundaries: Sequence[Boundary] = (),
+        *,
+        takes_media: bool = False,
     ) -> None:
         self.tokenizer, self.template, self.knobs = tokenizer, template, knobs or Knobs()
         self._declared = resolve(boundaries, tokenizer) if boundaries else ()
+        self._takes_media = takes_media
         names = {token_id: text for text, token_id in tokenizer.special_tokens.items()}
         self._eos_text = None if tokenizer.eos_id is None else names.get(tokenizer.eos_id)
 
@@ -116,20 +121,24 @@ class ChatEncoder:
         """Conversations, each as one document or several; certificates may hold errors.
 
         Raises:
-            RecordError: The template refuses a conversation; names its origin.
+            RecordError: The template refuses a conversation, or it holds media; names its origin.
             TokenizerError: A text cannot be encoded.
         """
         if not conversations:
             return []
+        if not self._takes_media:
+            for conversation in conversations:
+                refuse_media(conversation.messages, conversation.attachments, conversation.origin)
         return self._encode_drafts([self._render(conversation) for conversation in conversations])
 
     def _encode_drafts(self, drafts: Sequence[_Draft]) -> list[list[EncodedChat]]:
         """What was rendered, as tokens with loss weights, held to its certificates."""
         texts = [draft.rendered for draft in drafts]
+        authors = [find_authors(draft.conversation, draft.rendered, self.knobs) for draft in drafts]
         encoded = encode_rendered_batch(
             self.tokenizer,
             [rendered.text for rendered in texts],
-            _literals(texts),
+            [one.may_be_control(self.knobs) for one in authors],
             allow_forged=self.knobs.allow_forged,
         )
         decisions = [
@@ -138,12 +147,13 @@ class ChatEncoder:
         ]
         masks = weigh(decisions, [draft.turns for draft in drafts], texts, encoded)
         done = []
-        for draft, text, mask, scanned in zip(drafts, encoded, masks, self._scan(encoded), strict=True):
+        for draft, text, wrote, mask, scanned in zip(drafts, encoded, authors, masks, self._scan(encoded), strict=True):
             evidence = Evidence(
                 conversation=draft.conversation,
                 rendered=draft.rendered,
                 turns=draft.turns,
                 encoded=text,
+                authors=wrote,
                 mask=mask,
                 knobs=self.knobs,
                 scanned=scanned,
@@ -190,7 +200,11 @@ class ChatEncoder:
             at = np.array([len(text)])
             own = evidence.conversation.marks[mask.trained[-1]].weight
             tokens = np.append(tokens, np.uint32(self.tokenizer.eos_id or 0))
-            weights, control = np.append(weights, np.float32(1 if own is None else own)), np.append(control, True)
+            own_weight = np.float32(1 if own is None else own)
+            # Whitespace that the template writes behind the words is what the model must write to come to EOS.
+            turn = evidence.turns[mask.trained[-1]]
+            weights = np.where((begins >= turn.end) & (owners == turn.message), own_weight, weights)
+            weights, control = np.append(weights, own_weight), np.append(control, True)
             begins, ends, owners = np.append(begins, at), np.append(ends, at), np.append(owners, mask.trained[-1])
         return EncodedChat(
             tokens=tokens,
@@ -278,12 +292,7 @@ def encode(
         if template is None and isinstance(tokenizer, Tokenizer):
             raise ConfigError("give a chat template: a .jinja file, a tokenizer folder, or the text of one")
         template = load_template(template if template is not None else str(tokenizer), tokenizer=loaded)
-    for name in knobs:
-        if name not in Knobs.__dataclass_fields__:
-            close = difflib.get_close_matches(name, Knobs.__dataclass_fields__, 1)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(Knobs.__dataclass_fields__)}"
-            raise ConfigError(f"{name!r} is no setting of what is trained; {hint}")
-    chosen = Knobs(**knobs)
+    chosen = Knobs.of(knobs)
     if not isinstance(conversation, Conversation):
         conversation = _read(conversation, tools)
     chats = ChatEncoder(loaded, template, chosen).encode(conversation)
@@ -307,11 +316,3 @@ def _read(given: Mapping[str, Any] | Sequence[Mapping[str, Any]], tools: Any) ->
     if isinstance(read, list):
         raise ConversationError(f"the record holds {len(read)} conversations; encode them one by one")
     return read
-
-
-def _literals(texts: Sequence[Rendered]) -> list[np.ndarray[Any, np.dtype[np.bool_]]]:
-    """Which characters the template wrote, bool [characters] of each; roles count as the template's."""
-    runs = [run for text in texts for run in text.runs]
-    flags = np.array([run[1] == LITERAL or run[2] == "role" for run in runs], np.bool_)
-    whole = np.repeat(flags, np.array([run[0] for run in runs], np.int64))
-    return np.split(whole, np.cumsum([len(text.text) for text in texts])[:-1]) if texts else []

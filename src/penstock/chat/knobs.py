@@ -1,13 +1,15 @@
 """What of a conversation is trained: the settings, under the names that users of axolotl know."""
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, final
+from typing import Any, Literal, final, get_args
 
 from penstock.errors import ConfigError
 
 Terminators = Literal["turn", "all", "last", "none"]
 _TERMINATORS = ("turn", "all", "last", "none")
+ControlTextPolicy = Literal["error", "as_text", "as_control_tokens"]
 
 
 @final
@@ -27,8 +29,12 @@ class Knobs:
     """Train the last trained turn only."""
     train_on_reasoning: bool = True
     """Train the reasoning (thinking) of trained turns, with the tags around it."""
+    trained_control_text: ControlTextPolicy = "error"
+    """When a message of a trained role holds control text of the tokenizer in its own words, such as a <tool_call> that
+    was typed: refuse the conversation (error); encode it as text (as_text); or encode it as control tokens, with the
+    ids that transformers gives (as_control_tokens). Messages of system, user and tool always stay text."""
     allow_forged: bool = False
-    """Let text of messages become control tokens, as other tools do."""
+    """Let control text in messages of every role become control tokens, as other tools do."""
     on_missing_terminator: Literal["error", "allow", "append"] = "error"
     """When the template ends a trained turn without a terminator, so that the model would never learn to stop: refuse;
     accept; or append EOS to the last turn, and tell of the others."""
@@ -45,16 +51,41 @@ class Knobs:
         for name, due in (
             ("on_missing_terminator", ("error", "allow", "append")),
             ("on_rewrite", ("report", "error", "split")),
+            ("trained_control_text", get_args(ControlTextPolicy)),
         ):
             if getattr(self, name) not in due:
                 raise ConfigError(f"{name} must be one of {', '.join(due)}, got {getattr(self, name)!r}")
         for name in ("train_on_inputs", "mask_history", "train_on_reasoning", "allow_forged"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}")
+        if self.allow_forged and self.trained_control_text == "as_text":
+            raise ConfigError(
+                "trained_control_text is as_text, but allow_forged makes control tokens of all messages' control text; "
+                "leave one of the two out"
+            )
         roles: Any = self.roles_to_train
-        if isinstance(roles, str) or not all(isinstance(role, str) for role in roles):
+        if not isinstance(roles, list | tuple | set | frozenset) or not all(isinstance(role, str) for role in roles):
             raise ConfigError(f"roles_to_train must be a list of roles, got {roles!r}")
         object.__setattr__(self, "roles_to_train", tuple(roles))
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], hint: str = "") -> "Knobs":
+        """Settings by their names.
+
+        Args:
+            given: Name → value.
+            hint: What more to say of a name that is none, where none is close to it.
+
+        Raises:
+            ConfigError: A name is no setting, or a value is out of range.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, 1)
+                cure = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}{hint}"
+                raise ConfigError(f"{name!r} is no setting of what is trained; {cure}")
+        return cls(**given)
 
     def describe(self) -> Mapping[str, Any]:
         """Each setting as it is in force, for a log."""

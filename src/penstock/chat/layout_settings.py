@@ -82,6 +82,10 @@ class LayoutSettings:
     """Contents made of text parts only become one text where the template fails on the list, or does not write its
     texts; False: never."""
 
+    media: str = "error"
+    """Images, audio and video, as parts or beside the messages: `error`, as they cannot be encoded as text; or `drop`
+    them and their placeholders (`<image>`), which is counted."""
+
     oasst_paths: str = "best"
     """Of a tree: `best`, the path of best-ranked replies; or `all`, one conversation for each last reply."""
 
@@ -92,6 +96,8 @@ class LayoutSettings:
             raise ConfigError(f'layout is "{self.layout}"; due auto or one of: {", ".join(LAYOUTS)}')
         if self.oasst_paths not in ("best", "all"):
             raise ConfigError(f'oasst_paths is "{self.oasst_paths}"; due best or all')
+        if self.media not in ("error", "drop"):
+            raise ConfigError(f'media is "{self.media}"; expected error or drop')
         if self.call_ids not in ("keep", "short"):
             raise ConfigError(f'call_ids is "{self.call_ids}"; due keep or short')
         for name in self.fields:

@@ -14,12 +14,14 @@ was taken for, and why. Costs a microsecond a plain message, a few for one with 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from penstock.chat.call_ids import shorten_ids
 from penstock.chat.conversation import UNMARKED, Conversation
 from penstock.chat.forms import forms_of
 from penstock.chat.layout_settings import LayoutSettings
+from penstock.chat.media import drop_media, media_fields
 from penstock.chat.messages import Messages, read_messages
 from penstock.chat.pairs import RESPONSES, read_alpaca, read_preference, read_prompt_completion
 from penstock.chat.tools import read_tools
@@ -128,14 +130,18 @@ def _finish(record: Mapping[str, Any], read: Messages, settings: LayoutSettings,
     variables = record.get("chat_template_kwargs")
     if variables is not None and not isinstance(variables, Mapping):
         raise ConversationError(f'{origin}: "chat_template_kwargs" is {variables!r:.60}; due an object')
-    return Conversation(
+    conversation = Conversation(
         messages=tuple(messages),
         marks=tuple(marks),
         tools=None if tools is None else read_tools(tools, origin),
         variables=variables or {},
+        attachments=media_fields(record),
         origin=origin,
-        forms=forms_of(messages, settings.decode_arguments, settings.join_text_parts),
     )
+    if settings.media == "drop":
+        conversation = drop_media(conversation, join=settings.join_text_parts)
+    forms = forms_of(conversation.messages, settings.decode_arguments, settings.join_text_parts)
+    return replace(conversation, forms=forms) if forms else conversation
 
 
 def _detect(record: Mapping[str, Any], settings: LayoutSettings, origin: str) -> tuple[str, str]:

@@ -138,6 +138,8 @@ def _texts(
     calls: list[dict[str, Any]] = []
     if isinstance(thinking, list | tuple):
         parts = _parts(thinking, where, settings, join=True)
+        if not isinstance(parts.content, str):
+            raise ConversationError(f"{where} has thinking with parts that are no text; expected texts")
         ranges += [Range(field=key, begin=one.begin, end=one.end, weight=one.weight) for one in parts.ranges]
         thinking = parts.content
     if _is_parts(content, role):

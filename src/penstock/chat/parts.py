@@ -10,14 +10,13 @@ from typing import Any, final
 
 from penstock.chat.conversation import Range
 from penstock.chat.marks import TRAINING_KEYS, part_weight
+from penstock.chat.media import MEDIA_TYPES, media_fields
 from penstock.chat.tools import read_calls
 from penstock.errors import ConversationError
 
 TEXT_TYPES = frozenset(("text", "input_text", "output_text"))
 THINKING_TYPES = frozenset(("reasoning", "thinking"))
 CALL_TYPES = frozenset(("tool_call", "function_call"))
-MEDIA_TYPES = ("image", "video", "audio", "input_image", "input_audio", "input_video", "file", "input_file", "document")
-"""Beginnings of the types of parts that hold something else than text; templates of such models know them."""
 
 TEXT_KEYS = ("text", "content", "value")
 
@@ -65,7 +64,7 @@ def read_parts(
         weight = part_weight(part, place)
         if text is None:
             media = True
-            kept.append(_without_training(part))
+            kept.append({"type": kind, **_without_training(part)})
         elif kind in THINKING_TYPES:
             thoughts.append((text, weight))
         else:
@@ -86,9 +85,11 @@ def _kind_and_text(part: Any, where: str) -> tuple[str, str | None]:
         raise ConversationError(
             f'{where} is {type(part).__name__}; due an object such as {{"type": "text", "text": …}}'
         )
-    kind = part.get("type")
+    kind, media = part.get("type"), list(media_fields(part))
     if kind is None and any(isinstance(part.get(key), str) for key in TEXT_KEYS):
         kind = "text"
+    elif kind is None and media:
+        kind = media[0]
     if not isinstance(kind, str):
         raise ConversationError(f'{where} has no "type" (its fields: {", ".join(part)}); due text, image, …')
     if kind.startswith(MEDIA_TYPES):
@@ -99,6 +100,8 @@ def _kind_and_text(part: Any, where: str) -> tuple[str, str | None]:
             f'{where} is of type "{kind}"; due text, reasoning, tool_call, or image, video, audio and the like; '
             "what tools were asked and answered goes into tool_calls and messages of role tool"
         )
+    if media:
+        raise ConversationError(f'{where} is of type "{kind}" and holds "{media[0]}" too; due a part for each')
     for key in (kind, *TEXT_KEYS):
         if isinstance(part.get(key), str):
             return kind, part[key]

@@ -164,6 +164,25 @@ OnRewrite = Annotated[
         rich_help_panel="Chats",
     ),
 ]
+TrainedControlText = Annotated[
+    str | None,
+    typer.Option(
+        "--trained-control-text",
+        metavar="error|as_text|as_control_tokens",
+        help="Control text of the tokenizer (<tool_call>) in the assistant's own words: refuse it (the default), or "
+        "encode it as text, or as control tokens, as transformers does.",
+        rich_help_panel="Chats",
+    ),
+]
+Media = Annotated[
+    str | None,
+    typer.Option(
+        "--media",
+        metavar="error|drop",
+        help="Images, audio and video in conversations: refuse them (the default), or drop and count them.",
+        rich_help_panel="Chats",
+    ),
+]
 AllowForged = Annotated[
     bool | None,
     typer.Option(
@@ -201,6 +220,8 @@ CHAT_OPTIONS = {
     "too_long": TooLong,
     "on_missing_terminator": OnMissingTerminator,
     "on_rewrite": OnRewrite,
+    "trained_control_text": TrainedControlText,
+    "media": Media,
     "allow_forged": AllowForged,
 }
 """Setting of chats → the option that gives it; None where the command line does not."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock.chat import Rendered, Template
 from penstock.chat.encoding import encode_rendered
+from penstock.chat.media import refuse_media
 from penstock.chat.traced import LITERAL
 from penstock.errors import ConversationError
 from penstock.tokenizers import Tokenizer
@@ -57,8 +58,9 @@ def encode_chat(
     """Ids of a conversation, up to where the assistant's reply begins; `reply_due` False: as it stands.
 
     Raises:
-        RecordError: The template refuses the conversation.
+        RecordError: The template refuses the conversation, or it holds images, audio or video.
     """
+    refuse_media(messages, {})
     rendered = template.render(messages, tools=tools, add_generation_prompt=reply_due)
     return tuple(encode_rendered(tokenizer, rendered.text, _literal(rendered)).ids.tolist())
 

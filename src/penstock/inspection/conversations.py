@@ -148,6 +148,7 @@ def _encoded(
             (counts.empty, LEFT_OUT, "no messages, or no reply to any"),
             (counts.untrained, LEFT_OUT, "no message that the settings train"),
             (counts.too_long, LEFT_OUT, f"longer than {chat.cleaning.max_tokens} tokens"),
+            (counts.media, "media left out", f"{counts.media} images, audio or video files, as the settings say"),
         )
         if count
     ]

@@ -8,7 +8,26 @@ from typing import Any, final
 import numpy as np
 
 from penstock.chat import EncodedChat
+from penstock.chat.certificate import Kind
 from penstock.chat.cleaning import DROPPING, Counts
+
+MEANINGS: dict[Kind, str] = {
+    "nothing_trained": "no token would be trained",
+    "missing_terminator": "a trained turn has no terminator, so the model would not learn to stop",
+    "unterminated": "a trained turn has no terminator",
+    "not_written": "the template leaves out a message that is to be trained",
+    "foreign_text": "words of a message that is not trained would be trained",
+    "untraced": "trained words are written where no turn can be followed",
+    "control_text": "a message of a trained role holds control text in its own words",
+    "rewritten": "the template writes an earlier reply differently once more follows",
+    "context_differs": "the text before a reply is not what the model is prompted with",
+    "dropped": "the template leaves out a part of the messages, so that part is not in the dataset",
+    "opening_differs": "a reply begins differently from the generation prompt",
+    "disagreement": "another method would train other tokens",
+    "empty_reply": "a trained reply says nothing",
+    "forged": "messages hold control text, which was encoded as ordinary text",
+}
+"""What each kind of problem means for a conversation."""
 
 TEMPLATE = "(template)"
 """What stands for a role where a token is in no message's turn."""
@@ -60,12 +79,14 @@ class ChatSummary:
     documents: int = 0
     roles: dict[str, RoleCounts] = field(default_factory=dict)
     terminators: dict[str, TerminatorCounts] = field(default_factory=dict)
-    problems: dict[str, ProblemCounts] = field(default_factory=dict)
+    problems: dict[Kind, ProblemCounts] = field(default_factory=dict)
     checks: dict[str, int] = field(default_factory=dict)
     """What another method said of the mask → documents."""
     straddling_tokens: int = 0
     forged: int = 0
     """Control text in messages that stayed text."""
+    typed: int = 0
+    """Control text in messages that became control tokens, because the settings said so."""
 
     def add_documents(self, chats: Sequence[EncodedChat], control: Collection[str]) -> None:
         """Count documents that go into the dataset; `control` are the tokenizer's control tokens."""
@@ -79,6 +100,7 @@ class ChatSummary:
         _add_counts(self.checks, Counter(check for chat in chats for check in chat.certificate.checks))
         self.straddling_tokens += sum(len(chat.certificate.straddling) for chat in chats)
         self.forged += sum(len(chat.certificate.forged) for chat in chats)
+        self.typed += sum(len(chat.certificate.typed) for chat in chats)
 
     def _add_roles(self, chats: Sequence[EncodedChat]) -> None:
         """Count the tokens of each role, of all documents at once."""
@@ -134,6 +156,7 @@ class ChatSummary:
         self.documents += other.documents
         self.straddling_tokens += other.straddling_tokens
         self.forged += other.forged
+        self.typed += other.typed
         _add_counts(self.layouts, other.layouts)
         _add_counts(self.checks, other.checks)
         for role, counts in other.roles.items():
@@ -197,10 +220,13 @@ class ChatSummary:
             )
         lines += [f"cross-check: {check}: {count:,} of {self.documents:,}" for check, count in self.checks.items()]
         for kind, problem in self.problems.items():
-            fate = "rejected" if problem.is_error else "kept, but look"
-            lines.append(f"{kind.replace('_', ' ')}: {problem.conversations:,} ({fate}), such as {problem.example}")
+            fate = "rejected" if problem.is_error else "kept"
+            count = f"{problem.conversations:,} conversation{'s' * (problem.conversations != 1)}"
+            lines.append(f"{count} {fate}: {MEANINGS[kind]} ({kind}); the first: {problem.example}")
         if self.forged:
-            lines.append(f"control text in messages that stayed text: {self.forged:,}")
+            lines.append(f"control text in messages that was encoded as text: {self.forged:,}")
+        if self.typed:
+            lines.append(f"control text in messages that became control tokens: {self.typed:,}")
         return lines
 
 

@@ -14,6 +14,9 @@ import pyarrow.compute as pc
 
 from penstock.sources.records import Fields, RecordBlock, Reject, Weights
 
+_CHAT_FIELDS = {"messages", "conversations", "conversation", "instruction", "completion", "chosen"}
+"""Fields of records that are conversations, of layouts that the chat room reads."""
+
 
 def check_table(table: pa.Table, fields: Fields, **place: Any) -> RecordBlock:
     """`check_records` for the columns of a table that has the types of `Fields.schema`."""
@@ -115,14 +118,25 @@ def _offsets(texts: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.frombuffer(texts.buffers()[1], np.int64)[texts.offset : texts.offset + len(texts) + 1]
 
 
+def explain_array(where: str) -> str:
+    """What is wrong with a JSON array where a record is expected; `where` is the beginning of the sentence."""
+    return (
+        f"{where} a JSON array; expected: one object a line. If it holds conversations (ShareGPT, Alpaca, …), name "
+        "their chat template, and the array is read as it is: --template FILE.jinja, or --template auto for the "
+        "tokenizer's own; an array of texts becomes lines with jq -c '.[]'"
+    )
+
+
 def diagnose(record: Any, fields: Fields) -> str | None:
     """Say what is wrong with one record, given as Python values; None when nothing is."""
+    if isinstance(record, list):
+        return explain_array("the record is")
     if not isinstance(record, dict):
         return f"the record is {kind_of(record)}; due: an object with the field {fields.text!r}"
     value, known = _look_up(record, fields.text)
     if known is not None:
         cure = "name the field that holds the text: --text-field"
-        if {"messages", "conversations"} & set(known):
+        if _CHAT_FIELDS & set(known):
             cure = "conversations need a chat template: --template"
         where = "where its dots lead there are" if "." in fields.text else "the record has"
         return f"no field {fields.text!r}; {where}: {', '.join(map(repr, known)) or 'no fields'}; {cure}"

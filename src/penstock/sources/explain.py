@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import RecordError
-from penstock.sources.checks import diagnose
+from penstock.sources.checks import diagnose, explain_array
 from penstock.sources.records import Fields, excerpt
 
 MAX_LINE_BYTES = 1 << 30
@@ -45,7 +45,7 @@ def explain_syntax(text: str, error: json.JSONDecodeError) -> str:
     if text.startswith("\ufeff"):
         return "a byte order mark (U+FEFF) in the middle of the file, where two files were joined; remove it"
     if text.startswith("["):
-        return "the line begins a JSON array; due: one object a line (jq -c '.[]' turns an array into lines)"
+        return explain_array("the line begins")
     cut = "" if text.endswith("}") else "; the line does not end with '}', so it may have been cut"
     return f"not JSON: {error.msg.removesuffix(' starting at')} at column {error.colno}{cut}"
 

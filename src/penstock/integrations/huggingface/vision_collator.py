@@ -1,39 +1,56 @@
-"""A collator for multimodal processors of Hugging Face: their batches, with labels and loss weights by role boundaries.
+"""A collator for multimodal processors of Hugging Face: their batches, with labels and loss weights.
 
 ```python
-collate = VisionCollator(processor, "qwen2_vl")
-Trainer(model, data_collator=collate, train_dataset=examples, …)      # examples: {"messages": […]}
+collate = VisionCollator(processor, mask_history=True)
+arguments = TrainingArguments("out", remove_unused_columns=False)     # or the Trainer takes the messages away
+Trainer(model, arguments, data_collator=collate, train_dataset=examples).train()      # examples: {"messages": […]}
 ```
 
-A processor turns one image into many tokens, so where a message lies is known only from the ids that it returns. They
-are scanned for the turns of the family, or for declared boundaries. Guarantees: padding is told by the attention mask,
-on either side, so that an end of text that is also the padding id stays trained; tokens of images, audio and video are
-never trained; text of a message is no control token; a row in which nothing is trained is an error. Costs: some
-microseconds a row beside the processor's own work.
+The processor makes the batch; what is trained of it is decided as in `penstock.chat.encode`, by the same settings, from
+the text that the processor's own template writes. `vision_rows` carries that over to the processor's tokens. A
+conversation that fails a check is an error, as it is there. Guarantees: `train`, `weight` and ranges of messages are
+honoured; padding is told by the attention mask, on either side, so that an end of text that is also the padding id
+stays trained; tokens of images, audio and video are never trained; text of a user is no control token.
+
+Where role boundaries are given, or a `prepare` of your own, rows are labelled by scanning their ids instead: fewer
+settings, and what the prompt supplies cannot be told from what the model writes. Costs: some milliseconds a row.
 """
 
 import inspect
 import json
 import logging
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import cached_property
 from typing import Any, Literal, final
 
 import numpy as np
 import torch
 
 from penstock.chat.boundaries import Boundary, ResolvedBoundary, resolve
-from penstock.chat.families import Family, detect_family, family, token_id
-from penstock.chat.scanning import TrainOnEos, scan
-from penstock.errors import ConfigError, RecordError, TokenizerError
+from penstock.chat.conversation import Conversation
+from penstock.chat.encoder import ChatEncoder, EncodedChat
+from penstock.chat.families import Family, detect_family, family
+from penstock.chat.knobs import Knobs
+from penstock.chat.roles import resolve_roles
+from penstock.chat.scanning import scan
+from penstock.chat.template import Template
+from penstock.chat.typed_control_text import INPUT_ROLES
+from penstock.errors import ConfigError, RecordError
 from penstock.inputs import IGNORE
+from penstock.integrations.huggingface.media_ids import media_ids, own_tokenizer
+from penstock.integrations.huggingface.vision_examples import read_example, refuse_marks, shared_variables
+from penstock.integrations.huggingface.vision_rows import RowWeigher
 from penstock.tokenizers import Tokenizer
 
 Batch = dict[str, Any]
+Weights = np.ndarray[Any, np.dtype[np.float32]]
 
 _log = logging.getLogger("penstock.huggingface")
-_MEDIA = re.compile(r"(.*_)?(image|img|video|audio|boi|eoi|boa|eoa)(_.*)?_(token|ids)(_ids?)?|image_ids")
-"""Names of a processor's attributes that hold a media token, or its id."""
+_SCANNED = ("roles_to_train", "train_on_eos", "train_on_inputs")
+"""Settings that role boundaries can honour."""
+_APPEND = "append_terminator"
+"""Key of a last message behind which the template writes EOS."""
 
 
 @final
@@ -42,17 +59,21 @@ class VisionCollator:
 
     Args:
         processor: Of transformers, with a tokenizer.
-        boundaries: Name of a family, a family, or declared boundaries; None: the family of the processor's template.
-        roles_to_train: None: the assistant.
-        train_on_eos: Which ends of turns are trained: "turn", "all", "last" or "none".
-        train_on_inputs: Train everything but padding and media.
+        boundaries: Label by role boundaries: the name of a family, a family, or declared boundaries. None: by the
+            processor's template.
+        template_arguments: Variables for the template (`enable_thinking`), and its `tools`.
         masked_ids: More ids that are never trained.
         on_empty: What to do with a row in which nothing is trained: "error", or "warn".
-        prepare: Makes a batch of examples; None: `processor.apply_chat_template` on their `messages`.
-        template_arguments: For `apply_chat_template`, such as tools.
+        reads_loss_weights: Whether your loss reads `loss_weights`. Labels cannot say 0.5, so weights other than 0 and 1
+            are refused unless it does.
+        prepare: Makes a batch of examples, which is labelled by role boundaries; None:
+            `processor.apply_chat_template` on their messages.
+        settings: What is trained: those of `penstock.chat.Knobs`, such as mask_history. By role boundaries only
+            roles_to_train, train_on_eos and train_on_inputs, and on_missing_terminator "error" or "allow".
 
     Raises:
-        ConfigError: No family fits the template, or the boundaries do not fit the tokenizer.
+        ConfigError: A setting is unknown, out of range, or cannot be honoured by role boundaries; no family fits the
+            template, or the boundaries do not fit the tokenizer; or nothing is known of the tokenizer's bytes.
     """
 
     def __init__(
@@ -60,96 +81,166 @@ class VisionCollator:
         processor: Any,
         boundaries: str | Family | Iterable[Boundary] | None = None,
         *,
-        roles_to_train: Collection[str] | None = None,
-        train_on_eos: TrainOnEos = "turn",
-        train_on_inputs: bool = False,
+        template_arguments: Mapping[str, Any] | None = None,
         masked_ids: Collection[int] = (),
         on_empty: Literal["error", "warn"] = "error",
+        reads_loss_weights: bool = False,
         prepare: Callable[[Sequence[Any]], Mapping[str, Any]] | None = None,
-        **template_arguments: Any,
+        **settings: Any,
     ) -> None:
         if on_empty not in ("error", "warn"):
-            raise ConfigError(f"on_empty is {on_empty!r}; due: error or warn")
-        self.processor = processor
+            raise ConfigError(f"on_empty is {on_empty!r}; expected: error or warn")
+        if not isinstance(template_arguments, Mapping | None):
+            raise ConfigError(f"template_arguments is {template_arguments!r:.60}; expected: a mapping of variables")
+        self.processor, self.knobs = processor, Knobs.of(settings, "; the template's go into template_arguments={…}")
+        self._arguments = dict(template_arguments or {})
+        self._on_empty, self._reads_weights, self._prepare = on_empty, reads_loss_weights, prepare
+        self._given = boundaries
         self._tokenizer = own_tokenizer(processor.tokenizer)
-        self.boundaries, media = self._resolve(boundaries)
-        self.masked_ids = tuple(sorted({*media, *media_ids(processor), *masked_ids}))
-        self._roles = roles_to_train
-        self._knobs: dict[str, Any] = {"train_on_eos": train_on_eos, "train_on_inputs": train_on_inputs}
-        self._on_empty, self._prepare = on_empty, prepare
-        self._arguments = {"add_generation_prompt": False, **template_arguments}
-        scan([], self.boundaries, self._roles, **self._knobs)
+        self._scans = boundaries is not None or prepare is not None
+        found = self._family
+        family_media = found.media_ids(self._tokenizer) if found else ()
+        self.masked_ids = tuple(sorted({*family_media, *media_ids(processor), *masked_ids}))
+        if self._scans:
+            self._check_scanned()
+            # Says at once which roles no boundary is declared for.
+            scan([], self.boundaries, self.knobs.roles_to_train, self.knobs.train_on_eos)
+        elif self.knobs.on_rewrite == "split":
+            raise ConfigError("on_rewrite is split, which makes several rows of one example; choose report or error")
+        else:
+            self.knobs = replace(self.knobs, roles_to_train=resolve_roles(self.knobs.roles_to_train, {}))
+            self._encoder, self._weigher = self._open_encoder()
         _log.info("vision collator: ids that are never trained: %s", list(self.masked_ids))
 
     def __call__(self, examples: Sequence[Any]) -> Batch:
-        """A batch of the processor for `examples`, labelled; an example has `messages`, or is a list of messages."""
-        return self.label(self._prepare(examples) if self._prepare else self._apply_template(examples))
-
-    def label(self, batch: Mapping[str, Any]) -> Batch:
-        """`batch`, as a processor returned it (input_ids and attention_mask, [rows, n]), with labels and loss weights.
+        """A batch of the processor for `examples`, labelled; an example has `messages`, or is a list of messages.
 
         Raises:
-            ConfigError: The batch has no attention mask.
-            RecordError: Nothing is trained in a row.
+            RecordError: An example has no messages, or fails a check; names its row.
         """
-        if "attention_mask" not in batch:
-            raise ConfigError(
-                "the batch has no attention_mask, without which padding cannot be told from a real end of text; let "
-                "the processor return it (return_attention_mask=True)"
+        if self._prepare is not None:
+            return self.label(self._prepare(examples))
+        tools = self._arguments.get("tools")
+        conversations = [read_example(one, f"row {row} of the batch", tools) for row, one in enumerate(examples)]
+        if self._scans:
+            refuse_marks(conversations)
+            return self.label(self._apply_template(conversations, [False] * len(conversations)))
+        chats = [chats[0] for chats in self._encoder.encode_batch(conversations)]
+        for row, chat in enumerate(chats):
+            self._check_certificate(row, chat)
+        appended = [bool(len(chat.ends)) and int(chat.begins[-1]) == len(chat.text) for chat in chats]
+        batch = self._apply_template(conversations, appended)
+        ids, real = self._rows(batch)
+        weights = np.zeros(ids.shape, np.float32)
+        for row, chat in enumerate(chats):
+            tokens = ids[row][real[row]].astype(np.int64)
+            text_ids = chat.tokens.astype(np.int64)
+            weights[row, real[row]] = self._weigher.weigh(
+                tokens, text_ids, chat.loss_weights, f"row {row} of the batch"
             )
-        ids = torch.as_tensor(batch["input_ids"])
-        real = torch.as_tensor(batch["attention_mask"])
-        if "mm_token_type_ids" in batch:
-            # Some processors also say themselves which tokens stand for media.
-            hidden = torch.as_tensor(batch["mm_token_type_ids"]).cpu().numpy() != 0
-        else:
-            hidden = np.zeros(tuple(ids.shape), np.bool_)
-        weights = scan(
-            ids.cpu().numpy(),
-            self.boundaries,
-            self._roles,
-            attention_mask=real.cpu().numpy(),
-            masked_ids=self.masked_ids,
-            **self._knobs,
-        )
-        weights[hidden] = 0.0
-        self._check_rows(ids, weights)
-        loss_weights = torch.from_numpy(weights).to(ids.device)
-        labels = ids.to(torch.int64).masked_fill(loss_weights == 0, IGNORE)
-        return {**batch, "labels": labels, "loss_weights": loss_weights}
+        return self._finish(batch, weights)
 
-    def _resolve(
-        self, given: str | Family | Iterable[Boundary] | None
-    ) -> tuple[tuple[ResolvedBoundary, ...], tuple[int, ...]]:
-        """Boundaries as ids, and the media ids of the family."""
-        if given is None:
-            source = getattr(self.processor, "chat_template", None) or self.processor.tokenizer.chat_template
-            given = detect_family(source) if isinstance(source, str) else None
-            if given is None:
-                raise ConfigError(
-                    "the chat template of the processor is of no family that we know; give boundaries: the name of a "
-                    "family, or a list of penstock.chat.Boundary"
-                )
-            _log.info("vision collator: the template is of the family %s (%s)", given.name, given.title)
-        chosen = family(given) if isinstance(given, str) else given
-        if isinstance(chosen, Family):
-            return chosen.resolve(self._tokenizer), chosen.media_ids(self._tokenizer)
-        declared = resolve(chosen, self._tokenizer)
+    def label(self, batch: Mapping[str, Any]) -> Batch:
+        """`batch`, as a processor returned it (input_ids and attention_mask, [rows, n]), labelled by role boundaries.
+
+        Raises:
+            ConfigError: The batch has no attention mask, or a setting cannot be honoured by role boundaries.
+            RecordError: Nothing is trained in a row, or its last trained turn does not end.
+        """
+        self._check_scanned()
+        ids, real = self._rows(batch)
+        knobs = self.knobs
+        weights: Weights = scan(
+            ids, self.boundaries, knobs.roles_to_train, knobs.train_on_eos, knobs.train_on_inputs, attention_mask=real
+        )
+        if knobs.train_on_eos == "turn" and knobs.on_missing_terminator == "error" and not knobs.train_on_inputs:
+            without = scan(ids, self.boundaries, knobs.roles_to_train, "none", attention_mask=real)
+            self._check_ends(ids, weights, weights != without)
+        return self._finish(batch, weights)
+
+    @cached_property
+    def boundaries(self) -> tuple[ResolvedBoundary, ...]:
+        """Role boundaries as ids: those that were given, or of the family of the processor's template.
+
+        Raises:
+            ConfigError: There are none, or they do not fit the tokenizer.
+        """
+        if self._family is not None:
+            return self._family.resolve(self._tokenizer)
+        if self._given is None:
+            raise ConfigError(
+                "the chat template of the processor is of no family that we know; give boundaries: the name of a "
+                "family, or a list of penstock.chat.Boundary"
+            )
+        assert not isinstance(self._given, str | Family)
+        declared = resolve(self._given, self._tokenizer)
         if not declared:
             raise ConfigError(
                 "boundaries are an empty list, so nothing would be trained; declare some, or leave them out"
             )
-        return declared, ()
+        return declared
 
-    def _apply_template(self, examples: Sequence[Any]) -> Mapping[str, Any]:
-        conversations = [example["messages"] if isinstance(example, Mapping) else example for example in examples]
-        arguments = dict(self._arguments)
-        if "sanitize_control_tokens" in inspect.signature(self.processor.apply_chat_template).parameters:
-            arguments.setdefault("sanitize_control_tokens", True)
-        else:
-            self._refuse_control_text(conversations)
+    @cached_property
+    def _family(self) -> Family | None:
+        if isinstance(self._given, str):
+            return family(self._given)
+        if self._given is not None:
+            return self._given if isinstance(self._given, Family) else None
+        source = self._source
+        return detect_family(source) if isinstance(source, str) else None
+
+    @property
+    def _source(self) -> Any:
+        """The text of the template."""
+        source = getattr(self.processor, "chat_template", None) or getattr(
+            self.processor.tokenizer, "chat_template", ""
+        )
+        return source.get("default") if isinstance(source, Mapping) else source
+
+    def _open_encoder(self) -> tuple[ChatEncoder, RowWeigher]:
+        if not isinstance(self._source, str) or not self._source:
+            raise ConfigError("the processor has no chat template; set processor.chat_template, or give prepare")
+        if not isinstance(self._tokenizer, Tokenizer):
+            raise ConfigError(
+                f"{type(self.processor.tokenizer).__name__} is no tokenizer whose tokens can be traced; give role "
+                "boundaries: the name of a family, or a list of penstock.chat.Boundary"
+            )
+        special = _special_tokens(self.processor.tokenizer)
+        variables = {name: value for name, value in self._arguments.items() if name != "tools"}
+        template = Template(source=self._source, name="of the processor", variables=special | variables)
+        encoder = ChatEncoder(self._tokenizer, template, self.knobs, takes_media=True)
+        return encoder, RowWeigher(self._tokenizer, self.masked_ids)
+
+    def _check_scanned(self) -> None:
+        """Refuse settings that role boundaries cannot honour."""
+        usual = replace(Knobs(), **{name: getattr(self.knobs, name) for name in _SCANNED})
+        if self.knobs.on_missing_terminator == "allow":
+            usual = replace(usual, on_missing_terminator="allow")
+        for one in fields(Knobs):
+            if getattr(self.knobs, one.name) != getattr(usual, one.name):
+                raise ConfigError(
+                    f"{one.name} is {getattr(self.knobs, one.name)!r}, which role boundaries over token ids cannot "
+                    "honour; leave it out, or leave boundaries and prepare out, so that rows are labelled by the "
+                    "processor's template"
+                )
+
+    def _apply_template(self, conversations: Sequence[Conversation], appended: Sequence[bool]) -> Mapping[str, Any]:
+        """The processor's batch; where `appended`, EOS is written behind the last message."""
+        messages = [[dict(message) for message in conversation.messages] for conversation in conversations]
+        arguments = {"add_generation_prompt": False, **self._arguments, **shared_variables(conversations)}
+        if any(appended):
+            for conversation, add in zip(messages, appended, strict=True):
+                conversation[-1][_APPEND] = add
+            eos = json.dumps(self.processor.tokenizer.eos_token)
+            arguments["chat_template"] = f"{self._source}{{% if messages[-1].{_APPEND} %}}{{{{ {eos} }}}}{{% endif %}}"
+        if not self.knobs.allow_forged:
+            can_sanitize = "sanitize_control_tokens" in inspect.signature(self.processor.apply_chat_template).parameters
+            if can_sanitize and self.knobs.trained_control_text != "as_control_tokens":
+                arguments["sanitize_control_tokens"] = True
+            else:
+                self._refuse_control_text(conversations)
         batch: Mapping[str, Any] = self.processor.apply_chat_template(
-            conversations,
+            messages,
             tokenize=True,
             return_dict=True,
             return_tensors="pt",
@@ -158,56 +249,81 @@ class VisionCollator:
         )
         return batch
 
-    def _refuse_control_text(self, conversations: Sequence[Any]) -> None:
-        """This processor would make control tokens of text that spells them: a user could forge a turn."""
+    def _refuse_control_text(self, conversations: Sequence[Conversation]) -> None:
+        """Where the processor makes control tokens of all text that spells them, a user could forge a turn."""
         controls = [*self.processor.tokenizer.all_special_tokens]
+        as_tokens = self.knobs.trained_control_text == "as_control_tokens"
         for row, conversation in enumerate(conversations):
-            for number, message in enumerate(conversation):
+            for number, message in enumerate(conversation.messages):
+                if as_tokens and message["role"] not in INPUT_ROLES:
+                    continue
                 text = json.dumps(message.get("content"), ensure_ascii=False, default=str)
                 found = next((control for control in controls if control in text), None)
                 if found is not None:
                     raise RecordError(
-                        f"row {row} of the batch, message {number}: its text holds {found}, which this version of "
-                        "transformers makes a control token of; update transformers to 5.23, or clean the text"
+                        f"row {row} of the batch, message {number}: its text holds {found}, of which the processor "
+                        "would make a control token; clean the text"
+                        + ("" if as_tokens else ", or update transformers to 5.23, which can keep it text")
                     )
 
-    def _check_rows(self, ids: torch.Tensor, weights: np.ndarray[Any, Any]) -> None:
-        for row in np.flatnonzero(~weights.any(axis=1)):
+    def _rows(self, batch: Mapping[str, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, np.dtype[np.bool_]]]:
+        """Ids, and which of them are no padding, [rows, n] both."""
+        if "attention_mask" not in batch:
+            raise ConfigError(
+                "the batch has no attention_mask, without which padding cannot be told from a real end of text; let "
+                "the processor return it (return_attention_mask=True)"
+            )
+        ids = torch.as_tensor(batch["input_ids"]).cpu().numpy()
+        return ids, torch.as_tensor(batch["attention_mask"]).cpu().numpy() != 0
+
+    def _finish(self, batch: Mapping[str, Any], weights: Weights) -> Batch:
+        """The batch with its labels and loss weights, which are 0 for media."""
+        ids = torch.as_tensor(batch["input_ids"])
+        weights[np.isin(ids.cpu().numpy(), self.masked_ids)] = 0.0
+        if "mm_token_type_ids" in batch:
+            # Some processors also say themselves which tokens stand for media.
+            weights[torch.as_tensor(batch["mm_token_type_ids"]).cpu().numpy() != 0] = 0.0
+        self._check_rows(ids, weights)
+        loss_weights = torch.from_numpy(weights).to(ids.device)
+        labels = ids.to(torch.int64).masked_fill(loss_weights == 0, IGNORE)
+        return {**batch, "labels": labels, "loss_weights": loss_weights}
+
+    def _check_certificate(self, row: int, chat: EncodedChat) -> None:
+        problems = [one for one in chat.certificate.problems if one.is_error and one.kind != "nothing_trained"]
+        if problems:
+            raise RecordError(f"row {row} of the batch: {'; '.join(map(str, problems))}")
+
+    def _check_ends(self, ids: np.ndarray[Any, Any], weights: Weights, ends: np.ndarray[Any, Any]) -> None:
+        """The last trained token of each row ends its turn."""
+        for row in np.flatnonzero(weights.any(axis=1)).tolist():
+            last = int(np.flatnonzero(weights[row])[-1])
+            if not ends[row, last]:
+                text = self.processor.tokenizer.decode(ids[row, max(last - 8, 0) : last + 1].tolist())
+                raise RecordError(
+                    f"row {row} of the batch: its last trained turn has no terminator (it ends {text!r}), so the model "
+                    'would not learn to stop; let the template write one, or on_missing_terminator="allow"'
+                )
+
+    def _check_rows(self, ids: torch.Tensor, weights: Weights) -> None:
+        if not self._reads_weights and not np.isin(weights, (0, 1)).all():
+            row = int(np.flatnonzero(~np.isin(weights, (0, 1)).all(axis=1))[0])
+            raise ConfigError(
+                f"row {row} of the batch has loss weights other than 0 and 1, which labels cannot say; let your loss "
+                'read batch["loss_weights"] (penstock.huggingface.weighted_loss) and give reads_loss_weights=True'
+            )
+        for row in np.flatnonzero(~weights.any(axis=1)).tolist():
             begin = self.processor.tokenizer.decode(ids[row].tolist())[:80]
-            roles = ", ".join(self._roles if self._roles is not None else ["assistant"])
             message = (
-                f"row {row} of the batch: nothing is trained in its {ids.shape[1]} tokens, which begin {begin!r}; due: "
-                f"a turn of {roles or 'some role'} as the boundaries describe it (the logger penstock.chat shows "
-                "them); correct them, or drop the example"
+                f"row {row} of the batch: nothing is trained in its {ids.shape[1]} tokens, which begin {begin!r}; "
+                f"expected: a turn of {', '.join(self.knobs.roles_to_train) or 'some role'}; correct the settings, or "
+                "drop the example"
             )
             if self._on_empty == "error":
                 raise RecordError(message + "; on_empty='warn' lets it pass")
             _log.warning(message)
 
 
-def own_tokenizer(tokenizer: Any) -> Any:
-    """A tokenizer of transformers as one of penstock, which finds more forms of a marker; itself where that fails."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return tokenizer
-    content = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
-    names = {name: str(text) for name, text in tokenizer.special_tokens_map.items() if isinstance(text, str)}
-    files = {"tokenizer.json": json.dumps(content).encode(), "tokenizer_config.json": json.dumps(names).encode()}
-    try:
-        return Tokenizer(type(tokenizer).__name__, files)
-    except TokenizerError as error:
-        _log.info("markers are encoded by the tokenizer of transformers: %s", error)
-        return tokenizer
-
-
-def media_ids(processor: Any) -> tuple[int, ...]:
-    """Ids of the image, audio and video tokens that a processor names; never that of the unknown token."""
-    tokenizer, found = processor.tokenizer, set()
-    for holder in (processor, tokenizer):
-        for name, value in vars(holder).items():
-            if not _MEDIA.fullmatch(name):
-                continue
-            for entry in value if isinstance(value, (list, tuple, set)) else [value]:
-                found.add(token_id(entry, tokenizer) if isinstance(entry, str) else entry)
-    unknown = getattr(tokenizer, "unk_token_id", None)
-    return tuple(sorted(int(i) for i in found if isinstance(i, int) and not isinstance(i, bool) and i != unknown))
+def _special_tokens(tokenizer: Any) -> dict[str, str]:
+    """Texts of tokens by the names that templates know, such as bos_token."""
+    named = getattr(tokenizer, "special_tokens_map", {})
+    return {name: str(text) for name, text in named.items() if not isinstance(text, list | tuple | dict)}

@@ -2,10 +2,12 @@
 
 ```python
 import jax, jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import penstock as ps
 from penstock.integrations import jax as psj
 
-mesh = jax.make_mesh((jax.device_count(),), ("data",))
+mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+parameters = jax.device_put(parameters, NamedSharding(mesh, PartitionSpec()))      # a copy on each device
 loader = ps.Loader(ps.Source("data/web"), sequence_length=4096, rows_per_step=64,
                    data_parallel=psj.data_parallel(mesh))
 
@@ -19,10 +21,15 @@ def train(parameters, batch):
     value, slopes = jax.value_and_grad(loss)(parameters)
     return value, jax.tree.map(lambda p, g: p - 0.1 * g, parameters, slopes)
 
-for batch, step in psj.batches(loader, mesh=mesh):
+for batch, step in psj.batches(loader, mesh=mesh, prefix=True):      # this model reads batch.prefix
     value, parameters = train(parameters, batch)      # traced once
     save(parameters, step.resume_state)
 ```
+
+The axis is Auto, so that XLA splits the work of each function by the rows; `make_mesh` alone makes Explicit axes, for
+which every operation has to say how its result is split. `prefix` says whether the model honours bidirectional
+prefixes. Where an objective makes some (denoising), only True is accepted: a model that ignores `batch.prefix` would
+train on other tasks than were asked for.
 
 All integers are int32, so nothing changes with `jax_enable_x64`. `Denoiser` and `denoise` do what a `penstock.Denoise`
 does, bit for bit, on the device; a loader with that objective has done it already and costs less.

@@ -21,6 +21,7 @@ def batches(
     max_documents: int | None = None,
     mesh: Mesh | None = None,
     axis: Axis = "data",
+    prefix: bool | None = None,
 ) -> Iterator[tuple[Batch, Step]]:
     """The loader's steps, as pairs of a batch and the step it is of.
 
@@ -35,9 +36,12 @@ def batches(
             row with more is an error in the process whose row it is, and in no other.
         mesh: Where to put batches, split by rows over `axis`. None: this process's default device.
         axis: Name of the mesh's axis, or axes, over which rows are split.
+        prefix: Whether the model honours bidirectional prefixes, as `InputRequirements.prefix`: True, it reads
+            `batch.prefix`; False, it cannot; None, nobody says. An objective that makes some is refused unless True.
 
     Raises:
-        ConfigError: `batch_size` does not divide the rows or the devices, or a row has more documents: names the row.
+        ConfigError: `batch_size` does not divide the rows or the devices, an objective makes prefixes that the model
+            does not honour, or a row has more documents: names the row.
         DistributedError: The loader's place is not that of this process in the mesh.
     """
     begin, end = loader.data_parallel.rows(loader.settings.rows_per_step)
@@ -48,8 +52,22 @@ def batches(
     most = slots if max_documents is None else max_documents
     if most < 1:
         raise ConfigError(f"max_documents must be at least 1, got {max_documents}")
+    _check_prefixes(loader, prefix)
     check_place(loader.data_parallel, size, mesh, axis)
     return _batches(loader, size, end - begin, most, mesh, axis)
+
+
+def _check_prefixes(loader: Loader, prefix: bool | None) -> None:
+    """Refuse an objective with prefixes where nobody says that the model honours them."""
+    source = loader.bidirectional_source
+    if source is None or prefix is True:
+        return
+    cannot = "the model cannot honour them (prefix=False)" if prefix is False else "nobody says that the model does"
+    raise ConfigError(
+        f"source {source!r}: its objective has prefixes whose tokens see each other, and {cannot}; give the attention "
+        "attention_mask(batch.segment_ids, batch.prefix) and call batches(…, prefix=True), or give the objective "
+        "bidirectional=False"
+    )
 
 
 def _batches(

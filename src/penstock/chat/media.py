@@ -1,0 +1,160 @@
+"""Images, audio and video of conversations: where records hold them, and what the text path does about them.
+
+Records hold media as parts of a content (`{"type": "image", …}`), as fields of a message (`images`), or as fields of
+the record itself, with placeholders such as `<image>` in the texts (LLaVA, LLaMA-Factory, ms-swift). All three stay in
+the `Conversation`. Whoever encodes text alone refuses them by `refuse_media`: a template would write a placeholder for
+an image that the model never sees. `drop_media` takes them out, and says how many there were.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from penstock.chat.conversation import Conversation, Marks, Range
+from penstock.errors import ConversationError
+
+MEDIA_TYPES = ("image", "video", "audio", "input_image", "input_audio", "input_video", "file", "input_file", "document")
+"""Beginnings of the types of parts that hold something else than text; templates of such models know them."""
+
+_FIELD = re.compile(
+    r"(?:input_)?(?:image|img|picture|photo|video|audio)s?(?:_(?:url|path|file|byte|base64|b64|data|list)s?)?",
+    re.IGNORECASE,
+)
+_PLACEHOLDER = re.compile(r"\n?<(?:image|video|audio)>\Z|<(?:image|video|audio)>\n?")
+
+
+@cache
+def is_media_field(name: str) -> bool:
+    """Whether a field of a record, message or part is called as those that hold media are."""
+    return _FIELD.fullmatch(name) is not None
+
+
+def media_fields(item: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a record, message or part that hold media; those that hold nothing are none."""
+    return {name: value for name, value in item.items() if is_media_field(str(name)) and _holds(value)}
+
+
+def find_media(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str, int]]:
+    """(message, where in it, how many) of all media in messages as `read_conversation` gives them."""
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        if isinstance(content, list | tuple):
+            for place, part in enumerate(content):
+                if _is_media(part):
+                    yield index, f'part {place} of its content is of type "{part["type"]}"', 1
+        elif len(message) == 2:
+            continue
+        for name, value in media_fields(message).items():
+            yield index, f'its field "{name}" holds media', _count(value)
+
+
+def refuse_media(messages: Sequence[Mapping[str, Any]], attachments: Mapping[str, Any], origin: str = "") -> None:
+    """Refuse a conversation that holds media, before it is encoded as text alone.
+
+    Args:
+        messages: As templates see them.
+        attachments: Media of the record beside its messages.
+        origin: `file:line`, for the error.
+
+    Raises:
+        ConversationError: There are some; names the first message that holds any, and the cure.
+    """
+    found = next((f"message {index}: {where}" for index, where, _ in find_media(messages)), None)
+    if found is None and attachments:
+        found = f'the record\'s field "{next(iter(attachments))}" holds media'
+    if found is not None:
+        raise ConversationError(
+            f"{f'{origin}: ' if origin else ''}{found}; images, audio and video are not supported here yet; media: "
+            "drop trains the text without them and counts them, or leave such records out (processors of "
+            "transformers: penstock.huggingface.VisionCollator)"
+        )
+
+
+def drop_media(conversation: Conversation, *, join: bool = True) -> Conversation:
+    """The conversation without media and their placeholders; `dropped_media` counts them.
+
+    Args:
+        conversation: As read.
+        join: Whether contents that are texts alone become one string.
+
+    Raises:
+        ConversationError: A placeholder stands in a text whose ranges of characters are marked.
+    """
+    inside = sum(count for _, _, count in find_media(conversation.messages))
+    count = inside + sum(map(_count, conversation.attachments.values()))
+    if count == 0:
+        return conversation
+    cleaned = [
+        _without_media(message, marks, join, f"{conversation.origin}: message {index}")
+        for index, (message, marks) in enumerate(zip(conversation.messages, conversation.marks, strict=True))
+    ]
+    return replace(
+        conversation,
+        messages=tuple(message for message, _ in cleaned),
+        marks=tuple(marks for _, marks in cleaned),
+        attachments={},
+        dropped_media=count,
+    )
+
+
+def _without_media(message: dict[str, Any], marks: Marks, join: bool, where: str) -> tuple[dict[str, Any], Marks]:
+    kept = {name: value for name, value in message.items() if name not in media_fields(message)}
+    content = kept.get("content")
+    if isinstance(content, str):
+        kept["content"] = _without_placeholders(content, "content", marks, where)
+    elif isinstance(content, list | tuple) and any(map(_is_media, content)):
+        others = {place: part for place, part in enumerate(content) if not _is_media(part)}
+        for place, part in others.items():
+            if _is_text(part):
+                text = _without_placeholders(part["text"], f"content.{place}.text", marks, where)
+                others[place] = {**part, "text": text}
+        joined = join and all(map(_is_text, others.values()))
+        kept["content"] = "".join(part["text"] for part in others.values()) if joined else list(others.values())
+        marks = replace(marks, ranges=tuple(_moved(marks.ranges, others, joined))) if marks.ranges else marks
+    return kept, marks
+
+
+def _moved(ranges: Sequence[Range], kept: Mapping[int, Any], joined: bool) -> Iterator[Range]:
+    """Ranges of the parts `kept` (place → part) after the others are gone."""
+    places, at = {}, 0
+    for number, (place, part) in enumerate(kept.items()):
+        places[f"content.{place}.text"] = ("content", at) if joined else (f"content.{number}.text", 0)
+        at += len(part["text"]) if joined else 0
+    for one in ranges:
+        name, shift = places.get(one.field, (one.field, 0))
+        yield replace(one, field=name, begin=one.begin + shift, end=one.end + shift)
+
+
+def _without_placeholders(text: str, name: str, marks: Marks, where: str) -> str:
+    cleaned = _PLACEHOLDER.sub("", text)
+    if cleaned != text and any(one.field == name for one in marks.ranges):
+        raise ConversationError(
+            f"{where} has a placeholder of media in a text with ranges of characters, which dropping it would shift; "
+            "take the placeholder out of the record, and correct its ranges"
+        )
+    return cleaned
+
+
+def _is_media(part: Any) -> bool:
+    """Whether a part of a content is of a type that holds no text."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return isinstance(kind, str) and kind.startswith(MEDIA_TYPES)
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _holds(value: Any) -> bool:
+    """Whether anything is in a value: Arrow fills missing fields with nulls, at any depth."""
+    if isinstance(value, Mapping):
+        return any(_holds(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return any(_holds(item) for item in value)
+    return not (value is None or isinstance(value, bool) or (isinstance(value, str | bytes) and not value))
+
+
+def _count(value: Any) -> int:
+    return sum(_holds(item) for item in value) if isinstance(value, list | tuple) else 1
