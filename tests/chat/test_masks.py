@@ -260,6 +260,11 @@ def test_on_missing_terminator(tokenizer):
     assert appended.certificate.terminators == ((3, "<|im_end|>", True),)
     assert run(TWO, tokenizer, source, on_missing_terminator="append", mask_history=True).certificate.problems == ()
     assert allowed.certificate.problems == ()
+    # Where nothing asks for terminators, none is missed or appended.
+    untrained = run(TWO, tokenizer, source, train_on_eos="none")
+    assert trained(untrained) == ["atwo", "afour"]
+    not_wanted = run(TWO, tokenizer, source, train_on_eos="none", on_missing_terminator="append")
+    np.testing.assert_array_equal(not_wanted.tokens, allowed.tokens)
 
 
 def test_what_stands_between_the_words_and_an_appended_end_is_trained(tokenizer):
@@ -273,11 +278,6 @@ def test_what_stands_between_the_words_and_an_appended_end_is_trained(tokenizer)
     weights = run(half, tokenizer, source, on_missing_terminator="append", mask_history=True).loss_weights
     assert set(weights[weights != 0].tolist()) == {0.5}
     assert trained(run(TWO, tokenizer, source, on_missing_terminator="allow", mask_history=True)) == ["afour"]
-    # Where nothing asks for terminators, none is missed or appended.
-    untrained = run(TWO, tokenizer, source, train_on_eos="none")
-    assert trained(untrained) == ["atwo", "afour"]
-    not_wanted = run(TWO, tokenizer, source, train_on_eos="none", on_missing_terminator="append")
-    np.testing.assert_array_equal(not_wanted.tokens, allowed.tokens)
 
 
 def test_an_appended_terminator_has_its_messages_weight_and_is_not_doubled(tokenizer):
