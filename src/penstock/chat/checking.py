@@ -265,8 +265,8 @@ def _check_escapes(rendered: Rendered) -> Iterator[Problem]:
         yield Problem(
             "escaped",
             -1,
-            f"Jinja escapes quotes and brackets ({rendered.escaped} characters more), because the template adds text with "
-            "+ behind |safe or |e; a ~ b in place of a + b does not",
+            f"Jinja escapes quotes and brackets ({rendered.escaped} characters more), because the template adds text "
+            "with + behind |safe or |e; a ~ b in place of a + b does not",
         )
 
 

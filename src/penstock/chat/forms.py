@@ -139,7 +139,8 @@ _NAMES: Mapping[Form, str] = {"empty_content": "an empty content for null"}
 
 
 def _arguments(messages: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
-    return (call["function"]["arguments"] for message in messages for call in message.get("tool_calls") or ())
+    calls = (call for message in messages for call in message.get("tool_calls") or ())
+    return ((call.get("function") or {}).get("arguments") for call in calls)
 
 
 def _decoded(arguments: Any) -> Any:
@@ -213,7 +214,7 @@ def _cures(conversation: Conversation, failures: Sequence[RecordError]) -> str:
         cures.append("decode_arguments: true lets it have the arguments of tool calls as objects")
     if any(isinstance(one, dict) for one in arguments) and '"dict"' in str(failures[-1]):
         cures.append("the arguments of tool calls are objects; give them as JSON text where the template wants text")
-    parts = any(is_text_parts(message["content"]) for message in conversation.messages)
+    parts = any(is_text_parts(message.get("content")) for message in conversation.messages)
     if parts and "join_text_parts" not in conversation.forms:
         cures.append("join_text_parts: true lets it have one text for the parts of a content")
     return "".join(f"; {cure}" for cure in cures)
