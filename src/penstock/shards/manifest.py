@@ -71,6 +71,21 @@ class ShardInfo:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedSource:
+    """A file of the input that could not be read to its end, or at all; what was read of it is in the dataset."""
+
+    file: str
+    line: int
+    """The first line (from 1) or row (from 0) that was not read."""
+    reason: str
+    size_bytes: int
+    """Bytes that were to be read."""
+    unread_bytes: int
+    """Bytes of these that were not; what was cut off the end of a file is not counted."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """What `manifest.json` says."""
 
@@ -98,10 +113,14 @@ class Manifest:
     """As in `ShardInfo`, of all documents."""
     checksums: dict[str, int]
     """Of the other files beside the shards, by name."""
+    damaged: tuple[DamagedSource, ...] = ()
+    """Damaged files of the input, where preparing went on all the same; left out of the JSON where there is none."""
 
     def save(self, folder: Path) -> None:
         """Write `manifest.json`, whole or not at all."""
         value = {"format": FORMAT, "version": VERSION, "chunk_tokens": CHUNK_TOKENS, **asdict(self)}
+        if not self.damaged:
+            del value["damaged"]
         write_json(folder / MANIFEST, {**value, "seal": _seal(value)})
 
     @classmethod
@@ -139,6 +158,7 @@ class Manifest:
         value["shards"] = tuple(shard_from_json(shard) for shard in value["shards"])
         value["tokenizer"] = TokenizerInfo(**value["tokenizer"])
         value["histogram"], value["ends"] = tuple(value["histogram"]), tuple(value["ends"])
+        value["damaged"] = tuple(DamagedSource(**one) for one in value.get("damaged", ()))
         return cls(**value)
 
 

@@ -18,6 +18,7 @@ import pyarrow.json as pj
 
 from penstock.compiled import address_of
 from penstock.sources import _kernels as k
+from penstock.sources.arrays import empty_table
 from penstock.sources.checks import check_table
 from penstock.sources.explain import MAX_LINE_BYTES, explain_line
 from penstock.sources.lines import BLOCK_BYTES, NEWLINE
@@ -97,7 +98,7 @@ def parse_with_arrow(
         reason = explain_line(raw, fields) or _parser_message(raw, fields.schema)
         return Reject(file, first_line + line, reason, excerpt(raw))
 
-    table = pa.concat_tables(parser.tables) if parser.tables else fields.schema.empty_table()
+    table = pa.concat_tables(parser.tables) if parser.tables else empty_table(fields.schema)
     rows = np.concatenate(parser.rows) if parser.rows else np.empty(0, np.int64)
     block = check_table(
         table,
