@@ -206,11 +206,11 @@ class OutputFolder:
         work = self.path / WORK
         if any(path.name != LOCK for path in work.iterdir()):
             return
-        if not (self.path / REPORT).exists():
-            (self.path / PLAN).unlink(missing_ok=True)
-            for name in SPLITS[1:]:
-                with suppress(OSError):
-                    (self.path / name).rmdir()
+        for name in SPLITS[1:]:
+            with suppress(OSError):
+                (self.path / name).rmdir()
+        if set(os.listdir(self.path)) == {WORK, PLAN}:
+            (self.path / PLAN).unlink()
         shutil.rmtree(work)
         if self._made:
             self.path.rmdir()

@@ -196,14 +196,14 @@ def stamp_of(part: Part) -> str:
 def digest_of(part: Part) -> str:
     """A hash of the bytes of local files that decide what comes of a part; empty where they are elsewhere."""
     digest = hashlib.blake2b(digest_size=16)
-    extents = part.extents()
-    for file, begin, end in extents:
-        digest.update((end - begin).to_bytes(8, "little"))
-        try:
+    try:
+        extents = part.extents()
+        for file, begin, end in extents:
+            digest.update((end - begin).to_bytes(8, "little"))
             with open_ranges(file) as read:
                 while begin < end and (data := read(begin, min(DIGEST_BYTES, end - begin))):
                     digest.update(checksum(np.frombuffer(data, np.uint8)).to_bytes(8, "little"))
                     begin += len(data)
-        except Unreadable:
-            return ""
+    except Unreadable:
+        return ""
     return digest.hexdigest() if extents else ""

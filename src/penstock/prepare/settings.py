@@ -50,8 +50,8 @@ class PrepareSettings:
     """At a record that cannot be read: stop, or skip it and write it to rejected.jsonl."""
 
     on_damaged_file: Literal["stop", "skip"] = "stop"
-    """At a file that was cut or is damaged: stop, or go on without what cannot be read of it. That is counted in the
-    report and in the manifest."""
+    """At a file that was cut or is damaged: stop, or go on without what cannot be read of it, which the report and the
+    manifest count. "skip" reads compressed files twice: of one whose data are wrong nothing is used."""
 
     max_rejects: int | float | str | None = None
     """With "skip": more rejects than this are an error. A whole number (1000) counts records; a percentage ("1%") or a

@@ -126,7 +126,7 @@ class _Streams:
             if self._inner.eof:
                 self._left, self._inner = self._inner.unused_data, None
             elif not piece and not fed:
-                raise Unreadable("its compressed stream ends before its end mark, so the file was cut")
+                raise Unreadable("its compressed stream ends before its end mark, so the file was cut", cut=True)
             if piece:
                 return piece
 
@@ -167,7 +167,8 @@ class _Arrow:
         except OSError as error:
             if _TOO_LARGE in str(error):
                 raise _too_wide(self._path) from error
-            raise Unreadable(f"its compressed data are cut or damaged ({error})") from error
+            cut = "Truncated" in str(error)
+            raise Unreadable(f"its compressed data are {'cut' if cut else 'damaged'} ({error})", cut=cut) from error
 
 
 def _wide_frame(raw: Any, path: str) -> Reader | None:

@@ -17,11 +17,12 @@ class Unreadable(Exception):  # noqa: N818  (never seen by users: a reader turns
     Args:
         reason: In words.
         position: Bytes of the file, as it lies in its store, that were read before.
+        cut: Only the end is missing, so that all that comes before it is right.
     """
 
-    def __init__(self, reason: str, position: int = 0) -> None:
+    def __init__(self, reason: str, position: int = 0, *, cut: bool = False) -> None:
         super().__init__(reason)
-        self.position = position
+        self.position, self.cut = position, cut
 
 
 @final

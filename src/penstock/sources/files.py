@@ -30,6 +30,8 @@ ReadRange = Callable[[int, int], bytes]
 Extent = tuple["SourceFile", int, int]
 """Bytes [begin, end) of a local file."""
 
+CHECK_BYTES = 4 << 20
+
 _KINDS = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISSOCK, "a socket"),
@@ -87,6 +89,8 @@ def find_files(spec: str | os.PathLike[str]) -> list[SourceFile]:
     """
     text = os.fspath(spec)
     found = [SourceFile(*found) for found in find_remote(text)] if "://" in text else _find_local(text)
+    if not found and "://" not in text and os.path.isdir(os.path.expanduser(text)):
+        raise RecordError(f"{text}: the folder holds no file that is not hidden; name another")
     if not found:
         raise RecordError(f"{text}: no such file, and no file matches it{_hint(text)}")
     return found
@@ -99,11 +103,11 @@ def refuse_twice(files: Iterable[SourceFile]) -> None:
     """
     seen: dict[Any, str] = {}
     for file in files:
-        first = seen.setdefault(file.inode or file.path, file.path)
-        if first is file.path:
-            continue
-        same = "is given twice" if first == file.path else f"is the same file as {first}, so it is given twice"
-        raise ConfigError(f"{file.path}: {same}; name it once (to train on it more often, raise its share)")
+        key = file.inode or file.path
+        if key in seen:
+            same = "is" if seen[key] == file.path else f"is the same file as {seen[key]}, so it is"
+            raise ConfigError(f"{file.path}: {same} given twice; name it once (to train on it more often, raise its share)")
+        seen[key] = file.path
 
 
 def _hint(text: str) -> str:
@@ -258,6 +262,11 @@ def open_ranges(file: SourceFile) -> Iterator[ReadRange]:
         yield partial(_read_local, stream.fileno())
 
 
+def shorter(size: int) -> str:
+    """What to say of a file that had `size` bytes."""
+    return f"it has become shorter: it had {size:,} bytes when the work began"
+
+
 def _read_local(descriptor: int, begin: int, amount: int) -> bytes:
     try:
         return os.pread(descriptor, amount, begin)
@@ -285,12 +294,12 @@ class Stream:
         try:
             data: bytes = self._inner.read(amount)
         except Unreadable as error:
-            raise Unreadable(str(error), self.raw_position()) from error
+            raise Unreadable(str(error), self.raw_position(), cut=error.cut) from error
         except OSError as error:
             raise Unreadable(f"the disk cannot read it: {error}", self.raw_position()) from error
         position = self.raw_position()
         if (not data or amount is None) and position < size:
-            raise Unreadable(f"it has become shorter: it had {size:,} bytes when the work began", position)
+            raise Unreadable(shorter(size), position, cut=True)
         return data
 
     def raw_position(self) -> int:
@@ -306,3 +315,22 @@ def open_stream(file: SourceFile) -> Iterator[Stream]:
         yield Stream(file, raw)
     finally:
         raw.close()
+
+
+def refuse_wrong_data(file: SourceFile) -> None:
+    """Read a compressed file once to its end, before anything of it is used, where damage is not to stop the work.
+
+    A fault is found behind where it lies, in gzip's files often only by the checksum at their end: what was read before
+    may be wrong. Of a file that was cut, all that is there is right.
+
+    Raises:
+        Unreadable: Its data are not those that were compressed; nothing of it counts as read.
+    """
+    if file.compression:
+        with open_stream(file) as stream:
+            try:
+                while stream.read(CHECK_BYTES):
+                    pass
+            except Unreadable as error:
+                if not error.cut:
+                    raise Unreadable(f"{error}, so nothing of it is used") from error

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from penstock.sources.damage import Damage, OnDamage, Unreadable, stop_at_damage
-from penstock.sources.files import Extent, SourceFile, open_ranges
+from penstock.sources.files import Extent, SourceFile, open_ranges, refuse_wrong_data
 from penstock.sources.lines import count_newlines, cut_range, cut_stream, few_lines, next_line
 from penstock.sources.objects import ObjectBlock, parse_lines
 from penstock.sources.parsing import parse_block
@@ -87,6 +87,8 @@ class JsonlPart:
         """Whole lines, about a block at a time; the number of the first, and the raw bytes they took."""
         line, unread = self._first(), self.size_bytes
         try:
+            if damaged is not stop_at_damage:
+                refuse_wrong_data(self.file)
             for block, block_bytes in self._cut():
                 for data, newlines, size_bytes in few_lines(block, block_bytes):
                     yield data, line, size_bytes

@@ -11,7 +11,7 @@ from contextlib import suppress
 import numpy as np
 
 from penstock.sources.damage import Unreadable
-from penstock.sources.files import ReadRange, SourceFile, open_ranges, open_stream
+from penstock.sources.files import ReadRange, SourceFile, open_ranges, open_stream, shorter
 
 BLOCK_BYTES = 4 << 20
 """Bytes in a block, about; a block holds at least one line, however long."""
@@ -68,7 +68,7 @@ def cut_range(file: SourceFile, begin: int, end: int) -> Iterator[tuple[bytes | 
         while position < end:
             data = _read_lines(read, position, min(block, end - position), size)
             if data is None:
-                raise Unreadable(f"it has become shorter: it had {size:,} bytes when the work began", position)
+                raise Unreadable(shorter(size), position)
             position += len(data)
             yield data, min(position, end) - counted
             counted = min(position, end)
@@ -77,12 +77,18 @@ def cut_range(file: SourceFile, begin: int, end: int) -> Iterator[tuple[bytes | 
 
 
 def next_line(read: ReadRange, position: int, end: int, size: int) -> int:
-    """Where the first line after `position` begins; `end` if that is not before it."""
+    """Where the first line after `position` begins; `end` if that is not before it.
+
+    Raises:
+        Unreadable: The file has become shorter.
+    """
     while position < end:
         data = read(position, min(TAIL_BYTES, size - position))
+        if not data:
+            raise Unreadable(shorter(size), position)
         at = data.find(b"\n")
-        if at >= 0 or not data:
-            return position + at + 1 if data else end
+        if at >= 0:
+            return position + at + 1
         position += len(data)
     return end
 
@@ -114,7 +120,7 @@ def cut_stream(file: SourceFile) -> Iterator[tuple[bytes | memoryview, int]]:
     """All lines of a file that is read front to back; yields as `cut_range` does.
 
     Raises:
-        Unreadable: The file was cut or is damaged; after all lines before the fault.
+        Unreadable: The file was cut, after all lines before that; or it is damaged, after some that may be wrong.
     """
     carry: list[bytes] = []
     counted, first, done = 0, True, 0
@@ -123,7 +129,9 @@ def cut_stream(file: SourceFile) -> Iterator[tuple[bytes | memoryview, int]]:
             try:
                 data = stream.read(BLOCK_BYTES)
                 done += len(data)
-            except Unreadable:
+            except Unreadable as error:
+                if not error.cut:
+                    raise
                 data, position = _salvage(file, done)
                 whole, newline, _ = b"".join([*carry, data]).rpartition(b"\n")
                 yield (whole + newline).removeprefix(BOM if first else b""), max(position - counted, 0)
@@ -146,7 +154,7 @@ def cut_stream(file: SourceFile) -> Iterator[tuple[bytes | memoryview, int]]:
 
 
 def _salvage(file: SourceFile, offset: int) -> tuple[bytes, int]:
-    """What can be read of a damaged file after its first `offset` decompressed bytes, and the raw bytes read till then.
+    """What can be read of a file that was cut, after its first `offset` decompressed bytes, and the raw bytes read till then.
 
     A read that fails gives nothing of what it had decompressed, so the file is read again, in ever smaller pieces.
     """

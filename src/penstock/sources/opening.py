@@ -179,12 +179,7 @@ def _with_formats(
         return [(file, "arrow") for file in saved]
     text = os.fspath(spec)
     in_folder = not glob.has_magic(text) if "://" in text else os.path.isdir(os.path.expanduser(text))
-    try:
-        files = find_files(spec)
-    except RecordError:
-        if "://" in text or not in_folder:
-            raise
-        raise RecordError(f"{text}: the folder holds no file that is not hidden; name another") from None
+    files = find_files(spec)
     known = [(file, format or EXTENSIONS.get(file.suffixes[0], "")) for file in files]
     chosen = [(file, kind) for file, kind in known if kind]
     strange = [file for file, kind in known if not kind]

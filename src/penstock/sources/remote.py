@@ -119,7 +119,7 @@ def read_range(url: str, begin: int, amount: int) -> bytes:
             "read the file in one piece: --part-bytes of at least its size"
         )
     if len(data) < amount:
-        reason = f"it ends at byte {begin + len(data):,}, expected {begin + amount:,} at least; it changed meanwhile"
+        reason = f"it has fewer than {begin + amount:,} bytes now, so it changed since the work began"
         raise Unreadable(reason, begin + len(data))
     return data
 

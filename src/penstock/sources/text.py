@@ -14,7 +14,7 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.sources.arrays import from_texts
 from penstock.sources.damage import Damage, OnDamage, Unreadable, stop_at_damage
-from penstock.sources.files import Extent, SourceFile, open_stream, whole_file
+from penstock.sources.files import Extent, SourceFile, open_stream, refuse_wrong_data, whole_file
 from penstock.sources.lines import BLOCK_BYTES, BLOCK_LINES, BOM
 from penstock.sources.objects import ObjectBlock
 from penstock.sources.records import Fields, RecordBlock, Reject, excerpt
@@ -70,6 +70,8 @@ class TextPart:
         for number, file in enumerate(self.sources):
             line, unread = 1, 0
             try:
+                if damaged is not stop_at_damage:
+                    refuse_wrong_data(file)
                 for raw in _pieces(file, self.separator):
                     if not self._is_blank(raw):
                         batch.add(raw, line, number, file.path)
