@@ -49,12 +49,12 @@ def test_each_codec_in_one_stream_or_several(tmp_path, monkeypatch, suffix, bloc
     assert list(read_texts(open_sources(tmp_path / f"b.txt{suffix}", separator="|"))) == ["one", "two"]
 
 
-@pytest.mark.parametrize(("name", "flags"), [("gzip", "-9"), ("bzip2", "-9"), ("xz", "-1"), ("zstd", "-q"), ("lz4", "-q")])
-def test_what_the_programs_write(tmp_path, name, flags):
+@pytest.mark.parametrize("name", ["gzip", "bzip2", "xz", "zstd", "lz4"])
+def test_what_the_programs_write(tmp_path, name):
     if shutil.which(name) is None:
         pytest.skip(f"no {name} here")
     suffix = {"gzip": ".gz", "bzip2": ".bz2", "xz": ".xz", "zstd": ".zst", "lz4": ".lz4"}[name]
-    made = subprocess.run([name, flags, "-c"], input=LINES, capture_output=True, check=True).stdout
+    made = subprocess.run([name, "-q", "-c"], input=LINES, capture_output=True, check=True).stdout
     (tmp_path / f"a.jsonl{suffix}").write_bytes(made)
     assert list(read_texts(open_sources(tmp_path / f"a.jsonl{suffix}"))) == TEXTS
 
@@ -76,7 +76,7 @@ def test_zstd_with_a_long_window(tmp_path):
     for window_log in (27, 28, 31):
         path.write_bytes(zstd_frame(LINES, window_log, sized=True))
         assert list(read_texts(open_sources(path))) == TEXTS
-    assert 1 << 27 == ARROW_WINDOW
+    assert ARROW_WINDOW == 1 << 27
     cure = r"a.jsonl.zst: is compressed with a window of more than 128 MiB \(zstd --long\).*: zstd -dc --long=31"
     for content in (
         zstd_frame(LINES, 31, sized=False),

@@ -133,8 +133,8 @@ def test_parquet_without_its_end_or_with_a_damaged_page(tmp_path):
     rows = [noise.randbytes(40).hex() for _ in range(9000)]
     pq.write_table(pa.table({"text": rows}), path, row_group_size=3000, compression="zstd", use_dictionary=False)
     whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
     with pytest.raises(DamagedFileError, match=r"a.parquet:0: the file cannot be read further: not a whole Parquet"):
-        path.write_bytes(whole[:-20])
         open_sources(path)
     found = []
     texts, _, damage, size = read(open_sources(path, damaged=found.append))

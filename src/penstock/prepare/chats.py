@@ -14,6 +14,7 @@ from typing import Any, final
 
 import numpy as np
 
+from penstock.arrow import from_texts
 from penstock.chat import ChatEncoder, Conversation, EncodedChat, detect_layout, read_conversation
 from penstock.chat.cleaning import Counts, clean, fit
 from penstock.errors import RecordError, TokenizerError
@@ -24,7 +25,6 @@ from penstock.prepare.settings import PrepareSettings
 from penstock.ragged import Ragged
 from penstock.shards import SPAN, SpanBlock
 from penstock.sources import ObjectBlock, Reject
-from penstock.sources.arrays import from_texts
 from penstock.sources.records import excerpt
 
 BATCH = 256

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.arrow import from_numpy, from_texts, to_numpy
 from penstock.errors import ConfigError, TokenizerError
 from penstock.prepare import _kernels as k
 from penstock.prepare.chat_summary import ChatSummary
@@ -23,7 +24,6 @@ from penstock.ragged import Ragged
 from penstock.randomness import key_for
 from penstock.shards import SPAN, SpanBlock
 from penstock.sources import RecordBlock, Reject, Weights
-from penstock.sources.arrays import from_numpy, from_texts, to_numpy
 from penstock.sources.records import excerpt
 from penstock.tokenizers import Tokenizer
 

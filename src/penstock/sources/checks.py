@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.sources.arrays import from_numpy, to_numpy
+from penstock.arrow import from_numpy, to_numpy
 from penstock.sources.records import Fields, RecordBlock, Reject, Weights
 
 

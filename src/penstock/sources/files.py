@@ -106,7 +106,9 @@ def refuse_twice(files: Iterable[SourceFile]) -> None:
         key = file.inode or file.path
         if key in seen:
             same = "is" if seen[key] == file.path else f"is the same file as {seen[key]}, so it is"
-            raise ConfigError(f"{file.path}: {same} given twice; name it once (to train on it more often, raise its share)")
+            raise ConfigError(
+                f"{file.path}: {same} given twice; name it once (to train on it more often, raise its share)"
+            )
         seen[key] = file.path
 
 

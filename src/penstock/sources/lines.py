@@ -154,7 +154,7 @@ def cut_stream(file: SourceFile) -> Iterator[tuple[bytes | memoryview, int]]:
 
 
 def _salvage(file: SourceFile, offset: int) -> tuple[bytes, int]:
-    """What can be read of a file that was cut, after its first `offset` decompressed bytes, and the raw bytes read till then.
+    """What a file that was cut holds after its first `offset` decompressed bytes, and the raw bytes that this took.
 
     A read that fails gives nothing of what it had decompressed, so the file is read again, in ever smaller pieces.
     """

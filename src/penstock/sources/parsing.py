@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json as pj
 
+from penstock.arrow import empty_table
 from penstock.compiled import address_of
 from penstock.sources import _kernels as k
-from penstock.sources.arrays import empty_table
 from penstock.sources.checks import check_table
 from penstock.sources.explain import MAX_LINE_BYTES, explain_line
 from penstock.sources.lines import BLOCK_BYTES, NEWLINE

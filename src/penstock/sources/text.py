@@ -11,8 +11,8 @@ from typing import final
 
 import numpy as np
 
+from penstock.arrow import from_texts
 from penstock.errors import ConfigError
-from penstock.sources.arrays import from_texts
 from penstock.sources.damage import Damage, OnDamage, Unreadable, stop_at_damage
 from penstock.sources.files import Extent, SourceFile, open_stream, refuse_wrong_data, whole_file
 from penstock.sources.lines import BLOCK_BYTES, BLOCK_LINES, BOM
