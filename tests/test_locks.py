@@ -56,3 +56,23 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "lock").mkdir()
     with pytest.raises(OutputError, match=r"lock: cannot write: Is a directory; choose another folder"):
         lock_folder(tmp_path, tmp_path / "lock", doing="working")
+
+
+def test_a_lock_that_its_holder_removes_is_made_anew(tmp_path, monkeypatch):
+    """Or one would hold a file that has no name any more, and the next a new one of the same name."""
+    file = tmp_path / "work" / "lock"
+    first = lock_folder(tmp_path, file, doing="working")
+
+    def sleep(_):
+        file.unlink()
+        file.parent.rmdir()
+        os.close(first)
+        monkeypatch.setattr(time, "sleep", lambda seconds: None)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    second = lock_folder(tmp_path, file, doing="working")
+    assert os.path.samestat(os.fstat(second), file.stat())
+    monkeypatch.setattr(locks, "LOCK_SECONDS", 0.0)
+    with pytest.raises(OutputError, match="is working into it"):
+        lock_folder(tmp_path, file, doing="working")
+    os.close(second)

@@ -23,6 +23,16 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from penstock.errors import ConfigError
+from penstock.system import refuse_windows
+
+refuse_windows()
+if numba.config.DISABLE_JIT:
+    raise ConfigError(
+        "NUMBA_DISABLE_JIT is set, so nothing is compiled, and the kernels of penstock exist only compiled; "
+        "unset it: unset NUMBA_DISABLE_JIT"
+    )
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

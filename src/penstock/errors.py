@@ -3,7 +3,8 @@
     PenstockError
     ├── ConfigError     (ValueError)         a setting is out of range, unknown, or disagrees with another
     ├── RecordError     (ValueError)         a raw record cannot be read: file, line, what was due
-    │   └── ConversationError                a record is no conversation that can be read: also the message
+    │   ├── ConversationError                a record is no conversation that can be read: also the message
+    │   └── DamagedFileError                 a file of the input was cut, is damaged, or changed while it was read
     ├── TokenizerError  (ValueError)         a vocabulary cannot be loaded, or cannot do what is asked
     ├── FormatError     (ValueError)         a dataset, shard or manifest on disk breaks the format
     │   └── CorruptionError                  bytes differ from their checksum, or a file was cut
@@ -31,6 +32,10 @@ class RecordError(PenstockError, ValueError):
 
 class ConversationError(RecordError):
     """A record cannot be read as a conversation; the message index, from 0, is named where one is to blame."""
+
+
+class DamagedFileError(RecordError):
+    """A file of the input cannot be read to its end: it was cut, is damaged, or changed while it was read."""
 
 
 class TokenizerError(PenstockError, ValueError):

@@ -45,10 +45,10 @@ class Killed(BaseException):
 def dying(function: Callable[..., Any], steps: list[int]) -> Callable[..., Any]:
     """`function`, which dies when it is called for the `steps[1]`-th time; `steps[0]` counts the calls."""
 
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: Any, **options: Any) -> Any:
         steps[0] += 1
         if steps[0] == steps[1]:
             raise Killed
-        return function(*arguments)
+        return function(*arguments, **options)
 
     return call

@@ -117,14 +117,14 @@ def test_parquet_asks_for_the_columns_of_its_row_groups_only(bucket, tmp_path, m
 def test_a_file_that_another_program_replaces_is_another_input(bucket):
     import s3fs
 
-    def identities(spec):
-        return [part.identity for part in open_sources(f"{bucket[1]}/{spec}")]
+    def versions(spec):
+        return [file.version for part in open_sources(f"{bucket[1]}/{spec}") for file in part.sources]
 
-    before = identities("*.jsonl")
-    assert identities("0.jsonl") == before[:1]
+    before = versions("*.jsonl")
+    assert versions("0.jsonl") == before[:1]
     other = s3fs.S3FileSystem(skip_instance_cache=True)
     other.pipe(f"{bucket[1]}/0.jsonl", other.cat(f"{bucket[1]}/0.jsonl").replace(b"water", b"wheel"))
-    after = identities("*.jsonl")
+    after = versions("*.jsonl")
     assert after[0] != before[0]
     assert after[1:] == before[1:]
 

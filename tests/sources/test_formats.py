@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.errors import ConfigError, RecordError
+from penstock.errors import ConfigError, DamagedFileError, RecordError
 from penstock.sources import Fields, open_records, open_sources, read_texts
 from penstock.sources.records import WEIGHTS_TYPE
 
@@ -76,7 +76,9 @@ def test_cut_parquet(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": ["a"] * 1000}), path)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(RecordError, match=r"a.parquet: not a whole Parquet file"):
+    with pytest.raises(
+        DamagedFileError, match=r"a.parquet:0: the file cannot be read further: not a whole Parquet file"
+    ):
         open_sources(path)
 
 

@@ -28,10 +28,10 @@ def run(
 
 def examine() -> dict[str, Any]:
     """Look at the machine: JSON-ready findings, `problems` being what must be mended (a list of sentences)."""
-    import os
     import platform
 
     from penstock import __version__
+    from penstock.system import usable_processors
 
     encoder, encoder_problem = _encoder()
     kernels, kernel_problem = _kernel_cache()
@@ -40,7 +40,7 @@ def examine() -> dict[str, Any]:
         "penstock": __version__,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_processors(),
         "threads": _threads(),
         "packages": packages,
         "encoder": encoder,
@@ -88,12 +88,16 @@ def _kernel_cache() -> tuple[dict[str, Any], str | None]:
     """Where Numba keeps compiled kernels, whether it can write there, and what to do if not."""
     import os
 
+    from penstock.errors import ConfigError
+
     try:
         from penstock.randomness import mix
 
         folder = mix._cache.cache_path  # type: ignore[attr-defined]
         os.makedirs(folder, exist_ok=True)
         writable = os.access(folder, os.W_OK)
+    except ConfigError as error:
+        return {"folder": None, "writable": False}, str(error)
     except (RuntimeError, OSError) as error:
         folder, writable = None, False
         reason = str(error)

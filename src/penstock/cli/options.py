@@ -47,6 +47,14 @@ Separator = Annotated[
         "by default a file is one document.",
     ),
 ]
+OnDamagedFile = Annotated[
+    str,
+    typer.Option(
+        "--on-damaged-file",
+        metavar="stop|skip",
+        help="At a file that was cut or is damaged: stop, or go on without what cannot be read of it, and count that.",
+    ),
+]
 Dtype = Annotated[
     str | None, typer.Option("--dtype", metavar="TYPE", help="Type of the tokens of an .npy file: uint16 or uint32.")
 ]

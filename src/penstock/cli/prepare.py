@@ -1,6 +1,7 @@
 """`penstock prepare`: raw text or conversations into a dataset of shards."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from penstock.cli.options import (
     ChatAssignments,
     ChatConfig,
     Format,
+    OnDamagedFile,
     RunConfig,
     Separator,
     TextField,
@@ -85,6 +87,7 @@ def run(
         str,
         typer.Option(metavar="stop|skip", help="At a bad record: stop, or skip it and write it to rejected.jsonl."),
     ] = "stop",
+    on_damaged_file: OnDamagedFile = "stop",
     max_rejects: Annotated[
         str | None,
         typer.Option(
@@ -109,15 +112,19 @@ def run(
         typer.Option(metavar="BYTES", min=1, help="Raw bytes of a part, which becomes a shard; by default 64 MiB."),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", metavar="", help="Replace what was prepared there before.")
+        bool,
+        typer.Option(
+            "--overwrite", metavar="", help="Throw away what was prepared there before; needed for other settings."
+        ),
     ] = False,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="Show no progress.")] = False,
 ) -> None:
     """Turn raw text, or with --template or --config conversations, into a dataset of shards.
 
-    Reads JSONL (also .gz, .zst), Parquet, plain text, Arrow, and folders that `datasets` saved; conversations also from
-    JSON arrays. Stopped or killed at any moment, the same command goes on from the finished parts.
+    Reads JSONL and plain text (also .gz, .bz2, .xz, .zst, .lz4), Parquet, Arrow, and folders that `datasets` saved;
+    conversations also from JSON arrays. Stopped or killed at any moment, the same command goes on from the finished
+    parts. After the input changed, it prepares again only what changed.
     """
     from penstock.prepare import prepare
 
@@ -137,6 +144,7 @@ def run(
         validation=validation,
         keep_text=keep_text,
         on_error=on_error,
+        on_damaged_file=on_damaged_file,
         max_rejects=max_rejects,
         processes=processes,
         executor=executor,
@@ -146,6 +154,9 @@ def run(
     )
     from penstock.terminal import visible
 
+    if as_json:
+        for line in report.warnings():
+            print(f"penstock: {visible(line, lines=True)}", file=sys.stderr)
     print(json.dumps(report.as_json(), indent=1) if as_json else visible(report.as_text(), lines=True))
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.options import AsJson, Format, Separator, TextField
+from penstock.cli.options import AsJson, Format, OnDamagedFile, Separator, TextField
 
 app = typer.Typer(help="Train a tokenizer, add to one, or show what one is.", no_args_is_help=True)
 
@@ -32,6 +32,7 @@ def train(
     on_error: Annotated[
         str, typer.Option("--on-error", metavar="stop|skip", help="At a bad record: stop, or skip it and count it.")
     ] = "stop",
+    on_damaged_file: OnDamagedFile = "stop",
     overwrite: Annotated[
         bool, typer.Option("--overwrite", metavar="", help="Replace a tokenizer that is there already.")
     ] = False,
@@ -42,17 +43,23 @@ def train(
     All 256 bytes are in its alphabet, so it encodes any text. The same text gives the same tokenizer, byte for byte.
     """
     from penstock.errors import ConfigError
-    from penstock.sources import Fields, Reject, open_sources, read_texts
+    from penstock.sources import COMPRESSIONS, Damage, Fields, Reject, open_sources, read_texts, stop_at_damage
+    from penstock.terminal import visible
     from penstock.tokenizers import train_tokenizer
 
-    if on_error not in ("stop", "skip"):
-        raise ConfigError(f"on_error must be stop or skip; got {on_error!r}")
-    parts = open_sources(sources, format=format, fields=Fields(text=text_field), separator=separator)
-    packed = any(file.endswith((".gz", ".zst", ".parquet", ".arrow")) for part in parts for file in part.files)
+    for name, given in (("on_error", on_error), ("on_damaged_file", on_damaged_file)):
+        if given not in ("stop", "skip"):
+            raise ConfigError(f"{name} must be stop or skip; got {given!r}")
     rejects: list[Reject] = []
+    damage: list[Damage] = []
+    damaged = stop_at_damage if on_damaged_file == "stop" else damage.append
+    fields = Fields(text=text_field)
+    parts = open_sources(sources, format=format, fields=fields, separator=separator, damaged=damaged)
+    damage.clear()  # reading finds it again
+    packed = any(file.endswith((*COMPRESSIONS, ".parquet", ".arrow")) for part in parts for file in part.files)
     try:
         tokenizer = train_tokenizer(
-            read_texts(parts, skip=rejects.append if on_error == "skip" else None),
+            read_texts(parts, skip=rejects.append if on_error == "skip" else None, damaged=damaged),
             vocab_size=vocab_size,
             output=output,
             special_tokens=special or (),
@@ -61,10 +68,10 @@ def train(
         )
     finally:
         if rejects:
-            from penstock.terminal import visible
-
             first = visible(str(rejects[0]), lines=True)
             print(f"penstock: bad records skipped: {len(rejects):,}; the first: {first}", file=sys.stderr)
+        for one in damage:
+            print(f"penstock: WARNING: {visible(str(one), lines=True)}", file=sys.stderr)
     _show(describe(tokenizer), as_json)
 
 

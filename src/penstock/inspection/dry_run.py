@@ -1,7 +1,6 @@
 """A mixture planned but not filled: what the first steps would hold. Costs the plan alone, and one row filled."""
 
 import json
-import resource
 import time
 from collections import Counter
 from dataclasses import dataclass, fields
@@ -13,6 +12,7 @@ from penstock.inputs import ModelInput
 from penstock.inspection.rewritten import rewritings_of
 from penstock.loader import SOURCE, Loader, Plan
 from penstock.sampling import BEGIN, LENGTH, TOKENS
+from penstock.system import peak_memory_bytes
 
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
 TASKS_COUNTED = 4000
@@ -114,7 +114,7 @@ def dry_run(loader: Loader, steps: int) -> PlanReport:
         planning_seconds=seconds,
         row_bytes=_array_bytes(last[0]),
         state_bytes=len(json.dumps(last.resume_state)),
-        peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_memory_bytes=peak_memory_bytes(),
     )
 
 

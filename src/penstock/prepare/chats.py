@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
-import pyarrow as pa
 
+from penstock.arrow import from_texts
 from penstock.chat import ChatEncoder, Conversation, EncodedChat, detect_layout, read_conversation
 from penstock.chat.cleaning import Counts, clean, fit
 from penstock.chat.forms import normalise
@@ -171,14 +171,14 @@ def _documents(
 ) -> dict[str, Documents]:
     """The documents of each split."""
     splits = {}
-    keys = pa.array([record.key for record in records], pa.large_string())
+    keys = from_texts([record.key for record in records])
     for name, chosen in split_rows(keys, settings).items():
         picked = [record for record, choice in zip(records, chosen, strict=True) if choice]
         chats = [one for record in picked for one in record.chats]
         if not chats:
             continue
         rows = np.repeat([record.row for record in picked], [len(record.chats) for record in picked])
-        texts = pa.array([one.text for one in chats], pa.large_string())
+        texts = from_texts([one.text for one in chats])
         splits[name] = Documents(
             tokens=Ragged.from_rows(
                 [one.tokens for one in chats], np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)

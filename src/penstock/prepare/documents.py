@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.arrow import from_numpy, from_texts, to_numpy
 from penstock.errors import ConfigError, TokenizerError
 from penstock.prepare import _kernels as k
 from penstock.prepare.chat_summary import ChatSummary
@@ -98,6 +99,8 @@ class Encoded:
     """Documents beyond the first of their record."""
     chats: ChatSummary | None = None
     """What was found out about chats."""
+    weighted: int = 0
+    """Records with loss weights of their own."""
 
 
 def encode_block(
@@ -140,9 +143,10 @@ def encode_block(
             spans, count = _spans(texts, ids, ends, weights, rows, framing)
             straddling += count
         sizes = np.diff(text_offsets(texts))[rows]
-        kept = texts.take(pa.array(rows)) if settings.keep_text else None
+        kept = texts.take(from_numpy(rows)) if settings.keep_text else None
         splits[name] = Documents(tokens, spans, kept, block.lines[rows], block.files[rows], int(sizes.sum()))
-    return Encoded(splits, rejects, straddling, edge_controls)
+    weighted = int(weights.present[good].sum()) if weights is not None else 0
+    return Encoded(splits, rejects, straddling, edge_controls, weighted=weighted)
 
 
 def frame(ids: Ragged, rows: Integers, framing: Framing, vocab_size: int) -> Ragged:
@@ -178,15 +182,10 @@ def split_rows(texts: pa.Array, settings: PrepareSettings) -> dict[str, np.ndarr
     return {"train": ~held_out, "validation": held_out}
 
 
-def _flags(array: pa.BooleanArray) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """As `numpy.asarray`, which would import pandas: 0.2 s in each process."""
-    return np.frombuffer(array.cast(pa.uint8()).buffers()[1], np.bool_)[: len(array)]
-
-
 def _without_edges(texts: pa.Array, weights: Weights | None, framing: Framing) -> tuple[pa.Array, Weights | None, int]:
     """Take a spelled BOS from the start and a spelled EOS from the end of texts that will get the real ones."""
-    starts = _flags(pc.starts_with(texts, framing.bos_text)) if framing.bos_text else np.zeros(len(texts), np.bool_)
-    stops = _flags(pc.ends_with(texts, framing.eos_text)) if framing.eos_text else np.zeros(len(texts), np.bool_)
+    starts = to_numpy(pc.starts_with(texts, framing.bos_text)) if framing.bos_text else np.zeros(len(texts), np.bool_)
+    stops = to_numpy(pc.ends_with(texts, framing.eos_text)) if framing.eos_text else np.zeros(len(texts), np.bool_)
     rows = np.flatnonzero(starts | stops)
     if not len(rows):
         return texts, weights, 0
@@ -196,7 +195,7 @@ def _without_edges(texts: pa.Array, weights: Weights | None, framing: Framing) -
             values[row] = values[row].removeprefix(framing.bos_text)
         if stops[row]:
             values[row] = values[row].removesuffix(framing.eos_text)
-    texts = pa.array(values, pa.large_string())
+    texts = from_texts(values)
     if weights is not None:
         owner = np.repeat(np.arange(len(values)), np.diff(weights.offsets))
         shift = np.where(starts, len(framing.bos_text), 0)[owner]

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.errors import RecordError
-from penstock.prepare.part import WORK, PartRecord, rejects_path
-from penstock.sources import Reject
+from penstock.prepare.part import PartRecord, forget_part, rejects_path
+from penstock.sources import Damage, Reject
 
 
 def refuse_empty(output: Path, records: Sequence[PartRecord], files: Sequence[str]) -> None:
@@ -23,8 +23,8 @@ def refuse_empty(output: Path, records: Sequence[PartRecord], files: Sequence[st
     if any(record.documents for record in records):
         return
     reason = _reason(output, records, files)
-    for path in (output / WORK).glob("part-*"):
-        path.unlink()
+    for number, record in enumerate(records):
+        forget_part(output, number, record)
     raise RecordError(f"no document came out, so there is no dataset: {reason}")
 
 
@@ -32,6 +32,9 @@ def _reason(output: Path, records: Sequence[PartRecord], files: Sequence[str]) -
     total, rejects, filtered = (
         sum(getattr(record, name) for record in records) for name in ("records", "rejects", "filtered")
     )
+    damaged = [one for record in records for one in record.damaged]
+    if not total and damaged:
+        return f"no record could be read; the first damaged file: {Damage(**damaged[0])}"
     if not total:
         others = len(files) - 1
         more = f" and {others} more {'file' if others == 1 else 'files'}" if others > 0 else ""
@@ -44,6 +47,7 @@ def _reason(output: Path, records: Sequence[PartRecord], files: Sequence[str]) -
     if not rejects:
         return f"the transform dropped all of the {total:,} records"
     number = next(number for number, record in enumerate(records) if record.rejects)
-    first = Reject(**json.loads(rejects_path(output, number).read_text().split("\n", 1)[0]))
+    with open(rejects_path(output, number), "rb") as rejected:
+        first = Reject(**json.loads(rejected.readline()))
     dropped = f" and the transform dropped {filtered:,}" if filtered else ""
     return f"{rejects:,} of {total:,} records were rejected{dropped}; the first: {first}"

@@ -1,6 +1,5 @@
 """Chooses who prepares the parts: this process, child processes, or a Ray cluster; the result is the same."""
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from penstock.prepare.ray_node import end_earlier_runs
 from penstock.prepare.ray_tasks import RayTasks, import_ray
 from penstock.prepare.transform import Transform, require_picklable
 from penstock.sources import Part
+from penstock.system import usable_processors
 
 EXECUTORS = ("processes", "ray")
 """`processes`: of this machine. `ray`: tasks of a Ray cluster, of which all nodes see the output folder."""
@@ -46,7 +46,7 @@ def choose_executor(
     if executor == "ray":
         import_ray()
         return lambda shop, folder: RayTasks(shop, _cleared(folder), processes)
-    count = processes or len(os.sched_getaffinity(0))
+    count = processes or usable_processors()
     if parts is not None:
         count = min(count, max(len(parts), 1))
         if processes is None and transform is None:

@@ -4,40 +4,52 @@ Reads only the small files beside the shards.
 """
 
 import shutil
+from collections.abc import Iterable
+from dataclasses import asdict, replace
 
-from penstock.errors import OutputError, RecordError
+from penstock.errors import RecordError
 from penstock.prepare.chat_info import describe_chat
 from penstock.prepare.chat_summary import ChatSummary
 from penstock.prepare.empty import refuse_empty
-from penstock.prepare.folder import REJECTED, REPORT
-from penstock.prepare.part import PartRecord, Workshop, load_record, rejects_path, shard_name
+from penstock.prepare.part import (
+    PARTS,
+    REJECTED,
+    REPORT,
+    PartRecord,
+    Workshop,
+    forget_part,
+    load_record,
+    rejects_path,
+    shard_name,
+    stamp_of,
+)
 from penstock.prepare.recipe import ChatRecipe
+from penstock.prepare.rejects import join_files
 from penstock.prepare.report import PrepareReport, SplitReport
 from penstock.prepare.settings import fingerprint
 from penstock.shards import (
     TOKENIZER_FOLDER,
     ChatInfo,
+    DamagedSource,
     Manifest,
     ShardInfo,
     TokenizerInfo,
     finish_dataset,
     load_shard,
     write_json,
-    write_text,
 )
 from penstock.sources import Part
 
 
 def finished_part(shop: Workshop, number: int, part: Part) -> PartRecord | None:
-    """The record of a part, if that very part was finished before and its shards are there."""
+    """The record of a part, if that very part was finished before and its shards are there; another is forgotten."""
     record = load_record(shop.output, number)
     if record is None:
         return None
-    if record.identity != part.identity:
-        raise OutputError(
-            f"{shop.output}: part {number} was made from other input ({record.identity!r}, now {part.identity!r}); "
-            "replace what is there: --overwrite"
-        )
+    same = record.identity == part.identity and record.stamp == stamp_of(part)
+    if not same or not shop.settings.accepts(record.rejects, record.damaged):
+        forget_part(shop.output, number, record)
+        return None
     complete = all(_shard(shop, split, number) is not None for split in record.shards)
     return record if complete else None
 
@@ -63,16 +75,16 @@ def finish(shop: Workshop, records: list[PartRecord], files: list[str], configur
             f"{rejects} of {total} records were rejected, more than {allowed}; look at "
             f"{rejects_path(shop.output, 0).parent}/*.rejected.jsonl, then raise --max-rejects: finished parts are kept"
         )
-    kept = [rejects_path(shop.output, n).read_text() for n, record in enumerate(records) if record.rejects]
-    if kept:
-        write_text(shop.output / REJECTED, "".join(kept))
+    rejected = [rejects_path(shop.output, n) for n, record in enumerate(records) if record.rejects]
+    join_files(rejected, shop.output / REJECTED)
+    damaged = _damaged(records)
     chats = ChatSummary.total(record.chats for record in records) if settings.chat is not None else None
     info = None
     if isinstance(shop.recipe, ChatRecipe) and chats is not None:
         info = describe_chat(shop.recipe.encoder, shop.recipe.chat, chats)
     splits = {}
     for split in settings.splits:
-        manifest = _finish_split(shop, split, records, files, configuration, info)
+        manifest = _finish_split(shop, split, records, files, configuration, info, damaged)
         splits[split] = SplitReport(
             path=str(shop.output / split),
             documents=manifest.documents,
@@ -99,13 +111,39 @@ def finish(shop: Workshop, records: list[PartRecord], files: list[str], configur
         chats=chats.as_json() if chats is not None else None,
         straddling_tokens=sum(record.straddling for record in records),
         edge_controls=sum(record.edge_controls for record in records),
-        input=fingerprint([record.identity for record in records]),
+        weighted=sum(record.weighted for record in records) if settings.fields.weights else None,
+        damaged=tuple(map(asdict, damaged)),
+        unread_bytes=sum(one.unread_bytes for one in damaged),
+        input=input_of(records),
         encoder=shop.tokenizer.encoder,
         fallback_reason=shop.tokenizer.fallback_reason,
         splits=splits,
     )
+    write_json(shop.output / PARTS, [asdict(record) for record in records])
     write_json(shop.output / REPORT, report.as_json(lasting=True))
     return report
+
+
+def input_of(records: Iterable[PartRecord]) -> str:
+    """A hash of what the parts read, with sizes and times."""
+    return fingerprint([[record.identity, record.stamp] for record in records])
+
+
+def _damaged(records: Iterable[PartRecord]) -> list[DamagedSource]:
+    """The damaged files, each once, in order."""
+    files: dict[str, DamagedSource] = {}
+    for found in (DamagedSource(**one) for record in records for one in record.damaged):
+        before = files.get(found.file)
+        files[found.file] = (
+            found
+            if before is None
+            else replace(
+                before,
+                size_bytes=before.size_bytes + found.size_bytes,
+                unread_bytes=before.unread_bytes + found.unread_bytes,
+            )
+        )
+    return list(files.values())
 
 
 def _finish_split(
@@ -115,6 +153,7 @@ def _finish_split(
     files: list[str],
     configuration: str,
     chat: ChatInfo | None,
+    damaged: list[DamagedSource],
 ) -> Manifest:
     folder = shop.output / split
     if (folder / "manifest.json").is_file():
@@ -132,4 +171,5 @@ def _finish_split(
         configuration=configuration,
         files=files,
         sealed=sealed,
+        damaged=damaged,
     )

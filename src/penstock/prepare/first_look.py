@@ -10,7 +10,7 @@ from penstock.errors import RecordError
 from penstock.prepare.chat_info import chat_notices
 from penstock.prepare.part import Workshop
 from penstock.prepare.recipe import Block, ChatRecipe
-from penstock.sources import ObjectBlock, Part
+from penstock.sources import ObjectBlock, Part, RecordBlock
 from penstock.terminal import visible
 
 SAMPLE_PARTS, SAMPLE_BYTES, SAMPLE_TEXT = 4, 50_000, 4_000
@@ -21,16 +21,21 @@ def check_encoder(shop: Workshop, parts: Sequence[Part], progress: bool) -> None
     """Compare the fast encoder with the vocabulary's own on texts from a few places of the input."""
     step = max(len(parts) // SAMPLE_PARTS, 1)
     sample: list[str] = []
+    unweighted = shop.settings.fields.weights
     for number, part in enumerate(parts[::step][:SAMPLE_PARTS]):
-        block = next(shop.recipe.blocks(part), None)
+        block = next(shop.recipe.blocks(part, shop.settings.on_damage([])), None)
         if number == 0 and progress and isinstance(shop.recipe, ChatRecipe):
             _tell_settings(shop.recipe, block, part)
+        if isinstance(block, RecordBlock) and block.weights is not None and block.weights.present.any():
+            unweighted = None
         size = 0
         for text in shop.recipe.sample(block) if block is not None else []:
             sample.append(text[:SAMPLE_TEXT])
             size += len(sample[-1])
             if size >= SAMPLE_BYTES:
                 break
+    if unweighted is not None and sample and progress:
+        say(f"warning: no record looked at has the field {unweighted!r} of --weights-field: is it spelled so?")
     reason = shop.tokenizer.check_encoder(sample)
     if reason and progress:
         say(f"encoding with {shop.tokenizer.encoder}, which is slower: {reason}")

@@ -1,27 +1,39 @@
-"""The output folder: empty, or holding the same preparation, or refused; one preparation at a time.
+"""The output folder: empty, or holding a preparation with the same settings, or refused; one preparation at a time.
 
-`prepare.json` says what is prepared here: the settings and the input with sizes and times. It is written first and
+`prepare.json` says what is prepared here: the settings, and the input with sizes and times. It is written first and
 stays. A lock, which the system lets go when its processes end, however they end, keeps a second preparation out;
 workers hold it too, so that none of a killed run can still write into a new one.
+
+Where the input is another than that of what is there, the new preparation is made in a folder of its own inside the
+working folder, out of the parts that can be used again, and takes the place of the old one when it is complete: until
+then nothing of the old one is touched. Killed while it does so, it goes on at the next start.
 """
 
 import json
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 from penstock.errors import OutputError
 from penstock.locks import lock_folder
-from penstock.prepare.part import WORK
-from penstock.shards import output_errors, write_json
+from penstock.prepare.part import PARTS, REJECTED, REPORT, WORK
+from penstock.prepare.settings import fingerprint
+from penstock.shards import Manifest, output_errors, write_json
 
-PLAN, REPORT, REJECTED, MANIFEST = "prepare.json", "report.json", "rejected.jsonl", "manifest.json"
+PLAN, MANIFEST, LOCK = "prepare.json", "manifest.json", "lock"
+NEXT = "next-"
+"""Folders of preparations that will take the place of the one that is there begin so."""
+
+SPLITS = ("", "train", "validation")
 OURS = (
     WORK,
     PLAN,
     REPORT,
+    PARTS,
     REJECTED,
     MANIFEST,
     "lengths.u32",
@@ -32,10 +44,21 @@ OURS = (
     "tokenizer",
     "chat.json",
     "chat_template.jinja",
-    "train",
-    "validation",
+    *SPLITS[1:],
 )
 """Names that a preparation makes, besides its shards."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a preparation is made."""
+
+    path: Path
+    earlier: tuple[Path, ...] = ()
+    """Folders whose finished parts it may use."""
+    finished: bool = False
+    """Whether it is there already, of the same input."""
 
 
 @final
@@ -49,51 +72,93 @@ class OutputFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lock = -1
+        self._made = False
 
     def __enter__(self) -> "OutputFolder":
         if self.path.exists() and not self.path.is_dir():
             raise OutputError(f"{self.path}: is a file; name a folder")
         if self.path.is_dir():
             self._refuse_strangers()
+        self._made = not self.path.exists()
         with output_errors(self.path):
             (self.path / WORK).mkdir(parents=True, exist_ok=True)
-            self.lock = lock_folder(self.path, self.path / WORK / "lock", doing="preparing")
+            self.lock = lock_folder(self.path, self.path / WORK / LOCK, doing="preparing")
         return self
 
     def __exit__(self, *error: object) -> None:
         if self.lock >= 0:
+            with suppress(OSError):
+                self._tidy()
             os.close(self.lock)
             self.lock = -1
 
-    def adopt(self, plan: dict[str, Any], *, overwrite: bool) -> bool:
+    def adopt(self, plan: dict[str, Any], *, overwrite: bool) -> Place:
         """Begin, or go on with, the preparation that `plan` describes.
 
-        Returns:
-            Whether it is already finished.
-
         Raises:
-            OutputError: The folder holds a preparation of other input or with other settings.
+            OutputError: The folder holds a preparation with other settings.
         """
         if overwrite:
             self._clear()
-        before = self._plan()
+        for complete in (self.path / WORK).glob(f"{NEXT}*/{REPORT}"):
+            self.promote(complete.parent)
+        before = self.plan()
         if before is None or (before != plan and not self._has_results()):
             write_json(self.path / PLAN, plan)
-            return False
-        changes = list(_changes(before, plan))
+            return Place(self.path)
+        if before == plan:
+            return Place(self.path, finished=(self.path / REPORT).is_file())
+        changes = _changes(before.get("settings", {}), plan["settings"])
         if changes:
             raise OutputError(
                 f"{self.path}: holds another preparation: {'; '.join(changes[:4])}"
                 f"{f'; and {len(changes) - 4} more changes' if len(changes) > 4 else ''}; "
                 "choose another folder, or replace what is there: --overwrite"
             )
-        return (self.path / REPORT).is_file()
+        return self.renew(plan)
+
+    def renew(self, plan: dict[str, Any]) -> Place:
+        """A place for a preparation that will take the place of what is there, and may use its parts."""
+        place = self.path / WORK / f"{NEXT}{fingerprint(plan)}"
+        others = sorted(path for path in (self.path / WORK).glob(f"{NEXT}*") if path != place)
+        with output_errors(place):
+            (place / WORK).mkdir(parents=True, exist_ok=True)
+            write_json(place / PLAN, plan)
+        return Place(place, (*others, self.path))
+
+    def promote(self, place: Path) -> None:
+        """Put a complete preparation in the place of the one that is there; again, when it was killed meanwhile."""
+        with output_errors(self.path):
+            (self.path / REPORT).unlink(missing_ok=True)
+            files = [path for path in place.rglob("*") if path.is_file() and WORK not in path.relative_to(place).parts]
+            waiting = [path for path in files if path != place / REPORT]
+            for path in waiting:
+                if path.name == MANIFEST:
+                    (self.path / path.relative_to(place)).unlink(missing_ok=True)
+            # A manifest says that the rest is there.
+            for path in sorted(waiting, key=lambda path: (path.name == MANIFEST, str(path))):
+                target = self.path / path.relative_to(place)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(path, target)
+            self._drop_leftovers(json.loads((place / REPORT).read_bytes()))
+            os.replace(place / REPORT, self.path / REPORT)
+
+    def refresh(self, place: Path, report: dict[str, Any]) -> None:
+        """Note other times of the same input beside a finished preparation that stays as it is."""
+        write_json(self.path / PARTS, [json.loads(path.read_bytes()) for path in sorted((place / WORK).glob("*.json"))])
+        write_json(self.path / REPORT, report)
+        write_json(self.path / PLAN, json.loads((place / PLAN).read_bytes()))
 
     def close_work(self) -> None:
         """Remove what lay between the parts; the last thing that a preparation does."""
         shutil.rmtree(self.path / WORK, ignore_errors=True)
 
-    def _plan(self) -> dict[str, Any] | None:
+    def plan(self) -> dict[str, Any] | None:
+        """What is prepared here; None where that is nothing yet.
+
+        Raises:
+            OutputError: It is damaged.
+        """
         try:
             plan: dict[str, Any] = json.loads((self.path / PLAN).read_bytes())
         except FileNotFoundError:
@@ -103,7 +168,8 @@ class OutputFolder:
         return plan
 
     def _has_results(self) -> bool:
-        return (self.path / REPORT).exists() or any((self.path / WORK).glob("part-*.json"))
+        work = self.path / WORK
+        return (self.path / REPORT).exists() or any(work.glob("part-*.json")) or any(work.glob(f"{NEXT}*"))
 
     def _refuse_strangers(self) -> None:
         names = sorted(name for name in os.listdir(self.path) if name not in (WORK, f"{PLAN}.partial"))
@@ -111,18 +177,50 @@ class OutputFolder:
             shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
             raise OutputError(f"{self.path}: holds something else ({shown}); name an empty or a new folder")
 
+    def _drop_leftovers(self, report: dict[str, Any]) -> None:
+        """Remove what an earlier preparation had and the one that took its place has not."""
+        if not report["rejects"]:
+            (self.path / REJECTED).unlink(missing_ok=True)
+        for folder in (self.path / split for split in SPLITS if (self.path / split / MANIFEST).is_file()):
+            manifest = Manifest.load(folder)
+            kept = {shard.file for shard in manifest.shards} | set(manifest.checksums)
+            for name in os.listdir(folder):
+                if name not in kept and (name.startswith("part-") or name == "weight_sums.f64"):
+                    (folder / name).unlink()
+            shutil.rmtree(folder / "unfinished", ignore_errors=True)
+
     def _clear(self) -> None:
         """Remove an earlier preparation: what says that it is finished first, what says that it is ours last."""
         with output_errors(self.path):
             (self.path / REPORT).unlink(missing_ok=True)
             for path in (self.path / WORK).iterdir():
-                if path.name != "lock":
-                    path.unlink()
+                if path.name != LOCK:
+                    _remove(path)
             for name in os.listdir(self.path):
-                path = self.path / name
                 if name not in (WORK, PLAN) and (name in OURS or name.startswith("part-")):
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                    _remove(self.path / name)
             (self.path / PLAN).unlink(missing_ok=True)
+
+    def _tidy(self) -> None:
+        """Leave nothing behind of a preparation that was refused, or failed before its first part was finished."""
+        work = self.path / WORK
+        if any(path.name != LOCK for path in work.iterdir()):
+            return
+        for name in SPLITS[1:]:
+            with suppress(OSError):
+                (self.path / name).rmdir()
+        if set(os.listdir(self.path)) == {WORK, PLAN}:
+            (self.path / PLAN).unlink()
+        shutil.rmtree(work)
+        if self._made:
+            self.path.rmdir()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def begun_on(output: Path) -> str | None:
@@ -134,19 +232,14 @@ def begun_on(output: Path) -> str | None:
     return day
 
 
-def _changes(before: dict[str, Any], now: dict[str, Any]) -> Sequence[str]:
-    """What differs between two plans, in words."""
-    old, new = before.get("settings", {}), now["settings"]
+def _changes(old: dict[str, Any], new: dict[str, Any]) -> Sequence[str]:
+    """Which settings differ, in words."""
     names = sorted(set(old) | set(new))
-    changes = [
-        f"{name} was {old.get(name)!r}, is {new.get(name)!r}" for name in names if old.get(name) != new.get(name)
-    ]
-    was, now_is = before.get("inputs", []), now["inputs"]
-    gone = [item for item in was if item not in set(now_is)]
-    added = [item for item in now_is if item not in set(was)]
-    for word, items in (("the input had", gone), ("the input now has", added)):
-        if items:
-            changes.append(f"{word} {items[0]!r}{f' and {len(items) - 1} more' if len(items) > 1 else ''}")
-    if was != now_is and not gone and not added:
-        changes.append("the input has another order")
-    return changes
+    return [f"{name} was {old.get(name)!r}, is {new.get(name)!r}" for name in names if old.get(name) != new.get(name)]
+
+
+def input_changes(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, str]:
+    """What became of each file of the input that is not as it was: "changed", "new" or "gone"."""
+    old, new = (before or {}).get("files", {}), now["files"]
+    changes = {path: "changed" if path in old else "new" for path in new if old.get(path) != new[path]}
+    return changes | {path: "gone" for path in old if path not in new}

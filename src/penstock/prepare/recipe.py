@@ -12,7 +12,7 @@ from penstock.prepare.chats import encode_chats
 from penstock.prepare.documents import Encoded, Framing, encode_block
 from penstock.prepare.settings import PrepareSettings
 from penstock.prepare.transform import Transform, apply_transform, transform_objects
-from penstock.sources import ObjectBlock, Part, RecordBlock, texts_of
+from penstock.sources import ObjectBlock, OnDamage, Part, RecordBlock, texts_of
 from penstock.tokenizers import Tokenizer
 
 Block = RecordBlock | ObjectBlock
@@ -24,8 +24,8 @@ COLLECT_AFTER = 100_000
 class Recipe(Protocol):
     """What is done to the records of a part, block by block."""
 
-    def blocks(self, part: Part) -> Iterator[Block]:
-        """The records of a part."""
+    def blocks(self, part: Part, damaged: OnDamage) -> Iterator[Block]:
+        """The records of a part; `damaged` is called where a file cannot be read further."""
 
     def transform(self, function: Transform, block: Block, files: tuple[str, ...]) -> Block:
         """Run the user's function over them."""
@@ -60,9 +60,9 @@ class TextRecipe:
     framing: Framing
     settings: PrepareSettings
 
-    def blocks(self, part: Part) -> Iterator[RecordBlock]:
+    def blocks(self, part: Part, damaged: OnDamage) -> Iterator[RecordBlock]:
         """The records of a part."""
-        return part.blocks()
+        return part.blocks(damaged)
 
     def transform(self, function: Transform, block: Block, files: tuple[str, ...]) -> RecordBlock:
         """Run the user's function over them."""
@@ -89,10 +89,10 @@ class ChatRecipe:
     chat: ChatSettings
     settings: PrepareSettings
 
-    def blocks(self, part: Part) -> Iterator[ObjectBlock]:
+    def blocks(self, part: Part, damaged: OnDamage) -> Iterator[ObjectBlock]:
         """The records of a part, whole."""
         with _rare_collection():
-            yield from part.objects()
+            yield from part.objects(damaged)
 
     def transform(self, function: Transform, block: Block, files: tuple[str, ...]) -> ObjectBlock:
         """Run the user's function over them."""

@@ -1,14 +1,22 @@
 """The report of a preparation: what went in, what came out, and that the two agree."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
 from penstock.errors import PenstockError
 from penstock.prepare.chat_summary import ChatSummary
+from penstock.prepare.part import REPORT
+from penstock.sources import Damage
 
 BAR = 30
 """Characters of the longest bar of the histogram."""
+
+SHOWN = 5
+"""Files that are listed by name, at most."""
+
+PASSING = ("output", "seconds", "parts_resumed", "input_changes")
+"""Fields that are no property of the data."""
 
 
 @final
@@ -53,6 +61,12 @@ class PrepareReport:
     input: str
     """Fingerprint of the input: names, sizes and times of files, or the content of what Python handed over."""
     splits: dict[str, SplitReport]
+    weighted: int | None = None
+    """Records with loss weights of their own; None where no field for them was named."""
+    damaged: tuple[dict[str, Any], ...] = ()
+    """Files that could not be read whole: file, line, reason, size_bytes, unread_bytes (see `DamagedSource`)."""
+    unread_bytes: int = 0
+    """Bytes of the input that could not be read, and are not in `raw_bytes`."""
     dropped: int = 0
     """Records of which the clean-up of chats left nothing."""
     more_documents: int = 0
@@ -63,6 +77,8 @@ class PrepareReport:
     """Time of this run; None when there was nothing left to do."""
     parts_resumed: int = 0
     """Parts that an earlier run had finished."""
+    input_changes: dict[str, str] = field(default_factory=dict)
+    """File → "changed", "new" or "gone" since the last run, where there was one."""
 
     def __post_init__(self) -> None:
         total = sum(split.documents for split in self.splits.values())
@@ -83,10 +99,31 @@ class PrepareReport:
         """For machines; `lasting` leaves out what differs between runs."""
         value = asdict(self) | {"bytes_per_token": round(self.bytes_per_token, 4)}
         if lasting:
-            del value["seconds"], value["parts_resumed"], value["output"]
+            for name in PASSING:
+                del value[name]
             for split in value["splits"].values():
                 del split["path"]
         return value
+
+    def warnings(self) -> list[str]:
+        """What may not be as it was meant, a line each."""
+        lines = []
+        if self.damaged:
+            lines.append(
+                f"WARNING: {_count(len(self.damaged), 'file')} could not be read whole; {self.unread_bytes:,} bytes "
+                "were not read, and what was cut off is not counted:"
+            )
+            lines += [f"  {Damage(**one)}" for one in self.damaged[:SHOWN]]
+            if len(self.damaged) > SHOWN:
+                lines.append(f"  and {len(self.damaged) - SHOWN} more, in {REPORT} and the manifest")
+        if self.weighted == 0:
+            lines.append("warning: no record has the field of --weights-field, so all tokens count in full")
+        lines += [
+            f"warning: {name} is empty: there are too few documents for this --validation share"
+            for name, split in self.splits.items()
+            if not split.documents
+        ]
+        return lines
 
     def as_text(self) -> str:
         """For people."""
@@ -105,16 +142,14 @@ class PrepareReport:
                 f"{name}: {_count(split.documents, 'document')}, {_count(split.tokens, 'token')}"
                 for name, split in self.splits.items()
             ]
-        lines += [
-            f"warning: {name} is empty: there are too few documents for this --validation share"
-            for name, split in self.splits.items()
-            if not split.documents
-        ]
+        lines += self.warnings()
         if self.straddling_tokens:
             lines.append(f"tokens that hold characters of different loss weights: {self.straddling_tokens:,}")
         if self.edge_controls:
             lines.append(f"texts that spelled BOS or EOS at their edge, which was not doubled: {self.edge_controls:,}")
         lines.append(f"encoder: {self.encoder}{f' ({self.fallback_reason})' if self.fallback_reason else ''}")
+        if self.input_changes:
+            lines.append(f"since the last run {describe_changes(self.input_changes)}")
         if self.seconds is not None:
             resumed = f", {self.parts_resumed} of {self.parts} parts from an earlier run" if self.parts_resumed else ""
             lines.append(f"{self.seconds:.1f} s{resumed}")
@@ -136,6 +171,13 @@ class PrepareReport:
         return lines
 
 
+def describe_changes(changes: dict[str, str]) -> str:
+    """`{"b.jsonl": "gone"}` → "b.jsonl is gone", at most some files by name."""
+    verbs = {"changed": "changed", "new": "is new", "gone": "is gone"}
+    shown = ", ".join(f"{file} {verbs[change]}" for file, change in list(changes.items())[:SHOWN])
+    return shown if len(changes) <= SHOWN else f"{shown}, and {len(changes) - SHOWN} more files changed"
+
+
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
@@ -148,4 +190,4 @@ def read_report(content: bytes, output: str) -> PrepareReport:
         name: SplitReport(**{**split, "path": f"{output}/{name}".rstrip("/"), "histogram": tuple(split["histogram"])})
         for name, split in value.pop("splits").items()
     }
-    return PrepareReport(**value, splits=splits, output=output)
+    return PrepareReport(**{**value, "damaged": tuple(value["damaged"])}, splits=splits, output=output)

@@ -2,14 +2,15 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Literal, final
 
 from penstock.chat import Template
 from penstock.errors import ConfigError
 from penstock.prepare.chat_settings import CHAT_PART_BYTES, ChatSettings, day_of
-from penstock.sources import FORMATS, Fields
+from penstock.sources import FORMATS, Fields, OnDamage, stop_at_damage
 
 Choice = Literal["auto", "yes", "no"]
 FORMAT_VERSION = 1
@@ -48,6 +49,10 @@ class PrepareSettings:
     on_error: Literal["stop", "skip"] = "stop"
     """At a record that cannot be read: stop, or skip it and write it to rejected.jsonl."""
 
+    on_damaged_file: Literal["stop", "skip"] = "stop"
+    """At a file that was cut or is damaged: stop, or go on without what cannot be read of it, which the report and the
+    manifest count. "skip" reads compressed files twice: of one whose data are wrong nothing is used."""
+
     max_rejects: int | float | str | None = None
     """With "skip": more rejects than this are an error. A whole number (1000) counts records; a percentage ("1%") or a
     decimal below 1 (0.01) is a share of all records, judged at the end. None: 1%, or 100 records where that is more."""
@@ -61,8 +66,9 @@ class PrepareSettings:
         for name, known in (("add_bos", ("auto", "yes", "no")), ("add_eos", ("auto", "yes", "no"))):
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}")
-        if self.on_error not in ("stop", "skip"):
-            raise ConfigError(f"on_error must be stop or skip; got {self.on_error!r}")
+        for name in ("on_error", "on_damaged_file"):
+            if getattr(self, name) not in ("stop", "skip"):
+                raise ConfigError(f"{name} must be stop or skip; got {getattr(self, name)!r}")
         if self.format is not None and self.format not in FORMATS:
             raise ConfigError(f"format must be one of {', '.join(FORMATS)}; got {self.format!r}")
         if not 0 <= self.validation < 1:
@@ -102,13 +108,24 @@ class PrepareSettings:
         limit = _limit(self.max_rejects)
         return limit if isinstance(limit, int) else int(limit * num_records)
 
+    def on_damage(self, found: list[dict[str, Any]]) -> OnDamage:
+        """What is done where a file cannot be read further: stop, or note it in `found` and go on."""
+        return stop_at_damage if self.on_damaged_file == "stop" else lambda damage: found.append(asdict(damage))
+
+    def accepts(self, rejects: int, damaged: Sequence[Any]) -> bool:
+        """Whether a result with so many rejects, and with these damaged files, is one of these settings."""
+        return not (rejects and self.on_error == "stop") and not (damaged and self.on_damaged_file == "stop")
+
     @property
     def splits(self) -> tuple[str, ...]:
         """Names of the datasets that come out, as folders inside the output; ("",) is the output itself."""
         return ("train", "validation") if self.validation else ("",)
 
     def as_plan(self, tokenizer: Any, transform: str | None, template: Template | None = None) -> dict[str, Any]:
-        """What decides the bytes of the result, for comparing with an earlier run; `max_rejects` may change."""
+        """What decides the bytes of the result, for comparing with an earlier run.
+
+        What is done about bad records and damaged files may change: parts without any are the same either way.
+        """
         chat = {}
         if self.chat is not None and template is not None:
             groups = self.chat.describe().values()
@@ -128,7 +145,6 @@ class PrepareSettings:
             "add_eos": self.add_eos,
             "validation": self.validation,
             "keep_text": self.keep_text,
-            "on_error": self.on_error,
             "transform": transform,
         }
 

@@ -10,17 +10,18 @@ from penstock.shards.chat import ChatInfo
 from penstock.shards.convert import import_corpus, write_megatron
 from penstock.shards.dataset import Dataset
 from penstock.shards.document import Corpus, Document, Origin
-from penstock.shards.files import new_folder, output_errors, usual_mode, write_json, write_text
+from penstock.shards.files import checksum, new_folder, output_errors, usual_mode, write_json, write_text
 from penstock.shards.finish import finish_dataset
 from penstock.shards.in_place import InPlaceCorpus
 from penstock.shards.layout import SPAN, TOKENIZER_FOLDER, ShardLayout
-from penstock.shards.manifest import Manifest, ShardInfo, TokenizerInfo
+from penstock.shards.manifest import DamagedSource, Manifest, ShardInfo, TokenizerInfo
 from penstock.shards.megatron import open_megatron
 from penstock.shards.memory import write_dataset
 from penstock.shards.npy import open_npy
 from penstock.shards.opening import open_dataset
 from penstock.shards.origins import read_origins
 from penstock.shards.sides import load_shard
+from penstock.shards.store import ShardStore
 from penstock.shards.table import DocumentTable
 from penstock.shards.verify import Fault, Report, verify
 from penstock.shards.writer import ShardWriter
@@ -31,6 +32,7 @@ __all__ = [
     "TOKENIZER_FOLDER",
     "ChatInfo",
     "Corpus",
+    "DamagedSource",
     "Dataset",
     "Document",
     "DocumentTable",
@@ -41,9 +43,11 @@ __all__ = [
     "Report",
     "ShardInfo",
     "ShardLayout",
+    "ShardStore",
     "ShardWriter",
     "SpanBlock",
     "TokenizerInfo",
+    "checksum",
     "finish_dataset",
     "import_corpus",
     "load_shard",

@@ -24,6 +24,7 @@ from penstock.shards.manifest import (
     FILES,
     LENGTHS,
     WEIGHT_SUMS,
+    DamagedSource,
     Manifest,
     ShardInfo,
     TokenizerInfo,
@@ -42,6 +43,7 @@ def finish_dataset(
     configuration: str,
     files: Sequence[str],
     sealed: Sequence[str] = (),
+    damaged: Sequence[DamagedSource] = (),
 ) -> Manifest:
     """Join finished shards into a dataset.
 
@@ -56,6 +58,7 @@ def finish_dataset(
         configuration: Fingerprint of the settings that made the dataset.
         files: Names of the origin files, which the shards' origins index.
         sealed: Names of more files that lie in the folder, for the manifest to hold their checksums.
+        damaged: Files of the input that could not be read whole.
 
     Raises:
         OutputError: The folder cannot be written, or a side file is missing.
@@ -100,6 +103,7 @@ def finish_dataset(
         histogram=add_histograms(kept),
         ends=common_ends(kept),
         checksums={name: checksum(map_file(folder / name)) for name in names},
+        damaged=tuple(damaged),
     )
     sync(folder)
     manifest.save(folder)

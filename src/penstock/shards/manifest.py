@@ -74,6 +74,21 @@ class ShardInfo:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedSource:
+    """A file of the input that could not be read to its end, or at all; what was read of it is in the dataset."""
+
+    file: str
+    line: int
+    """The first line (from 1) or row (from 0) that was not read."""
+    reason: str
+    size_bytes: int
+    """Bytes that were to be read."""
+    unread_bytes: int
+    """Bytes of these that were not; what was cut off the end of a file is not counted."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """What `manifest.json` says."""
 
@@ -101,10 +116,14 @@ class Manifest:
     """As in `ShardInfo`, of all documents."""
     checksums: dict[str, int]
     """Of the other files beside the shards, by name."""
+    damaged: tuple[DamagedSource, ...] = ()
+    """Damaged files of the input, where preparing went on all the same; left out of the JSON where there is none."""
 
     def save(self, folder: Path) -> None:
         """Write `manifest.json`, whole or not at all."""
         value = {"format": FORMAT, "version": VERSION, "chunk_tokens": CHUNK_TOKENS, **asdict(self)}
+        if not self.damaged:
+            del value["damaged"]
         write_json(folder / MANIFEST, {**value, "seal": _seal(value)})
 
     @classmethod
@@ -137,7 +156,7 @@ class Manifest:
         if value.pop("chunk_tokens", None) != CHUNK_TOKENS:
             raise ValueError(f"chunk_tokens is not {CHUNK_TOKENS}")
         del value["format"], value["version"]
-        manifest = record_of(cls, value)
+        manifest = record_of(cls, {"damaged": [], **value})
         for fault in manifest._contradictions():
             raise ValueError(fault)
         return manifest
@@ -166,6 +185,9 @@ class Manifest:
             yield "fractional_weights without has_spans"
         if not 0 <= self.files < 2**31:
             yield f"files is {self.files}"
+        for number, one in enumerate(self.damaged):
+            if one.line < 0 or not 0 <= one.unread_bytes <= one.size_bytes:
+                yield f"damaged[{number}]: {one.unread_bytes} of {one.size_bytes} bytes unread from line {one.line}"
         if not re.fullmatch("[0-9a-f]{32}", self.fingerprint):
             yield "fingerprint is not 32 hexadecimal digits"
         names = [shard.file for shard in self.shards] + list(self.checksums)

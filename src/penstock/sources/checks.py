@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.arrow import from_numpy, to_numpy
 from penstock.sources.records import Fields, RecordBlock, Reject, Weights
 
 _CHAT_FIELDS = {"messages", "conversations", "conversation", "instruction", "completion", "chosen"}
@@ -53,7 +54,7 @@ def check_records(
     """
     bad = np.diff(_offsets(texts)) == 0
     if texts.null_count:
-        bad |= np.asarray(texts.is_null())
+        bad |= to_numpy(texts.is_null())
     weights = None
     if ranges is not None:
         weights, bad_weights = check_weights(ranges, texts)
@@ -61,7 +62,7 @@ def check_records(
     if bad.any():
         rejects = rejects + [explain(int(row)) for row in np.flatnonzero(bad)]
         rows = np.flatnonzero(~bad)
-        keep = pa.array(rows)
+        keep = from_numpy(rows)
         texts, lines, files = texts.take(keep), lines[rows], files[rows]
         columns = {name: column.take(keep) for name, column in columns.items()}
         if ranges is not None:
@@ -90,17 +91,16 @@ def check_weights(ranges: pa.Array, texts: pa.Array) -> tuple[Weights, np.ndarra
         The ranges of all rows, and bool [rows], True where some range is not inside the text, not rising, overlaps
         the one before, or has a negative or infinite weight.
     """
-    counts = np.asarray(pc.fill_null(pc.list_value_length(ranges), 0)).astype(np.int64)
+    counts = to_numpy(pc.list_value_length(ranges)).astype(np.int64)
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     flat = pc.list_flatten(ranges)
-    holes = [np.asarray(flat.is_null())]
+    holes = [to_numpy(flat.is_null())]
     values = []
     for name, default in (("begin", -1), ("end", -1), ("weight", 1.0)):
-        column = pc.struct_field(flat, [name])
-        values.append(np.asarray(pc.fill_null(column, default)))
+        values.append(to_numpy(pc.struct_field(flat, [name]), default))
     begin, end, weight = values
     rows = np.repeat(np.arange(len(ranges)), counts)
-    characters = np.asarray(pc.fill_null(pc.utf8_length(texts), 0)).astype(np.int64)
+    characters = to_numpy(pc.utf8_length(texts)).astype(np.int64)
     previous = np.concatenate([np.zeros(1, np.int64), end[:-1]])
     previous[offsets[:-1][counts > 0]] = 0
     wrong = holes[0] | (begin < previous) | (end <= begin) | (end > characters[rows])
@@ -109,7 +109,7 @@ def check_weights(ranges: pa.Array, texts: pa.Array) -> tuple[Weights, np.ndarra
     wrong |= ~np.isfinite(narrow) | (weight < 0)
     bad = np.zeros(len(ranges), np.bool_)
     bad[rows[wrong]] = True
-    return Weights(offsets, begin, end, narrow, np.asarray(ranges.is_valid())), bad
+    return Weights(offsets, begin, end, narrow, to_numpy(ranges.is_valid())), bad
 
 
 def _offsets(texts: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:

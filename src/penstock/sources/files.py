@@ -1,27 +1,45 @@
 """Finds the files that a user means: paths, folders, globs and fsspec URLs, in an order that does not change.
 
 Files come in the order of what was given; inside a folder or glob, sorted by path. Hidden files and folders (a leading
-dot) are passed over. Nothing found is an error, and so is a file found twice.
+dot) are passed over. Nothing found is an error, and so is a file found twice, under whatever names.
 """
 
+import errno
 import glob
 import os
+import re
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, final
+from typing import Any, NoReturn, TypeVar, final
 
 import pyarrow as pa
 
 from penstock.errors import ConfigError, RecordError
+from penstock.sources.compression import COMPRESSIONS, Reader, decompressed
+from penstock.sources.damage import Unreadable
 from penstock.sources.remote import RemoteFile, find_remote, read_range
 
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-"""Extension → the codec that pyarrow knows it by."""
+T = TypeVar("T")
 
 ReadRange = Callable[[int, int], bytes]
 """(first byte, amount) → bytes of a file; fewer only where it ends."""
+
+Extent = tuple["SourceFile", int, int]
+"""Bytes [begin, end) of a local file."""
+
+CHECK_BYTES = 4 << 20
+
+_KINDS = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+_OPEN_FILES = ("/dev/", "/proc/self/fd/")
+"""Where paths mean what this process has open, which its workers have not."""
 
 
 @final
@@ -35,6 +53,9 @@ class SourceFile:
     size_bytes: int
     stamp: str
     """Modification time, or what the object store has instead (an ETag)."""
+
+    inode: tuple[int, int] | None = None
+    """Device and number of a local file: the same for all its names."""
 
     @property
     def is_remote(self) -> bool:
@@ -55,64 +76,162 @@ class SourceFile:
         return COMPRESSIONS.get(self.suffixes[1])
 
     @property
-    def identity(self) -> str:
-        """Changes when the file does."""
-        return f"{self.path} {self.size_bytes} {self.stamp}"
+    def version(self) -> str:
+        """Changes when the file does: its size and its stamp."""
+        return f"{self.size_bytes} {self.stamp}"
 
 
 def find_files(spec: str | os.PathLike[str]) -> list[SourceFile]:
     """All files that one path, folder, glob or URL stands for, sorted.
 
     Raises:
-        RecordError: There is none.
+        RecordError: There is none, or one is no regular file that can be looked at.
     """
     text = os.fspath(spec)
     found = [SourceFile(*found) for found in find_remote(text)] if "://" in text else _find_local(text)
+    if not found and "://" not in text and os.path.isdir(os.path.expanduser(text)):
+        raise RecordError(f"{text}: the folder holds no file that is not hidden; name another")
     if not found:
         raise RecordError(f"{text}: no such file, and no file matches it{_hint(text)}")
     return found
 
 
 def refuse_twice(files: Iterable[SourceFile]) -> None:
-    """Raise when a file is there twice, because its text would silently count double."""
-    seen: set[str] = set()
+    """Raise when a file is there twice, because its text would silently count double.
+
+    One file can have several names: links, hard links, and folders that are mounted at two places.
+    """
+    seen: dict[Any, str] = {}
     for file in files:
-        key = file.path if file.is_remote else os.path.realpath(file.path)
+        key = file.inode or file.path
         if key in seen:
-            raise ConfigError(f"{file.path} is given twice; name it once (to train on it more often, raise its share)")
-        seen.add(key)
+            same = "is" if seen[key] == file.path else f"is the same file as {seen[key]}, so it is"
+            raise ConfigError(
+                f"{file.path}: {same} given twice; name it once (to train on it more often, raise its share)"
+            )
+        seen[key] = file.path
 
 
 def _hint(text: str) -> str:
-    if not any(mark in text for mark in "*/."):
+    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", text) and not os.path.exists(os.path.dirname(text)):
+        return f"; look for a typing error; if this is a dataset of the Hugging Face hub: hf://datasets/{text}"
+    if glob.has_magic(text):
+        return "; quote globs so that the shell leaves them alone, and look for a typing error"
+    if not any(mark in text for mark in "/."):
         return "; look for a typing error; if this is a text and not a path, hand over an iterator: iter(texts)"
-    return "; quote globs so that the shell leaves them alone, and look for a typing error"
+    return "; look for a typing error"
 
 
 def _find_local(text: str) -> list[SourceFile]:
     path = os.path.expanduser(text)
     if os.path.isdir(path):
         names = _walk(path)
-    elif os.path.exists(path):
+    elif os.path.lexists(path):
         names = [path]
     else:
+        root = os.path.dirname(path.partition("*")[0]) or "."
+        if "**" in path and os.path.isdir(root):
+            _walk(root)  # refuses a link without end, which glob would follow for ever
         matches = glob.glob(path, recursive=True)
         names = sorted({name for match in matches for name in (_walk(match) if os.path.isdir(match) else [match])})
+        if not matches:
+            _refuse_hidden_from_us(path)
     return [local_file(name) for name in names]
 
 
+def _refuse_hidden_from_us(path: str) -> None:
+    """Raise where a path is not absent, but may not be looked at."""
+    try:
+        os.lstat(path)
+    except PermissionError as error:
+        _refuse(path, error)
+    except (OSError, ValueError):
+        return
+
+
 def _walk(folder: str) -> list[str]:
+    """All files below a folder, links followed."""
     names: list[str] = []
-    for place, folders, files in os.walk(folder, followlinks=True):
+    above = {folder: frozenset({_identity(folder)})}
+    for place, folders, files in os.walk(folder, followlinks=True, onerror=_refuse_walking):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in folders:
+            inner = os.path.join(place, name)
+            if _identity(inner) in above[place]:
+                raise RecordError(f"{inner}: is a link to a folder that it lies in, so it has no end; remove the link")
+            above[inner] = above[place] | {_identity(inner)}
         names.extend(os.path.join(place, name) for name in files if not name.startswith("."))
+        del above[place]
     return sorted(names)
 
 
+def _identity(path: str) -> tuple[int, int]:
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        _refuse(path, error)
+    return status.st_dev, status.st_ino
+
+
+def _refuse_walking(error: OSError) -> NoReturn:
+    _refuse(str(error.filename), error)
+
+
+def _refuse(path: str, error: OSError) -> NoReturn:
+    """Say why a path cannot be looked at or opened.
+
+    Raises:
+        RecordError: Always.
+    """
+    if error.errno == errno.ELOOP:
+        reason = "is a link that leads back to itself; remove it"
+    elif isinstance(error, FileNotFoundError) and os.path.islink(path):
+        reason = f"is a link to {os.readlink(path)}, which is not there; remove the link, or put the file back"
+    elif isinstance(error, FileNotFoundError):
+        reason = "is gone; put it back or leave it out, then run it again: finished parts are kept"
+    elif isinstance(error, PermissionError):
+        reason = "may not be read by this user; change its permissions, or leave it out"
+    else:
+        reason = f"cannot be read: {error.strerror or error}; mend that, then run it again: finished parts are kept"
+    raise RecordError(f"{path}: {reason}") from error
+
+
 def local_file(path: str) -> SourceFile:
-    """A file on this machine."""
-    status = os.stat(path)
-    return SourceFile(path, status.st_size, str(status.st_mtime_ns))
+    """A file on this machine.
+
+    Raises:
+        RecordError: It is no regular file, its name is not UTF-8, or it cannot be looked at.
+    """
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise RecordError(f"{path!a}: the name is not UTF-8, so no dataset can hold it; rename the file") from None
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        _refuse(path, error)
+    kind = next((words for check, words in _KINDS if check(status.st_mode)), None)
+    if path.startswith(_OPEN_FILES):
+        kind = kind or "what this process has open"
+    if kind is not None:
+        raise RecordError(
+            f"{path}: is {kind}, which can be read only once and only here; write it to a file first, and name that: "
+            "a preparation that goes on, or uses several processes, reads its input again"
+        )
+    inode = (status.st_dev, status.st_ino) if status.st_ino else None
+    return SourceFile(path, status.st_size, str(status.st_mtime_ns), inode)
+
+
+def whole_file(file: SourceFile) -> tuple[Extent, ...]:
+    """All bytes of a local file; of a remote one, nothing that could be compared without reading it."""
+    return () if file.is_remote else ((file, 0, file.size_bytes),)
+
+
+def _opened(file: SourceFile, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    try:
+        return function(file.path, *arguments, **options)
+    except OSError as error:
+        _refuse(file.path, error)
 
 
 def open_random(file: SourceFile, *, ahead: bool = True) -> Any:
@@ -121,21 +240,40 @@ def open_random(file: SourceFile, *, ahead: bool = True) -> Any:
     Args:
         file: Local or remote.
         ahead: Of a remote file, read more than is asked for, as suits reading it front to back.
+
+    Raises:
+        RecordError: It is gone, or may not be read.
     """
     if file.is_remote:
         return pa.PythonFile(RemoteFile(file.path, ahead=ahead), mode="r")
-    return pa.OSFile(file.path, "rb")
+    return _opened(file, pa.OSFile, "rb")
 
 
 @contextmanager
 def open_ranges(file: SourceFile) -> Iterator[ReadRange]:
-    """Open a file for reading ranges of it; of a remote one each costs a request."""
+    """Open a file for reading ranges of it; of a remote one each costs a request.
+
+    Raises:
+        RecordError: It is gone, or may not be read.
+        Unreadable: When a range is read that the disk or the store cannot give whole.
+    """
     if file.is_remote:
         yield partial(read_range, file.path)
         return
-    with open(file.path, "rb", buffering=0) as stream:
-        descriptor = stream.fileno()
-        yield lambda begin, amount: os.pread(descriptor, amount, begin)
+    with _opened(file, open, "rb", buffering=0) as stream:
+        yield partial(_read_local, stream.fileno())
+
+
+def shorter(size: int) -> str:
+    """What to say of a file that had `size` bytes."""
+    return f"it has become shorter: it had {size:,} bytes when the work began"
+
+
+def _read_local(descriptor: int, begin: int, amount: int) -> bytes:
+    try:
+        return os.pread(descriptor, amount, begin)
+    except OSError as error:
+        raise Unreadable(f"the disk cannot read it: {error.strerror}", begin) from error
 
 
 @final
@@ -143,24 +281,32 @@ class Stream:
     """Decompressed bytes of one file, front to back."""
 
     def __init__(self, file: SourceFile, raw: Any) -> None:
-        self._raw = raw
-        self._inner = pa.CompressedInputStream(raw, file.compression) if file.compression else raw
-        self._empty = file.compression is not None and file.size_bytes == 0
+        self._file, self._raw = file, raw
+        self._inner: Reader = decompressed(raw, file.compression, file.path) if file.compression else raw
 
     def read(self, amount: int | None = None) -> bytes:
-        """Up to `amount` bytes; empty at the end.
+        """Up to `amount` bytes, all that are left where it is None; empty at the end.
 
         Raises:
-            OSError: The compressed stream was cut, or is damaged.
+            Unreadable: The file was cut, is damaged, or became shorter; what was read before is lost from this call.
         """
-        if self._empty:
-            raise OSError("it has no bytes at all, and even nothing, compressed, has some")
-        data: bytes = self._inner.read(amount)
+        size = self._file.size_bytes
+        if self._file.compression and not size:
+            raise Unreadable("it has no bytes at all, and even nothing, compressed, has some")
+        try:
+            data: bytes = self._inner.read(amount)
+        except Unreadable as error:
+            raise Unreadable(str(error), self.raw_position(), cut=error.cut) from error
+        except OSError as error:
+            raise Unreadable(f"the disk cannot read it: {error}", self.raw_position()) from error
+        position = self.raw_position()
+        if (not data or amount is None) and position < size:
+            raise Unreadable(shorter(size), position, cut=True)
         return data
 
     def raw_position(self) -> int:
         """Bytes of the file read so far, compressed as they are."""
-        return int(self._raw.tell())
+        return min(int(self._raw.tell()) - getattr(self._inner, "waiting", 0), self._file.size_bytes)
 
 
 @contextmanager
@@ -171,3 +317,22 @@ def open_stream(file: SourceFile) -> Iterator[Stream]:
         yield Stream(file, raw)
     finally:
         raw.close()
+
+
+def refuse_wrong_data(file: SourceFile) -> None:
+    """Read a compressed file once to its end, before anything of it is used, where damage is not to stop the work.
+
+    A fault is found behind where it lies, in gzip's files often only by the checksum at their end: what was read before
+    may be wrong. Of a file that was cut, all that is there is right.
+
+    Raises:
+        Unreadable: Its data are not those that were compressed; nothing of it counts as read.
+    """
+    if file.compression:
+        with open_stream(file) as stream:
+            try:
+                while stream.read(CHECK_BYTES):
+                    pass
+            except Unreadable as error:
+                if not error.cut:
+                    raise Unreadable(f"{error}, so nothing of it is used") from error

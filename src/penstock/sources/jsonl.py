@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from penstock.sources.files import SourceFile
-from penstock.sources.lines import count_newlines, cut_range, cut_stream, num_newlines
+from penstock.sources.damage import Damage, OnDamage, Unreadable, stop_at_damage
+from penstock.sources.files import Extent, SourceFile, open_ranges, refuse_wrong_data
+from penstock.sources.lines import count_newlines, cut_range, cut_stream, few_lines, next_line
 from penstock.sources.objects import ObjectBlock, parse_lines
 from penstock.sources.parsing import parse_block
-from penstock.sources.records import Fields, RecordBlock, Reject
+from penstock.sources.records import Fields, RecordBlock
 
 
 @final
@@ -39,8 +40,14 @@ class JsonlPart:
 
     @property
     def identity(self) -> str:
-        """Changes when the input does."""
-        return f"{self.file.identity} {self.begin}:{self.end}"
+        """What it reads, whatever that holds."""
+        numbered = "" if self.first_line is None else f" from line {self.first_line}"
+        return f"{self.file.path} bytes {self.begin}:{self.end}{numbered}"
+
+    @property
+    def sources(self) -> tuple[SourceFile, ...]:
+        """What it reads from."""
+        return (self.file,)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -52,29 +59,42 @@ class JsonlPart:
         """Raw bytes, for progress."""
         return self.end - self.begin
 
-    def blocks(self) -> Iterator[RecordBlock]:
+    def extents(self) -> tuple[Extent, ...]:
+        """The bytes that decide what comes of it, of a local file: its lines, and the byte before them."""
+        if self.file.is_remote:
+            return ()
+        end, size = self.end, self.file.size_bytes
+        if 0 < end < size:
+            with open_ranges(self.file) as read:
+                end = next_line(read, end - 1, size, size)
+        return ((self.file, max(self.begin - 1, 0), end),)
+
+    def blocks(self, damaged: OnDamage = stop_at_damage) -> Iterator[RecordBlock]:
         """The records, in order of lines."""
-        line = self._first()
-        for data, size_bytes, failure in self._cut():
-            rejects = self._lost(failure, line)
-            block, newlines = parse_block(data, self.file.path, line, self.fields, size_bytes, rejects)
-            yield block
-            line += newlines
+        for data, line, size_bytes in self._lines(damaged):
+            yield parse_block(data, self.file.path, line, self.fields, size_bytes)[0]
 
-    def objects(self) -> Iterator[ObjectBlock]:
+    def objects(self, damaged: OnDamage = stop_at_damage) -> Iterator[ObjectBlock]:
         """The records, whole, in order of lines."""
-        line = self._first()
-        for data, size_bytes, failure in self._cut():
-            yield parse_lines(data, self.file.path, line, size_bytes, self._lost(failure, line))
-            line += num_newlines(data)
-
-    def _lost(self, failure: str | None, line: int) -> list[Reject]:
-        """A reject where the rest of the file cannot be read."""
-        return [Reject(self.file.path, line, failure, "")] if failure else []
+        for data, line, size_bytes in self._lines(damaged):
+            yield parse_lines(data, self.file.path, line, size_bytes)
 
     def newlines(self) -> int:
         """Newlines in [begin − 1, end − 1): what ranges add up to number the lines of later ones."""
         return count_newlines(self.file, max(self.begin - 1, 0), self.end - 1)
+
+    def _lines(self, damaged: OnDamage) -> Iterator[tuple[bytes | memoryview, int, int]]:
+        """Whole lines, about a block at a time; the number of the first, and the raw bytes they took."""
+        line, unread = self._first(), self.size_bytes
+        try:
+            if damaged is not stop_at_damage:
+                refuse_wrong_data(self.file)
+            for block, block_bytes in self._cut():
+                for data, newlines, size_bytes in few_lines(block, block_bytes):
+                    yield data, line, size_bytes
+                    line, unread = line + newlines, unread - size_bytes
+        except Unreadable as error:
+            damaged(Damage(self.file.path, line, str(error), self.size_bytes, unread))
 
     def _first(self) -> int:
         """Number of the first line."""
@@ -82,8 +102,8 @@ class JsonlPart:
             return self.first_line
         return 1 if self.begin == 0 else count_newlines(self.file, 0, self.begin - 1) + 2
 
-    def _cut(self) -> Iterator[tuple[bytes | memoryview, int, str | None]]:
-        """Whole lines, about a block at a time; the raw bytes they took; and why the rest is lost, if it is."""
+    def _cut(self) -> Iterator[tuple[bytes | memoryview, int]]:
+        """Whole lines, about a block at a time, and the raw bytes they took."""
         if self.file.compression or (self.file.is_remote and not self.is_range):
             return cut_stream(self.file)
         return cut_range(self.file, self.begin, self.end)

@@ -6,13 +6,18 @@ is dropped.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
 
-from penstock.sources.files import ReadRange, SourceFile, open_ranges, open_stream
+from penstock.sources.damage import Unreadable
+from penstock.sources.files import ReadRange, SourceFile, open_ranges, open_stream, shorter
 
 BLOCK_BYTES = 4 << 20
 """Bytes in a block, about; a block holds at least one line, however long."""
+
+BLOCK_LINES = 1 << 14
+"""Lines in a block that is parsed, at most: each may become a reject, which takes more memory than its line."""
 
 REMOTE_BLOCK_BYTES = 16 << 20
 """The same for ranges of remote files, where each block waits for an answer."""
@@ -25,14 +30,14 @@ NEWLINE = ord("\n")
 
 
 def count_newlines(file: SourceFile, begin: int, end: int) -> int:
-    """Newlines in bytes [begin, end) of a file; of a local one some GB/s."""
+    """Newlines in bytes [begin, end) of a file; of a local one some GB/s.
+
+    Where the file cannot be read further, those before: whoever reads the lines says so.
+    """
     block = REMOTE_BLOCK_BYTES if file.is_remote else BLOCK_BYTES
     total = 0
-    with open_ranges(file) as read:
-        while begin < end:
-            data = read(begin, min(block, end - begin))
-            if not data:
-                break
+    with open_ranges(file) as read, suppress(Unreadable):
+        while begin < end and (data := read(begin, min(block, end - begin))):
             total += num_newlines(data)
             begin += len(data)
     return total
@@ -43,11 +48,14 @@ def num_newlines(data: bytes | memoryview) -> int:
     return int(np.count_nonzero(np.frombuffer(data, np.uint8) == NEWLINE))
 
 
-def cut_range(file: SourceFile, begin: int, end: int) -> Iterator[tuple[bytes | memoryview, int, str | None]]:
+def cut_range(file: SourceFile, begin: int, end: int) -> Iterator[tuple[bytes | memoryview, int]]:
     """The lines of a file that begin in bytes [begin, end).
 
     Yields:
-        Whole lines; the raw bytes they took; and why the rest is lost, when it is: then there are no lines.
+        Whole lines, and the raw bytes they took.
+
+    Raises:
+        Unreadable: The file has become shorter, or cannot be read.
     """
     size = file.size_bytes
     block = REMOTE_BLOCK_BYTES if file.is_remote else BLOCK_BYTES
@@ -56,26 +64,31 @@ def cut_range(file: SourceFile, begin: int, end: int) -> Iterator[tuple[bytes | 
         if begin == 0:
             position = len(BOM) if read(0, min(len(BOM), size)) == BOM else 0
         else:
-            position = _next_line(read, begin - 1, end, size)
+            position = next_line(read, begin - 1, end, size)
         while position < end:
             data = _read_lines(read, position, min(block, end - position), size)
             if data is None:
-                yield b"", 0, f"the file has become shorter: it had {size} when the work began"
-                return
+                raise Unreadable(shorter(size), position)
             position += len(data)
-            yield data, min(position, end) - counted, None
+            yield data, min(position, end) - counted
             counted = min(position, end)
         if counted < end:
-            yield b"", end - counted, None
+            yield b"", end - counted
 
 
-def _next_line(read: ReadRange, position: int, end: int, size: int) -> int:
-    """Where the first line after `position` begins; `end` if that is not before it."""
+def next_line(read: ReadRange, position: int, end: int, size: int) -> int:
+    """Where the first line after `position` begins; `end` if that is not before it.
+
+    Raises:
+        Unreadable: The file has become shorter.
+    """
     while position < end:
         data = read(position, min(TAIL_BYTES, size - position))
+        if not data:
+            raise Unreadable(shorter(size), position)
         at = data.find(b"\n")
-        if at >= 0 or not data:
-            return position + at + 1 if data else end
+        if at >= 0:
+            return position + at + 1
         position += len(data)
     return end
 
@@ -103,8 +116,12 @@ def _read_lines(read: ReadRange, position: int, amount: int, size: int) -> bytes
     return b"".join(pieces)
 
 
-def cut_stream(file: SourceFile) -> Iterator[tuple[bytes | memoryview, int, str | None]]:
-    """All lines of a file that is read front to back; yields as `cut_range` does."""
+def cut_stream(file: SourceFile) -> Iterator[tuple[bytes | memoryview, int]]:
+    """All lines of a file that is read front to back; yields as `cut_range` does.
+
+    Raises:
+        Unreadable: The file was cut, after all lines before that; or it is damaged, after some that may be wrong.
+    """
     carry: list[bytes] = []
     counted, first, done = 0, True, 0
     with open_stream(file) as stream:
@@ -112,16 +129,13 @@ def cut_stream(file: SourceFile) -> Iterator[tuple[bytes | memoryview, int, str 
             try:
                 data = stream.read(BLOCK_BYTES)
                 done += len(data)
-            except (OSError, EOFError) as error:
-                whole, newline, _ = b"".join([*carry, _salvage(file, done)]).rpartition(b"\n")
-                if newline:
-                    yield (whole + newline).removeprefix(BOM if first else b""), 0, None
-                yield (
-                    b"",
-                    file.size_bytes - counted,
-                    f"the file cannot be read further: {error}; it was cut, or is damaged",
-                )
-                return
+            except Unreadable as error:
+                if not error.cut:
+                    raise
+                data, position = _salvage(file, done)
+                whole, newline, _ = b"".join([*carry, data]).rpartition(b"\n")
+                yield (whole + newline).removeprefix(BOM if first else b""), max(position - counted, 0)
+                raise
             if first and data.startswith(BOM):
                 data = data[len(BOM) :]
             first = False
@@ -131,20 +145,20 @@ def cut_stream(file: SourceFile) -> Iterator[tuple[bytes | memoryview, int, str 
                 continue
             block = b"".join([*carry, data[: last + 1]])
             carry = [data[last + 1 :]]
-            position = file.size_bytes if not data else min(stream.raw_position(), file.size_bytes)
+            position = file.size_bytes if not data else stream.raw_position()
             if block or not data:
-                yield block, position - counted, None
+                yield block, position - counted
                 counted = position
             if not data:
                 return
 
 
-def _salvage(file: SourceFile, offset: int) -> bytes:
-    """What can be read of a damaged file after its first `offset` decompressed bytes, up to the fault.
+def _salvage(file: SourceFile, offset: int) -> tuple[bytes, int]:
+    """What a file that was cut holds after its first `offset` decompressed bytes, and the raw bytes that this took.
 
     A read that fails gives nothing of what it had decompressed, so the file is read again, in ever smaller pieces.
     """
-    found = bytearray()
+    found, position = bytearray(), 0
     for step in (1 << 16, 1 << 8, 1):
         with open_stream(file) as stream:
             left = offset + len(found)
@@ -153,6 +167,22 @@ def _salvage(file: SourceFile, offset: int) -> bytes:
                     left -= passed
                 while piece := stream.read(step):
                     found += piece
-            except (OSError, EOFError):
-                continue
-    return bytes(found)
+            except Unreadable as error:
+                position = error.position
+    return bytes(found), position
+
+
+def few_lines(data: bytes | memoryview, size_bytes: int) -> Iterator[tuple[bytes | memoryview, int, int]]:
+    """Whole lines in pieces of at most `BLOCK_LINES`: (lines, their newlines, the raw bytes they took)."""
+    count = num_newlines(data)
+    if count <= BLOCK_LINES:
+        yield data, count, size_bytes
+        return
+    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == NEWLINE)[BLOCK_LINES - 1 :: BLOCK_LINES] + 1
+    begin = counted = 0
+    for end in [*ends.tolist(), len(data)]:
+        if end > begin:
+            piece = memoryview(data)[begin:end]
+            position = size_bytes * end // len(data)
+            yield piece, num_newlines(piece), position - counted
+            begin, counted = end, position

@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.sources.checks import check_table, diagnose
+from penstock.sources.damage import OnDamage, stop_at_damage
+from penstock.sources.files import Extent, SourceFile
 from penstock.sources.objects import ObjectBlock, gather, lone_surrogate
 from penstock.sources.records import Fields, RecordBlock, Reject, excerpt
 
@@ -47,16 +49,25 @@ class MemoryPart:
         return f"{self.name} {digest.hexdigest()}"
 
     @property
+    def sources(self) -> tuple[SourceFile, ...]:
+        """No file."""
+        return ()
+
+    @property
     def files(self) -> tuple[str, ...]:
         """What stands for the file name."""
         return (NAME,)
 
-    def blocks(self) -> Iterator[RecordBlock]:
+    def extents(self) -> tuple[Extent, ...]:
+        """None: the identity says it all."""
+        return ()
+
+    def blocks(self, damaged: OnDamage = stop_at_damage) -> Iterator[RecordBlock]:
         """The records, in order."""
         for begin in range(0, len(self.records), BLOCK_RECORDS):
             yield self._block(begin, self.records[begin : begin + BLOCK_RECORDS])
 
-    def objects(self) -> Iterator[ObjectBlock]:
+    def objects(self, damaged: OnDamage = stop_at_damage) -> Iterator[ObjectBlock]:
         """The records, whole, in order."""
         for begin in range(0, len(self.records), BLOCK_RECORDS):
             records = self.records[begin : begin + BLOCK_RECORDS]

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from penstock.errors import ConfigError, RecordError
-from penstock.sources.files import SourceFile, find_files, refuse_twice
+from penstock.sources.compression import COMPRESSIONS, PACKED
+from penstock.sources.damage import OnDamage, stop_at_damage
+from penstock.sources.files import Extent, SourceFile, find_files, refuse_twice
 from penstock.sources.jsonl import JsonlPart, number_lines
 from penstock.sources.memory import cut_records
 from penstock.sources.objects import ObjectBlock
@@ -53,7 +55,11 @@ class Part(Protocol):
 
     @property
     def identity(self) -> str:
-        """Changes when the input or its reading does."""
+        """What it reads and how, whatever that holds: the path of a file, and what of it."""
+
+    @property
+    def sources(self) -> tuple[SourceFile, ...]:
+        """The files that it reads from."""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -63,10 +69,13 @@ class Part(Protocol):
     def size_bytes(self) -> int:
         """Raw bytes, for progress."""
 
-    def blocks(self) -> Iterator[RecordBlock]:
-        """The records, in order: the fields asked for."""
+    def extents(self) -> tuple[Extent, ...]:
+        """The bytes of local files that decide what comes of it; empty where they are not local."""
 
-    def objects(self) -> Iterator[ObjectBlock]:
+    def blocks(self, damaged: OnDamage = stop_at_damage) -> Iterator[RecordBlock]:
+        """The records, in order: the fields asked for; `damaged` is called where a file cannot be read further."""
+
+    def objects(self, damaged: OnDamage = stop_at_damage) -> Iterator[ObjectBlock]:
         """The records, in order: whole, where `Fields.whole` asks for that."""
 
 
@@ -78,6 +87,7 @@ def open_sources(
     separator: str | None = None,
     part_bytes: int | None = None,
     notice: Callable[[str], None] | None = None,
+    damaged: OnDamage = stop_at_damage,
 ) -> list[Part]:
     """Find the files and cut them into parts.
 
@@ -88,12 +98,15 @@ def open_sources(
         separator: Plain text only: what stands between documents. None: a file is a document.
         part_bytes: Raw bytes of a part, about; None: 64 MiB, more for terabytes.
         notice: Is told, in words, which files of a folder are passed over.
+        damaged: Called for a file that cannot be cut into parts; where it returns, the file is a part from which
+            nothing can be read.
 
     Returns:
         The parts, in order of the input.
 
     Raises:
         RecordError: Nothing was found, or a file cannot be read as its format.
+        DamagedFileError: A file was cut or is damaged.
         ConfigError: A setting is out of range, or a file's format is not known.
     """
     fields = fields or Fields()
@@ -105,7 +118,7 @@ def open_sources(
     refuse_twice(file for file, _ in files)
     total = sum(file.size_bytes for file, _ in files)
     size = part_bytes or min(max(PART_BYTES, total // MAX_PARTS), LARGEST_PART_BYTES)
-    return list(_cut(files, fields, separator.encode() if separator else None, size))
+    return list(_cut(files, fields, separator.encode() if separator else None, size, damaged))
 
 
 def open_records(
@@ -116,18 +129,25 @@ def open_records(
     yield from cut_records(records, fields or Fields(), part_bytes or PART_BYTES)
 
 
-def read_texts(parts: Sequence[Part], *, skip: Callable[[Reject], None] | None = None) -> Iterator[str]:
+def read_texts(
+    parts: Sequence[Part],
+    *,
+    skip: Callable[[Reject], None] | None = None,
+    damaged: OnDamage = stop_at_damage,
+) -> Iterator[str]:
     """The texts of all parts, one after another.
 
     Args:
         parts: What `open_sources` gave.
         skip: Is told of each reject, which is passed over; None: the first one stops.
+        damaged: Called where a file cannot be read further; where it returns, reading goes on with the next.
 
     Raises:
         RecordError: A record cannot be read.
+        DamagedFileError: A file was cut or is damaged.
     """
     for part in number_lines(parts):
-        for block in part.blocks():
+        for block in part.blocks(damaged):
             if skip is None:
                 stop_at_reject(block)
             else:
@@ -159,18 +179,19 @@ def _with_formats(
         return [(file, "arrow") for file in saved]
     text = os.fspath(spec)
     in_folder = not glob.has_magic(text) if "://" in text else os.path.isdir(os.path.expanduser(text))
-    try:
-        files = find_files(spec)
-    except RecordError:
-        if "://" in text or not in_folder:
-            raise
-        raise RecordError(f"{text}: the folder holds no file that is not hidden; name another") from None
+    files = find_files(spec)
     known = [(file, format or EXTENSIONS.get(file.suffixes[0], "")) for file in files]
     chosen = [(file, kind) for file, kind in known if kind]
     strange = [file for file, kind in known if not kind]
     if strange and not (chosen and in_folder):
+        suffix = strange[0].suffixes[0]
+        if suffix in PACKED:
+            raise ConfigError(
+                f"{strange[0].path}: {suffix} files are not read; unpack it first, or compress it as "
+                f"{', '.join(COMPRESSIONS)}"
+            )
         raise ConfigError(
-            f"{strange[0].path}: no format is known for the extension {strange[0].suffixes[0]!r}; "
+            f"{strange[0].path}: no format is known for the extension {suffix!r}; "
             f"say which it is: --format {'|'.join(FORMATS)} (extensions known: {', '.join(EXTENSIONS)})"
         )
     if strange:
@@ -178,7 +199,9 @@ def _with_formats(
     return chosen
 
 
-def _cut(files: Sequence[tuple[SourceFile, str]], fields: Fields, separator: bytes | None, size: int) -> Iterator[Part]:
+def _cut(
+    files: Sequence[tuple[SourceFile, str]], fields: Fields, separator: bytes | None, size: int, damaged: OnDamage
+) -> Iterator[Part]:
     texts: list[SourceFile] = []
     waiting = 0
     for file, kind in files:
@@ -194,14 +217,16 @@ def _cut(files: Sequence[tuple[SourceFile, str]], fields: Fields, separator: byt
         if texts:
             yield TextPart(tuple(texts), fields, separator)
             texts, waiting = [], 0
-        yield from _cut_file(file, kind, fields, size)
+        yield from _cut_file(file, kind, fields, size, damaged)
     if texts:
         yield TextPart(tuple(texts), fields, separator)
 
 
-def _cut_file(file: SourceFile, kind: str, fields: Fields, size: int) -> Iterator[Part]:
+def _cut_file(file: SourceFile, kind: str, fields: Fields, size: int, damaged: OnDamage) -> Iterator[Part]:
+    if kind in ("parquet", "arrow") and file.compression:
+        raise ConfigError(f"{file.path}: {kind} files are not read while they are compressed; decompress it first")
     if kind == "parquet":
-        yield from cut_parquet(file, fields, size)
+        yield from cut_parquet(file, fields, size, damaged)
     elif kind == "arrow":
         yield ArrowPart(file, fields)
     elif fields.whole and holds_values(file):

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json as pj
 
+from penstock.arrow import empty_table
 from penstock.compiled import address_of
 from penstock.sources import _kernels as k
 from penstock.sources.checks import check_table
@@ -97,7 +98,7 @@ def parse_with_arrow(
         reason = explain_line(raw, fields) or _parser_message(raw, fields.schema)
         return Reject(file, first_line + line, reason, excerpt(raw))
 
-    table = pa.concat_tables(parser.tables) if parser.tables else fields.schema.empty_table()
+    table = pa.concat_tables(parser.tables) if parser.tables else empty_table(fields.schema)
     rows = np.concatenate(parser.rows) if parser.rows else np.empty(0, np.int64)
     block = check_table(
         table,

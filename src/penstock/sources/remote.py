@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, final
 
 from penstock.errors import PenstockError, RecordError
+from penstock.sources.damage import Unreadable
 
 STAMPS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "updated", "created")
 """What stores call the figure that changes with the content, best first.
@@ -23,15 +24,30 @@ def store_errors(url: str) -> Iterator[None]:
     """Turn whatever a store's library raises into an error that names the URL and the cure."""
     try:
         yield
-    except PenstockError:
+    except (PenstockError, Unreadable):
         raise
-    except FileNotFoundError as error:
-        raise RecordError(f"{url}: is not in the store: {error}; look for a typing error, or prepare anew") from error
     except Exception as error:  # each store has an error tree of its own
-        raise RecordError(
-            f"{url}: the store cannot be read: {type(error).__name__}: {error}; look at the address, the credentials "
-            "and the network, then run it again: finished parts are kept"
-        ) from error
+        cause = _cause(error)
+        if isinstance(cause, FileNotFoundError):
+            reason = f"is not in the store: {cause}; look for a typing error, then run it again"
+        else:
+            reason = (
+                f"the store cannot be read: {type(cause).__name__}: {cause}; look at the address, the credentials and "
+                "the network, then run it again"
+            )
+        raise RecordError(f"{url}: {reason}: finished parts are kept") from error
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What really went wrong: some stores call it a missing file when they could not ask, or were refused."""
+    cause: BaseException | None = error
+    while isinstance(error, FileNotFoundError) and (cause := cause.__cause__ if cause else None) is not None:
+        response = getattr(cause, "response", None)
+        status = getattr(cause, "status", None) or getattr(response, "status_code", None)
+        refused = isinstance(status, int) and status not in (404, 410)
+        if refused or (isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError) and status is None):
+            return cause
+    return error
 
 
 def find_remote(url: str) -> list[tuple[str, int, str]]:
@@ -52,7 +68,9 @@ def _list(filesystem: Any, path: str) -> dict[str, dict[str, Any]]:
     """What the store says of each file, by name."""
     try:
         whole = filesystem.info(path)
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        if _cause(error) is not error:
+            raise
         whole = {"type": "absent"}
     if whole["type"] == "file":
         return {path: whole}
@@ -80,7 +98,8 @@ def _filesystem(url: str) -> tuple[Any, str]:
     try:
         filesystem, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:
-        raise RecordError(f"{url}: {error}; stores need their package: pip install 'penstock[cloud]'") from error
+        extra = "huggingface" if url.startswith("hf://") else "cloud"
+        raise RecordError(f"{url}: {error}; stores need their package: pip install 'penstock[{extra}]'") from error
     return filesystem, path
 
 
@@ -88,7 +107,8 @@ def read_range(url: str, begin: int, amount: int) -> bytes:
     """Bytes [begin, begin + amount) of a file, in one request.
 
     Raises:
-        RecordError: The store cannot be read, gives no ranges, or the file has become shorter.
+        RecordError: The store cannot be read, or gives no ranges.
+        Unreadable: The file has become shorter.
     """
     filesystem, path = _filesystem(url)
     with store_errors(url):
@@ -99,9 +119,8 @@ def read_range(url: str, begin: int, amount: int) -> bytes:
             "read the file in one piece: --part-bytes of at least its size"
         )
     if len(data) < amount:
-        raise RecordError(
-            f"{url}: ends at byte {begin + len(data)}, due: {begin + amount} at least; it changed while it was read"
-        )
+        reason = f"it has fewer than {begin + amount:,} bytes now, so it changed since the work began"
+        raise Unreadable(reason, begin + len(data))
     return data
 
 

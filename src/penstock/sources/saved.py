@@ -9,7 +9,9 @@ from typing import Any, final
 import pyarrow as pa
 
 from penstock.errors import RecordError
-from penstock.sources.files import SourceFile, local_file, open_random
+from penstock.sources.damage import Damage, OnDamage, Unreadable, stop_at_damage
+from penstock.sources.files import Extent, SourceFile, local_file, open_random, whole_file
+from penstock.sources.lines import BLOCK_LINES
 from penstock.sources.objects import ObjectBlock, rows_as_objects
 from penstock.sources.records import Fields, RecordBlock
 from penstock.sources.rows import block_of_rows, require_columns
@@ -32,8 +34,13 @@ class ArrowPart:
 
     @property
     def identity(self) -> str:
-        """Changes when the input does."""
-        return self.file.identity
+        """What it reads, whatever that holds."""
+        return self.file.path
+
+    @property
+    def sources(self) -> tuple[SourceFile, ...]:
+        """What it reads from."""
+        return (self.file,)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -45,30 +52,37 @@ class ArrowPart:
         """Raw bytes, for progress."""
         return self.file.size_bytes
 
-    def blocks(self) -> Iterator[RecordBlock]:
+    def extents(self) -> tuple[Extent, ...]:
+        """The bytes that decide what comes of it, of a local file."""
+        return whole_file(self.file)
+
+    def blocks(self, damaged: OnDamage = stop_at_damage) -> Iterator[RecordBlock]:
         """The rows, in order."""
-        for table, row, size_bytes in self._tables():
+        for table, row, size_bytes in self._tables(damaged):
             require_columns(table.schema, self.fields, self.file.path)
             yield block_of_rows(table, self.fields, self.file.path, row, size_bytes)
 
-    def objects(self) -> Iterator[ObjectBlock]:
+    def objects(self, damaged: OnDamage = stop_at_damage) -> Iterator[ObjectBlock]:
         """The rows with all their columns, in order."""
-        for table, row, size_bytes in self._tables():
+        for table, row, size_bytes in self._tables(damaged):
             yield rows_as_objects(table, self.file.path, row, size_bytes)
 
-    def _tables(self) -> Iterator[tuple[pa.Table, int, int]]:
+    def _tables(self, damaged: OnDamage) -> Iterator[tuple[pa.Table, int, int]]:
         """Some rows, the number of the first, and the raw bytes they took."""
         row = counted = 0
         with open_random(self.file) as stream:
             try:
                 for batch in _batches(stream):
-                    position = min(stream.tell(), self.size_bytes)
-                    yield pa.Table.from_batches([batch]), row, max(position - counted, 0)
-                    row, counted = row + batch.num_rows, max(position, counted)
-            except (pa.ArrowException, OSError) as error:
-                raise RecordError(
-                    f"{self.file.path}: row {row}: cannot be read: {error}; the file is damaged"
-                ) from error
+                    position = max(min(stream.tell(), self.size_bytes), counted)
+                    for begin in range(0, batch.num_rows, BLOCK_LINES):
+                        rows = batch.slice(begin, BLOCK_LINES)
+                        yield pa.Table.from_batches([rows]), row + begin, position - counted
+                        counted = position
+                    row, counted = row + batch.num_rows, position
+            except (pa.ArrowException, OSError, Unreadable) as error:
+                damaged(
+                    Damage(self.file.path, row, f"not sound Arrow: {error}", self.size_bytes, self.size_bytes - counted)
+                )
 
 
 def _batches(stream: Any) -> Iterator[pa.RecordBatch]:

@@ -1,7 +1,8 @@
 """Reads plain text: a file a document, or several in a file with a separator between them.
 
 A UTF-8 BOM at the start of a file is dropped; line ends stay as they are. With a separator, what stands before the
-first, between two, and after the last is a document each; nothing after the last one is no document.
+first, between two, and after the last is a document each; nothing after the last one is no document. Where the
+separator is made of line ends, blank lines between documents are passed over, as between lines of JSON.
 """
 
 from collections.abc import Iterator
@@ -9,11 +10,12 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-import pyarrow as pa
 
+from penstock.arrow import from_texts
 from penstock.errors import ConfigError
-from penstock.sources.files import SourceFile, open_stream
-from penstock.sources.lines import BLOCK_BYTES, BOM
+from penstock.sources.damage import Damage, OnDamage, Unreadable, stop_at_damage
+from penstock.sources.files import Extent, SourceFile, open_stream, refuse_wrong_data, whole_file
+from penstock.sources.lines import BLOCK_BYTES, BLOCK_LINES, BOM
 from penstock.sources.objects import ObjectBlock
 from penstock.sources.records import Fields, RecordBlock, Reject, excerpt
 
@@ -35,8 +37,8 @@ class TextPart:
 
     @property
     def identity(self) -> str:
-        """Changes when the input does."""
-        return f"{self.separator!r} " + "\n".join(file.identity for file in self.sources)
+        """What it reads, whatever that holds."""
+        return f"{self.separator!r} " + "\n".join(self.files)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -48,40 +50,43 @@ class TextPart:
         """Raw bytes, for progress."""
         return sum(file.size_bytes for file in self.sources)
 
-    def objects(self) -> Iterator[ObjectBlock]:
+    def extents(self) -> tuple[Extent, ...]:
+        """The bytes that decide what comes of it, of local files."""
+        return tuple(extent for file in self.sources for extent in whole_file(file))
+
+    def objects(self, damaged: OnDamage = stop_at_damage) -> Iterator[ObjectBlock]:
         """Plain text holds none.
 
         Raises:
             ConfigError: Always.
         """
-        raise ConfigError(f"{self.sources[0].path}: plain text holds no conversations; due: JSON, Parquet or Arrow")
+        raise ConfigError(
+            f"{self.sources[0].path}: plain text holds no conversations; expected: JSON, Parquet or Arrow"
+        )
 
-    def blocks(self) -> Iterator[RecordBlock]:
+    def blocks(self, damaged: OnDamage = stop_at_damage) -> Iterator[RecordBlock]:
         """The documents, in order of files and lines."""
         batch = _Batch()
         for number, file in enumerate(self.sources):
-            for raw, line, failure in self._documents(file):
-                batch.add(raw, line, number, file.path, failure)
-                if batch.text_bytes >= BLOCK_BYTES:
-                    yield batch.block()
-                    batch = _Batch()
-            batch.size_bytes += file.size_bytes
+            line, unread = 1, 0
+            try:
+                if damaged is not stop_at_damage:
+                    refuse_wrong_data(file)
+                for raw in _pieces(file, self.separator):
+                    if not self._is_blank(raw):
+                        batch.add(raw, line, number, file.path)
+                    line += raw.count(b"\n") + (self.separator or b"").count(b"\n")
+                    if batch.is_full:
+                        yield batch.block()
+                        batch = _Batch()
+            except Unreadable as error:
+                unread = file.size_bytes - (error.position if self.separator else 0)
+                damaged(Damage(file.path, line, str(error), file.size_bytes, unread))
+            batch.size_bytes += file.size_bytes - unread
         yield batch.block()
 
-    def _documents(self, file: SourceFile) -> Iterator[tuple[bytes, int, str | None]]:
-        """Raw documents of a file, the line each begins on, and why the rest is lost, if it is."""
-        pieces = _pieces(file, self.separator)
-        line = 1
-        while True:
-            try:
-                raw = next(pieces, None)
-            except (OSError, EOFError) as error:
-                yield b"", line, f"the file cannot be read further: {error}; it was cut, or is damaged"
-                return
-            if raw is None:
-                return
-            yield raw, line, None
-            line += raw.count(b"\n") + (self.separator or b"").count(b"\n")
+    def _is_blank(self, raw: bytes) -> bool:
+        return self.separator is not None and not self.separator.strip(b"\r\n") and not raw.strip(b" \t\r\n")
 
 
 def _pieces(file: SourceFile, separator: bytes | None) -> Iterator[bytes]:
@@ -113,10 +118,14 @@ class _Batch:
         self.rejects: list[Reject] = []
         self.text_bytes = self.size_bytes = 0
 
-    def add(self, raw: bytes, line: int, number: int, path: str, failure: str | None) -> None:
+    @property
+    def is_full(self) -> bool:
+        return self.text_bytes >= BLOCK_BYTES or len(self.texts) + len(self.rejects) >= BLOCK_LINES
+
+    def add(self, raw: bytes, line: int, number: int, path: str) -> None:
         try:
             text = raw.decode()
-            reason = failure or (None if text else "the document is empty; due: at least one character")
+            reason = None if text else "the document is empty; due: at least one character"
         except UnicodeDecodeError as error:
             text = ""
             at_line = line + raw.count(b"\n", 0, error.start)
@@ -131,7 +140,7 @@ class _Batch:
 
     def block(self) -> RecordBlock:
         return RecordBlock(
-            pa.array(self.texts, pa.large_string()),
+            from_texts(self.texts),
             np.array(self.lines, np.int64),
             np.array(self.files, np.int32),
             None,

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from penstock.errors import ConfigError
-from penstock.sources.files import SourceFile, open_stream
+from penstock.sources.damage import Damage, OnDamage, Unreadable, stop_at_damage
+from penstock.sources.files import Extent, SourceFile, open_stream, whole_file
 from penstock.sources.objects import Found, ObjectBlock, gather, lone_surrogate
-from penstock.sources.records import EXCERPT_CHARACTERS, RecordBlock, Reject
+from penstock.sources.records import EXCERPT_CHARACTERS, RecordBlock
 
 MAX_PARTS = 16
 """The most parts of a file, each of which reads what is before it."""
@@ -40,8 +41,13 @@ class JsonValuesPart:
 
     @property
     def identity(self) -> str:
-        """Changes when the input does."""
-        return f"{self.file.identity} values {self.number}/{self.count}"
+        """What it reads, whatever that holds."""
+        return f"{self.file.path} values {self.number}/{self.count}"
+
+    @property
+    def sources(self) -> tuple[SourceFile, ...]:
+        """What it reads from."""
+        return (self.file,)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -53,44 +59,52 @@ class JsonValuesPart:
         """Raw bytes, for progress."""
         return self.file.size_bytes * (self.number + 1) // self.count - self.file.size_bytes * self.number // self.count
 
-    def blocks(self) -> Iterator[RecordBlock]:
+    def extents(self) -> tuple[Extent, ...]:
+        """The bytes that decide what comes of it, of a local file."""
+        return whole_file(self.file)
+
+    def blocks(self, damaged: OnDamage = stop_at_damage) -> Iterator[RecordBlock]:
         """Not for texts.
 
         Raises:
             ConfigError: Always.
         """
-        raise ConfigError(f"{self.file.path}: holds JSON values over several lines; due: one object a line")
+        raise ConfigError(f"{self.file.path}: holds JSON values over several lines; expected: one object a line")
 
-    def objects(self) -> Iterator[ObjectBlock]:
+    def objects(self, damaged: OnDamage = stop_at_damage) -> Iterator[ObjectBlock]:
         """The records, in order; `lines` are those on which they begin."""
+        path, size = self.file.path, self.size_bytes
         try:
-            with open_stream(self.file) as stream:
-                text = stream.read().decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            yield self._unreadable(f"byte {error.start} of the file is not UTF-8 ({error.reason})")
-            return
-        except OSError as error:
-            yield self._unreadable(f"the file cannot be read: {error}; it was cut, or is damaged")
+            text = self._text()
+        except Unreadable as error:
+            damaged(Damage(path, 1, str(error), size, size))
             return
         begin, end = len(text) * self.number // self.count, len(text) * (self.number + 1) // self.count
         found: list[Found] = []
-        for at, line, value, reason in _values(text, end):
+        unread = 0
+        for at, line, value, fault in _values(text, end):
+            if fault is not None:
+                unread = size * (end - max(at, begin)) // max(end - begin, 1)
+                damaged(Damage(path, line, fault, size, unread))
+                break
             if at < begin:
                 continue
-            found.append((line, value, reason or lone_surrogate(value), text[at : at + EXCERPT_CHARACTERS]))
+            found.append((line, value, lone_surrogate(value), text[at : at + EXCERPT_CHARACTERS]))
             if len(found) == BLOCK_VALUES:
-                yield gather(found, self.file.path, 0)
+                yield gather(found, path, 0)
                 found = []
-        yield gather(found, self.file.path, self.size_bytes)
+        yield gather(found, path, size - unread)
 
-    def _unreadable(self, reason: str) -> ObjectBlock:
-        """The file as one reject, which its first part gives."""
-        rejects = [Reject(self.file.path, 1, reason, "")] if self.number == 0 else []
-        return gather([], self.file.path, self.size_bytes, rejects)
+    def _text(self) -> str:
+        try:
+            with open_stream(self.file) as stream:
+                return stream.read().decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise Unreadable(f"byte {error.start} of the file is not UTF-8 ({error.reason})") from error
 
 
 def _values(text: str, end: int) -> Iterator[tuple[int, int, Any, str | None]]:
-    """(character, line, value, what is wrong) of each value that begins before `end`; wrong is only the last."""
+    """(character, line, value, None) of each value that begins before `end`, then where and why reading had to stop."""
     decode = json.JSONDecoder().raw_decode
     at, line, counted = _after(text, 0), 1, 0
     in_array = text[at : at + 1] == "["
@@ -102,12 +116,12 @@ def _values(text: str, end: int) -> Iterator[tuple[int, int, Any, str | None]]:
             value, after = decode(text, at)
         except (json.JSONDecodeError, RecursionError) as error:
             words = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-            yield at, line, None, f"not JSON: {words}; what follows in the file cannot be read"
+            yield at, line, None, f"not JSON ({words}), so what follows it cannot be read"
             return
         yield at, line, value, None
         at = _after(text, after)
     if in_array and at >= len(text) == end:
-        yield len(text) - 1, line, None, 'the array does not end with "]"; the file was cut'
+        yield len(text), line, None, 'the array does not end with "]", so the file was cut'
 
 
 def _after(text: str, at: int) -> int:
@@ -120,7 +134,7 @@ def holds_values(file: SourceFile) -> bool:
     try:
         with open_stream(file) as stream:
             head = stream.read(PEEK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
-    except OSError:
+    except Unreadable:
         return False  # the reader of lines says what is wrong with it
     if head.startswith(b"["):
         return True

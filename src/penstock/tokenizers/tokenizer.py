@@ -162,9 +162,9 @@ class Tokenizer:
         """
         if self._fast is None:
             return None
-        import pyarrow as pa
+        from penstock.arrow import from_texts
 
-        texts = pa.array(sample, pa.large_string())
+        texts = from_texts(sample)
         fast, own = self.encode_batch(texts), self._encode_slowly(texts)
         for row, text in enumerate(sample):
             if not np.array_equal(fast[row], own[row]):

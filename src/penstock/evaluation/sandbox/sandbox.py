@@ -32,6 +32,7 @@ from penstock.evaluation.sandbox.bubblewrap import ENVIRONMENT, PACKAGES, Enclos
 from penstock.evaluation.sandbox.limits import Limits, Outcome
 from penstock.evaluation.sandbox.running import Process, Start, run
 from penstock.evaluation.sandbox.seccomp import seccomp_filter
+from penstock.system import usable_processors
 
 _RUNNER = Path(__file__).with_name("runner.py").read_text(encoding="utf-8")
 _INTERPRETER = ("-S", "-s", "-P", "-c", _RUNNER)
@@ -115,7 +116,7 @@ class Sandbox:
             programs: What to run.
             workers: How many run at once; by default as many as this process may use cores.
         """
-        with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool:
+        with ThreadPoolExecutor(workers or usable_processors()) as pool:
             try:
                 yield from pool.map(self.run, programs)
             finally:

@@ -1,0 +1,134 @@
+"""Finished shards of one folder, to be taken over by another: linked, not copied, wherever the file system can.
+
+A shard is the same in every dataset of the same settings, but for the numbers of its origin files, which depend on what
+files there are besides. Where these differ, the shard is copied with other numbers, after a look at its checksum.
+"""
+
+import errno
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from typing import final
+
+import numpy as np
+
+from penstock.errors import FormatError
+from penstock.shards._kernels import DOCUMENTS_PER_BATCH
+from penstock.shards.files import Array, checksum, map_file, map_numbers, output_errors, sync, write_file
+from penstock.shards.layout import other_places
+from penstock.shards.manifest import BATCHES, LENGTHS, MANIFEST, WEIGHT_SUMS, Manifest, ShardInfo
+from penstock.shards.sides import load_shard, save_sides, side_batches, side_lengths, side_weight_sums
+
+_NO_LINKS = {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES}
+
+
+@final
+class ShardStore:
+    """The shards of a folder: of a finished dataset, or of one that is being made.
+
+    Args:
+        folder: Nothing is written to it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = Path(folder)
+        self._manifest: Manifest | None = None
+        self._places: dict[str, tuple[ShardInfo, int, int]] = {}
+        if (self._folder / MANIFEST).is_file():
+            try:
+                self._manifest = Manifest.load(self._folder)
+            except FormatError:
+                return
+            shards = self._manifest.shards
+            documents = accumulate((shard.documents for shard in shards), initial=0)
+            batches = accumulate((shard.batches for shard in shards), initial=0)
+            self._places = {
+                shard.file: (shard, first, batch)
+                for shard, first, batch in zip(shards, documents, batches, strict=False)
+            }
+
+    def find(self, name: str) -> ShardInfo | None:
+        """What the shard of a name holds, if it is there and has the size that it should have."""
+        if name not in self._places:
+            return load_shard(self._folder, name)
+        info = self._places[name][0]
+        path = self._folder / name
+        return info if path.is_file() and path.stat().st_size == info.bytes else None
+
+    def hand_over(self, name: str, folder: Path, new_name: str, files: Mapping[int, int]) -> bool:
+        """Give a shard to a dataset that is being made.
+
+        Args:
+            name: Of the shard.
+            folder: The other dataset's.
+            new_name: Of the shard there.
+            files: Number of each origin file here → its number there.
+
+        Returns:
+            Whether it is there now; not where it is missing or damaged here.
+
+        Raises:
+            OutputError: The other folder cannot be written.
+        """
+        info = self.find(name)
+        if info is None:
+            return False
+        lengths, batches, weight_sums = self._sides(info)
+        target = folder / new_name
+        if all(old == new for old, new in files.items()):
+            _link(self._folder / name, target)
+        elif (data := _renumbered(self._folder / name, info, batches, files)) is not None:
+            write_file(target, data)
+            info = replace(info, checksum=checksum(data))
+        else:
+            return False
+        sync(folder)
+        save_sides(folder, replace(info, file=new_name), lengths, batches, [weight_sums])
+        return True
+
+    def _sides(self, info: ShardInfo) -> tuple[Array, Array, Array]:
+        """Lengths, batch table and weight sums of a shard."""
+        if info.file not in self._places or self._manifest is None:
+            folder = self._folder
+            return side_lengths(folder, info), side_batches(folder, info), side_weight_sums(folder, info)
+        manifest, (_, first, batch) = self._manifest, self._places[info.file]
+        lengths = map_numbers(self._folder / LENGTHS, "<u4", (manifest.documents, 2))[first : first + info.documents]
+        table = map_numbers(self._folder / BATCHES, "<u8", (sum(s.batches for s in manifest.shards), 9))
+        sums = lengths[:, 1].astype(np.float64)
+        if info.fractional_weights:
+            sums = map_numbers(self._folder / WEIGHT_SUMS, "<f8", (manifest.documents,))[first : first + info.documents]
+        return lengths, table[batch : batch + info.batches], sums
+
+
+def _link(source: Path, target: Path) -> None:
+    with output_errors(target):
+        target.unlink(missing_ok=True)
+        try:
+            os.link(source, target)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            partial = target.with_name(f"{target.name}.partial")
+            shutil.copyfile(source, partial)
+            sync(partial)
+            os.replace(partial, target)
+
+
+def _renumbered(path: Path, info: ShardInfo, batches: Array, files: Mapping[int, int]) -> Array | None:
+    """The bytes of a shard with other numbers of origin files; None where they are not what they should be."""
+    data = np.array(map_file(path))
+    if checksum(data) != info.checksum:
+        return None
+    numbers = np.full(max(files, default=-1) + 1, -1, np.int32)
+    numbers[list(files)] = list(files.values())
+    for number, line in enumerate(batches):
+        rows = min(DOCUMENTS_PER_BATCH, info.documents - number * DOCUMENTS_PER_BATCH)
+        place = other_places(data, line, rows)[0]
+        column = data[place : place + 4 * rows].view(np.int32)
+        if column.min(initial=0) < 0 or column.max(initial=0) >= len(numbers):
+            return None
+        column[:] = numbers[column]
+    return data

@@ -1,0 +1,211 @@
+"""Decompresses files front to back: gzip, bzip2 and xz with Python's own libraries, Zstandard and LZ4 with Arrow's.
+
+Of gzip, bzip2 and xz, streams that lie one after another are one file, and zeros behind the last are padding, as for
+the programs of these names. A Zstandard frame with a window of more than 128 MiB (`zstd --long=31`) is decoded whole,
+in memory, because Arrow decodes no such frame piece by piece.
+"""
+
+import bz2
+import lzma
+import zlib
+from collections.abc import Callable
+from typing import Any, Protocol, final
+
+import pyarrow as pa
+
+from penstock.errors import RecordError
+from penstock.sources.damage import Unreadable
+
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", ".lz4": "lz4"}
+"""Extension → codec."""
+
+PACKED = (".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz", ".br", ".lzma", ".lzo", ".sz", ".snappy", ".z")
+"""Extensions of files that are compressed or packed in a way that is not read."""
+
+RAW_BYTES = 1 << 18
+"""Compressed bytes that are taken at once."""
+
+ARROW_WINDOW = 1 << 27
+"""Largest window of a Zstandard frame that Arrow decodes piece by piece."""
+
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_HEADER = 18
+"""Bytes of the longest header of a frame."""
+_TOO_LARGE = "requires too much memory"
+"""What libzstd says of a larger window."""
+
+
+class Reader(Protocol):
+    """Bytes, front to back."""
+
+    def read(self, amount: int | None = None) -> bytes:
+        """`amount` bytes, fewer only at the end; None: all that are left."""
+
+
+def decompressed(raw: Any, codec: str, path: str) -> Reader:
+    """The decompressed bytes of a file.
+
+    Args:
+        raw: The file, open at its start.
+        codec: One of the values of `COMPRESSIONS`.
+        path: For messages.
+
+    Raises:
+        RecordError: It is fine, but needs a Zstandard window that is not supported here.
+    """
+    if codec in _STREAMS:
+        return _Streams(raw, _STREAMS[codec])
+    if codec == "zstd" and (whole := _wide_frame(raw, path)) is not None:
+        return whole
+    return _Arrow(pa.CompressedInputStream(raw, codec), path)
+
+
+@final
+class _Gzip:
+    """zlib's decompressor with the interface of those of bz2 and lzma."""
+
+    def __init__(self) -> None:
+        self._inner = zlib.decompressobj(31)  # 31: a gzip header, and its checksum verified
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        return self._inner.decompress(self._inner.unconsumed_tail + data, max_length)
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._inner.unconsumed_tail
+
+    @property
+    def waiting(self) -> int:
+        return len(self._inner.unconsumed_tail)
+
+    @property
+    def eof(self) -> bool:
+        return self._inner.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inner.unused_data
+
+
+_STREAMS: dict[str, Callable[[], Any]] = {"gzip": _Gzip, "bz2": bz2.BZ2Decompressor, "xz": lzma.LZMADecompressor}
+
+
+@final
+class _Streams:
+    """Compressed streams, one after another."""
+
+    def __init__(self, raw: Any, new: Callable[[], Any]) -> None:
+        self._raw, self._new = raw, new
+        self._inner: Any = new()
+        self._left = b""
+
+    def read(self, amount: int | None = None) -> bytes:
+        pieces: list[bytes] = []
+        missing = amount
+        while missing is None or missing > 0:
+            piece = self._next(RAW_BYTES * 4 if missing is None else missing)
+            if not piece:
+                break
+            pieces.append(piece)
+            missing = None if missing is None else missing - len(piece)
+        return b"".join(pieces)
+
+    @property
+    def waiting(self) -> int:
+        """Raw bytes that were taken and not yet used; without those inside the decompressors of bz2 and xz."""
+        return len(self._left) + getattr(self._inner, "waiting", 0)
+
+    def _next(self, most: int) -> bytes:
+        """Some bytes; none at the end."""
+        while True:
+            if self._inner is None:
+                if not self._find_stream():
+                    return b""
+                self._inner = self._new()
+            piece, fed = self._feed(most)
+            if self._inner.eof:
+                self._left, self._inner = self._inner.unused_data, None
+            elif not piece and not fed:
+                raise Unreadable("its compressed stream ends before its end mark, so the file was cut", cut=True)
+            if piece:
+                return piece
+
+    def _feed(self, most: int) -> tuple[bytes, bool]:
+        """What the decompressor gives next, and whether it was given or had something to work on."""
+        data = b""
+        if wanted := self._inner.needs_input:
+            data = self._left or self._raw.read(RAW_BYTES)
+            self._left = b""
+        try:
+            return self._inner.decompress(data, most), bool(data) or not wanted
+        except (zlib.error, lzma.LZMAError, OSError, EOFError) as error:
+            raise Unreadable(f"its compressed data are damaged ({error})") from error
+
+    def _find_stream(self) -> bool:
+        """Pass over padding; whether another stream begins behind it."""
+        while True:
+            self._left = self._left.lstrip(b"\0")
+            if not self._left:
+                self._left = self._raw.read(RAW_BYTES)
+                if not self._left:
+                    return False
+                continue
+            return True
+
+
+@final
+class _Arrow:
+    """One of Arrow's streams."""
+
+    def __init__(self, inner: Any, path: str) -> None:
+        self._inner, self._path = inner, path
+
+    def read(self, amount: int | None = None) -> bytes:
+        try:
+            data: bytes = self._inner.read(amount)
+            return data
+        except OSError as error:
+            if _TOO_LARGE in str(error):
+                raise _too_wide(self._path) from error
+            cut = "Truncated" in str(error)
+            raise Unreadable(f"its compressed data are {'cut' if cut else 'damaged'} ({error})", cut=cut) from error
+
+
+def _wide_frame(raw: Any, path: str) -> Reader | None:
+    """The content of a Zstandard file whose frame has a window too large for Arrow's stream; else None, and go back."""
+    window, size = _zstd_header(raw.read(_ZSTD_HEADER))
+    raw.seek(0)
+    if window <= ARROW_WINDOW:
+        return None
+    if size is None:
+        raise _too_wide(path)
+    try:
+        return _Arrow(pa.BufferReader(pa.Codec("zstd").decompress(raw.read(), size)), path)
+    except OSError as error:
+        if "too small" in str(error):  # another frame follows
+            raise _too_wide(path) from error
+        raise Unreadable(f"its compressed data are cut or damaged ({error})") from error
+
+
+def _zstd_header(head: bytes) -> tuple[int, int | None]:
+    """Window and content of the frame that begins a file, in bytes; 0 and None where it is not known (RFC 8878)."""
+    if head[:4] != _ZSTD_MAGIC or len(head) < 6:
+        return 0, None
+    flags = head[4]
+    single = bool(flags & 0x20)
+    at = 5 if single else 6
+    exponent, mantissa = head[5] >> 3, head[5] & 7
+    window = (1 << (10 + exponent)) // 8 * (8 + mantissa)
+    at += (0, 1, 2, 4)[flags & 3]
+    length = (int(single), 2, 4, 8)[flags >> 6]
+    if not length:
+        return window, None
+    size = int.from_bytes(head[at : at + length], "little") + (256 if length == 2 else 0)
+    return size if single else window, size
+
+
+def _too_wide(path: str) -> RecordError:
+    return RecordError(
+        f"{path}: is compressed with a window of more than {ARROW_WINDOW >> 20} MiB (zstd --long), which cannot be "
+        "decompressed here; compress it again: zstd -dc --long=31 FILE | zstd -o NEW.zst"
+    )

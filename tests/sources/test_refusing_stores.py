@@ -1,0 +1,170 @@
+"""A store that cannot be reached, or refuses, is named as that; and datasets of the Hugging Face hub are read."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from penstock.errors import RecordError
+from penstock.sources import open_sources
+
+
+@contextmanager
+def serving(answer):
+    """A web server; `answer(handler)` gives status, headers and body of each request."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            length = int(self.headers.get("Content-Length") or 0)
+            self.given = self.rfile.read(length) if length else b""
+            status, headers, body = answer(self)
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_HEAD = do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def closed_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def test_a_refused_connection_is_no_missing_file(closed_port, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    due = r"a.jsonl: the store cannot be read: \w*Connect\w*: .*look at the address, the credentials and the network"
+    with pytest.raises(RecordError, match=due):
+        open_sources(f"http://127.0.0.1:{closed_port}/a.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("status", "due"),
+    [
+        (401, "the store cannot be read: ClientResponseError: 401"),
+        (403, "the store cannot be read: ClientResponseError: 403"),
+        (503, "the store cannot be read: ClientResponseError: 503"),
+        (404, "no such file, and no file matches it"),
+    ],
+)
+def test_what_a_web_server_says(status, due):
+    with serving(lambda _: (status, {}, b"")) as url, pytest.raises(RecordError, match=due):
+        open_sources(f"{url}/a.jsonl")
+
+
+def test_an_s3_store_that_is_not_there(closed_port, monkeypatch):
+    s3fs = pytest.importorskip("s3fs")
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{closed_port}",
+        "AWS_ACCESS_KEY_ID": "tests",
+        "AWS_SECRET_ACCESS_KEY": "tests",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_MAX_ATTEMPTS": "1",
+        "NO_PROXY": "127.0.0.1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
+    s3fs.S3FileSystem.clear_instance_cache()
+    try:
+        with pytest.raises(RecordError, match=r"^s3://bucket/a.jsonl: the store cannot be read: .*[Cc]onnect"):
+            open_sources("s3://bucket/a.jsonl")
+    finally:
+        s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.mark.parametrize(
+    ("cause", "due"),
+    [
+        (ConnectionRefusedError("refused"), "the store cannot be read: ConnectionRefusedError"),
+        (TimeoutError("too slow"), "the store cannot be read: TimeoutError"),
+        (PermissionError("no key"), "the store cannot be read: PermissionError"),
+        (FileNotFoundError("not there"), "no such file"),
+        (ValueError("a library's own words"), "no such file"),
+    ],
+)
+def test_the_cause_behind_a_missing_file(monkeypatch, cause, due):
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    def fail(*_, **__):
+        raise FileNotFoundError("a.jsonl") from cause
+
+    monkeypatch.setattr(MemoryFileSystem, "info", fail)
+    with pytest.raises(RecordError, match=due):
+        open_sources("memory://a.jsonl")
+
+
+LINES = b'{"text": "from the hub"}\n{"text": "and more"}\n'
+
+
+def hub(handler):
+    """As much of the hub's API as listing and reading a dataset asks for."""
+    path = handler.path.partition("?")[0]
+    entry = {"type": "file", "path": "data/train.jsonl", "size": len(LINES), "oid": "0" * 40}
+    if path.startswith("/api/datasets/owner/words/"):
+        listed = [entry] if "paths-info" not in path or b"train.jsonl" in handler.given else []
+        if path.endswith(("/tree/main", "/tree/main/")):
+            listed = [{"type": "directory", "path": "data", "oid": "1" * 40}]
+            listed += [entry] if "recursive=true" in handler.path.lower() else []
+        elif "paths-info" in path and b"train.jsonl" not in handler.given:
+            listed = [{"type": "directory", "path": "data", "oid": "1" * 40}]
+        return 200, {"Content-Type": "application/json"}, json.dumps(listed).encode()
+    if path == "/api/datasets/owner/words":
+        body = {"id": "owner/words", "sha": "2" * 40, "siblings": [{"rfilename": "data/train.jsonl"}]}
+        return 200, {"Content-Type": "application/json"}, json.dumps(body).encode()
+    if path.startswith("/datasets/owner/words/resolve/main/"):
+        headers = {"ETag": '"3"', "X-Repo-Commit": "2" * 40, "Accept-Ranges": "bytes"}
+        asked = handler.headers.get("Range")
+        if asked:
+            begin, _, end = asked.removeprefix("bytes=").partition("-")
+            data = LINES[int(begin) : int(end) + 1 if end else None]
+            headers["Content-Range"] = f"bytes {begin}-{int(begin) + len(data) - 1}/{len(LINES)}"
+            return 206, headers, data
+        return 200, headers, LINES
+    return 404, {"X-Error-Code": "RepoNotFound"}, b""
+
+
+READ = """
+import sys
+from penstock.errors import RecordError
+from penstock.sources import open_sources, read_texts
+spec = "hf://datasets/owner/words/data/train.jsonl"
+for options in ({}, {"part_bytes": 20}):
+    print(list(read_texts(open_sources(spec, **options))), [part.files for part in open_sources(spec)])
+try:
+    open_sources("hf://datasets/owner/absent/a.jsonl")
+except RecordError as error:
+    print(error)
+"""
+
+
+def test_a_dataset_of_the_hub(tmp_path):
+    """In a process of its own: the hub's package reads the address of the hub when it is imported."""
+    pytest.importorskip("huggingface_hub")
+    with serving(hub) as url:
+        environment = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"}
+        environment |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
+        found = subprocess.run([sys.executable, "-c", READ], capture_output=True, text=True, env=environment)
+    assert found.returncode == 0, found.stderr[-2000:]
+    *read, refused = found.stdout.splitlines()
+    assert read == ["['from the hub', 'and more'] [('hf://datasets/owner/words/data/train.jsonl',)]"] * 2
+    assert refused.startswith("hf://datasets/owner/absent/a.jsonl: no such file, and no file matches it")
