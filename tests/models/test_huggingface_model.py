@@ -12,7 +12,8 @@ from model_makers import LENGTHS, VOCABULARY, logits_of, make_row
 
 from penstock.errors import ConfigError, IsolationError
 from penstock.models import Transformer, build_model, load_model
-from penstock.models.huggingface_model import HuggingFaceModel, load_huggingface
+from penstock.models.huggingface_loading import load_huggingface
+from penstock.models.huggingface_model import HuggingFaceModel
 
 OURS: dict[str, dict[str, Any]] = {
     "llama": {},

@@ -8,7 +8,7 @@ in whatever way the caller ended, the process ends at once. Ctrl-C is the caller
                       ("row", generation, number of the buffer lent or None, ModelInput)
     child → caller:   ("ready", vocabulary, dtype, whether outputs stay on the GPU), once; then for each row, in order
                       ("done", generation, None, or what torch needs to open tensors of another process's GPU)
-                      ("failed", generation, the error's traceback)
+                      ("failed", generation, our error's message, or another's traceback)
 """
 
 import io
@@ -28,6 +28,7 @@ from typing import Any, final
 from penstock.distillation.outputs import Shapes, TeacherOutputs, Wanted
 from penstock.distillation.shared_memory import SharedBuffer
 from penstock.distillation.teachers import ModelTeacher
+from penstock.errors import PenstockError
 from penstock.inputs import ModelInput
 from penstock.models import LanguageModel
 from penstock.tokenizers import Tokenizer
@@ -46,6 +47,8 @@ class Description:
     threads: int
     cuda: bool
     """Whether the caller wants outputs on a GPU, where it can open tensors of this process."""
+    packed: bool = True
+    """Whether rows hold several documents."""
 
 
 def main() -> None:
@@ -56,8 +59,8 @@ def main() -> None:
     threading.Thread(target=_read, args=(connection, sent), daemon=True).start()
     try:
         child = _Child(sent.get(), connection)
-    except Exception:  # whatever a user's load raises must reach the caller
-        connection.send(("failed", 0, traceback.format_exc()))
+    except Exception as error:  # whatever a user's load raises must reach the caller
+        connection.send(("failed", 0, _told(error)))
         return
     while True:
         child.serve(sent.get())
@@ -86,7 +89,7 @@ class _Child:
 
         torch.set_num_threads(description.threads)
         model, tokenizer = description.load()
-        self._teacher = ModelTeacher(model, tokenizer, description.wanted)
+        self._teacher = ModelTeacher(model, tokenizer, description.wanted, packed=description.packed)
         self._wanted, self._vocab_size = description.wanted, tokenizer.vocab_size
         self._dtype = torch.promote_types(model.compute_dtype, torch.float32)
         self._on_gpu = description.cuda and model.device.type == "cuda"
@@ -108,8 +111,8 @@ class _Child:
         message: tuple[str, int, Any]
         try:
             message = "done", generation, self._run(buffer, row)
-        except Exception:
-            message = "failed", generation, traceback.format_exc()
+        except Exception as error:
+            message = "failed", generation, _told(error)
         self._connection.send(message)
 
     def _run(self, buffer: int | None, row: ModelInput) -> bytes | None:
@@ -118,6 +121,11 @@ class _Child:
         shapes = Shapes(slots=len(row.tokens), vocab_size=self._vocab_size, wanted=self._wanted, dtype=self._dtype)
         self._teacher.run(row, self._buffers[buffer].outputs(shapes))
         return None
+
+
+def _told(error: Exception) -> str:
+    """What the caller shows: our own errors say all that is needed."""
+    return str(error) if isinstance(error, PenstockError) else traceback.format_exc()
 
 
 def _handles(outputs: TeacherOutputs) -> bytes:
