@@ -8,7 +8,7 @@ in whatever way the caller ended, the process ends at once. Ctrl-C is the caller
                       ("row", generation, number of the buffer lent or None, ModelInput)
     child → caller:   ("ready", vocabulary, dtype, whether outputs stay on the GPU), once; then for each row, in order
                       ("done", generation, None, or what torch needs to open tensors of another process's GPU)
-                      ("failed", generation, our error's message, or another's traceback)
+                      ("failed", generation, the error's traceback)
 """
 
 import io
@@ -59,8 +59,8 @@ def main() -> None:
     threading.Thread(target=_read, args=(connection, sent), daemon=True).start()
     try:
         child = _Child(sent.get(), connection)
-    except Exception as error:  # whatever a user's load raises must reach the caller
-        connection.send(("failed", 0, _told(error)))
+    except Exception as error:  # whatever a user's load raises must reach the caller; our own errors say all by themselves
+        connection.send(("failed", 0, str(error) if isinstance(error, PenstockError) else traceback.format_exc()))
         return
     while True:
         child.serve(sent.get())
@@ -111,8 +111,8 @@ class _Child:
         message: tuple[str, int, Any]
         try:
             message = "done", generation, self._run(buffer, row)
-        except Exception as error:
-            message = "failed", generation, _told(error)
+        except Exception:
+            message = "failed", generation, traceback.format_exc()
         self._connection.send(message)
 
     def _run(self, buffer: int | None, row: ModelInput) -> bytes | None:
@@ -121,11 +121,6 @@ class _Child:
         shapes = Shapes(slots=len(row.tokens), vocab_size=self._vocab_size, wanted=self._wanted, dtype=self._dtype)
         self._teacher.run(row, self._buffers[buffer].outputs(shapes))
         return None
-
-
-def _told(error: Exception) -> str:
-    """What the caller shows: our own errors say all that is needed."""
-    return str(error) if isinstance(error, PenstockError) else traceback.format_exc()
 
 
 def _handles(outputs: TeacherOutputs) -> bytes:

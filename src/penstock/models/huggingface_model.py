@@ -67,7 +67,7 @@ class HuggingFaceModel(nn.Module):
         self._said = False
         self._decoder: str | None = None
         own, truth = inner.config._attn_implementation, true_logits(inner)
-        self._limit = rotary_limit(inner)
+        self._limit, self._width = rotary_limit(inner), truth.shape[-1]
         self._shape: AttentionShape | None = None
         try:
             self._take_attention(truth)
@@ -275,8 +275,8 @@ class HuggingFaceModel(nn.Module):
 
     @property
     def vocab_size(self) -> int:
-        """Ids below it are known."""
-        return int(self.inner.get_input_embeddings().weight.shape[0])
+        """Ids below it are known: they have an embedding, and logits."""
+        return min(int(self.inner.get_input_embeddings().weight.shape[0]), self._width)
 
     @property
     def device(self) -> torch.device:

@@ -15,8 +15,8 @@ from torch import Tensor
 from penstock.errors import CorruptionError, FormatError
 from penstock.integrations.isolation import names, not_finite
 
-_FLOATS = ("F64", "F32", "F16", "BF16")
-"""Types of safetensors that are numbers as they stand."""
+_SMALL = ("F8", "F6", "F4", "I8", "U8", "I4", "U4")
+"""What the names of types in safetensors begin with that are no numbers without their scales."""
 _COPY = (
     "give a copy that transformers made: AutoModelForCausalLM.from_pretrained({folder!r}{how}, "
     "dtype='bfloat16').save_pretrained(COPY)"
@@ -52,7 +52,7 @@ def refuse_quantised(folder: Path, config: Mapping[str, Any]) -> None:
     methods = [one.get("quant_method", "an unknown method") for one in found if isinstance(one, Mapping)]
     if methods:
         raise FormatError(f"{folder}: its weights are quantised ({methods[0]}); {_cure(folder, str(methods[0]))}")
-    stored = {name: kind for name, (kind, rank) in _stored(folder).items() if rank > 1 and kind not in _FLOATS}
+    stored = {name: kind for name, (kind, rank) in _stored(folder).items() if rank > 1 and kind.startswith(_SMALL)}
     if unread := sorted(name for name in stored if not _HARMLESS.search(name)):
         raise FormatError(
             f"{folder}: its weights are quantised: {names(unread)} stored as {stored[unread[0]]}, expected F32, F16 or "
