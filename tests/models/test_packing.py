@@ -117,7 +117,11 @@ MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_gr
 @pytest.mark.parametrize(
     ("kind", "extra", "cause"),
     [
-        ("falcon_h1", MAMBA2 | {"head_dim": 8, "mamba_d_ssm": 64}, r"single steps its logits are \d\S* standard deviat"),
+        (
+            "falcon_h1",
+            MAMBA2 | {"head_dim": 8, "mamba_d_ssm": 64},
+            r"single steps its logits are \d\S* standard deviat",
+        ),
         ("diffllama", {}, "its layers attend several times each"),
         ("bamba", MAMBA2 | {"attn_layer_indices": [1]}, "its layers are of different kinds"),
         ("gemma2", {"head_dim": 8, "sliding_window": 6}, r"our attention cannot stand in for its own \(.*softcap"),

@@ -18,6 +18,7 @@ from penstock.models.layout import llama_name
 from penstock.models.settings import ModelSettings
 from penstock.models.stored_weights import refuse_incomplete, refuse_not_finite, refuse_quantised
 from penstock.models.transformer import Transformer
+from penstock.models.trials import one_line
 
 _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -56,7 +57,9 @@ def import_llama(
         model = empty_transformer(settings, device, dtype or stored["model.embed_tokens.weight"].dtype)
         model.load_state_dict({name: stored[theirs] for name, theirs in names.items()})
     except RuntimeError as error:
-        raise CorruptionError(f"{folder}: weights do not fit config.json: {error}; copy the model again") from None
+        raise CorruptionError(
+            f"{folder}: weights do not fit config.json: {one_line(error)}; copy the model again"
+        ) from None
     refuse_not_finite(folder, model.named_parameters())
     return model
 

@@ -20,6 +20,7 @@ from penstock.models.lora import LoraSettings, add_lora, lora_weights, without_l
 from penstock.models.settings import ModelSettings
 from penstock.models.stored_weights import refuse_not_finite
 from penstock.models.transformer import Transformer
+from penstock.models.trials import one_line
 from penstock.shards import usual_mode
 
 MODEL, WEIGHTS, LORA = "model.json", "model.safetensors", "lora.safetensors"
@@ -107,7 +108,9 @@ def _load_lora(model: LanguageModel, folder: Path, written: dict[str, Any]) -> N
             for name, weight in kept.items():
                 weight.copy_(stored[name])
     except (OSError, KeyError, RuntimeError, SafetensorError) as error:
-        raise CorruptionError(f"{folder / LORA}: {error}; copy the model again, or take another checkpoint") from None
+        raise CorruptionError(
+            f"{folder / LORA}: {one_line(error)}; copy the model again, or take another checkpoint"
+        ) from None
 
 
 def _load_huggingface(folder: Path, device: torch.device | str, dtype: torch.dtype | None) -> LanguageModel:
@@ -149,7 +152,7 @@ def _load_transformer(
         model.load_state_dict(weights)
     except (OSError, KeyError, RuntimeError, SafetensorError) as error:
         raise CorruptionError(
-            f"{folder / WEIGHTS}: {error}; copy the model again, or take another checkpoint"
+            f"{folder / WEIGHTS}: {one_line(error)}; copy the model again, or take another checkpoint"
         ) from None
     refuse_not_finite(folder, model.named_parameters())
     return model
