@@ -122,7 +122,7 @@ def test_weights_that_are_no_numbers_are_named(tmp_path: Path, kind: str, value:
     with torch.no_grad():
         own.norm.weight[0] = value
     save_model(own, tmp_path / "own")
-    with pytest.raises(CorruptionError, match="NaN or infinity in the weights norm.weight; copy the model again"):
+    with pytest.raises(CorruptionError, match=r"NaN or infinity in the weights norm\.weight; copy the model again"):
         load_model(tmp_path / "own")
 
 
