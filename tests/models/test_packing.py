@@ -120,7 +120,7 @@ MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_gr
         (
             "falcon_h1",
             MAMBA2 | {"head_dim": 8, "mamba_d_ssm": 64},
-            r"single steps its logits are \d\S* standard deviat",
+            r"steps through our cache its logits are \d\S* standard",
         ),
         ("diffllama", {}, "its layers attend several times each"),
         ("bamba", MAMBA2 | {"attn_layer_indices": [1]}, "its layers are of different kinds"),

@@ -59,9 +59,8 @@ def main() -> None:
     threading.Thread(target=_read, args=(connection, sent), daemon=True).start()
     try:
         child = _Child(sent.get(), connection)
-    except (
-        Exception
-    ) as error:  # whatever a user's load raises must reach the caller; our own errors say all by themselves
+    except Exception as error:
+        # Whatever a user's load raises must reach the caller; our own errors need no traceback.
         connection.send(("failed", 0, str(error) if isinstance(error, PenstockError) else traceback.format_exc()))
         return
     while True:

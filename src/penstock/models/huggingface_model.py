@@ -339,8 +339,8 @@ class HuggingFaceModel(nn.Module):
             raise UnfitAttentionError(f"with our attention its logits are {far:.2g} standard deviations off")
         if not (far := distance(steps, truth[-len(steps) :])) <= allowed:
             raise UnfitAttentionError(
-                "it keeps more of a text than keys and values: after a prompt and single steps its logits are "
-                f"{far:.2g} standard deviations off"
+                f"after a prompt and single steps through our cache its logits are {far:.2g} standard deviations off, "
+                "so it needs more of a text than keys, values and positions"
             )
 
     def _step(self, tokens: Tensor) -> Tensor:

@@ -90,6 +90,9 @@ def take_attention(inner: Any) -> AttentionShape:
             inner(input_ids=trial_tokens(inner)[None, :2], use_cache=False, penstock_attend=record)
         except (UnfitAttentionError, torch.OutOfMemoryError):
             raise
+        except ConfigError as error:
+            # Its second half is for who asked for our attention.
+            raise UnfitAttentionError(str(error).partition(";")[0]) from None
         except Exception as error:
             raise UnfitAttentionError(f"our attention cannot stand in for its own ({one_line(error)})") from None
     layers, shapes = [layer for layer, _ in seen], {shape for _, shape in seen}
