@@ -159,6 +159,14 @@ def test_a_model_of_transformers_that_sees_other_documents_is_refused() -> None:
     model = HuggingFaceModel(FalconForCausalLM(settings).eval())
     with pytest.raises(IsolationError, match="documents of one row see each other"):
         ModelTeacher(model, word_tokenizer(), Wanted())
+    teacher = ModelTeacher(model, word_tokenizer(), Wanted(), packed=False)
+    with pytest.raises(IsolationError, match="documents of one row see each other"):
+        teacher.run(make_input())
+    row = make_input((9,), padding=7)
+    with torch.no_grad():
+        logits = model.inner(input_ids=torch.from_numpy(row.tokens[:9].astype("int64"))[None], use_cache=False).logits
+    due = logits[0, :, :VOCABULARY].log_softmax(-1)
+    torch.testing.assert_close(teacher.run(row).log_probs[:9], due, rtol=0, atol=1e-4)
 
 
 def test_masked_logits_give_finite_outputs() -> None:

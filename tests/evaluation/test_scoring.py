@@ -8,9 +8,13 @@ import torch
 from evaluation_makers import make_subject, make_tokenizer
 
 from penstock.errors import ConfigError
+from penstock.evaluation.bits_per_byte import BitsPerByte
+from penstock.evaluation.running import run_task
 from penstock.evaluation.scoring import packed
-from penstock.evaluation.subject import Subject
+from penstock.evaluation.settings import TaskSettings
+from penstock.evaluation.subject import ONE_A_ROW, Subject
 from penstock.generation import Sampling
+from penstock.models import load_model
 
 
 @pytest.fixture(scope="module")
@@ -124,3 +128,43 @@ def test_the_fingerprint_tells_weights_apart(tokenizer):
     with torch.no_grad():
         next(iter(same.model.parameters())).view(-1)[0] += 1e-3
     assert one.fingerprint() != same.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra"),
+    [
+        ("falcon", {"alibi": True, "new_decoder_architecture": False}),
+        ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 6}),
+        ("mamba", {"state_size": 4}),
+    ],
+)
+def test_a_model_that_mixes_the_texts_of_a_row_scores_them_one_a_row(tokenizer, tmp_path, kind, extra, caplog):
+    """As transformers scores each alone; and whoever reads the score is told."""
+    transformers = pytest.importorskip("transformers")
+    settings = {
+        "vocab_size": tokenizer.vocab_size, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "pad_token_id": 0, **extra,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    inner = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **settings)).eval()
+    for weight in inner.parameters():
+        if weight.ndim > 1:
+            torch.nn.init.normal_(weight, std=0.2)
+    inner.save_pretrained(tmp_path / "model")
+    model = load_model(tmp_path / "model")
+    model.eval()
+    subject = Subject(model, tokenizer, context_length=256)
+    requests = random_requests(subject, 12, 3)
+    for _ in range(2):
+        found = subject.log_likelihoods(requests)
+    for (context, after), one in zip(requests, found, strict=True):
+        with torch.no_grad():
+            logits = inner(input_ids=torch.tensor([[*context, *after[:-1]]]), use_cache=False).logits[0]
+        logs = logits[len(context) - 1 :].double().log_softmax(-1)
+        due = float(logs.gather(1, torch.tensor(after)[:, None]).sum())
+        assert one.log_probability == pytest.approx(due, abs=1e-3)
+    assert sum("scores one document a row" in record.getMessage() for record in caplog.records) == 1
+    assert subject.notes == (ONE_A_ROW,)
+    (tmp_path / "texts.txt").write_text("The quick fox\n\nA lazy dog\n")
+    task = BitsPerByte(TaskSettings(name="bits_per_byte", data=str(tmp_path / "texts.txt")))
+    assert run_task(task, subject, progress=False).to_json()["notes"] == [ONE_A_ROW]

@@ -12,7 +12,8 @@ from model_makers import LENGTHS, VOCABULARY, logits_of, make_row
 
 from penstock.errors import ConfigError, IsolationError
 from penstock.models import Transformer, build_model, load_model
-from penstock.models.huggingface_model import HuggingFaceModel, load_huggingface
+from penstock.models.huggingface_loading import load_huggingface
+from penstock.models.huggingface_model import HuggingFaceModel
 
 OURS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -106,8 +107,9 @@ def test_what_our_attention_cannot_do_runs_as_transformers_does(kind: str) -> No
     assert inner.config._attn_implementation == THEIRS[kind].get("attention", "sdpa")
     torch.testing.assert_close(logits_of(model, row), due, rtol=0, atol=1e-5)
     assert model.requirements().prefix is False
-    with pytest.raises(ConfigError, match="our attention cannot stand in"):
-        model.new_cache(1, 8)
+    tensors = model.tensors(row)
+    with pytest.raises(ConfigError, match=r"has no micro-sequences here .* set micro_sequences to 1"):
+        model.run(tensors.tokens, tensors.positions, lambda layer, q, k, v: v)
 
 
 @pytest.mark.parametrize(("kind", "width"), [("llama", 32), ("granite", VOCABULARY), ("gemma2", VOCABULARY)])
@@ -152,4 +154,5 @@ def test_a_model_that_leaks_is_refused() -> None:
     model = HuggingFaceModel(make("falcon", **THEIRS["falcon"]))
     assert not model.ours
     with pytest.raises(IsolationError, match="documents of one row see each other"):
-        model.check(VOCABULARY)
+        model.tensors(make_row())
+    assert logits_of(model, make_row((9,), padding=4)).shape == (1, 13, VOCABULARY), "one document a row is fine"

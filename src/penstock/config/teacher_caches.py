@@ -80,7 +80,7 @@ def cache_teacher(
     )
     return write_cache(
         loader,
-        ModelTeacher(network, tokenizer, wanted),
+        ModelTeacher(network, tokenizer, wanted, packed=data.loader.packing != "none"),
         output,
         tokenizer=tokenizer,
         wanted=wanted,

@@ -52,7 +52,8 @@ def open_teachers(
     found = [_find(one) for one in settings.teachers]
     prints = [source.path.fingerprint for source in data.sources]
     opened = [
-        _open(one, f"teacher.teachers.{number}", student, prints, device, say) for number, one in enumerate(found)
+        _open(one, f"teacher.teachers.{number}", student, prints, data.loader.packing != "none", device, say)
+        for number, one in enumerate(found)
     ]
     texts = [teacher_text(one.settings, student, one.tokenizer, one.trained_length) for one in found]
     return Taught(
@@ -160,10 +161,12 @@ def _open(
     where: str,
     student: "Tokenizer",
     sources: Sequence[str],
+    packed: bool,
     device: "torch.device",
     say: Callable[[str], None],
 ) -> "OpenTeacher":
-    """One teacher, with what its loss needs; `sources` are the fingerprints of the mixture's datasets."""
+    """One teacher, with what its loss needs; `sources` are the fingerprints of the mixture's datasets. `packed`:
+    rows hold several documents."""
     import torch
 
     from penstock.distillation.boundaries import starts_boundary
@@ -180,7 +183,7 @@ def _open(
     boundary = torch.from_numpy(starts_boundary(student)).to(device) if debiased else None
     return OpenTeacher(
         settings=settings,
-        teacher=_teacher(found, sources, device),
+        teacher=_teacher(found, sources, packed, device),
         projection=_projection(settings, student, tokenizer, say) if kind in ("p_kl", "h_kl") else None,
         boundary=boundary,
         weights=found.weights,
@@ -200,7 +203,7 @@ def _projection(
     return found
 
 
-def _teacher(found: _Found, sources: Sequence[str], device: "torch.device") -> "Teacher":
+def _teacher(found: _Found, sources: Sequence[str], packed: bool, device: "torch.device") -> "Teacher":
     from penstock.distillation.distiller import wanted_of
 
     settings, tokenizer, run = found.settings, found.tokenizer, found.run
@@ -214,8 +217,8 @@ def _teacher(found: _Found, sources: Sequence[str], device: "torch.device") -> "
         from penstock.distillation.process_teacher import ProcessTeacher
 
         load = partial(load_teacher, run.model, run.tokenizer, str(device))
-        return ProcessTeacher(load, wanted, threads=settings.threads, device=device)
+        return ProcessTeacher(load, wanted, threads=settings.threads, device=device, packed=packed)
     from penstock.distillation.teachers import ModelTeacher
     from penstock.models import load_model
 
-    return ModelTeacher(load_model(run.model, device), tokenizer, wanted)
+    return ModelTeacher(load_model(run.model, device), tokenizer, wanted, packed=packed)

@@ -45,12 +45,12 @@ def make_trainer(
 
     Raises:
         ConfigError: A section is missing, or model and data do not fit.
+        IsolationError: Rows hold several documents, and the model would let them see each other.
         OutputError: The run's folder is not free.
         StateError: The run that is there has another plan or model.
     """
     # All of these need torch, which reading a run file does not.
     from penstock.config.teachers import open_teachers
-    from penstock.integrations.isolation import refuse_changing_rotary
     from penstock.models.lora import add_lora
     from penstock.training import Trainer
     from penstock.training.processes import in_step
@@ -79,8 +79,6 @@ def make_trainer(
         requirements=model.requirements() if taught is None else model.requirements().merge(READ_BY_TEACHERS),
         companion=None if taught is None else taught.companion,
     )
-    if data.loader.packing != "none":
-        refuse_changing_rotary(model, data.loader.sequence_length)
     steps = count_steps(loader, training)
     trainer = Trainer(
         run=output or Path(),
@@ -122,8 +120,7 @@ def _trained_model(path: str, data: DataSettings, device: "torch.device") -> "La
     """A trained model to go on from, for other data or another schedule: its weights in float32, LoRA merged.
 
     Raises:
-        ConfigError: The data was made with another tokenizer than the model's.
-        IsolationError: A model of transformers lets documents of a row see each other.
+        ConfigError: The data was made with another tokenizer than the model's, or it knows too few ids.
     """
     import torch
 
@@ -143,9 +140,6 @@ def _trained_model(path: str, data: DataSettings, device: "torch.device") -> "La
     model = load_model(run.model, device)
     if (needed := _vocabulary(data)) > model.vocab_size:
         raise ConfigError(f"the model {TRAINED}{path} knows {model.vocab_size} ids, and the objectives need {needed}")
-    if (check := getattr(model, "check", None)) is not None:
-        # One of transformers: it may have too few ids, or let documents see each other.
-        check(needed)
     if model.lora is not None:
         merge_lora(model)
     for weight in model.parameters():

@@ -44,6 +44,7 @@ class ProcessTeacher:
         threads: Of torch there, on the CPU; None: as many as here.
         ahead: Rows that are sent before their outputs are fetched, at most.
         device: Where outputs are wanted.
+        packed: Whether rows hold several documents; see `ModelTeacher`.
 
     Raises:
         ConfigError: `load` cannot be pickled, or a number is out of range.
@@ -57,6 +58,7 @@ class ProcessTeacher:
         threads: int | None = None,
         ahead: int = 2,
         device: torch.device | str = "cpu",
+        packed: bool = True,
     ) -> None:
         threads = torch.get_num_threads() if threads is None else threads
         if threads < 1 or ahead < 1:
@@ -69,7 +71,7 @@ class ProcessTeacher:
         self._gone = "the teacher was closed; nothing can be asked of it any more"
         self._facts: tuple[int, torch.dtype, bool] | None = None
         cuda = self._device.type == "cuda"
-        description = _pickled(Description(load=load, wanted=wanted, threads=threads, cuda=cuda))
+        description = _pickled(Description(load=load, wanted=wanted, threads=threads, cuda=cuda, packed=packed))
         self._process, self._connection = _start(threads)
         self._end = weakref.finalize(self, _end, self._process, self._connection, self._buffers)
         self._tell(description)

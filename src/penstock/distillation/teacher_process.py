@@ -28,6 +28,7 @@ from typing import Any, final
 from penstock.distillation.outputs import Shapes, TeacherOutputs, Wanted
 from penstock.distillation.shared_memory import SharedBuffer
 from penstock.distillation.teachers import ModelTeacher
+from penstock.errors import PenstockError
 from penstock.inputs import ModelInput
 from penstock.models import LanguageModel
 from penstock.tokenizers import Tokenizer
@@ -46,6 +47,8 @@ class Description:
     threads: int
     cuda: bool
     """Whether the caller wants outputs on a GPU, where it can open tensors of this process."""
+    packed: bool = True
+    """Whether rows hold several documents."""
 
 
 def main() -> None:
@@ -56,8 +59,9 @@ def main() -> None:
     threading.Thread(target=_read, args=(connection, sent), daemon=True).start()
     try:
         child = _Child(sent.get(), connection)
-    except Exception:  # whatever a user's load raises must reach the caller
-        connection.send(("failed", 0, traceback.format_exc()))
+    except Exception as error:
+        # Whatever a user's load raises must reach the caller; our own errors need no traceback.
+        connection.send(("failed", 0, str(error) if isinstance(error, PenstockError) else traceback.format_exc()))
         return
     while True:
         child.serve(sent.get())
@@ -86,7 +90,7 @@ class _Child:
 
         torch.set_num_threads(description.threads)
         model, tokenizer = description.load()
-        self._teacher = ModelTeacher(model, tokenizer, description.wanted)
+        self._teacher = ModelTeacher(model, tokenizer, description.wanted, packed=description.packed)
         self._wanted, self._vocab_size = description.wanted, tokenizer.vocab_size
         self._dtype = torch.promote_types(model.compute_dtype, torch.float32)
         self._on_gpu = description.cuda and model.device.type == "cuda"

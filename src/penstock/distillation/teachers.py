@@ -11,7 +11,7 @@ from penstock.distillation.outputs import TeacherOutputs, Wanted, outputs_of
 from penstock.distillation.rows import TeacherRow
 from penstock.errors import ConfigError
 from penstock.inputs import ModelInput
-from penstock.models import LanguageModel
+from penstock.models import LanguageModel, require_packed_rows
 from penstock.tokenizers import Tokenizer
 
 
@@ -36,21 +36,22 @@ class ModelTeacher:
         model: Keeps its mode, and gets no gradients.
         tokenizer: Its tokenizer.
         wanted: What to keep of its distributions.
+        packed: Whether its rows hold several documents, so that a model that must not see them is refused at once.
 
     Raises:
         ConfigError: The model has fewer embeddings than the tokenizer has ids.
-        IsolationError: A model of transformers lets documents of a row see each other.
+        IsolationError: The model lets documents of a row see each other.
     """
 
-    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, wanted: Wanted) -> None:
+    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, wanted: Wanted, *, packed: bool = True) -> None:
         if model.vocab_size < tokenizer.vocab_size:
             raise ConfigError(
                 f"the teacher has embeddings for {model.vocab_size} ids and its tokenizer ({tokenizer.name}) "
                 f"{tokenizer.vocab_size}; give the tokenizer that it was trained with"
             )
-        if (check := getattr(model, "check", None)) is not None:
-            # One of transformers, which would read a row as a single text.
-            check(tokenizer.vocab_size)
+        if packed:
+            # How long its rows are shows with the first; a model refuses those that it cannot read.
+            require_packed_rows(model, 1)
         self.model, self.tokenizer, self.wanted = model, tokenizer, wanted
         self._boundary = torch.from_numpy(starts_boundary(tokenizer)).to(model.device) if wanted.boundary else None
 

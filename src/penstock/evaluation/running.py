@@ -70,7 +70,7 @@ def run_task(
         seconds=time.monotonic() - began,
         cut=sum(isinstance(one.detail, dict) and bool(one.detail.get("cut")) for one in given),
         total=len(problems),
-        notes=task.notes,
+        notes=(*task.notes, *subject.notes),
     )
 
 

@@ -45,8 +45,11 @@ def score_pairs(
     Args:
         model: In evaluation mode.
         pairs: (context, continuation), none of either empty.
-        row_tokens: Slots of a row; a longer sequence has a row of its own.
+        row_tokens: Slots of a row, as many as `most_packed` allows; a longer sequence has a row of its own.
         vocab_size: Of the tokenizer: logits beyond are no tokens and left out.
+
+    Raises:
+        IsolationError: Sequences would see each other in rows of this length.
     """
     owners: dict[Ids, list[int]] = {}
     for place, (context, continuation) in enumerate(pairs):

@@ -15,13 +15,16 @@ from penstock.errors import ConfigError
 from penstock.evaluation.scoring import Scored, score_pairs
 from penstock.generation import Engine, Generated, Sampling, begin_ids
 from penstock.generation.prompt import encode_chat
-from penstock.models import LanguageModel
+from penstock.models import LanguageModel, most_packed
 from penstock.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
     from torch import nn
 
 __all__ = ["Scored", "Subject"]
+
+ONE_A_ROW = "scored one text a row: in rows of several the model lets them see each other"
+"""The note on scores of a model of which `PackingVerdict` allows no more."""
 
 
 @final
@@ -30,6 +33,7 @@ class Subject:
 
     Attributes:
         num_cut: Contexts and prompts that were shortened so far because they did not fit.
+        notes: What whoever reads its scores must know.
 
     Args:
         model: In evaluation mode.
@@ -61,6 +65,7 @@ class Subject:
         self.model, self.tokenizer, self.context_length = model, tokenizer, context_length
         self.stop_ids = frozenset(int(token) for token in stop_ids)
         self.template, self.num_cut = template, 0
+        self.notes: tuple[str, ...] = ()
         self._slots = slots
         self._engine: Engine | None = None
 
@@ -122,7 +127,10 @@ class Subject:
             ConfigError: A context or a continuation is empty, or a continuation alone is too long.
         """
         pairs = [self._fit(tuple(context), tuple(continuation)) for context, continuation in requests]
-        return score_pairs(self.model, pairs, row_tokens=self.context_length, vocab_size=self.tokenizer.vocab_size)
+        most = most_packed(self.model, min(self.context_length, sum(len(one) + len(two) for one, two in pairs)))
+        if most == 0:
+            self.notes = (ONE_A_ROW,)
+        return score_pairs(self.model, pairs, row_tokens=most, vocab_size=self.tokenizer.vocab_size)
 
     def write(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling | Sequence[Sampling] | None = None

@@ -7,7 +7,7 @@ to the last bit. This finds leaks of any size, in any dtype. One forward and one
 two more, of some dozens of tokens; the model, its modes and the random generators are left as they were.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,6 +17,7 @@ import numpy as np
 
 from penstock.errors import IsolationError
 from penstock.inputs import IGNORE, ModelInput
+from penstock.integrations.model_limits import longer_documents, rotary_limit
 
 DOCUMENT_LENGTHS = (13, 1, 18)
 """Documents of the row that is tried; one has a single token, where restarting positions say least."""
@@ -59,78 +60,103 @@ def check_isolation(
         forward: (model, row) → logits [T, vocabulary]; by default the call of a transformers causal language model with
             the arguments of `penstock.huggingface.model_inputs`, which is what the Trainer trains with.
         lengths: Tokens of the documents that are tried.
-        sequence_length: Slots of the rows that it will see. Some rotary embeddings change for all documents of a batch
-            when one is longer than a limit; they are refused where one can be. None: that is not asked.
+        sequence_length: Slots of the rows that it will see. Where the model's settings name lengths within it, such as
+            that of a sliding window, longer documents are tried, too; and some rotary embeddings change for all
+            documents of a batch when one is longer than a limit: they are refused where one can be. None: neither.
         seed: Of the random tokens.
 
     Raises:
         IsolationError: Documents see each other, or the model cannot be asked; says how much, and the cure.
     """
+    if sequence_length is not None:
+        refuse_changing_rotary(model, sequence_length)
+    report = try_isolation(model, forward, lengths=lengths, seed=seed)
+    longer = None if sequence_length is None else longer_documents(model, sequence_length)
+    if longer is not None:
+        try_isolation(model, forward, lengths=longer, seed=seed, gradients=False)
+    return report
+
+
+def try_isolation(
+    model: Any,
+    forward: Forward | None = None,
+    *,
+    lengths: Sequence[int] = DOCUMENT_LENGTHS,
+    seed: int = 0,
+    gradients: bool = True,
+) -> IsolationReport:
+    """The check on one row; the arguments and errors of `check_isolation`.
+
+    Args:
+        gradients: Whether dependence is asked as well; its backward passes need memory for logits of the whole row.
+    """
     import torch
 
     _refuse_unaskable(model)
-    if sequence_length is not None:
-        refuse_changing_rotary(model, sequence_length)
     row = _random_row(lengths, PADDING, _vocabulary(model), seed)
     borders = np.concatenate([[0], np.cumsum(lengths)]).tolist()
     with _undisturbed(model), _without_zeros(model, seed) as variant:
-        call = _guarded(variant, forward or _transformers_forward, model)
+        run = forward or _transformers_forward
+        call = _guarded(variant, run, model)
         with torch.no_grad():
             together = call(row)
             alone = [call(_cut(row, begin, end)) for begin, end in pairwise(borders)]
+        _refuse_nan(model, alone)
         dtype = str(together.dtype).removeprefix("torch.")
-        spread = max(float(torch.cat(alone).float().std()), 1e-30)
+        spread = max(_spread(torch.cat(alone)), 1e-30)
         gaps = [
-            float((together[begin : begin + len(logits)].float() - logits.float()).abs().max()) / spread
+            largest_difference(together[begin : begin + len(logits)], logits) / spread
             for begin, logits in zip(borders, alone, strict=False)
         ]
         worst = int(np.argmax(np.nan_to_num(gaps, nan=np.inf)))
-        tolerance = _TOLERANCES.get(dtype, 1e-3)
-        if not gaps[worst] <= tolerance:
+        allowed = tolerance(together.dtype)
+        if not gaps[worst] <= allowed:
             raise IsolationError(
-                f"{_describe(model)}: documents of one row see each other: logits of document {worst + 1} of "
+                f"{describe(model)}: documents of one row see each other: logits of document {worst + 1} of "
                 f"{len(lengths)} differ from those of the document alone by {gaps[worst]:.3g} standard deviations "
-                f"(rounding in {dtype} would be below {tolerance:.0e}). {_CURE}"
+                f"(rounding in {dtype} would be below {allowed:.0e}). {CURE}"
             )
-        checked = _check_dependence(model, call, row, borders)
-    return IsolationReport(
-        model=_describe(model), difference=gaps[worst], tolerance=tolerance, dependence_checked=checked
-    )
+        checked = gradients and _check_dependence(model, lambda row: run(variant, row), row, borders)
+    return IsolationReport(model=describe(model), difference=gaps[worst], tolerance=allowed, dependence_checked=checked)
+
+
+def tolerance(dtype: Any) -> float:
+    """Largest difference in standard deviations that is taken for the rounding of a torch dtype."""
+    return _TOLERANCES.get(str(dtype).removeprefix("torch."), 1e-3)
+
+
+def largest_difference(left: Any, right: Any) -> float:
+    """Of two tensors; infinities of one sign are equal, and NaN where one is NaN or infinite alone."""
+    return float((left - right).float().where(left != right, 0.0).abs().max())
+
+
+def _spread(logits: Any) -> float:
+    """The standard deviation of those that are finite: a head may rule ids out with −inf."""
+    finite = logits[logits.isfinite()].float()
+    return float(finite.std())
 
 
 def refuse_changing_rotary(model: Any, sequence_length: int) -> None:
     """Refuse a model whose rotary frequencies depend on the longest document of a batch, if one can be long enough.
 
-    transformers recomputes those of the types `dynamic` and `longrope` from the highest position of the whole batch.
-
     Raises:
         IsolationError: It is one.
     """
-    config = getattr(model, "config", None)
-    found = list(_rotary_settings(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)))
-    for settings in found:
-        kind = settings.get("rope_type", settings.get("type"))
-        original = settings.get("original_max_position_embeddings")
-        original = original or getattr(config, "original_max_position_embeddings", None)
-        limit = original or getattr(config, "max_position_embeddings", None)
-        if kind in ("dynamic", "longrope") and limit is not None and sequence_length > limit:
-            raise IsolationError(
-                f"{_describe(model)}: documents of one row see each other: its rotary embedding ({kind}) changes for "
-                f"all of them when one has more than {limit} tokens, and rows have {sequence_length}. Take a "
-                f"sequence_length of {limit} or less. {_CURE}"
-            )
+    found = rotary_limit(model)
+    if found is not None and sequence_length > found[0]:
+        raise IsolationError(changing_rotary(model, sequence_length, *found))
 
 
-def _rotary_settings(value: Any) -> Iterator[dict[str, Any]]:
-    """Every mapping with a type, however deep: some models have one for each kind of layer."""
-    if isinstance(value, dict):
-        if "rope_type" in value or "type" in value:
-            yield value
-        for entry in value.values():
-            yield from _rotary_settings(entry)
+def changing_rotary(model: Any, sequence_length: int, limit: int, kind: str) -> str:
+    """What is wrong with rows that are longer than `rotary_limit`, and the cure."""
+    return (
+        f"{describe(model)}: documents of one row see each other: its rotary embedding ({kind}) changes for all of "
+        f"them when one has more than {limit} tokens, and rows have {sequence_length}. Take a sequence_length of "
+        f"{limit} or less. {CURE}"
+    )
 
 
-_CURE = (
+CURE = (
     "Train it with one document a row, Loader(packing='none'), or take another attention implementation or model; "
     "docs/isolation.md lists those that were measured"
 )
@@ -156,7 +182,7 @@ def _check_dependence(model: Any, call: Callable[[ModelInput], Any], row: ModelI
         return False
     if not float(context.max()) > 0:
         raise IsolationError(
-            f"{_describe(model)}: the check can say nothing: the last token of a document of {end - begin} depends on "
+            f"{describe(model)}: the check can say nothing: the last token of a document of {end - begin} depends on "
             "none before it, so the model uses no context at all, as if it had no attention"
         )
     return True
@@ -195,8 +221,8 @@ def _refuse_dependence(model: Any, reach: Any, number: int, borders: list[int]) 
     slot = int(outside.argmax())
     other = next((f"document {i}" for i, border in enumerate(borders[1:], 1) if slot < border), "the padding")
     raise IsolationError(
-        f"{_describe(model)}: documents of one row see each other: logits of document {number} depend on {other} "
-        f"(gradient {float(outside.max()):.3g}, within the document {float(reach[begin:end].max()):.3g}). {_CURE}"
+        f"{describe(model)}: documents of one row see each other: logits of document {number} depend on {other} "
+        f"(gradient {float(outside.max()):.3g}, within the document {float(reach[begin:end].max()):.3g}). {CURE}"
     )
 
 
@@ -240,19 +266,24 @@ def _transformers_forward(model: Any, row: ModelInput) -> Any:
     output = model(**model_inputs(row, device))
     if getattr(output, "logits", None) is None:
         raise IsolationError(
-            f"{_describe(model)} cannot be checked: it returns no logits; take the model with its head, such as "
+            f"{describe(model)} cannot be checked: it returns no logits; take the model with its head, such as "
             "AutoModelForCausalLM makes it, or pass forward="
         )
     return output.logits[0]
 
 
 def _guarded(variant: Any, forward: Forward, model: Any) -> Callable[[ModelInput], Any]:
+    import torch
+
     def call(row: ModelInput) -> Any:
         try:
             return forward(variant, row)
-        except (TypeError, ValueError) as error:
+        except (IsolationError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # whatever a model's own code raises on rows that it does not know
+            found = " ".join(f"{type(error).__name__}: {error}".split())
             raise IsolationError(
-                f"{_describe(model)} cannot be run on a row of several documents ({error}). {_CURE}"
+                f"{describe(model)} cannot be run on a row of several documents ({found}). {CURE}"
             ) from error
 
     return call
@@ -272,11 +303,44 @@ def _refuse_unaskable(model: Any) -> None:
     )
 
 
+def _refuse_nan(model: Any, alone: Sequence[Any]) -> None:
+    """Nothing can be said of logits that are NaN; where weights are, they are named."""
+    if not any(bool(logits.isnan().any()) for logits in alone):
+        return
+    broken = not_finite(model.named_parameters())
+    cause = f"NaN or infinity in {names(broken)}" if broken else "all weights are finite, so its own arithmetic fails"
+    raise IsolationError(
+        f"{describe(model)} cannot be checked: its logits of a document alone are NaN ({cause}); load weights that are "
+        "finite, or compute in float32"
+    )
+
+
+def not_finite(weights: Iterable[tuple[str, Any]]) -> list[str]:
+    """Names of the weights that hold NaN or infinity. One pass over them, without a copy."""
+    import torch
+
+    found = []
+    for name, weight in weights:
+        if weight.is_floating_point() and weight.numel():
+            ends = torch.stack(torch.aminmax(weight.detach()))
+            if not bool(ends.isfinite().all()):
+                found.append(name)
+    return found
+
+
+def names(found: Sequence[str], most: int = 4) -> str:
+    """Some of many names, and how many there are."""
+    shown = ", ".join(found[:most])
+    return shown if len(found) <= most else f"{shown}, … ({len(found)} in all)"
+
+
 def _vocabulary(model: Any) -> int:
     return int(model.get_input_embeddings().weight.shape[0])
 
 
-def _describe(model: Any) -> str:
+def describe(model: Any) -> str:
+    """Class, model type and attention implementation."""
+    model = getattr(model, "inner", model)
     config = getattr(model, "config", None)
     kind = getattr(config, "model_type", None)
     attention = getattr(config, "_attn_implementation", None)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.models.language_model import LanguageModel
     from penstock.models.lora import add_lora, merge_lora
     from penstock.models.micro_sequences import backward_in_parts
+    from penstock.models.packing import PackingVerdict, most_packed, require_packed_rows
     from penstock.models.row_tensors import RowTensors
     from penstock.models.saving import load_model, save_model
     from penstock.models.transformer import Transformer
@@ -32,6 +33,9 @@ _LATE = {
     "build_model": "building",
     "export": "exporting",
     "merge_lora": "lora",
+    "most_packed": "packing",
+    "PackingVerdict": "packing",
+    "require_packed_rows": "packing",
     "Cache": "cache",
     "LanguageModel": "language_model",
     "RowTensors": "row_tensors",
@@ -47,6 +51,7 @@ __all__ = [
     "LanguageModel",
     "LoraSettings",
     "ModelSettings",
+    "PackingVerdict",
     "RowAttention",
     "RowTensors",
     "Transformer",
@@ -58,6 +63,8 @@ __all__ = [
     "flex_mask_mod",
     "load_model",
     "merge_lora",
+    "most_packed",
+    "require_packed_rows",
     "save_model",
 ]
 

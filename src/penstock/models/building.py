@@ -36,16 +36,21 @@ def build_model(
 
     Raises:
         ConfigError: The vocabulary does not fit, or there is no such model.
-        IsolationError: The model of transformers lets documents of a row see each other.
+        FormatError: The weights of the folder are quantised.
+        CorruptionError: They are damaged, missing, left over, or not finite.
     """
     if isinstance(settings, str):
         if not settings.startswith(HUGGING_FACE):
             raise ConfigError(f"model {settings!r} is unknown; give the settings of a transformer, hf:path or from:RUN")
-        from penstock.models.huggingface_model import load_huggingface
+        from penstock.models.huggingface_loading import load_huggingface
 
         path = settings.removeprefix(HUGGING_FACE)
         wrapped = load_huggingface(path, device=device, dtype=dtype or torch.float32)
-        wrapped.check(vocab_size)
+        if vocab_size > wrapped.vocab_size:
+            raise ConfigError(
+                f"{path}: the model has embeddings for {wrapped.vocab_size} ids and the tokenizer has {vocab_size}; "
+                "prepare the data with the model's tokenizer"
+            )
         return wrapped
     settings = settings.with_vocabulary(vocab_size)
     dtype = dtype or (torch.float64 if settings.dtype == "float64" else torch.float32)

@@ -6,7 +6,7 @@ Memory: 2 × layers × sequences × capacity × kv_heads × head_width numbers, 
 """
 
 from collections.abc import Callable
-from typing import final
+from typing import Protocol, final
 
 import torch
 from torch import Tensor
@@ -16,6 +16,21 @@ from penstock.errors import ConfigError
 
 LayerAttend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, rotated q [..., heads, dim], rotated k [..., kv_heads, dim], v as k) → [..., heads, dim]."""
+
+
+class SequenceCache(Protocol):
+    """What those who write sequences know of a cache."""
+
+    lengths: Tensor
+    """int64 [sequences] on the CPU: tokens held of each."""
+    capacity: int
+    """Most tokens a sequence can have."""
+
+    def clear(self, sequence: int) -> None:
+        """Forget a sequence, so that another can begin in its place."""
+
+    def truncate(self, sequence: int, length: int) -> None:
+        """Keep only the first `length` tokens of a sequence."""
 
 
 @final
@@ -58,10 +73,7 @@ class Cache:
         Raises:
             ConfigError: It has fewer.
         """
-        held = int(self.lengths[sequence])
-        if not 0 <= length <= held:
-            raise ConfigError(f"sequence {sequence} of the cache has {held} tokens, cannot keep the first {length}")
-        self.lengths[sequence] = length
+        shorten(self.lengths, sequence, length)
 
     def growth(self, tokens: Tensor, lengths: Tensor, sequences: Tensor | None) -> "Growth":
         """Make ready for new tokens at the ends of sequences.
@@ -74,23 +86,49 @@ class Cache:
         Raises:
             ConfigError: Shapes do not fit, or a sequence would outgrow the capacity.
         """
-        lengths = lengths.cpu()
-        chosen = torch.arange(len(self.lengths)) if sequences is None else sequences.cpu()
-        if tokens.ndim != 2 or lengths.shape != tokens.shape[:1] or chosen.shape != lengths.shape:
-            raise ConfigError(
-                f"extend needs tokens [B, n], lengths [B] and as many sequences as rows; got tokens "
-                f"{list(tokens.shape)}, lengths {list(lengths.shape)} and {len(chosen)} sequences"
-            )
-        if not bool(((lengths >= 0) & (lengths <= tokens.shape[1])).all()):
-            raise ConfigError(f"lengths must be 0 to {tokens.shape[1]}, the width of tokens; got {lengths.tolist()}")
-        ends = self.lengths[chosen] + lengths
-        if int(ends.max()) > self.capacity:
-            worst = int(ends.argmax())
-            raise ConfigError(
-                f"sequence {int(chosen[worst])} would have {int(ends[worst])} tokens, and the cache was made for "
-                f"{self.capacity}; make it larger, or shorten the prompt"
-            )
-        return Growth(self, chosen, lengths, tokens.shape[1], whole=sequences is None)
+        chosen = check_growth(self.lengths, self.capacity, tokens, lengths, sequences)
+        return Growth(self, chosen, lengths.cpu(), tokens.shape[1], whole=sequences is None)
+
+
+def shorten(held: Tensor, sequence: int, length: int) -> None:
+    """Count only the first `length` tokens of a sequence; `held`: int64 [sequences].
+
+    Raises:
+        ConfigError: It has fewer.
+    """
+    before = int(held[sequence])
+    if not 0 <= length <= before:
+        raise ConfigError(f"sequence {sequence} of the cache has {before} tokens, cannot keep the first {length}")
+    held[sequence] = length
+
+
+def check_growth(held: Tensor, capacity: int, tokens: Tensor, lengths: Tensor, sequences: Tensor | None) -> Tensor:
+    """The sequences [B] that the rows of tokens [B, n] are of, on the CPU; the arguments of `Cache.growth`.
+
+    Args:
+        held: int64 [sequences]: tokens of each so far.
+        capacity: Most tokens a sequence can have.
+
+    Raises:
+        ConfigError: Shapes do not fit, or a sequence would outgrow the capacity.
+    """
+    lengths = lengths.cpu()
+    chosen = torch.arange(len(held)) if sequences is None else sequences.cpu()
+    if tokens.ndim != 2 or lengths.shape != tokens.shape[:1] or chosen.shape != lengths.shape:
+        raise ConfigError(
+            f"extend needs tokens [B, n], lengths [B] and as many sequences as rows; got tokens "
+            f"{list(tokens.shape)}, lengths {list(lengths.shape)} and {len(chosen)} sequences"
+        )
+    if not bool(((lengths >= 0) & (lengths <= tokens.shape[1])).all()):
+        raise ConfigError(f"lengths must be 0 to {tokens.shape[1]}, the width of tokens; got {lengths.tolist()}")
+    ends = held[chosen] + lengths
+    if int(ends.max()) > capacity:
+        worst = int(ends.argmax())
+        raise ConfigError(
+            f"sequence {int(chosen[worst])} would have {int(ends[worst])} tokens, and the cache was made for "
+            f"{capacity}; make it larger, or shorten the prompt"
+        )
+    return chosen
 
 
 @final
@@ -115,7 +153,9 @@ class Growth:
         # A token of padding may see nothing in the window; it sees the first key then, as softmax needs one.
         seen[..., 0] |= ~seen.any(-1)
         self._seen = seen[:, None].to(device)
-        self.positions = places.to(device)
+        # What is padding has the place of the last token: tables of positions end at the capacity, and some rotary
+        # frequencies depend on the highest place of the batch.
+        self.positions = places.minimum((starts + lengths - 1).clamp(min=0)[:, None]).to(device)
         """int64 [B, n]: of each token in its sequence."""
         self.last = (torch.arange(len(sequences), device=device), (lengths - 1).clamp(min=0).to(device))
         """Where each row's last token is, as an index of [B, n]."""

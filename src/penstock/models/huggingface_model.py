@@ -3,89 +3,55 @@
 Where the model lets us, its attention is ours: a function under the name "penstock" in transformers' attention
 interface, which gets what attends through the keyword arguments that models hand down to it. So packed rows, prefixes,
 caches and micro-sequences work as for our own transformer, and documents are kept apart without a mask. Whether it lets
-us is tried on a few tokens when it is loaded, and the logits are compared: layers of other kinds, soft caps, sinks,
-dropout and layers with different windows do not. Such a model runs as transformers runs packed rows (`model_inputs`),
-without prefixes and without our cache.
+us is tried on a few tokens when it is loaded: the logits of a document, and those of a prompt and single steps through
+the cache, must be those that transformers gives for the whole document alone. Layers of other kinds, soft caps, sinks,
+dropout and layers with different windows do not pass. Such a model runs as transformers runs packed rows
+(`model_inputs`), where `packing` allows it, without prefixes; and it writes by reading the whole text again for each
+token.
+
+Exact means: as the document alone in transformers, but for rounding. Rows of one document run as that document.
 """
 
-from dataclasses import dataclass
-from pathlib import Path
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
-from penstock.errors import ConfigError, MissingExtraError
+from penstock.errors import ConfigError, IsolationError
 from penstock.inputs import AttentionRule, InputRequirements, ModelInput
-from penstock.integrations.isolation import check_isolation
+from penstock.integrations.huggingface import REQUIREMENTS, model_inputs
+from penstock.integrations.isolation import DOCUMENT_LENGTHS, changing_rotary, describe, try_isolation
+from penstock.integrations.model_limits import longer_documents, rotary_limit
 from penstock.models.cache import Cache, LayerAttend
 from penstock.models.lora import LoraSettings
+from penstock.models.packing import PackingVerdict
 from penstock.models.row_tensors import RowTensors
+from penstock.models.text_cache import TextCache
+from penstock.models.their_attention import AttentionShape, UnfitAttentionError, take_attention, values_alone
+from penstock.models.trials import (
+    PROMPT,
+    distance,
+    evaluating,
+    one_line,
+    restart_rotary,
+    rounding,
+    trial_tokens,
+    true_logits,
+)
 from penstock.models.windows import attention_of
 
-try:
-    from transformers import AttentionInterface, AutoModelForCausalLM
-except ImportError as error:
-    raise MissingExtraError("transformers", "huggingface") from error
-
-from penstock.integrations.huggingface import REQUIREMENTS, model_inputs
-
-_NAME = "penstock"
-TRIAL = 16
-"""Tokens of the document on which our attention is compared with the model's own."""
-_UNKNOWN = ("softcap", "s_aux", "position_bias", "head_mask")
-"""What some models ask of their attention, and ours does not do."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Shape:
-    """What a model asks of its attention."""
-
-    layers: int
-    kv_heads: int
-    head_width: int
-    window: int | None
-
-
-def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
-) -> tuple[Tensor, None]:
-    """transformers' attention function: [B, heads, n, dim] each → [B, n, heads, dim]."""
-    ask = given.get("penstock_attend")
-    asked = [name for name in _UNKNOWN if given.get(name) is not None]
-    if given.get("dropout"):
-        asked.append("dropout")
-    if ask is None or asked or attention_mask is not None:
-        raise ConfigError(
-            f"{type(module).__name__}: our attention cannot stand in for its own ({', '.join(asked) or 'a mask'}); "
-            "load it with attn_implementation='sdpa'"
-        )
-    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    scaling, dim = given.get("scaling"), query.shape[-1]
-    if scaling is not None and abs(scaling * dim**0.5 - 1) > 1e-6:
-        q = q * (scaling * dim**0.5)
-    return ask(module.layer_idx, q, k, v, given.get("sliding_window")), None
-
-
-AttentionInterface.register(_NAME, _attend)
-
-
-def _values(layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
-    """What a token alone would get: its own values; for trying a model."""
-    return v.repeat_interleave(q.shape[2] // v.shape[2], 2)
-
-
-def _masks_more(config: Any) -> bool:
-    """Whether a model's own mask hides what lies far back, and so more than its attention is told."""
-    windowed = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
-    return windowed or getattr(config, "attention_chunk_size", None) is not None
+_log = logging.getLogger("penstock.models")
 
 
 @final
 class HuggingFaceModel(nn.Module):
-    """A model of transformers; make it with `load_huggingface`.
+    """A model of transformers; `load_huggingface` makes it.
 
     Attributes:
         inner: The model itself.
@@ -96,25 +62,68 @@ class HuggingFaceModel(nn.Module):
         super().__init__()
         self.inner = inner
         self.lora: LoraSettings | None = None
-        self._plain_head = False
-        own, due = inner.config._attn_implementation, self._trial_logits()
-        self._shape = self._try_attention()
-        if self._shape is not None and not self._same(due):
+        self._packings: dict[int, PackingVerdict] = {}
+        self._mixing: dict[tuple[int, ...], str | None] = {}
+        self._said = False
+        self._decoder: str | None = None
+        own, truth = inner.config._attn_implementation, true_logits(inner)
+        self._limit, self._width = rotary_limit(inner), truth.shape[-1]
+        self._shape: AttentionShape | None = None
+        try:
+            self._take_attention(truth)
+        except UnfitAttentionError as reason:
             self._shape = None
-        if self._shape is None:
+            self._why_theirs = str(reason)
             inner.set_attn_implementation(own)
-        self._plain_head = self._try_head()
+        self._decoder = self._find_decoder()
 
     @property
     def ours(self) -> bool:
-        """Whether our attention stands in for the model's own."""
+        """Whether our attention stands in for the model's own, and keys and values are all that it keeps of a text."""
         return self._shape is not None
 
+    def packing(self, slots: int) -> PackingVerdict:
+        """Whether documents may share a row of so many slots; tried once, on random tokens."""
+        if slots not in self._packings:
+            self._packings[slots] = self._try_packing(slots)
+        return self._packings[slots]
+
+    def _try_packing(self, slots: int) -> PackingVerdict:
+        reason = self._why_mixed(DOCUMENT_LENGTHS)
+        longer = longer_documents(self, slots)
+        if reason is None and longer is not None:
+            reason = self._why_mixed(longer)
+        if reason is not None:
+            return PackingVerdict(0, reason)
+        if self._limit is not None and slots > self._limit[0]:
+            return PackingVerdict(self._limit[0], changing_rotary(self, slots, *self._limit))
+        return PackingVerdict(slots)
+
+    def _why_mixed(self, lengths: tuple[int, ...]) -> str | None:
+        """What `try_isolation` finds of documents of these lengths; None where they are apart."""
+        long = lengths != DOCUMENT_LENGTHS
+
+        def forward(_: Any, row: ModelInput) -> Tensor:
+            hidden = self(self._tensors(row))
+            # Logits of a long row would take much memory, and hidden states show a leak just as well.
+            return hidden[0] if long else self.logits(hidden)[0]
+
+        if lengths not in self._mixing:
+            try:
+                try_isolation(self, forward, lengths=lengths, gradients=not long)
+                self._mixing[lengths] = None
+            except IsolationError as error:
+                self._mixing[lengths] = str(error)
+        return self._mixing[lengths]
+
     def forward(self, row: RowTensors) -> Tensor:
-        """Final hidden states [1, T, width] of a row."""
+        """Final hidden states [1, T, width] of a row; zeros in the padding of a row of one document."""
         if self.ours:
             return self.run(row.tokens, row.positions, lambda layer, q, k, v: row.attention(q, k, v))
-        return self._hidden(model_inputs(row.source, self.device))
+        if len(_documents(row)) > 1:
+            return self._hidden(model_inputs(row.source, self.device))
+        slots, used = len(row.tokens), row.source.num_tokens or len(row.tokens)
+        return pad(self._document(row.tokens[:used]), (0, 0, 0, slots - used))
 
     def run(self, tokens: Tensor, positions: Tensor, attend: LayerAttend, distances: int | None = None) -> Tensor:
         """Final hidden states [1, ..., width] of tokens [T] or [B, n], attending by a function of yours.
@@ -135,16 +144,22 @@ class HuggingFaceModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] → [..., vocab], in float32 or wider."""
-        scores: Tensor = self.inner.get_output_embeddings()(hidden) if self._plain_head else hidden
+        scores: Tensor = hidden if self._decoder is None else self.inner.get_output_embeddings()(hidden)
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
-    def new_cache(self, sequences: int, capacity: int) -> Cache:
+    def new_cache(self, sequences: int, capacity: int) -> Cache | TextCache:
         """Room for so many sequences of at most so many tokens.
 
-        Raises:
-            ConfigError: Our attention cannot stand in for that of this model.
+        Of a model that keeps more than keys and values, and of sequences that change its rotary frequencies, it is a
+        cache of texts: exact, and slow.
         """
-        self._refuse_without_ours()
+        if self._shape is None:
+            return TextCache(sequences, capacity, self.device)
+        if self._limit is None or capacity <= self._limit[0]:
+            return self._keys(sequences, capacity)
+        return TextCache(sequences, capacity, self.device, self._keys(sequences, self._limit[0]))
+
+    def _keys(self, sequences: int, capacity: int) -> Cache:
         assert self._shape is not None
         return Cache(
             layers=self._shape.layers,
@@ -158,16 +173,79 @@ class HuggingFaceModel(nn.Module):
         )
 
     @torch.no_grad()
-    def extend(self, tokens: Tensor, lengths: Tensor, cache: Cache, sequences: Tensor | None = None) -> Tensor:
+    def extend(
+        self, tokens: Tensor, lengths: Tensor, cache: Cache | TextCache, sequences: Tensor | None = None
+    ) -> Tensor:
         """As `Transformer.extend`."""
+        if isinstance(cache, TextCache):
+            return self._extend_texts(tokens, lengths, cache, sequences)
         growth = cache.growth(tokens, lengths, sequences)
         hidden = self.run(tokens, growth.positions, growth.attend)[0]
         growth.done()
         return self.logits(hidden[growth.last])
 
+    def _extend_texts(self, tokens: Tensor, lengths: Tensor, cache: TextCache, sequences: Tensor | None) -> Tensor:
+        """`extend` where keys are right for some sequences, or for none."""
+        chosen = cache.append(tokens, lengths, sequences)
+        rows = [(row, sequence) for row, sequence in enumerate(chosen) if lengths[row] > 0]
+        by_keys = [pair for pair in rows if cache.keys is not None and cache.lengths[pair[1]] <= cache.keys.capacity]
+        found: dict[int, Tensor] = {}
+        if by_keys:
+            assert cache.keys is not None
+            held = cache.keys.lengths
+            new = [cache.text(sequence, int(held[sequence])) for _, sequence in by_keys]
+            counts, places = torch.tensor([len(text) for text in new]), torch.tensor([place for _, place in by_keys])
+            logits = self.extend(nn.utils.rnn.pad_sequence(new, batch_first=True), counts, cache.keys, places)
+            found = {row: one for (row, _), one in zip(by_keys, logits, strict=True)}
+        for row, sequence in rows:
+            if row not in found:
+                self._say_slow()
+                found[row] = self.logits(self._document(cache.text(sequence))[0, -1])
+        like = next(iter(found.values()))
+        return torch.stack([found.get(row, torch.zeros_like(like)) for row in range(len(chosen))])
+
+    def _say_slow(self) -> None:
+        if self._said:
+            return
+        self._said = True
+        if self._shape is None:
+            cause = f"writes without a cache: {self._why_theirs}"
+        else:
+            assert self._limit is not None
+            cause = f"writes texts of more than {self._limit[0]} tokens without a cache: its rotary embedding "
+            cause += f"({self._limit[1]}) changes there"
+        _log.warning("%s %s. Each new token reads the whole text again, which is exact and slow", describe(self), cause)
+
+    def _document(self, tokens: Tensor) -> Tensor:
+        """Final hidden states [1, n, width] of one document [n]; the logits themselves where `_hidden` gives these."""
+        if not self.ours:
+            return self._hidden({"input_ids": tokens[None], "use_cache": False})
+        assert self._shape is not None
+        rule = AttentionRule(np.array([[0, 0, len(tokens)]]))
+        attention = attention_of(rule, self._shape.window, device=self.device, dtype=self.compute_dtype)
+        places = torch.arange(len(tokens), device=self.device)
+        return self.run(tokens, places, lambda layer, q, k, v: attention(q, k, v))
+
     def tensors(self, row: ModelInput, backend: str = "auto") -> RowTensors:
-        """A row on the model's device, with attention as this model attends."""
+        """A row on the model's device, with attention as this model attends.
+
+        Raises:
+            ConfigError: As `RowTensors.of`.
+            IsolationError: Several documents share the row, and the model would let them see each other.
+        """
+        made = self._tensors(row, backend)
+        documents = _documents(made)
+        if len(documents) > 1:
+            found = self.packing(row.sequence_length)
+            if found.reason is not None and int(documents.max()) > found.longest:
+                raise IsolationError(found.reason)
+        return made
+
+    def _tensors(self, row: ModelInput, backend: str = "auto") -> RowTensors:
         window = None if self._shape is None else self._shape.window
+        if self._limit is not None and row.positions is not None:
+            # Padding may be longer than any document, and the highest position is what frequencies depend on.
+            row = replace(row, positions=np.where(np.arange(row.sequence_length) < row.num_tokens, row.positions, 0))
         return RowTensors.of(
             row,
             device=self.device,
@@ -185,20 +263,6 @@ class HuggingFaceModel(nn.Module):
             prefix=prefixes or REQUIREMENTS.prefix,
         )  # fmt: skip
 
-    def check(self, vocab_size: int) -> None:
-        """Refuse a model that cannot train on packed rows of a tokenizer.
-
-        Raises:
-            ConfigError: It has too few embeddings.
-            IsolationError: It lets documents of a row see each other.
-        """
-        if vocab_size > self.vocab_size:
-            raise ConfigError(
-                f"{type(self.inner).__name__} has embeddings for {self.vocab_size} ids and the tokenizer has "
-                f"{vocab_size}; prepare the data with the model's tokenizer"
-            )
-        check_isolation(self, forward=lambda model, row: model.logits(model(model.tensors(row)))[0])
-
     def get_input_embeddings(self) -> nn.Module:
         """The embedding: by it `check_isolation` follows tokens."""
         embeddings: nn.Module = self.inner.get_input_embeddings()
@@ -211,8 +275,8 @@ class HuggingFaceModel(nn.Module):
 
     @property
     def vocab_size(self) -> int:
-        """Ids below it are known."""
-        return int(self.inner.get_input_embeddings().weight.shape[0])
+        """Ids below it are known: they have an embedding, and logits."""
+        return min(int(self.inner.get_input_embeddings().weight.shape[0]), self._width)
 
     @property
     def device(self) -> torch.device:
@@ -231,104 +295,79 @@ class HuggingFaceModel(nn.Module):
 
     def _hidden(self, given: dict[str, Any]) -> Tensor:
         """[B, n, width], or the logits themselves where the head is more than a matrix."""
-        if self._plain_head:
-            hidden: Tensor = self.inner.base_model(**given).last_hidden_state
-            return hidden
-        logits: Tensor = self.inner(**given).logits
-        return logits
+        if self._limit is not None:
+            restart_rotary(self.inner)
+        if self._decoder is None:
+            logits: Tensor = self.inner(**given).logits
+            return logits
+        hidden: Tensor = _DECODERS[self._decoder](self.inner)(**given).last_hidden_state
+        return hidden
 
-    def _trial_tokens(self) -> Tensor:
-        """A document [1, TRIAL]."""
-        return (torch.arange(TRIAL, device=self.device) * 7 % self.vocab_size)[None]
-
-    @torch.no_grad()
-    def _trial_logits(self) -> Tensor:
-        """The model's own logits of the trial document."""
-        training = self.inner.training
-        logits: Tensor = self.inner.eval()(input_ids=self._trial_tokens(), use_cache=False).logits[0].float()
-        self.inner.train(training)
-        return logits
-
-    @torch.no_grad()
-    def _same(self, due: Tensor) -> bool:
-        """Whether our attention gives the logits that the model's own gives."""
-        assert self._shape is not None
-        rule, training = AttentionRule(np.array([[0, 0, TRIAL]])), self.inner.training
-        attention = attention_of(rule, self._shape.window, device=self.device, dtype=self.compute_dtype)
-        tokens, places = self._trial_tokens()[0], torch.arange(TRIAL, device=self.device)
-        self.inner.eval()
-        found = self.logits(self.run(tokens, places, lambda layer, q, k, v: attention(q, k, v)))[0].float()
-        self.inner.train(training)
-        rounding = 1e-3 if self.compute_dtype in (torch.float32, torch.float64) else 0.2
-        return bool((found - due).abs().max() <= rounding * due.std())
-
-    @torch.no_grad()
-    def _try_head(self) -> bool:
-        """Whether logits are the output matrix applied to the final hidden states: to the last bit, as a soft cap
-        changes small logits hardly at all."""
-        head, training = self.inner.get_output_embeddings(), self.inner.training
-        if head is None:
-            return False
-        given: dict[str, Any] = {"input_ids": torch.arange(2, device=self.device)[None], "use_cache": False}
+    def _find_decoder(self) -> str | None:
+        """Where final hidden states come from, of which logits are the output matrix: to the last bit, as a soft cap
+        changes small logits hardly at all. None where there are none."""
+        head = self.inner.get_output_embeddings()
+        given: dict[str, Any] = {"input_ids": trial_tokens(self.inner)[None, :2], "use_cache": False}
         if self.ours:
-            given["penstock_attend"] = _values
-        self.inner.eval()
-        found, due = head(self.inner.base_model(**given).last_hidden_state), self.inner(**given).logits
-        self.inner.train(training)
-        return torch.equal(found.float(), due.float())
-
-    @torch.no_grad()
-    def _try_attention(self) -> _Shape | None:
-        """What the model asks of its attention, which is ours from now on; None where that cannot be."""
-        seen: dict[int, tuple[int, int, int | None]] = {}
-
-        def record(layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
-            if k.shape != v.shape or q.shape[3] != k.shape[3]:
-                raise ConfigError("heads of keys and values differ in width")
-            seen[layer] = (k.shape[2], k.shape[3], window)
-            return _values(layer, q, k, v, window)
-
-        was_training = self.inner.training
-        try:
-            self.inner.set_attn_implementation(_NAME)
-            tokens = torch.arange(2, device=self.device)[None]
-            self.inner.train()(input_ids=tokens, use_cache=False, penstock_attend=record)
-        except (ConfigError, TypeError, ValueError, AttributeError, KeyError):
-            seen.clear()
-        finally:
-            self.inner.train(was_training)
-        config = self.inner.config.get_text_config()
-        layers = getattr(config, "num_hidden_layers", None)
-        if len(set(seen.values())) == 1 and seen[0][2] is None and _masks_more(config):
-            return None
-        if len(seen) == layers and sorted(seen) == list(range(len(seen))) and len(set(seen.values())) == 1:
-            kv_heads, head_width, window = seen[0]
-            return _Shape(layers=len(seen), kv_heads=kv_heads, head_width=head_width, window=window)
+            given["penstock_attend"] = values_alone
+        with evaluating(self.inner):
+            truth = self.inner(**given).logits
+            for name, decoder in _DECODERS.items():
+                try:
+                    if torch.equal(head(decoder(self.inner)(**given).last_hidden_state), truth):
+                        return name
+                except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
+                    continue
         return None
+
+    def _take_attention(self, truth: Tensor) -> None:
+        """Put our attention in place of the model's own, and hold what comes of it against the truth.
+
+        Raises:
+            UnfitAttentionError: It cannot stand there, or does not give the same; says why.
+        """
+        self._shape = take_attention(self.inner)
+        tokens, allowed = trial_tokens(self.inner), rounding(self.inner)
+        try:
+            with evaluating(self.inner):
+                whole, steps = self.logits(self._document(tokens))[0], self._step(tokens)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise UnfitAttentionError(f"our attention cannot stand in for its own ({one_line(error)})") from None
+        if not (far := distance(whole, truth)) <= allowed:
+            raise UnfitAttentionError(f"with our attention its logits are {far:.2g} standard deviations off")
+        if not (far := distance(steps, truth[-len(steps) :])) <= allowed:
+            raise UnfitAttentionError(
+                f"after a prompt and single steps through our cache its logits are {far:.2g} standard deviations off, "
+                "so it needs more of a text than keys, values and positions"
+            )
+
+    def _step(self, tokens: Tensor) -> Tensor:
+        """Logits after a prompt, which comes in two parts, and after each single step to the end."""
+        cache, cuts = self._keys(1, len(tokens)), [0, PROMPT // 2, *range(PROMPT, len(tokens) + 1)]
+        found = [
+            self.extend(tokens[None, begin:end], torch.tensor([end - begin]), cache) for begin, end in pairwise(cuts)
+        ]
+        return torch.cat(found[1:])
 
     def _refuse_without_ours(self) -> None:
         if not self.ours:
             raise ConfigError(
-                f"{type(self.inner).__name__}: our attention cannot stand in for its own, so it has no cache and no "
-                "micro-sequences here; it trains on packed rows, and transformers' own generate() generates"
+                f"{describe(self)} has no micro-sequences here and cannot attend by another function: "
+                f"{self._why_theirs}; set micro_sequences to 1"
             )
 
 
-def load_huggingface(
-    folder: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
-) -> HuggingFaceModel:
-    """Load a causal model of transformers from a folder.
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "base_model": lambda inner: inner.base_model,
+    "get_decoder": lambda inner: inner.get_decoder(),
+}
+"""Ways to the part of a model that gives hidden states; for some, one of them is the whole model."""
 
-    Args:
-        folder: In the Hugging Face layout.
-        device: Where to.
-        dtype: Of the weights; None: as they are stored.
 
-    Raises:
-        ConfigError: There is no causal model.
-    """
-    try:
-        inner = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype or "auto", trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder}: no causal model of transformers there: {error}") from None
-    return HuggingFaceModel(inner.to(device).train())
+def _documents(row: RowTensors) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Tokens of each document of a row that may not see the others, padding left out."""
+    begins, _, ends = row.rule.pieces.T
+    lengths: np.ndarray[Any, np.dtype[np.int64]] = (ends - begins)[begins < row.source.num_tokens]
+    return lengths

@@ -16,7 +16,9 @@ from penstock.errors import CorruptionError, FormatError
 from penstock.models.building import empty_transformer
 from penstock.models.layout import llama_name
 from penstock.models.settings import ModelSettings
+from penstock.models.stored_weights import refuse_incomplete, refuse_not_finite, refuse_quantised
 from penstock.models.transformer import Transformer
+from penstock.models.trials import one_line
 
 _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -32,28 +34,39 @@ def import_llama(
         dtype: What weights are kept and computed with in; None: both as they are stored.
 
     Raises:
-        FormatError: It is another kind of model; says what of it.
-        CorruptionError: Weights are missing, or do not fit.
+        FormatError: It is another kind of model, or quantised; says what of it.
+        CorruptionError: Weights are missing, left over or not finite, or do not fit.
     """
     folder = Path(folder)
     if (reason := refusal(folder)) is not None:
         raise FormatError(f"{folder}: {reason}, which our transformer does not have; use it as model: hf:{folder}")
-    settings = _settings(_config(folder))
+    config = read_config(folder)
+    refuse_quantised(folder, config)
+    try:
+        settings = _settings(config)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"{folder / 'config.json'}: {error!r}; copy the model again") from None
     if dtype == torch.float32:
         settings = replace(settings, dtype="float32")
     stored = _weights(folder)
+    with torch.device("meta"):
+        names = {name: str(llama_name(name, settings.layers)) for name in Transformer(settings).state_dict()}
+    left_over = stored.keys() - names.values() - {"lm_head.weight"}
+    refuse_incomplete(folder, names.values() - stored.keys(), left_over)
     try:
-        kept = dtype or stored["model.embed_tokens.weight"].dtype
-        model = empty_transformer(settings, device, kept)
-        model.load_state_dict({name: stored[str(llama_name(name, settings.layers))] for name in model.state_dict()})
-    except (KeyError, RuntimeError) as error:
-        raise CorruptionError(f"{folder}: weights do not fit config.json: {error}; copy the model again") from None
+        model = empty_transformer(settings, device, dtype or stored["model.embed_tokens.weight"].dtype)
+        model.load_state_dict({name: stored[theirs] for name, theirs in names.items()})
+    except RuntimeError as error:
+        raise CorruptionError(
+            f"{folder}: weights do not fit config.json: {one_line(error)}; copy the model again"
+        ) from None
+    refuse_not_finite(folder, model.named_parameters())
     return model
 
 
 def refusal(folder: Path) -> str | None:
     """What our transformer lacks for the model in a folder; None if it can be imported."""
-    config = _config(folder)
+    config = read_config(folder)
     if config.get("model_type") not in ("llama", "mistral"):
         return f"a model of type {config.get('model_type')!r}"
     if config.get("attention_bias") or config.get("mlp_bias"):
@@ -92,11 +105,18 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
     return config.get("rope_parameters") or config.get("rope_scaling") or {}
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """The `config.json` of a folder.
+
+    Raises:
+        FormatError: There is none, or it is no JSON object.
+    """
     try:
-        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise FormatError(f"{folder / 'config.json'}: {error}; give the folder of a model") from None
+    if not isinstance(config, dict):
+        raise FormatError(f"{folder / 'config.json'}: found {type(config).__name__}, expected a mapping of settings")
     return config
 
 
@@ -109,4 +129,4 @@ def _weights(folder: Path) -> dict[str, Tensor]:
         names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else [_WHOLE]
         return {name: weight for file in names for name, weight in load_file(folder / file).items()}
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise CorruptionError(f"{folder}: {error}; copy the model again (safetensors are due)") from None
+        raise CorruptionError(f"{folder}: {error}; copy the model again (expected safetensors)") from None

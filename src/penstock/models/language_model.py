@@ -1,14 +1,15 @@
 """The door that every model has, our own and those of transformers: what training and generation rely on."""
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from penstock.inputs import InputRequirements, ModelInput
-from penstock.models.cache import Cache, LayerAttend
+from penstock.models.cache import LayerAttend, SequenceCache
 from penstock.models.lora import LoraSettings
+from penstock.models.packing import PackingVerdict
 from penstock.models.row_tensors import RowTensors
 
 
@@ -37,8 +38,11 @@ class LanguageModel(Protocol):
     def requirements(self) -> InputRequirements:
         """What a loader must give for it."""
 
+    def packing(self, slots: int) -> PackingVerdict:
+        """Whether documents may share a row of so many slots: only if each gives what it gives alone."""
+
     def tensors(self, row: ModelInput, backend: str = "auto") -> RowTensors:
-        """A row on the model's device, with attention as this model attends."""
+        """A row on the model's device, with attention as this model attends; refused where `packing` does."""
 
     def __call__(self, row: RowTensors) -> Tensor:
         """Final hidden states [D, T, width] of a row, one for each target distance."""
@@ -49,11 +53,11 @@ class LanguageModel(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] → [..., vocab], float32 or wider."""
 
-    def new_cache(self, sequences: int, capacity: int) -> Cache:
-        """Room for so many sequences of at most so many tokens."""
+    def new_cache(self, sequences: int, capacity: int) -> SequenceCache:
+        """Room for so many sequences of at most so many tokens; what it keeps of them is the model's to know."""
 
-    def extend(self, tokens: Tensor, lengths: Tensor, cache: Cache, sequences: Tensor | None = None) -> Tensor:
-        """Feed new tokens of sequences; logits [B, vocab] after each one's last new token."""
+    def extend(self, tokens: Tensor, lengths: Tensor, cache: Any, sequences: Tensor | None = None) -> Tensor:
+        """Feed new tokens of sequences; logits [B, vocab] after each one's last new token. `cache`: of `new_cache`."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """All weights, as torch has them; so are the two below."""

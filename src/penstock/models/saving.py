@@ -18,7 +18,9 @@ from penstock.models.building import empty_transformer
 from penstock.models.language_model import LanguageModel
 from penstock.models.lora import LoraSettings, add_lora, lora_weights, without_lora
 from penstock.models.settings import ModelSettings
+from penstock.models.stored_weights import refuse_not_finite
 from penstock.models.transformer import Transformer
+from penstock.models.trials import one_line
 from penstock.shards import usual_mode
 
 MODEL, WEIGHTS, LORA = "model.json", "model.safetensors", "lora.safetensors"
@@ -71,8 +73,9 @@ def load_model(
     Of folders in that layout those of plain Llama and Mistral models become a `Transformer`, without transformers.
 
     Raises:
-        FormatError: There is no model there, or one of another format.
-        CorruptionError: Its weights do not fit its settings.
+        FormatError: There is no model there, or one of another format, or its weights are quantised.
+        CorruptionError: Its weights do not fit its settings, or are not finite.
+        ConfigError: transformers has no causal model for it, or cannot run it.
     """
     folder = Path(folder)
     if not (folder / MODEL).is_file():
@@ -105,11 +108,13 @@ def _load_lora(model: LanguageModel, folder: Path, written: dict[str, Any]) -> N
             for name, weight in kept.items():
                 weight.copy_(stored[name])
     except (OSError, KeyError, RuntimeError, SafetensorError) as error:
-        raise CorruptionError(f"{folder / LORA}: {error}; copy the model again, or take another checkpoint") from None
+        raise CorruptionError(
+            f"{folder / LORA}: {one_line(error)}; copy the model again, or take another checkpoint"
+        ) from None
 
 
 def _load_huggingface(folder: Path, device: torch.device | str, dtype: torch.dtype | None) -> LanguageModel:
-    from penstock.models.huggingface_model import load_huggingface
+    from penstock.models.huggingface_loading import load_huggingface
 
     return load_huggingface(folder, device=device, dtype=dtype)
 
@@ -147,6 +152,7 @@ def _load_transformer(
         model.load_state_dict(weights)
     except (OSError, KeyError, RuntimeError, SafetensorError) as error:
         raise CorruptionError(
-            f"{folder / WEIGHTS}: {error}; copy the model again, or take another checkpoint"
+            f"{folder / WEIGHTS}: {one_line(error)}; copy the model again, or take another checkpoint"
         ) from None
+    refuse_not_finite(folder, model.named_parameters())
     return model

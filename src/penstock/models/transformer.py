@@ -19,6 +19,7 @@ from penstock.errors import ConfigError
 from penstock.inputs import InputRequirements, ModelInput
 from penstock.models.cache import Cache, LayerAttend
 from penstock.models.lora import LoraSettings
+from penstock.models.packing import PackingVerdict
 from penstock.models.row_tensors import RowTensors
 from penstock.models.settings import ModelSettings
 
@@ -166,6 +167,10 @@ class Transformer(nn.Module):
         weight = self.embedding.weight if self.unembedding is None else self.unembedding.weight
         scores = linear(hidden, weight.to(hidden.dtype))
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
+
+    def packing(self, slots: int) -> PackingVerdict:
+        """Documents may share any row: attention alone mixes tokens, and it is given a document's only."""
+        return PackingVerdict(slots)
 
     def new_cache(self, sequences: int, capacity: int) -> Cache:
         """Room for so many sequences of at most so many tokens."""

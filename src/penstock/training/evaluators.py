@@ -12,7 +12,7 @@ import torch
 
 from penstock.errors import ConfigError, FormatError
 from penstock.loader import Loader, Source
-from penstock.models import LanguageModel
+from penstock.models import LanguageModel, most_packed
 from penstock.shards import open_dataset
 from penstock.training.distributed import Ranks
 from penstock.training.losses import row_loss
@@ -20,6 +20,10 @@ from penstock.training.settings import EvaluatorSettings
 
 Stop = Callable[[], bool]
 """Whether the run was asked to stop; the same answer on every rank, which all must ask for together."""
+
+
+ONE_A_ROW = "one document a row: in rows of several the model lets them see each other"
+"""Said with figures of a model of which `PackingVerdict` allows no more."""
 
 
 def never() -> bool:
@@ -36,7 +40,8 @@ class Evaluator(Protocol):
 
 @final
 class HeldOutLoss:
-    """Loss of held-out documents, each once, as the model is trained: packed, documents apart.
+    """Loss of held-out documents, each once, as the model is trained: packed, documents apart. A model that would let
+    them see each other gets one document a row; `packing` says so then.
 
     `loss` is nats a weighted target; `bits_per_byte` is all nats over the bytes of the text that the tokens stand for
     (so tokenizers can be compared), given where every token counts 1, all rows are used, and the dataset knows them.
@@ -72,10 +77,12 @@ class HeldOutLoss:
             )
         self._dataset, self._rows, self._ranks = dataset, rows, ranks
         rows_per_step = 8 * ranks.place.size
+        self._alone = most_packed(model, sequence_length) < sequence_length
         self._loader = lambda: Loader(
             Source(dataset, max_epochs=1, shuffle="none", name="held out"),
             sequence_length=sequence_length,
             rows_per_step=rows_per_step,
+            packing="none" if self._alone else "best_fit",
             requirements=model.requirements(),
             data_parallel=ranks.place,
             threads=1,
@@ -101,6 +108,8 @@ class HeldOutLoss:
                     break
         nats, weights = self._ranks.sum([nats, weights])
         figures: dict[str, Any] = {"loss": nats / max(weights, 1.0), "targets": weights}
+        if self._alone:
+            figures["packing"] = ONE_A_ROW
         manifest = getattr(self._dataset, "manifest", None)
         if self._rows is None and manifest is not None and manifest.text_bytes and not manifest.has_spans:
             figures["bits_per_byte"] = nats / math.log(2) / manifest.text_bytes

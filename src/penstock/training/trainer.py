@@ -26,7 +26,7 @@ from torch import Tensor
 from penstock.errors import ConfigError, StateError
 from penstock.inputs import ModelInput
 from penstock.loader import Loader, Step
-from penstock.models import LanguageModel, RowTensors, load_model, save_model
+from penstock.models import LanguageModel, RowTensors, load_model, require_packed_rows, save_model
 from penstock.models.micro_sequences import backward_in_parts
 from penstock.randomness import key_for
 from penstock.shards import TOKENIZER_FOLDER
@@ -78,6 +78,9 @@ class Trainer:
         ranks: The processes that train together.
         distiller: The teachers, whose companion the loader was made with; None: plain cross entropy.
         say: Told a sentence now and then.
+
+    Raises:
+        IsolationError: Rows hold several documents, and the model would let them see each other.
     """
 
     def __init__(
@@ -96,6 +99,11 @@ class Trainer:
         self.settings, self.steps, self.ranks, self.say = settings, steps, ranks, say
         self.distiller = distiller
         self.totals = Totals()
+        packed = loader.requirements.attention != "row" and loader.settings.packing != "none"
+        # A part of a document is read as a document with a past, so what holds for rows must hold for parts.
+        if packed or settings.micro_sequences > 1:
+            require_packed_rows(model, loader.settings.sequence_length)
+        self._evaluators: dict[str, tuple[int, Evaluator]] = make_evaluators(settings.evaluators, loader, model, ranks)
         if settings.shard:
             shard(model, ranks)
         if settings.compile:
@@ -112,7 +120,6 @@ class Trainer:
         self._bits: BitSettings = bit_settings(
             settings, ranks.device, ranks.place.size, str(model.compute_dtype), getattr(self._optimizers, "fused", None)
         )
-        self._evaluators: dict[str, tuple[int, Evaluator]] = make_evaluators(settings.evaluators, loader, model, ranks)
 
     @property
     def bits(self) -> dict[str, Any]:

@@ -1,0 +1,112 @@
+"""Small random models of every causal architecture of the installed transformers that a few settings can make small."""
+
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+VOCABULARY = 258
+"""That of `byte_tokenizer("<bos>", "<end>")`."""
+LENGTH = 64
+"""Tokens of a document at most, where a model has a table of positions."""
+
+_WIDTH = ("hidden_size", "d_model", "n_embd", "dim", "embedding_size", "emb_dim", "word_embed_proj_dim", "lru_width",
+          "attention_hidden_size")  # fmt: skip
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers")
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads", "encoder_attention_heads",
+          "mamba_expand_heads", "linear_num_value_heads")  # fmt: skip
+_FEED_FORWARD = ("intermediate_size", "ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim", "ffn_hidden_size",
+                 "intermediate_size_mlp")  # fmt: skip
+_EIGHTS = ("head_dim", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "index_head_dim", "linear_key_head_dim",
+           "linear_value_head_dim", "mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_num_heads",
+           "mamba_head_dim", "ssm_state_size", "state_size", "chunk_size", "mamba_chunk_size", "attention_chunk_size",
+           "global_head_dim", "hidden_size_per_layer_input", "index_topk")  # fmt: skip
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_ROUTED = ("num_experts_per_tok", "moe_topk", "moe_k")
+_EXPERT_WIDTH = ("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size", "q_lora_rank",
+                 "kv_lora_rank")  # fmt: skip
+_WINDOWS = ("sliding_window", "window_size", "local_attention", "attention_window_size")
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
+_ONES = ("n_group", "topk_group", "first_k_dense_replace", "n_shared_experts", "mamba_n_groups")
+
+_GIVEN: dict[str, Any] = {
+    **dict.fromkeys(_WIDTH, 32),
+    **dict.fromkeys(_LAYERS, 2),
+    **dict.fromkeys(_HEADS, 4),
+    **dict.fromkeys(_FEED_FORWARD, 48),
+    **dict.fromkeys(_EIGHTS, 8),
+    **dict.fromkeys(_EXPERTS, 4),
+    **dict.fromkeys(_ROUTED, 2),
+    **dict.fromkeys(_EXPERT_WIDTH, 16),
+    **dict.fromkeys(_WINDOWS, 6),
+    **dict.fromkeys(_LENGTHS, LENGTH),
+    **dict.fromkeys(_ONES, 1),
+    "vocab_size": VOCABULARY, "vocab_size_per_layer_input": VOCABULARY, "n_inner": None,
+    "num_key_value_heads": 2, "num_kv_heads": 2, "num_global_key_value_heads": 2, "linear_num_key_heads": 2,
+    "index_n_heads": 2, "n_mamba_heads": 2, "mamba_expand": 2, "mamba_d_ssm": 64, "mamba_dt_rank": 4,
+    "time_step_rank": 4, "rotary_dim": 4, "use_mamba_kernels": False,
+    "pad_token_id": 0, "bos_token_id": 256, "eos_token_id": 257,
+}  # fmt: skip
+_LATENT = {"head_dim": 8, "num_key_value_heads": 4}
+_SPECIAL: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(
+        ("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "longcat_flash",
+         "minicpm3", "youtu"), _LATENT),
+    "bamba": {"attn_layer_indices": [1]},
+    "diffllama": {"num_key_value_heads": 2},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "kimi_linear": {"num_key_value_heads": 4, "head_dim": 8},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "lfm3": {},
+    "mamba2": {"num_heads": 8, "expand": 2, "n_groups": 1},
+    "minimax": {"layer_types": ["linear_attention", "full_attention"], "block_size": 16},
+    "mistral": {"head_dim": 8},
+    "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"]},
+    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "zaya": {"num_experts_per_tok": 1},
+}  # fmt: skip
+"""Model type → settings that the others leave wrong."""
+ROTARY = {
+    "llama-dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
+                                "max_position_embeddings": 24}),
+    "llama-longrope": ("llama", {"rope_parameters": {
+        "rope_type": "longrope", "factor": 2.0, "short_factor": [1.0] * 4, "long_factor": [3.0] * 4,
+        "original_max_position_embeddings": 24, "rope_theta": 10000.0}, "max_position_embeddings": LENGTH}),
+    "gemma3-dynamic": ("gemma3_text", {"rope_parameters": {
+        "full_attention": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}, "max_position_embeddings": 24,
+        "layer_types": ["sliding_attention", "full_attention"]}),
+    "falcon-alibi": ("falcon", {"alibi": True}),
+}  # fmt: skip
+"""Name → (model type, settings) of kinds that are a setting of another's."""
+
+KINDS = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) + sorted(ROTARY)
+LARGEST = 2_000_000
+"""Parameters of a model that is small."""
+
+
+def make_small(kind: str) -> Any:
+    """A model of two layers, with weights large enough that everything depends on everything.
+
+    Raises:
+        Exception: transformers makes no such model of these settings, or a large one.
+    """
+    kind, extra = ROTARY.get(kind, (kind, {}))
+    plain = transformers.AutoConfig.for_model(kind)
+    fits = {name: value for name, value in _GIVEN.items() if name in vars(plain) or name == "vocab_size"}
+    config = transformers.AutoConfig.for_model(kind, **(fits | _SPECIAL.get(kind, {}) | extra))
+    with torch.device("meta"):
+        count = sum(weight.numel() for weight in transformers.AutoModelForCausalLM.from_config(config).parameters())
+    if count > LARGEST:
+        raise ValueError(f"{count} parameters")
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    for weight in model.parameters():
+        if weight.ndim > 1 and float(weight.detach().std()) < 0.2:
+            torch.nn.init.normal_(weight, std=0.2)
+    return model.eval()

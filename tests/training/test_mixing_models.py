@@ -1,0 +1,112 @@
+"""Models that let the documents of a row see each other, in training and in what is measured meanwhile: refused in rows
+of several documents, right in rows of one."""
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from training_makers import LENGTH, make, train, values
+
+from penstock.errors import IsolationError
+from penstock.models import load_model
+from penstock.shards import open_dataset
+from penstock.training.distributed import Ranks
+from penstock.training.evaluators import ONE_A_ROW, HeldOutLoss
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("plain_torch")
+ALIBI = ("falcon", {"alibi": True, "new_decoder_architecture": False})
+"""Its positions are places in the row, whatever the documents are."""
+MAMBA = ("mamba", {"state_size": 4})
+DYNAMIC = ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
+                     "max_position_embeddings": 24})  # fmt: skip
+
+
+def make_folder(folder: Path, kind: str, extra: dict[str, Any]) -> Path:
+    settings = {
+        "vocab_size": 400, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": LENGTH, "pad_token_id": 0, "bos_token_id": 1,
+        "eos_token_id": 2, **extra,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    inner = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **settings))
+    for weight in inner.parameters():
+        if weight.ndim > 1:
+            torch.nn.init.normal_(weight, std=0.2)
+    inner.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("model", "cause"),
+    [
+        (
+            ALIBI,
+            r"FalconForCausalLM \(falcon, .*documents of one row see each other: logits of document \d of 3 differ",
+        ),
+        (MAMBA, r"MambaForCausalLM \(mamba, .*packing='none'"),
+        (DYNAMIC, rf"rotary embedding \(dynamic\) changes .* more than 24 tokens, and rows have {LENGTH}"),
+    ],
+    ids=["alibi", "mamba", "dynamic"],
+)
+def test_training_is_refused_before_the_run_is_begun(data, tmp_path, model, cause):
+    folder = make_folder(tmp_path / "model", *model)
+    with pytest.raises(IsolationError, match=cause):
+        make(data, tmp_path / "run", f"model=hf:{folder}")
+    assert not (tmp_path / "run").exists()
+    make(data, tmp_path / "run", f"model=hf:{folder}", "data.loader.packing=none")
+
+
+def test_a_trained_model_is_refused_as_well(data, tmp_path):
+    """`from:` a run whose model trained on rows of one document."""
+    folder = make_folder(tmp_path / "model", *MAMBA)
+    train(data, tmp_path / "run", f"model=hf:{folder}", "data.loader.packing=none", "training.steps=1")
+    with pytest.raises(IsolationError, match="documents of one row see each other"):
+        make(data, tmp_path / "next", f"model=from:{tmp_path / 'run'}")
+
+
+@pytest.mark.parametrize("model", [ALIBI, MAMBA, DYNAMIC], ids=["alibi", "mamba", "dynamic"])
+def test_losses_are_those_of_one_document_at_a_time(data, tmp_path, model):
+    """The evaluator's, and the first step's of a run."""
+    folder = make_folder(tmp_path / "model", *model)
+    dataset, loaded = open_dataset(data / "data" / "validation"), load_model(folder)
+    loaded.eval()
+    inner, nats, targets = transformers.AutoModelForCausalLM.from_pretrained(folder).eval(), 0.0, 0
+    with torch.no_grad():
+        for number in range(len(dataset)):
+            tokens = torch.as_tensor(dataset[number].tokens.astype("int64"))
+            assert len(tokens) <= LENGTH
+            logits = copy.deepcopy(inner)(input_ids=tokens[None], use_cache=False).logits[0, :-1]
+            nats += float(torch.nn.functional.cross_entropy(logits, tokens[1:], reduction="sum"))
+            targets += len(tokens) - 1
+    look = HeldOutLoss(
+        str(data / "data" / "validation"), sequence_length=LENGTH, tokenizer=dataset.tokenizer, model=loaded,
+        ranks=Ranks(torch.device("cpu")),
+    )  # fmt: skip
+    found = look(loaded)
+    assert found["targets"] == targets
+    assert math.isclose(found["loss"], nats / targets, rel_tol=1e-4)
+    assert found["packing"] == ONE_A_ROW
+    held = f"training.evaluators={{held: {{data: {data / 'data' / 'validation'}}}}}"
+    given = ("data.loader.packing=none", "training.steps=1", "training.optimizer.learning_rate=1e-12", held)
+    [record] = train(data, tmp_path / "run", f"model=hf:{folder}", *given)
+    assert math.isclose(record["held/loss"], nats / targets, rel_tol=1e-4)
+    assert record["held/packing"] == ONE_A_ROW
+
+
+def test_micro_sequences_are_parts_of_a_document(data, tmp_path):
+    """A part has a past: a model that keeps more than keys cannot be cut, nor one whose frequencies change."""
+    folder = make_folder(tmp_path / "model", *DYNAMIC)
+    one = ("data.loader.packing=none", "training.micro_sequences=2", "training.steps=1")
+    with pytest.raises(IsolationError, match="changes for all of them when one has more than 24 tokens"):
+        make(data, tmp_path / "run", f"model=hf:{folder}", *one)
+    llama = make_folder(tmp_path / "llama", "qwen2", {})
+    whole = values(train(data, tmp_path / "whole", f"model=hf:{llama}", "training.steps=1"))
+    parts = values(train(data, tmp_path / "parts", f"model=hf:{llama}", "training.steps=1", one[1]))
+    assert math.isclose(whole[0], parts[0], rel_tol=1e-5)
+    mamba = make_folder(tmp_path / "mamba", *MAMBA)
+    with pytest.raises(IsolationError, match="see each other"):
+        make(data, tmp_path / "no", f"model=hf:{mamba}", *one)
