@@ -38,11 +38,9 @@ def lock_folder(folder: Path, file: Path, *, doing: str) -> int:
             break
         except BlockingIOError:
             if time.monotonic() > deadline:
-                holder = os.pread(lock, 64, 0).decode(errors="replace").strip() or "unknown"
+                message = _held(folder, lock, doing)
                 os.close(lock)
-                raise OutputError(
-                    f"{folder}: process {holder} is {doing} into it; wait for it, or choose another folder"
-                ) from None
+                raise OutputError(message) from None
             time.sleep(0.05)
         except OSError:
             # Some network file systems are mounted without locks; to refuse to work there would help nobody.
@@ -52,3 +50,29 @@ def lock_folder(folder: Path, file: Path, *, doing: str) -> int:
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     return lock
+
+
+def check_unlocked(folder: Path, file: Path, *, doing: str) -> None:
+    """Refuse what `lock_folder` would refuse, and write nothing.
+
+    Raises:
+        OutputError: Another process holds the lock.
+    """
+    try:
+        lock = os.open(file, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise OutputError(_held(folder, lock, doing)) from None
+    except OSError:
+        # Mounted without locks.
+        pass
+    finally:
+        os.close(lock)
+
+
+def _held(folder: Path, lock: int, doing: str) -> str:
+    holder = os.pread(lock, 64, 0).decode(errors="replace").strip() or "unknown"
+    return f"{folder}: process {holder} is {doing} into it; wait for it, or choose another folder"

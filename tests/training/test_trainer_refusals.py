@@ -82,7 +82,7 @@ def test_resume_with_another_lora_alpha(data, tmp_path):
 
 
 def test_resume_without_the_run_that_it_began_with(data, tmp_path):
-    train(data, tmp_path / "first", "training.steps=2")
+    train(data, tmp_path / "first", "training.steps=2", "training.schedule.warmup_steps=2")
     start = f'model="from:{tmp_path / "first"}"'
     whole = train(data, tmp_path / "whole", start)
     train(data, tmp_path / "run", start, until=3)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from penstock.progress import PLAIN_SECONDS
+from penstock.training.figure_names import is_evaluation
 
 BESIDES = 34
 """Columns of the live line besides the bar and the note: "training", percent, two times, and spaces."""
@@ -38,7 +39,7 @@ class ProgressLine:
     def show(self, record: Mapping[str, Any]) -> None:
         """Show where the run is."""
         step, last = record["step"], record["step"] == self._total
-        evaluations = [f"{name} {_text(value)}" for name, value in record.items() if "/" in name]
+        evaluations = [f"{name} {_text(value)}" for name, value in record.items() if is_evaluation(name)]
         if self._live is not None:
             room = self._live.console.width - BESIDES - _bar_width(self._live.console.width) - len(f"step {step} · ")
             self._live.update(self._task, completed=step, note=f"step {step} · {note(record, room)}")
