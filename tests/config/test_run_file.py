@@ -75,7 +75,11 @@ def test_a_run_file_becomes_the_settings_of_the_rooms(write):
             "shuffle: some",
             r"run.yaml:10: data.sources.1.shuffle: found 'some', expected 'full', 'block' or",
         ),
-        ("objective: causal", "objective: ul3", r"run.yaml:12: data.sources.1.objective: found 'ul3', expected 'causal'"),
+        (
+            "objective: causal",
+            "objective: ul3",
+            r"run.yaml:12: data.sources.1.objective: found 'ul3', expected 'causal'",
+        ),
         (
             "    sequence_length: 256\n",
             "",

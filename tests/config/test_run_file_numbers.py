@@ -1,4 +1,4 @@
-"""Every number of a run file, given every kind of nonsense: a line that names the key, or settings, and nothing else."""
+"""Every number of a run file, given every kind of nonsense: a line that names the key, or settings."""
 
 import copy
 import math
@@ -31,7 +31,10 @@ PLAIN: dict[str, Any] = {
     "teacher": {"teachers": [{"model": "big", "loss": {}}]},
     "chat": {"template": "auto", "role_boundaries": [{"role": "user", "start": "<u>"}]},
 }
-TASKS = {"kind": "denoise", "tasks": [{"kind": "spans", "rate": 0.1, "mean": 3}, {"kind": "prefix"}, {"kind": "causal"}]}
+TASKS = {
+    "kind": "denoise",
+    "tasks": [{"kind": "spans", "rate": 0.1, "mean": 3}, {"kind": "prefix"}, {"kind": "causal"}],
+}
 DENOISING = {**PLAIN, "data": {**PLAIN["data"], "sources": [{"path": "web", "objective": TASKS}]}}
 SCORING = {**PLAIN, "training": {"evaluators": {"a": {"kind": "task", "task": {"name": "mmlu"}}}}}
 BASES = (PLAIN, DENOISING, SCORING)
@@ -156,7 +159,11 @@ def test_nonsense_in_place_of_a_number(place):
         (("training", "optimizer", "learning_rate"), math.inf, r"learning_rate: found inf, expected a finite number$"),
         (("data", "sources", 0, "name"), 2024, r"name: found 2024, expected text; put it in quotes$"),
         (("training", "tensor_logs", "every"), 0, r"tensor_logs.every must be above 0, got 0"),
-        (("training", "steps"), 99, r"training: training.schedule.warmup_steps is 100, and the run has 99 steps; lower"),
+        (
+            ("training", "steps"),
+            99,
+            r"training: training.schedule.warmup_steps is 100, and the run has 99 steps; lower",
+        ),
     ],
 )
 def test_what_is_said_of_it(place, value, message):
@@ -189,5 +196,3 @@ def test_backends_are_those_of_the_models():
 def test_a_union_inside_a_list_is_one_line():
     with pytest.raises(ConfigError, match=r"^run.yaml: data.sources.0.objective.sentinels.0: found \[\], expected a "):
         load(DENOISING, ("data", "sources", 0, "objective", "sentinels"), [[]])
-
-

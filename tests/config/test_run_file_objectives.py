@@ -94,7 +94,7 @@ MISTAKES = {
     "{preset: ul2, tasks: [{kind: causal}]}": r"objective: denoising has tasks or a preset .*; found both",
     "{preset: t5, modes: {R: 3}}": r"objective: modes are the mode tokens of the presets ul2 and ul2r",
     "{preset: ul4}": r"objective.preset: found 'ul4', expected 'ul2', 'ul2r' or 't5'",
-    "{kind: denoise, tasks: [{kind: span}]}": r"tasks.0: found {'kind': 'span'}, expected a mapping with kind: spans or",
+    "{kind: denoise, tasks: [{kind: span}]}": r"tasks.0: found {'kind': 'span'}, expected a mapping with kind: spans",
     "{kind: denoise, tasks: []}": r"objective: Denoise: tasks is empty",
     TASKS.replace("mean: 3, mode", "meen: 3, mode"): (
         r"(?s)run.yaml:9: data.sources.0.objective.tasks.0.mean: missing; it must be given: Mean tokens of a span.*"

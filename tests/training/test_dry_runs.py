@@ -17,8 +17,10 @@ pytestmark = pytest.mark.usefixtures("plain_torch")
 
 PREFIXES = "{preset: ul2r, modes: null}"
 LATER = (
-    "data.sources=[{{path: {data}/data/train, name: web}}, "
-    "{{path: {data}/data/train, name: later, share: 0, objective: %s}}]",
+    (
+        "data.sources=[{{path: {data}/data/train, name: web}}, "
+        "{{path: {data}/data/train, name: later, share: 0, objective: %s}}]"
+    ),
     "data.changes=[{{step: 4, shares: {{later: 1}}}}]",
 )
 
@@ -206,5 +208,3 @@ def test_one_function_sets_up_both(data, tmp_path, monkeypatch):
     for dry_run in (True, False):
         make(data, tmp_path / "run", dry_run=dry_run, ranks=Ranks(torch.device("cpu")))
     assert len(seen) == 2
-
-

@@ -159,7 +159,7 @@ def test_two_ranks_have_the_parts_of_one(data, tmp_path, records):
         """)
     )
     here = os.path.dirname(__file__)
-    told = on_two_processes(script, here, str(data), str(tmp_path / "run"), *mixed(data))
+    told = on_two_processes(script, here, str(data), str(tmp_path / "run"), *mixed(data), timeout=900)
     assert [code for code, _, _ in told] == [0, 0], told
     for one, two in zip(records, read_metrics(tmp_path / "run"), strict=True):
         assert parts(two) == pytest.approx(parts(one), rel=1e-4)

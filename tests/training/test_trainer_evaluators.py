@@ -126,7 +126,8 @@ def test_an_evaluation_is_given_up_when_the_run_is_asked_to_stop(data, tmp_path)
 
 def figures(data, tmp_path, setting):
     """What a look at fresh weights tells."""
-    trainer = make(data, tmp_path / "run", f"training.evaluators={{held: {setting.replace('DATA', str(data / 'data'))}}}")
+    look = f"training.evaluators={{held: {setting.replace('DATA', str(data / 'data'))}}}"
+    trainer = make(data, tmp_path / "run", look, dry_run=True)
     [(_, look)] = trainer._evaluators.values()
     return look(trainer.model)
 
@@ -175,7 +176,10 @@ def test_parts_of_an_evaluation_are_in_the_records(data, tmp_path):
 @pytest.mark.parametrize(
     ("look", "message"),
     [
-        ("{a: {data: x, sources: [{path: y}]}}", r"evaluators.a: .*needs data, a dataset folder, or sources; found both"),
+        (
+            "{a: {data: x, sources: [{path: y}]}}",
+            r"evaluators.a: .*needs data, .*, or sources; found both",
+        ),
         ("{a: {}}", r"evaluators.a: .*needs data, a dataset folder, or sources; found neither"),
         ("{a: {sources: [{path: x}], slice: [0, 0.5]}}", r"slice and objective go with data; give each of the sources"),
         ("{a: {sources: [{path: x}], objective: ul2r}}", r"slice and objective go with data; give each of the sources"),

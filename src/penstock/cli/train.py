@@ -20,7 +20,8 @@ def run(
         bool, typer.Option("--resume", metavar="", help="Go on with the newest complete checkpoint of the folder.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option(
+        bool,
+        typer.Option(
             "--dry-run",
             metavar="",
             help="Refuse all that starting would refuse, print sizes, memory and the plan; write nothing. With "

@@ -1,7 +1,7 @@
 """What pydantic finds wrong with a file, as lines for people: where, what was found, what was expected, the cure.
 
-Pydantic tries each member of a union and reports on all of them, under names of types. Here a value has one line: of the
-member that it looks like, or with all that would have been accepted.
+Pydantic tries each member of a union and reports on all of them, under names of types. Here a value has one line: of
+the member that it looks like, or with all that would have been accepted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,9 +47,9 @@ def complaints(document: Document, model: type[BaseModel], problems: Sequence[An
     grouped: dict[Place, list[Any]] = {}
     for problem in problems:
         place = _keys_of(document.values, problem)
-        if problem["type"] == "missing" and isinstance(place[-1], int):
+        if problem["type"] == "missing" and isinstance(last := place[-1], int):
             # Of a list that has a length, what it lacks.
-            place, problem = place[:-1], {**problem, "type": "too_short", "ctx": {"min_length": place[-1] + 1}}
+            place, problem = place[:-1], {**problem, "type": "too_short", "ctx": {"min_length": last + 1}}
         grouped.setdefault(place, []).append(problem)
     # Where a member of a union fits but for something inside it, the other members have nothing to say.
     outer = {place[:size] for place in grouped for size in range(len(place))}
@@ -78,7 +78,7 @@ def _expected(problem: Any) -> str:
         return f"a list of {entries} entries"
     if kind == "literal_error":
         return str(context["expected"])
-    default = problem["msg"].removeprefix("Input should be ").partition(", unable to")[0]
+    default: str = problem["msg"].removeprefix("Input should be ").partition(", unable to")[0]
     return _EXPECTED.get(kind, default)
 
 

@@ -164,4 +164,3 @@ def _check_distillation(distiller: "Distiller | None", settings: TrainSettings) 
 def _module(model: LanguageModel) -> torch.nn.Module:
     assert isinstance(model, torch.nn.Module)
     return model
-

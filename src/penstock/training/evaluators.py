@@ -43,8 +43,8 @@ class Evaluator(Protocol):
 class HeldOutLoss:
     """Loss of held-out documents, each once, as the model is trained: packed, documents apart.
 
-    `loss` is nats a weighted target; of several sources, the mean of their losses weighted by their shares, which is the
-    loss of a target of the mixture. `loss.source.NAME` and `loss.task.NAME` are those of its parts, where there are
+    `loss` is nats a weighted target; of several sources, the mean of their losses weighted by their shares, which is
+    the loss of a target of the mixture. `loss.source.NAME` and `loss.task.NAME` are those of its parts, where there are
     several. `bits_per_byte` is all nats over the bytes of the text that the tokens stand for (so tokenizers can be
     compared), given for one source where every token counts 1, all documents are used as they are, and the dataset
     knows its bytes.

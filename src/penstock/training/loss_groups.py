@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 
 from penstock.inputs import ModelInput
-from penstock.loader import Accompany, Companion, CompanionSource
 from penstock.loader import SOURCE as SOURCE_COLUMN
+from penstock.loader import Accompany, Companion, CompanionSource
 from penstock.sampling import LENGTH
 from penstock.training.figure_names import DISTANCE, SOURCE, TASK
 from penstock.training.losses import RowLoss
-
 
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
 

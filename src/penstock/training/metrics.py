@@ -161,7 +161,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     """
     path = run / METRICS if run.is_dir() else run
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror}; give the folder of a run of `penstock train`") from None
     records = []
@@ -178,7 +178,7 @@ def _keep_until(path: Path, done: int) -> None:
     """Take out what is after step `done`, and a line that was cut short; the file changes at once or not at all."""
     if not path.exists():
         return
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     kept = [line for line in lines if (record := _record(line)) is not None and record["step"] <= done]
     partial = path.with_name(path.name + ".partial")
     with partial.open("w", encoding="utf-8") as file:
@@ -191,9 +191,10 @@ def _keep_until(path: Path, done: int) -> None:
 def _record(line: str) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
+    step = record.get("step") if isinstance(record, dict) else None
+    return record if isinstance(step, int) and not isinstance(step, bool) else None
 
 
 def _plain(value: Any) -> Any:

@@ -175,6 +175,7 @@ def check_run(path: Path | None, datasets: Sequence[Any], *, resume: bool) -> No
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise OutputError(f"{path}: cannot be written: {there} is no folder that you may write to; name another folder")
 
+
 def may_begin(path: Path, *, resume: bool) -> bool:
     """Whether a run begins in this folder, rather than going on.
 

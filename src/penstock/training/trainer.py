@@ -32,8 +32,8 @@ from penstock.models.micro_sequences import backward_in_parts
 from penstock.randomness import key_for
 from penstock.shards import TOKENIZER_FOLDER
 from penstock.training.checkpoints import Checkpoint, newest_complete, save_checkpoint
-from penstock.training.distributed import Ranks
 from penstock.training.checks import check_fit
+from penstock.training.distributed import Ranks
 from penstock.training.evaluators import Evaluator, evaluate
 from penstock.training.interruption import Interruption
 from penstock.training.loss_groups import LossGroups, LossSums, inner_of, means
