@@ -176,7 +176,7 @@ def test_mistakes_in_a_run_file_say_where_they_are(command, run_file, old, new, 
 def test_a_run_file_without_chats_is_not_taken_for_one(command, run_file, tmp_path):
     run_file.write_text(RUN_FILE[RUN_FILE.index("data:") :])
     assert load_run(run_file).chat is None
-    assert "no section chat; due: one with settings of chats" in command("--config", str(run_file))[2]
+    assert "no section chat; expected one with settings of chats" in command("--config", str(run_file))[2]
     (tmp_path / "chat.yaml").write_text("template: auto")
     both = command("--config", str(run_file), "--chat-config", str(tmp_path / "chat.yaml"))
     assert "give one of them" in both[2]

@@ -210,5 +210,5 @@ def test_a_checkpoint_is_no_run_and_a_damaged_run_file_is_told(run, tmp_path):
     ):
         Run.open(next((mine / "checkpoints").iterdir()))
     (mine / RUN_FILE).write_bytes(b"a: [\xff")
-    with pytest.raises(CorruptionError, match=r"run.yaml: cannot be read .*; copy it back from a checkpoint"):
+    with pytest.raises(CorruptionError, match=r"run.yaml:1: is not UTF-8; .*; copy it back from a checkpoint"):
         Run.open(mine)

@@ -43,6 +43,8 @@ class GroupedRow:
 class LossGroups:
     """A companion of a loader that tells the groups of each row's slots, around another companion or none.
 
+    Where there is nothing to tell apart, rows have what the other companion makes, as without this one.
+
     Attributes:
         names: Of the groups, as figures are called; known once a loader was made with it.
     """
@@ -59,6 +61,8 @@ class LossGroups:
         by_task = [f"{TASK}{name}" for name in tasks] if len(tasks) > 1 else []
         self.names = (*by_source, *by_task)
         numbers = {name: len(by_source) + number for number, name in enumerate(tasks)}
+        if not self.names:
+            return inner or (lambda row, pieces: None)
 
         def accompany(row: ModelInput, pieces: Int64) -> GroupedRow:
             lines = []

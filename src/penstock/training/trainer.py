@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor
 
-from penstock.errors import ConfigError, StateError
+from penstock.errors import ConfigError, PenstockError, StateError
 from penstock.inputs import ModelInput
 from penstock.loader import Loader, Step
 from penstock.models import LanguageModel, RowTensors, load_model, save_model
@@ -106,6 +106,7 @@ class Trainer:
         self.settings, self.steps, self.ranks, self.say = settings, steps, ranks, say
         self.distiller = distiller
         self.totals = Totals()
+        self._saved = 0
         if settings.shard:
             shard(model, ranks)
         if settings.compile:
@@ -179,7 +180,7 @@ class Trainer:
         if checkpoint is None and (there := sorted(p.name for p in (self.run / CHECKPOINTS).glob("step-*"))):
             raise StateError(
                 f"{self.run / CHECKPOINTS}: none of {', '.join(there)} is complete; restore one, or take another "
-                "folder to begin anew"
+                "folder to begin again"
             )
 
     def _load(self, checkpoint: Checkpoint) -> None:
@@ -243,9 +244,9 @@ class Trainer:
         )
         taught = nullcontext() if self.distiller is None else closing(self.distiller)
         with Interruption() as interruption, closing(logs), taught:
-            saved = self.loader.step
+            self._saved = self.loader.step
             waited = time.monotonic()
-            for step in self.loader:
+            for step in self._steps():
                 done = step.index + 1
                 record = self._step(step, time.monotonic() - waited, logs)
                 last = done == self.steps
@@ -254,20 +255,35 @@ class Trainer:
                 stop = self._asked(interruption)
                 if last or stop or done % self.settings.checkpoints.every == 0:
                     self._save(step)
-                    saved = done
                 if stop and not last:
-                    self.say(f"stopped by {interruption.name or 'another rank'} after step {saved}; --resume goes on")
+                    self.say(f"stopped by {interruption.name or 'another rank'} after step {done}; --resume goes on")
                     return
                 if last:
                     return
                 waited = time.monotonic()
             if self.loader.step < self.steps:
-                if saved < self.loader.step:
+                if self._saved < self.loader.step:
                     self._save(step)
                 raise ConfigError(
                     f"the sources ended after {self.loader.step} steps, before {self.steps}; lower steps. All that was "
                     "trained is saved"
                 )
+
+    def _steps(self) -> Iterator[Step]:
+        """The loader's steps. Where one cannot be made, what was trained before it is saved first.
+
+        Not in a run of several ranks: damaged bytes are found by the rank that reads them, and all save together.
+        """
+        last: Step | None = None
+        try:
+            for step in self.loader:
+                yield step
+                last = step
+        except PenstockError:
+            if last is not None and self._saved <= last.index and not self.ranks.several:
+                self._save(last)
+                self.say(f"saved after step {last.index + 1}; the next step cannot be made")
+            raise
 
     def _asked(self, interruption: Interruption) -> bool:
         """Whether any rank was asked to stop."""
@@ -388,6 +404,7 @@ class Trainer:
             **{kept: partial(_copy, self.run / kept) for kept in (RUN_FILE, TOKENIZER_FOLDER)},
         }
         save_checkpoint(self.run / CHECKPOINTS, step.index + 1, parts, keep=self.settings.checkpoints.keep)
+        self._saved = step.index + 1
 
 
 def _unseen_by_weights(saved: LanguageModel, model: LanguageModel) -> Iterator[tuple[str, Any, Any]]:
