@@ -78,6 +78,9 @@ def _expected(problem: Any) -> str:
         return f"a list of {entries} entries"
     if kind == "literal_error":
         return str(context["expected"])
+    if kind == "value_error":
+        # Of our own checks, which say it themselves.
+        return str(context["error"])
     default: str = problem["msg"].removeprefix("Input should be ").partition(", unable to")[0]
     return _EXPECTED.get(kind, default)
 

@@ -18,7 +18,6 @@ from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
-from pydantic_core import PydanticCustomError
 
 from penstock.config.complaints import complaints
 from penstock.config.document import Document, Place
@@ -42,15 +41,15 @@ _SPREAD: dict[type, dict[str, type]] = {ChatSettings: GROUPS}
 
 
 def _no_truth(value: Any) -> Any:
-    """Python takes true for 1; in a file it is a mistake."""
+    """Python takes true for 1; in a file it is a mistake. The error is what was expected instead."""
     if isinstance(value, bool):
-        raise PydanticCustomError("truth", "a number")
+        raise ValueError("a number")
     return value
 
 
 def _of_64_bits(value: int) -> int:
     if not -(2**63) <= value < 2**63:
-        raise PydanticCustomError("large", "a whole number of at most 19 digits")
+        raise ValueError("a whole number of at most 19 digits")
     return value
 
 
