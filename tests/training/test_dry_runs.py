@@ -1,5 +1,6 @@
 """A dry run refuses what starting would refuse, with the same words, and neither writes anything before it does."""
 
+import gc
 import os
 import shutil
 from pathlib import Path
@@ -169,6 +170,18 @@ def test_a_folder_that_another_process_trains_into(data, tmp_path):
     finally:
         os.close(lock)
     assert make(data, tmp_path / "run", resume=True, dry_run=True).loader.step == 2
+
+
+def test_a_run_that_is_given_up_lets_its_folder_go_at_once(data, tmp_path):
+    """Nothing of it waits for the garbage collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        look = f"training.evaluators={{held: {{data: {data}/data/validation}}, texts: {{kind: samples, max_tokens: 2}}}}"
+        train(data, tmp_path / "run", look, until=3)
+        assert make(data, tmp_path / "run", resume=True, dry_run=True).loader.step == 2
+    finally:
+        gc.enable()
 
 
 def test_a_checkpoint_that_does_not_fit(data, tmp_path):

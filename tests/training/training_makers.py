@@ -135,7 +135,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def on_two_processes(script: Path, *arguments: str, timeout: float = 120) -> list[tuple[int, str, str]]:
+def on_two_processes(script: Path, *arguments: str, timeout: float = 1500) -> list[tuple[int, str, str]]:
     """Run a script as two ranks; (exit code, standard output, standard error) of each."""
     port = free_port()
     children = [

@@ -73,19 +73,20 @@ class HeldOutLoss:
     ) -> None:
         if isinstance(data, str):
             data = Mixture([Source(data, max_epochs=1, shuffle="none", name="held out")])
-        self._sources = [replace(source, path=open_dataset(source.path)) for source in data.sources]
-        for source in self._sources:
+        sources = [replace(source, path=open_dataset(source.path)) for source in data.sources]
+        for source in sources:
             _check_tokenizer(source, tokenizer)
-        self._rows, self._ranks = rows, ranks
-        self._groups = LossGroups()
+        self._sources, self._rows, self._ranks = sources, rows, ranks
+        self._groups = groups = LossGroups()
+        # Without `self`: a cycle would keep the ranks, and with them the lock of the run's folder.
         self._loader = lambda: Loader(
-            Mixture(self._sources),
+            Mixture(sources),
             sequence_length=sequence_length,
             rows_per_step=8 * ranks.place.size,
             requirements=model.requirements(),
             data_parallel=ranks.place,
             threads=1,
-            companion=self._groups,
+            companion=groups,
         )
         # What the loader refuses shows now, rather than at the first look.
         check_ids(model, self._loader())
