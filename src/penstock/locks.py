@@ -39,12 +39,10 @@ def lock_folder(folder: Path, file: Path, *, doing: str) -> int:
             raise OutputError(f"{file}: cannot write: {error.strerror}; choose another folder") from error
         if _take(lock) and _is_there(lock, file):
             break
-        holder = os.pread(lock, 64, 0).decode(errors="replace").strip() or "unknown"
+        message = _held(folder, lock, doing)
         os.close(lock)
         if time.monotonic() > deadline:
-            raise OutputError(
-                f"{folder}: process {holder} is {doing} into it; wait for it, or choose another folder"
-            ) from None
+            raise OutputError(message)
         time.sleep(0.05)
     with suppress(OSError):
         # The number is for people; a full disk has no room for it.
@@ -71,3 +69,29 @@ def _is_there(lock: int, file: Path) -> bool:
         return os.path.samestat(os.fstat(lock), os.stat(file))
     except FileNotFoundError:
         return False
+
+
+def check_unlocked(folder: Path, file: Path, *, doing: str) -> None:
+    """Refuse what `lock_folder` would refuse, and write nothing.
+
+    Raises:
+        OutputError: Another process holds the lock.
+    """
+    try:
+        lock = os.open(file, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise OutputError(_held(folder, lock, doing)) from None
+    except OSError:
+        # Mounted without locks.
+        pass
+    finally:
+        os.close(lock)
+
+
+def _held(folder: Path, lock: int, doing: str) -> str:
+    holder = os.pread(lock, 64, 0).decode(errors="replace").strip() or "unknown"
+    return f"{folder}: process {holder} is {doing} into it; wait for it, or choose another folder"

@@ -64,7 +64,7 @@ def test_a_run_file_becomes_the_settings_of_the_rooms(write):
         ("share: 0.7", "shares: 0.7", r"run.yaml:4: data.sources.0.shares: unknown key; did you mean 'share'\?"),
         ("seed: 7", "zzz: 7", r"run.yaml:19: data.loader.zzz: unknown key; known here: sequence_length, rows_per_step"),
         ("data:", "dota:", r"run.yaml:1: dota: unknown key; did you mean 'data'\?"),
-        ("seed: 7", "seed: many", r"run.yaml:19: data.loader.seed: found 'many', due a valid integer"),
+        ("seed: 7", "seed: many", r"run.yaml:19: data.loader.seed: found 'many', expected a whole number"),
         (
             "share: 0.7",
             "share: -1",
@@ -73,9 +73,13 @@ def test_a_run_file_becomes_the_settings_of_the_rooms(write):
         (
             "shuffle: block",
             "shuffle: some",
-            r"run.yaml:10: data.sources.1.shuffle: found 'some', due 'full', 'block' or",
+            r"run.yaml:10: data.sources.1.shuffle: found 'some', expected 'full', 'block' or",
         ),
-        ("objective: causal", "objective: ul3", r"run.yaml:12: data.sources.1.objective: found 'ul3', due 'causal'"),
+        (
+            "objective: causal",
+            "objective: ul3",
+            r"run.yaml:12: data.sources.1.objective: found 'ul3', expected 'causal'",
+        ),
         (
             "    sequence_length: 256\n",
             "",
@@ -84,11 +88,11 @@ def test_a_run_file_becomes_the_settings_of_the_rooms(write):
         ("name: chat", "name: web", r"run.yaml:1: data: two sources are called 'web'"),
         ("{chat: 0.5}", "{chad: 0.5}", r"run.yaml:1: data: the change at step 10 names 'chad'"),
         ("seed: 7", "seed: 7\n    seed: 8", r"run.yaml:20: data.loader.seed is given twice, first on line 19"),
-        ("seed: 7", "seed: [7", r"run.yaml:\d+: not a run file, which is YAML"),
+        ("seed: 7", "seed: [7", r"run.yaml:\d+: is not YAML"),
         (
             "    - path: data/web\n      share: 0.7\n      max_epochs: 4",
             "    - web",
-            "sources.0: found 'web', due a map",
+            "sources.0: found 'web', expected a map",
         ),
     ],
 )
@@ -135,8 +139,8 @@ def test_overrides_reach_keys_indices_and_names(write):
         ("model.widht=3", r"--set model.widht=3: unknown key; did you mean 'width'\?"),
         ("data.sources.wob.share=1", r"no entry 'wob' in the list; it has 0 \(web\), 1 \(chat\)"),
         ("data.loader.seed.deep=1", "nothing can be set at 'deep', since it would be inside 7"),
-        ("data.loader.seed=[1", "the value is not YAML"),
-        ("data.loader.seed=many", "--set data.loader.seed=many: found 'many', due a valid integer$"),
+        ("data.loader.seed=[1", "the value: is not YAML"),
+        ("data.loader.seed=many", "--set data.loader.seed=many: found 'many', expected a whole number$"),
         (
             "data.sources.web={path: a, shore: 1}",
             "--set data.sources.web=.*: data.sources.0.shore: unknown key; did you mean 'share'",

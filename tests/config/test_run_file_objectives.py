@@ -81,20 +81,20 @@ def test_overrides_reach_into_an_objective(load):
 
 
 MISTAKES = {
-    "ul3": r"run.yaml:4: data.sources.0.objective: found 'ul3', due 'causal', 'infill', 'ul2', 'ul2r' or 't5'",
-    "{kind: infil}": r"found {'kind': 'infil'}, due a name \(causal, .*t5\), or a mapping with kind: denoise or",
-    "{rate: 0.5}": r"run.yaml:4: data.sources.0.objective: found {'rate': 0.5}, due a name \(causal, infill, ul2",
-    "[infill]": r"objective: found \['infill'\], due a name",
+    "ul3": r"run.yaml:4: data.sources.0.objective: found 'ul3', expected 'causal', 'infill', 'ul2', 'ul2r' or 't5'",
+    "{kind: infil}": r"found {'kind': 'infil'}, expected a name \(causal, .*t5\), or a mapping with kind: denoise or",
+    "{rate: 0.5}": r"run.yaml:4: data.sources.0.objective: found {'rate': 0.5}, expected a name \(causal, infill, ul2",
+    "[infill]": r"objective: found \['infill'\], expected a name",
     "{kind: infill, rat: 0.5}": r"run.yaml:4: data.sources.0.objective.rat: unknown key; did you mean 'rate'\?",
     "{kind: infill, rate: 1.5}": r"run.yaml:4: data.sources.0.objective: infill: rate must be a share from 0 to 1",
-    "{kind: infill, rate: lots}": r"run.yaml:4: data.sources.0.objective.rate: found 'lots', due a valid number",
+    "{kind: infill, rate: lots}": r"run.yaml:4: data.sources.0.objective.rate: found 'lots', expected a number",
     "{kind: infill, zzz: true}": r"objective.zzz: unknown key; known here: rate, spm_rate, .*kind",
     "{kind: infill, splitter: x}": r"objective.splitter: unknown key",
     "{kind: denoise}": r"objective: denoising has tasks or a preset \(ul2, ul2r, t5\); found neither",
     "{preset: ul2, tasks: [{kind: causal}]}": r"objective: denoising has tasks or a preset .*; found both",
     "{preset: t5, modes: {R: 3}}": r"objective: modes are the mode tokens of the presets ul2 and ul2r",
-    "{preset: ul4}": r"objective.preset: found 'ul4', due 'ul2', 'ul2r' or 't5'",
-    "{kind: denoise, tasks: [{kind: span}]}": r"tasks.0: found {'kind': 'span'}, due a mapping with kind: spans or",
+    "{preset: ul4}": r"objective.preset: found 'ul4', expected 'ul2', 'ul2r' or 't5'",
+    "{kind: denoise, tasks: [{kind: span}]}": r"tasks.0: found {'kind': 'span'}, expected a mapping with kind: spans",
     "{kind: denoise, tasks: []}": r"objective: Denoise: tasks is empty",
     TASKS.replace("mean: 3, mode", "meen: 3, mode"): (
         r"(?s)run.yaml:9: data.sources.0.objective.tasks.0.mean: missing; it must be given: Mean tokens of a span.*"

@@ -74,7 +74,7 @@ def test_fields_and_roles_are_mapped(command, tmp_path):
 def test_mistakes_say_where_they_are(command, tmp_path):
     assert "add --template" in command("--mask-history")[2]
     assert (
-        "--set train_on_eos=some: found 'some', due 'turn'"
+        "--set train_on_eos=some: found 'some', expected 'turn'"
         in command("--template", "auto", "--set", "train_on_eos=some")[2]
     )
     (tmp_path / "chat.yaml").write_text("template: auto\nmask_histroy: true\n")
@@ -155,7 +155,7 @@ def test_options_go_before_the_run_file(command, run_file, tmp_path):
     ("old", "new", "message"),
     [
         ("mask_history", "mask_histroy", r"yaml:3: chat\.mask_histroy: unknown key; did you mean 'mask_history'\?"),
-        ("mask_history: true", "train_on_eos: some", r"run\.yaml:3: chat\.train_on_eos: found 'some', due 'turn'"),
+        ("mask_history: true", "train_on_eos: some", r"run\.yaml:3: chat\.train_on_eos: found 'some', expected 'turn'"),
         ("mask_history: true", "max_tokens: 1", r"run\.yaml:1: chat: max_tokens must be >= 2"),
         ("end: \"<", "ends: \"<", r"run\.yaml:8: chat\.role_boundaries\.0\.ends: unknown key; did you mean 'end'\?"),
         ("start: ", "end_starts_next: true # ", r"chat\.role_boundaries\.0\.start: missing; it must be given: Marker"),
@@ -176,7 +176,7 @@ def test_mistakes_in_a_run_file_say_where_they_are(command, run_file, old, new, 
 def test_a_run_file_without_chats_is_not_taken_for_one(command, run_file, tmp_path):
     run_file.write_text(RUN_FILE[RUN_FILE.index("data:") :])
     assert load_run(run_file).chat is None
-    assert "no section chat; due: one with settings of chats" in command("--config", str(run_file))[2]
+    assert "no section chat; expected one with settings of chats" in command("--config", str(run_file))[2]
     (tmp_path / "chat.yaml").write_text("template: auto")
     both = command("--config", str(run_file), "--chat-config", str(tmp_path / "chat.yaml"))
     assert "give one of them" in both[2]

@@ -64,7 +64,13 @@ def test_a_teacher_of_another_tokenizer_is_approached(data, tmp_path, other, kin
 def test_a_student_that_is_its_teacher_has_nothing_to_learn(data, tmp_path, same):
     alone = teach(teacher(same, "kl"), cross_entropy=0)
     found = train(
-        data, tmp_path / "run", f'model="from:{same}"', alone, "training.steps=2", "training.optimizer.weight_decay=0"
+        data,
+        tmp_path / "run",
+        f'model="from:{same}"',
+        alone,
+        "training.steps=2",
+        "training.schedule.warmup_steps=2",
+        "training.optimizer.weight_decay=0",
     )
     assert found[0]["distillation"] == pytest.approx(0, abs=1e-6)
     assert found[0]["gradient_norm"] < 1e-5

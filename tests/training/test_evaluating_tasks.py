@@ -131,10 +131,9 @@ def test_what_cannot_be_given_is_refused_before_training(data, tmp_path, look, m
 
 def test_a_first_source_without_tokenizer_is_refused(data, tmp_path):
     trainer = make(data, tmp_path / "run")
-    loader = SimpleNamespace(datasets=[SimpleNamespace()], settings=trainer.loader.settings)
     settings = EvaluatorSettings(kind="task", task=TaskSettings(name="mmlu"))
     with pytest.raises(ConfigError, match="ships no tokenizer"):
-        make_evaluators({"a": settings}, loader, trainer.model, Ranks(torch.device("cpu")))
+        make_evaluators({"a": settings}, [SimpleNamespace()], 64, trainer.model, Ranks(torch.device("cpu")))
 
 
 def test_sharded_models_write_no_answers():

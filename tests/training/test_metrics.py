@@ -99,8 +99,12 @@ def test_a_missing_package_names_its_extra(tmp_path, extra, monkeypatch):
 def test_wandb_goes_on_with_the_same_run(tmp_path, monkeypatch):
     calls = []
 
+    class Config(dict):
+        def update(self, values, allow_val_change):
+            calls.append(("changed", values, allow_val_change))
+
     class Run:
-        id = "abc"
+        id, config = "abc", Config()
 
         def log(self, figures, step):
             calls.append((step, figures["loss"]))
@@ -109,13 +113,24 @@ def test_wandb_goes_on_with_the_same_run(tmp_path, monkeypatch):
             calls.append("finished")
 
     def init(**options):
-        calls.append((options["project"], options["id"]))
+        calls.append((options["project"], options["id"], options["config"]))
         return Run()
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
-    write(tmp_path, range(1, 2), wandb="mine")
-    write(tmp_path, range(2, 3), wandb="mine")
-    assert calls == [("mine", None), (1, 5.0), "finished", ("mine", "abc"), (2, 2.5), "finished"]
+    now, then = {"training": {"steps": 3}}, {"training": {"steps": 2}}
+    write(tmp_path, range(1, 2), wandb="mine", config=then)
+    write(tmp_path, range(2, 3), wandb="mine", config=now)
+    first = [("mine", None, then), (1, 5.0), "finished"]
+    assert calls == [*first, ("mine", "abc", now), ("changed", now, True), (2, 2.5), "finished"]
+
+
+def test_tensorboard_gets_the_run_file(tmp_path, monkeypatch):
+    texts, writer = [], types.SimpleNamespace(add_scalar=lambda *_: None, close=lambda: None)
+    writer.add_text = lambda name, text, step: texts.append((name, text, step))
+    made = types.SimpleNamespace(SummaryWriter=lambda *_, **__: writer)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", made)
+    write(tmp_path, range(1, 2), tensorboard=True, config={"training": {"steps": 3}})
+    assert texts == [("run file", "    training:\n      steps: 3\n", 0)]
 
 
 def test_in_a_terminal_there_is_a_live_line(tmp_path, monkeypatch, capsys):

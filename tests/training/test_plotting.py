@@ -109,3 +109,68 @@ def test_the_verb_draws_beside_the_run(tmp_path, capsys):
     assert capsys.readouterr().out == f"{tmp_path / 'a' / 'curves.html'}\n"
     plot.run([str(tmp_path / "a" / "metrics.jsonl")], tmp_path / "mine.html", "tokens")
     assert ">tokens</text>" in (tmp_path / "mine.html").read_text()
+
+
+ABSURD = (
+    10**400,
+    -(10**400),
+    1e308,
+    -1e308,
+    1.7e308,
+    5e-324,
+    0,
+    -0.0,
+    1e29,
+    1e-300,
+    1e17,
+    1e17 + 16,
+    True,
+    None,
+    "x",
+    [],
+)
+LITERALS = ("NaN", "Infinity", "-Infinity", "1e999", "[" * 500)
+
+
+@given(st.lists(st.tuples(*[st.sampled_from(ABSURD)] * 4), min_size=1, max_size=6), st.sampled_from(["step", "tokens"]))
+def test_absurd_numbers_are_left_out(tmp_path_factory, rows, over):
+    run = tmp_path_factory.mktemp("absurd") / "run"
+    run.mkdir()
+    names = ("step", "tokens", "loss", "held/loss")
+    lines = [
+        json.dumps({"step": number, **dict(zip(names[1:], row[1:], strict=True))}) for number, row in enumerate(rows)
+    ]
+    lines += [json.dumps({"step": row[0], "tokens": row[1], "loss": row[2]}) for row in rows if type(row[0]) is int]
+    (run / "metrics.jsonl").write_text("\n".join([*lines, json.dumps({"step": 1, "tokens": 2, "loss": 3.0})]) + "\n")
+    drawn = plot_runs([run], run / "curves.html", over=over).read_text()
+    points = [n for text in re.findall(r'points="([^"]*)"', drawn) for n in re.split("[ ,]", text)]
+    assert points
+    assert all(-1e4 < float(number) < 1e4 for number in points)
+    assert not re.search(r"\b(nan|inf)\b", drawn)
+
+
+@pytest.mark.parametrize("literal", LITERALS)
+def test_what_json_reads_and_no_figure_is(tmp_path, literal):
+    run = make_run(tmp_path / "a", 3)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(f'{{"step": 4, "tokens": 4, "loss": {literal}}}\n')
+    assert read_panels([run])[0].curves[0].x == (1, 2, 3)
+
+
+def test_bytes_that_are_no_text_are_named_by_their_line(tmp_path):
+    run = make_run(tmp_path / "a", 3)
+    text = (run / "metrics.jsonl").read_bytes()
+    (run / "metrics.jsonl").write_bytes(b"\xff\xfe\n" + text)
+    with pytest.raises(FormatError, match=r"metrics.jsonl:1: no record of metrics"):
+        plot_runs([run], tmp_path / "curves.html")
+
+
+def test_parts_of_the_loss_are_drawn_before_evaluations(tmp_path):
+    parts = {"held/loss": 1.0, "loss.source.a/b": 1.0, "loss.task.R": 1.0, "loss.distance.2": 1.0}
+    panels = read_panels([make_run(tmp_path / "a", 3, **parts)])
+    assert [panel.title for panel in panels][2:] == [
+        "Loss of source a/b",
+        "Loss of task R",
+        "Loss of target distance 2",
+        "held/loss",
+    ]

@@ -122,3 +122,74 @@ def test_an_evaluation_is_given_up_when_the_run_is_asked_to_stop(data, tmp_path)
 
     assert look_at(data, trainer)(trainer.model, stop) == {}
     assert len(looked) == 3
+
+
+def figures(data, tmp_path, setting):
+    """What a look at fresh weights tells."""
+    look = f"training.evaluators={{held: {setting.replace('DATA', str(data / 'data'))}}}"
+    trainer = make(data, tmp_path / "run", look, dry_run=True)
+    [(_, look)] = trainer._evaluators.values()
+    return look(trainer.model)
+
+
+def test_a_slice_is_those_documents_alone(data, tmp_path):
+    whole = figures(data, tmp_path, "{data: DATA/validation}")
+    first, rest = (
+        figures(data, tmp_path, f"{{data: DATA/validation, slice: {part}}}") for part in ("[0, 0.25]", "[0.25, 1]")
+    )
+    assert 0 < first["targets"] < rest["targets"]
+    assert first["targets"] + rest["targets"] == whole["targets"]
+    nats = sum(part["loss"] * part["targets"] for part in (first, rest))
+    assert nats / whole["targets"] == pytest.approx(whole["loss"], rel=1e-6)
+    assert "bits_per_byte" in whole
+    assert "bits_per_byte" not in first
+
+
+def test_an_objective_is_measured_by_its_tasks(data, tmp_path):
+    plain = figures(data, tmp_path, "{data: DATA/validation}")
+    found = figures(data, tmp_path, "{data: DATA/validation, objective: {preset: ul2r, modes: null}}")
+    assert set(found) == {"loss", "targets", "loss.task.R", "loss.task.X", "loss.task.S"}
+    assert found["targets"] < plain["targets"]
+    assert min(found[f"loss.task.{task}"] for task in "RXS") <= found["loss"]
+    assert found == figures(data, tmp_path, "{data: DATA/validation, objective: {preset: ul2r, modes: null}}")
+
+
+def test_a_mixture_has_the_loss_of_its_shares(data, tmp_path):
+    one, two = (figures(data, tmp_path, f"{{data: DATA/{name}}}") for name in ("validation", "train"))
+    both = figures(
+        data, tmp_path, "{sources: [{path: DATA/validation, share: 3}, {path: DATA/train, share: 1, name: more}]}"
+    )
+    assert set(both) == {"loss", "targets", "loss.source.validation", "loss.source.more"}
+    assert both["targets"] == one["targets"] + two["targets"]
+    assert both["loss.source.validation"] == pytest.approx(one["loss"], rel=1e-5)
+    assert both["loss.source.more"] == pytest.approx(two["loss"], rel=1e-5)
+    assert both["loss"] == pytest.approx((3 * one["loss"] + two["loss"]) / 4, rel=1e-5)
+    assert both["loss"] != pytest.approx((one["loss"] + two["loss"]) / 2, rel=1e-7)
+
+
+def test_parts_of_an_evaluation_are_in_the_records(data, tmp_path):
+    look = f"{{held: {{sources: [{{path: {data}/data/validation}}, {{path: {data}/data/train}}], every: 2}}}}"
+    records = train(data, tmp_path / "run", f"training.evaluators={look}", "training.steps=3")
+    assert [record["step"] for record in records if "held/loss.source.train" in record] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("look", "message"),
+    [
+        (
+            "{a: {data: x, sources: [{path: y}]}}",
+            r"evaluators.a: .*needs data, .*, or sources; found both",
+        ),
+        ("{a: {}}", r"evaluators.a: .*needs data, a dataset folder, or sources; found neither"),
+        ("{a: {sources: [{path: x}], slice: [0, 0.5]}}", r"slice and objective go with data; give each of the sources"),
+        ("{a: {sources: [{path: x}], objective: ul2r}}", r"slice and objective go with data; give each of the sources"),
+        ("{a: {sources: [{path: x, share: 0}]}}", r"source 'x' has share 0 and .*; expected a share above 0"),
+        ("{a: {sources: [{path: x, max_epochs: 2}]}}", r"max_epochs 2.*; expected .* no max_epochs, as each document"),
+        ("{a: {data: x, slice: [0.5, 0.1]}}", r"slice must be fractions 0 ≤ begin < end ≤ 1"),
+        ("{a: {data: x, objective: ul3}}", r"evaluators.a.objective: found 'ul3', expected 'causal', 'infill'"),
+        ("{a: {sources: [{path: x, shore: 1}]}}", r"evaluators.a.sources.0.shore: unknown key; did you mean 'share'"),
+    ],
+)
+def test_sources_of_an_evaluator_that_mean_nothing(data, tmp_path, look, message):
+    with pytest.raises(ConfigError, match=message):
+        make(data, tmp_path / "run", f"training.evaluators={look}")

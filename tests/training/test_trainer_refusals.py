@@ -5,7 +5,7 @@ import shutil
 import pytest
 from training_makers import losses, make, make_data, train
 
-from penstock.errors import ConfigError, OutputError, StateError
+from penstock.errors import ConfigError, OutputError, RecordError, StateError
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 
@@ -82,7 +82,7 @@ def test_resume_with_another_lora_alpha(data, tmp_path):
 
 
 def test_resume_without_the_run_that_it_began_with(data, tmp_path):
-    train(data, tmp_path / "first", "training.steps=2")
+    train(data, tmp_path / "first", "training.steps=2", "training.schedule.warmup_steps=2")
     start = f'model="from:{tmp_path / "first"}"'
     whole = train(data, tmp_path / "whole", start)
     train(data, tmp_path / "run", start, until=3)
@@ -127,6 +127,21 @@ def test_what_was_trained_until_the_data_ended_is_saved(data, tmp_path):
     with pytest.raises(ConfigError, match="All that was trained is saved"):
         train(data, tmp_path / "run", "training.steps=90", *ends)
     assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) == 1
+
+
+def test_what_was_trained_until_a_step_cannot_be_made_is_saved(data, tmp_path):
+    """A document that is refused is found when its window is planned, here at the change of shares."""
+    path = data / "data" / "train"
+    sources = f"data.sources=[{{path: {path}, name: web}}, {{path: {path}, name: long, share: 0, too_long: error}}]"
+    change = "data.changes=[{step: 4, shares: {web: 0, long: 1}}]"
+    rare = ("data.loader.sequence_length=16", "training.checkpoints.every=1000", "training.steps=9")
+    said: list[str] = []
+    with pytest.raises(RecordError, match=r"source 'long': document .* or set too_long to split"):
+        train(data, tmp_path / "run", sources, change, *rare, say=said.append)
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000004"]
+    assert said[-1] == "saved after step 4; the next step cannot be made"
+    start = f'model="from:{tmp_path / "run"}"'
+    assert len(train(data, tmp_path / "more", start, "training.steps=3")) == 3
 
 
 def test_no_new_beginning_over_damaged_checkpoints(data, tmp_path):

@@ -81,6 +81,7 @@ def make(
     resume: bool = False,
     ranks: Ranks | None = None,
     say: Callable[[str], None] = lambda _: None,
+    dry_run: bool = False,
 ) -> Trainer:
     """What `penstock train` makes of the run file and `--set` of the assignments."""
     path = data / "run.yaml"
@@ -92,6 +93,7 @@ def make(
         resume=resume,
         ranks=ranks or Ranks(torch.device("cpu")),
         say=say,
+        dry_run=dry_run,
     )
 
 

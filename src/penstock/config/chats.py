@@ -63,7 +63,7 @@ def load_chat_section(
     document = override(read_document(path), own)
     if "chat" not in document.values:
         raise ConfigError(
-            f"{path}: no section chat; due: one with settings of chats, such as `chat: {{template: auto}}`"
+            f"{path}: no section chat; expected one with settings of chats, such as `chat: {{template: auto}}`"
         )
     section = Document(document.name, {"chat": document.values["chat"]}, document.lines, document.assigned)
     settings: _Section = check(section, _Section)

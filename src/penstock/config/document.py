@@ -10,6 +10,7 @@ from typing import Any, final
 import yaml
 
 from penstock.errors import ConfigError
+from penstock.yaml_files import DEEPEST, parse_yaml, read_yaml
 
 Place = tuple[str | int, ...]
 """Keys and list indices from the top of the file to a value."""
@@ -33,17 +34,24 @@ class Document:
         """`run.yaml:12: data.loader.seed`, or `--set data.loader.seed=x` when that gave the value.
 
         The line is that of the nearest enclosing key that the file holds. Assignments inside the place are named with
-        it, since what is wrong with the whole may be due to them.
+        it, since they may be what is wrong with the whole.
         """
         enclosing = [place[:size] for size in range(len(place), 0, -1)]
         assigned = next((self.assigned[part] for part in enclosing if part in self.assigned), None)
         if assigned is not None:
-            return f"--set {assigned}" if place in self.assigned else f"--set {assigned}: {dotted(place)}"
+            given = f"--set {shortened(assigned)}"
+            return given if place in self.assigned else f"{given}: {dotted(place)}"
         line = next((self.lines[part] for part in enclosing if part in self.lines), None)
         file = self.name if line is None else f"{self.name}:{line}"
         inside = [text for part, text in self.assigned.items() if part[: len(place)] == place]
-        given = f" (with {' '.join(f'--set {text}' for text in inside)})" if inside else ""
-        return f"{file}: {dotted(place)}{given}" if place else f"{file}{given}"
+        among = f" (with {' '.join(f'--set {shortened(text)}' for text in inside)})" if inside else ""
+        return f"{file}: {dotted(place)}{among}" if place else f"{file}{among}"
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """A text that fits a line of an error, on one line."""
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def dotted(place: Place) -> str:
@@ -55,26 +63,13 @@ def read_document(path: str | Path) -> Document:
     """Read a YAML file whose top is a mapping.
 
     Raises:
-        ConfigError: There is no such file, it is not YAML, or a key is given twice.
+        ConfigError: There is no such file, it is not YAML or out of bounds (see `yaml_files`), or a key is given twice.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        node, values = yaml.compose(text, Loader=yaml.SafeLoader), yaml.safe_load(text)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); due: a run file, which is YAML") from error
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        raise ConfigError(
-            f"{path}{line}: not a run file, which is YAML: {getattr(error, 'problem', None) or error}"
-        ) from error
+    node, values = read_yaml(path)
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError(f"{path}: the top of a run file is a mapping, such as `data: …`")
     lines: dict[Place, int] = {}
-    try:
-        _walk(node, (), lines, str(path))
-    except RecursionError:
-        raise ConfigError(f"{path}: a part of it contains itself, or too many parts in one another") from None
+    _walk(node, (), lines, str(path))
     return Document(str(path), values, lines)
 
 
@@ -112,13 +107,12 @@ def override(document: Document, assignments: list[str]) -> Document:
     for assignment in assignments:
         path, sign, text = assignment.partition("=")
         if not sign or not path:
-            raise ConfigError(f"--set {assignment}: expected key=value, such as data.loader.seed=7")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"--set {assignment}: the value is not YAML: {error}") from error
+            raise ConfigError(f"--set {shortened(assignment)}: expected key=value, such as data.loader.seed=7")
+        node, value = parse_yaml(text, f"--set {shortened(assignment)}: the value", lines=False)
         holder: Any = values
         *parents, last = path.split(".")
+        if len(parents) >= DEEPEST:
+            raise ConfigError(f"--set {shortened(assignment)}: has {len(parents)} dots; expected fewer than {DEEPEST}")
         place: Place = ()
         for part in parents:
             key = _key(holder, part, assignment)
@@ -127,6 +121,8 @@ def override(document: Document, assignments: list[str]) -> Document:
                 holder[key] = {}
             holder = holder[key]
         key = _key(holder, last, assignment)
+        if node is not None:
+            _walk(node, (*place, key), {}, f"--set {shortened(assignment)}")
         holder[key] = value
         assigned[*place, key] = assignment
     return Document(document.name, values, document.lines, assigned)
@@ -144,7 +140,9 @@ def _key(holder: Any, part: str, assignment: str) -> str | int:
     if isinstance(holder, dict):
         return part
     if not isinstance(holder, list):
-        raise ConfigError(f"--set {assignment}: nothing can be set at {part!r}, since it would be inside {holder!r}")
+        raise ConfigError(
+            f"--set {assignment}: nothing can be set at {part!r}, since it would be inside {shortened(repr(holder))}"
+        )
     if part.isdecimal() and int(part) < len(holder):
         return int(part)
     names = [_entry_name(entry) for entry in holder]

@@ -59,8 +59,8 @@ def told_apart(kinds: Sequence[tuple[type, type[BaseModel]]], others: Sequence[A
     tagged: list[Any] = [Annotated[model, Tag(_TAG + KINDS[settings])] for settings, model in kinds]
     tagged += [Annotated[other, Tag(f"{_TAG}name")] for other in others]
     names = [f"a name ({', '.join(get_args(other))}), or " for other in others]
-    due = f"{''.join(names)}a mapping with kind: {' or '.join(KINDS[settings] for settings, _ in kinds)}"
-    choose = Discriminator(_tag_of, custom_error_type="kind", custom_error_message=due)
+    expected = f"{''.join(names)}a mapping with kind: {' or '.join(KINDS[settings] for settings, _ in kinds)}"
+    choose = Discriminator(_tag_of, custom_error_type="kind", custom_error_message=expected)
     return Annotated[Union[tuple(tagged)], choose]  # noqa: UP007  (made at run time)
 
 

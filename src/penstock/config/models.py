@@ -8,34 +8,56 @@ the class's own checks. JSON Schema comes from the models; descriptions are the 
 import ast
 import dataclasses
 import datetime
-import difflib
 import inspect
 import itertools
 import textwrap
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
+from penstock.config.complaints import complaints
 from penstock.config.document import Document, Place
-from penstock.config.kinds import KINDS, OBJECTIVE, is_tag, kind_model, objective_of, tagged_model, told_apart
+from penstock.config.kinds import KINDS, OBJECTIVE, kind_model, objective_of, told_apart
 from penstock.errors import ConfigError
 from penstock.loader import Source
 from penstock.prepare.chat_settings import GROUPS, ChatSettings
+from penstock.training.settings import EvaluatorSettings
 
 _IN_FILES: dict[tuple[type, str], tuple[Any, Callable[[Any], Any]]] = {
     (Source, "path"): (str, str),
     (ChatSettings, "template"): (str, str),
     (ChatSettings, "date"): (str | datetime.date | None, lambda day: day and str(day)),
     (Source, "objective"): (OBJECTIVE, objective_of),
+    (EvaluatorSettings, "objective"): (OBJECTIVE, objective_of),
 }
 """(class, field) → (its type in a file, how to make its value), for fields that hold more than a file can say."""
 
 _SPREAD: dict[type, dict[str, type]] = {ChatSettings: GROUPS}
 """Class → its fields that a file does not name: their own fields stand beside its others."""
+
+
+def _no_truth(value: Any) -> Any:
+    """Python takes true for 1; in a file it is a mistake. The error is what was expected instead."""
+    if isinstance(value, bool):
+        raise ValueError("a number")
+    return value
+
+
+def _of_64_bits(value: int) -> int:
+    if not -(2**63) <= value < 2**63:
+        raise ValueError("a whole number of at most 19 digits")
+    return value
+
+
+_NUMBERS: dict[Any, Any] = {
+    int: Annotated[int, BeforeValidator(_no_truth), AfterValidator(_of_64_bits)],
+    float: Annotated[float, BeforeValidator(_no_truth), Field(allow_inf_nan=False)],
+}
+"""What a file may give for a number: no truth value, none without an end, none that no setting can hold."""
 
 
 @cache
@@ -87,13 +109,12 @@ def check(document: Document, settings: type) -> Any:
     """Check a document against a settings class, and make the settings.
 
     Raises:
-        ConfigError: One line for each thing that is wrong: where, what was found, what was due.
+        ConfigError: One line for each thing that is wrong: where, what was found, what was expected.
     """
     try:
         model = model_of(settings).model_validate(document.values)
     except ValidationError as error:
-        lines = [_complaint(document, settings, problem) for problem in error.errors()]
-        raise ConfigError("\n".join(lines)) from None
+        raise ConfigError("\n".join(complaints(document, model_of(settings), error.errors()))) from None
     return build(model, document)
 
 
@@ -123,7 +144,7 @@ def _checked_type(hint: Any) -> Any:
         return model_of(hint)
     origin = get_origin(hint)
     if origin is None or origin is Literal:
-        return hint
+        return _NUMBERS.get(hint, hint)
     kinds = [argument for argument in get_args(hint) if argument in KINDS]
     if len(kinds) > 1:
         models = [(settings, kind_model(settings, model_of(settings))) for settings in kinds]
@@ -136,67 +157,8 @@ def _checked_type(hint: Any) -> Any:
 
 def _default(settings: type, field: "dataclasses.Field[Any]") -> Any:
     """The field's default as a file would write it; `...` when it must be given."""
-    if (settings, field.name) == (Source, "objective"):
+    if field.name == "objective" and (settings, field.name) in _IN_FILES:
         return "causal"
     if field.default is not dataclasses.MISSING:
         return list(field.default) if field.default == () else field.default
     return ... if field.default_factory is dataclasses.MISSING else field.default_factory()
-
-
-def _complaint(document: Document, settings: type, problem: Any) -> str:
-    """One line about one problem that pydantic found."""
-    tagged: Place = _of_keys(settings, problem["loc"])
-    place = tuple(part for part in tagged if not is_tag(part))
-    where = document.where(place)
-    match problem["type"]:
-        case "extra_forbidden":
-            known = list(_model_at(model_of(settings), tagged[:-1]).model_fields)
-            close = difflib.get_close_matches(str(place[-1]), known, 1, 0.5)
-            hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
-            return f"{where}: unknown key; {hint}"
-        case "missing":
-            return f"{where}: missing; {_note(settings, tagged)}"
-        case "model_type":
-            return f"{where}: found {problem['input']!r}, due a mapping of keys"
-        case _:
-            due = problem["msg"].removeprefix("Input should be ").partition(", unable to")[0]
-            return f"{where}: found {problem['input']!r}, due {due}"
-
-
-def _of_keys(settings: type, place: Place) -> Place:
-    """`place` without the names of types by which pydantic tells the members of a union apart (`ModelSettings`)."""
-    kept: Place = ()
-    for part in place:
-        inner = _model_at(model_of(settings), kept)
-        if not (part == inner.__name__ and part not in inner.model_fields):
-            kept = (*kept, part)
-    return kept
-
-
-def _note(settings: type, place: Place) -> str:
-    model = _model_at(model_of(settings), place[:-1])
-    field = model.model_fields.get(str(place[-1]))
-    return f"it must be given: {field.description}" if field and field.description else f"{place[-1]} must be given"
-
-
-def _model_at(model: type[BaseModel], place: Place) -> type[BaseModel]:
-    """The model that checks the mapping at `place`, in which pydantic says which kind it took things for."""
-    hint: Any = None
-    for part in place:
-        if isinstance(part, int):
-            continue
-        if is_tag(part):
-            model = tagged_model(hint, part) or model
-        elif get_origin(hint) is Mapping:
-            # A name of the user's own.
-            hint = get_args(hint)[1]
-        else:
-            hint = model.model_fields[part].annotation
-            model = _inner_model(hint) or model
-    return model
-
-
-def _inner_model(hint: Any) -> type[BaseModel] | None:
-    if isinstance(hint, type) and issubclass(hint, BaseModel):
-        return hint
-    return next((found for argument in get_args(hint) if (found := _inner_model(argument))), None)

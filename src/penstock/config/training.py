@@ -1,9 +1,11 @@
 """From a run file to a trainer: datasets, model, loader and run folder, put together in this order.
 
-The order matters: the model needs the datasets' vocabulary, the loader what the model requires, and the run's folder is
-begun only when all of them fit.
+What is cheap to refuse comes first: the run's folder, packages, datasets, then the model, the evaluators with their
+files and sandbox, the teachers, whose projection can take minutes, and the loader. The run's folder is begun only when
+all of them fit. A dry run is the same up to there, reads the checkpoint that it would resume, and writes nothing.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ from penstock.config.run import DataSettings, RunSettings, make_loader, open_sou
 from penstock.errors import ConfigError
 from penstock.inputs import InputRequirements
 from penstock.loader import Loader
+from penstock.locks import check_unlocked
 from penstock.models import ModelSettings
 from penstock.training import TrainSettings
 
@@ -30,7 +33,15 @@ TRAINED = "from:"
 
 
 def make_trainer(
-    settings: RunSettings, *, run_file: str, text: str, output: Path | None, resume: bool, ranks: "Ranks", say: Any
+    settings: RunSettings,
+    *,
+    run_file: str,
+    text: str,
+    output: Path | None,
+    resume: bool,
+    ranks: "Ranks",
+    say: Any,
+    dry_run: bool = False,
 ) -> "Trainer":
     """The trainer of a run file, at the place where its run is.
 
@@ -38,66 +49,93 @@ def make_trainer(
         settings: Of the run file.
         run_file: Its name, for errors.
         text: The run file as it is kept in the run's folder, overrides included.
-        output: The run's folder; None for a dry run, which writes nothing.
+        output: The run's folder; None in a dry run without one.
         resume: Go on with a run that is there, from its newest complete checkpoint; the run file is kept only then.
         ranks: The processes that train together.
-        say: Told a sentence now and then.
+        say: Called with a sentence now and then.
+        dry_run: Refuse all that starting would refuse, and write nothing.
 
     Raises:
         ConfigError: A section is missing, or model and data do not fit.
         IsolationError: Rows hold several documents, and the model would let them see each other.
+        MissingExtraError: TensorBoard or W&B is asked for and not installed.
         OutputError: The run's folder is not free.
         StateError: The run that is there has another plan or model.
     """
     # All of these need torch, which reading a run file does not.
+    from penstock.training.processes import in_step
+    from penstock.training.run_folder import LOCK, begin_run, change_run, check_run
+
+    if settings.model is None:
+        raise ConfigError(f"{run_file}: model is missing: give layers, width, …, from:RUN or hf:path")
+    data = open_sources(settings.data, run_file)
+    datasets = [source.path for source in data.sources]
+    with in_step():
+        if ranks.is_first:
+            check_run(output, datasets, resume=resume)
+            if dry_run and output is not None:
+                check_unlocked(output, output / LOCK, doing="training")
+    trainer = _set_up(replace(settings, data=data), run_file, output, resume, ranks, say)
+    if output is None:
+        return trainer
+    with in_step():
+        if ranks.is_first and not dry_run:
+            begin_run(output, text, datasets, resume=resume, hold=ranks.hold)
+    if resume:
+        trainer.resume(writes=not dry_run)
+        if ranks.is_first and not dry_run:
+            change_run(output, text, say)
+    return trainer
+
+
+def _set_up(
+    settings: RunSettings, run_file: str, output: Path | None, resume: bool, ranks: "Ranks", say: Any
+) -> "Trainer":
+    """The trainer before its first step. Nothing is written; `settings.data` is open."""
     from penstock.config.teachers import open_teachers
     from penstock.models.lora import add_lora
     from penstock.training import Trainer
-    from penstock.training.processes import in_step
-    from penstock.training.run_folder import begin_run, change_run
+    from penstock.training.checks import check_memory, check_writers
+    from penstock.training.evaluators import make_evaluators
+    from penstock.training.loss_groups import LossGroups
     from penstock.training.setup import prepare_torch
     from penstock.training.trainer import count_steps
 
-    training = settings.training or TrainSettings()
-    if settings.model is None:
-        raise ConfigError(f"{run_file}: model is missing: give layers, width, …, from:RUN or hf:path")
+    data, training, start = settings.data, settings.training or TrainSettings(), settings.model
+    assert start is not None
+    check_writers(training)
     prepare_torch(training)
-    data = open_sources(settings.data, run_file)
-    start = settings.model
     if resume and output is not None and _is_gone(start):
         # And no more needed: the run's own checkpoint has the same shapes, and all weights.
         start = f"{TRAINED}{output}"
+    check_memory(start, _vocabulary(data), training, data.loader, device=ranks.device, ranks=ranks.place.size)
     model = _make_model(data, start, training, ranks.device)
     if training.lora is not None:
         add_lora(model, training.lora, seed=training.seed)
+    datasets = [source.path for source in data.sources]
+    evaluators = make_evaluators(training.evaluators, datasets, data.loader.sequence_length, model, ranks)
     taught = open_teachers(settings.teacher, data, ranks.device, say)
+    groups = LossGroups(None if taught is None else taught.companion)
     loader = make_loader(
         data,
         run_file=run_file,
         data_parallel=(ranks.place.rank, ranks.place.size),
         threads=FILLING_THREADS,
         requirements=model.requirements() if taught is None else model.requirements().merge(READ_BY_TEACHERS),
-        companion=None if taught is None else taught.companion,
+        companion=groups,
     )
-    steps = count_steps(loader, training)
-    trainer = Trainer(
+    return Trainer(
         run=output or Path(),
         model=model,
         loader=loader,
         settings=training,
-        steps=steps,
+        steps=count_steps(loader, training),
         ranks=ranks,
         distiller=None if taught is None else taught.distiller,
+        groups=groups,
+        evaluators=evaluators,
         say=say,
     )
-    with in_step():
-        if output is not None and ranks.is_first:
-            begin_run(output, text, loader.datasets, resume=resume, hold=ranks.hold)
-    if output is not None and resume:
-        trainer.resume()
-        if ranks.is_first:
-            change_run(output, text, say)
-    return trainer
 
 
 def _is_gone(model: ModelSettings | str) -> bool:

@@ -31,6 +31,10 @@ class CompanionSource:
     """Name of its objective."""
     is_rewritten: bool
     """Whether the objective writes other tokens than the document's own."""
+    task_names: tuple[str, ...]
+    """What the objective may do to a document, by name; its own name where it has no tasks."""
+    tasks: Callable[[np.ndarray[Any, np.dtype[np.int64]]], list[str]]
+    """(pieces of this source, int64 [documents, PIECE_COLUMNS]) → the task of each."""
 
 
 class Companion(Protocol):
@@ -60,6 +64,8 @@ def begin(
                 dataset=dataset,
                 objective=rewriting.objective.name,
                 is_rewritten=not rewriting.is_causal,
+                task_names=rewriting.task_names,
+                tasks=rewriting.tasks,
             )
             for source, dataset, rewriting in zip(mixture.sources, datasets, rewritings, strict=True)
         ]

@@ -209,6 +209,13 @@ class Loader:
         pairs = zip(self.mixture.sources, self._plan.rewritings, strict=True)
         return next((source.name for source, rewriting in pairs if rewriting.bidirectional), None)
 
+    @property
+    def added_tokens(self) -> dict[str, int]:
+        """Source name → the largest token id that its objective adds to documents, where it adds any."""
+        pairs = zip(self.mixture.sources, self._plan.rewritings, strict=True)
+        added = {source.name: getattr(rewriting.objective, "added_tokens", ()) for source, rewriting in pairs}
+        return {name: max(ids) for name, ids in added.items() if ids}
+
     def count_steps(self) -> int:
         """Steps from its beginning to its end; costs the whole plan once (millions of documents a second).
 

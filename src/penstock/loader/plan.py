@@ -74,9 +74,14 @@ class PlanSettings:
         for name in ("sequence_length", "rows_per_step", "window_rows", "seed"):
             # NumPy's integers are welcome, but a state must fit into JSON.
             object.__setattr__(self, name, int(getattr(self, name)))
-        for name, least in (("sequence_length", 2), ("rows_per_step", 1), ("window_rows", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        for name, least, most in (
+            ("sequence_length", 2, 1 << 26),
+            ("rows_per_step", 1, 1 << 24),
+            ("window_rows", 1, 1 << 24),
+        ):
+            if not least <= getattr(self, name) <= most:
+                bound = f"at least {least}" if getattr(self, name) < least else f"at most {most:,}"
+                raise ConfigError(f"{name} must be {bound}, got {getattr(self, name)}")
         if self.packing not in PACKINGS:
             raise ConfigError(f"packing must be one of {', '.join(PACKINGS)}, got {self.packing!r}")
 

@@ -146,6 +146,20 @@ class Rewriting:
         words = int(self.words(piece[None])[2][0])
         return "" if name is None or not words else str(name(words, int(self.keys(piece[None])[0])))
 
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """What `tasks` may give."""
+        return tuple(getattr(self.objective, "task_names", ())) or (self.objective.name,)
+
+    def tasks(self, pieces: Int64) -> list[str]:
+        """What is done to each piece, one of `task_names`; the first of them where nothing of it can be trained."""
+        first, *others = self.task_names
+        if not others:
+            return [first] * len(pieces)
+        name: Any = self.objective.task  # type: ignore[attr-defined]
+        words, keys = self.words(pieces)[2].tolist(), self.keys(pieces).tolist()
+        return [name(length, key) if length else first for length, key in zip(words, keys, strict=True)]
+
     def write(self, piece: Int64) -> Written:
         """Rewrite one piece in Python; what the compiled fill does, for any objective.
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from penstock.models.language_model import LanguageModel
 
+MOST_RANK = 1 << 16
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +32,10 @@ class LoraSettings:
     """Last parts of the names of the matrices that get them, such as query or q_proj; empty: all but the output."""
 
     def __post_init__(self) -> None:
-        if self.rank < 1 or not self.alpha > 0:
-            raise ConfigError(f"lora: rank must be 1 or more and alpha above 0; got {self.rank} and {self.alpha}")
+        if not 1 <= self.rank <= MOST_RANK or not 0 < self.alpha < float("inf"):
+            raise ConfigError(
+                f"lora: rank must be 1 to {MOST_RANK:,} and alpha above 0; got {self.rank} and {self.alpha}"
+            )
 
 
 def add_lora(model: "LanguageModel", settings: LoraSettings, *, seed: int = 0) -> None:

@@ -59,12 +59,26 @@ def backward_in_parts(model: LanguageModel, row: RowTensors, parts: int, loss_of
     return total
 
 
-def _cuts(row: RowTensors, parts: int) -> list[tuple[int, int]]:
-    slots = row.rule.num_slots
+def check_cuts(slots: int, parts: int, window: int | None) -> None:
+    """Refuse what no row of a model could be cut in.
+
+    Args:
+        slots: T.
+        parts: k.
+        window: Tokens that a token sees, itself among them; None: all before it.
+
+    Raises:
+        ConfigError: T is no multiple of k, or the model has a window.
+    """
     if parts < 1 or slots % parts:
         raise ConfigError(f"a row of {slots} slots cannot be cut in {parts} equal parts; take a divisor of {slots}")
-    if row.window is not None:
-        raise ConfigError("micro-sequences do not know sliding windows; take parts of 1, or a model without a window")
+    if window is not None and parts > 1:
+        raise ConfigError("micro-sequences do not know sliding windows; take 1 part, or a model without a window")
+
+
+def _cuts(row: RowTensors, parts: int) -> list[tuple[int, int]]:
+    slots = row.rule.num_slots
+    check_cuts(slots, parts, row.window)
     size = slots // parts
     for number, (begin, prefix_end, _) in enumerate(row.rule.pieces.tolist()):
         cut = -(-(begin + 1) // size) * size

@@ -6,6 +6,10 @@ from typing import Literal, final
 from penstock.errors import ConfigError
 from penstock.inputs import InputRequirements
 
+MOST = 1 << 31
+"""Of whatever is counted in a model; torch numbers places in a tensor by 64 bits."""
+MOST_DISTANCES = 64
+"""Target distances that a loader gives."""
 Dtype = Literal["float32", "bfloat16", "float64"]
 
 
@@ -52,8 +56,10 @@ class ModelSettings:
         for name in ("vocab_size", "kv_heads", "head_width", "mlp_width", "sliding_window"):
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name))
+        if self.prediction_heads > MOST_DISTANCES:
+            raise ConfigError(f"model.prediction_heads must be at most {MOST_DISTANCES}, got {self.prediction_heads}")
         for name in ("rope_theta", "norm_eps", "init_std"):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"model.{name} must be above 0, got {getattr(self, name)!r}")
         if self.head_width is None and self.width % self.heads:
             raise ConfigError(
@@ -134,5 +140,5 @@ class ModelSettings:
 
 
 def _check_count(name: str, found: object) -> None:
-    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-        raise ConfigError(f"model.{name} must be a whole number of 1 or more, got {found!r}")
+    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= MOST:
+        raise ConfigError(f"model.{name} must be a whole number from 1 to {MOST:,}, got {found!r}")

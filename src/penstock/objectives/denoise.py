@@ -234,6 +234,17 @@ class Denoise:
         begins, ends, _, _ = self._layout(length, key)
         return list(zip(begins, ends, strict=True))
 
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """All that `task` may give."""
+        return tuple(dict.fromkeys(task.name for task in self.tasks))
+
+    @property
+    def added_tokens(self) -> tuple[int, ...]:
+        """Ids that it puts among a document's own, those that are known already."""
+        tokens = [*(self.sentinels or ()), self.input_end, *(task.mode for task in self.tasks)]
+        return tuple(token for token in tokens if isinstance(token, int))
+
     def task(self, length: int, key: int) -> str:
         """The name of the task that a document gets."""
         return self.tasks[self._task(length, key)].name

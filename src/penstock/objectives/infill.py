@@ -136,6 +136,16 @@ class Infill:
         """What the compiled writer needs, after `resolve`; None for character splits, which `write` does."""
         return self._program() if self.split == "token" else None
 
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """All that `task` may give."""
+        return ORDERS
+
+    @property
+    def added_tokens(self) -> tuple[int, ...]:
+        """Ids that it puts among a document's own, those that are known already."""
+        return tuple(token for token in self.tokens or () if isinstance(token, int))
+
     def task(self, length: int, key: int) -> str:
         """ "PSM", "SPM" or "causal"."""
         return ORDERS[decide_infill(self._program(), length, np.uint64(key))[0]]

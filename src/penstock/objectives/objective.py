@@ -53,10 +53,12 @@ class Facts:
 class Objective(Protocol):
     """The protocol of objectives. Your own needs these four; make it a frozen dataclass.
 
-    Three more are used where an objective has them: `resolve(facts: Facts) -> Objective`, called once at set-up, to
-    look up token ids and refuse what cannot work; `task(length: int, key: int) -> str`, the name of what is done to a
-    document, for inspection; `bidirectional: bool`, True when a `prefix` may be above 0. (The built-in ones have
-    `program() -> int64 array | None` too, which makes the compiled writer do what `write` does.)
+    More are used where an objective has them: `resolve(facts: Facts) -> Objective`, called once at set-up, to look up
+    token ids and refuse what cannot work; `task(length: int, key: int) -> str`, the name of what is done to a document,
+    for inspection, and `task_names: tuple[str, ...]`, all such names, so that metrics can tell tasks apart;
+    `added_tokens: tuple[int, ...]`, ids that are put among a document's own, held against the model's vocabulary;
+    `bidirectional: bool`, True when a `prefix` may be above 0. (The built-in ones have `program() -> int64 array |
+    None` too, which makes the compiled writer do what `write` does.)
 
     `check_objective` tries whether an objective keeps the promises. Its `repr` goes into a state's digest, so that a
     run is not resumed with another objective: it must say all settings, and be the same in every process.

@@ -37,6 +37,7 @@ def chunked_cross_entropy(
     scale: float = 1.0,
     z_loss: float = 0.0,
     chunk: int | None = None,
+    each: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`scale` times the sum over targets of weight × (cross entropy + z_loss × log² Z), Z being the sum of exp(logits).
 
@@ -48,6 +49,7 @@ def chunked_cross_entropy(
         scale: Factor of the whole, usually 1 / the step's denominator.
         z_loss: Coefficient of the term that keeps log Z near 0 (PaLM, Chowdhery et al. 2022, section 5: 1e-4).
         chunk: Positions whose logits exist at once; None: by vocabulary and device.
+        each: [n] float64: takes weight × cross entropy of each target; None: nobody wants them.
 
     Returns:
         The scaled loss, a scalar; and the sum of weight × cross entropy alone, unscaled, float64, without gradient.
@@ -59,9 +61,9 @@ def chunked_cross_entropy(
         elements = ELEMENTS_CPU if hidden.device.type == "cpu" else ELEMENTS_GPU
         chunk = max(LEAST_POSITIONS, elements // probe.shape[-1])
     if not torch.is_grad_enabled() or not (hidden.requires_grad or probe.requires_grad):
-        return _sums(logits_of, hidden, targets, weights, scale, z_loss, chunk)
+        return _sums(logits_of, hidden, targets, weights, scale, z_loss, chunk, each)
     result: tuple[Tensor, Tensor] = _ChunkedCrossEntropy.apply(
-        logits_of, hidden, targets, weights, scale, z_loss, chunk, *leaves(probe)
+        logits_of, hidden, targets, weights, scale, z_loss, chunk, each, *leaves(probe)
     )
     return result
 
@@ -77,6 +79,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         scale: float,
         z_loss: float,
         chunk: int,
+        each: Tensor | None,
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
         wanted = [hidden.requires_grad, *(True for _ in parameters)]
@@ -89,7 +92,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             with torch.enable_grad():
                 states = hidden[part].detach().requires_grad_(hidden.requires_grad)
                 logits = logits_of(states)
-            step_loss, step_entropy, gradient = _chunk(logits.detach(), targets[part], weights[part], scale, z_loss)
+            step_loss, step_entropy, gradient = _chunk(
+                logits.detach(), targets[part], weights[part], scale, z_loss, None if each is None else each[part]
+            )
             inputs = [x for x, want in zip((states, *parameters), wanted, strict=True) if want]
             found = list(torch.autograd.grad(logits, inputs, gradient.to(logits.dtype)))
             if of_hidden is not None:
@@ -112,14 +117,14 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         of_hidden, of_parameters = ctx.gradients
         hidden = None if of_hidden is None else of_hidden * incoming
         heads = [(g * incoming).to(dtype) for g, dtype in zip(of_parameters, ctx.dtypes, strict=True)]
-        return None, hidden, None, None, None, None, None, *heads
+        return None, hidden, None, None, None, None, None, None, *heads
 
 
 def _chunk(
-    logits: Tensor, targets: Tensor, weights: Tensor, scale: float, z_loss: float
+    logits: Tensor, targets: Tensor, weights: Tensor, scale: float, z_loss: float, each: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Loss, weighted cross entropy, and the gradient of the loss with respect to the logits [n, vocab]."""
-    logs, loss, cross_entropy, log_z = _entropy(logits, targets, weights, scale, z_loss)
+    logs, loss, cross_entropy, log_z = _entropy(logits, targets, weights, scale, z_loss, each)
     rows = weights.to(logs.dtype) * scale
     gradient = logs.exp_()
     gradient *= (rows if log_z is None else rows * (1 + 2 * z_loss * log_z))[:, None]
@@ -128,12 +133,14 @@ def _chunk(
 
 
 def _entropy(
-    logits: Tensor, targets: Tensor, weights: Tensor, scale: float, z_loss: float
+    logits: Tensor, targets: Tensor, weights: Tensor, scale: float, z_loss: float, each: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Log probabilities [n, vocab], the loss, the weighted cross entropy, and log Z [n] where it counts."""
     logs = torch.log_softmax(logits, -1, dtype=accumulator(logits.dtype))
     of_targets = logs.gather(1, targets[:, None])[:, 0]
     cross_entropy = -(of_targets.double() @ weights.double())
+    if each is not None:
+        each.copy_(of_targets).mul_(weights).neg_()
     if not z_loss:
         return logs, cross_entropy * scale, cross_entropy, None
     log_z = logits.gather(1, targets[:, None])[:, 0].to(logs.dtype) - of_targets
@@ -149,9 +156,13 @@ def _sums(
     scale: float,
     z_loss: float,
     chunk: int,
+    each: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """The two results without any gradient."""
     parts = [slice(begin, begin + chunk) for begin in range(0, len(hidden), chunk)]
-    sums = [_entropy(logits_of(hidden[p]), targets[p], weights[p], scale, z_loss)[1:3] for p in parts]
+    sums = [
+        _entropy(logits_of(hidden[p]), targets[p], weights[p], scale, z_loss, None if each is None else each[p])[1:3]
+        for p in parts
+    ]
     loss, cross_entropy = torch.stack([torch.stack(pair) for pair in sums]).sum(0)
     return loss.to(accumulator(hidden.dtype)), cross_entropy

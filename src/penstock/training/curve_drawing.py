@@ -1,6 +1,7 @@
 """A panel of curves as inline SVG."""
 
 import math
+import sys
 from html import escape
 from typing import final
 
@@ -17,12 +18,11 @@ class Scale:
     """Numbers to places on the drawing, rounded to a tenth."""
 
     def __init__(self, low: float, high: float, begin: float, end: float) -> None:
-        self._low, self._begin = low, begin
-        self._factor = (end - begin) / (high - low) if high > low else 0.0
+        self._low, self._begin, self._size, self._span = low, begin, end - begin, (high - low) or 1.0
 
     def __call__(self, value: float) -> float:
         """The place of a number."""
-        return round(self._begin + (value - self._low) * self._factor, 1)
+        return round(self._begin + (value - self._low) / self._span * self._size, 1)
 
 
 def svg(panel: Panel) -> str:
@@ -67,9 +67,10 @@ def _drawn(curve: Curve, across: Scale, down: Scale) -> str:
 
 def nice_ticks(low: float, high: float, about: int) -> list[float]:
     """Round numbers from at or above `low` to at or below `high`, some `about` of them; one where both are equal."""
-    if not high > low:
-        return [low]
     raw = (high - low) / about
+    if not raw > sys.float_info.min:
+        # One place, or two that are closer than steps between numbers can be.
+        return [low]
     size = 10.0 ** math.floor(math.log10(raw))
     step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= raw * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)

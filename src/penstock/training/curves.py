@@ -7,18 +7,22 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from penstock.errors import ConfigError
+from penstock.training.figure_names import DISTANCE, PARTS, SOURCE, TASK, is_evaluation
 from penstock.training.metrics import read_metrics
 
 POINTS = 400
 """Points of a drawn curve, at most: more than a screen shows apart."""
 
 PANELS = (
-    ("Loss, nats a target", ("loss",)),
-    ("Useful tokens a second", ("tokens_per_second",)),
-    ("Learning rate", ("learning_rate",)),
-    ("Gradient norm, before clipping", ("gradient_norm",)),
+    ("Loss, nats a target", "loss"),
+    ("Useful tokens a second", "tokens_per_second"),
+    ("Learning rate", "learning_rate"),
+    ("Gradient norm, before clipping", "gradient_norm"),
 )
-"""Title and figures of the panels that come first; each figure of an evaluation has one of its own after them."""
+"""Title and figure of the panels that come first; after them each part of the loss and each figure of an evaluation has
+one of its own."""
+LARGEST = 1e30
+"""Of what is drawn: steps, tokens and figures beyond it are left out, as those that are no numbers."""
 
 Over = Literal["step", "tokens"]
 
@@ -69,8 +73,8 @@ def read_panels(runs: Sequence[str | Path], *, over: Over = "step") -> list[Pane
     records = {name: read_metrics(Path(run)) for name, run in zip(_names(runs), runs, strict=True)}
     found = [
         Panel(title=title, over=over, curves=curves)
-        for title, figures in (*PANELS, *((name, (name,)) for name in _evaluations(records)))
-        if (curves := _curves(records, figures[0], over))
+        for title, figure in (*PANELS, *((_title(name), name) for name in _others(records)))
+        if (curves := _curves(records, figure, over))
     ]
     if not found:
         raise ConfigError(f"{', '.join(map(str, runs))}: no figures yet; plot again after the first steps")
@@ -87,7 +91,7 @@ def _curve(run: str, number: int, records: list[dict[str, Any]], figure: str, ov
     points = [
         (float(record[over]), float(record[figure]))
         for record in records
-        if isinstance(record.get(figure), int | float) and over in record
+        if _is_drawn(record.get(figure)) and _is_drawn(record.get(over))
     ]
     if not points:
         return None
@@ -104,16 +108,28 @@ def _curve(run: str, number: int, records: list[dict[str, Any]], figure: str, ov
     )
 
 
-def _evaluations(records: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """Figures of evaluations that are numbers, in the order in which they came."""
+def _is_drawn(value: Any) -> bool:
+    """Whether it is a number that fits a drawing; not so large that differences or sums have none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
+
+
+def _others(records: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Parts of the loss, then figures of evaluations, that are numbers, in the order in which they came."""
     names = {
         name: None
         for had in records.values()
         for record in had
         for name, value in record.items()
-        if "/" in name and isinstance(value, int | float)
+        if (name.startswith(PARTS) or is_evaluation(name)) and _is_drawn(value)
     }
-    return list(names)
+    return sorted(names, key=is_evaluation)
+
+
+def _title(name: str) -> str:
+    for begin, what in ((SOURCE, "source"), (TASK, "task"), (DISTANCE, "target distance")):
+        if name.startswith(begin):
+            return f"Loss of {what} {name.removeprefix(begin)}"
+    return name
 
 
 def _names(runs: Sequence[str | Path]) -> list[str]:

@@ -20,6 +20,7 @@ from penstock.loader import DataParallel
 from penstock.locations import local_path
 from penstock.locks import lock_folder
 from penstock.training.run_folder import LOCK
+from penstock.training.settings import check_device
 
 BUCKET_BYTES = 32 << 20
 """Gradients that are summed in one call, at most, unless one alone is larger."""
@@ -120,18 +121,21 @@ def local_device(name: str) -> torch.device:
     Raises:
         ConfigError: There is no such device.
     """
+    check_device("device", name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
         return device
+    device = torch.device(name)
     try:
-        device = torch.device(name)
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ImportError):
         # Torch says so by an AssertionError where it was built without CUDA.
-        raise ConfigError(f"device {name!r}: {str(error).splitlines()[0]}; give one that is here, or auto") from None
+        count = torch.cuda.device_count()
+        here = f"cpu and {count} of cuda" if count else "cpu"
+        raise ConfigError(f"device {name!r}: is not here, torch finds {here}; give one that is here, or auto") from None
     return device
 
 

@@ -5,16 +5,21 @@ They change nothing of the run: weights, gradients, the loader's place and all r
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, final
 
 import torch
 
 from penstock.errors import ConfigError, FormatError
-from penstock.loader import Loader, Source
+from penstock.loader import Loader, Mixture, Source
 from penstock.models import LanguageModel, most_packed
+from penstock.objectives import Causal
 from penstock.shards import open_dataset
+from penstock.training.checks import check_ids
 from penstock.training.distributed import Ranks
+from penstock.training.figure_names import SOURCE
+from penstock.training.loss_groups import LossGroups, LossSums, means
 from penstock.training.losses import row_loss
 from penstock.training.settings import EvaluatorSettings
 
@@ -43,24 +48,27 @@ class HeldOutLoss:
     """Loss of held-out documents, each once, as the model is trained: packed, documents apart. A model that would let
     them see each other gets one document a row; `packing` says so then.
 
-    `loss` is nats a weighted target; `bits_per_byte` is all nats over the bytes of the text that the tokens stand for
-    (so tokenizers can be compared), given where every token counts 1, all rows are used, and the dataset knows them.
+    `loss` is nats a weighted target; of several sources, the mean of their losses weighted by their shares, which is
+    the loss of a target of the mixture. `loss.source.NAME` and `loss.task.NAME` are those of its parts, where there are
+    several. `bits_per_byte` is all nats over the bytes of the text that the tokens stand for (so tokenizers can be
+    compared), given for one source where every token counts 1, all documents are used as they are, and the dataset
+    knows its bytes.
 
     Args:
-        data: A dataset's folder.
+        data: A dataset's folder, or sources; each document is used once, so each source has `max_epochs` 1.
         sequence_length: Slots of a row.
         tokenizer: The model's, an object with `fingerprint` and `name`; None: the dataset's is not held against it.
         model: Says what rows must have.
         ranks: The processes that look together.
-        rows: So many at most; None: all.
+        rows: At most this many; None: all.
 
     Raises:
-        ConfigError: The dataset was made with another tokenizer.
+        ConfigError: A dataset was made with another tokenizer, or an objective does not go with the model.
     """
 
     def __init__(
         self,
-        data: str,
+        data: str | Mixture,
         *,
         sequence_length: int,
         tokenizer: Any,
@@ -68,58 +76,101 @@ class HeldOutLoss:
         ranks: Ranks,
         rows: int | None = None,
     ) -> None:
-        dataset = open_dataset(data)
-        theirs = getattr(dataset, "tokenizer", None)
-        if theirs is not None and tokenizer is not None and theirs.fingerprint != tokenizer.fingerprint:
-            raise ConfigError(
-                f"{data}: was made with another tokenizer ({theirs.name}) than the model's ({tokenizer.name}); prepare "
-                "it with that"
-            )
-        self._dataset, self._rows, self._ranks = dataset, rows, ranks
-        rows_per_step = 8 * ranks.place.size
-        self._alone = most_packed(model, sequence_length) < sequence_length
+        if isinstance(data, str):
+            data = Mixture([Source(data, max_epochs=1, shuffle="none", name="held out")])
+        sources = [replace(source, path=open_dataset(source.path)) for source in data.sources]
+        for source in sources:
+            _check_tokenizer(source, tokenizer)
+        self._sources, self._rows, self._ranks = sources, rows, ranks
+        self._groups = groups = LossGroups()
+        alone = self._alone = most_packed(model, sequence_length) < sequence_length
+        # Without `self`: a cycle would keep the ranks, and with them the lock of the run's folder.
         self._loader = lambda: Loader(
-            Source(dataset, max_epochs=1, shuffle="none", name="held out"),
+            Mixture(sources),
             sequence_length=sequence_length,
-            rows_per_step=rows_per_step,
-            packing="none" if self._alone else "best_fit",
+            rows_per_step=8 * ranks.place.size,
+            packing="none" if alone else "best_fit",
             requirements=model.requirements(),
             data_parallel=ranks.place,
             threads=1,
+            companion=groups,
         )
+        # What the loader refuses shows now, rather than at the first look.
+        check_ids(model, self._loader())
 
     def __call__(self, model: LanguageModel, stop: Stop = never) -> dict[str, Any]:
         """See the class."""
         nats = weights = 0.0
         taken = 0
+        parts = LossSums(self._groups.names, 1, model.device)
         with torch.no_grad():
             for step in self._loader():
                 for number, row in enumerate(step, taken + len(step) * self._ranks.place.rank):
-                    sums = row_loss(model, row, step.loss_denominators)
+                    sums = row_loss(
+                        model, row, step.loss_denominators, groups=parts.groups(row), num_groups=parts.num_groups
+                    )
                     if self._rows is not None and number >= self._rows:
                         # It was run for the other ranks, which gather a sharded model's weights together with this one.
                         continue
                     nats += float(sums.cross_entropy[0])
                     weights += float(sums.weights[0])
+                    parts.add(sums)
                 taken += len(step) * self._ranks.place.size
                 if stop():
                     return {}
                 if self._rows is not None and taken >= self._rows:
                     break
         nats, weights = self._ranks.sum([nats, weights])
-        figures: dict[str, Any] = {"loss": nats / max(weights, 1.0), "targets": weights}
+        return self._figures(nats, weights, parts.take(self._ranks.sum))
+
+    def _figures(self, nats: float, weights: float, parts: dict[str, tuple[float, float]]) -> dict[str, Any]:
+        found = means(parts)
+        loss = nats / max(weights, 1.0)
+        shares = {f"{SOURCE}{source.name}": source.share for source in self._sources}
+        if seen := [name for name in shares if name in found]:
+            loss = sum(shares[name] * found[name] for name in seen) / sum(shares[name] for name in seen)
+        figures: dict[str, Any] = {"loss": loss, "targets": weights, **found}
         if self._alone:
             figures["packing"] = ONE_A_ROW
-        manifest = getattr(self._dataset, "manifest", None)
-        if self._rows is None and manifest is not None and manifest.text_bytes and not manifest.has_spans:
-            figures["bits_per_byte"] = nats / math.log(2) / manifest.text_bytes
+        text_bytes = _text_bytes(self._sources[0])
+        if self._rows is None and len(self._sources) == 1 and text_bytes:
+            figures["bits_per_byte"] = nats / math.log(2) / text_bytes
         return figures
 
 
+def _check_tokenizer(source: Source, tokenizer: Any) -> None:
+    theirs = getattr(source.path, "tokenizer", None)
+    if theirs is not None and tokenizer is not None and theirs.fingerprint != tokenizer.fingerprint:
+        raise ConfigError(
+            f"{source.path.path}: was made with another tokenizer ({theirs.name}) than the model's ({tokenizer.name}); "
+            "prepare it with that"
+        )
+
+
+def _text_bytes(source: Source) -> int | None:
+    """Bytes of the text that all targets of a source stand for; None where that is not known."""
+    manifest = getattr(source.path, "manifest", None)
+    if manifest is None or manifest.has_spans or source.slice != (0.0, 1.0) or source.objective != Causal():
+        return None
+    found: int | None = manifest.text_bytes
+    return found
+
+
 def make_evaluators(
-    settings: Mapping[str, EvaluatorSettings], loader: Loader, model: LanguageModel, ranks: Ranks
+    settings: Mapping[str, EvaluatorSettings],
+    datasets: Sequence[Any],
+    sequence_length: int,
+    model: LanguageModel,
+    ranks: Ranks,
 ) -> dict[str, tuple[int, Evaluator]]:
     """(interval, evaluator) by name.
+
+    Args:
+        settings: Section `training.evaluators`.
+        datasets: What is trained on, opened: the first ships the tokenizer.
+        sequence_length: Slots of a row.
+        model: That will be looked at.
+        ranks: The processes that train together.
 
     Raises:
         ConfigError: The data of one was made with another tokenizer, the model cannot write, or a task cannot be given.
@@ -127,27 +178,31 @@ def make_evaluators(
     made: dict[str, tuple[int, Evaluator]] = {}
     for name, one in settings.items():
         if one.kind == "loss":
-            made[name] = one.every, _held_out(name, one, loader, model, ranks)
+            made[name] = one.every, _held_out(name, one, datasets, sequence_length, model, ranks)
         elif one.kind == "samples":
             from penstock.training.samples import Samples
 
-            made[name] = one.every, Samples(name, one, loader, model)
+            made[name] = one.every, Samples(name, one, datasets, sequence_length, model)
         else:
             from penstock.training.task_scores import TaskScore
 
-            made[name] = one.every, TaskScore(name, one, loader, model, ranks)
+            made[name] = one.every, TaskScore(name, one, datasets, sequence_length, model, ranks)
     return made
 
 
 def _held_out(
-    name: str, settings: EvaluatorSettings, loader: Loader, model: LanguageModel, ranks: Ranks
+    name: str,
+    settings: EvaluatorSettings,
+    datasets: Sequence[Any],
+    sequence_length: int,
+    model: LanguageModel,
+    ranks: Ranks,
 ) -> HeldOutLoss:
-    assert settings.data is not None
     try:
         return HeldOutLoss(
-            settings.data,
-            sequence_length=loader.settings.sequence_length,
-            tokenizer=getattr(loader.datasets[0], "tokenizer", None),
+            settings.mixture,
+            sequence_length=sequence_length,
+            tokenizer=getattr(datasets[0], "tokenizer", None),
             model=model,
             ranks=ranks,
             rows=settings.rows,

@@ -34,6 +34,8 @@ class RowLoss:
     """[D] float64: sum of the loss weights at each distance."""
     num_targets: int
     """Targets of all distances that count at all."""
+    groups: Tensor | None = None
+    """[2, G] float64: at distance 1 both sums for each group of slots; None where no groups were given."""
 
 
 def loss(
@@ -63,6 +65,8 @@ def row_loss(
     z_loss: float = 0.0,
     distance_weights: Sequence[float] | None = None,
     chunk: int | None = None,
+    groups: Tensor | None = None,
+    num_groups: int = 0,
 ) -> RowLoss:
     """Run the model on one row, and take its part of the step's loss.
 
@@ -74,6 +78,8 @@ def row_loss(
         z_loss: Coefficient of log² Z (PaLM, Chowdhery et al. 2022: 1e-4); 0: none.
         distance_weights: How much each target distance counts; None: the model's own.
         chunk: Positions whose logits exist at once; None: by vocabulary and device.
+        groups: int64 [K, T] on the model's device: K groups that each slot is in, for sums of their own; None: none.
+        num_groups: G, above all numbers in `groups`.
 
     Raises:
         ConfigError: The numbers of hidden states, targets, denominators and weights differ, or a denominator is no
@@ -90,6 +96,8 @@ def row_loss(
         z_loss=z_loss,
         distance_weights=model.prediction_weights if distance_weights is None else distance_weights,
         chunk=chunk,
+        groups=groups,
+        num_groups=num_groups,
     )
 
 
@@ -103,12 +111,15 @@ def hidden_loss(
     distance_weights: Sequence[float],
     z_loss: float = 0.0,
     chunk: int | None = None,
+    groups: Tensor | None = None,
+    num_groups: int = 0,
 ) -> RowLoss:
     """The loss of hidden states [D, T, width] against targets [D, T] with weights [D, T]; see `row_loss`."""
     divisors = [float(denominators)] if isinstance(denominators, int | float) else [float(x) for x in denominators]
     _check_counts(len(hidden), len(targets), len(divisors), len(distance_weights))
     total = torch.zeros((), device=hidden.device)
     sums, counts, num_targets = [], [], 0
+    of_groups: Tensor | None = None
     for distance, divisor in enumerate(divisors):
         weights = loss_weights[distance]
         places = ((weights != 0) & (targets[distance] != IGNORE)).nonzero()[:, 0]
@@ -118,6 +129,7 @@ def hidden_loss(
                 f"{distance + 1}; pass the step's loss_denominators"
             )
         every = len(places) == len(weights)
+        each = None if groups is None or distance else weights.new_empty(len(places), dtype=torch.float64)
         part, cross_entropy = chunked_cross_entropy(
             logits_of,
             hidden[distance] if every else hidden[distance].index_select(0, places),
@@ -126,12 +138,30 @@ def hidden_loss(
             scale=distance_weights[distance] / divisor if len(places) else 0.0,
             z_loss=z_loss,
             chunk=chunk,
+            each=each,
         )
         total = total + part
+        if each is not None and groups is not None:
+            of_groups = _by_group(each, weights[places], groups[:, places], num_groups)
         num_targets += len(places)
         sums.append(cross_entropy)
         counts.append(weights[places].sum(dtype=torch.float64))
-    return RowLoss(loss=total, cross_entropy=torch.stack(sums), weights=torch.stack(counts), num_targets=num_targets)
+    return RowLoss(
+        loss=total,
+        cross_entropy=torch.stack(sums),
+        weights=torch.stack(counts),
+        num_targets=num_targets,
+        groups=of_groups,
+    )
+
+
+def _by_group(each: Tensor, weights: Tensor, groups: Tensor, num_groups: int) -> Tensor:
+    """[2, G]: sums over the targets of each group, of what each adds and of weights."""
+    sums = each.new_zeros(2, num_groups)
+    for line in groups:
+        sums[0].index_add_(0, line, each)
+        sums[1].index_add_(0, line, weights.double())
+    return sums
 
 
 def _check_counts(hidden: int, targets: int, denominators: int, weights: int) -> None:

@@ -1,8 +1,9 @@
 """The figures of a run: `RUN/metrics.jsonl`, one record a line, and whatever else is asked to show or keep them.
 
 Each line is in the file when `see` returns, so a killed run has told all. A resumed run first takes out what is
-after the step it goes on from, so no step is there twice and curves have no loops. Records are what the trainer gives,
-with these added: `percent` done, `tokens_per_second` (without padding, waiting for data included), `seconds_left`.
+after the step it goes on from, so no step is there twice and curves have no loops. Records are what the trainer gives
+(`loss`, its parts such as `loss.source.web`, `loss.task.R` and `loss.distance.2`, and more: see `Trainer.train`), with
+these added: `percent` done, `tokens_per_second` (without padding, waiting for data included), `seconds_left`.
 """
 
 import contextlib
@@ -11,10 +12,11 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Protocol, Self, final
 
 from penstock.errors import FormatError, OutputError
+from penstock.training.figure_names import is_evaluation
 from penstock.training.progress_line import ProgressLine
 from penstock.training.writers import TensorBoard, WandB
 
@@ -46,6 +48,7 @@ class Metrics:
         every: Steps between records that are kept; a record with an evaluation is always kept, and the last one.
         tensorboard: Also write TensorBoard's files, in `RUN/tensorboard`.
         wandb: Also send records to this project of Weights & Biases.
+        config: The run file's values, which TensorBoard and W&B show next to the curves.
         shown: Whether to show progress and write at all; in a run of several processes, on the first only.
 
     Raises:
@@ -62,6 +65,7 @@ class Metrics:
         every: int = 1,
         tensorboard: bool = False,
         wandb: str | None = None,
+        config: Mapping[str, Any] = MappingProxyType({}),
         shown: bool = True,
     ) -> None:
         self.last: dict[str, Any] = {}
@@ -72,9 +76,9 @@ class Metrics:
         if not shown:
             return
         if tensorboard:
-            self._writers.append(TensorBoard(run / "tensorboard", done))
+            self._writers.append(TensorBoard(run / "tensorboard", done, config))
         if wandb is not None:
-            self._writers.append(WandB(run, wandb))
+            self._writers.append(WandB(run, wandb, config))
         self._writers.append(JsonLines(run / METRICS, done))
         self._line = ProgressLine(total_steps, done)
 
@@ -101,7 +105,7 @@ class Metrics:
         step = record["step"]
         if self._shown:
             self._line.show(self.last)
-        if step % self._every == 0 or step == self._total or any("/" in name for name in record):
+        if step % self._every == 0 or step == self._total or any(map(is_evaluation, record)):
             for writer in self._writers:
                 writer.see(self.last)
         return self.last
@@ -157,7 +161,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     """
     path = run / METRICS if run.is_dir() else run
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror}; give the folder of a run of `penstock train`") from None
     records = []
@@ -174,7 +178,7 @@ def _keep_until(path: Path, done: int) -> None:
     """Take out what is after step `done`, and a line that was cut short; the file changes at once or not at all."""
     if not path.exists():
         return
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     kept = [line for line in lines if (record := _record(line)) is not None and record["step"] <= done]
     partial = path.with_name(path.name + ".partial")
     with partial.open("w", encoding="utf-8") as file:
@@ -187,9 +191,10 @@ def _keep_until(path: Path, done: int) -> None:
 def _record(line: str) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
+    step = record.get("step") if isinstance(record, dict) else None
+    return record if isinstance(step, int) and not isinstance(step, bool) else None
 
 
 def _plain(value: Any) -> Any:

@@ -35,8 +35,8 @@ class OptimizerSettings:
         if self.kind not in ("adamw", "muon"):
             raise ConfigError(f"optimizer.kind must be adamw or muon, got {self.kind!r}")
         for name in ("learning_rate", "eps"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"optimizer.{name} must be above 0, got {getattr(self, name)}")
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigError(f"optimizer.{name} must be above 0 and finite, got {getattr(self, name)}")
         if not self.weight_decay >= 0:
             raise ConfigError(f"optimizer.weight_decay must be 0 or more, got {self.weight_decay}")
         for name, value in (("betas", self.betas[0]), ("betas", self.betas[1]), ("momentum", self.momentum)):

@@ -10,6 +10,7 @@ from typing import Any, final
 
 from penstock.progress import PLAIN_SECONDS
 from penstock.terminal import visible
+from penstock.training.figure_names import is_evaluation
 
 BESIDES = 34
 """Columns of the live line besides the bar and the note: "training", percent, two times, and spaces."""
@@ -39,7 +40,7 @@ class ProgressLine:
     def show(self, record: Mapping[str, Any]) -> None:
         """Show where the run is."""
         step, last = record["step"], record["step"] == self._total
-        evaluations = [f"{name} {_text(value)}" for name, value in record.items() if "/" in name]
+        evaluations = [f"{name} {_text(value)}" for name, value in record.items() if is_evaluation(name)]
         if self._live is not None:
             room = self._live.console.width - BESIDES - _bar_width(self._live.console.width) - len(f"step {step} · ")
             self._live.update(self._task, completed=step, note=f"step {step} · {note(record, room)}")

@@ -25,6 +25,7 @@ from penstock.shards.chat import CHAT, CHAT_TEMPLATE
 from penstock.training.checkpoint_files import digest, read_manifest
 from penstock.training.checkpoints import newest_complete
 from penstock.training.metrics import METRICS
+from penstock.yaml_files import parse_yaml, read_yaml
 
 RUN_FILE, CHECKPOINTS = "run.yaml", "checkpoints"
 MODEL = "model"
@@ -154,6 +155,27 @@ def begin_run(
         _write_run(path, run_file, *facts)
 
 
+def check_run(path: Path | None, datasets: Sequence[Any], *, resume: bool) -> None:
+    """Refuse what `begin_run` would refuse, and a folder that cannot be written; writes nothing.
+
+    Args:
+        path: The folder; None: only the datasets are looked at.
+        datasets: What is trained on.
+        resume: Whether a run may be there already.
+
+    Raises:
+        OutputError: The folder holds something else, or cannot be written.
+        ConfigError: The datasets ship no tokenizer, or chats of different templates.
+    """
+    if path is None or may_begin(path, resume=resume):
+        _facts(datasets)
+    if path is None:
+        return
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise OutputError(f"{path}: cannot be written: {there} is no folder that you may write to; name another folder")
+
+
 def may_begin(path: Path, *, resume: bool) -> bool:
     """Whether a run begins in this folder, rather than going on.
 
@@ -180,10 +202,8 @@ def change_run(path: Path, now: str, say: Callable[[str], None]) -> None:
 
     What the run had before stays as `run.yaml.old`.
     """
-    import yaml
-
     kept = path / RUN_FILE
-    before, after = (_flat(found or {}) for found in (_read_run_file(path), yaml.safe_load(now)))
+    before, after = (_flat(found or {}) for found in (_read_run_file(path), parse_yaml(now, "run file")[1]))
     changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
     for key in changed:
         say(f"resumed with {key}: {after.get(key, 'the default')}; it was {before.get(key, 'the default')}")
@@ -199,16 +219,12 @@ def _read_run_file(path: Path) -> Any:
     """What the run file of a run says.
 
     Raises:
-        CorruptionError: It is no YAML.
+        CorruptionError: It is not YAML.
     """
-    import yaml
-
     try:
-        return yaml.safe_load((path / RUN_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise CorruptionError(
-            f"{path / RUN_FILE}: cannot be read ({type(error).__name__}); copy it back from a checkpoint of the run"
-        ) from error
+        return read_yaml(path / RUN_FILE)[1]
+    except ConfigError as error:
+        raise CorruptionError(f"{error}; copy it back from a checkpoint of the run") from error
 
 
 def _flat(value: Any, place: str = "") -> dict[str, Any]:

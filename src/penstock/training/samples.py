@@ -1,11 +1,10 @@
 """Texts that the model writes while it is trained: what a loss does not tell."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from penstock.errors import ConfigError
 from penstock.generation import Engine, Sampling, begin_ids, end_ids
-from penstock.loader import Loader
 from penstock.models import LanguageModel
 from penstock.training.settings import EvaluatorSettings
 
@@ -17,21 +16,29 @@ class Samples:
     Args:
         name: Of the evaluator, for errors.
         settings: Prompts and how tokens are chosen.
-        loader: Whose first dataset ships the tokenizer.
+        datasets: What is trained on; the first ships the tokenizer.
+        sequence_length: Tokens of a text at most, its prompt among them.
         model: That will write.
 
     Raises:
         ConfigError: There is no tokenizer, the model cannot write, or a prompt fills a whole row.
     """
 
-    def __init__(self, name: str, settings: EvaluatorSettings, loader: Loader, model: LanguageModel) -> None:
-        tokenizer = getattr(loader.datasets[0], "loaded_tokenizer", None)
+    def __init__(
+        self,
+        name: str,
+        settings: EvaluatorSettings,
+        datasets: Sequence[Any],
+        sequence_length: int,
+        model: LanguageModel,
+    ) -> None:
+        tokenizer = getattr(datasets[0], "loaded_tokenizer", None)
         if tokenizer is None:
             raise ConfigError(f"evaluator {name!r}: the first source ships no tokenizer, so nothing can be written")
         self._tokenizer, self._settings = tokenizer, settings
-        chats = [dataset.chat for dataset in loader.datasets if getattr(dataset, "chat", None) is not None]
+        chats = [dataset.chat for dataset in datasets if getattr(dataset, "chat", None) is not None]
         self._stop_ids = end_ids(tokenizer, (stop for chat in chats for stop in chat.stop_ids))
-        self._length = loader.settings.sequence_length
+        self._length = sequence_length
         bos = begin_ids(tokenizer)
         self._prompts = [[*bos, *tokenizer.encode(text).tolist()] for text in settings.prompts]
         # Now rather than after hours of training.

@@ -16,6 +16,8 @@ from typing import Literal, final
 
 from penstock.errors import ConfigError
 
+USUAL_WARMUP = 100
+"""Steps of warm-up where nothing else is said."""
 Shape = Literal["constant", "linear", "cosine", "wsd"]
 
 
@@ -27,8 +29,9 @@ class ScheduleSettings:
     shape: Shape = "wsd"
     """After the warm-up: `constant`; `linear` or `cosine` down to `floor`; `wsd`: constant, then linear down to `floor`
     over the last `decay` of the steps (Hu et al. 2024, MiniCPM, arXiv:2404.06395), so a run can go on from before."""
-    warmup_steps: int = 100
-    """Steps over which the rate rises linearly; the first has 1 / warmup_steps of the peak, not 0."""
+    warmup_steps: int | None = None
+    """Steps over which the rate rises linearly; the first has 1 / warmup_steps of the peak, not 0. None: 100, or all
+    steps of a shorter run."""
     decay: float = 0.2
     """`wsd`: share of all steps, at the end, over which the rate falls."""
     floor: float = 0.0
@@ -37,23 +40,35 @@ class ScheduleSettings:
     def __post_init__(self) -> None:
         if self.shape not in ("constant", "linear", "cosine", "wsd"):
             raise ConfigError(f"schedule.shape must be constant, linear, cosine or wsd, got {self.shape!r}")
-        if self.warmup_steps < 0:
+        if self.warmup_steps is not None and self.warmup_steps < 0:
             raise ConfigError(f"schedule.warmup_steps must be 0 or more, got {self.warmup_steps}")
         for name in ("decay", "floor"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"schedule.{name} must be a share from 0 to 1, got {getattr(self, name)}")
+
+    def check_length(self, total_steps: int) -> None:
+        """Refuse a warm-up that is longer than the run, whose peak would never come.
+
+        Raises:
+            ConfigError: It is.
+        """
+        if self.warmup_steps is not None and self.warmup_steps > total_steps:
+            raise ConfigError(
+                f"training.schedule.warmup_steps is {self.warmup_steps}, and the run has {total_steps} steps; lower "
+                "it, or leave it out"
+            )
 
     def share(self, step: int, total_steps: int) -> float:
         """Share of the peak rate at a step.
 
         Args:
             step: Number of the step, from 0.
-            total_steps: Steps of the whole run; a warm-up longer than the run ends with it.
+            total_steps: Steps of the whole run.
 
         Returns:
             In (0, 1], down to `floor` at `step == total_steps`.
         """
-        warmup = min(self.warmup_steps, total_steps)
+        warmup = min(USUAL_WARMUP if self.warmup_steps is None else self.warmup_steps, total_steps)
         if step < warmup:
             return (step + 1) / warmup
         begin = warmup

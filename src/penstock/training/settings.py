@@ -1,13 +1,16 @@
 """How a model is trained: the section `training` of a run file. Imports no torch."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal, final
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, final, get_args
 
 from penstock.errors import ConfigError
 from penstock.evaluation.settings import TaskSettings
 from penstock.generation.settings import Sampling
+from penstock.loader import Mixture, Source
 from penstock.models.lora import LoraSettings
+from penstock.objectives import Causal, Objective
 from penstock.training.optimizer_settings import OptimizerSettings
 from penstock.training.schedules import ScheduleSettings
 
@@ -17,6 +20,24 @@ def _above_zero(where: str, settings: object, *names: str) -> None:
         value = getattr(settings, name)
         if value is not None and not value > 0:
             raise ConfigError(f"{where}.{name} must be above 0, got {value!r}")
+
+
+AttentionBackend = Literal["auto", "per_document", "varlen", "flex", "dense"]
+"""Of `penstock.models.attention`."""
+MOST_THREADS = 4096
+_DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d{1,4})?")
+
+
+def check_device(where: str, name: str) -> None:
+    """Refuse what is no device's name; whether it is here, `local_device` finds out.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if not _DEVICE.fullmatch(name):
+        raise ConfigError(
+            f"{where} {name!r}: expected auto, cpu, cuda, cuda:1, xpu or mps; give one that is here, or auto"
+        )
 
 
 @final
@@ -48,7 +69,14 @@ class EvaluatorSettings:
     every: int = 500
     """Steps between looks; there is one at the end too."""
     data: str | None = None
-    """loss: a dataset folder; all of its documents are used once."""
+    """loss: a dataset folder; its documents are used once, in their order."""
+    slice: tuple[float, float] = (0.0, 1.0)
+    """loss: the part of the documents of `data` in use, as fractions of their number."""
+    objective: Objective = field(default_factory=Causal)
+    """loss: what is predicted of the documents of `data`."""
+    sources: Sequence[Source] = ()
+    """loss: several datasets in place of `data`, written as the sources of the section `data`; each document is used
+    once. `loss` is then the mean of the sources' losses, weighted by their shares."""
     rows: int | None = None
     """loss: rows at most; None: all."""
     prompts: tuple[str, ...] = ("",)
@@ -66,10 +94,31 @@ class EvaluatorSettings:
             raise ConfigError(f"evaluators: kind must be loss, samples or task, got {self.kind!r}")
         if self.kind == "samples":
             Sampling(temperature=self.temperature, max_tokens=self.max_tokens)
-        if self.kind == "loss" and self.data is None:
-            raise ConfigError("evaluators: kind loss needs data, a dataset folder")
+        if self.kind == "loss":
+            _ = self.mixture
         if (self.kind == "task") != (self.task is not None):
             raise ConfigError("evaluators: kind task and the key task, such as {name: mmlu, data: FOLDER}, go together")
+
+    @property
+    def mixture(self) -> Mixture:
+        """kind loss: the sources, each document once."""
+        if (self.data is None) == (not self.sources):
+            found = "neither" if self.data is None else "both"
+            raise ConfigError(f"evaluators: kind loss needs data, a dataset folder, or sources; found {found}")
+        if self.data is not None:
+            held_out = Source(
+                self.data, name="held out", slice=self.slice, objective=self.objective, shuffle="none", max_epochs=1
+            )
+            return Mixture([held_out])
+        if self.slice != (0.0, 1.0) or self.objective != Causal():
+            raise ConfigError("evaluators: slice and objective go with data; give each of the sources its own")
+        for source in self.sources:
+            if source.max_epochs not in (None, 1) or not source.share > 0:
+                raise ConfigError(
+                    f"evaluators: source {source.name!r} has share {source.share:g} and max_epochs "
+                    f"{source.max_epochs}; expected a share above 0 and no max_epochs, as each document is used once"
+                )
+        return Mixture([replace(source, max_epochs=1) for source in self.sources])
 
     @property
     def writes(self) -> bool:
@@ -89,6 +138,9 @@ class TensorLogSettings:
     full: bool = False
     """Whole tensors, not only their statistics."""
 
+    def __post_init__(self) -> None:
+        _above_zero("tensor_logs", self, "every")
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +159,10 @@ class TrainSettings:
     """Train small matrices beside the frozen model (LoRA, Hu et al. 2021); needs the extra `lora`."""
     micro_sequences: int = 1
     """Parts in which each row goes through the model, to save memory; the gradients are those of the whole row."""
-    attention: str = "auto"
-    """Backend of attention by name."""
+    attention: AttentionBackend = "auto"
+    """Backend of attention by name; see `penstock.models.attention`."""
     device: str = "auto"
-    """cpu, cuda, cuda:1, …; auto: a GPU where there is one."""
+    """cpu, cuda, cuda:1, xpu or mps; auto: a GPU where there is one."""
     threads: int | None = None
     """Of torch on the CPU; None: torch's choice. Other numbers of threads give other roundings."""
     compile: bool = False
@@ -144,5 +196,13 @@ class TrainSettings:
         if self.shard and (name := next((name for name, on in clash if on), None)):
             raise ConfigError(f"training.shard and {name} do not go together; choose one")
         _above_zero("training", self, "steps", "micro_sequences", "threads", "log_every")
-        if self.z_loss < 0:
+        if not self.z_loss >= 0:
             raise ConfigError(f"training.z_loss must be 0 or more, got {self.z_loss!r}")
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise ConfigError(f"training.threads must be at most {MOST_THREADS:,}, got {self.threads}")
+        if self.attention not in get_args(AttentionBackend):
+            known = ", ".join(get_args(AttentionBackend))
+            raise ConfigError(f"training.attention must be one of {known}, got {self.attention!r}")
+        check_device("training.device", self.device)
+        if self.steps is not None:
+            self.schedule.check_length(self.steps)

@@ -7,6 +7,7 @@ answers; `penstock eval` on a checkpoint of the run tells more.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
@@ -18,7 +19,6 @@ from penstock.evaluation.results import weighted_mean
 from penstock.evaluation.subject import Subject
 from penstock.evaluation.tasks import make_task
 from penstock.generation import end_ids
-from penstock.loader import Loader
 from penstock.models import LanguageModel
 from penstock.training.distributed import Ranks
 from penstock.training.evaluators import Stop, never
@@ -35,7 +35,8 @@ class TaskScore:
     Args:
         name: Of the evaluator, for errors.
         settings: The task.
-        loader: Whose first dataset ships the tokenizer, and whose chats tell the template and what ends a text.
+        datasets: What is trained on: the first ships the tokenizer, chats tell the template and what ends a text.
+        sequence_length: Tokens of a text at most.
         model: That will answer.
         ranks: The processes that train together.
 
@@ -45,20 +46,25 @@ class TaskScore:
     """
 
     def __init__(
-        self, name: str, settings: EvaluatorSettings, loader: Loader, model: LanguageModel, ranks: Ranks
+        self,
+        name: str,
+        settings: EvaluatorSettings,
+        datasets: Sequence[Any],
+        sequence_length: int,
+        model: LanguageModel,
+        ranks: Ranks,
     ) -> None:
         assert settings.task is not None
-        tokenizer = getattr(loader.datasets[0], "loaded_tokenizer", None)
+        tokenizer = getattr(datasets[0], "loaded_tokenizer", None)
         if tokenizer is None:
             raise ConfigError(f"evaluator {name!r}: the first source ships no tokenizer, so no task can be given")
-        chats = [dataset.chat for dataset in loader.datasets if getattr(dataset, "chat", None) is not None]
+        chats = [dataset.chat for dataset in datasets if getattr(dataset, "chat", None) is not None]
         if settings.task.chat and not chats:
             raise ConfigError(f"evaluator {name!r}: no source is of chats; set task.chat to false")
         template = load_template(chats[0].template, tokenizer=tokenizer, **chats[0].variables) if chats else None
         stop_ids = end_ids(tokenizer, (stop for chat in chats for stop in chat.stop_ids))
-        length = loader.settings.sequence_length
         self._subject = lambda model: Subject(
-            model, tokenizer, context_length=length, stop_ids=stop_ids, template=template
+            model, tokenizer, context_length=sequence_length, stop_ids=stop_ids, template=template
         )
         # All that can be wrong shows now, rather than after hours of training.
         self._subject(model)

@@ -51,13 +51,7 @@ class TensorLogs:
         self, run: Path, model: nn.Module, settings: TensorLogSettings, *, done: int = 0, writes: bool = True
     ) -> None:
         self._folder, self._model, self._settings = run / TENSORS, model, settings
-        self._names = _names(model)
-        for pattern in settings.patterns:
-            if not any(fnmatchcase(name, pattern) for name in self._names):
-                raise ConfigError(
-                    f"tensor_logs.patterns: {pattern!r} fits no tensor; there are, among others, "
-                    f"{', '.join(self._names[:: max(1, len(self._names) // 6)])}"
-                )
+        check_patterns(model, settings)
         self._lines = JsonLines(self._folder / STATISTICS, done) if settings.patterns and writes else None
 
     @contextmanager
@@ -106,6 +100,21 @@ class TensorLogs:
                 path = self._folder / f"step-{step:08d}.safetensors"
                 save_file(whole, path)
                 usual_mode(path)
+
+
+def check_patterns(model: nn.Module, settings: TensorLogSettings) -> None:
+    """Refuse a pattern that fits no name.
+
+    Raises:
+        ConfigError: One does not.
+    """
+    names = _names(model)
+    for pattern in settings.patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConfigError(
+                f"tensor_logs.patterns: {pattern!r} fits no tensor; there are, among others, "
+                f"{', '.join(names[:: max(1, len(names) // 6)])}"
+            )
 
 
 @torch.no_grad()

@@ -12,18 +12,19 @@ whatever was prefetched. Random numbers of a step (dropout, where a model has so
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor
 
-from penstock.errors import ConfigError, StateError
+from penstock.errors import ConfigError, PenstockError, StateError
 from penstock.inputs import ModelInput
 from penstock.loader import Loader, Step
 from penstock.models import LanguageModel, RowTensors, load_model, require_packed_rows, save_model
@@ -31,9 +32,11 @@ from penstock.models.micro_sequences import backward_in_parts
 from penstock.randomness import key_for
 from penstock.shards import TOKENIZER_FOLDER
 from penstock.training.checkpoints import Checkpoint, newest_complete, save_checkpoint
+from penstock.training.checks import check_fit
 from penstock.training.distributed import Ranks
-from penstock.training.evaluators import Evaluator, evaluate, make_evaluators
+from penstock.training.evaluators import Evaluator, evaluate
 from penstock.training.interruption import Interruption
+from penstock.training.loss_groups import LossGroups, LossSums, inner_of, means
 from penstock.training.losses import hidden_loss, row_loss
 from penstock.training.optimizers import Optimizers
 from penstock.training.run_folder import CHECKPOINTS, MODEL, RUN_FILE
@@ -77,9 +80,12 @@ class Trainer:
         steps: Optimiser steps of the whole run.
         ranks: The processes that train together.
         distiller: The teachers, whose companion the loader was made with; None: plain cross entropy.
-        say: Told a sentence now and then.
+        groups: The companion that the loader was made with, if the loss is to be told apart by source and task.
+        evaluators: (interval, evaluator) by name; see `make_evaluators`.
+        say: Called with a sentence now and then.
 
     Raises:
+        ConfigError: A step would refuse model, data and settings; see `check_fit`.
         IsolationError: Rows hold several documents, and the model would let them see each other.
     """
 
@@ -93,43 +99,45 @@ class Trainer:
         steps: int,
         ranks: Ranks,
         distiller: "Distiller | None" = None,
+        groups: LossGroups | None = None,
+        evaluators: Mapping[str, tuple[int, Evaluator]] = MappingProxyType({}),
         say: Callable[[str], None] = print,
     ) -> None:
         self.run, self.model, self.loader = run, model, loader
         self.settings, self.steps, self.ranks, self.say = settings, steps, ranks, say
         self.distiller = distiller
         self.totals = Totals()
+        self._saved = 0
         packed = loader.requirements.attention != "row" and loader.settings.packing != "none"
         # A part of a document is read as a document with a past, so what holds for rows must hold for parts.
         if packed or settings.micro_sequences > 1:
             require_packed_rows(model, loader.settings.sequence_length)
-        self._evaluators: dict[str, tuple[int, Evaluator]] = make_evaluators(settings.evaluators, loader, model, ranks)
         if settings.shard:
             shard(model, ranks)
         if settings.compile:
             _compile(model)
-        dropout = [m for m in _module(model).modules() if isinstance(m, torch.nn.Dropout) and m.p > 0]
-        if settings.micro_sequences > 1 and dropout:
-            raise ConfigError(
-                "training.micro_sequences computes each part twice, which dropout would do differently each time; set "
-                "the model's dropout to 0, or micro_sequences to 1"
-            )
+        check_fit(model, loader, settings, distiller)
         self._projections = {} if distiller is None else dict(distiller.named_parameters())
-        _check_distillation(distiller, settings)
         self._optimizers = Optimizers(_module(model), settings.optimizer, beside=self._projections)
         self._bits: BitSettings = bit_settings(
             settings, ranks.device, ranks.place.size, str(model.compute_dtype), getattr(self._optimizers, "fused", None)
         )
+        self._evaluators = dict(evaluators)
+        names = () if groups is None else groups.names
+        self._parts = LossSums(names, len(model.prediction_weights), ranks.device)
 
     @property
     def bits(self) -> dict[str, Any]:
         """The settings that change bits."""
         return asdict(self._bits)
 
-    def resume(self) -> bool:
+    def resume(self, *, writes: bool = True) -> bool:
         """Take up the newest complete checkpoint; False where there is none.
 
-        What changes bits and differs is told, not refused: the run goes on exactly where it was, with other roundings.
+        Changed settings that affect only rounding are reported; the run still resumes.
+
+        Args:
+            writes: Whether to give the run back its tokenizer where that is missing; a dry run does not.
 
         Raises:
             StateError: The data, the plan, the model or the optimizer are others than the checkpoint's, no checkpoint
@@ -151,7 +159,8 @@ class Trainer:
             )
         self._load_distiller(checkpoint, state.get("distillation"))
         self._load(checkpoint)
-        self._restore_tokenizer(checkpoint)
+        if writes:
+            self._restore_tokenizer(checkpoint)
         self.totals = Totals(**state["totals"])
         for difference in self._bits.differences(state["bits"]):
             self.say(f"resumed with another setting that changes the last bits: {difference}")
@@ -176,7 +185,7 @@ class Trainer:
         if checkpoint is None and (there := sorted(p.name for p in (self.run / CHECKPOINTS).glob("step-*"))):
             raise StateError(
                 f"{self.run / CHECKPOINTS}: none of {', '.join(there)} is complete; restore one, or take another "
-                "folder to begin anew"
+                "folder to begin again"
             )
 
     def _load(self, checkpoint: Checkpoint) -> None:
@@ -225,7 +234,9 @@ class Trainer:
         """Train to the end, giving a record of figures after each step; SIGTERM saves and ends it.
 
         A record has `step` (done so far), `loss` (nats a target at distance 1), `learning_rate`, `gradient_norm`,
-        `tokens`, `targets`, `seconds`, `wait_seconds` (for data); after an evaluation its figures as `name/figure`.
+        `tokens`, `targets`, `seconds`, `wait_seconds` (for data); of a model with several prediction heads
+        `loss.distance.2` and so on, of several sources `loss.source.NAME`, of several tasks `loss.task.NAME` (see
+        `loss_groups`); after an evaluation its figures as `name/figure`.
         """
         if self.loader.step >= self.steps:
             return
@@ -238,9 +249,9 @@ class Trainer:
         )
         taught = nullcontext() if self.distiller is None else closing(self.distiller)
         with Interruption() as interruption, closing(logs), taught:
-            saved = self.loader.step
+            self._saved = self.loader.step
             waited = time.monotonic()
-            for step in self.loader:
+            for step in self._steps():
                 done = step.index + 1
                 record = self._step(step, time.monotonic() - waited, logs)
                 last = done == self.steps
@@ -249,20 +260,35 @@ class Trainer:
                 stop = self._asked(interruption)
                 if last or stop or done % self.settings.checkpoints.every == 0:
                     self._save(step)
-                    saved = done
                 if stop and not last:
-                    self.say(f"stopped by {interruption.name or 'another rank'} after step {saved}; --resume goes on")
+                    self.say(f"stopped by {interruption.name or 'another rank'} after step {done}; --resume goes on")
                     return
                 if last:
                     return
                 waited = time.monotonic()
             if self.loader.step < self.steps:
-                if saved < self.loader.step:
+                if self._saved < self.loader.step:
                     self._save(step)
                 raise ConfigError(
                     f"the sources ended after {self.loader.step} steps, before {self.steps}; lower steps. All that was "
                     "trained is saved"
                 )
+
+    def _steps(self) -> Iterator[Step]:
+        """The loader's steps. Where one cannot be made, what was trained before it is saved first.
+
+        Not in a run of several ranks: damaged bytes are found by the rank that reads them, and all save together.
+        """
+        last: Step | None = None
+        try:
+            for step in self.loader:
+                yield step
+                last = step
+        except PenstockError:
+            if last is not None and self._saved <= last.index and not self.ranks.several:
+                self._save(last)
+                self.say(f"saved after step {last.index + 1}; the next step cannot be made")
+            raise
 
     def _asked(self, interruption: Interruption) -> bool:
         """Whether any rank was asked to stop."""
@@ -274,7 +300,7 @@ class Trainer:
         nats = 0.0
         rows = list(step)
         if self.distiller is not None:
-            self.distiller.begin([row.distillation for row in rows], self.ranks.sum)
+            self.distiller.begin([inner_of(row) for row in rows], self.ranks.sum)
         with logs.watch(step.index + 1):
             for row in rows:
                 nats += self._backward(row, step.loss_denominators)
@@ -297,6 +323,7 @@ class Trainer:
         return {
             "step": step.index + 1,
             "loss": loss,
+            **means(self._parts.take(self.ranks.sum)),
             **taught,
             "learning_rate": rate,
             "gradient_norm": norm,
@@ -309,20 +336,29 @@ class Trainer:
     def _backward(self, row: ModelInput, denominators: Sequence[float]) -> float:
         """Add a row's gradients; its sum of loss weight × nats at distance 1."""
         z_loss, parts = self.settings.z_loss, self.settings.micro_sequences
-        tensors = self.model.tensors(row, self.settings.attention)
+        tensors, groups, count = (
+            self.model.tensors(row, self.settings.attention), self._parts.groups(row), self._parts.num_groups
+        )  # fmt: skip
         if self.distiller is not None:
-            return self._backward_taught(self.distiller, tensors, row.distillation, denominators)
+            return self._backward_taught(self.distiller, tensors, inner_of(row), denominators, groups)
         if parts == 1:
-            found = row_loss(self.model, tensors, denominators, z_loss=z_loss)
+            found = row_loss(self.model, tensors, denominators, z_loss=z_loss, groups=groups, num_groups=count)
             found.loss.backward()
+            self._parts.add(found)
             return float(found.cross_entropy[0])
         sums: list[float] = []
+        size = row.sequence_length // parts
+        begins = iter(range(row.sequence_length - size, -1, -size))
 
         def loss_of(hidden: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+            # Parts come from last to first.
+            begin = next(begins)
             found = hidden_loss(
                 self.model.logits, hidden, targets, weights, denominators,
                 z_loss=z_loss, distance_weights=self.model.prediction_weights,
+                groups=None if groups is None else groups[:, begin : begin + size], num_groups=count,
             )  # fmt: skip
+            self._parts.add(found)
             sums.append(float(found.cross_entropy[0]))
             return found.loss
 
@@ -330,7 +366,12 @@ class Trainer:
         return sum(sums)
 
     def _backward_taught(
-        self, distiller: "Distiller", tensors: RowTensors, seen: Any, denominators: Sequence[float]
+        self,
+        distiller: "Distiller",
+        tensors: RowTensors,
+        seen: Any,
+        denominators: Sequence[float],
+        groups: Tensor | None,
     ) -> float:
         """As `_backward`, with the teachers' part of the loss; the model runs once."""
         hidden = self.model(tensors)
@@ -340,7 +381,9 @@ class Trainer:
             found = hidden_loss(
                 self.model.logits, hidden, tensors.targets, tensors.loss_weights, denominators,
                 z_loss=self.settings.z_loss, distance_weights=self.model.prediction_weights,
+                groups=groups, num_groups=self._parts.num_groups,
             )  # fmt: skip
+        self._parts.add(found)
         taught = distiller.row_loss(self.model.logits, hidden[0], tensors.targets[0], seen)
         (taught + factor * found.loss if factor else taught).backward()
         return float(found.cross_entropy[0])
@@ -366,6 +409,7 @@ class Trainer:
             **{kept: partial(_copy, self.run / kept) for kept in (RUN_FILE, TOKENIZER_FOLDER)},
         }
         save_checkpoint(self.run / CHECKPOINTS, step.index + 1, parts, keep=self.settings.checkpoints.keep)
+        self._saved = step.index + 1
 
 
 def _unseen_by_weights(saved: LanguageModel, model: LanguageModel) -> Iterator[tuple[str, Any, Any]]:
@@ -375,19 +419,6 @@ def _unseen_by_weights(saved: LanguageModel, model: LanguageModel) -> Iterator[t
         then, now = (getattr(one, name, None) for one in settings)
         yield f"model.{name}", then, now
     yield "training.lora", saved.lora, model.lora
-
-
-def _check_distillation(distiller: "Distiller | None", settings: TrainSettings) -> None:
-    """Refuse what does not go together with teachers."""
-    if distiller is None:
-        return
-    if settings.micro_sequences > 1:
-        raise ConfigError(
-            "training.micro_sequences and teacher do not go together: a teacher's chunks lie across the parts; set "
-            "micro_sequences to 1"
-        )
-    if settings.shard and any(one.settings.learn_projection for one in distiller.teachers):
-        raise ConfigError("training.shard and learn_projection do not go together; choose one")
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -416,7 +447,7 @@ def count_steps(loader: Loader, settings: TrainSettings) -> int:
     """Steps of the run: as asked for, or until the sources end.
 
     Raises:
-        ConfigError: Neither: some source never ends.
+        ConfigError: Neither: some source never ends; or the warm-up is longer.
     """
     if settings.steps is not None:
         return settings.steps
@@ -425,4 +456,6 @@ def count_steps(loader: Loader, settings: TrainSettings) -> int:
         raise ConfigError(
             f"training.steps is missing, and source {endless[0]!r} never ends; give steps, or max_epochs of each source"
         )
-    return loader.count_steps()
+    steps = loader.count_steps()
+    settings.schedule.check_length(steps)
+    return steps

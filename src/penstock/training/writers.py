@@ -3,7 +3,11 @@
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
+from textwrap import indent
+from types import MappingProxyType
 from typing import Any, final
+
+import yaml
 
 from penstock.errors import MissingExtraError
 
@@ -12,16 +16,25 @@ from penstock.errors import MissingExtraError
 class TensorBoard:
     """Event files in a folder. On resume TensorBoard hides what was after the step that the run goes on from.
 
+    Args:
+        folder: For the files.
+        done: Steps that are done already.
+        config: The run file's values, shown as a text.
+
     Raises:
         MissingExtraError: tensorboard is not installed.
     """
 
-    def __init__(self, folder: Path, done: int) -> None:
+    def __init__(self, folder: Path, done: int, config: Mapping[str, Any] = MappingProxyType({})) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise MissingExtraError("tensorboard", "tensorboard") from None
         self._writer: Any = SummaryWriter(str(folder), purge_step=done + 1 if done else None)
+        if config:
+            # Four spaces make it code, as TensorBoard reads Markdown.
+            text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+            self._writer.add_text("run file", indent(text, "    "), done)
 
     def see(self, record: Mapping[str, Any]) -> None:
         """Write all numbers of a record, and its texts."""
@@ -40,18 +53,28 @@ class TensorBoard:
 class WandB:
     """A run of Weights & Biases, the same one after a resume: its id is in `RUN/wandb-id`.
 
+    Args:
+        run: The run's folder.
+        project: Of Weights & Biases.
+        config: The run file's values, by which runs are found and compared there.
+
     Raises:
         MissingExtraError: wandb is not installed.
     """
 
-    def __init__(self, run: Path, project: str) -> None:
+    def __init__(self, run: Path, project: str, config: Mapping[str, Any] = MappingProxyType({})) -> None:
         try:
             wandb: Any = import_module("wandb")
         except ImportError:
             raise MissingExtraError("wandb", "wandb") from None
         kept = run / "wandb-id"
         known = kept.read_text(encoding="utf-8").strip() if kept.is_file() else None
-        self._run: Any = wandb.init(project=project, name=run.name, dir=str(run), id=known, resume="allow")
+        self._run: Any = wandb.init(
+            project=project, name=run.name, dir=str(run), id=known, resume="allow", config=dict(config)
+        )
+        if known is not None:
+            # A resumed run keeps its old values unless told that they may change.
+            self._run.config.update(dict(config), allow_val_change=True)
         kept.write_text(str(self._run.id) + "\n", encoding="utf-8")
 
     def see(self, record: Mapping[str, Any]) -> None:
