@@ -7,6 +7,7 @@ last fence that was never closed because the tokens ran out. The block that defi
 import ast
 import re
 import textwrap
+from collections.abc import Iterable
 
 _FENCE = re.compile(r"^[ \t]*(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[\w+#.-]*)[^\n]*$", re.MULTILINE)
 _PYTHON = {"", "py", "python", "python3", "py3", "ipython"}
@@ -50,7 +51,12 @@ def defines(code: str, name: str) -> bool:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return re.search(rf"^(async[ \t]+def|def|class)[ \t]+{re.escape(name)}\b", code, re.MULTILINE) is not None
-    return any(name in _names(statement) for statement in tree.body)
+    return name in defined_names(tree.body)
+
+
+def defined_names(statements: Iterable[ast.stmt]) -> set[str]:
+    """The names that functions, classes and assignments give a value to."""
+    return {name for statement in statements for name in _names(statement)}
 
 
 def _names(statement: ast.stmt) -> set[str]:
