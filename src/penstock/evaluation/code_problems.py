@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from penstock.errors import RecordError
-from penstock.evaluation.extracting import code_of_reply, cut_at, defined_names, defines
+from penstock.evaluation.extracting import code_of_reply, cut_at, defined_names, defines, parsed
 
 
 @final
@@ -58,15 +58,24 @@ class CodeProblem:
         return before + code
 
 
-def calls_of(tests: str, canonical: str) -> str:
+def calls_of(tests: str, canonical: str, where: str) -> str:
     """Definitions for tests that stand below the code they test: each name of the code calls the solution.
 
     Args:
         tests: The tests, which call functions and classes of the code by their names.
         canonical: The benchmark's own code, which defines them.
+        where: The file, for errors.
+
+    Raises:
+        RecordError: One of them is no Python.
     """
-    used = {node.id for node in ast.walk(ast.parse(tests)) if isinstance(node, ast.Name)}
-    names = sorted(used & defined_names(ast.parse(canonical).body))
+    try:
+        used = {node.id for node in ast.walk(parsed(tests)) if isinstance(node, ast.Name)}
+        names = sorted(used & defined_names(parsed(canonical)))
+    except (SyntaxError, ValueError) as error:
+        raise RecordError(
+            f"{where}: the benchmark's own code or tests are no Python: {error}; fetch the file again"
+        ) from error
     return "".join(f"{name} = function_of_solution({name!r})\n" for name in names)
 
 

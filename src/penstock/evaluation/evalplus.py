@@ -3,8 +3,8 @@
 A record has `task_id`, `prompt`, `entry_point`, `canonical_solution`, `base_input` and `plus_input` (lists of lists of
 arguments; the benchmark's own and those that EvalPlus adds) and `atol`; MBPP+ also `assertion`, the base tests as
 statements, which the inputs repeat. Expected values are not in the files: they are what the reference gives, in the
-process of the tests (see `differential`). The hub's evalplus/mbppplus has a script of tests in `test` instead, which needs
-numpy.
+process of the tests (see `differential`). The hub's evalplus/mbppplus has a script of tests in `test` instead, which
+needs numpy.
 
 JSON has no tuples, sets and complex numbers: which arguments of which problem of MBPP are such is a table of EvalPlus's
 (`evalplus/data/mbpp.py`, for v0.1.0 of the file), kept here by shape.
@@ -85,7 +85,7 @@ def _hub_problem(record: dict[str, Any], where: str) -> CodeProblem:
         entry_point=None,
         given=prompt,
         stops=MBPP_PLUS_STOPS,
-        tests=f"{calls_of(tests, canonical)}{tests}\n",
+        tests=f"{calls_of(tests, canonical, where)}{tests}\n",
         canonical=canonical,
     )
 

@@ -53,7 +53,7 @@ def _problem(record: dict[str, Any], examples: str, where: str) -> CodeProblem:
         entry_point=None,
         given="",
         stops=STOPS,
-        tests=calls_of(tests, canonical) + tests,
+        tests=calls_of(tests, canonical, where) + tests,
         canonical=canonical,
     )
 

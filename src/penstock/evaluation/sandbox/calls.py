@@ -108,6 +108,7 @@ class Function:
         self._asked, self._name = asked, name
 
     def __call__(self, *arguments: "Any", **named: "Any") -> "Any":
+        """Call it; raise SolutionError if it raises."""
         return self._asked.ask(["call", self._name, arguments, named])
 
     def within(self, seconds: float, arguments: "list[Any]") -> "Any":
@@ -134,10 +135,11 @@ class Handle:
         self._asked.ask(["set", self, name, value])
 
     def _refuse(self, *_: object) -> "Any":
-        raise AssertionError(f"an answer is of a class of the solution's own, {self._kind}; expected plain values")
+        kind = self.__dict__["_kind"]
+        raise AssertionError(f"an answer is of a class of the solution's own, {kind}; expected plain values")
 
     __eq__ = __ne__ = __lt__ = __gt__ = __le__ = __ge__ = __hash__ = __bool__ = __len__ = __iter__ = _refuse
-    __repr__ = __str__ = lambda self: f"<{self._kind}>"
+    __repr__ = __str__ = lambda self: f"<{self.__dict__['_kind']}>"
 
 
 def _raise(report: str) -> None:

@@ -20,7 +20,13 @@ import sys
 
 TYPE_CHECKING = False  # as typing's, which costs milliseconds to import
 if TYPE_CHECKING:
-    from penstock.evaluation.sandbox.calls import Asked, Channel, Ended, SolutionError, serve  # before this in the script
+    from penstock.evaluation.sandbox.calls import (
+        Asked,
+        Channel,
+        Ended,
+        SolutionError,
+        serve,
+    )  # before this in the script
 
 
 def _limit(cpu: int, memory: int, processes: int, disk: int, files: int) -> None:
@@ -108,7 +114,7 @@ def main(pipe: int, user: int, solution_size: int, size: int, limits: list[int])
         module = sys.modules["__main__"] = type(sys)("__main__")
         program = compile(source, "<program>", "exec", dont_inherit=True)
         if channel is not None:
-            module.function_of_solution = Asked(channel).function
+            module.__dict__["function_of_solution"] = Asked(channel).function
         # The secret is read just before the program runs and is in no variable while it does: only on the stack of
         # this expression, which Python code cannot look at.
         report = _attest(b"P" + _whole(pipe, 32), eval(program, module.__dict__))

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-_TYPES = {kind.__name__: kind for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)}
-_SEQUENCES = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset"}
+_TYPES = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
+_SEQUENCES: "dict[Any, str]" = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset"}
 _DICTIONARIES = {("builtins", "dict"), *(("collections", name) for name in ("Counter", "OrderedDict", "defaultdict"))}
 _LARGE = 1 << 63
 _TOGETHER = 1 << 13
@@ -120,7 +120,7 @@ def _rarely(value: "Any", kind: "Any", other: "Callable[[Any], Any]") -> "Any":
         return {"bytes": value.hex()}
     if kind is range:
         return {"range": [value.start, value.stop, value.step]}
-    if kind is type and _TYPES.get(value.__name__) is value:
+    if kind is type and value in _TYPES:
         return {"type": value.__name__}
     if module == "re" and kind.__name__ == "Match":
         return {"match": []}
@@ -176,7 +176,7 @@ _MAKERS: "dict[str, Callable[[Any], Any]]" = {
     "complex": lambda parts: complex(*parts),
     "bytes": bytes.fromhex,
     "range": lambda parts: range(*parts),
-    "type": _TYPES.__getitem__,
+    "type": {kind.__name__: kind for kind in _TYPES}.__getitem__,
     "match": _match,
     "Fraction": _fraction,
     "Decimal": _decimal,
