@@ -117,7 +117,7 @@ def run(
     if chat_options.get("template") or compare or chat_config or (override is not None and _is_raw(target)):
         chats = _chat_settings(chat_options, chat_config, assignments or [], compare or [])
         count = documents if html is not None else max(COUNTED, documents or 0)
-        shown, other = _conversations(target, tokenizer, override, chats, (format, document, count))
+        shown, other = _conversations(target, override, chats, (format, document, count))
         _show_conversations(shown, other, target, html, (documents, tokens or TOKENS_OF_CHATS), as_json)
         return
     _refuse_raw(target)
@@ -331,7 +331,6 @@ def _chat_settings(
 
 def _conversations(
     target: str,
-    path: str | None,
     tokenizer: Any,
     settings: tuple[Any, Any],
     chosen: tuple[str | None, list[int] | None, int | None],
@@ -345,7 +344,7 @@ def _conversations(
         raise ConfigError(f"{target}: raw conversations need --tokenizer")
     format, numbers, count = chosen
     sample = sample_records(target, IN_PAGE if count is None else count, format=format, numbers=numbers)
-    shown, other = (None if each is None else show_conversations(sample, tokenizer, each, path) for each in settings)
+    shown, other = (None if each is None else show_conversations(sample, tokenizer, each) for each in settings)
     return shown, other
 
 
