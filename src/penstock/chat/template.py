@@ -184,7 +184,9 @@ def own_template(tokenizer: Tokenizer, **variables: Any) -> Template:
             f"tokenizer folder that has one, or one of {', '.join(template_names())}"
         )
     named = {**_token_names(tokenizer, {}), **variables}
-    template = Template(source=tokenizer.chat_template, name=tokenizer.name, variables=named)
+    # As a template from that folder would be called.
+    name = tokenizer.name.rpartition("/")[2]
+    template = Template(source=tokenizer.chat_template, name=name, variables=named)
     _ = template._plain
     return template
 
