@@ -1,6 +1,7 @@
 """The command line as a user meets it: exit codes, errors without a traceback, quiet pipes."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -151,3 +152,39 @@ def test_doctor_names_what_is_missing_and_how_to_get_it(monkeypatch, capsys):
     assert findings["problems"] == ["jinja2 is not installed: pip install jinja2"]
     doctor._print(findings)
     assert "pip install 'penstock[train]'" in capsys.readouterr().out
+
+
+def completions(line: str, shell: str = "bash") -> list[str]:
+    """What a shell would offer for a command line, whose last word is being written."""
+    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)} if shell == "bash" else {}
+    asked = {"_PENSTOCK_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": line, **words}
+    found = subprocess.run(
+        [sys.executable, "-c", "from penstock.cli import main; main()"],
+        env={**os.environ, **asked}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert found.stderr == ""
+    return found.stdout.split("\n")[:-1] if shell == "bash" else [found.stdout]
+
+
+def test_shells_complete_verbs_and_options():
+    assert completions("penstock pl") == ["plan", "plot"]
+    assert [verb for verb in completions("penstock ") if verb] == list(cli.VERBS)
+    assert completions("penstock tokenizer tr") == ["train"]
+    assert "--tokenizer" in completions("penstock prepare --to")
+    assert completions("penstock train --dry") == ["--dry-run"]
+    assert '"plan"' in completions("penstock pl", "zsh")[0]
+    shown = run_command("--help").stdout
+    assert "--install-completion" in shown
+
+
+def test_completing_a_verb_loads_only_that_verb():
+    code = (
+        "import sys; from penstock.cli import build_app; build_app([]);"
+        "from penstock.cli import VERBS;"
+        "print([verb for verb in VERBS if f'penstock.cli.{verb}' in sys.modules], 'torch' in sys.modules)"
+    )
+    asked = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": "penstock doctor --js", "COMP_CWORD": "2"}
+    found = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "['doctor'] False"

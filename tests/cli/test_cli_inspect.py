@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from penstock import cli
@@ -164,6 +165,25 @@ def test_errors_name_the_cure(inspect, arguments, message):
     code, _, err = inspect(*arguments)
     assert code == 1
     assert message in err
+
+
+def test_a_file_of_bare_tokens_is_told_its_type(inspect, tmp_path):
+    path = tmp_path / "tokens.npy"
+    np.array([5, 6, 0, 7, 0], np.uint16).tofile(path)
+    code, _, err = inspect(str(path))
+    assert code == 1
+    assert "give dtype ('uint16' or 'uint32') and eos_id (--dtype, --eos-id)" in err
+    told = [str(path), "--dtype", "uint16", "--eos-id", "0"]
+    code, out, err = inspect(*told, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert (found["documents"], found["tokens"]) == (2, 5)
+    assert [len(one["tokens"]) for one in found["shown"]] == [3, 2]
+    code, out, _ = inspect(*told, "--rows", "--sequence-length", "8", "-t", "tokenizer")
+    assert code == 0
+    assert "tokens.npy" in out
+    assert inspect(*told, "--html", str(tmp_path / "page.html"))[0] == 0
+    assert data_of(tmp_path / "page.html")["rows"]
 
 
 def test_rows_that_an_objective_rewrote(inspect, folder, tmp_path):

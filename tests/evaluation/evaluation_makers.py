@@ -2,13 +2,15 @@
 
 import csv
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from penstock.chat import load_template
 from penstock.evaluation.subject import Subject
+from penstock.generation import Generated, Sampling
 from penstock.models import ModelSettings, build_model
 from penstock.tokenizers import Tokenizer, load_tokenizer, train_tokenizer
 
@@ -105,3 +107,32 @@ def write_gsm8k(folder: Path, count: int) -> Path:
         ]
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return folder
+
+
+class Writer:
+    """A subject that writes texts by turns, and keeps what it was asked."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts, self.prompts, self.sampling = list(texts), [], []
+
+    def prompt_ids(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def chat_ids(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        return list(json.dumps(messages).encode())
+
+    def room(self, max_tokens: int | None) -> int:
+        return 400
+
+    def fingerprint(self) -> str:
+        return "writer"
+
+    def write(self, prompts: Sequence[Sequence[int]], sampling: Sequence[Sampling]) -> list[Generated]:
+        self.prompts += [bytes(prompt).decode() for prompt in prompts]
+        self.sampling += sampling
+        texts = [self.texts[place % len(self.texts)] for place in range(len(prompts))]
+        return [Generated(tokens=(), text=text, finish_reason="stop") for text in texts]
+
+    @property
+    def subject(self) -> Subject:
+        return cast("Subject", self)

@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from penstock.evaluation.evalplus import mbpp_plus_problem
 from penstock.evaluation.humaneval import humaneval_problem
 from penstock.evaluation.mbpp import mbpp_problems
 from penstock.evaluation.records import Origin, read_records
-from penstock.evaluation.sandbox import Limits, Sandbox
+from penstock.evaluation.sandbox import Limits, Outcome, Sandbox
 
 PROMPT = 'import math\n\n\ndef helper(x):\n    return x * 2\n\n\ndef double(x):\n    """Twice x."""\n'
 HUMANEVAL = {
@@ -69,7 +70,11 @@ def _mbpp(number: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def sandbox() -> Sandbox:
-    return sandbox_or_skip(Limits())
+    return sandbox_or_skip(Limits(wall_seconds=240, cpu_seconds=120, memory_bytes=4 << 30))
+
+
+def outcome_of(sandbox: Sandbox, problem: CodeProblem, code: str) -> Outcome:
+    return sandbox.run(problem.tests, code)
 
 
 BENCHMARKS: dict[str, Callable[[], CodeProblem]] = {
@@ -82,11 +87,11 @@ BENCHMARKS: dict[str, Callable[[], CodeProblem]] = {
 def test_humaneval_continues_its_prompt(sandbox: Sandbox, benchmark: str) -> None:
     problem = BENCHMARKS[benchmark]()
     assert (problem.name, problem.prompt) == ("HumanEval/900", PROMPT)
-    assert sandbox.run(problem.of_canonical()).passed
-    assert sandbox.run(problem.of_completion("    return helper(x)\n\n\ndef more(:\n")).passed
-    assert sandbox.run(problem.of_completion("    return x + x\n# words\n) (")).passed
+    assert outcome_of(sandbox, problem, problem.of_canonical()).passed
+    assert outcome_of(sandbox, problem, problem.of_completion("    return helper(x)\n\n\ndef more(:\n")).passed
+    assert outcome_of(sandbox, problem, problem.of_completion("    return x + x\n# words\n) (")).passed
     for wrong in ("    return x\n", "    pass\n", "    return helper(x) if x > 0 else None\n", ""):
-        outcome = sandbox.run(problem.of_completion(wrong))
+        outcome = outcome_of(sandbox, problem, problem.of_completion(wrong))
         assert outcome.verdict == "failed", outcome
         assert outcome.detail.startswith("AssertionError")
 
@@ -101,36 +106,36 @@ def test_humaneval_replies_may_be_whole_or_a_body(sandbox: Sandbox, benchmark: s
         "    return helper(x)\n",
         "```python\ndouble = lambda x: helper(x)\n```\n```python\nprint(double(1), 'longer than the code')\n```",
     ):
-        outcome = sandbox.run(problem.of_reply(reply))
+        outcome = outcome_of(sandbox, problem, problem.of_reply(reply))
         assert outcome.passed, (reply, outcome)
-    assert not sandbox.run(problem.of_reply("I cannot do that.")).passed
-    assert not sandbox.run(problem.of_reply("```python\ndef triple(x):\n    return 3 * x\n```")).passed
+    assert not outcome_of(sandbox, problem, problem.of_reply("I cannot do that.")).passed
+    assert not outcome_of(sandbox, problem, problem.of_reply("```python\ndef triple(x):\n    return 3 * x\n```")).passed
 
 
 def test_plus_inputs_are_tested_each(sandbox: Sandbox) -> None:
     problem = humaneval_problem(PLUS, "file")
     only_base = "    return x * 2 if x in (2, -1) else 0\n"
-    assert "input 2: int 0, expected float 0.2" in sandbox.run(problem.of_completion(only_base)).detail
+    assert "input 2: int 0, expected float 0.2" in outcome_of(sandbox, problem, problem.of_completion(only_base)).detail
     almost = "    return x * 2.0000000001 if x != 2 else 4\n"
-    assert "input 1" in sandbox.run(problem.of_completion(almost)).detail  # an int is expected there, so exactly
+    assert (
+        "input 1" in outcome_of(sandbox, problem, problem.of_completion(almost)).detail
+    )  # an int is expected there, so exactly
     closer = "    return x * 2 if isinstance(x, int) else x * 2 + 1e-9\n"
-    assert sandbox.run(problem.of_completion(closer)).passed  # floats are held to 1e-6
+    assert outcome_of(sandbox, problem, problem.of_completion(closer)).passed  # floats are held to 1e-6
 
 
 def test_a_function_may_change_what_it_is_given(sandbox: Sandbox) -> None:
     record = {**PLUS, "prompt": "def last(x):\n", "entry_point": "last", "canonical_solution": "    return x.pop()\n"}
     record |= {"base_input": [[[1, 2, 3]]], "plus_input": [[[4, 5]]]}
     problem = humaneval_problem(record, "file")
-    assert sandbox.run(problem.of_canonical()).passed
-    assert sandbox.run(problem.of_completion("    return x[-1]\n")).passed
+    assert outcome_of(sandbox, problem, problem.of_canonical()).passed
+    assert outcome_of(sandbox, problem, problem.of_completion("    return x[-1]\n")).passed
 
 
 def test_a_solution_that_is_slow_fails_early(sandbox: Sandbox) -> None:
     problem = humaneval_problem(PLUS, "file")
-    program = problem.of_completion("    while True:\n        pass\n").replace(
-        "LEAST_SECONDS = 4.0, 4.0", "LEAST_SECONDS = 4.0, 0.2"
-    )
-    outcome = sandbox.run(program)
+    tests = problem.tests.replace("LEAST_SECONDS = 4.0, 4.0", "LEAST_SECONDS = 4.0, 0.2")
+    outcome = sandbox.run(tests, problem.of_completion("    while True:\n        pass\n"))
     assert outcome.verdict == "failed"
     assert "SlowError" in outcome.detail
     assert outcome.seconds < 4
@@ -139,23 +144,25 @@ def test_a_solution_that_is_slow_fails_early(sandbox: Sandbox) -> None:
 def test_mbpp_plus_gives_tuples_and_compares_sets(sandbox: Sandbox) -> None:
     problem = mbpp_plus_problem(MBPP_PLUS, "file")
     assert problem.prompt == MBPP_PLUS["prompt"]
-    assert sandbox.run(problem.of_canonical()).passed
+    assert outcome_of(sandbox, problem, problem.of_canonical()).passed
     listed = (
         "```python\ndef similar_elements(a, b):\n    assert type(a) is tuple\n    return [x for x in a if x in b]\n```"
     )
-    assert sandbox.run(problem.of_reply(listed)).passed
+    assert outcome_of(sandbox, problem, problem.of_reply(listed)).passed
     helper = (
         "def helper(a):\n    return set(a)\n\ndef similar_elements(a, b):\n    return tuple(helper(a) & helper(b))\n"
     )
-    assert sandbox.run(problem.of_reply(helper)).passed  # not the first function: the one that is named
-    assert "not defined" in sandbox.run(problem.of_reply("def similar(a, b):\n    return a\n")).detail
+    assert outcome_of(
+        sandbox, problem, problem.of_reply(helper)
+    ).passed  # not the first function: the one that is named
+    assert "not defined" in outcome_of(sandbox, problem, problem.of_reply("def similar(a, b):\n    return a\n")).detail
 
 
 def test_mbpp_plus_of_the_hub_runs_its_script(sandbox: Sandbox) -> None:
     problem = mbpp_plus_problem(HUB_PLUS, "file")
     assert problem.name == "Mbpp/2"
-    assert sandbox.run(problem.of_canonical()).passed
-    assert not sandbox.run(problem.of_completion("def similar_elements(a, b):\n    return a\n")).passed
+    assert outcome_of(sandbox, problem, problem.of_canonical()).passed
+    assert not outcome_of(sandbox, problem, problem.of_completion("def similar_elements(a, b):\n    return a\n")).passed
 
 
 def test_mbpp_prompts_are_as_published(sandbox: Sandbox) -> None:
@@ -170,10 +177,10 @@ def test_mbpp_prompts_are_as_published(sandbox: Sandbox) -> None:
         "Your code should pass these tests:\n\nassert add(one) == 12\nassert add(2) == 13\n[BEGIN]\n"
     )
     assert first.prompt.count("[DONE]") == 3
-    assert sandbox.run(first.of_canonical()).passed
-    assert sandbox.run(first.of_completion("def add(x):\n    return x + 11\n[DONE]\nmore")).passed
-    assert sandbox.run(first.of_reply("```python\ndef add(x):\n    return x + 11\n```")).passed
-    assert not sandbox.run(last.of_completion("def add(x):\n    return x + 11\n[DONE]")).passed
+    assert outcome_of(sandbox, first, first.of_canonical()).passed
+    assert outcome_of(sandbox, first, first.of_completion("def add(x):\n    return x + 11\n[DONE]\nmore")).passed
+    assert outcome_of(sandbox, first, first.of_reply("```python\ndef add(x):\n    return x + 11\n```")).passed
+    assert not outcome_of(sandbox, last, last.of_completion("def add(x):\n    return x + 11\n[DONE]")).passed
     with pytest.raises(RecordError, match="file: problem 4 is missing"):
         mbpp_problems([_mbpp(2), _mbpp(3), _mbpp(11)], 3, "file")
 
@@ -183,6 +190,8 @@ def test_records_of_another_benchmark_are_refused() -> None:
         humaneval_problem(_mbpp(11), "file")
     with pytest.raises(RecordError, match="no 'test_list'"):
         mbpp_problems([{"task_id": 11, "text": "words", "test_setup_code": ""}], 0, "file")
+    with pytest.raises(RecordError, match="file: the benchmark's own code or tests are no Python: expected ':'"):
+        mbpp_problems([_mbpp(11) | {"code": "def add(x) return x"}], 0, "file")
     with pytest.raises(RecordError, match="no 'plus_input'"):
         mbpp_plus_problem({name: value for name, value in MBPP_PLUS.items() if name != "plus_input"}, "file")
 
@@ -257,11 +266,7 @@ def test_records_are_found_in_folders_and_formats(tmp_path: Path) -> None:
             read_records(str(tmp_path / name), origin, "mbpp")
 
 
-@pytest.mark.real_data
-@pytest.mark.parametrize(
-    ("name", "every"), [("HumanEval.jsonl.gz", 16), ("mbpp.jsonl", 50), ("MbppPlus-v0.1.0.jsonl.gz", 25)]
-)
-def test_canonical_solutions_pass(real_data: Path, sandbox: Sandbox, name: str, every: int) -> None:
+def real_problems(real_data: Path, name: str) -> list[CodeProblem]:
     origin = Origin(files=(), hub="", configuration="")
     records, where = read_records(str(real_data / "eval" / name), origin, name)
     if name == "mbpp.jsonl":
@@ -270,8 +275,55 @@ def test_canonical_solutions_pass(real_data: Path, sandbox: Sandbox, name: str, 
         make = humaneval_problem if name.startswith("Human") else mbpp_plus_problem
         problems = [make(record, where) for record in records]
     assert len(problems) in (164, 500, 399)
-    chosen = problems[::every]
-    for problem, outcome in zip(chosen, sandbox.run_all([one.of_canonical() for one in chosen]), strict=True):
+    return problems
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize(
+    ("name", "every"), [("HumanEval.jsonl.gz", 16), ("mbpp.jsonl", 50), ("MbppPlus-v0.1.0.jsonl.gz", 25)]
+)
+def test_canonical_solutions_pass(real_data: Path, sandbox: Sandbox, name: str, every: int) -> None:
+    chosen = real_problems(real_data, name)[::every]
+    tests = [one.tests for one in chosen]
+    outcomes = sandbox.run_all(tests, [one.of_canonical() for one in chosen])
+    for problem, outcome in zip(chosen, outcomes, strict=True):
         assert outcome.passed, (problem.name, outcome)
-    emptied = [one.program(one.given + "    pass\n" if name.startswith("Human") else "") for one in chosen]
-    assert not any(outcome.passed for outcome in sandbox.run_all(emptied))
+    emptied = [one.given + "    pass\n" if name.startswith("Human") else "" for one in chosen]
+    assert not any(outcome.passed for outcome in sandbox.run_all(tests, emptied))
+
+
+CHEATS = {
+    "equal to everything": """
+class Same:
+    __eq__ = lambda self, other: True
+    __hash__ = lambda self: 0
+def cheat(*arguments): return Same()
+""",
+    "looks at its callers": """
+import sys
+def cheat(*arguments):
+    frame = sys._getframe(1)
+    while frame is not None:
+        if "expected" in frame.f_locals: return frame.f_locals["expected"][frame.f_locals["number"]]
+        frame = frame.f_back
+""",
+}
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize(
+    ("name", "every"), [("HumanEval.jsonl.gz", 8), ("mbpp.jsonl", 25), ("MbppPlus-v0.1.0.jsonl.gz", 25)]
+)
+def test_cheats_pass_nothing(real_data: Path, sandbox: Sandbox, name: str, every: int) -> None:
+    chosen = real_problems(real_data, name)[::every]
+    for code in CHEATS.values():
+        codes = [f"{one.of_canonical()}\n{code}\n{entry_of(one)} = cheat\n" for one in chosen]
+        outcomes = list(sandbox.run_all([one.tests for one in chosen], codes))
+        assert not [one.name for one, outcome in zip(chosen, outcomes, strict=True) if outcome.passed]
+
+
+def entry_of(problem: CodeProblem) -> str:
+    """The function that is called first."""
+    match = re.search(r"function_of_solution\('(\w+)'\)", problem.tests)
+    assert match is not None
+    return match[1]

@@ -1,11 +1,10 @@
 """The tasks whose answers are code, from the model's text to the score."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
+from evaluation_makers import Writer
 from sandbox_makers import sandbox_or_skip
 
 from penstock.errors import ConfigError
@@ -13,40 +12,9 @@ from penstock.evaluation.code import CodeTask
 from penstock.evaluation.running import run_task
 from penstock.evaluation.sandbox import sandbox as sandbox_module
 from penstock.evaluation.settings import TaskSettings
-from penstock.evaluation.subject import Subject
 from penstock.evaluation.tasks import make_task
-from penstock.generation import Generated, Sampling
 
 RIGHT, WRONG = "    return x + 1\n", "    return x - 1\n"
-
-
-class Writer:
-    """A subject that writes texts by turns, and keeps what it was asked."""
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        self.texts, self.prompts, self.sampling = list(texts), [], []
-
-    def prompt_ids(self, text: str) -> list[int]:
-        return list(text.encode())
-
-    def chat_ids(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        return list(json.dumps(messages).encode())
-
-    def room(self, max_tokens: int | None) -> int:
-        return 400
-
-    def fingerprint(self) -> str:
-        return "writer"
-
-    def write(self, prompts: Sequence[Sequence[int]], sampling: Sequence[Sampling]) -> list[Generated]:
-        self.prompts += [bytes(prompt).decode() for prompt in prompts]
-        self.sampling += sampling
-        texts = [self.texts[place % len(self.texts)] for place in range(len(prompts))]
-        return [Generated(tokens=(), text=text, finish_reason="stop") for text in texts]
-
-    @property
-    def subject(self) -> Subject:
-        return cast("Subject", self)
 
 
 @pytest.fixture

@@ -160,3 +160,18 @@ def test_a_random_model_on_real_questions(real_data, subject):
     found = run_task(made, subject, progress=False)
     assert found.count == 2 * len(found.groups) > 20
     assert abs(found.score - 0.25) < 3 * math.sqrt(0.25 * 0.75 / found.count)
+
+
+def test_files_that_are_not_utf_8_are_named_with_their_line(tmp_path):
+    folder = write_mmlu(tmp_path / "mmlu", {"law": 3})
+    path = folder / "test" / "law_test.csv"
+    path.write_bytes(path.read_bytes() + "Qu\xe9?,1,2,3,4,A\n".encode("latin-1"))
+    line = path.read_bytes().count(b"\n")
+    with pytest.raises(
+        RecordError, match=rf"law_test.csv: line {line}: this is no UTF-8 \(byte 0xe9\); convert the file"
+    ):
+        task(folder)
+    path.with_name("law_test.csv.gz").write_bytes(b"no gzip")
+    path.unlink()
+    with pytest.raises(RecordError, match=r"law_test.csv.gz: cannot be read: Not a gzipped file.*fetch the file again"):
+        task(folder)

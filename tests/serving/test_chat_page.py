@@ -102,6 +102,32 @@ def test_stop_keeps_what_there_is(browser, tokenizer):
         assert page.run("messages.length") == 2
 
 
+def test_enter_during_a_reply_keeps_the_words_and_says_when_they_go(browser, tokenizer):
+    with running(make_model(tokenizer, seconds=0.03)) as server:
+        page = visit(browser, server.url)
+        say(page, "forever")
+        until(page, "document.querySelectorAll('.words')[1]?.textContent.length > 5")
+        say(page, "and then?")
+        assert page.run("input.value") == "and then?"
+        assert page.text("#status").startswith("The reply is still being written. Enter sends this when it is done")
+        assert page.run("document.querySelectorAll('.message').length") == 2
+        page.key("Escape")
+        answered(page, 1)
+        assert page.text("#status") == ""
+        assert page.run("input.value") == "and then?"
+        page.key("Enter")
+        answered(page, 2)
+        assert words(page)[2] == "and then?"
+        assert page.complaints() == []
+
+
+def test_slow_models_do_not_stand_still(browser, tokenizer):
+    with running(make_model(tokenizer)) as server:
+        page = visit(browser, server.url)
+        told = {(1, 4): "0.25", (1, 30): "0.033", (3, 2): "1.5", (8, 2): "4", (99, 10): "9.9", (1234, 10): "123"}
+        assert {pair: page.run(f"rate({pair[0]}, {pair[1]})") for pair in told} == told
+
+
 def test_faults_are_told_and_the_question_stays(browser, tokenizer):
     with running(make_model(tokenizer)) as server:
         page = visit(browser, server.url)

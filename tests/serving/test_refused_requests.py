@@ -81,6 +81,10 @@ def test_completions_name_the_field(server, body, param):
         ({"messages": [{"role": ["user"], "content": "Hi"}]}, "messages.0.role"),
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": ""}]}, "messages.0.content"),
+        ({"messages": [*HI, {"role": "user", "content": " \n\t\u00a0\u2003"}]}, "messages.1.content"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": " "}] * 2}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": "Hi", "tool_calls": [1]}]}, "messages.0.tool_calls"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},

@@ -139,12 +139,12 @@ def test_an_untyped_model_of_the_first_releases(trained: Path, tmp_path: Path) -
     ("name", "content", "message"),
     [
         ("tokenizer.json", b"{", "not a vocabulary we can read: JSONDecodeError"),
-        ("tokenizer.json", b'{"a": 1}', r"due: a tokenizer.json .* found \['a'\]"),
+        ("tokenizer.json", b'{"a": 1}', r"expected: a tokenizer.json .* found \['a'\]"),
         ("tokenizer.json", b"[1]", "not a vocabulary we can read"),
         ("x.model", b"\xff\xff\xff", "not a SentencePiece model: it ends inside a number"),
         ("x.model", b"", "not a SentencePiece model: it holds no pieces"),
         ("x.model", b"\x0a\x7fab", "not a SentencePiece model: byte 0 starts no field"),
-        ("gpt2.tiktoken", b"IQ== 0\nnonsense\n", "line 2 of the ranks is b'nonsense', due: base64"),
+        ("gpt2.tiktoken", b"IQ== 0\nnonsense\n", "line 2 of the ranks is b'nonsense', expected: base64"),
         ("gpt2.tiktoken", b"", "the file of ranks is empty"),
         ("x.json.gz", b"{}", "not a vocabulary we can read: BadGzipFile"),
     ],
@@ -156,7 +156,7 @@ def test_broken_files_say_so(tmp_path: Path, name: str, content: bytes, message:
 
 
 def test_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TokenizerError, match=r"no vocabulary there; due: tokenizer.json"):
+    with pytest.raises(TokenizerError, match=r"no vocabulary there; expected: tokenizer.json"):
         load_tokenizer(tmp_path)
     with pytest.raises(TokenizerError, match=r"nothing\.json: no such file or folder"):
         load_tokenizer(tmp_path / "nothing.json")

@@ -14,7 +14,7 @@ from penstock.chat.families import Family, detect_family, families, family
 from penstock.chat.knobs import Knobs
 from penstock.chat.layouts import LayoutSettings, describe_layout, detect_layout, read_conversation
 from penstock.chat.scanning import scan
-from penstock.chat.template import Rendered, Template, load_template, template_names
+from penstock.chat.template import Rendered, Template, load_template, own_template, template_names
 
 __all__ = [
     "Boundary",
@@ -39,6 +39,7 @@ __all__ = [
     "families",
     "family",
     "load_template",
+    "own_template",
     "read_conversation",
     "resolve",
     "scan",

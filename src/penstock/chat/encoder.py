@@ -27,7 +27,7 @@ from penstock.chat.masks import Mask, decide, trained_messages, weigh
 from penstock.chat.media import refuse_media
 from penstock.chat.prompting import as_prompted
 from penstock.chat.scanning import scan
-from penstock.chat.template import Rendered, Template, load_template
+from penstock.chat.template import Rendered, Template, load_template, own_template
 from penstock.chat.turns import Turn, find_turns
 from penstock.chat.typed_control_text import find_authors
 from penstock.errors import ConfigError, ConversationError
@@ -278,7 +278,7 @@ def encode(
     Args:
         conversation: A list of messages, a record of any layout, or a `Conversation`.
         tokenizer: A tokenizer, or where to load it from.
-        template: A chat template, or where to load it from; by default that of the tokenizer's folder.
+        template: A chat template, or where to load it from; by default the one that came with the tokenizer.
         tools: JSON schemas of functions, beside a list of messages; a record has its own.
         strict: Raise where the certificate holds an error; otherwise give it to be looked at.
         knobs: See `Knobs`.
@@ -288,10 +288,10 @@ def encode(
         ConfigError: A setting is unknown or out of range.
     """
     loaded = tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(tokenizer)
-    if not isinstance(template, Template):
-        if template is None and isinstance(tokenizer, Tokenizer):
-            raise ConfigError("give a chat template: a .jinja file, a tokenizer folder, or the text of one")
-        template = load_template(template if template is not None else str(tokenizer), tokenizer=loaded)
+    if template is None:
+        template = own_template(loaded)
+    elif not isinstance(template, Template):
+        template = load_template(template, tokenizer=loaded)
     chosen = Knobs.of(knobs)
     if not isinstance(conversation, Conversation):
         conversation = _read(conversation, tools)

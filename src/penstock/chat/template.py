@@ -21,7 +21,7 @@ from penstock.chat.escaping import lay_over
 from penstock.chat.traced import GIVEN, Run, Traced
 from penstock.chat.writing import trace
 from penstock.errors import ConfigError, RecordError
-from penstock.tokenizers import Tokenizer
+from penstock.tokenizers import Tokenizer, template_in
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _OWN = Path(__file__).parent / "templates"
@@ -175,6 +175,25 @@ def load_template(source: str | Path, *, tokenizer: Tokenizer | None = None, **v
     return template
 
 
+def own_template(tokenizer: Tokenizer, **variables: Any) -> Template:
+    """The chat template that came with a tokenizer.
+
+    Raises:
+        ConfigError: None did, or it is not valid Jinja.
+    """
+    if tokenizer.chat_template is None:
+        raise ConfigError(
+            f"the tokenizer {tokenizer.name} has no chat template of its own; give one: a .jinja file (--template), a "
+            f"tokenizer folder that has one, or one of {', '.join(template_names())}"
+        )
+    named = {**_token_names(tokenizer, {}), **variables}
+    # As a template from that folder would be called.
+    name = tokenizer.name.rpartition("/")[2]
+    template = Template(source=tokenizer.chat_template, name=name, variables=named)
+    _ = template._plain
+    return template
+
+
 def template_names() -> tuple[str, ...]:
     """Families of which there is a template, for text conversations without tools."""
     return tuple(sorted(path.stem for path in _OWN.glob("*.jinja")))
@@ -193,9 +212,7 @@ def _find(source: str | Path) -> tuple[str | None, str, Mapping[str, Any]]:
     config_path = path if path.is_file() else folder / "tokenizer_config.json"
     config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
     own = folder / "chat_template.jinja"
-    text = own.read_text(encoding="utf-8") if own.is_file() else config.get("chat_template")
-    if isinstance(text, list):
-        text = {entry["name"]: entry["template"] for entry in text}.get("default")
+    text = own.read_text(encoding="utf-8") if own.is_file() else template_in(config)
     return text, path.name, config
 
 

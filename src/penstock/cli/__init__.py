@@ -72,7 +72,6 @@ def build_app(arguments: list[str]) -> "typer.Typer":
         cls=InOrder,
         help="Raw text into the exact tensors that a language model trains on.",
         no_args_is_help=True,
-        add_completion=False,
         rich_markup_mode="markdown",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -88,6 +87,7 @@ def build_app(arguments: list[str]) -> "typer.Typer":
             print(f"penstock {__version__}")
             raise typer.Exit
 
+    arguments = arguments or _words_to_complete()
     named = next((argument for argument in arguments if not argument.startswith("-")), None)
     for verb in (named,) if named in VERBS else VERBS:
         module = import_module(f"penstock.cli.{verb}")
@@ -96,6 +96,12 @@ def build_app(arguments: list[str]) -> "typer.Typer":
         else:
             app.command(verb)(module.run)
     return app
+
+
+def _words_to_complete() -> list[str]:
+    """What a shell asks to complete, without the command; see typer's scripts (`--show-completion`)."""
+    line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or ""
+    return line.split()[1:] if "_PENSTOCK_COMPLETE" in os.environ else []
 
 
 def _run(arguments: list[str]) -> int:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.options import AsJson, ChatConfig, Format, takes_chat_options
+from penstock.cli.options import AsJson, ChatConfig, Dtype, EosId, Format, takes_chat_options
 
 RUN_FILES = {".yaml", ".yml"}
 IN_TERMINAL, IN_PAGE = 3, 500
@@ -90,6 +90,8 @@ def run(
             "data.loader.seed=7; may be repeated.",
         ),
     ] = None,
+    dtype: Dtype = None,
+    eos_id: EosId = None,
     as_json: AsJson = False,
     chat_options: dict[str, Any],
     compare: Annotated[
@@ -111,13 +113,14 @@ def run(
     objective rewrote their task, inputs and targets, and each sentinel with the span that it stands for.
     """
     from penstock.errors import ConfigError
+    from penstock.shards import open_dataset
     from penstock.tokenizers import load_tokenizer
 
     override = load_tokenizer(tokenizer) if tokenizer else None
     if chat_options.get("template") or compare or chat_config or (override is not None and _is_raw(target)):
         chats = _chat_settings(chat_options, chat_config, assignments or [], compare or [])
         count = documents if html is not None else max(COUNTED, documents or 0)
-        shown, other = _conversations(target, tokenizer, override, chats, (format, document, count))
+        shown, other = _conversations(target, override, chats, (format, document, count))
         _show_conversations(shown, other, target, html, (documents, tokens or TOKENS_OF_CHATS), as_json)
         return
     _refuse_raw(target)
@@ -127,7 +130,10 @@ def run(
         raise ConfigError(f"--set {assignments[0]}: {target} is no run file, and no chats are rendered")
     if slots is not None and not has_rows:
         raise ConfigError("--slots are of rows; add --rows")
-    loader = _loader(target, assignments or [], sequence_length, distances) if has_rows or html is not None else None
+    opened = None if is_run_file else open_dataset(target, dtype=dtype, eos_id=eos_id)
+    loader = None
+    if has_rows or html is not None:
+        loader = _loader(target, opened, assignments or [], sequence_length, distances)
     if html is not None:
         _write_page(target, loader, step, row, override, (document, documents), html)
         _tell(html, as_json)
@@ -136,19 +142,19 @@ def run(
     if has_rows:
         _show_rows(loader, step, row or [0], _slot_range(slots), tokens or TOKENS, override, as_json)
     else:
-        _show_dataset(target, document, documents, tokens, override, as_json)
+        _show_dataset(opened, document, documents, tokens, override, as_json)
 
 
-def _loader(target: str, assignments: list[str], sequence_length: int, distances: int) -> Any:
+def _loader(target: str, dataset: Any, assignments: list[str], sequence_length: int, distances: int) -> Any:
     """A loader of a run file, or of one dataset alone."""
     from penstock.config import load_run, make_loader
     from penstock.inputs import EVERYTHING, InputRequirements
     from penstock.loader import Loader, Mixture, Source
 
-    if Path(target).suffix in RUN_FILES:
+    if dataset is None:
         return make_loader(load_run(target, assignments).data, run_file=target)
     return Loader(
-        Mixture([Source(target)]),
+        Mixture([Source(dataset)]),
         sequence_length=sequence_length,
         rows_per_step=1,
         requirements=EVERYTHING.merge(InputRequirements(asked_by="--distances", target_distances=distances)),
@@ -187,7 +193,7 @@ def _refuse_no_rows(views: list[Any], loader: Any, rows: list[int]) -> None:
 
 
 def _show_dataset(
-    target: str, numbers: list[int] | None, count: int | None, tokens: int | None, override: Any, as_json: bool
+    dataset: Any, numbers: list[int] | None, count: int | None, tokens: int | None, override: Any, as_json: bool
 ) -> None:
     import dataclasses
     import json
@@ -201,9 +207,7 @@ def _show_dataset(
         tokenizer_of,
         view_document,
     )
-    from penstock.shards import open_dataset
 
-    dataset = open_dataset(target)
     decoder = override or tokenizer_of(dataset)
     asked = _numbers(dataset, numbers, IN_TERMINAL if count is None else count)
     views = [view_document(dataset, number, decoder) for number in asked]
@@ -331,7 +335,6 @@ def _chat_settings(
 
 def _conversations(
     target: str,
-    path: str | None,
     tokenizer: Any,
     settings: tuple[Any, Any],
     chosen: tuple[str | None, list[int] | None, int | None],
@@ -345,7 +348,7 @@ def _conversations(
         raise ConfigError(f"{target}: raw conversations need --tokenizer")
     format, numbers, count = chosen
     sample = sample_records(target, IN_PAGE if count is None else count, format=format, numbers=numbers)
-    shown, other = (None if each is None else show_conversations(sample, tokenizer, each, path) for each in settings)
+    shown, other = (None if each is None else show_conversations(sample, tokenizer, each) for each in settings)
     return shown, other
 
 

@@ -1,7 +1,7 @@
 """Tasks whose answers are code: HumanEval, HumanEval+, MBPP and MBPP+, with pass@k.
 
 A problem's score is the share of its samples that pass, which is its pass@1; pass@k for other k is among the figures.
-The model writes all samples of some problems, then their programs run in the sandbox, several at once.
+The model writes all samples of some problems, then they are tested in the sandbox, several at once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _KS = (10, 100)
 _TOGETHER = 64
-"""Samples that are written before their programs run."""
+"""Samples that are written before they are tested."""
 _DETAIL_CHARACTERS = 300
 
 _Read = Callable[[list[dict[str, Any]], TaskSettings, str], list[CodeProblem]]
@@ -47,8 +47,9 @@ def _mbpp(records: list[dict[str, Any]], settings: TaskSettings, where: str) -> 
     return mbpp_problems(records, len(EXAMPLES) if settings.shots is None else settings.shots, where)
 
 
-_PLUS = Limits(wall_seconds=120.0, cpu_seconds=120, memory_bytes=4 << 30)
-"""Some references need half a minute and gigabytes; each input has a limit of its own, see `differential`."""
+_PLUS = Limits(wall_seconds=240.0, cpu_seconds=120, memory_bytes=4 << 30)
+"""Some references need a minute and gigabytes, and an answer of a hundred million parts needs 20 s to reach the tests.
+Each input has a limit of its own, see `differential`."""
 _BENCHMARKS = {
     "humaneval": _Benchmark(
         origin=Origin(
@@ -112,8 +113,8 @@ class CodeTask:
         return [Problem(name=problem.name, content=problem) for problem in self._all[: self.settings.limit]]
 
     def fingerprint(self) -> str:
-        """Of prompts and of the programs that test the canonical solutions."""
-        return fingerprint_of(*((one.name, one.prompt, one.request, one.of_canonical()) for one in self._all))
+        """Of prompts, of the code that they continue, and of the tests."""
+        return fingerprint_of(*((one.name, one.prompt, one.request, one.given, one.tests) for one in self._all))
 
     def answer(self, subject: "Subject", problems: Sequence[Problem]) -> Iterator[Answer]:
         """Write samples of each problem and run them; the score is the share that passes."""
@@ -134,12 +135,10 @@ class CodeTask:
         stops = () if self.settings.chat else problems[0].content.stops
         written = write_replies(subject, names, prompts, self.settings, stop=stops)
         texts = [[reply.text for reply in replies] for replies in written]
-        programs = [
-            _program(problem.content, text, self.settings.chat)
-            for problem, own in zip(problems, texts, strict=True)
-            for text in own
-        ]
-        outcomes = iter(list(self.sandbox.run_all(programs, workers=self._workers)))
+        tried = [(problem.content, text) for problem, own in zip(problems, texts, strict=True) for text in own]
+        codes = [_code(content, text, self.settings.chat) for content, text in tried]
+        tests = [content.tests for content, _ in tried]
+        outcomes = iter(list(self.sandbox.run_all(tests, codes, workers=self._workers)))
         room = subject.room(self.settings.max_tokens)
         for problem, prompt, own in zip(problems, prompts, texts, strict=True):
             yield _answer(problem, own, [next(outcomes) for _ in own], cut=len(prompt) > room)
@@ -150,7 +149,7 @@ class CodeTask:
         return subject.prompt_ids(problem.prompt)
 
 
-def _program(problem: CodeProblem, text: str, chat: bool) -> str:
+def _code(problem: CodeProblem, text: str, chat: bool) -> str:
     return problem.of_reply(text) if chat else problem.of_completion(text)
 
 

@@ -1,21 +1,23 @@
 """Tests a solution against a reference on given inputs, as EvalPlus does. It becomes part of programs in the sandbox.
 
-So it is a script of its own and imports no more than it must. The reference runs first, then the solution, each on
-inputs of its own, because a function may change what it is given.
+So it is a script of its own and imports no more than it must. The reference runs first, in this process; then the
+solution is asked, in its own, which is given the inputs and nothing else. Each has inputs of its own, because a
+function may change what it is given.
 
 Source: Liu et al. 2023, arXiv:2305.01210, and EvalPlus 0.3: `evalplus/eval/__init__.py`. As there, `Mbpp/164` takes
 any answer. Different: a tolerance used because one expected value is a float is not kept for later inputs; NaN is equal
-to nothing, as in NumPy; the reference's time, which the solution's is held against, is that of the same process.
+to nothing, as in NumPy; the reference's time, which the solution's is held against, is that of the same program.
 """
 
 import math
-import signal
 import time
 
 TYPE_CHECKING = False  # as typing's, which costs milliseconds to import
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from penstock.evaluation.sandbox.calls import Function
 
 TIMES_REFERENCE, LEAST_SECONDS = 4.0, 4.0
 """A solution may take so many times as long as the reference for an input, and at least so long."""
@@ -24,12 +26,8 @@ FLOAT_TOLERANCE = 1e-6
 """Where the problem names no tolerance, and the expected value is a float or a list of floats."""
 
 
-class SlowError(BaseException):
-    """An input takes too long. No `Exception`, so that a solution does not catch it by chance."""
-
-
 def check(
-    solution: str,
+    solution: "Function",
     reference: str,
     entry_point: str,
     inputs: "Callable[[], list[list[Any]]]",
@@ -39,38 +37,24 @@ def check(
     """Raise unless the solution's function does as the reference's on all inputs.
 
     Args:
-        solution, reference: Sources.
-        entry_point: The function that both define.
-        inputs: A function that makes the list of lists of arguments anew.
+        solution: The solution's function, in the process of the solution.
+        reference: Source of the reference.
+        entry_point: The function that it defines.
+        inputs: A function that makes the list of lists of arguments again.
         tolerance: Absolute; 0 for exact, except between floats.
         rule: What counts as the same; a key of `RULES`.
     """
-    function = _function(reference, "<reference>", entry_point)
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(reference, "<reference>", "exec", dont_inherit=True), scope)
     expected, seconds = [], []
     for arguments in inputs():
         begun = time.perf_counter()
-        expected.append(function(*arguments))
+        expected.append(scope[entry_point](*arguments))
         seconds.append(time.perf_counter() - begun)
-    function = _function(solution, "<program>", entry_point)
-    signal.signal(signal.SIGALRM, _too_slow)
-    for number, (arguments, given) in enumerate(zip(inputs(), inputs(), strict=True)):
-        signal.setitimer(signal.ITIMER_REAL, max(LEAST_SECONDS, TIMES_REFERENCE * seconds[number]))
-        found = function(*arguments)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        if not RULES[rule](found, expected[number], given, tolerance):
+    for number, arguments in enumerate(inputs()):
+        found = solution.within(max(LEAST_SECONDS, TIMES_REFERENCE * seconds[number]), arguments)
+        if not RULES[rule](found, expected[number], arguments, tolerance):
             raise AssertionError(f"input {number}: {_brief(found)}, expected {_brief(expected[number])}")
-
-
-def _function(source: str, name: str, entry_point: str) -> "Callable[..., Any]":
-    scope: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(source, name, "exec", dont_inherit=True), scope)
-    if entry_point not in scope:
-        raise NameError(f"{entry_point} is not defined")
-    return scope[entry_point]  # type: ignore[no-any-return]
-
-
-def _too_slow(number: int, frame: object) -> None:
-    raise SlowError("an input takes too long")
 
 
 def _brief(value: object) -> str:

@@ -3,8 +3,8 @@
 A record has `task_id`, `prompt`, `entry_point`, `canonical_solution`, `base_input` and `plus_input` (lists of lists of
 arguments; the benchmark's own and those that EvalPlus adds) and `atol`; MBPP+ also `assertion`, the base tests as
 statements, which the inputs repeat. Expected values are not in the files: they are what the reference gives, in the
-same program (see `differential`). The hub's evalplus/mbppplus has a script of tests in `test` instead, which needs
-numpy.
+process of the tests (see `differential`). The hub's evalplus/mbppplus has a script of tests in `test` instead, which
+needs numpy.
 
 JSON has no tuples, sets and complex numbers: which arguments of which problem of MBPP are such is a table of EvalPlus's
 (`evalplus/data/mbpp.py`, for v0.1.0 of the file), kept here by shape.
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from penstock.evaluation.code_problems import CodeProblem, field
+from penstock.evaluation.code_problems import CodeProblem, calls_of, field
 
 Arguments = list[Any]
 
@@ -67,7 +67,7 @@ def mbpp_plus_problem(record: dict[str, Any], where: str) -> CodeProblem:
         entry_point=entry_point,
         given=prompt,
         stops=MBPP_PLUS_STOPS,
-        program=differential_program(record | typed, prompt + canonical, rule, where),
+        tests=differential_tests(record | typed, prompt + canonical, rule, where),
         canonical=canonical,
     )
 
@@ -75,10 +75,7 @@ def mbpp_plus_problem(record: dict[str, Any], where: str) -> CodeProblem:
 def _hub_problem(record: dict[str, Any], where: str) -> CodeProblem:
     """A record of the hub's evalplus/mbppplus: words, and a script of tests that holds inputs and results."""
     words, tests = field(record, "prompt", where), field(record, "test", where)
-    test = field(record, "test_list", where)[0].strip()
-
-    def program(code: str) -> str:
-        return f"{code}\n\n{tests}\n"
+    test, canonical = field(record, "test_list", where)[0].strip(), field(record, "code", where)
 
     prompt = f'"""\n{words}\n{test}\n"""\n'
     return CodeProblem(
@@ -88,16 +85,16 @@ def _hub_problem(record: dict[str, Any], where: str) -> CodeProblem:
         entry_point=None,
         given=prompt,
         stops=MBPP_PLUS_STOPS,
-        program=program,
-        canonical=field(record, "code", where),
+        tests=f"{calls_of(tests, canonical, where)}{tests}\n",
+        canonical=canonical,
     )
 
 
 _INPUTS = ("base_input", "plus_input")
 
 
-def differential_program(record: dict[str, Any], reference: str, rule: str, where: str) -> Callable[[str], str]:
-    """The maker of programs that test code against a reference on the base and plus inputs of a record.
+def differential_tests(record: dict[str, Any], reference: str, rule: str, where: str) -> str:
+    """The program that tests code against a reference on the base and plus inputs of a record.
 
     Args:
         record: With `entry_point`, `base_input`, `plus_input` and `atol`.
@@ -106,14 +103,11 @@ def differential_program(record: dict[str, Any], reference: str, rule: str, wher
         where: The file, for errors.
     """
     inputs = [list(given) for name in _INPUTS for given in field(record, name, where)]
+    # Made by a function, so that each call gives new lists; JSON's infinities become names.
+    made = f"def _inputs():\n    inf, nan = math.inf, math.nan\n    return {inputs!r}\n"
+    function = f"function_of_solution({record['entry_point']!r})"
     last = f"{record['entry_point']!r}, _inputs, {float(field(record, 'atol', where))!r}, {rule!r}"
-
-    def program(code: str) -> str:
-        # Made by a function, so that each call gives new lists; JSON's infinities become names.
-        made = f"def _inputs():\n    inf, nan = math.inf, math.nan\n    return {inputs!r}\n"
-        return f"{_COMPARISON}\n\n{made}\ncheck({code!r}, {reference!r}, {last})\n"
-
-    return program
+    return f"{_COMPARISON}\n\n{made}\ncheck({function}, {reference!r}, {last})\n"
 
 
 def _tuples(value: Any) -> Any:

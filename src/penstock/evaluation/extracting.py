@@ -7,6 +7,7 @@ last fence that was never closed because the tokens ran out. The block that defi
 import ast
 import re
 import textwrap
+import warnings
 
 _FENCE = re.compile(r"^[ \t]*(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[\w+#.-]*)[^\n]*$", re.MULTILINE)
 _PYTHON = {"", "py", "python", "python3", "py3", "ipython"}
@@ -47,10 +48,21 @@ def code_of_reply(reply: str, entry_point: str | None = None) -> str:
 def defines(code: str, name: str) -> bool:
     """Whether code gives a value to a name at its top level; code that does not parse is looked through by line."""
     try:
-        tree = ast.parse(code)
+        return name in defined_names(parsed(code))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return re.search(rf"^(async[ \t]+def|def|class)[ \t]+{re.escape(name)}\b", code, re.MULTILINE) is not None
-    return any(name in _names(statement) for statement in tree.body)
+
+
+def parsed(code: str) -> ast.Module:
+    """The syntax tree of code that is not ours: what Python warns of in it is nobody's business here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(code)
+
+
+def defined_names(code: ast.Module) -> set[str]:
+    """The names that functions, classes and assignments at the top level give a value to."""
+    return {name for statement in code.body for name in _names(statement)}
 
 
 def _names(statement: ast.stmt) -> set[str]:

@@ -10,7 +10,7 @@ Source: Chen et al. 2021, arXiv:2107.03374; the stops are those of its section 2
 from typing import Any
 
 from penstock.evaluation.code_problems import CodeProblem, field
-from penstock.evaluation.evalplus import differential_program, humaneval_rule
+from penstock.evaluation.evalplus import differential_tests, humaneval_rule
 
 STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 
@@ -28,12 +28,11 @@ def humaneval_problem(record: dict[str, Any], where: str) -> CodeProblem:
     prompt, entry_point = field(record, "prompt", where), field(record, "entry_point", where)
     canonical = field(record, "canonical_solution", where)
     if "plus_input" in record:
-        program = differential_program(record, prompt + canonical, humaneval_rule(entry_point), where)
+        tests = differential_tests(record, prompt + canonical, humaneval_rule(entry_point), where)
     else:
-        tests = f"\n\n{field(record, 'test', where)}\n\ncheck({entry_point})\n"
-
-        def program(code: str) -> str:
-            return code + tests
+        # Some tests call the prompt's helpers, or the function itself: these are the benchmark's own, not the model's.
+        check = f"{field(record, 'test', where)}\n\ncheck(function_of_solution({entry_point!r}))\n"
+        tests = f"{prompt}{canonical}\n\n{check}"
 
     return CodeProblem(
         name=field(record, "task_id", where),
@@ -45,6 +44,6 @@ def humaneval_problem(record: dict[str, Any], where: str) -> CodeProblem:
         entry_point=entry_point,
         given=prompt,
         stops=STOPS,
-        program=program,
+        tests=tests,
         canonical=canonical,
     )

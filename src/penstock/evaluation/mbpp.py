@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import RecordError
-from penstock.evaluation.code_problems import CodeProblem, field
+from penstock.evaluation.code_problems import CodeProblem, calls_of, field
 
 EXAMPLES = (2, 3, 4)
 TEST_NUMBERS = range(11, 511)
@@ -44,9 +44,7 @@ def mbpp_problems(records: Sequence[dict[str, Any]], shots: int, where: str) -> 
 def _problem(record: dict[str, Any], examples: str, where: str) -> CodeProblem:
     tests = "\n".join([_lines(field(record, "test_setup_code", where)), *field(record, "test_list", where)])
     words, asserts = field(record, "text", where), "\n".join(record["test_list"])
-
-    def program(code: str) -> str:
-        return f"{code}\n\n{tests}\n"
+    canonical = _lines(field(record, "code", where))
 
     return CodeProblem(
         name=f"MBPP/{record['task_id']}",
@@ -55,8 +53,8 @@ def _problem(record: dict[str, Any], examples: str, where: str) -> CodeProblem:
         entry_point=None,
         given="",
         stops=STOPS,
-        program=program,
-        canonical=_lines(field(record, "code", where)),
+        tests=calls_of(tests, canonical, where) + tests,
+        canonical=canonical,
     )
 
 

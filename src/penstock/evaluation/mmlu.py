@@ -14,6 +14,7 @@ Source: Hendrycks et al. 2021, arXiv:2009.03300, and `evaluate.py` of github.com
 import csv
 import gzip
 import io
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -164,14 +165,27 @@ def _files(folder: Path, split: str) -> dict[str, Path]:
 
 def _read(file: Path) -> tuple[Question, ...]:
     """Rows of question, choices and answer, a letter or a number from 0; a head line is left out."""
-    content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-    rows = list(csv.reader(io.StringIO(content.decode("utf-8"), newline="")))
+    rows = _rows(file)
     begin = 1 if rows and rows[0][0] == "question" and rows[0][-1] == "answer" else 0
     return tuple(
         _question(f"{file}: record {number}", row[0], row[1:-1], row[-1])
         for number, row in enumerate(rows[begin:], begin + 1)
         if row
     )
+
+
+def _rows(file: Path) -> list[list[str]]:
+    try:
+        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        return list(csv.reader(io.StringIO(content.decode("utf-8"), newline="")))
+    except UnicodeDecodeError as error:
+        line = 1 + content[: error.start].count(b"\n")
+        raise RecordError(
+            f"{file}: line {line}: this is no UTF-8 (byte {content[error.start]:#04x}); convert the file, for example "
+            "with iconv -f WINDOWS-1252 -t UTF-8"
+        ) from error
+    except (OSError, EOFError, zlib.error, csv.Error) as error:
+        raise RecordError(f"{file}: cannot be read: {error}; fetch the file again") from error
 
 
 def _from_hub() -> tuple[Questions, Questions]:

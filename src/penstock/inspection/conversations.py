@@ -63,21 +63,18 @@ class ShownConversations:
         return [document for document in self.flat if reason_of(document)]
 
 
-def show_conversations(
-    sample: Sample, tokenizer: Tokenizer, chat: ChatSettings, tokenizer_path: str | None = None
-) -> ShownConversations:
+def show_conversations(sample: Sample, tokenizer: Tokenizer, chat: ChatSettings) -> ShownConversations:
     """Encode records as prepare does, and keep what it would refuse or drop, with the reason.
 
     Args:
         sample: The records.
         tokenizer: The tokenizer.
         chat: Template, how records are read, what is trained, what is cleaned up.
-        tokenizer_path: Where the tokenizer is from, for the template `auto`.
 
     Raises:
         ConfigError: There is no template.
     """
-    encoder = chat.open(tokenizer, tokenizer_path, None)
+    encoder = chat.open(tokenizer, None)
     shown = []
     with Progress("encoding", total=len(sample.records), enabled=len(sample.records) > SHOW_PROGRESS_RECORDS) as bar:
         for record in sample.records:

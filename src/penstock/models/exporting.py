@@ -139,6 +139,7 @@ def _generation(tokenizer: Tokenizer | None, stop_ids: list[int]) -> dict[str, A
 
 def _export_tokenizer(tokenizer: Tokenizer, folder: Path, context_length: int) -> None:
     tokenizer.save(folder)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)  # it is the run's that counts
     if "tokenizer.json" not in tokenizer.source_bytes:
         return
     texts = {token_id: text for text, token_id in tokenizer.special_tokens.items()}

@@ -5,14 +5,13 @@ All settings have different names, so that they can be given side by side: as ke
 
 import difflib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, final
 
-from penstock.chat import Boundary, ChatEncoder, Knobs, LayoutSettings, Template, load_template
+from penstock.chat import Boundary, ChatEncoder, Knobs, LayoutSettings, Template, load_template, own_template
 from penstock.chat.cleaning import CleaningSettings
 from penstock.chat.roles import resolve_roles
 from penstock.errors import ConfigError
@@ -38,7 +37,7 @@ class ChatSettings:
 
     template: Template | str | Path = "auto"
     """A .jinja file, a folder with a tokenizer, the text of a template, the name of a family that has one (chatml), or
-    auto: that of the tokenizer's folder."""
+    auto: the one that came with the tokenizer."""
 
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Variables for the template, such as `enable_thinking`; those of a record go before them."""
@@ -89,21 +88,21 @@ class ChatSettings:
             merged[group] = replace(getattr(self, group), **chosen)
         return replace(self, **merged)
 
-    def open(self, tokenizer: Tokenizer, tokenizer_path: str | os.PathLike[str] | None, day: str | None) -> ChatEncoder:
+    def open(self, tokenizer: Tokenizer, day: str | None) -> ChatEncoder:
         """The encoder that these settings describe.
 
         Args:
-            tokenizer: Encodes.
-            tokenizer_path: Where it is from, for the template `auto`.
+            tokenizer: Encodes; the template `auto` is the one that came with it.
             day: The day that an earlier run of this preparation fixed, if any.
 
         Raises:
             ConfigError: There is no template.
         """
         template = self.template
-        if not isinstance(template, Template):
-            source = template if template != "auto" else _own_template(tokenizer, tokenizer_path)
-            template = load_template(source, tokenizer=tokenizer)
+        if template == "auto":
+            template = own_template(tokenizer)
+        elif not isinstance(template, Template):
+            template = load_template(template, tokenizer=tokenizer)
         template = replace(template, variables={**template.variables, **self.chat_template_kwargs})
         if template.now is None and "strftime_now" in template.source:
             now = datetime.fromisoformat(self.date or day or date.today().isoformat())
@@ -132,16 +131,3 @@ def day_of(template: Template) -> str | None:
 
 def _names(settings: type) -> list[str]:
     return [one.name for one in fields(settings) if one.init]
-
-
-def _own_template(tokenizer: Tokenizer, path: str | os.PathLike[str] | None) -> str | Path:
-    """Where the tokenizer's own template is: its folder, or the text itself."""
-    if path is not None and Path(path).exists():
-        return Path(path) if Path(path).is_dir() else Path(path).parent
-    config = json.loads(tokenizer.source_bytes.get("tokenizer_config.json", b"{}"))
-    text = config.get("chat_template")
-    if not isinstance(text, str):
-        raise ConfigError(
-            f"the tokenizer {tokenizer.name} has no chat template of its own; give one: --template FILE.jinja"
-        )
-    return text

@@ -70,7 +70,7 @@ def prepare(
         output: Folder for the result, new, empty, or holding this very preparation. With a validation share, the
             datasets are its folders `train` and `validation`.
         template: Records are conversations, and this chat template writes them: a .jinja file, a folder with a
-            tokenizer, the text of one, or "auto", that of the tokenizer's folder.
+            tokenizer, the text of one, or "auto", the one that came with the tokenizer.
         settings: What decides the result; or give its fields as keywords.
         transform: Function, or `"module:function"`, that changes records (dicts) or drops them (None).
         processes: Parts at once; None: as many as there are cores, fewer for a few megabytes.
@@ -97,7 +97,7 @@ def prepare(
     function = load_transform(transform)
     if settings.fields.weights:
         _ = loaded.byte_table
-    recipe = _make_recipe(settings, loaded, tokenizer, output, overwrite)
+    recipe = _make_recipe(settings, loaded, output, overwrite)
     _refuse_output(source, output)
     parts = open_parts(source, settings, progress)
     known = parts if isinstance(parts, list) else None
@@ -165,14 +165,13 @@ def _refuse_changes(plan: dict[str, Any], source: Any, settings: PrepareSettings
 
 
 def _make_recipe(
-    settings: PrepareSettings, tokenizer: Tokenizer, source: Paths | Tokenizer, output: Path, overwrite: bool
+    settings: PrepareSettings, tokenizer: Tokenizer, output: Path, overwrite: bool
 ) -> TextRecipe | ChatRecipe:
     """How records become documents; a template that writes the day writes that of the run which began it."""
     if settings.chat is None:
         return TextRecipe(tokenizer, Framing.of(tokenizer, settings), settings)
-    path = None if isinstance(source, Tokenizer) else source
     day = None if overwrite else begun_on(output)
-    return ChatRecipe(settings.chat.open(tokenizer, path, day), settings.chat, settings)
+    return ChatRecipe(settings.chat.open(tokenizer, day), settings.chat, settings)
 
 
 def open_parts(source: Any, settings: PrepareSettings, progress: bool) -> list[Part] | Iterator[Part]:

@@ -9,7 +9,16 @@ are strict: "0.5" is no number.
 import secrets
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from penstock.generation import Sampling
 from penstock.serving.refusals import Refusal
@@ -104,6 +113,14 @@ class Message(_Strict):
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[list[TextPart], BeforeValidator(_parts)]
     name: str | None = None
+
+    @field_validator("content")
+    @classmethod
+    def _says_something(cls, content: list[TextPart], given: ValidationInfo) -> list[TextPart]:
+        """A user's message has words; a system message or a reply may be empty."""
+        if given.data.get("role") == "user" and not "".join(part.text for part in content).strip():
+            raise ValueError("the user's message is blank; give some text")
+        return content
 
     def for_template(self) -> dict[str, str]:
         """As templates want it."""

@@ -29,7 +29,7 @@ def open_dataset(path: str | Path, *, dtype: str | None = None, eos_id: int | No
         if dtype is None or eos_id is None:
             raise ConfigError(
                 f"{path}: a file of bare tokens does not say their type nor where documents end; "
-                "give dtype ('uint16' or 'uint32') and eos_id"
+                "give dtype ('uint16' or 'uint32') and eos_id (--dtype, --eos-id)"
             )
         return open_npy(path, dtype, eos_id)
     if not path.is_dir():

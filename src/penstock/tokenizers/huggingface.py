@@ -289,6 +289,11 @@ def spell_byte_level(token: str) -> bytes | None:
         return None
 
 
+def spell_as_characters(token: bytes) -> str:
+    """The other way round: the characters that stand for bytes."""
+    return token.decode("latin-1").translate(_CHARACTER_OF_BYTE)
+
+
 def spell_sentencepiece(piece: str) -> bytes:
     """Bytes of a SentencePiece piece: `<0x0A>` is a byte, `▁` a space."""
     if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
@@ -307,6 +312,7 @@ def _byte_alphabet() -> dict[int, int]:
 
 
 _BYTE_OF_CHARACTER = _byte_alphabet()
+_CHARACTER_OF_BYTE = {byte: character for character, byte in _BYTE_OF_CHARACTER.items()}
 _ALPHABET = frozenset(map(chr, _BYTE_OF_CHARACTER))
 
 

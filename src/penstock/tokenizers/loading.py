@@ -2,12 +2,15 @@
 
 | given | read |
 |---|---|
-| `tokenizer.json`, `.json.gz` | Hugging Face; `tokenizer_config.json` beside it names BOS, EOS, padding |
-| a folder | `tokenizer.json`, else `tekken.json`, else `tokenizer.model`, else one `.tiktoken` |
-| `*.tiktoken`, `.tiktoken.gz` | ranks; pattern by the published file name, `encoding.json` beside it, or `pattern=` |
-| `*.model` | SentencePiece |
+| `tokenizer.json`, `.json.gz` | Hugging Face; `tokenizer_config.json` next to it names BOS, EOS, padding |
+| a folder | `tokenizer.json`, else `tekken.json`, `tokenizer.model`, one `.tiktoken`, or `vocab.json` |
+| `*.tiktoken`, `.tiktoken.gz` | ranks; pattern by the published file name, `encoding.json` next to it, or `pattern=` |
+| `*.model` | SentencePiece, or ranks as Meta's Llama 3 has them |
 | `tekken*.json`, `.json.gz` | tekken |
+| `vocab.json`, `merges.txt` | both: the byte-level BPE of GPT-2 |
 | anything else | a name on the Hugging Face hub |
+
+A chat template next to the vocabulary goes along with it.
 """
 
 import gzip
@@ -16,15 +19,23 @@ import re
 from pathlib import Path
 
 from penstock.errors import MissingExtraError, TokenizerError
-from penstock.tokenizers.ranks import PUBLISHED
-from penstock.tokenizers.tokenizer import Tokenizer
+from penstock.tokenizers.merges import MERGES, VOCABULARY, files_of_merges
+from penstock.tokenizers.ranks import LLAMA3_PATTERN, LLAMA3_RANKS, PUBLISHED, llama3_controls, looks_like_ranks
+from penstock.tokenizers.tokenizer import CHAT_TEMPLATE, CONFIG, Tokenizer
 
 FOLDER_ORDER = (
     *("tokenizer.json", "tokenizer.json.gz", "tekken*.json", "tekken*.json.gz"),
-    *("tokenizer.model", "*.model", "*.tiktoken", "*.tiktoken.gz"),
+    *("tokenizer.model", "*.model", "*.tiktoken", "*.tiktoken.gz", VOCABULARY),
 )
 """What is looked for in a folder, first match first."""
 
+_ENDINGS = (".json", ".gz", ".model", ".tiktoken", ".txt", ".gguf", ".bin", ".pth", ".safetensors")
+_EXPECTED = "tokenizer.json, tekken.json, a .model or .tiktoken file, or vocab.json with merges.txt"
+_FOREIGN = {
+    re.compile(rb"GGUF"): "a GGUF file, which holds a model for llama.cpp",
+    re.compile(rb"\d+ b?['\"].*['\"] \d+\r?\n"): "a vocabulary of RWKV, whose tokenizer is its own",
+}
+"""What a file begins with that penstock does not read, and what it is."""
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -34,7 +45,7 @@ def load_tokenizer(path_or_name: str | Path, *, revision: str | None = None, pat
     Args:
         path_or_name: A file, a folder, or a name on the Hugging Face hub; see the table above.
         revision: Branch, tag or commit on the hub.
-        pattern: Splitting pattern of a `.tiktoken` file that is none of the published ones.
+        pattern: Splitting pattern of a file of ranks that is none of the published ones.
 
     Raises:
         TokenizerError: There is no such file, folder or name, or it is no vocabulary we read.
@@ -46,7 +57,7 @@ def load_tokenizer(path_or_name: str | Path, *, revision: str | None = None, pat
     if path.is_file():
         return _load_file(path, _short_name(path), pattern)
     name = str(path_or_name)
-    if name.endswith((".json", ".gz", ".model", ".tiktoken")) or not _HUB_NAME.fullmatch(name):
+    if name.endswith(_ENDINGS) or not _HUB_NAME.fullmatch(name):
         raise TokenizerError(f"{name}: no such file or folder")
     return _load_file(_find_in_folder(_download(name, revision)), name, pattern)
 
@@ -71,9 +82,9 @@ def _find_in_folder(folder: Path) -> Path:
             )
         if found:
             return found[0]
-    raise TokenizerError(
-        f"{folder}: no vocabulary there; due: tokenizer.json, tekken.json, a .model or a .tiktoken file"
-    )
+    for path in sorted([*folder.glob("*.gguf"), *folder.glob("rwkv_vocab*.txt")]):
+        _refuse_foreign(path.read_bytes()[:4096], str(path))
+    raise TokenizerError(f"{folder}: no vocabulary there; expected: {_EXPECTED}")
 
 
 def _load_file(path: Path, name: str, pattern: str | None) -> Tokenizer:
@@ -86,23 +97,61 @@ def _load_file(path: Path, name: str, pattern: str | None) -> Tokenizer:
 
 
 def _read_files(path: Path, pattern: str | None) -> dict[str, bytes]:
-    """The files of a vocabulary by canonical name, decompressed."""
+    """The files of a vocabulary by canonical name, decompressed, with the chat template next to it."""
+    files = _vocabulary_files(path, pattern)
+    for name in (CONFIG, CHAT_TEMPLATE):
+        if name not in files and path.with_name(name).is_file():
+            files[name] = _read(path.with_name(name))
+    return files
+
+
+def _vocabulary_files(path: Path, pattern: str | None) -> dict[str, bytes]:
+    if path.name in (VOCABULARY, MERGES):
+        return files_of_merges(path)
     content = _read(path)
     plain = path.name.removesuffix(".gz")
+    if plain.endswith(".tiktoken") or looks_like_ranks(content):
+        return {"tokenizer.tiktoken": content, "encoding.json": _find_encoding(path, content, pattern)}
+    _refuse_foreign(content, "this")
     if plain.endswith(".model"):
         return {"tokenizer.model": content}
-    if plain.endswith(".tiktoken"):
-        encoding = _find_encoding(path, plain.removesuffix(".tiktoken"), pattern)
-        return {"tokenizer.tiktoken": content, "encoding.json": encoding}
-    parsed = json.loads(content)
+    return _json_files(content)
+
+
+def _json_files(content: bytes) -> dict[str, bytes]:
+    try:
+        parsed = json.loads(content)
+    except ValueError:
+        if b"\x00" not in content[:4096] and _is_text(content):
+            raise
+        raise TokenizerError(
+            f"no vocabulary: it is binary, and begins with {content[:8]!r}; expected: {_EXPECTED}"
+        ) from None
     if not isinstance(parsed, dict) or ("vocab" in parsed and "config" in parsed):
         return {"tekken.json": content}
     if "model" not in parsed:
         raise TokenizerError(
-            f"due: a tokenizer.json (key 'model') or a tekken.json (keys 'vocab', 'config'); found {list(parsed)[:6]}"
+            "expected: a tokenizer.json (key 'model') or a tekken.json (keys 'vocab', 'config'); found "
+            f"{list(parsed)[:6]}"
         )
-    config = path.with_name("tokenizer_config.json")
-    return {"tokenizer.json": content} | ({"tokenizer_config.json": _read(config)} if config.is_file() else {})
+    return {"tokenizer.json": content}
+
+
+def _is_text(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _refuse_foreign(content: bytes, what: str) -> None:
+    for beginning, kind in _FOREIGN.items():
+        if beginning.match(content):
+            raise TokenizerError(
+                f"{what} is {kind}; penstock does not read its vocabulary: give the tokenizer.json of the model on the "
+                "Hugging Face hub that it was made from"
+            )
 
 
 def _read(path: Path) -> bytes:
@@ -110,18 +159,31 @@ def _read(path: Path) -> bytes:
     return gzip.decompress(content) if path.suffix == ".gz" else content
 
 
-def _find_encoding(path: Path, name: str, pattern: str | None) -> bytes:
-    """What a .tiktoken file does not carry: its pattern and its control entries."""
-    beside = path.with_name("encoding.json")
+def _find_encoding(path: Path, content: bytes, pattern: str | None) -> bytes:
+    """What a file of ranks does not carry: its pattern and its control entries."""
+    beside, name = path.with_name("encoding.json"), path.name.removesuffix(".gz").removesuffix(".tiktoken")
     if pattern is None and beside.is_file():
         return beside.read_bytes()
-    if pattern is None and name not in PUBLISHED:
-        raise TokenizerError(
-            f"a .tiktoken file does not carry its splitting pattern, and {name!r} is none of {', '.join(PUBLISHED)}; "
-            'give pattern=, or put it beside the file as encoding.json: {"pattern": "…", "special_tokens": {}}'
-        )
-    known_pattern, controls = PUBLISHED.get(name, (pattern, {})) if pattern is None else (pattern, {})
-    return json.dumps({"pattern": known_pattern, "special_tokens": controls}).encode()
+    controls: dict[str, int] = {}
+    if pattern is None:
+        count = content.count(b"\n") + (not content.endswith(b"\n"))
+        if name in PUBLISHED:
+            pattern, controls = PUBLISHED[name]
+        elif count == LLAMA3_RANKS:
+            pattern, controls = LLAMA3_PATTERN, llama3_controls(is_later=_is_later_llama(path))
+        else:
+            raise TokenizerError(
+                f"a .tiktoken file does not carry its splitting pattern, and {name!r} is none of "
+                f"{', '.join(PUBLISHED)}, nor are its {count:,} ranks the {LLAMA3_RANKS:,} of Llama 3; give pattern=, "
+                'or put it next to the file as encoding.json: {"pattern": "…", "special_tokens": {}}'
+            )
+    return json.dumps({"pattern": pattern, "special_tokens": controls}).encode()
+
+
+def _is_later_llama(path: Path) -> bool:
+    """Whether Meta's folder is of Llama 3.1 or later: the vocabulary is the same, but for names of control entries."""
+    settings = path.with_name("params.json")
+    return settings.is_file() and bool(json.loads(settings.read_bytes()).get("use_scaled_rope"))
 
 
 def _download(name: str, revision: str | None) -> Path:
@@ -130,7 +192,8 @@ def _download(name: str, revision: str | None) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise MissingExtraError("huggingface_hub", "huggingface") from error
-    wanted = ["tokenizer.json", "tokenizer_config.json", "tekken.json", "tokenizer.model"]
+    wanted = ["tokenizer.json", CONFIG, CHAT_TEMPLATE, "tekken.json", "tokenizer.model", VOCABULARY, MERGES]
+    wanted += ["special_tokens_map.json", "added_tokens.json"]
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
     except Exception as error:

@@ -1,11 +1,13 @@
 """Vocabularies that are a list of ranked byte strings: tiktoken's `.tiktoken` files and Mistral's `tekken.json`.
 
 A `.tiktoken` file carries neither its splitting pattern nor its control entries. Both are known for the encodings that
-OpenAI publishes, by file name; any other needs a pattern, which is then kept beside it in `encoding.json`.
+OpenAI publishes, by file name, and for Meta's Llama 3, which names the same format `tokenizer.model`, by its number of
+ranks; any other needs a pattern, which is then kept next to it in `encoding.json`.
 """
 
 import base64
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, final
@@ -28,6 +30,12 @@ CL100K_PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
     r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
 )
+LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Also tiktoken's older way of writing that of cl100k_base."""
+QWEN2_PATTERN = LLAMA3_PATTERN.replace("{1,3}", "")
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _WORDS = (rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*")
 _SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -35,8 +43,17 @@ _REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 O200K_PATTERN = "|".join([*(word + _SHORT for word in _WORDS), r"\p{N}{1,3}", _REST])
 TEKKEN_PATTERN = "|".join([*_WORDS, r"\p{N}", _REST])
 
-SCHEMES = {GPT2_PATTERN: "gpt2", CL100K_PATTERN: "gpt4", O200K_PATTERN: "o200k", TEKKEN_PATTERN: "nemotron"}
-"""Pattern → gigatoken's name for it; each checked against tiktoken in the tests."""
+SCHEMES = {
+    GPT2_PATTERN: "gpt2",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt2",
+    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt2",
+    CL100K_PATTERN: "gpt4",
+    LLAMA3_PATTERN: "olmo3",
+    QWEN2_PATTERN: "qwen2",
+    O200K_PATTERN: "o200k",
+    TEKKEN_PATTERN: "nemotron",
+}
+"""Pattern → gigatoken's name for it; each checked against tiktoken in the tests. Some are written in several ways."""
 
 _FILL = {"<|fim_prefix|>": 100258, "<|fim_middle|>": 100259, "<|fim_suffix|>": 100260, "<|endofprompt|>": 100276}
 PUBLISHED: dict[str, tuple[str, dict[str, int]]] = {
@@ -47,6 +64,23 @@ PUBLISHED: dict[str, tuple[str, dict[str, int]]] = {
     "o200k_base": (O200K_PATTERN, {"<|endoftext|>": 199999, "<|endofprompt|>": 200018}),
 }
 """File name → pattern and control entries. Source: tiktoken_ext/openai_public.py of tiktoken 0.14."""
+
+LLAMA3_RANKS = 128_000
+"""No other published file of ranks has so many."""
+
+
+def llama3_controls(*, is_later: bool) -> dict[str, int]:
+    """The 256 control entries of Llama 3, or of 3.1 and later; their ids follow the ranks.
+
+    Source: `llama/tokenizer.py` of meta-llama/llama3; the later names as in the tokenizer.json of Llama 3.1.
+    """
+    named = {0: "begin_of_text", 1: "end_of_text", 6: "start_header_id", 7: "end_header_id", 9: "eot_id"}
+    if is_later:
+        named |= {4: "finetune_right_pad_id", 8: "eom_id", 10: "python_tag"}
+    free = iter(range(256))
+    names = [named[place] if place in named else f"reserved_special_token_{next(free)}" for place in range(256)]
+    return {f"<|{name}|>": LLAMA3_RANKS + place for place, name in enumerate(names)}
+
 
 TEKKEN_CONTROLS = [
     "<unk>",
@@ -154,12 +188,14 @@ class RankVocabulary:
 
     def build_fast(self) -> tuple[Any, int]:
         """See `Vocabulary`."""
-        from penstock.tokenizers.fast import backend_from_ranks
+        from penstock.tokenizers.fast import backend_from_merged_ranks, backend_from_ranks
 
         if self._pattern not in SCHEMES:
             raise TokenizerError(
                 f"gigatoken cannot encode it: it does not know the splitting pattern {self._pattern!r}"
             )
+        if self._pattern == LLAMA3_PATTERN:
+            return backend_from_merged_ranks(self._ranks, self._pattern), self._shift
         return backend_from_ranks(self._rank_file(), SCHEMES[self._pattern]), self._shift
 
     def build_byte_table(self, *, exact: bool) -> ByteTable:
@@ -179,6 +215,11 @@ class RankVocabulary:
         return tiktoken.Encoding("penstock", pat_str=self._pattern, mergeable_ranks=self._ranks, special_tokens={})
 
 
+def looks_like_ranks(content: bytes) -> bool:
+    """Whether a file begins as one of tiktoken ranks does."""
+    return re.match(rb"[A-Za-z0-9+/]+={0,2} \d+\r?(\n|$)", content[:4096]) is not None
+
+
 def parse_ranks(content: bytes) -> dict[bytes, int]:
     """Read `base64 rank` lines.
 
@@ -192,7 +233,7 @@ def parse_ranks(content: bytes) -> dict[bytes, int]:
             ranks[base64.b64decode(token, validate=True)] = int(rank)
         except ValueError as error:
             raise TokenizerError(
-                f"line {number} of the ranks is {line[:60]!r}, due: base64 of the bytes, a space, the rank"
+                f"line {number} of the ranks is {line[:60]!r}, expected: base64 of the bytes, a space, the rank"
             ) from error
     if not ranks:
         raise TokenizerError("the file of ranks is empty")

@@ -6,6 +6,8 @@ parses the vocabulary (0.05 to 0.3 s); encoders and the byte table are built whe
 """
 
 import hashlib
+import io
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +25,8 @@ from penstock.tokenizers.sentencepiece_model import SentencePieceVocabulary
 from penstock.tokenizers.token_ends import token_ends
 from penstock.tokenizers.vocabulary import AddedEntry, Vocabulary
 
+CONFIG, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+"""Files next to a vocabulary, of whatever format."""
 FALLBACK_TEXTS = 1000
 """Texts handed at once to an encoder that makes Python lists; bounds its memory."""
 
@@ -32,7 +36,8 @@ class Tokenizer:
     """One vocabulary, ready to encode; make it with `load_tokenizer` or `train_tokenizer`.
 
     Immutable but for one thing: `check_encoder` may switch from the fast encoder to the vocabulary's own. Pickling
-    carries the bytes of the vocabulary and that switch, so that worker processes need no files and agree.
+    carries the bytes of the vocabulary, its chat template and that switch, so that worker processes need no files and
+    agree.
 
     Attributes:
         name: Where it came from, short.
@@ -73,6 +78,14 @@ class Tokenizer:
         """Hex digest of all that changes ids; the same for a file, its .gz, and a copy under another name."""
         digest = hashlib.blake2b(self._vocabulary.identity(), digest_size=16)
         return digest.hexdigest()
+
+    @cached_property
+    def chat_template(self) -> str | None:
+        """The text of the chat template that came with the vocabulary; None: there was none."""
+        own = self.source_bytes.get(CHAT_TEMPLATE)
+        if own is None:
+            return template_in(json.loads(self.source_bytes.get(CONFIG, b"{}")))
+        return io.StringIO(own.decode(), newline=None).read()
 
     @property
     def encoder(self) -> str:
@@ -277,10 +290,18 @@ class Tokenizer:
         return spelled[1:] if self.adds_space and spelled.startswith(b" ") else spelled
 
 
+def template_in(config: Mapping[str, Any]) -> str | None:
+    """The chat template in a `tokenizer_config.json`; of several, the one named default."""
+    told = config.get("chat_template")
+    if isinstance(told, list):
+        told = {entry["name"]: entry["template"] for entry in told}.get("default")
+    return told if isinstance(told, str) else None
+
+
 def _open_vocabulary(files: Mapping[str, bytes]) -> Vocabulary:
     """The vocabulary in `files`, told by their canonical names."""
     if "tokenizer.json" in files:
-        return HuggingFaceVocabulary(files["tokenizer.json"], files.get("tokenizer_config.json"))
+        return HuggingFaceVocabulary(files["tokenizer.json"], files.get(CONFIG))
     if "tekken.json" in files:
         return RankVocabulary.from_tekken(files["tekken.json"])
     if "tokenizer.model" in files:

@@ -74,8 +74,8 @@ class Enclosure:
         ]
 
     def user(self) -> int:
-        """The user that a program must become; −1 where bubblewrap has seen to it."""
-        return (1 << 30) + secrets.randbelow(1 << 29) if self.way == "drop" else -1
+        """The user that a program must become, the next one being for its solution; −1 where bubblewrap did it."""
+        return (1 << 30) + 2 * secrets.randbelow(1 << 28) if self.way == "drop" else -1
 
 
 def binds(packages: Sequence[str]) -> tuple[str, ...]:

@@ -1,19 +1,32 @@
 """What runs inside the sandbox: gives up its rights, sets the limits, runs one program, and says how it ended.
 
-A script of its own, given to `python -c`: it imports as little as it can, because its start is what a program costs.
-Its arguments are the descriptor of a socket, the user to become (-1: none), limits in the order of `_limit`, the
-program's length in bytes, and folders of packages. It reads from the socket the program, then the secret, and writes
-one message:
+A script of its own, given to `python -c` after `values` and `calls`: it imports as little as it can, because its start
+is what a program costs. Its arguments are the descriptor of a socket, the user to become (-1: none), limits in the
+order of `_limit`, the lengths in bytes of the solution (-1: there is none) and of the program, and folders of packages.
+It reads from the socket the solution, the program, then the secret, and writes one message:
 
     P + secret                 the program ran to its end
     M, F + words               it ran out of memory; it failed, and how
 
 Nothing else that a program does can say that it passed: leaving early, by whatever way, sends no secret.
+
+A solution has a process of its own (and a user of its own, where users are changed): a fork of this one from before
+the program and the secret arrived. The program calls it by `function_of_solution(name)`.
 """
 
 import os
 import resource
 import sys
+
+TYPE_CHECKING = False  # as typing's, which costs milliseconds to import
+if TYPE_CHECKING:
+    from penstock.evaluation.sandbox.calls import (
+        Asked,
+        Channel,
+        Ended,
+        SolutionError,
+        serve,
+    )  # before this in the script
 
 
 def _limit(cpu: int, memory: int, processes: int, disk: int, files: int) -> None:
@@ -34,8 +47,17 @@ def _limit(cpu: int, memory: int, processes: int, disk: int, files: int) -> None
             resource.setrlimit(kind, (min(value, most), most))
 
 
-def _words(error: BaseException) -> bytes:
-    """The exception's name, message and line in the program; the message may be the program's own code."""
+def _become(user: int) -> None:
+    if user >= 0:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+
+
+def _report(error: BaseException) -> bytes:
+    """M, or F with the exception's name, message and line in the program; the message may be the program's own code."""
+    if isinstance(error, MemoryError):
+        return b"M"  # no words, as there is no room to make them
     try:
         message = str(error)[:400]
     except BaseException:
@@ -46,7 +68,7 @@ def _words(error: BaseException) -> bytes:
             line = traceback.tb_lineno
         traceback = traceback.tb_next
     place = f" (line {line})" if line else ""
-    return f"{type(error).__name__[:80]}: {message}{place}".encode("utf-8", "replace")
+    return f"F{type(error).__name__[:80]}: {message}{place}".encode("utf-8", "replace")
 
 
 def _whole(pipe: int, size: int) -> bytes:
@@ -61,26 +83,48 @@ def _attest(first: bytes, _: object) -> bytes:
     return first
 
 
-def main(pipe: int, user: int, size: int, limits: list[int]) -> None:
+def _start_solution(pipe: int, user: int, size: int, limits: list[int]) -> "tuple[int, Channel]":
+    """Start the process of the solution, whose code comes first over the socket; its number and the way to it."""
+    source = _whole(pipe, size).decode()
+    ours, theirs = os.pipe(), os.pipe()
+    child = os.fork()
+    if child:
+        os.close(ours[1])
+        os.close(theirs[0])
+        return child, Channel(ours[0], theirs[1])
+    try:
+        for descriptor in (pipe, ours[0], theirs[1]):
+            os.close(descriptor)
+        _become(user + 1 if user >= 0 else user)
+        _limit(*limits)
+        serve(Channel(theirs[0], ours[1]), source, _report)
+    finally:
+        os._exit(0)
+
+
+def main(pipe: int, user: int, solution_size: int, size: int, limits: list[int]) -> None:
     """Run the program that comes over the socket, and end this process."""
     write, leave = os.write, os._exit
+    child, channel = _start_solution(pipe, user, solution_size, limits) if solution_size >= 0 else (0, None)
     source = _whole(pipe, size)
-    if user >= 0:
-        os.setgroups([])
-        os.setresgid(user, user, user)
-        os.setresuid(user, user, user)
+    _become(user)
     _limit(*limits)
     try:
         # A fresh __main__, so that what looks its own module up finds the program, and not this script.
         module = sys.modules["__main__"] = type(sys)("__main__")
         program = compile(source, "<program>", "exec", dont_inherit=True)
+        if channel is not None:
+            module.__dict__["function_of_solution"] = Asked(channel).function
         # The secret is read just before the program runs and is in no variable while it does: only on the stack of
         # this expression, which Python code cannot look at.
         report = _attest(b"P" + _whole(pipe, 32), eval(program, module.__dict__))
-    except MemoryError:
-        report = b"M"  # no words, as there is no room to make them
+    except SolutionError as error:
+        report = error.report
+    except Ended:
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        leave(status if status >= 0 else 128 - status)  # the program ends as its solution did
     except BaseException as error:
-        report = b"F" + _words(error)
+        report = _report(error)
     write(pipe, report)
     try:
         sys.stdout.flush()
@@ -90,7 +134,7 @@ def main(pipe: int, user: int, size: int, limits: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    _pipe, _user, *_limits, _size = map(int, sys.argv[1:9])
-    sys.path += sys.argv[9:]
+    _pipe, _user, *_limits, _solution_size, _size = map(int, sys.argv[1:10])
+    sys.path += sys.argv[10:]
     sys.argv[:] = ["program"]
-    main(_pipe, _user, _size, _limits)
+    main(_pipe, _user, _solution_size, _size, _limits)

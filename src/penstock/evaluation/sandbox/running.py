@@ -35,7 +35,7 @@ class Start:
     command: Callable[[Sequence[str]], Sequence[str]]
     """The command line, given the runner's arguments."""
     user: int = -1
-    """The user that the runner becomes; −1: none."""
+    """The user that the runner becomes, an even number; a solution becomes the next one. −1: none."""
     processes: int
     """The limit on processes that the runner sets; −1: none."""
     paths: Sequence[str] = ()
@@ -49,15 +49,16 @@ class Start:
     """Ends the program and all its processes."""
 
 
-def run(start: Start, program: str, limits: Limits) -> Outcome:
-    """Run one program to its end, or to the end of its limits."""
+def run(start: Start, program: str, solution: str | None, limits: Limits) -> Outcome:
+    """Run one program, and the solution that it calls, to its end or to the end of its limits."""
     begun, secret = time.monotonic(), secrets.token_bytes(_SECRET_BYTES)
-    source = program.encode("utf-8", "replace")
+    sources = [text.encode("utf-8", "replace") for text in (solution or "", program)]
+    sizes = (-1 if solution is None else len(sources[0]), len(sources[1]))
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
             process = subprocess.Popen(
-                start.command(_arguments(start, limits, theirs.fileno(), len(source))),
+                start.command(_arguments(start, limits, theirs.fileno(), sizes)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -68,7 +69,7 @@ def run(start: Start, program: str, limits: Limits) -> Outcome:
             )
         with process:
             try:
-                _send(ours, source + secret, limits.wall_seconds)
+                _send(ours, b"".join(sources) + secret, limits.wall_seconds)
                 seen = _Watch(limits, begun, lambda: start.kill(process)).see(process, ours)
             finally:
                 start.kill(process)
@@ -81,17 +82,17 @@ def run(start: Start, program: str, limits: Limits) -> Outcome:
     )
 
 
-def _arguments(start: Start, limits: Limits, channel: int, size: int) -> list[str]:
+def _arguments(start: Start, limits: Limits, channel: int, sizes: tuple[int, int]) -> list[str]:
     """The runner's arguments, in the order that it documents."""
     numbers = (
         *(channel, start.user, limits.cpu_seconds, limits.memory_bytes, start.processes),
-        *(limits.disk_bytes, limits.files, size),
+        *(limits.disk_bytes, limits.files, *sizes),
     )
     return [*map(str, numbers), *start.paths]
 
 
 def _send(channel: socket.socket, data: bytes, seconds: float) -> None:
-    """Send the program and the secret; a runner that is gone is found by the watch."""
+    """Send the sources and the secret; a runner that is gone is found by the watch."""
     channel.settimeout(seconds)
     with suppress(OSError):
         channel.sendall(data)

@@ -7,11 +7,15 @@ left: run strangers' models in a virtual machine.
 
 What a verdict is worth: `passed` is reported with a secret that the program's code finds in no variable, file or
 environment, and that is sent only when the program came to its end without an exception. So leaving early (`sys.exit`,
-`os._exit`, a signal), printing, or writing to the runner's socket does not pass. Tests run in the interpreter of
-the code they test, as the benchmarks define, so these are *not* defended against: objects equal to everything, a
-tracing function that jumps over the tests, built-ins replaced before the tests use them, reading the process's memory.
+`os._exit`, a signal), printing, or writing to the runner's socket does not pass.
 
-Cost: about 20 ms a program beyond its own time.
+Code under test is given as `solution`: it has a process of its own, which never holds the tests, what they expect, or
+the secret. The tests call its functions over a pipe and read the answers as plain values (`calls.py`, `values.py`). So
+the code cannot look at the tests, replace what they use, jump over them, or answer with objects that equal everything;
+`ptrace` and the like are filtered, and there is no `/proc`. Without a sandbox (`unsafe`) it could reach the tests'
+memory through `/proc`.
+
+Cost: about 30 ms a program beyond its own time.
 """
 
 import os
@@ -34,7 +38,9 @@ from penstock.evaluation.sandbox.running import Process, Start, run
 from penstock.evaluation.sandbox.seccomp import seccomp_filter
 from penstock.system import usable_processors
 
-_RUNNER = Path(__file__).with_name("runner.py").read_text(encoding="utf-8")
+_RUNNER = "\n\n".join(
+    Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("values.py", "calls.py", "runner.py")
+)
 _INTERPRETER = ("-S", "-s", "-P", "-c", _RUNNER)
 _PROBE_LIMITS = Limits(processes=8)
 _PROBE = """
@@ -103,22 +109,31 @@ class Sandbox:
         """Whether programs are enclosed; False only where `unsafe` was asked for and no sandbox works."""
         return self._enclosure is not None
 
-    def run(self, program: str) -> Outcome:
-        """Run one Python program to its end, or to the end of its limits."""
-        if self._enclosure is None:
-            return _run_openly(program, self.limits, self._packages)
-        return _run_enclosed(self._enclosure, program, self.limits)
+    def run(self, program: str, solution: str | None = None) -> Outcome:
+        """Run one Python program to its end, or to the end of its limits.
 
-    def run_all(self, programs: Sequence[str], *, workers: int | None = None) -> Iterator[Outcome]:
+        Args:
+            program: The program.
+            solution: Code that the program tests. It runs in a process of its own, with the same limits; the program
+                calls its functions as `function_of_solution(name)(…)`. None: there is none.
+        """
+        if self._enclosure is None:
+            return _run_openly(program, solution, self.limits, self._packages)
+        return _run_enclosed(self._enclosure, program, solution, self.limits)
+
+    def run_all(
+        self, programs: Sequence[str], solutions: Sequence[str] | None = None, *, workers: int | None = None
+    ) -> Iterator[Outcome]:
         """Run programs, several at once; their outcomes in order.
 
         Args:
             programs: What to run.
+            solutions: The code that each of them tests; None: none tests any.
             workers: How many run at once; by default as many as this process may use cores.
         """
         with ThreadPoolExecutor(workers or usable_processors()) as pool:
             try:
-                yield from pool.map(self.run, programs)
+                yield from pool.map(self.run, programs, solutions or [None] * len(programs))
             finally:
                 pool.shutdown(cancel_futures=True)
 
@@ -132,7 +147,7 @@ def working_enclosure(packages: tuple[str, ...]) -> tuple[Enclosure | None, str]
     reasons, places = [], binds(packages)
     for way in ("drop", "namespace") if os.geteuid() == 0 else ("namespace",):
         enclosure = Enclosure(bubblewrap=bubblewrap, way=way, binds=places)
-        probed = _run_enclosed(enclosure, _PROBE, _PROBE_LIMITS)
+        probed = _run_enclosed(enclosure, _PROBE, None, _PROBE_LIMITS)
         if probed.passed:
             return enclosure, ""
         words = " ".join(f"{probed.detail} {probed.output}".split())
@@ -140,7 +155,7 @@ def working_enclosure(packages: tuple[str, ...]) -> tuple[Enclosure | None, str]
     return None, "; ".join(reasons)
 
 
-def _run_enclosed(enclosure: Enclosure, program: str, limits: Limits) -> Outcome:
+def _run_enclosed(enclosure: Enclosure, program: str, solution: str | None, limits: Limits) -> Outcome:
     rules = os.memfd_create("penstock-seccomp")  # bubblewrap reads it to its end, so each program needs its own
     try:
         os.write(rules, seccomp_filter())
@@ -150,18 +165,18 @@ def _run_enclosed(enclosure: Enclosure, program: str, limits: Limits) -> Outcome
                 disk_bytes=limits.disk_bytes, filter_descriptor=rules, program=(*_INTERPRETER, *arguments)
             ),
             user=enclosure.user(),
-            # In a user namespace bubblewrap's own process there is counted too.
-            processes=limits.processes + (enclosure.way == "namespace"),
+            # In a user namespace bubblewrap's own process there is counted too, and that of the tests.
+            processes=limits.processes + (enclosure.way == "namespace") * (1 if solution is None else 2),
             paths=(PACKAGES,),
             environment=ENVIRONMENT,
             descriptors=(rules,),
         )
-        return run(start, program, limits)
+        return run(start, program, solution, limits)
     finally:
         os.close(rules)
 
 
-def _run_openly(program: str, limits: Limits, packages: tuple[str, ...]) -> Outcome:
+def _run_openly(program: str, solution: str | None, limits: Limits, packages: tuple[str, ...]) -> Outcome:
     """Run a program with no sandbox: limits, a folder of its own, and an end of its process group."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         start = Start(
@@ -172,7 +187,7 @@ def _run_openly(program: str, limits: Limits, packages: tuple[str, ...]) -> Outc
             folder=folder,
             kill=_kill_group,
         )
-        return run(start, program, limits)
+        return run(start, program, solution, limits)
 
 
 def _kill_group(process: Process) -> None:

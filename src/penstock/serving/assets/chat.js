@@ -1,6 +1,7 @@
 "use strict";
 // The conversation lives in this page alone. All words become text nodes: nothing here writes HTML.
 const $ = id => document.getElementById(id);
+const WAIT = "The reply is still being written. Enter sends this when it is done; Escape stops it.";
 let messages = [], model = null, running = null;
 
 const headers = () => ({
@@ -93,13 +94,20 @@ async function ask(reply, signal) {
     if (choice?.finish_reason === "length") told.notes.push("cut at the most tokens");
     if (event.usage) {
       const seconds = (performance.now() - begun) / 1000, count = event.usage.completion_tokens;
-      told.notes.unshift(`${count} tokens, ${Math.round(count / seconds)} a second`);
+      told.notes.unshift(`${count} tokens, ${rate(count, seconds)} a second`);
     }
   }
 }
 
+// At least two digits, so that a slow model is not said to stand still.
+function rate(count, seconds) {
+  const found = count / seconds;
+  return String(found < 10 ? Number(found.toPrecision(2)) : Math.round(found));
+}
+
 async function send() {
   const text = $("input").value.trim();
+  if (text && running) $("status").textContent = WAIT;
   if (!text || running) return;
   running = new AbortController();
   $("status").textContent = "";
@@ -121,6 +129,7 @@ async function send() {
     if (reply && !stopped) reply.item.classList.add("failed");
   } finally {
     running = null;
+    if ($("status").textContent === WAIT) $("status").textContent = "";
     $("send").hidden = false; $("stop").hidden = true;
     if (reply) finish(reply, text, turns);
     $("input").focus();

@@ -1,0 +1,184 @@
+"""Plain values as text: what the tests and a solution, which run in two processes, send each other.
+
+The texts are JSON. Types that JSON lacks are objects with one key, which names the type: `{"tuple": [1, 2]}`. Reading
+makes values of the types in `_MAKERS` and nothing else, whatever the text says, and runs no code of the sender. So a
+reader may compare what it gets: `==` of these types is Python's own.
+
+A long list goes in several texts, and a row that repeats few strings as places in a table: some answers of EvalPlus's
+have a hundred million parts.
+
+Part of the script that runs in the sandbox, so it imports little.
+"""
+
+import json
+import sys
+
+TYPE_CHECKING = False  # as typing's, which costs milliseconds to import
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+_TYPES = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
+_SEQUENCES: "dict[Any, str]" = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset"}
+_DICTIONARIES = {("builtins", "dict"), *(("collections", name) for name in ("Counter", "OrderedDict", "defaultdict"))}
+_LARGE = 1 << 63
+_TOGETHER = 1 << 13
+"""Parts of a long list that go in one text."""
+_SIGNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+"""Stand for the strings of a row that repeats few."""
+_NUMPY_KINDS = "biufcSU"
+"""Booleans, numbers and texts: no objects."""
+
+
+def encode(value: "Any", other: "Callable[[Any], Any]") -> "Iterator[str]":
+    """The texts of a value.
+
+    Args:
+        value: Any value.
+        other: Gives what JSON can say for a value of a type that is not plain; may raise.
+
+    Raises:
+        RecursionError: The value is too deep, or contains itself.
+    """
+    if type(value) in (list, tuple) and len(value) > _TOGETHER:
+        yield json.dumps({"parts": _SEQUENCES[type(value)]})
+        for begin in range(0, len(value), _TOGETHER):
+            yield json.dumps([_plain(part, other) for part in value[begin : begin + _TOGETHER]])
+    else:
+        yield json.dumps(_plain(value, other))
+
+
+def decode(texts: "Iterator[str]", **more: "Callable[[Any], Any]") -> "Any":
+    """The value of the texts.
+
+    Args:
+        texts: All texts of one value.
+        more: What makes the objects of further names: of `object`, which `other` gave.
+
+    Raises:
+        KeyError, ValueError, TypeError, RecursionError: They are not what `encode` writes.
+    """
+    whole: list[Any] = []
+    makers = {**_MAKERS, **more, "parts": lambda kind: whole.append(_MAKERS[kind])}
+
+    def make(said: "dict[str, Any]") -> "Any":
+        ((name, content),) = said.items()
+        return makers[name](content)
+
+    first = json.loads(next(texts), object_hook=make)
+    if whole:
+        return whole[0](part for text in texts for part in json.loads(text, object_hook=make))
+    if list(texts):
+        raise ValueError("more texts than one value has")
+    return first
+
+
+def _plain(value: "Any", other: "Callable[[Any], Any]") -> "Any":
+    """The value as what `json.dumps` writes."""
+    kind = type(value)
+    if value is None or kind is bool or kind is float or kind is str:
+        return value
+    if kind is int:
+        return value if -_LARGE < value < _LARGE else {"int": hex(value)}  # long decimals are slow
+    if kind in _SEQUENCES:
+        return _sequence(value, kind, other)
+    if (kind.__module__, kind.__name__) in _DICTIONARIES and isinstance(value, dict):
+        return {"dict": [[_plain(part, other) for part in pair] for pair in value.items()]}
+    return _rarely(value, kind, other)
+
+
+def _sequence(value: "Any", kind: type, other: "Callable[[Any], Any]") -> "Any":
+    name = _SEQUENCES[kind]
+    if len(value) > len(_SIGNS) and (found := _few_texts(value)) is not None:
+        return {"row": [name, *found]}
+    parts = [_plain(part, other) for part in value]
+    return parts if kind is list else {name: parts}
+
+
+def _few_texts(value: "Any") -> "tuple[list[str], str] | None":
+    """The different strings of a row, and a sign for each of its parts; None if it is no row of few strings."""
+    try:
+        table = dict(zip(dict.fromkeys(value), _SIGNS, strict=False))
+        signs = "".join(map(table.__getitem__, value)) if set(map(type, table)) == {str} else None
+    except (TypeError, KeyError):  # parts without a hash; more of them than signs
+        return None
+    return None if signs is None else (list(table), signs)
+
+
+def _row(content: "Any") -> "Any":
+    kind, texts, signs = content
+    table = dict(zip(_SIGNS, map(sys.intern, texts), strict=False))
+    return _MAKERS[kind](map(table.__getitem__, signs))
+
+
+def _rarely(value: "Any", kind: "Any", other: "Callable[[Any], Any]") -> "Any":
+    """`_plain` of the types that few answers have."""
+    module = kind.__module__
+    if kind is complex:
+        return {"complex": [value.real, value.imag]}
+    if kind in (bytes, bytearray):
+        return {"bytes": value.hex()}
+    if kind is range:
+        return {"range": [value.start, value.stop, value.step]}
+    if kind is type and value in _TYPES:
+        return {"type": value.__name__}
+    if module == "re" and kind.__name__ == "Match":
+        return {"match": []}
+    if module in ("fractions", "decimal"):
+        return {kind.__name__: str(value)}
+    if module in ("builtins", "itertools") and hasattr(kind, "__next__"):
+        return {"iterator": [_plain(part, other) for part in value]}
+    if module == "numpy" and hasattr(value, "dtype") and value.dtype.kind in _NUMPY_KINDS:
+        flat = [_plain(part, other) for part in value.ravel().tolist()]
+        return {"numpy": [value.dtype.str, list(value.shape), kind.__name__ == "ndarray", flat]}
+    return {"object": other(value)}
+
+
+def _array(content: "Any") -> "Any":
+    """A NumPy array or scalar."""
+    import numpy
+
+    dtype, shape, is_array, flat = content
+    if numpy.dtype(dtype).kind not in _NUMPY_KINDS:
+        raise ValueError(f"an array of type {dtype} is not plain")
+    array = numpy.array(flat, dtype).reshape(shape)
+    return array if is_array else array[()]
+
+
+def _match(_: "Any") -> "Any":
+    """Some match object: it is true, not None, and equal to nothing else."""
+    import re
+
+    return re.match("", "")
+
+
+def _fraction(text: str) -> "Any":
+    from fractions import Fraction
+
+    return Fraction(text)
+
+
+def _decimal(text: str) -> "Any":
+    from decimal import Decimal
+
+    return Decimal(text)
+
+
+_MAKERS: "dict[str, Callable[[Any], Any]]" = {
+    "int": lambda text: int(text, 16),
+    "row": _row,
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "dict": dict,
+    "iterator": iter,
+    "complex": lambda parts: complex(*parts),
+    "bytes": bytes.fromhex,
+    "range": lambda parts: range(*parts),
+    "type": {kind.__name__: kind for kind in _TYPES}.__getitem__,
+    "match": _match,
+    "Fraction": _fraction,
+    "Decimal": _decimal,
+    "numpy": _array,
+}
