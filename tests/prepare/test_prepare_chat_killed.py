@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from prepare_cases import Killed, contents, dying, slowly
@@ -64,7 +63,7 @@ def test_kill_9_between_parts(tmp_path, raw, chat_tokenizer):
         " progress=False, transform=slowly, part_bytes=500, on_error='skip')"
     )
     arguments = [str(tmp_path / name) for name in ("chats.jsonl", "tokenizer", "killed", "template.jinja")]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     for parts in (2, 7):
         stopping = {**environment, "STOP_AT": f"{tmp_path / 'killed'}:{parts}"}
         child = subprocess.Popen([sys.executable, "-c", code, *arguments], env=stopping)

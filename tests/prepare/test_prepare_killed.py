@@ -73,7 +73,7 @@ def start(corpus, folder, output, processes=2, *, parts=4):
         "prepare(sys.argv[1], tokenizer=sys.argv[2], output=sys.argv[3], processes=int(sys.argv[4]), progress=False,"
         " transform=slowly, part_bytes=12000)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "STOP_AT": f"{output}:{parts}"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "STOP_AT": f"{output}:{parts}"}
     arguments = [sys.executable, "-c", code, str(corpus), str(folder), str(output), str(processes)]
     return subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, start_new_session=True)
 
