@@ -23,6 +23,8 @@ RIGHT, WRONG = "    return x + 1\n", "    return x - 1\n"
 class Writer:
     """A subject that writes texts by turns, and keeps what it was asked."""
 
+    notes = ()
+
     def __init__(self, texts: Sequence[str]) -> None:
         self.texts, self.prompts, self.sampling = list(texts), [], []
 
