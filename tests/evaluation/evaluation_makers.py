@@ -112,6 +112,8 @@ def write_gsm8k(folder: Path, count: int) -> Path:
 class Writer:
     """A subject that writes texts by turns, and keeps what it was asked."""
 
+    notes = ()
+
     def __init__(self, texts: Sequence[str]) -> None:
         self.texts, self.prompts, self.sampling = list(texts), [], []
 

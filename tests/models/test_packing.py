@@ -57,8 +57,8 @@ def alone(inner: Any, tokens: Any) -> torch.Tensor:
 def test_a_row_is_packed_as_long_as_no_document_changes_the_others(kind: str) -> None:
     inner = rotary(kind)
     model = HuggingFaceModel(copy.deepcopy(inner))
-    # Padding that is longer than any document counts for nothing.
-    for lengths, padding in (((20, 3, LIMIT), 40), ((40,), 20), ((5,), 59)):
+    # Padding that is longer than any document counts for nothing, nor does a longer document before.
+    for lengths, padding in (((20, 3, LIMIT), 40), ((40,), 20), ((30,), 3), ((5,), 59)):
         row = make_row(lengths, padding=padding)
         found = logits_of(model, row)[0]
         for begin, length in zip(np.cumsum([0, *lengths]), lengths, strict=False):
@@ -100,7 +100,7 @@ def test_a_text_that_grows_beyond_the_rotary_limit_is_right(kind: str) -> None:
 
 def test_tables_of_positions_are_not_read_beyond_their_end() -> None:
     """A short text that is read next to a long one is padded beyond the context."""
-    inner = make("gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=16, attn_pdrop=0.0)
+    inner = make("gpt2", n_embd=32, n_layer=2, n_head=4, max_position_embeddings=16, attn_pdrop=0.0)
     model = HuggingFaceModel(copy.deepcopy(inner))
     assert model.ours
     cache = model.new_cache(2, 16)
