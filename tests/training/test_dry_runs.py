@@ -177,9 +177,8 @@ def test_a_run_that_is_given_up_lets_its_folder_go_at_once(data, tmp_path):
     gc.collect()
     gc.disable()
     try:
-        look = (
-            f"training.evaluators={{held: {{data: {data}/data/validation}}, texts: {{kind: samples, max_tokens: 2}}}}"
-        )
+        held, texts = f"{{data: {data}/data/validation}}", "{kind: samples, max_tokens: 2}"
+        look = f"training.evaluators={{held: {held}, texts: {texts}}}"
         train(data, tmp_path / "run", look, until=3)
         assert make(data, tmp_path / "run", resume=True, dry_run=True).loader.step == 2
     finally:

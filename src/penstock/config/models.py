@@ -43,7 +43,7 @@ _SPREAD: dict[type, dict[str, type]] = {ChatSettings: GROUPS}
 def _no_truth(value: Any) -> Any:
     """Python takes true for 1; in a file it is a mistake. The error is what was expected instead."""
     if isinstance(value, bool):
-        raise ValueError("a number")  # noqa: TRY004  (pydantic takes no other)
+        raise ValueError("a number")  # noqa: TRY004 (pydantic passes others on)
     return value
 
 
