@@ -77,7 +77,7 @@ def _read_message(item: Any, dialect: Dialect, settings: LayoutSettings, where: 
         calls += read_calls(content, where, decode_arguments=False)
         if any(one.field == "content" for one in marks.ranges):
             raise ConversationError(f"{where} has ranges over a tool call written as text; due train or weight alone")
-        content = None
+        content = None if calls else ""
     message = {"role": role, "content": content, **properties}
     if thinking is not None:
         message[settings.thinking_key] = thinking
