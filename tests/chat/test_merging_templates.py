@@ -47,6 +47,8 @@ def folder(tmp_path_factory):
 
 def encoder(name, folder, **knobs):
     template = Template(source=make_template(STYLES[name]), name=name, variables=TOKENS)
+    # One of the chats spells markers in a reply.
+    knobs = {"trained_control_text": "as_text", **knobs}
     return ChatEncoder(make_tokenizer(folder, markers_of(template.source)), template, Knobs(**knobs))
 
 
