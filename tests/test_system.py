@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from penstock.errors import ConfigError
 from penstock.system import peak_memory_bytes, usable_processors
 
 ON_MACOS = """
@@ -62,13 +63,22 @@ print(sum(row.num_tokens for row in next(iter(loader))), examine()["cores"])
     assert cores == os.cpu_count()
 
 
+def test_code_of_models_runs_on_linux_only(monkeypatch):
+    from penstock.evaluation.sandbox import Sandbox
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    for unsafe in (False, True):
+        with pytest.raises(ConfigError, match="code that a model wrote runs on Linux only: run these tasks there"):
+            Sandbox(unsafe=unsafe)
+
+
 def test_windows_is_one_sentence():
     code = (
         "import sys; sys.platform = 'win32'; sys.modules['fcntl'] = None\n"
         "from penstock.errors import ConfigError\n"
         "try:\n    import penstock.locks\nexcept ConfigError as error:\n    print(error)"
     )
-    assert python(code).stdout == "penstock runs on Linux and macOS; on Windows, run it within WSL: wsl --install\n"
+    assert python(code).stdout == "penstock runs on Linux and macOS; on Windows, install WSL and run it there\n"
 
 
 @pytest.mark.parametrize("command", [["prepare", "a.jsonl", "-t", "t", "-o", "out"], ["verify", "out"]])

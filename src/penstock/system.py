@@ -17,7 +17,7 @@ def refuse_windows() -> None:
         ConfigError: This is Windows.
     """
     if sys.platform == "win32":
-        raise ConfigError("penstock runs on Linux and macOS; on Windows, run it within WSL: wsl --install")
+        raise ConfigError("penstock runs on Linux and macOS; on Windows, install WSL and run it there")
 
 
 def usable_processors() -> int:

@@ -206,6 +206,6 @@ def _zstd_header(head: bytes) -> tuple[int, int | None]:
 
 def _too_wide(path: str) -> RecordError:
     return RecordError(
-        f"{path}: is compressed with a window of more than {ARROW_WINDOW >> 20} MiB (zstd --long), which cannot be "
-        "decompressed here; compress it again: zstd -dc --long=31 FILE | zstd -o NEW.zst"
+        f"{path}: is compressed with a window of more than {ARROW_WINDOW >> 20} MiB, which cannot be "
+        "decompressed here; compress it again: zstd -dc -M2048MB FILE | zstd -o NEW.zst"
     )

@@ -83,12 +83,15 @@ class Sandbox:
             and write this user's files and use the network. A warning says so.
 
     Raises:
-        ConfigError: No sandbox works here, and `unsafe` was not asked for; the message says what was tried.
+        ConfigError: No sandbox works here, and `unsafe` was not asked for; the message says what was tried. Or this is
+            not Linux.
     """
 
     def __init__(
         self, limits: Limits | None = None, *, packages: Sequence[str] = ("numpy",), unsafe: bool = False
     ) -> None:
+        if sys.platform != "linux":
+            raise ConfigError("code that a model wrote runs on Linux only: run these tasks there, or in a container")
         self.limits = limits or Limits()
         self._packages = tuple(packages)
         self._enclosure, reason = working_enclosure(self._packages)
