@@ -21,6 +21,6 @@ def test_a_dry_run_of_the_example(made, tmp_path, monkeypatch, capsys, name):
     train(str(EXAMPLES / f"{name}.yaml"), dry_run=True, as_json=True)
     told = json.loads(capsys.readouterr().out)
     assert told["model"] == "8 layers of 512"
-    assert told["plan"]["steps"] == 100
+    assert told["plan"]["steps"] == 2000
     assert ("runs/teacher (p_kl, weight 1)" in told.get("teachers", "")) == (name == "distill")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "runs"]

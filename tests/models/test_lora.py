@@ -72,7 +72,7 @@ def test_targets_are_chosen_by_name() -> None:
     known = "known: down, gate, key, output, query, up, value"
     with pytest.raises(ConfigError, match=known):
         add_lora(ours(), LoraSettings(targets=("q_proj",)))
-    with pytest.raises(ConfigError, match="rank must be 1 or more"):
+    with pytest.raises(ConfigError, match="rank must be 1 to 65,536"):
         LoraSettings(rank=0)
 
 

@@ -214,7 +214,7 @@ def test_a_cache_refuses_what_does_not_fit() -> None:
         ({"width": 33}, "no multiple of model.heads"),
         ({"heads": 4, "kv_heads": 3}, "kv_heads must divide heads 4"),
         ({"head_width": 5}, "must be even"),
-        ({"layers": 0}, "layers must be a whole number of 1 or more, got 0"),
+        ({"layers": 0}, "layers must be a whole number from 1 to 2,147,483,648, got 0"),
         ({"prediction_heads": 2, "prediction_weights": (1.0,)}, "must be 2 numbers"),
         ({"dtype": "float16"}, "must be float32, bfloat16 or float64"),
         ({"rope_theta": 0.0}, "rope_theta must be above 0"),

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("plain_torch")
 ALIBI = ("falcon", {"alibi": True, "new_decoder_architecture": False})
 """Its positions are places in the row, whatever the documents are."""
 MAMBA = ("mamba", {"state_size": 4})
+ONE_STEP = ("training.steps=1", "training.schedule.warmup_steps=1")
 DYNAMIC = ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
                      "max_position_embeddings": 24})  # fmt: skip
 
@@ -63,7 +64,7 @@ def test_training_is_refused_before_the_run_is_begun(data, tmp_path, model, caus
 def test_a_trained_model_is_refused_as_well(data, tmp_path):
     """`from:` a run whose model trained on rows of one document."""
     folder = make_folder(tmp_path / "model", *MAMBA)
-    train(data, tmp_path / "run", f"model=hf:{folder}", "data.loader.packing=none", "training.steps=1")
+    train(data, tmp_path / "run", f"model=hf:{folder}", "data.loader.packing=none", *ONE_STEP)
     with pytest.raises(IsolationError, match="documents of one row see each other"):
         make(data, tmp_path / "next", f"model=from:{tmp_path / 'run'}")
 
@@ -91,7 +92,7 @@ def test_losses_are_those_of_one_document_at_a_time(data, tmp_path, model):
     assert math.isclose(found["loss"], nats / targets, rel_tol=1e-4)
     assert found["packing"] == ONE_A_ROW
     held = f"training.evaluators={{held: {{data: {data / 'data' / 'validation'}}}}}"
-    given = ("data.loader.packing=none", "training.steps=1", "training.optimizer.learning_rate=1e-12", held)
+    given = ("data.loader.packing=none", *ONE_STEP, "training.optimizer.learning_rate=1e-12", held)
     [record] = train(data, tmp_path / "run", f"model=hf:{folder}", *given)
     assert math.isclose(record["held/loss"], nats / targets, rel_tol=1e-4)
     assert record["held/packing"] == ONE_A_ROW
@@ -100,12 +101,12 @@ def test_losses_are_those_of_one_document_at_a_time(data, tmp_path, model):
 def test_micro_sequences_are_parts_of_a_document(data, tmp_path):
     """A part has a past: a model that keeps more than keys cannot be cut, nor one whose frequencies change."""
     folder = make_folder(tmp_path / "model", *DYNAMIC)
-    one = ("data.loader.packing=none", "training.micro_sequences=2", "training.steps=1")
+    one = ("data.loader.packing=none", "training.micro_sequences=2", *ONE_STEP)
     with pytest.raises(IsolationError, match="changes for all of them when one has more than 24 tokens"):
         make(data, tmp_path / "run", f"model=hf:{folder}", *one)
     llama = make_folder(tmp_path / "llama", "qwen2", {})
-    whole = values(train(data, tmp_path / "whole", f"model=hf:{llama}", "training.steps=1"))
-    parts = values(train(data, tmp_path / "parts", f"model=hf:{llama}", "training.steps=1", one[1]))
+    whole = values(train(data, tmp_path / "whole", f"model=hf:{llama}", *ONE_STEP))
+    parts = values(train(data, tmp_path / "parts", f"model=hf:{llama}", *ONE_STEP, one[1]))
     assert math.isclose(whole[0], parts[0], rel_tol=1e-5)
     mamba = make_folder(tmp_path / "mamba", *MAMBA)
     with pytest.raises(IsolationError, match="see each other"):

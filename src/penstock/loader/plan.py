@@ -75,7 +75,7 @@ class PlanSettings:
             # NumPy's integers are welcome, but a state must fit into JSON.
             object.__setattr__(self, name, int(getattr(self, name)))
         for name, least, most in (
-            ("sequence_length", 2, 1 << 26),
+            ("sequence_length", 2, 1 << 31),
             ("rows_per_step", 1, 1 << 24),
             ("window_rows", 1, 1 << 24),
         ):

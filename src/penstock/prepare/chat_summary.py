@@ -18,6 +18,8 @@ MEANINGS: dict[Kind, str] = {
     "not_written": "the template leaves out a message that is to be trained",
     "foreign_text": "words of a message that is not trained would be trained",
     "untraced": "trained words are written where no turn can be followed",
+    "unsupplied_header": "the template begins a reply with a header that its generation prompt does not supply",
+    "escaped": "the template escapes quotes and brackets of messages",
     "control_text": "a message of a trained role holds control text in its own words",
     "rewritten": "the template writes an earlier reply differently once more follows",
     "context_differs": "the text before a reply is not what the model is prompted with",

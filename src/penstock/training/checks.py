@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.distillation.distiller import Distiller
 
 _TRIAL = 4
-"""Tokens of each of the two documents of the row that attention is tried on."""
+"""Tokens of each document of the row that attention is tried on."""
 
 
 def check_writers(settings: TrainSettings) -> None:
@@ -87,7 +87,7 @@ def check_fit(model: LanguageModel, loader: Loader, settings: TrainSettings, dis
     # As in training: refuses a backend that cannot do this on this device.
     tensors = model.tensors(row, settings.attention)
     if settings.attention != "auto" and tensors.attention.device.type == "cpu":
-        q = torch.zeros(2 * _TRIAL, 1, 16, dtype=model.compute_dtype, requires_grad=True)
+        q = torch.zeros(len(row.tokens), 1, 16, dtype=model.compute_dtype, requires_grad=True)
         tensors.attention(q, q, q)
     if settings.micro_sequences > 1:
         _check_parts(model, loader, settings.micro_sequences, tensors.window)
@@ -110,20 +110,21 @@ def check_ids(model: LanguageModel, loader: Loader) -> None:
 
 
 def _trial_row(loader: Loader) -> ModelInput:
-    """Two documents, with prefixes where any source's objective makes some."""
-    slots, prefixes = 2 * _TRIAL, loader.bidirectional_source is not None
-    positions = np.tile(np.arange(_TRIAL, dtype=np.int32), 2)
+    """Two documents, or one where rows hold no more, with prefixes where any source's objective makes some."""
+    documents = 1 if loader.settings.packing == "none" else 2
+    slots, prefixes = documents * _TRIAL, loader.bidirectional_source is not None
+    positions = np.tile(np.arange(_TRIAL, dtype=np.int32), documents)
     return ModelInput(
         tokens=np.zeros(slots, np.int32),
         targets=np.full((1, slots), IGNORE, np.int32),
         loss_weights=np.zeros((1, slots), np.float32),
         positions=positions,
-        document_ids=np.repeat(np.arange(2, dtype=np.int32), _TRIAL),
-        cu_seqlens=np.array([0, _TRIAL, slots], np.int32),
+        document_ids=np.repeat(np.arange(documents, dtype=np.int32), _TRIAL),
+        cu_seqlens=np.arange(documents + 1, dtype=np.int32) * _TRIAL,
         max_seqlen=_TRIAL,
         num_tokens=slots,
-        source_ids=np.zeros(2, np.int32),
-        prefix_lengths=np.full(2, _TRIAL // 2, np.int32) if prefixes else None,
+        source_ids=np.zeros(documents, np.int32),
+        prefix_lengths=np.full(documents, _TRIAL // 2, np.int32) if prefixes else None,
         prefix=positions < _TRIAL // 2 if prefixes else None,
     )
 
