@@ -1,7 +1,7 @@
 """Decompresses files front to back: gzip, bzip2 and xz with Python's own libraries, Zstandard and LZ4 with Arrow's.
 
 Of gzip, bzip2 and xz, streams that lie one after another are one file, and zeros behind the last are padding, as for
-the programs of these names. A Zstandard frame with a window of more than 128 MiB (`zstd --long=31`) is decoded whole,
+the programs of these names. A Zstandard frame with a window of more than 128 MiB (`a long window of zstd=31`) is decoded whole,
 in memory, because Arrow decodes no such frame piece by piece.
 """
 
