@@ -1,8 +1,8 @@
 """Decompresses files front to back: gzip, bzip2 and xz with Python's own libraries, Zstandard and LZ4 with Arrow's.
 
 Of gzip, bzip2 and xz, streams that lie one after another are one file, and zeros behind the last are padding, as for
-the programs of these names. A Zstandard frame with a window of more than 128 MiB (`a long window of zstd=31`) is decoded whole,
-in memory, because Arrow decodes no such frame piece by piece.
+the programs of these names. A Zstandard frame with a window of more than 128 MiB is decoded whole, in memory, because
+Arrow decodes no such frame piece by piece.
 """
 
 import bz2
