@@ -51,6 +51,24 @@ def test_plain_values_come_back(value: Any) -> None:
     assert _types(found) == _types(value)
 
 
+@hypothesis.given(
+    strategies.sampled_from([list, tuple]),
+    strategies.lists(
+        strategies.lists(strategies.sampled_from(["a", "b", "", 0, 1, True, 1.0, 1 << 70]), max_size=40).map(tuple),
+        min_size=3,
+    ),
+    strategies.sampled_from([str, int, object]),
+)
+def test_rows_of_few_parts_come_back(kind: type, rows: Any, only: type) -> None:
+    value = kind([tuple(part for part in row if only is object or type(part) is only) for row in rows * 9])
+    found = there_and_back(value)
+    assert found == value
+    assert _types(found) == _types(value)
+    assert there_and_back(set(value)) == set(value)
+    lists = [list(row) for row in value]
+    assert _types(there_and_back(lists)) == _types(lists)
+
+
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_long_answers_go_in_pieces(kind: type) -> None:
     rows = kind(combinations_with_replacement(["Red", "Green", "Blue", "\\"], 70))
@@ -130,8 +148,9 @@ def test_all_else_is_for_the_caller_to_name(value: Any) -> None:
         (['{"int": "import os"}'], "ValueError: invalid literal"),
         (['{"parts": "eval"}', "[1]"], "KeyError: 'eval'"),
         (['{"parts": "set"}', "1"], "TypeError: 'int' object is not iterable"),
-        (['{"row": ["tuple", ["a"], "AB"]}'], "KeyError: 'B'"),
-        (['{"row": ["eval", ["a"], "A"]}'], "KeyError: 'eval'"),
+        (['{"rows": ["tuple", [2], ["a"], "AB"]}'], "KeyError: 'B'"),
+        (['{"rows": ["eval", [1], ["a"], "A"]}'], "KeyError: 'eval'"),
+        (['{"rows": ["tuple", [-1], ["a"], "A"]}'], "ValueError: Stop argument"),
         (["[" * 100_000], "RecursionError: maximum recursion depth"),
         (["1", "2"], "ValueError: more texts than one value has"),
         (["no JSON"], "JSONDecodeError: Expecting value"),

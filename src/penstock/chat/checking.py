@@ -18,7 +18,7 @@ from penstock.chat.masks import Mask
 from penstock.chat.prompting import check_prompts
 from penstock.chat.template import Rendered, Template
 from penstock.chat.traced import GIVEN
-from penstock.chat.turns import Turn, place_of, words_of
+from penstock.chat.turns import Turn, place_of
 from penstock.chat.typed_control_text import Authors, check_control_text, find_typed
 
 _MARKER = re.compile(r"<\S+>|\[\S+\]")
@@ -116,7 +116,7 @@ def _check_turns(evidence: Evidence) -> Iterator[Problem]:
 
 def _unwritten(evidence: Evidence) -> set[int]:
     """Messages without a turn and without words in the text."""
-    written = {words.message for words in words_of(evidence.rendered)}
+    written = {words.message for words in evidence.rendered.words}
     return set(range(len(evidence.conversation.messages))) - written - evidence.turns.keys()
 
 
@@ -239,7 +239,7 @@ def _check_foreign(evidence: Evidence) -> Iterator[Problem]:
         return
     characters, trained = evidence.mask.characters, set(evidence.mask.trained)
     roles = [message["role"] for message in evidence.conversation.messages]
-    for words in words_of(evidence.rendered):
+    for words in evidence.rendered.words:
         begin, end, message, field, _ = words
         if not field.startswith(("content", "reasoning_content")):
             continue

@@ -88,6 +88,9 @@ def _watch(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return watched
 
 
+_OF_DICTS = frozenset(dir(dict))
+
+
 class ChatEnvironment(sandbox.ImmutableSandboxedEnvironment):
     """Compiles chat templates; traced or plain."""
 
@@ -99,6 +102,12 @@ class ChatEnvironment(sandbox.ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = lambda form: now().strftime(form)
         self.globals["dict"] = _Dict()
         self.globals["namespace"] = _Namespace
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """`obj.attribute`; a key of a message (`message.role`) without the exception that the sandbox makes of it first."""
+        if isinstance(obj, dict) and attribute not in _OF_DICTS and attribute[0] != "_":
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
 
 
 @final

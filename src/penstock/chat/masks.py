@@ -22,7 +22,7 @@ from penstock.chat.conversation import Conversation, Marks
 from penstock.chat.encoded_text import EncodedText
 from penstock.chat.knobs import Knobs, Terminators
 from penstock.chat.template import Rendered
-from penstock.chat.turns import Span, Turn, place_of, words_of
+from penstock.chat.turns import Span, Turn, place_of
 
 Weights = np.ndarray[Any, np.dtype[np.float32]]
 Stroke = tuple[int, int, float]
@@ -128,7 +128,7 @@ def weigh(
     pieces += [
         (words.begin + base, words.end + base, words.message)
         for made, found, base in zip(rendered, turns, bases, strict=False)
-        for words in words_of(made)
+        for words in made.words
         if words.message != words.owner or words.owner not in found
     ]
     paint(*_columns(pieces, np.int32), owners)
@@ -205,7 +205,7 @@ def _stray_strokes(
     A reply needs a turn: its words count only where another reply's turn holds them, into which they were merged.
     """
     roles = [message["role"] for message in conversation.messages]
-    for words in words_of(rendered):
+    for words in rendered.words:
         message = words.message
         place = place_of(words, turns)
         if place == message:
@@ -222,7 +222,7 @@ def _closing(conversation: Conversation, rendered: Rendered, turns: Mapping[int,
     """The message that ends each turn: its own, or the last of those that were merged into it."""
     closing = {message: message for message in turns}
     roles = [message["role"] for message in conversation.messages]
-    for words in words_of(rendered):
+    for words in rendered.words:
         place = None if words.message in turns else place_of(words, turns)
         if place is not None and roles[place] == roles[words.message]:
             closing[place] = max(closing[place], words.message)

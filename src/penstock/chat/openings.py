@@ -7,11 +7,9 @@ conversation alone. Costs: one plain render for each reply.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from penstock.chat.template import Template
+from penstock.chat.template import LABELS, Template
 from penstock.errors import RecordError
 
-LABELS = ("role", "name", "tool_call_id", "type")
-"""Fields of a message that are not its words."""
 BORDERS = frozenset(" \n\t>]}:")
 """Characters behind which a marker or a word has ended."""
 _PROBES = (("Q", "A"), ([{"type": "text", "text": "Q"}], [{"type": "text", "text": "A"}]))

@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import jinja2
 
@@ -28,6 +28,8 @@ _OWN = Path(__file__).parent / "templates"
 _MARKUP = re.compile(r"\|\s*(?:safe|e|escape|forceescape|xmlattr|urlize)\b")
 """Filters behind which Jinja escapes what `+`, `%` and the like add, which tracing does not see."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+LABELS = ("role", "name", "tool_call_id", "type")
+"""Fields of a message that are not its words."""
 
 
 @final
@@ -130,8 +132,15 @@ class Template:
     ) -> str:
         given = {**self.variables, "documents": None, **variables}
         tools = list(tools) if tools is not None else None
+        own = {"messages": messages, "tools": tools, "add_generation_prompt": prompt}
+        if clash := own.keys() & given.keys():
+            raise RecordError(f"chat template {self.name}: {min(clash)} cannot be given as a variable of the template")
+        environment = template.environment
+        names = {**environment.globals, **given, **own}
         try:
-            return template.render(messages=messages, tools=tools, add_generation_prompt=prompt, **given)
+            # What Template.render does, without copying the environment's names one by one through its maps.
+            context = environment.context_class(environment, names, template.name, template.blocks)
+            return environment.concat(template.root_render_func(context))
         except RecursionError:
             raise
         except Exception as error:
@@ -140,8 +149,25 @@ class Template:
             raise RecordError(f"chat template {self.name} {kind}: {reason}") from error
 
 
+class Words(NamedTuple):
+    """A stretch of a message's words in the text."""
+
+    begin: int
+    end: int
+    message: int
+    field: str
+    owner: int | None
+    """In which turn of the template's loop it was written; negative or None for none."""
+
+
+@cache
+def is_label(field: str) -> bool:
+    """Whether a field of a message is not of its words: its role, and the like."""
+    return field.rpartition(".")[2] in LABELS
+
+
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rendered:
     """A conversation as text, with the origin of every character."""
 
@@ -150,6 +176,16 @@ class Rendered:
     """In order; their lengths add up to that of the text."""
     escaped: int = 0
     """How many characters longer Jinja made the text by escaping what is added behind |safe or |e."""
+
+    @cached_property
+    def words(self) -> tuple[Words, ...]:
+        """The words of messages in the text, in order; roles and other labels are none."""
+        found, at = [], 0
+        for length, message, field, _, owner, _ in self.runs:
+            if message >= 0 and not is_label(field):
+                found.append(Words(at, at + length, message, field, owner))
+            at += length
+        return tuple(found)
 
 
 def load_template(source: str | Path, *, tokenizer: Tokenizer | None = None, **variables: Any) -> Template:

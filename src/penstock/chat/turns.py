@@ -12,12 +12,11 @@ All of it is a function of template and conversation; nothing is kept. Costs: on
 microseconds; where replies are cut by prompts, three.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from penstock.chat.openings import BORDERS, LABELS, Asked, common_length, find_opening, render_prompt, usual_opening
-from penstock.chat.template import Rendered, Template
+from penstock.chat.openings import BORDERS, Asked, common_length, find_opening, render_prompt, usual_opening
+from penstock.chat.template import Rendered, Template, Words, is_label
 from penstock.errors import RecordError
 
 Span = tuple[int, int]
@@ -82,26 +81,6 @@ def find_turns(
     return _cut_by_prompts(whole, prompted) or _cut_by_loop(whole, prompted)
 
 
-class Words(NamedTuple):
-    """A stretch of a message's words in the text."""
-
-    begin: int
-    end: int
-    message: int
-    field: str
-    owner: int | None
-    """In which turn of the template's loop it was written; negative or None for none."""
-
-
-def words_of(rendered: Rendered) -> Iterator[Words]:
-    """The words of messages in a text, in order; roles and other labels are none."""
-    at = 0
-    for length, message, field, _, owner, _ in rendered.runs:
-        if message >= 0 and not is_label(field):
-            yield Words(at, at + length, message, field, owner)
-        at += length
-
-
 def place_of(words: Words, turns: Mapping[int, Turn]) -> int | None:
     """The message in which turn some words stand: their own, another's, or None."""
     likely = [turns[message] for message in (words.message, words.owner) if message is not None and message in turns]
@@ -109,12 +88,6 @@ def place_of(words: Words, turns: Mapping[int, Turn]) -> int | None:
         if any(begin <= words.begin < end for begin, end in turn.pieces):
             return turn.message
     return None
-
-
-@cache
-def is_label(field: str) -> bool:
-    """Whether a field of a message is not of its words: its role, and the like."""
-    return field.rpartition(".")[2] in LABELS
 
 
 def _cut_by_loop(whole: Conversed, prompted: Sequence[int]) -> dict[int, Turn]:
@@ -197,7 +170,7 @@ def _cut_by_prompts(whole: Conversed, prompted: Sequence[int]) -> dict[int, Turn
     replies = {message for message, told in enumerate(whole.messages) if told.get("role") == "assistant"}
     words: dict[int, list[Span]] = {message: [] for message in prompted}
     astray = False
-    for begin, end, message, _, owner in words_of(whole.rendered):
+    for begin, end, message, _, owner in whole.rendered.words:
         if message in words:
             words[message].append((begin, end))
             astray = astray or owner not in replies

@@ -4,14 +4,14 @@ The texts are JSON. Types that JSON lacks are objects with one key, which names 
 makes values of the types in `_MAKERS` and nothing else, whatever the text says, and runs no code of the sender. So a
 reader may compare what it gets: `==` of these types is Python's own.
 
-A long list goes in several texts, and a row that repeats few strings as places in a table: some answers of EvalPlus's
-have a hundred million parts.
+A long list goes in several texts, and rows that repeat few strings or integers as places in a table: some answers of
+EvalPlus's have a hundred million parts.
 
 Part of the script that runs in the sandbox, so it imports little.
 """
 
 import json
-import sys
+from itertools import chain, islice
 
 TYPE_CHECKING = False  # as typing's, which costs milliseconds to import
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _LARGE = 1 << 63
 _TOGETHER = 1 << 13
 """Parts of a long list that go in one text."""
 _SIGNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
-"""Stand for the strings of a row that repeats few."""
+"""Stand for the parts of rows that repeat few."""
 _NUMPY_KINDS = "biufcSU"
 """Booleans, numbers and texts: no objects."""
 
@@ -43,7 +43,7 @@ def encode(value: "Any", other: "Callable[[Any], Any]") -> "Iterator[str]":
     if type(value) in (list, tuple) and len(value) > _TOGETHER:
         yield json.dumps({"parts": _SEQUENCES[type(value)]})
         for begin in range(0, len(value), _TOGETHER):
-            yield json.dumps([_plain(part, other) for part in value[begin : begin + _TOGETHER]])
+            yield json.dumps(_sequence(list(value[begin : begin + _TOGETHER]), list, other))
     else:
         yield json.dumps(_plain(value, other))
 
@@ -88,27 +88,31 @@ def _plain(value: "Any", other: "Callable[[Any], Any]") -> "Any":
 
 
 def _sequence(value: "Any", kind: type, other: "Callable[[Any], Any]") -> "Any":
-    name = _SEQUENCES[kind]
-    if len(value) > len(_SIGNS) and (found := _few_texts(value)) is not None:
-        return {"row": [name, *found]}
-    parts = [_plain(part, other) for part in value]
-    return parts if kind is list else {name: parts}
+    parts = _few(value) or [_plain(part, other) for part in value]
+    return parts if kind is list else {_SEQUENCES[kind]: parts}
 
 
-def _few_texts(value: "Any") -> "tuple[list[str], str] | None":
-    """The different strings of a row, and a sign for each of its parts; None if it is no row of few strings."""
-    try:
-        table = dict(zip(dict.fromkeys(value), _SIGNS, strict=False))
-        signs = "".join(map(table.__getitem__, value)) if set(map(type, table)) == {str} else None
-    except (TypeError, KeyError):  # parts without a hash; more of them than signs
+def _few(value: "Any") -> "dict[str, Any] | None":
+    """Rows of strings or of integers that repeat few; None for anything else."""
+    kinds = set(map(type, value))
+    if kinds != {list} and kinds != {tuple}:
         return None
-    return None if signs is None else (list(table), signs)
+    flat = list(chain.from_iterable(value))
+    if len(flat) <= len(_SIGNS) or set(map(type, flat)) not in ({str}, {int}):
+        return None
+    table = dict.fromkeys(flat)
+    if len(table) > len(_SIGNS) or any(type(part) is int and abs(part) >= _LARGE for part in table):
+        return None
+    table.update(zip(table, _SIGNS, strict=False))
+    signs = "".join(map(table.__getitem__, flat))
+    return {"rows": [_SEQUENCES[kinds.pop()], list(map(len, value)), list(table), signs]}
 
 
-def _row(content: "Any") -> "Any":
-    kind, texts, signs = content
-    table = dict(zip(_SIGNS, map(sys.intern, texts), strict=False))
-    return _MAKERS[kind](map(table.__getitem__, signs))
+def _rows(content: "Any") -> "Any":
+    kind, lengths, table, signs = content
+    parts = map(dict(zip(_SIGNS, table, strict=False)).__getitem__, signs)
+    make = _MAKERS[kind]
+    return [make(islice(parts, length)) for length in lengths]
 
 
 def _rarely(value: "Any", kind: "Any", other: "Callable[[Any], Any]") -> "Any":
@@ -166,7 +170,7 @@ def _decimal(text: str) -> "Any":
 
 _MAKERS: "dict[str, Callable[[Any], Any]]" = {
     "int": lambda text: int(text, 16),
-    "row": _row,
+    "rows": _rows,
     "list": list,
     "tuple": tuple,
     "set": set,
