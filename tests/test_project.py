@@ -53,6 +53,7 @@ def test_rooms_of_the_data_path_do_not_import_torch():
     assert found.returncode == 0, found.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_training_and_serving_do_not_import_the_compiler_of_torch():
     """It takes seconds; torch itself brings it when an optimiser is made, which no refusal and no server waits for."""
     rooms = (

@@ -102,6 +102,7 @@ def run_command(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, "-m", "penstock", *arguments], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_first_sitting(tmp_path):
     """Train, prepare by a separator, look at a row that is not there, and train into the same folder."""
     (tmp_path / "book.txt").write_text("\n\n".join(f"chapter {number}: the wheel turns" for number in range(40)))

@@ -12,6 +12,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 LINKS = {"data/web": "text/train", "data/code": "text/train", "data/held": "text/validation", "runs/teacher": "plain"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["run", "distill"])
 def test_a_dry_run_of_the_example(made, tmp_path, monkeypatch, capsys, name):
     for link, target in LINKS.items():

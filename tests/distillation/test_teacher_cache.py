@@ -224,6 +224,7 @@ def test_goes_on_from_the_last_part(
     assert {path.name for path in broken.iterdir()} == {path.name for path in whole.iterdir()}
 
 
+@pytest.mark.slow
 def test_kill_at_any_moment(
     tmp_path: Path, folder: Path, student: Tokenizer, teacher_tokenizer: Tokenizer, write: Any
 ) -> None:

@@ -57,6 +57,7 @@ def there() -> Iterator[ProcessTeacher]:
     teacher.close()
 
 
+@pytest.mark.slow
 def test_same_bits_with_few_buffers() -> None:
     """Of both kinds of outputs; rows grow, so buffers are made anew; three rows are held while others come."""
     model, tokenizer = load()
@@ -73,6 +74,7 @@ def test_same_bits_with_few_buffers() -> None:
             assert_same(outputs, here.outputs(row))
 
 
+@pytest.mark.slow
 def test_buffers_are_used_again(there: ProcessTeacher) -> None:
     rows = [make_teacher_row(seed=seed) for seed in range(12)]
     there.ask(rows)
@@ -147,6 +149,7 @@ def test_threads_are_told() -> None:
     there.close()
 
 
+@pytest.mark.slow
 def test_a_forgotten_teacher_ends() -> None:
     there = ProcessTeacher(load, WANTED, threads=1)
     there.outputs(make_teacher_row())
@@ -156,6 +159,7 @@ def test_a_forgotten_teacher_ends() -> None:
     wait_for(lambda: is_gone(pid))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", ["parent", "idle parent", "child"])
 def test_kill_leaves_nothing(killed: str) -> None:
     """Neither a process nor a segment of shared memory, with a row under way or without."""

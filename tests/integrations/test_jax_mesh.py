@@ -53,6 +53,7 @@ def run(data, processes):
     return [json.loads(printed.splitlines()[-1]) for printed, _ in ended]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_batches_on_eight_devices_are_the_steps(data, processes):
     plain = list(make_loader(data, rows=ROWS, max_epochs=1))

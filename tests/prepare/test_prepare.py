@@ -43,6 +43,7 @@ def test_every_record_comes_out_in_order_with_its_origin(tmp_path, corpus, token
     assert report.parts > 5
 
 
+@pytest.mark.slow
 def test_the_same_bytes_for_any_number_of_processes(tmp_path, corpus, tokenizer):
     (corpus / "1.jsonl").write_text('{"text": "a"}\n{broken\n{"text": "b"}\n')
     for processes in (1, 2, 3):

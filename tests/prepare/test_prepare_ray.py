@@ -50,6 +50,7 @@ def saved(tmp_path, tokenizer):
     return tmp_path / "tokenizer"
 
 
+@pytest.mark.slow
 def test_the_same_bytes_as_processes_and_relative_paths(tmp_path, corpus, tokenizer, cluster, monkeypatch, capsys):
     import ray
 

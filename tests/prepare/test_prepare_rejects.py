@@ -27,6 +27,7 @@ print(json.dumps([report.rejects, peak // (1 if sys.platform == "darwin" else 10
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "bad", "good", "options"),
     [

@@ -34,6 +34,7 @@ def forge(folder: Path, seed: int, count: int) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_thousand_forgeries(tmp_path: Path) -> None:
     found = forge(tmp_path, seed=0, count=1000)
     assert min(found["outcomes"][kind] for kind in ("refused", "refused when used", "found by verify alone")) > 50

@@ -53,6 +53,7 @@ KILLING = """
 """
 
 
+@pytest.mark.slow
 def test_killed_twenty_times(data, tmp_path):
     script = tmp_path / "killing.py"
     script.write_text(textwrap.dedent(KILLING).replace("KILLS", str(KILLS)).replace("STEPS", str(STEPS)))

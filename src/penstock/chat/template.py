@@ -28,6 +28,7 @@ _OWN = Path(__file__).parent / "templates"
 _MARKUP = re.compile(r"\|\s*(?:safe|e|escape|forceescape|xmlattr|urlize)\b")
 """Filters behind which Jinja escapes what `+`, `%` and the like add, which tracing does not see."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+_REASONING_NAMES = frozenset(_REASONING)
 LABELS = ("role", "name", "tool_call_id", "type")
 """Fields of a message that are not its words."""
 
@@ -272,6 +273,8 @@ def _token_names(tokenizer: Tokenizer | None, config: Mapping[str, Any]) -> dict
 
 def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Reasoning under both names that templates read, as transformers does."""
+    if _REASONING_NAMES.isdisjoint(message):
+        return message
     found = next((message[name] for name in _REASONING if message.get(name) is not None), None)
     return message if found is None else {"thinking": found, **message, "reasoning_content": found}
 
