@@ -182,9 +182,9 @@ class Rendered:
     def words(self) -> tuple[Words, ...]:
         """The words of messages in the text, in order; roles and other labels are none."""
         found, at = [], 0
-        for length, message, field, _, owner, _ in self.runs:
-            if message >= 0 and not is_label(field):
-                found.append(Words(at, at + length, message, field, owner))
+        for length, message, path, _, owner, _ in self.runs:
+            if message >= 0 and not is_label(path):
+                found.append(Words(at, at + length, message, path, owner))
             at += length
         return tuple(found)
 
