@@ -50,7 +50,7 @@ class Load:
     async def _run(self) -> Report:
         report, end = Report(), time.monotonic() + self.seconds
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        async with httpx.AsyncClient(base_url=self.url, timeout=60, limits=limits) as http:
+        async with httpx.AsyncClient(base_url=self.url, timeout=600, limits=limits) as http:
             await asyncio.gather(*(self._client(number, http, end, report) for number in range(self.clients)))
         return report
 

@@ -5,7 +5,7 @@ import textwrap
 
 import numpy as np
 import pytest
-from training_makers import environment, free_port, on_two_processes, train, values
+from training_makers import environment, on_two_processes, train, values
 
 from patience import PATIENCE_SECONDS
 
@@ -123,15 +123,7 @@ def test_torchrun_with_rows_that_do_not_divide_ends(data, tmp_path):
     import sys
 
     uneven = "data.loader.rows_per_step=3"
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--master-port",
-        str(free_port()),
-    ]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     told = subprocess.run(
         [*command, "-m", "penstock", "train", data / "run.yaml", "-o", tmp_path / "run", "--set", uneven],
         capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False, env=environment(),

@@ -140,6 +140,15 @@ def on_two_processes(script: Path, *arguments: str) -> list[tuple[int, str, str]
     # Not on the path of those scripts, which import this module.
     from patience import PATIENCE_SECONDS
 
+    # Somebody else may take the port before rank 0 does.
+    for _ in range(3):
+        told = _on_two_processes(script, arguments, PATIENCE_SECONDS)
+        if not any("EADDRINUSE" in err for _, _, err in told):
+            break
+    return told
+
+
+def _on_two_processes(script: Path, arguments: Sequence[str], seconds: float) -> list[tuple[int, str, str]]:
     port = free_port()
     children = [
         subprocess.Popen(
@@ -149,7 +158,7 @@ def on_two_processes(script: Path, *arguments: str) -> list[tuple[int, str, str]
         for rank in range(2)
     ]  # fmt: skip
     try:
-        told = [child.communicate(timeout=PATIENCE_SECONDS) for child in children]
+        told = [child.communicate(timeout=seconds) for child in children]
     finally:
         for child in children:
             child.kill()

@@ -104,7 +104,7 @@ class ChatEnvironment(sandbox.ImmutableSandboxedEnvironment):
         self.globals["namespace"] = _Namespace
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """`obj.attribute`; for a key of a message (`message.role`) without the exception that the sandbox meets first."""
+        """`obj.attribute`; for a key of a message, without the exception that the sandbox meets first."""
         if isinstance(obj, dict) and attribute not in _OF_DICTS and not attribute.startswith("_"):
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
