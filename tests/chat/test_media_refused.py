@@ -140,10 +140,28 @@ def test_weights_of_parts_stay_with_their_words(encoder):
         assert spelled in "half"
         assert spelled
         assert trained(chat) == ["half<|im_end|>"]
-    ranged = {"role": "assistant", "content": "<image>\nab", "train_detail": [{"begin": 8, "end": 9, "train": True}]}
-    record = {"messages": [{"role": "user", "content": "u"}, ranged], "images": ["a.png"]}
-    with pytest.raises(ConversationError, match="message 1 has a placeholder of media in a text with ranges"):
+    ranged = {"role": "user", "content": "<image>\nab", "train_detail": [{"begin": 8, "end": 9, "train": True}]}
+    record = {"messages": [ranged, {"role": "assistant", "content": "u"}], "images": ["a.png"]}
+    with pytest.raises(ConversationError, match="message 0 has a placeholder of media in a text with ranges"):
         read_conversation(record, LayoutSettings(media="drop"))
+
+
+def dropped(messages, **fields):
+    found = read_conversation({"messages": messages, **fields}, LayoutSettings(media="drop"))
+    return [message["content"] for message in found.messages], found.dropped_media
+
+
+def test_words_that_look_like_placeholders_stay():
+    page = "<video>\n<source></video> and <audio>"
+    asked = {"role": "user", "content": [IMAGE, {"type": "text", "text": "An <image> tag"}]}
+    answer = {"role": "assistant", "content": page}
+    assert dropped([asked, answer]) == (["An <image> tag", page], 1), "parts have no placeholders"
+    assert dropped(ask("<image>\nand <image> <video>", page), images=["a.png"]) == (["and <image> <video>", page], 1)
+    assert dropped(ask("<image><video>x<audio>", "y"), images=["a"], audio="b") == (["<video>x", "y"], 2)
+    with pytest.raises(ConversationError, match="message 1 is a reply with '<video>', which may stand for one of the"):
+        dropped(ask("a", page), videos=["a.mp4"])
+    later = [*ask("a", page), *ask("<video>b", "c")]
+    assert dropped(later, videos=["a.mp4"])[0] == ["a", page, "b", "c"]
 
 
 def test_placeholders_without_media_are_words(encoder):

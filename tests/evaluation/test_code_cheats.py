@@ -280,4 +280,4 @@ def test_tests_may_build_objects_of_the_codes_classes(tmp_path: Path, monkeypatc
     assert score(task, TREE["code"].replace("\r", "").replace("1 + ", "2 + "))[0] == 0
     found, detail = score(task, TREE["code"].replace("\r", "").replace("0 if node is None else 1 +", "node or"))
     assert found == 0
-    assert "an answer is of a class of the solution's own, Node; expected plain values" in str(detail)
+    assert "an answer is of the type Node; expected plain values" in str(detail)

@@ -88,6 +88,13 @@ def test_other_types_of_the_standard_library() -> None:
     for mapping in (collections.Counter("aab"), collections.OrderedDict(a=1), collections.defaultdict(int, a=1)):
         assert type(there_and_back(mapping)) is dict
         assert there_and_back(mapping) == mapping
+    pair = there_and_back(collections.namedtuple("Pair", "a b")(1, {2}))
+    assert (type(pair), pair) == (tuple, (1, {2}))
+    named = {"a": (1,), "b": (2,)}
+    assert there_and_back(named.keys()) == named.keys() == {"a", "b"}
+    assert there_and_back(named.items()) == named.items()
+    assert list(there_and_back(named.values())) == [(1,), (2,)]
+    assert there_and_back(collections.deque([1, (2,)])) == collections.deque([1, (2,)])
     assert list(there_and_back(islice(count(), 3))) == [0, 1, 2]
     assert list(there_and_back(part for part in (1, 2))) == [1, 2]
     assert there_and_back([int, dict, 1 << 9999, "\ud800", bytearray(b"\xff")]) == [
@@ -119,7 +126,7 @@ class Everything(dict[str, int]):
 @pytest.mark.parametrize(
     "value",
     [object(), Everything(), type("int", (int,), {"__module__": "builtins"})(3), lambda: 3, Everything,
-     collections.namedtuple("Pair", "a b")(1, 2), np.array([object()]), math],
+     type("Own", (tuple,), {})((1, 2)), np.array([object()]), math],
 )  # fmt: skip
 def test_all_else_is_for_the_caller_to_name(value: Any) -> None:
     with pytest.raises(TypeError, match="is not plain"):

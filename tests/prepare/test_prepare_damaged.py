@@ -120,3 +120,32 @@ def test_the_command_line_says_it_loudly(tmp_path, half_copied, tokenizer, capsy
 def test_the_setting_is_checked():
     with pytest.raises(ConfigError, match="on_damaged_file must be stop or skip; got 'ignore'"):
         PrepareSettings(on_damaged_file="ignore")
+
+
+@pytest.mark.parametrize("separator", ["\n\n", "a"])
+def test_texts_before_the_cut_are_read(tmp_path, tokenizer, separator):
+    """All documents that end before the cut, as of lines; the last one was perhaps longer."""
+    noise = random.Random(1)
+    texts = [f"{number}" + noise.randbytes(60).hex().replace("a", "") for number in range(2000)]
+    whole = gzip.compress(separator.join(texts).encode())
+    (tmp_path / "a.txt.gz").write_bytes(whole[: len(whole) // 2])
+    options = {"separator": separator, "on_damaged_file": "skip", "keep_text": True}
+    report = run(tmp_path / "a.txt.gz", tokenizer, tmp_path / "out", **options)
+    data = Dataset.open(tmp_path / "out")
+    assert 800 < len(data) < 1200
+    assert [data[number].text for number in range(len(data))] == texts[: len(data)]
+    (damage,) = report.damaged
+    assert damage["line"] == len(data) * separator.count("\n") + 1
+
+
+def test_a_long_text_without_separators_that_was_cut(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr("penstock.sources.lines.BLOCK_BYTES", 100)
+    noise = random.Random(1).randbytes(4000).hex()
+    whole = gzip.compress(f"one|two|{noise}|three|four".encode())
+    (tmp_path / "a.txt.gz").write_bytes(whole)
+    report = run(tmp_path / "a.txt.gz", tokenizer, tmp_path / "whole", separator="|", keep_text=True)
+    assert report.documents == 5
+    (tmp_path / "a.txt.gz").write_bytes(whole[:-12])
+    run(tmp_path / "a.txt.gz", tokenizer, tmp_path / "cut", separator="|", on_damaged_file="skip", keep_text=True)
+    data = Dataset.open(tmp_path / "cut")
+    assert [data[number].text for number in range(len(data))][:3] == ["one", "two", noise]

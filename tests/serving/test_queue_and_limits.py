@@ -280,7 +280,7 @@ def test_stopping(tokenizer):
     grace = 3
     # Steps take long until the server is asked to stop, so that all three run until then.
     model = make_model(tokenizer, seconds=0.5, context_length=1 << 20)
-    with running(model, sequences=3, grace_seconds=grace) as server, ThreadPoolExecutor(9) as pool:
+    with running(model, sequences=3, grace_seconds=grace, max_tokens=1 << 19) as server, ThreadPoolExecutor(9) as pool:
         short = pool.submit(server.post, prompt="forever", max_tokens=30)
         long = pool.submit(server.post, prompt="forever", max_tokens=1 << 19)
         with httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client:

@@ -30,7 +30,7 @@ def test_places_are_those_of_pyarrow(tmp_path, spans, texts):
         for buffer, (place, size) in zip(due, places.buffers.tolist(), strict=True):
             assert (0 if buffer is None else buffer.size) == size
             assert buffer is None or not size or buffer.address - base == place
-    assert (batch_positions(data, layout) == dataset.table.batches).all()
+    assert (batch_positions(data, layout, len(dataset)) == dataset.table.batches).all()
     with pytest.raises(FormatError, match="not a sound Arrow IPC file: columns are"):
         read_places(data, schema_of(ShardLayout(vocab_size=2**20, has_spans=spans, has_text=texts)))
 

@@ -308,6 +308,27 @@ def test_many_faults_are_counted(victim: Path) -> None:
     assert faults[1000].reason == "60 more documents are damaged"
 
 
+@pytest.mark.parametrize("rows", [3, 998, 1 << 20, 1 << 40, 1 << 62])
+def test_another_number_of_rows_in_arrows_own_numbers(tmp_path: Path, rows: int) -> None:
+    # Of two checksums each, so that no offset of checksums is 997.
+    ps.shards.write_dataset(tmp_path / "d", [[1] * 300] * 997)
+    (path,) = (tmp_path / "d").glob("*.arrow")
+    told = (997).to_bytes(8, "little")
+    assert path.read_bytes().count(told) > 5
+    path.write_bytes(path.read_bytes().replace(told, rows.to_bytes(8, "little")))
+    reseal(tmp_path / "d")
+    (fault,) = verify(tmp_path / "d").faults
+    assert "its batches are not those of 997 documents" in fault.reason
+
+
+def test_bytes_of_texts_are_counted(tmp_path: Path) -> None:
+    ps.shards.write_dataset(tmp_path / "d", [[1, 2, 3]], texts=["größe"])
+    assert (verify(tmp_path / "d").sound, verify(tmp_path / "d").unchecked) == (True, ())
+    change(tmp_path / "d", lambda manifest: update(manifest["shards"], manifest, text_bytes=77))
+    (fault,) = verify(tmp_path / "d").faults
+    assert fault.reason == "manifest.json says that text_bytes is 77, its texts have 7"
+
+
 def test_what_verify_cannot_know_is_said(tmp_path: Path) -> None:
     ps.shards.write_dataset(tmp_path / "d", [[1, 2, 3]])
     change(tmp_path / "d", lambda manifest: update(manifest["shards"], manifest, text_bytes=77))

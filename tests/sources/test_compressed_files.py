@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.errors import ConfigError, RecordError
+from penstock.errors import ConfigError, DamagedFileError, RecordError
 from penstock.sources import Fields, open_sources, read_texts
 from penstock.sources import lines as lines_module
 from penstock.sources.compression import ARROW_WINDOW
@@ -87,6 +87,14 @@ def test_zstd_with_a_long_window(tmp_path):
         with pytest.raises(RecordError, match=cure) as found:
             list(read_texts(open_sources(path)))
         assert type(found.value) is RecordError, "a sound file is not damaged"
+
+
+@pytest.mark.parametrize("size", [1 << 30, 1 << 50, 1 << 62])
+def test_a_zstd_header_that_names_too_much(tmp_path, size):
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(b"\x28\xb5\x2f\xfd\xe0" + size.to_bytes(8, "little") + bytes(20))
+    with pytest.raises(DamagedFileError, match=r"names [\d,]+ bytes of content, more than 33 bytes can hold"):
+        list(read_texts(open_sources(path)))
 
 
 def test_what_is_not_read_is_named(tmp_path):

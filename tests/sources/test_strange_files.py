@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -63,6 +64,15 @@ def test_process_substitution():
         ["bash", "-c", '"$0" -c "$1" <(echo hello)', sys.executable, code], capture_output=True, text=True
     )
     assert "is a pipe, which can be read only once" in found.stderr
+
+
+def test_files_in_shared_memory():
+    if not os.path.isdir("/dev/shm"):
+        pytest.skip("no /dev/shm")
+    with tempfile.NamedTemporaryFile("w", dir="/dev/shm", suffix=".jsonl") as file:
+        file.write(LINE)
+        file.flush()
+        assert list(read_texts(open_sources(file.name))) == ["a"]
 
 
 def test_links_that_lead_nowhere(tmp_path):

@@ -7,6 +7,7 @@ an image that the model never sees. `drop_media` takes them out, and says how ma
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -22,7 +23,7 @@ _FIELD = re.compile(
     r"(?:input_)?(?:image|img|picture|photo|video|audio)s?(?:_(?:url|path|file|byte|base64|b64|data|list)s?)?",
     re.IGNORECASE,
 )
-_PLACEHOLDER = re.compile(r"\n?<(?:image|video|audio)>\Z|<(?:image|video|audio)>\n?")
+_PLACEHOLDER = re.compile(r"\n?<(image|video|audio)>\Z|<(image|video|audio)>\n?")
 
 
 @cache
@@ -75,41 +76,62 @@ def refuse_media(messages: Sequence[Mapping[str, Any]], attachments: Mapping[str
 def drop_media(conversation: Conversation, *, join: bool = True) -> Conversation:
     """The conversation without media and their placeholders; `dropped_media` counts them.
 
+    Placeholders stand for media in fields, next to the texts. The first ones of each kind are taken out, as many as
+    there are media; all others are words.
+
     Args:
         conversation: As read.
         join: Whether contents that are texts alone become one string.
 
     Raises:
-        ConversationError: A placeholder stands in a text whose ranges of characters are marked.
+        ConversationError: A placeholder stands in a text whose ranges of characters are marked, or in a reply, where it
+            may as well be a word.
     """
     inside = sum(count for _, _, count in find_media(conversation.messages))
     count = inside + sum(map(_count, conversation.attachments.values()))
     if count == 0:
         return conversation
-    cleaned = [
-        _without_media(message, marks, join, f"{conversation.origin}: message {index}")
-        for index, (message, marks) in enumerate(zip(conversation.messages, conversation.marks, strict=True))
-    ]
+    beside = _count_beside(conversation)
+    messages, marks = list(conversation.messages), list(conversation.marks)
+    # Replies last: what the others leave of the media is asked for there.
+    for index in sorted(range(len(messages)), key=lambda index: messages[index]["role"] == "assistant"):
+        where = f"{conversation.origin}: message {index}"
+        messages[index], marks[index] = _without_media(messages[index], marks[index], join, beside, where)
     return replace(
         conversation,
-        messages=tuple(message for message, _ in cleaned),
-        marks=tuple(marks for _, marks in cleaned),
+        messages=tuple(messages),
+        marks=tuple(marks),
         attachments={},
         dropped_media=count,
     )
 
 
-def _without_media(message: dict[str, Any], marks: Marks, join: bool, where: str) -> tuple[dict[str, Any], Marks]:
+def _count_beside(conversation: Conversation) -> Counter[str]:
+    """How many media of each kind stand in fields: those that have placeholders in texts."""
+    counts: Counter[str] = Counter()
+    for item in (conversation.attachments, *conversation.messages):
+        for name, value in media_fields(item).items():
+            counts[next((kind for kind in ("video", "audio") if kind in name.lower()), "image")] += _count(value)
+    return counts
+
+
+def _without_media(
+    message: dict[str, Any], marks: Marks, join: bool, beside: Counter[str], where: str
+) -> tuple[dict[str, Any], Marks]:
+    def without_placeholders(text: str, name: str) -> str:
+        return _without_placeholders(
+            text, message["role"], [one.field for one in marks.ranges].count(name), beside, where
+        )
+
     kept = {name: value for name, value in message.items() if name not in media_fields(message)}
     content = kept.get("content")
     if isinstance(content, str):
-        kept["content"] = _without_placeholders(content, "content", marks, where)
+        kept["content"] = without_placeholders(content, "content")
     elif isinstance(content, list | tuple) and any(map(_is_media, content)):
         others = {place: part for place, part in enumerate(content) if not _is_media(part)}
         for place, part in others.items():
             if _is_text(part):
-                text = _without_placeholders(part["text"], f"content.{place}.text", marks, where)
-                others[place] = {**part, "text": text}
+                others[place] = {**part, "text": without_placeholders(part["text"], f"content.{place}.text")}
         joined = join and all(map(_is_text, others.values()))
         kept["content"] = "".join(part["text"] for part in others.values()) if joined else list(others.values())
         marks = replace(marks, ranges=tuple(_moved(marks.ranges, others, joined))) if marks.ranges else marks
@@ -127,9 +149,25 @@ def _moved(ranges: Sequence[Range], kept: Mapping[int, Any], joined: bool) -> It
         yield replace(one, field=name, begin=one.begin + shift, end=one.end + shift)
 
 
-def _without_placeholders(text: str, name: str, marks: Marks, where: str) -> str:
-    cleaned = _PLACEHOLDER.sub("", text)
-    if cleaned != text and any(one.field == name for one in marks.ranges):
+def _without_placeholders(text: str, role: str, ranges: int, beside: Counter[str], where: str) -> str:
+    """A text without the placeholders of media that are left in `beside`, which it counts down."""
+
+    def drop(found: re.Match[str]) -> str:
+        named = found[1] or found[2]
+        # LLaVA's videos have <image> too.
+        kind = next((kind for kind in (named, "video") if beside[kind] and (kind == named or named == "image")), None)
+        if kind is None:
+            return found[0]
+        if role == "assistant":
+            raise ConversationError(
+                f"{where} is a reply with {found[0].strip()!r}, which may stand for one of the record's media or be a "
+                "word; leave the record out, or give its media as parts of the messages' contents"
+            )
+        beside[kind] -= 1
+        return ""
+
+    cleaned = _PLACEHOLDER.sub(drop, text)
+    if cleaned != text and ranges:
         raise ConversationError(
             f"{where} has a placeholder of media in a text with ranges of characters, which dropping it would shift; "
             "take the placeholder out of the record, and correct its ranges"

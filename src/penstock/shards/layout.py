@@ -78,12 +78,13 @@ def large_list(offsets: Array, values: Any, valid: Array | None = None) -> Any:
     return pa.Array.from_buffers(pa.large_list(values.type), len(offsets) - 1, buffers, children=[values])
 
 
-def batch_positions(data: Array, layout: ShardLayout) -> Array:
+def batch_positions(data: Array, layout: ShardLayout, documents: int) -> Array:
     """The batch table of a finished shard, read from the file itself.
 
     Args:
         data: uint8 [bytes], the mapped file.
         layout: What its columns should be.
+        documents: How many documents it should hold.
 
     Returns:
         uint64 [batches, 9]; see `DocumentTable.batches`. Its places lie in the file.
@@ -92,6 +93,9 @@ def batch_positions(data: Array, layout: ShardLayout) -> Array:
         FormatError: The file is not such a shard.
     """
     batches = read_places(data, schema_of(layout))
+    expected = [min(k.DOCUMENTS_PER_BATCH, documents - at) for at in range(0, documents, k.DOCUMENTS_PER_BATCH)]
+    if [batch.rows for batch in batches] != expected:
+        raise FormatError(f"its batches are not those of {documents:,} documents; was the Arrow library changed?")
     table = np.zeros((len(batches), k.BATCH_COLUMNS), np.uint64)
     for line, batch in zip(table, batches, strict=True):
         _read_line(data, layout, batch, line)

@@ -290,7 +290,7 @@ class _Shard:
 
     def _structure_faults(self, data: Array, lengths: Array, lines: Array) -> Iterator[Fault]:
         """What is wrong with what Arrow's own numbers say, and with origins and texts."""
-        due = batch_positions(data, self._layout)
+        due = batch_positions(data, self._layout, len(lengths))
         if len(due) != len(lines) or (due != lines).any():
             yield self._fault(f"its buffers are not where {BATCHES} says")
             return
@@ -308,6 +308,9 @@ class _Shard:
                     text_bytes += sum(len(text.encode()) for text in read_texts(data, texts_at, rows, 0, rows))
                 except ValueError as error:
                     yield self._fault(f"texts of batch {number} are damaged: {error}")
+                    return
+        if self.manifest.has_text and text_bytes != self.info.text_bytes:
+            yield self._fault(f"{MANIFEST} says that text_bytes is {self.info.text_bytes}, its texts have {text_bytes}")
 
     def _count_faults(self, data: Array, documents: "_Documents") -> Iterator[Fault]:
         """Where the manifest says something else of the shard than its documents do."""

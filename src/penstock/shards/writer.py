@@ -98,7 +98,7 @@ class ShardWriter:
             lines: Line or row of each document in its file, int64 [documents].
             spans: Loss weights, where the layout has them; None for all weights 1.
             texts: Arrow string array [documents], where the layout has text.
-            text_bytes: UTF-8 bytes that the tokens stand for, for the manifest.
+            text_bytes: UTF-8 bytes that the tokens stand for, for the manifest; of `texts` they are counted.
 
         Raises:
             ConfigError: Arrays that do not fit each other or the layout, tokens outside the vocabulary, spans out of
@@ -106,7 +106,7 @@ class ShardWriter:
             OutputError: The disk is full, or the folder went away.
         """
         self._waiting.append(accept_block(self.layout, tokens, files, lines, spans, texts))
-        self._text_bytes += text_bytes
+        self._text_bytes += text_bytes if texts is None else _bytes_of(texts)
         if sum(map(len, self._waiting)) < DOCUMENTS_PER_BATCH:
             return
         block = join_blocks(self._waiting, self._room)
@@ -139,7 +139,8 @@ class ShardWriter:
 
     def _describe(self, data: Array) -> tuple[ShardInfo, Array, Array]:
         """What the finished shard holds, given its bytes; its lengths, and where its batches are."""
-        lengths, batches = np.concatenate(self._lengths), batch_positions(data, self.layout)
+        lengths = np.concatenate(self._lengths)
+        batches = batch_positions(data, self.layout, len(lengths))
         first, last = (ids.pop() if len(ids) == 1 else -1 for ids in self._ends)
         info = describe_shard(
             self.path.name,
@@ -215,3 +216,10 @@ class ShardWriter:
         address = np.uint64(address_of(tokens.values))
         k.checksum_batch(address, tokens.values.itemsize, tokens.offsets, starts, (valid, offsets, addresses), words)
         return large_list(starts, flat_array(words))
+
+
+def _bytes_of(texts: Any) -> int:
+    """UTF-8 bytes of an Arrow string array."""
+    import pyarrow.compute as pc
+
+    return int(pc.sum(pc.binary_length(texts)).as_py() or 0)

@@ -31,6 +31,8 @@ ARROW_WINDOW = 1 << 27
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_HEADER = 18
 """Bytes of the longest header of a frame."""
+_MOST_TIMES = 1 << 16
+"""No Zstandard frame is so many times as long decompressed: a block of at most 128 KiB takes three bytes and more."""
 _TOO_LARGE = "requires too much memory"
 """What libzstd says of a larger window."""
 
@@ -179,8 +181,13 @@ def _wide_frame(raw: Any, path: str) -> Reader | None:
         return None
     if size is None:
         raise _too_wide(path)
+    data = raw.read()
+    if size > len(data) * _MOST_TIMES:
+        raise Unreadable(f"its header names {size:,} bytes of content, more than {len(data):,} bytes can hold")
     try:
-        return _Arrow(pa.BufferReader(pa.Codec("zstd").decompress(raw.read(), size)), path)
+        return _Arrow(pa.BufferReader(pa.Codec("zstd").decompress(data, size)), path)
+    except MemoryError as error:
+        raise Unreadable(f"its header names {size:,} bytes of content, more than there is memory for") from error
     except OSError as error:
         if "too small" in str(error):  # another frame follows
             raise _too_wide(path) from error

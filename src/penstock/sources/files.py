@@ -38,8 +38,8 @@ _KINDS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
-_OPEN_FILES = ("/dev/", "/proc/self/fd/")
-"""Where paths mean what this process has open, which its workers have not."""
+_OPEN_FILES = re.compile(r"/dev/(fd/|std(in|out|err)$)|/proc/[^/]+/fd/")
+"""Paths that mean what this process has open, which its workers have not."""
 
 
 @final
@@ -211,7 +211,7 @@ def local_file(path: str) -> SourceFile:
     except OSError as error:
         _refuse(path, error)
     kind = next((words for check, words in _KINDS if check(status.st_mode)), None)
-    if path.startswith(_OPEN_FILES):
+    if _OPEN_FILES.match(path):
         kind = kind or "what this process has open"
     if kind is not None:
         raise RecordError(

@@ -123,34 +123,42 @@ def cut_stream(file: SourceFile) -> Iterator[tuple[bytes | memoryview, int]]:
         Unreadable: The file was cut, after all lines before that; or it is damaged, after some that may be wrong.
     """
     carry: list[bytes] = []
-    counted, first, done = 0, True, 0
+    counted = 0
+    for data, position in read_blocks(file):
+        last = data.rfind(b"\n")
+        if last < 0 and data:
+            carry.append(data)
+            continue
+        block = b"".join([*carry, data[: last + 1]])
+        carry = [data[last + 1 :]]
+        if block or not data:
+            yield block, max(position - counted, 0)
+            counted = max(position, counted)
+
+
+def read_blocks(file: SourceFile) -> Iterator[tuple[bytes, int]]:
+    """All bytes of a file, decompressed, front to back.
+
+    Yields:
+        Bytes, and how many raw ones were read for all so far; at the end no bytes.
+
+    Raises:
+        Unreadable: The file was cut, after all bytes before that; or it is damaged, after some that may be wrong.
+    """
+    done = 0
     with open_stream(file) as stream:
         while True:
             try:
-                data = stream.read(BLOCK_BYTES)
-                done += len(data)
+                data, position = stream.read(BLOCK_BYTES), stream.raw_position()
             except Unreadable as error:
-                if not error.cut:
-                    raise
-                data, position = _salvage(file, done)
-                whole, newline, _ = b"".join([*carry, data]).rpartition(b"\n")
-                yield (whole + newline).removeprefix(BOM if first else b""), max(position - counted, 0)
+                data, position = _salvage(file, done) if error.cut else (b"", 0)
+                if data := data if done else data.removeprefix(BOM):
+                    yield data, position
                 raise
-            if first and data.startswith(BOM):
-                data = data[len(BOM) :]
-            first = False
-            last = data.rfind(b"\n")
-            if last < 0 and data:
-                carry.append(data)
-                continue
-            block = b"".join([*carry, data[: last + 1]])
-            carry = [data[last + 1 :]]
-            position = file.size_bytes if not data else stream.raw_position()
-            if block or not data:
-                yield block, position - counted
-                counted = position
+            yield data if done else data.removeprefix(BOM), position if data else file.size_bytes
             if not data:
                 return
+            done += len(data)
 
 
 def _salvage(file: SourceFile, offset: int) -> tuple[bytes, int]:

@@ -15,7 +15,7 @@ from penstock.arrow import from_texts
 from penstock.errors import ConfigError
 from penstock.sources.damage import Damage, OnDamage, Unreadable, stop_at_damage
 from penstock.sources.files import Extent, SourceFile, open_stream, refuse_wrong_data, whole_file
-from penstock.sources.lines import BLOCK_BYTES, BLOCK_LINES, BOM
+from penstock.sources.lines import BLOCK_BYTES, BLOCK_LINES, BOM, read_blocks
 from penstock.sources.objects import ObjectBlock
 from penstock.sources.records import Fields, RecordBlock, Reject, excerpt
 
@@ -72,7 +72,7 @@ class TextPart:
             try:
                 if damaged is not stop_at_damage:
                     refuse_wrong_data(file)
-                for raw in _pieces(file, self.separator):
+                for raw in _pieces(file, self.separator) if self.separator else _whole(file):
                     if not self._is_blank(raw):
                         batch.add(raw, line, number, file.path)
                     line += raw.count(b"\n") + (self.separator or b"").count(b"\n")
@@ -89,23 +89,29 @@ class TextPart:
         return self.separator is not None and not self.separator.strip(b"\r\n") and not raw.strip(b" \t\r\n")
 
 
-def _pieces(file: SourceFile, separator: bytes | None) -> Iterator[bytes]:
-    """The raw documents; reads about a block at a time when there is a separator."""
+def _whole(file: SourceFile) -> Iterator[bytes]:
     with open_stream(file) as stream:
-        first = stream.read(BLOCK_BYTES if separator else None)
-        rest = first.removeprefix(BOM)
-        if separator is None:
-            yield rest
-            return
-        while True:
-            *whole, rest = rest.split(separator)
-            yield from whole
-            more = stream.read(max(BLOCK_BYTES, len(rest)))
-            if not more:
-                break
-            rest += more
-        if rest:
-            yield rest
+        yield stream.read().removeprefix(BOM)
+
+
+def _pieces(file: SourceFile, separator: bytes) -> Iterator[bytes]:
+    """The raw documents between separators; of a file that was cut, those before the last separator."""
+    rest, waiting = b"", bytearray()
+    try:
+        for data, _ in read_blocks(file):
+            waiting += data
+            # A long document is searched again only when it has doubled.
+            if len(waiting) > len(rest):
+                *whole, rest = (rest + waiting).split(separator)
+                waiting.clear()
+                yield from whole
+    except Unreadable:
+        yield from (rest + waiting).split(separator)[:-1]
+        raise
+    *whole, rest = (rest + waiting).split(separator)
+    yield from whole
+    if rest:
+        yield rest
 
 
 class _Batch:

@@ -136,7 +136,7 @@ class Handle:
 
     def _refuse(self, *_: object) -> "Any":
         kind = self.__dict__["_kind"]
-        raise AssertionError(f"an answer is of a class of the solution's own, {kind}; expected plain values")
+        raise AssertionError(f"an answer is of the type {kind}; expected plain values: numbers, texts, lists, …")
 
     __eq__ = __ne__ = __lt__ = __gt__ = __le__ = __ge__ = __hash__ = __bool__ = __len__ = __iter__ = _refuse
     __repr__ = __str__ = lambda self: f"<{self.__dict__['_kind']}>"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _TYPES = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
 _SEQUENCES: "dict[Any, str]" = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset"}
 _DICTIONARIES = {("builtins", "dict"), *(("collections", name) for name in ("Counter", "OrderedDict", "defaultdict"))}
+_VIEWS: "dict[Any, str]" = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
 _LARGE = 1 << 63
 _TOGETHER = 1 << 13
 """Parts of a long list that go in one text."""
@@ -130,6 +131,12 @@ def _rarely(value: "Any", kind: "Any", other: "Callable[[Any], Any]") -> "Any":
         return {"match": []}
     if module in ("fractions", "decimal"):
         return {kind.__name__: str(value)}
+    if kind in _VIEWS:
+        return {_VIEWS[kind]: [_plain(part, other) for part in value]}
+    if (module, kind.__name__) == ("collections", "deque"):
+        return {"deque": [_plain(part, other) for part in value]}
+    if isinstance(value, tuple) and hasattr(kind, "_fields"):  # a named tuple is equal to the tuple
+        return _sequence(tuple(tuple.__iter__(value)), tuple, other)
     if module in ("builtins", "itertools") and hasattr(kind, "__next__"):
         return {"iterator": [_plain(part, other) for part in value]}
     if module == "numpy" and hasattr(value, "dtype") and value.dtype.kind in _NUMPY_KINDS:
@@ -168,6 +175,12 @@ def _decimal(text: str) -> "Any":
     return Decimal(text)
 
 
+def _deque(parts: "Any") -> "Any":
+    from collections import deque
+
+    return deque(parts)
+
+
 _MAKERS: "dict[str, Callable[[Any], Any]]" = {
     "int": lambda text: int(text, 16),
     "rows": _rows,
@@ -177,6 +190,10 @@ _MAKERS: "dict[str, Callable[[Any], Any]]" = {
     "frozenset": frozenset,
     "dict": dict,
     "iterator": iter,
+    "keys": lambda parts: dict.fromkeys(parts).keys(),
+    "values": lambda parts: dict(enumerate(parts)).values(),
+    "items": lambda parts: dict(parts).items(),
+    "deque": _deque,
     "complex": lambda parts: complex(*parts),
     "bytes": bytes.fromhex,
     "range": lambda parts: range(*parts),
