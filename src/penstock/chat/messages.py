@@ -74,7 +74,7 @@ def _read_message(item: Any, dialect: Dialect, settings: LayoutSettings, where: 
         content = _parts(parts, where, settings, join=False).content
         marks = list_ranges(marks, content) if marks.ranges and isinstance(content, list) else marks
     if name == CALL:
-        calls += read_calls(content, where, decode_arguments=False)
+        calls += read_calls(content, where)
         if any(one.field == "content" for one in marks.ranges):
             raise ConversationError(f"{where} has ranges over a tool call written as text; due train or weight alone")
         content = None if calls else ""
@@ -124,7 +124,7 @@ def _calls(properties: dict[str, Any], where: str, settings: LayoutSettings) -> 
     for key in ("tool_calls", "function_call"):
         value = properties.pop(key, None)
         if value:
-            calls += read_calls(value, where, decode_arguments=False)
+            calls += read_calls(value, where)
     return calls
 
 
@@ -178,7 +178,7 @@ def _is_parts(content: Any, role: str) -> bool:
 
 def _parts(parts: Sequence[Any], where: str, settings: LayoutSettings, join: bool) -> Parts:
     key = settings.thinking_key
-    return read_parts(parts, where, thinking_key=key, join=join, decode_arguments=False)
+    return read_parts(parts, where, thinking_key=key, join=join)
 
 
 def _marks(

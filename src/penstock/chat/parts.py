@@ -33,9 +33,7 @@ class Parts:
     calls: list[dict[str, Any]] = field(default_factory=list)
 
 
-def read_parts(
-    parts: Sequence[Any], where: str, *, thinking_key: str, join: bool = True, decode_arguments: bool = True
-) -> Parts:
+def read_parts(parts: Sequence[Any], where: str, *, thinking_key: str, join: bool = True) -> Parts:
     """Sort the parts of one content.
 
     Args:
@@ -43,7 +41,6 @@ def read_parts(
         where: File, line and message, for errors.
         thinking_key: The field of thinking ranges.
         join: Whether texts alone become one string.
-        decode_arguments: As in `read_calls`.
 
     Raises:
         ConversationError: a part is neither text nor an object with a `type`, or its weight is out of bounds.
@@ -59,7 +56,7 @@ def read_parts(
             part = {"type": "text", "text": part}
         kind, text = _kind_and_text(part, place)
         if kind in CALL_TYPES:
-            calls += read_calls(text if text is not None else part.get("tool_call", part), place, decode_arguments)
+            calls += read_calls(text if text is not None else part.get("tool_call", part), place)
             continue
         weight = part_weight(part, place)
         if text is None:

@@ -45,8 +45,10 @@ def _read_tool(tool: Any, where: str) -> dict[str, Any]:
     return {"type": "function", **outer, "function": function}
 
 
-def read_calls(value: Any, where: str, decode_arguments: bool) -> list[dict[str, Any]]:
+def read_calls(value: Any, where: str) -> list[dict[str, Any]]:
     """The tool calls of a message: one or a list, or the JSON text of either; wrapped in `function` or bare.
+
+    Arguments stay as the record has them; `forms` gives templates other forms.
 
     Raises:
         ConversationError: not JSON, or a call without a name.
@@ -56,10 +58,10 @@ def read_calls(value: Any, where: str, decode_arguments: bool) -> list[dict[str,
     calls = [value] if isinstance(value, Mapping) else value
     if not isinstance(calls, list | tuple):
         raise ConversationError(f"{where} has tool calls that are {_kind(value)}; due a list of calls")
-    return [_read_call(call, f"{where}, tool call {index},", decode_arguments) for index, call in enumerate(calls)]
+    return [_read_call(call, f"{where}, tool call {index},") for index, call in enumerate(calls)]
 
 
-def _read_call(call: Any, where: str, decode_arguments: bool) -> dict[str, Any]:
+def _read_call(call: Any, where: str) -> dict[str, Any]:
     if isinstance(call, str):
         call = _decode(call, where, "its text", "an object")
     function = call.get("function", call) if isinstance(call, Mapping) else None
@@ -70,23 +72,10 @@ def _read_call(call: Any, where: str, decode_arguments: bool) -> dict[str, Any]:
         arguments = function.get("parameters")
     if arguments is None:
         arguments = {}
-    if decode_arguments and isinstance(arguments, str):
-        arguments = _decode_object(arguments)
     outer = {key: item for key, item in call.items() if item is not None} if "function" in call else {}
     if "id" in call and call["id"] is not None:
         outer["id"] = call["id"]
     return {"type": "function", **outer, "function": {"name": function["name"], "arguments": arguments}}
-
-
-def _decode_object(text: str) -> Any:
-    """The object that `text` holds as JSON; the text itself where it holds no object."""
-    if not text.strip():
-        return {}
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return value if isinstance(value, dict) else text
 
 
 def _decode(text: str, where: str, what: str, due: str) -> Any:
