@@ -7,9 +7,11 @@ import shutil
 import pytest
 from prepare_cases import Killed, contents, dying
 
+from penstock.arrow import from_texts
 from penstock.errors import OutputError
 from penstock.prepare import prepare
 from penstock.shards import verify
+from penstock.tokenizers import Tokenizer, load_tokenizer
 
 FIRST = [f"alpha {number}" for number in range(40)]
 OTHERS = {
@@ -156,6 +158,59 @@ def test_files_that_went_away_after_a_kill(tmp_path, files, tokenizer, die, endi
     assert run(files, tokenizer, tmp_path / "out", **options).parts_resumed == 3
     run(files, tokenizer, tmp_path / "whole", **options)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+@pytest.fixture
+def weird(monkeypatch):
+    """Lets the vocabulary's own encoder disagree with the fast one on texts that hold this word."""
+    encode = Tokenizer._encode_slowly
+
+    def slowly(self, texts):
+        if any("weird" in text for text in (texts if isinstance(texts, list) else texts.to_pylist())):
+            return encode(self, from_texts(["other"] * len(texts)))
+        return encode(self, texts)
+
+    monkeypatch.setattr(Tokenizer, "_encode_slowly", slowly)
+
+
+@pytest.fixture
+def load(tmp_path, tokenizer):
+    """Loads the tokenizer anew, since a look at the input may change one for good."""
+    tokenizer.save(tmp_path / "tokenizer")
+    return lambda: load_tokenizer(tmp_path / "tokenizer")
+
+
+def encoders(output):
+    return {record["encoder"] for record in json.loads((output / "parts.json").read_bytes())}
+
+
+def test_parts_of_another_encoder_are_prepared_again(tmp_path, files, load, weird):
+    options = {"part_bytes": None, "on_error": "skip"}
+    assert run(files, load(), tmp_path / "out", **options).encoder == "gigatoken"
+    (files / "00.jsonl").write_text('{"text": "weird"}\n')
+    report = run(files, load(), tmp_path / "out", **options)
+    assert (report.encoder, report.parts_resumed) == ("tokenizers", 0)
+    assert encoders(tmp_path / "out") == {"tokenizers"}
+    (files / "00.jsonl").unlink()
+    report = run(files, load(), tmp_path / "out", **options)
+    assert (report.encoder, report.parts_resumed) == ("gigatoken", 0)
+    assert encoders(tmp_path / "out") == {"gigatoken"}
+
+
+def test_parts_of_another_encoder_after_a_kill(tmp_path, load, weird, die):
+    texts = ["a" * 70, "b" * 70, "c" * 70]
+    die(lambda: run(iter(texts), load(), tmp_path / "out"), "report.json")
+    report = run(iter(["weird" * 14, *texts[1:]]), load(), tmp_path / "out")
+    assert (report.encoder, report.parts, report.parts_resumed) == ("tokenizers", 3, 0)
+    assert encoders(tmp_path / "out") == {"tokenizers"}
+
+
+def test_processes_that_counted_lines_take_the_other_encoder(tmp_path, load, weird):
+    """They were started before the look at the input."""
+    (tmp_path / "large.jsonl").write_text('{"text": "weird"}\n' * 100)
+    report = run(tmp_path / "large.jsonl", load(), tmp_path / "out", part_bytes=900, processes=2)
+    assert (report.encoder, report.parts) == ("tokenizers", 2)
+    assert encoders(tmp_path / "out") == {"tokenizers"}
 
 
 def earlier_version(output):

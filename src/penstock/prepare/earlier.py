@@ -1,7 +1,8 @@
 """Finished parts of earlier runs: found again by what they read, used again where that is still the same.
 
-A part is the same when the sizes and times of its files are, or else the bytes that it read. So a file that was only
-touched costs a look at its bytes, and lines that were appended to a large file cost its last part.
+A part is the same when the sizes and times of its files are, or else the bytes that it read, and when the same encoder
+is at work. So a file that was only touched costs a look at its bytes, and lines that were appended to a large file cost
+its last part.
 """
 
 import json
@@ -63,7 +64,10 @@ class Earlier:
         self._stores: dict[Path, ShardStore] = {}
 
     def find(self, part: Part) -> Kept | None:
-        """The finished part that read the same, if its files are there."""
+        """The finished part that read the same and was encoded the same way, if its files are there.
+
+        To be asked after the look at the input, which chooses the encoder.
+        """
         return next((kept for kept in self._kept.get(part.identity, ()) if self._is_same(kept, part)), None)
 
     def take(self, kept: Kept, number: int, part: Part, files: Sequence[int]) -> PartRecord | None:
@@ -89,7 +93,7 @@ class Earlier:
 
     def _is_same(self, kept: Kept, part: Part) -> bool:
         record = kept.record
-        if record.rejects and not kept.rejects.is_file():
+        if record.encoder != self._shop.tokenizer.encoder or (record.rejects and not kept.rejects.is_file()):
             return False
         if any(self._store(kept.home / split).find(name) is None for split, name in record.shards.items()):
             return False

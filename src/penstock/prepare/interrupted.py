@@ -34,11 +34,15 @@ class Interrupted:
         self._open_stores()
 
     def find(self, number: int, part: Part) -> PartRecord | None:
-        """The record of a part, if that very part was finished and its files are there."""
+        """The record of a part, if that very part was finished, by the same encoder, and its files are there.
+
+        To be asked after the look at the input, which chooses the encoder.
+        """
         record = load_record(self._shop.output, number)
         if record is None or not self._shop.settings.accepts(record.rejects, record.damaged):
             return None
-        if (record.identity, record.stamp) != (part.identity, stamp_of(part)):
+        due = (part.identity, stamp_of(part), self._shop.tokenizer.encoder)
+        if (record.identity, record.stamp, record.encoder) != due:
             return None
         if record.rejects and not rejects_path(self._shop.output, number).is_file():
             return None

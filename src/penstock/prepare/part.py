@@ -70,6 +70,8 @@ class PartRecord:
     """Of the bytes that were read; empty where they are not on this machine."""
     files: list[int] = field(default_factory=list)
     """Numbers of its files among all files of the dataset, which its shards hold."""
+    encoder: str = ""
+    """Who encoded its texts, as `Tokenizer.encoder`: the look at other input may choose another."""
     records: int = 0
     documents: int = 0
     weighted: int = 0
@@ -121,6 +123,7 @@ def prepare_part(shop: Workshop, task: Task, report: Progressed) -> PartRecord:
         stamp=stamp_of(task.part),
         digest=digest_of(task.part),
         files=list(task.files),
+        encoder=shop.tokenizer.encoder,
     )
     chats: ChatSummary | None = None
     writers: dict[str, ShardWriter] = {}

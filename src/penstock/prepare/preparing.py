@@ -247,7 +247,8 @@ def _prepare_parts(
     with Pool(shop, hire(shop, folder)) as pool:
         if isinstance(parts, list):
             parts = _numbered(parts, pool)
-            check_encoder(shop, parts, progress)
+            if check_encoder(shop, parts, progress):
+                pool.renew()  # who counted lines has the tokenizer as it was
             found = [(interrupted.find(n, part), earlier.find(part)) for n, part in enumerate(parts)]
             missing = [part for part, (there, kept) in zip(parts, found, strict=True) if there is None and kept is None]
             _check_room(shop, missing)
