@@ -13,13 +13,14 @@ import pytest
 from prepare_cases import contents, slowly
 
 from patience import PATIENCE_SECONDS
+from penstock.arrow import from_texts
 from penstock.errors import ConfigError, MissingExtraError, OutputError, PenstockError, RecordError
 from penstock.prepare import prepare, ray_node, ray_tasks
 from penstock.prepare.executors import choose_executor
 from penstock.prepare.pool import Pool
 from penstock.prepare.ray_node import MARKER, end_earlier_runs
 from penstock.prepare.ray_tasks import RayTasks
-from penstock.tokenizers import load_tokenizer
+from penstock.tokenizers import Tokenizer, load_tokenizer
 
 OPTIONS = {"part_bytes": 12_000, "validation": 0.2, "on_error": "skip", "weights_field": "w", "progress": False}
 
@@ -64,6 +65,15 @@ def test_the_same_bytes_as_processes_and_relative_paths(tmp_path, corpus, tokeni
     lines = capsys.readouterr().err.splitlines()
     assert len([line for line in lines if "100%" in line and "tok/s" in line]) == 2
     assert ray.is_initialized(), "a cluster that was joined by the user is left to the user"
+
+
+def test_tasks_take_the_encoder_that_the_look_at_the_input_chose(tmp_path, saved, cluster, monkeypatch):
+    encode = Tokenizer._encode_slowly
+    monkeypatch.setattr(Tokenizer, "_encode_slowly", lambda self, texts: encode(self, from_texts(["a"] * len(texts))))
+    options = {"tokenizer": load_tokenizer(saved), "executor": "ray", "progress": False}
+    report = prepare(iter(["steel", "pipes"]), output=tmp_path / "out", **options)
+    records = json.loads((tmp_path / "out/parts.json").read_bytes())
+    assert [report.encoder, *(record["encoder"] for record in records)] == ["tokenizers", "tokenizers"]
 
 
 def test_a_bad_record_is_named_with_its_line(tmp_path, corpus, tokenizer, cluster):
@@ -144,7 +154,7 @@ def start(corpus, saved, output, cluster):
     """The command, as a job of its own on the cluster."""
     arguments = ["prepare", corpus, "-t", saved, "-o", output, "--executor", "ray", "--json", "--part-bytes", "12000"]
     command = [sys.executable, "-m", "penstock", *map(str, arguments), "--transform", "prepare_cases:slowly"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "RAY_ADDRESS": cluster}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "RAY_ADDRESS": cluster}
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

@@ -1,11 +1,11 @@
 """Finished parts of earlier runs: found again by what they read, used again where that is still the same.
 
-A part is the same when the sizes and times of its files are, or else the bytes that it read. So a file that was only
-touched costs a look at its bytes, and lines that were appended to a large file cost its last part.
+A part is the same when the sizes and times of its files are, or else the bytes that it read, and when the same encoder
+is at work. So a file that was only touched costs a look at its bytes, and lines that were appended to a large file cost
+its last part.
 """
 
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,10 +15,10 @@ from penstock.prepare.part import (
     PARTS,
     REJECTED,
     REPORT,
-    WORK,
     PartRecord,
     Workshop,
     digest_of,
+    finished_numbers,
     load_record,
     rejects_path,
     save_record,
@@ -26,7 +26,6 @@ from penstock.prepare.part import (
     stamp_of,
 )
 from penstock.prepare.rejects import copy_lines
-from penstock.prepare.settings import PrepareSettings
 from penstock.shards import ShardStore
 from penstock.sources import Part
 
@@ -40,8 +39,10 @@ class Kept:
     """The folder of its preparation."""
     number: int
     record: PartRecord
-    first_reject: int | None
-    """Rejects of the parts before it, where those of all parts are in one file."""
+    rejects: Path
+    """The file with its rejects."""
+    first_reject: int
+    """Lines of other parts before them."""
 
 
 @final
@@ -50,64 +51,71 @@ class Earlier:
 
     Args:
         homes: Folders of preparations with the same settings; of a part that is in several, the first counts.
-        settings: What is done about bad records and damaged files.
+        shop: The preparation that may use it.
     """
 
-    def __init__(self, homes: Sequence[Path], settings: PrepareSettings) -> None:
-        self._kept: dict[str, Kept] = {}
+    def __init__(self, homes: Sequence[Path], shop: Workshop) -> None:
+        self._shop = shop
+        self._kept: dict[str, list[Kept]] = {}
         for home in homes:
             for kept in _kept_in(home):
-                if settings.accepts(kept.record.rejects, kept.record.damaged):
-                    self._kept.setdefault(kept.record.identity, kept)
+                if shop.settings.accepts(kept.record.rejects, kept.record.damaged):
+                    self._kept.setdefault(kept.record.identity, []).append(kept)
         self._stores: dict[Path, ShardStore] = {}
 
     def find(self, part: Part) -> Kept | None:
-        """The finished part that read the same."""
-        kept = self._kept.get(part.identity)
-        if kept is None:
-            return None
-        record = kept.record
-        same = record.stamp == stamp_of(part) or (record.digest != "" and record.digest == digest_of(part))
-        return kept if same else None
+        """The finished part that read the same and was encoded the same way, if its files are there.
 
-    def take(self, kept: Kept, shop: Workshop, number: int, part: Part, files: Sequence[int]) -> PartRecord | None:
-        """Give a finished part to another preparation; None where its shards are missing or damaged.
+        To be asked after the look at the input, which chooses the encoder.
+        """
+        return next((kept for kept in self._kept.get(part.identity, ()) if self._is_same(kept, part)), None)
+
+    def take(self, kept: Kept, number: int, part: Part, files: Sequence[int]) -> PartRecord | None:
+        """Give a finished part to the preparation; None where its shards or rejects are missing or damaged.
 
         Args:
             kept: The part.
-            shop: The other preparation.
             number: Of the part there.
             part: What it reads.
             files: Numbers of its files there.
         """
+        output, target = self._shop.output, rejects_path(self._shop.output, number)
+        if (count := kept.record.rejects) and not copy_lines(kept.rejects, kept.first_reject, count, target):
+            return None
         numbers = dict(zip(kept.record.files, files, strict=True))
         for split, name in kept.record.shards.items():
-            store = self._stores.setdefault(kept.home / split, ShardStore(kept.home / split))
-            if not store.hand_over(name, shop.output / split, shard_name(number), numbers):
+            if not self._store(kept.home / split).hand_over(name, output / split, shard_name(number), numbers):
                 return None
-        target = rejects_path(shop.output, number)
-        if kept.record.rejects and kept.first_reject is not None:
-            copy_lines(kept.home / REJECTED, kept.first_reject, kept.record.rejects, target)
-        elif kept.record.rejects:
-            shutil.copyfile(rejects_path(kept.home, kept.number), target)
         shards = dict.fromkeys(kept.record.shards, shard_name(number))
         record = replace(kept.record, stamp=stamp_of(part), files=list(files), shards=shards)
-        save_record(shop.output, number, record)
+        save_record(output, number, record)
         return record
+
+    def _is_same(self, kept: Kept, part: Part) -> bool:
+        record = kept.record
+        if record.encoder != self._shop.tokenizer.encoder or (record.rejects and not kept.rejects.is_file()):
+            return False
+        if any(self._store(kept.home / split).find(name) is None for split, name in record.shards.items()):
+            return False
+        return record.stamp == stamp_of(part) or (record.digest != "" and record.digest == digest_of(part))
+
+    def _store(self, folder: Path) -> ShardStore:
+        if folder not in self._stores:
+            self._stores[folder] = ShardStore(folder)
+        return self._stores[folder]
 
 
 def _kept_in(home: Path) -> Iterator[Kept]:
     """The finished parts of a preparation, finished as a whole or not."""
     if not (home / REPORT).is_file():
-        for path in sorted((home / WORK).glob("part-??????.json")):
-            number = int(path.stem.removeprefix("part-"))
+        for number in finished_numbers(home):
             record = load_record(home, number)
             if record is not None:
-                yield Kept(home, number, record, None)
+                yield Kept(home, number, record, rejects_path(home, number), 0)
         return
     rejects = 0
     for number, record in enumerate(finished_records(home)):
-        yield Kept(home, number, record, rejects)
+        yield Kept(home, number, record, home / REJECTED, rejects)
         rejects += record.rejects
 
 

@@ -1,4 +1,4 @@
-"""Prepared parts to finished datasets: which parts are done, their shards, the manifests, the report.
+"""Prepared parts to finished datasets: their shards, the manifests, the report.
 
 Reads only the small files beside the shards.
 """
@@ -6,23 +6,13 @@ Reads only the small files beside the shards.
 import shutil
 from collections.abc import Iterable
 from dataclasses import asdict, replace
+from pathlib import Path
 
-from penstock.errors import RecordError
+from penstock.errors import OutputError, RecordError
 from penstock.prepare.chat_info import describe_chat
 from penstock.prepare.chat_summary import ChatSummary
 from penstock.prepare.empty import refuse_empty
-from penstock.prepare.part import (
-    PARTS,
-    REJECTED,
-    REPORT,
-    PartRecord,
-    Workshop,
-    forget_part,
-    load_record,
-    rejects_path,
-    shard_name,
-    stamp_of,
-)
+from penstock.prepare.part import PARTS, REJECTED, REPORT, PartRecord, Workshop, rejects_path
 from penstock.prepare.recipe import ChatRecipe
 from penstock.prepare.rejects import join_files
 from penstock.prepare.report import PrepareReport, SplitReport
@@ -38,30 +28,6 @@ from penstock.shards import (
     load_shard,
     write_json,
 )
-from penstock.sources import Part
-
-
-def finished_part(shop: Workshop, number: int, part: Part) -> PartRecord | None:
-    """The record of a part, if that very part was finished before and its shards are there; another is forgotten."""
-    record = load_record(shop.output, number)
-    if record is None:
-        return None
-    same = record.identity == part.identity and record.stamp == stamp_of(part)
-    if not same or not shop.settings.accepts(record.rejects, record.damaged):
-        forget_part(shop.output, number, record)
-        return None
-    complete = all(_shard(shop, split, number) is not None for split in record.shards)
-    return record if complete else None
-
-
-def _shard(shop: Workshop, split: str, number: int) -> ShardInfo | None:
-    """A finished shard, or that of a dataset whose manifest is already there."""
-    folder = shop.output / split
-    info = load_shard(folder, shard_name(number))
-    if info is None and (folder / "manifest.json").is_file():
-        found = [shard for shard in Manifest.load(folder).shards if shard.file == shard_name(number)]
-        return found[0] if found else None
-    return info
 
 
 def finish(shop: Workshop, records: list[PartRecord], files: list[str], configuration: str) -> PrepareReport:
@@ -146,6 +112,13 @@ def _damaged(records: Iterable[PartRecord]) -> list[DamagedSource]:
     return list(files.values())
 
 
+def _finished_shard(folder: Path, name: str) -> ShardInfo:
+    info = load_shard(folder, name)
+    if info is None:
+        raise OutputError(f"{folder / name}: went away, or was cut, meanwhile; run it again: finished parts are kept")
+    return info
+
+
 def _finish_split(
     shop: Workshop,
     split: str,
@@ -157,15 +130,16 @@ def _finish_split(
 ) -> Manifest:
     folder = shop.output / split
     if (folder / "manifest.json").is_file():
+        # A killed run wrote it, and nothing has changed since, or it would be gone (see `Interrupted`).
         shutil.rmtree(folder / "unfinished", ignore_errors=True)
         return Manifest.load(folder)
     # The dataset carries its tokenizer, so that whoever opens it can say what its tokens spell.
     shop.tokenizer.save(folder / TOKENIZER_FOLDER)
     sealed = chat.save(folder) if chat is not None else ()
-    shards = [_shard(shop, split, n) for n, record in enumerate(records) if split in record.shards]
+    shards = [_finished_shard(folder, record.shards[split]) for record in records if split in record.shards]
     return finish_dataset(
         folder,
-        shards=[shard for shard in shards if shard is not None],
+        shards=shards,
         layout=shop.layout,
         tokenizer=TokenizerInfo.of(shop.tokenizer),
         configuration=configuration,

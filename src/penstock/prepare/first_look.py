@@ -17,8 +17,12 @@ SAMPLE_PARTS, SAMPLE_BYTES, SAMPLE_TEXT = 4, 50_000, 4_000
 """What the encoder is checked on: parts looked into, bytes of text from each, characters of each text."""
 
 
-def check_encoder(shop: Workshop, parts: Sequence[Part], progress: bool) -> None:
-    """Compare the fast encoder with the vocabulary's own on texts from a few places of the input."""
+def check_encoder(shop: Workshop, parts: Sequence[Part], progress: bool) -> bool:
+    """Compare the fast encoder with the vocabulary's own on texts from a few places of the input.
+
+    Returns:
+        Whether they differ, so that the tokenizer is another now, which encodes with its own.
+    """
     step = max(len(parts) // SAMPLE_PARTS, 1)
     sample: list[str] = []
     unweighted = shop.settings.fields.weights
@@ -39,6 +43,7 @@ def check_encoder(shop: Workshop, parts: Sequence[Part], progress: bool) -> None
     reason = shop.tokenizer.check_encoder(sample)
     if reason and progress:
         say(f"encoding with {shop.tokenizer.encoder}, which is slower: {reason}")
+    return reason is not None
 
 
 def _tell_settings(recipe: ChatRecipe, block: Block | None, part: Part) -> None:

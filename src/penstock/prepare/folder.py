@@ -21,7 +21,7 @@ from typing import Any, final
 from penstock.errors import OutputError
 from penstock.locks import lock_folder
 from penstock.prepare.part import PARTS, REJECTED, REPORT, WORK
-from penstock.prepare.settings import fingerprint
+from penstock.prepare.settings import RETIRED, fingerprint
 from penstock.shards import Manifest, output_errors, write_json
 
 PLAN, MANIFEST, LOCK = "prepare.json", "manifest.json", "lock"
@@ -108,7 +108,7 @@ class OutputFolder:
             return Place(self.path)
         if before == plan:
             return Place(self.path, finished=(self.path / REPORT).is_file())
-        changes = _changes(before.get("settings", {}), plan["settings"])
+        changes = _changes(before["settings"], plan["settings"])
         if changes:
             raise OutputError(
                 f"{self.path}: holds another preparation: {'; '.join(changes[:4])}"
@@ -154,7 +154,7 @@ class OutputFolder:
         shutil.rmtree(self.path / WORK, ignore_errors=True)
 
     def plan(self) -> dict[str, Any] | None:
-        """What is prepared here; None where that is nothing yet.
+        """What is prepared here, without what no longer decides anything; None where that is nothing yet.
 
         Raises:
             OutputError: It is damaged.
@@ -165,7 +165,8 @@ class OutputFolder:
             return None
         except ValueError as error:
             raise OutputError(f"{self.path / PLAN}: damaged: {error}; prepare anew with --overwrite") from error
-        return plan
+        settings = plan.get("settings", {}).items()
+        return {**plan, "settings": {name: value for name, value in settings if name not in RETIRED}}
 
     def _has_results(self) -> bool:
         work = self.path / WORK
@@ -239,7 +240,12 @@ def _changes(old: dict[str, Any], new: dict[str, Any]) -> Sequence[str]:
 
 
 def input_changes(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, str]:
-    """What became of each file of the input that is not as it was: "changed", "new" or "gone"."""
-    old, new = (before or {}).get("files", {}), now["files"]
+    """What became of each file of the input that is not as it was: "changed", "new" or "gone".
+
+    Nothing is known of what an earlier version of penstock prepared.
+    """
+    if before is None or "files" not in before:
+        return {}
+    old, new = before["files"], now["files"]
     changes = {path: "changed" if path in old else "new" for path in new if old.get(path) != new[path]}
     return changes | {path: "gone" for path in old if path not in new}

@@ -70,6 +70,8 @@ class PartRecord:
     """Of the bytes that were read; empty where they are not on this machine."""
     files: list[int] = field(default_factory=list)
     """Numbers of its files among all files of the dataset, which its shards hold."""
+    encoder: str = ""
+    """Who encoded its texts, as `Tokenizer.encoder`: the look at other input may choose another."""
     records: int = 0
     documents: int = 0
     weighted: int = 0
@@ -116,7 +118,13 @@ def prepare_part(shop: Workshop, task: Task, report: Progressed) -> PartRecord:
         OutputError: The disk is full, or the folder went away.
     """
     # The digest comes first: what changes while the part is read then differs from it, and is read again another time.
-    record = PartRecord(task.part.identity, stamp_of(task.part), digest_of(task.part), list(task.files))
+    record = PartRecord(
+        identity=task.part.identity,
+        stamp=stamp_of(task.part),
+        digest=digest_of(task.part),
+        files=list(task.files),
+        encoder=shop.tokenizer.encoder,
+    )
     chats: ChatSummary | None = None
     writers: dict[str, ShardWriter] = {}
     numbers = np.array(task.files, np.int32)
@@ -178,6 +186,11 @@ def forget_part(output: Path, number: int, record: PartRecord) -> None:
         rejects_path(output, number).unlink(missing_ok=True)
         for split, name in record.shards.items():
             (output / split / name).unlink(missing_ok=True)
+
+
+def finished_numbers(output: Path) -> list[int]:
+    """Numbers of the parts of which there is a record, in order."""
+    return sorted(int(path.stem.removeprefix("part-")) for path in (output / WORK).glob("part-??????.json"))
 
 
 def load_record(output: Path, number: int) -> PartRecord | None:

@@ -29,6 +29,9 @@ class Crew(Protocol):
     def receive(self) -> Iterable[Message]:
         """Wait until some running task says something."""
 
+    def renew(self) -> None:
+        """Give the tasks that follow the state as it is now; none is running."""
+
     def close(self) -> None:
         """End what is running; nothing of it may write any more when this returns."""
 
@@ -44,6 +47,11 @@ class Pool:
 
     def __init__(self, state: Any, crew: Crew | None) -> None:
         self._state, self._crew = state, crew
+
+    def renew(self) -> None:
+        """Tell the crew that the state changed; between two runs."""
+        if self._crew is not None:
+            self._crew.renew()
 
     def __enter__(self) -> Self:
         return self

@@ -19,10 +19,11 @@ from penstock.locations import local_path
 from penstock.prepare.documents import Framing
 from penstock.prepare.earlier import Earlier, finished_records
 from penstock.prepare.executors import Hire, choose_executor
-from penstock.prepare.finishing import finish, finished_part, input_of
+from penstock.prepare.finishing import finish, input_of
 from penstock.prepare.first_look import check_encoder, checked_first, say
 from penstock.prepare.folder import OutputFolder, Place, begun_on, input_changes
-from penstock.prepare.part import REPORT, PartRecord, Task, Workshop, forget_part, load_record, prepare_part
+from penstock.prepare.interrupted import Interrupted
+from penstock.prepare.part import REPORT, PartRecord, Task, Workshop, prepare_part
 from penstock.prepare.pool import Pool
 from penstock.prepare.recipe import ChatRecipe, TextRecipe
 from penstock.prepare.report import PrepareReport, describe_changes, read_report
@@ -238,7 +239,7 @@ def _prepare_parts(
     """Prepare the parts that are not finished yet."""
     records: dict[int, PartRecord] = {}
     names: dict[str, int] = {}
-    earlier = Earlier(place.earlier, shop.settings)
+    interrupted, earlier = Interrupted(shop), Earlier(place.earlier, shop)
     stayed: set[int] = set()
     resumed = 0
     for split in shop.settings.splits:
@@ -246,8 +247,9 @@ def _prepare_parts(
     with Pool(shop, hire(shop, folder)) as pool:
         if isinstance(parts, list):
             parts = _numbered(parts, pool)
-            check_encoder(shop, parts, progress)
-            found = [(finished_part(shop, n, part), earlier.find(part)) for n, part in enumerate(parts)]
+            if check_encoder(shop, parts, progress):
+                pool.renew()  # who counted lines has the tokenizer as it was
+            found = [(interrupted.find(n, part), earlier.find(part)) for n, part in enumerate(parts)]
             missing = [part for part, (there, kept) in zip(parts, found, strict=True) if there is None and kept is None]
             _check_room(shop, missing)
         else:
@@ -257,10 +259,11 @@ def _prepare_parts(
             nonlocal resumed
             for number, part in enumerate(parts):
                 files = tuple(names.setdefault(name, len(names)) for name in part.files)
-                there, kept = found[number] if found else (finished_part(shop, number, part), earlier.find(part))
+                there, kept = found[number] if found else (interrupted.find(number, part), earlier.find(part))
                 record = there
-                if record is None and kept is not None:
-                    record = earlier.take(kept, shop, number, part, files)
+                if record is None:
+                    interrupted.forget(number)
+                    record = earlier.take(kept, number, part, files) if kept is not None else None
                 if record is None:
                     yield part.name, Task(number, part, files)
                     continue
@@ -276,17 +279,10 @@ def _prepare_parts(
                 bar.advance(size_bytes, tokens=tokens, **({"rejects": rejects} if rejects else {}))
 
             records.update(pool.run(_prepare_one, todo(), advance))
-    _drop_surplus(shop, len(records))
+    interrupted.keep_only(records)
     finished = len(finished_records(folder.path)) if (folder.path / REPORT).is_file() else -1
     unchanged = place.path != folder.path and finished == len(records) == len(stayed)
     return _Done([records[number] for number in sorted(records)], resumed, list(names), unchanged)
-
-
-def _drop_surplus(shop: Workshop, count: int) -> None:
-    """Forget parts of an earlier run behind the last one: Python handed over fewer records this time."""
-    while (record := load_record(shop.output, count)) is not None:
-        forget_part(shop.output, count, record)
-        count += 1
 
 
 def _prepare_one(shop: Workshop, task: Task, report: Any) -> tuple[int, PartRecord]:

@@ -62,7 +62,7 @@ class Processes:
     """The crew of child processes, started as they are needed.
 
     Args:
-        state: What every task needs; sent once to each worker.
+        state: What every task needs; sent once to each worker, as it is when that starts.
         limit: How many at most.
         keep_open: File descriptors that workers inherit.
     """
@@ -94,6 +94,10 @@ class Processes:
             if kind != "report":
                 worker.task = None
             yield number, kind, value
+
+    def renew(self) -> None:
+        """Let new workers do the tasks that follow, with the state as it is then."""
+        self.close()
 
     def close(self) -> None:
         """Kill the workers."""

@@ -35,7 +35,7 @@ class RayTasks:
     """The crew of Ray tasks, each with one core.
 
     Args:
-        state: What every task needs; put once into Ray's memory.
+        state: What every task needs; put into Ray's memory when the first task starts.
         work: Folder for markers, inside the output.
         limit: Tasks given to Ray at once; None: some more than the cluster has cores.
 
@@ -46,7 +46,8 @@ class RayTasks:
 
     def __init__(self, state: Any, work: Path, limit: int | None) -> None:
         ray = import_ray()
-        self._ray, self._limit = ray, limit
+        self._ray, self._limit, self._state = ray, limit, state
+        self._shared: Any = None
         self._running: dict[Any, tuple[int, str]] = {}
         self._place = Place(
             marker=work.absolute() / f"{MARKER}{uuid.uuid4().hex}",
@@ -58,7 +59,6 @@ class RayTasks:
         self._ours = not ray.is_initialized()
         if self._ours:
             _connect(ray, limit)
-        self._state = ray.put(state)
         self._task = ray.remote(num_cpus=1, num_returns="streaming")(serve)
 
     def has_room(self) -> bool:
@@ -68,8 +68,10 @@ class RayTasks:
 
     def start(self, number: int, name: str, function: Function, argument: Any) -> None:
         """Give Ray a task."""
+        if self._shared is None:
+            self._shared = self._ray.put(self._state)
         stream = self._task.options(name=name).remote(
-            self._place, [self._state], pickle.dumps((name, function, argument))
+            self._place, [self._shared], pickle.dumps((name, function, argument))
         )
         self._running[stream] = (number, name)
 
@@ -86,6 +88,10 @@ class RayTasks:
             if kind != "report":
                 del self._running[stream]
             yield number, kind, value
+
+    def renew(self) -> None:
+        """Give the tasks that follow the state as it is then."""
+        self._shared = None
 
     def close(self) -> None:
         """End what still runs, and wait until it has let go of the folder; leave the cluster if we joined it."""

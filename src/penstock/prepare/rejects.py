@@ -98,15 +98,29 @@ def join_files(paths: Iterable[Path], target: Path) -> None:
         os.replace(partial, target)
 
 
-def copy_lines(source: Path, first: int, count: int, target: Path) -> None:
-    """Write `count` lines of a file, from number `first` on, to another."""
-    partial = target.with_name(f"{target.name}.partial")
-    with output_errors(target):
-        with open(source, "rb") as lines, open(partial, "wb") as copied:
-            copied.writelines(islice(lines, first, first + count))
+def copy_lines(source: Path, first: int, count: int, target: Path) -> bool:
+    """Write `count` lines of a file, from number `first` on, to another.
+
+    Returns:
+        Whether they are there now; not where `source` cannot be opened, or holds too few.
+    """
+    partial, found = target.with_name(f"{target.name}.partial"), 0
+    try:
+        lines = open(source, "rb")  # noqa: SIM115  (closed below)
+    except OSError:
+        return False
+    with lines, output_errors(target):
+        with open(partial, "wb") as copied:
+            for line in islice(lines, first, first + count):
+                copied.write(line)
+                found += line.endswith(b"\n")
             copied.flush()
             os.fsync(copied.fileno())
-        os.replace(partial, target)
+        if found == count:
+            os.replace(partial, target)
+        else:
+            partial.unlink()
+    return found == count
 
 
 def in_order(rejects: list[Reject], files: tuple[str, ...]) -> list[Reject]:

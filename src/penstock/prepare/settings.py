@@ -17,6 +17,10 @@ FORMAT_VERSION = 1
 """Changes when prepare gives other bytes for the same settings, so that old parts are not mixed with new ones."""
 
 
+RETIRED = ("on_error",)
+"""Keys of `as_plan` in earlier versions that no longer decide anything."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareSettings:

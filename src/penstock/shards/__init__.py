@@ -21,7 +21,7 @@ from penstock.shards.npy import open_npy
 from penstock.shards.opening import open_dataset
 from penstock.shards.origins import read_origins
 from penstock.shards.sides import load_shard
-from penstock.shards.store import ShardStore
+from penstock.shards.store import ShardStore, reopen_dataset
 from penstock.shards.table import DocumentTable
 from penstock.shards.verify import Fault, Report, verify
 from penstock.shards.writer import ShardWriter
@@ -57,6 +57,7 @@ __all__ = [
     "open_npy",
     "output_errors",
     "read_origins",
+    "reopen_dataset",
     "token_checksum",
     "usual_mode",
     "verify",

@@ -77,6 +77,8 @@ def finish_dataset(
         _join_sides(folder / BATCHES, kept, side_batches)
         if fractional:
             _join_sides(folder / WEIGHT_SUMS, kept, side_weight_sums)
+        else:
+            (folder / WEIGHT_SUMS).unlink(missing_ok=True)  # of an earlier try with other shards
         fingerprint = content_fingerprint(
             ((map_file(folder / s.file), side_batches(folder, s), side_lengths(folder, s)) for s in kept), layout
         )

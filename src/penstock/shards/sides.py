@@ -7,7 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.shards.files import Array, checksum, map_numbers, output_errors, sync, write_file, write_json
+from penstock.shards.files import (
+    Array,
+    check_size,
+    checksum,
+    map_numbers,
+    output_errors,
+    sync,
+    write_file,
+    write_json,
+)
 from penstock.shards.manifest import HISTOGRAM_BINS, ShardInfo, shard_from_json
 
 UNFINISHED = "unfinished"
@@ -61,9 +70,17 @@ def load_shard(folder: Path, name: str) -> ShardInfo | None:
     try:
         info = shard_from_json(json.loads((Path(folder) / UNFINISHED / f"{name}.json").read_bytes()))
         complete = (Path(folder) / name).stat().st_size == info.bytes
+        for side, size in _side_bytes(info).items():
+            check_size(Path(folder) / UNFINISHED / f"{name}.{side}", size)
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return info if complete else None
+
+
+def _side_bytes(shard: ShardInfo) -> dict[str, int]:
+    """Bytes of each side file, by its ending."""
+    weights = {"weights": 8 * shard.documents} if shard.fractional_weights else {}
+    return {"lengths": 8 * shard.documents, "batches": 72 * shard.batches, **weights}
 
 
 def side_lengths(folder: Path, shard: ShardInfo) -> Array:

@@ -1,4 +1,6 @@
-"""Finished shards of one folder, to be taken over by another: linked, not copied, wherever the file system can.
+"""Finished shards of one folder: taken over by another, or made parts of a dataset again that is not finished.
+
+They are linked, not copied, wherever the file system can.
 
 A shard is the same in every dataset of the same settings, but for the numbers of its origin files, which depend on what
 files there are besides. Where these differ, the shard is copied with other numbers, after a look at its checksum.
@@ -15,7 +17,7 @@ from typing import final
 
 import numpy as np
 
-from penstock.errors import FormatError
+from penstock.errors import CorruptionError, FormatError
 from penstock.shards._kernels import DOCUMENTS_PER_BATCH
 from penstock.shards.files import Array, checksum, map_file, map_numbers, output_errors, sync, write_file
 from penstock.shards.layout import other_places
@@ -29,26 +31,34 @@ _NO_LINKS = {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS
 class ShardStore:
     """The shards of a folder: of a finished dataset, or of one that is being made.
 
+    A finished dataset whose manifest, lengths, batch table or sums are damaged has none: what is taken over gets new
+    checksums, which would hide the damage.
+
     Args:
-        folder: Nothing is written to it.
+        folder: Nothing is written to it. The lengths of a finished dataset are read once, for their checksum.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = Path(folder)
-        self._manifest: Manifest | None = None
         self._places: dict[str, tuple[ShardInfo, int, int]] = {}
         if (self._folder / MANIFEST).is_file():
             try:
-                self._manifest = Manifest.load(self._folder)
-            except FormatError:
+                manifest = Manifest.load(self._folder)
+                self._joined = _joined_sides(self._folder, manifest)
+            except (FormatError, OSError):
                 return
-            shards = self._manifest.shards
+            shards = manifest.shards
             documents = accumulate((shard.documents for shard in shards), initial=0)
             batches = accumulate((shard.batches for shard in shards), initial=0)
             self._places = {
                 shard.file: (shard, first, batch)
                 for shard, first, batch in zip(shards, documents, batches, strict=False)
             }
+
+    @property
+    def finished(self) -> tuple[str, ...]:
+        """Names of the shards of a finished dataset."""
+        return tuple(self._places)
 
     def find(self, name: str) -> ShardInfo | None:
         """What the shard of a name holds, if it is there and has the size that it should have."""
@@ -76,7 +86,7 @@ class ShardStore:
         info = self.find(name)
         if info is None:
             return False
-        lengths, batches, weight_sums = self._sides(info)
+        lengths, batches, weight_sums = self.sides(info)
         target = folder / new_name
         if all(old == new for old, new in files.items()):
             _link(self._folder / name, target)
@@ -89,18 +99,54 @@ class ShardStore:
         save_sides(folder, replace(info, file=new_name), lengths, batches, [weight_sums])
         return True
 
-    def _sides(self, info: ShardInfo) -> tuple[Array, Array, Array]:
-        """Lengths, batch table and weight sums of a shard."""
-        if info.file not in self._places or self._manifest is None:
+    def sides(self, info: ShardInfo) -> tuple[Array, Array, Array]:
+        """Lengths, batch table and weight sums of a shard that was found."""
+        if info.file not in self._places:
             folder = self._folder
             return side_lengths(folder, info), side_batches(folder, info), side_weight_sums(folder, info)
-        manifest, (_, first, batch) = self._manifest, self._places[info.file]
-        lengths = map_numbers(self._folder / LENGTHS, "<u4", (manifest.documents, 2))[first : first + info.documents]
-        table = map_numbers(self._folder / BATCHES, "<u8", (sum(s.batches for s in manifest.shards), 9))
-        sums = lengths[:, 1].astype(np.float64)
-        if info.fractional_weights:
-            sums = map_numbers(self._folder / WEIGHT_SUMS, "<f8", (manifest.documents,))[first : first + info.documents]
-        return lengths, table[batch : batch + info.batches], sums
+        (_, first, batch), (lengths, batches, sums) = self._places[info.file], self._joined
+        rows = slice(first, first + info.documents)
+        return lengths[rows], batches[batch : batch + info.batches], sums[rows].astype(np.float64)
+
+
+def reopen_dataset(folder: Path) -> None:
+    """Make a finished dataset one that is being made again, so that its shards may change; `finish_dataset` ends it.
+
+    Its shards have their side files again, and the manifest is gone. A shard that is missing or damaged has none, and
+    must be written again. Where there is no manifest, nothing is done; so killed meanwhile, call it again.
+
+    Raises:
+        OutputError: The folder cannot be written.
+    """
+    if not (folder / MANIFEST).is_file():
+        return
+    store = ShardStore(folder)
+    for info in filter(None, map(store.find, store.finished)):
+        lengths, batches, weight_sums = store.sides(info)
+        save_sides(folder, info, lengths, batches, [weight_sums])
+    with output_errors(folder):
+        (folder / MANIFEST).unlink()
+        # It must not come back after a power failure, beside other shards.
+        sync(folder)
+
+
+def _joined_sides(folder: Path, manifest: Manifest) -> tuple[Array, Array, Array]:
+    """Lengths, batch table and weight sums of a finished dataset, which are what its manifest says.
+
+    Raises:
+        CorruptionError: They are missing or damaged.
+    """
+
+    def load(name: str, dtype: str, *shape: int) -> Array:
+        found = map_numbers(folder / name, dtype, shape)
+        if checksum(found) != manifest.checksums[name]:
+            raise CorruptionError(f"{folder / name}: its checksum differs; copy it again, or prepare again")
+        return found
+
+    lengths = load(LENGTHS, "<u4", manifest.documents, 2)
+    batches = load(BATCHES, "<u8", sum(shard.batches for shard in manifest.shards), 9)
+    sums = load(WEIGHT_SUMS, "<f8", manifest.documents) if manifest.fractional_weights else lengths[:, 1]
+    return lengths, batches, sums
 
 
 def _link(source: Path, target: Path) -> None:
