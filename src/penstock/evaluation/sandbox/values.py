@@ -101,7 +101,7 @@ def _few(value: "Any") -> "dict[str, Any] | None":
     flat = list(chain.from_iterable(value))
     if len(flat) <= len(_SIGNS) or set(map(type, flat)) not in ({str}, {int}):
         return None
-    table = dict.fromkeys(flat)
+    table: dict[Any, Any] = dict.fromkeys(flat)
     if len(table) > len(_SIGNS) or any(type(part) is int and abs(part) >= _LARGE for part in table):
         return None
     table.update(zip(table, _SIGNS, strict=False))
