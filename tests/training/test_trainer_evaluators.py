@@ -124,10 +124,10 @@ def test_an_evaluation_is_given_up_when_the_run_is_asked_to_stop(data, tmp_path)
     assert len(looked) == 3
 
 
-def figures(data, tmp_path, setting):
+def figures(data, tmp_path, setting, *assignments):
     """What a look at fresh weights tells."""
     look = f"training.evaluators={{held: {setting.replace('DATA', str(data / 'data'))}}}"
-    trainer = make(data, tmp_path / "run", look, dry_run=True)
+    trainer = make(data, tmp_path / "run", look, *assignments, dry_run=True)
     [(_, look)] = trainer._evaluators.values()
     return look(trainer.model)
 
@@ -143,6 +143,18 @@ def test_a_slice_is_those_documents_alone(data, tmp_path):
     assert nats / whole["targets"] == pytest.approx(whole["loss"], rel=1e-6)
     assert "bits_per_byte" in whole
     assert "bits_per_byte" not in first
+
+
+@pytest.mark.parametrize("too_long", ["split", "error", "drop", "truncate"])
+def test_bits_per_byte_is_of_whole_documents(data, tmp_path, too_long):
+    """Where long documents are left out or cut, the bytes that the manifest counts are not those of the targets."""
+    length = 64 if too_long == "error" else 16
+    look = f"{{sources: [{{path: DATA/validation, too_long: {too_long}}}]}}"
+    found = figures(data, tmp_path, look, f"data.loader.sequence_length={length}")
+    dataset = open_dataset(data / "data" / "validation")
+    whole = found["targets"] == sum(len(dataset[number].tokens) - 1 for number in range(len(dataset)))
+    assert whole == (too_long in ("split", "error"))
+    assert ("bits_per_byte" in found) == whole
 
 
 def test_an_objective_is_measured_by_its_tasks(data, tmp_path):
@@ -165,6 +177,21 @@ def test_a_mixture_has_the_loss_of_its_shares(data, tmp_path):
     assert both["loss.source.more"] == pytest.approx(two["loss"], rel=1e-5)
     assert both["loss"] == pytest.approx((3 * one["loss"] + two["loss"]) / 4, rel=1e-5)
     assert both["loss"] != pytest.approx((one["loss"] + two["loss"]) / 2, rel=1e-7)
+
+
+def test_several_prediction_heads_and_several_sources(data, tmp_path):
+    """Each head's loss is told, and those of the sources are of the next token, as `loss` is."""
+    both = "{sources: [{path: DATA/validation, share: 3}, {path: DATA/train, share: 1}]}"
+    heads = "model.prediction_heads=2"
+    found = figures(data, tmp_path, both, heads)
+    one, two = (figures(data, tmp_path, f"{{data: DATA/{name}}}", heads) for name in ("validation", "train"))
+    assert set(found) == {"loss", "targets", "loss.distance.2", "loss.source.validation", "loss.source.train"}
+    assert found["loss.source.validation"] == pytest.approx(one["loss"], rel=1e-5)
+    assert found["loss.source.train"] == pytest.approx(two["loss"], rel=1e-5)
+    assert found["loss"] == pytest.approx((3 * one["loss"] + two["loss"]) / 4, rel=1e-5)
+    low, high = sorted([one["loss.distance.2"], two["loss.distance.2"]])
+    assert low <= found["loss.distance.2"] <= high
+    assert found["loss.distance.2"] != found["loss"]
 
 
 def test_parts_of_an_evaluation_are_in_the_records(data, tmp_path):
