@@ -61,6 +61,22 @@ def test_training_is_refused_before_the_run_is_begun(data, tmp_path, model, caus
     make(data, tmp_path / "run", f"model=hf:{folder}", "data.loader.packing=none")
 
 
+@pytest.mark.parametrize("model", [ALIBI, MAMBA], ids=["alibi", "mamba"])
+def test_documents_that_are_to_see_each_other_are_trained_as_one(data, tmp_path, model):
+    """What `attention: row` asks for is what such a model does."""
+    folder = make_folder(tmp_path / "model", *model)
+    given = (f"model=hf:{folder}", "data.attention=row", "data.loader.rows_per_step=1", *ONE_STEP)
+    [row] = next(iter(make(data, tmp_path / "run", *given, dry_run=True).loader))
+    assert row.num_documents > 1
+    inner = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        logits = inner(input_ids=torch.as_tensor(row.tokens[: row.num_tokens].astype("int64"))[None]).logits[0]
+    targets = torch.as_tensor(row.targets[0, : row.num_tokens].astype("int64"))
+    due = float(torch.nn.functional.cross_entropy(logits, targets, ignore_index=-100))
+    [record] = train(data, tmp_path / "run", *given)
+    assert record["loss"] == pytest.approx(due, rel=1e-4)
+
+
 def test_a_trained_model_is_refused_as_well(data, tmp_path):
     """`from:` a run whose model trained on rows of one document."""
     folder = make_folder(tmp_path / "model", *MAMBA)

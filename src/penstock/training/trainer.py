@@ -108,9 +108,8 @@ class Trainer:
         self.distiller = distiller
         self.totals = Totals()
         self._saved = 0
-        packed = loader.requirements.attention != "row" and loader.settings.packing != "none"
         # A part of a document is read as a document with a past, so what holds for rows must hold for parts.
-        if packed or settings.micro_sequences > 1:
+        if loader.needs_isolation or settings.micro_sequences > 1:
             require_packed_rows(model, loader.settings.sequence_length)
         if settings.shard:
             shard(model, ranks)
