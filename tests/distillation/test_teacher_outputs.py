@@ -159,7 +159,7 @@ def test_a_model_of_transformers_that_sees_other_documents_is_refused() -> None:
     model = HuggingFaceModel(FalconForCausalLM(settings).eval())
     with pytest.raises(IsolationError, match="documents of one row see each other"):
         ModelTeacher(model, word_tokenizer(), Wanted())
-    teacher = ModelTeacher(model, word_tokenizer(), Wanted(), packed=False)
+    teacher = ModelTeacher(model, word_tokenizer(), Wanted(), packed=None)
     with pytest.raises(IsolationError, match="documents of one row see each other"):
         teacher.run(make_input())
     row = make_input((9,), padding=7)

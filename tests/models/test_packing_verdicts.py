@@ -75,6 +75,9 @@ def test_training_is_refused_where_a_document_can_be_too_long(kind: str) -> None
     with pytest.raises(IsolationError, match=rf"rows have {LIMIT + 1}\. Take a sequence_length of {LIMIT} or less"):
         require_packed_rows(model, LIMIT + 1)
     assert most_packed(model, 64) == LIMIT
+    require_packed_rows(model, 64, LIMIT)
+    with pytest.raises(IsolationError, match=rf"more than {LIMIT} tokens, and rows have 64"):
+        require_packed_rows(model, 64, LIMIT + 1)
 
 
 @pytest.mark.parametrize("kind", ROTARY)
@@ -96,6 +99,16 @@ def test_a_text_that_grows_beyond_the_rotary_limit_is_right(kind: str) -> None:
         found = model.extend(torch.tensor([[text[-1]] for text in texts]), torch.tensor([1, 1]), cache)
         for text, logits in zip(texts, found, strict=True):
             torch.testing.assert_close(logits, alone(inner, text)[-1], rtol=0, atol=1e-4)
+
+
+def test_sequences_that_do_not_grow_are_no_error() -> None:
+    """As with a cache of keys, a row of no tokens has no meaning in the result."""
+    model = HuggingFaceModel(make("mamba"))
+    cache = model.new_cache(2, 8)
+    assert isinstance(cache, TextCache)
+    found = model.extend(torch.zeros((2, 0), dtype=torch.int64), torch.tensor([0, 0]), cache)
+    due = model.extend(torch.tensor([[1], [2]]), torch.tensor([1, 1]), cache)
+    assert (found.shape, found.dtype) == (due.shape, due.dtype)
 
 
 def test_tables_of_positions_are_not_read_beyond_their_end() -> None:

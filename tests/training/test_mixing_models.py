@@ -2,7 +2,9 @@
 of several documents, right in rows of one."""
 
 import copy
+import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,14 @@ import pytest
 import torch
 from training_makers import LENGTH, make, train, values
 
-from penstock.errors import IsolationError
-from penstock.models import load_model
+from penstock.config import load_run
+from penstock.config.teacher_caches import cache_teacher
+from penstock.config.teachers import packed_rows
+from penstock.distillation.rows import TeacherText
+from penstock.errors import IsolationError, PenstockError
+from penstock.models import PackedRows, load_model
 from penstock.shards import open_dataset
+from penstock.tokenizers import load_tokenizer
 from penstock.training.distributed import Ranks
 from penstock.training.evaluators import ONE_A_ROW, HeldOutLoss
 
@@ -24,6 +31,12 @@ MAMBA = ("mamba", {"state_size": 4})
 ONE_STEP = ("training.steps=1", "training.schedule.warmup_steps=1")
 DYNAMIC = ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
                      "max_position_embeddings": 24})  # fmt: skip
+
+
+LONGROPE = ("llama", {"rope_parameters": {
+    "rope_type": "longrope", "factor": 2.0, "short_factor": [1.0] * 4, "long_factor": [3.0] * 4,
+    "original_max_position_embeddings": 24, "rope_theta": 10000.0}})  # fmt: skip
+"""Documents of more than 24 tokens, which a row of 64 slots can hold, change the others."""
 
 
 def make_folder(folder: Path, kind: str, extra: dict[str, Any]) -> Path:
@@ -59,6 +72,22 @@ def test_training_is_refused_before_the_run_is_begun(data, tmp_path, model, caus
         make(data, tmp_path / "run", f"model=hf:{folder}")
     assert not (tmp_path / "run").exists()
     make(data, tmp_path / "run", f"model=hf:{folder}", "data.loader.packing=none")
+
+
+@pytest.mark.parametrize("model", [ALIBI, MAMBA], ids=["alibi", "mamba"])
+def test_documents_that_are_to_see_each_other_are_trained_as_one(data, tmp_path, model):
+    """What `attention: row` asks for is what such a model does."""
+    folder = make_folder(tmp_path / "model", *model)
+    given = (f"model=hf:{folder}", "data.attention=row", "data.loader.rows_per_step=1", *ONE_STEP)
+    [row] = next(iter(make(data, tmp_path / "run", *given, dry_run=True).loader))
+    assert row.num_documents > 1
+    inner = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        logits = inner(input_ids=torch.as_tensor(row.tokens[: row.num_tokens].astype("int64"))[None]).logits[0]
+    targets = torch.as_tensor(row.targets[0, : row.num_tokens].astype("int64"))
+    due = float(torch.nn.functional.cross_entropy(logits, targets, ignore_index=-100))
+    [record] = train(data, tmp_path / "run", *given)
+    assert record["loss"] == pytest.approx(due, rel=1e-4)
 
 
 def test_a_trained_model_is_refused_as_well(data, tmp_path):
@@ -111,3 +140,71 @@ def test_micro_sequences_are_parts_of_a_document(data, tmp_path):
     mamba = make_folder(tmp_path / "mamba", *MAMBA)
     with pytest.raises(IsolationError, match="see each other"):
         make(data, tmp_path / "no", f"model=hf:{mamba}", *one)
+
+
+def teacher(data: Path, folder: Path, model: tuple[str, dict[str, Any]], **settings: Any) -> str:
+    """The assignment of a teacher with the student's tokenizer."""
+    make_folder(folder, *model)
+    for file in (data / "tokenizer").iterdir():
+        shutil.copy(file, folder / file.name)
+    section = {"model": str(folder), "loss": {"kind": "kl", "top_k": 4}, **settings}
+    return f"teacher={json.dumps({'teachers': [section]})}"
+
+
+@pytest.mark.parametrize("process", ["here", pytest.param("own", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_teacher_is_refused_before_the_run_is_begun(data, tmp_path, dry_run, process):
+    """Although most rows hold no document that is too long for it."""
+    told = teacher(data, tmp_path / "teacher", LONGROPE, process=process)
+    error = IsolationError if process == "here" else PenstockError
+    cause = r"teacher '.*LlamaForCausalLM .*more than 24 tokens, and rows have 64.*max_tokens of 24 or less"
+    with pytest.raises(error, match=f"(?s){cause}"):
+        make(data, tmp_path / "run", told, dry_run=dry_run)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("cure", ["max_tokens", "sequence_length", "packing"])
+def test_each_cure_of_a_teacher_that_was_refused(data, tmp_path, cure):
+    told = teacher(data, tmp_path / "teacher", LONGROPE, **({"max_tokens": 24} if cure == "max_tokens" else {}))
+    change = {"sequence_length": ["data.loader.sequence_length=24"], "packing": ["data.loader.packing=none"]}
+    assert len(train(data, tmp_path / "run", told, *change.get(cure, []))) == 12
+
+
+def test_a_teacher_of_a_cache_is_refused_at_once(data, tmp_path):
+    told = teacher(data, tmp_path / "teacher", LONGROPE)
+    settings = load_run(data / "run.yaml", [told])
+    with pytest.raises(IsolationError, match="more than 24 tokens"):
+        cache_teacher(settings, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_teacher_reads_documents_that_are_to_see_each_other_as_one(data, tmp_path):
+    """Where it reads the student's own rows; cut or begun otherwise, documents are apart again."""
+    told, joined = teacher(data, tmp_path / "teacher", MAMBA, max_tokens=LENGTH), "data.attention=row"
+    [record] = train(data, tmp_path / "run", told, joined, *ONE_STEP)
+    assert record["distillation"] > 0
+    for assignments in ((told,), (told.replace(str(LENGTH), "24"), joined)):
+        with pytest.raises(IsolationError, match="documents of one row see each other"):
+            make(data, tmp_path / "no", *assignments, dry_run=True)
+
+
+@pytest.mark.parametrize(
+    ("reads", "assignment", "due"),
+    [
+        ({}, "data.attention=document", (LENGTH, LENGTH)),
+        ({}, "data.attention=row", None),
+        ({}, "data.loader.packing=none", None),
+        ({"max_tokens": 99}, "data.attention=row", None),
+        ({"max_tokens": 99}, "data.attention=document", (LENGTH, LENGTH)),
+        ({"max_tokens": 24}, "data.attention=row", (LENGTH, 24)),
+        ({"bos": False}, "data.attention=row", (LENGTH, LENGTH)),
+        ({"documents": {"train": "elsewhere"}}, "data.attention=row", (LENGTH, LENGTH)),
+        ({"documents": {"train": "elsewhere"}, "max_tokens": 99}, "data.attention=row", (99, 99)),
+        ({"documents": {"train": "elsewhere"}, "max_tokens": 24}, "data.attention=row", (LENGTH, 24)),
+        ({"documents": {"train": "elsewhere"}}, "data.loader.packing=none", None),
+    ],
+)
+def test_what_rows_a_teacher_can_be_given(data, reads, assignment, due):
+    tokenizer = load_tokenizer(data / "tokenizer")
+    found = packed_rows(TeacherText(tokenizer, **reads), tokenizer, load_run(data / "run.yaml", [assignment]).data)
+    assert found == (None if due is None else PackedRows(*due))

@@ -124,10 +124,10 @@ def test_an_evaluation_is_given_up_when_the_run_is_asked_to_stop(data, tmp_path)
     assert len(looked) == 3
 
 
-def figures(data, tmp_path, setting):
+def figures(data, tmp_path, setting, *assignments):
     """What a look at fresh weights tells."""
     look = f"training.evaluators={{held: {setting.replace('DATA', str(data / 'data'))}}}"
-    trainer = make(data, tmp_path / "run", look, dry_run=True)
+    trainer = make(data, tmp_path / "run", look, *assignments, dry_run=True)
     [(_, look)] = trainer._evaluators.values()
     return look(trainer.model)
 
@@ -143,6 +143,18 @@ def test_a_slice_is_those_documents_alone(data, tmp_path):
     assert nats / whole["targets"] == pytest.approx(whole["loss"], rel=1e-6)
     assert "bits_per_byte" in whole
     assert "bits_per_byte" not in first
+
+
+@pytest.mark.parametrize("too_long", ["split", "error", "drop", "truncate"])
+def test_bits_per_byte_is_of_whole_documents(data, tmp_path, too_long):
+    """Where long documents are left out or cut, the bytes that the manifest counts are not those of the targets."""
+    length = 64 if too_long == "error" else 16
+    look = f"{{sources: [{{path: DATA/validation, too_long: {too_long}}}]}}"
+    found = figures(data, tmp_path, look, f"data.loader.sequence_length={length}")
+    dataset = open_dataset(data / "data" / "validation")
+    whole = found["targets"] == sum(len(dataset[number].tokens) - 1 for number in range(len(dataset)))
+    assert whole == (too_long in ("split", "error"))
+    assert ("bits_per_byte" in found) == whole
 
 
 def test_an_objective_is_measured_by_its_tasks(data, tmp_path):
@@ -167,6 +179,21 @@ def test_a_mixture_has_the_loss_of_its_shares(data, tmp_path):
     assert both["loss"] != pytest.approx((one["loss"] + two["loss"]) / 2, rel=1e-7)
 
 
+def test_several_prediction_heads_and_several_sources(data, tmp_path):
+    """Each head's loss is told, and those of the sources are of the next token, as `loss` is."""
+    both = "{sources: [{path: DATA/validation, share: 3}, {path: DATA/train, share: 1}]}"
+    heads = "model.prediction_heads=2"
+    found = figures(data, tmp_path, both, heads)
+    one, two = (figures(data, tmp_path, f"{{data: DATA/{name}}}", heads) for name in ("validation", "train"))
+    assert set(found) == {"loss", "targets", "loss.distance.2", "loss.source.validation", "loss.source.train"}
+    assert found["loss.source.validation"] == pytest.approx(one["loss"], rel=1e-5)
+    assert found["loss.source.train"] == pytest.approx(two["loss"], rel=1e-5)
+    assert found["loss"] == pytest.approx((3 * one["loss"] + two["loss"]) / 4, rel=1e-5)
+    low, high = sorted([one["loss.distance.2"], two["loss.distance.2"]])
+    assert low <= found["loss.distance.2"] <= high
+    assert found["loss.distance.2"] != found["loss"]
+
+
 def test_parts_of_an_evaluation_are_in_the_records(data, tmp_path):
     look = f"{{held: {{sources: [{{path: {data}/data/validation}}, {{path: {data}/data/train}}], every: 2}}}}"
     records = train(data, tmp_path / "run", f"training.evaluators={look}", "training.steps=3")
@@ -185,6 +212,11 @@ def test_parts_of_an_evaluation_are_in_the_records(data, tmp_path):
         ("{a: {sources: [{path: x}], objective: ul2r}}", r"slice and objective go with data; give each of the sources"),
         ("{a: {sources: [{path: x, share: 0}]}}", r"source 'x' has share 0 and .*; expected a share above 0"),
         ("{a: {sources: [{path: x, max_epochs: 2}]}}", r"max_epochs 2.*; expected .* no max_epochs, as each document"),
+        ("{a: {kind: samples, slice: [0, 0.5]}}", r"slice goes with kind loss, and this one's is samples; leave slice"),
+        ("{a: {kind: task, task: {name: mmlu}, sources: [{path: x}]}}", r"sources goes with kind loss, .* is task"),
+        ("{a: {kind: task, task: {name: mmlu}, objective: ul2r}}", r"objective goes with kind loss, .* is task"),
+        ("{a: {kind: samples, data: x}}", r"data goes with kind loss, .* leave data out, or set kind to loss"),
+        ("{a: {data: x, prompts: [a]}}", r"prompts goes with kind samples, and this one's is loss"),
         ("{a: {data: x, slice: [0.5, 0.1]}}", r"slice must be fractions 0 ≤ begin < end ≤ 1"),
         ("{a: {data: x, objective: ul3}}", r"evaluators.a.objective: found 'ul3', expected 'causal', 'infill'"),
         ("{a: {sources: [{path: x, shore: 1}]}}", r"evaluators.a.sources.0.shore: unknown key; did you mean 'share'"),

@@ -139,9 +139,35 @@ def test_what_was_trained_until_a_step_cannot_be_made_is_saved(data, tmp_path):
     with pytest.raises(RecordError, match=r"source 'long': document .* or set too_long to split"):
         train(data, tmp_path / "run", sources, change, *rare, say=said.append)
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000004"]
-    assert said[-1] == "saved after step 4; the next step cannot be made"
+    assert said[-1] == "saved after step 4, before the error"
     start = f'model="from:{tmp_path / "run"}"'
     assert len(train(data, tmp_path / "more", start, "training.steps=3")) == 3
+
+
+@pytest.mark.parametrize("where", ["model", "evaluator"])
+def test_what_was_trained_before_an_error_is_saved(data, tmp_path, where):
+    """A row that the model refuses, or a look at it that fails; the run then goes on to the last bit."""
+    rare, said = ("training.checkpoints.every=1000", "training.steps=6"), []
+    trainer = make(data, tmp_path / "run", *rare, say=said.append)
+    given, loader = trainer.model.tensors, trainer.loader
+
+    def refuse(*arguments):
+        if loader.step == 4:
+            raise RecordError("not this")
+        return given(*arguments) if where == "model" else {}
+
+    if where == "model":
+        trainer.model.tensors = refuse
+    else:
+        trainer._evaluators = {"look": (1, refuse)}
+    with pytest.raises(RecordError, match="not this"):
+        list(trainer.train())
+    del trainer
+    due = 3 if where == "model" else 4
+    assert said[-1] == f"saved after step {due}, before the error"
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-{due:08}"]
+    rest = train(data, tmp_path / "run", *rare, resume=True)
+    assert losses(rest) == losses(train(data, tmp_path / "whole", *rare))[due:]
 
 
 def test_no_new_beginning_over_damaged_checkpoints(data, tmp_path):

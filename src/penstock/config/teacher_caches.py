@@ -48,9 +48,10 @@ def cache_teacher(
 
     Raises:
         ConfigError: There is no such teacher, or the rows do not fit a cache.
+        IsolationError: Rows hold several documents, and the teacher's model would let them see each other.
         OutputError: The folder holds something else.
     """
-    from penstock.config.teachers import load_teacher, open_teacher_run, student_tokenizer, teacher_text
+    from penstock.config.teachers import load_teacher, open_teacher_run, packed_rows, student_tokenizer, teacher_text
     from penstock.distillation.caching import write_cache
     from penstock.distillation.outputs import Wanted
     from penstock.distillation.rows import TeacherRows
@@ -80,7 +81,7 @@ def cache_teacher(
     )
     return write_cache(
         loader,
-        ModelTeacher(network, tokenizer, wanted, packed=data.loader.packing != "none"),
+        ModelTeacher(network, tokenizer, wanted, packed=packed_rows(text, student, data)),
         output,
         tokenizer=tokenizer,
         wanted=wanted,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.distillation.projection import Projection
     from penstock.distillation.rows import TeacherRows, TeacherText
     from penstock.distillation.teachers import Teacher
-    from penstock.models import LanguageModel
+    from penstock.models import LanguageModel, PackedRows
     from penstock.tokenizers import Tokenizer
     from penstock.training import Run
 
@@ -42,6 +42,8 @@ def open_teachers(
     Raises:
         ConfigError: A loss does not fit a teacher's tokenizer, or the sources do not say their own.
         FormatError: There is no model, cache or projection at a path.
+        IsolationError: A teacher's rows hold several documents, and its model would let them see each other.
+        PenstockError: A teacher in a process of its own could not be loaded there, for whatever reason.
     """
     if settings is None:
         return None
@@ -51,11 +53,14 @@ def open_teachers(
     student = student_tokenizer(data)
     found = [_find(one) for one in settings.teachers]
     prints = [source.path.fingerprint for source in data.sources]
-    opened = [
-        _open(one, f"teacher.teachers.{number}", student, prints, data.loader.packing != "none", device, say)
-        for number, one in enumerate(found)
-    ]
     texts = [teacher_text(one.settings, student, one.tokenizer, one.trained_length) for one in found]
+    opened = [
+        _open(one, f"teacher.teachers.{number}", student, prints, packed_rows(text, student, data), device, say)
+        for number, (one, text) in enumerate(zip(found, texts, strict=True))
+    ]
+    for one in opened:
+        # One in a process of its own says now whether it could load; together, so that they load at the same time.
+        one.teacher.ask(())
     return Taught(
         companion=TeacherRows(student, texts),
         distiller=Distiller(settings, opened, vocab_size=student.vocab_size, device=device),
@@ -140,6 +145,24 @@ def teacher_text(
     )
 
 
+def packed_rows(text: "TeacherText", student: "Tokenizer", data: DataSettings) -> "PackedRows | None":
+    """The rows that a teacher will read, where they hold several documents that must not see each other; else None.
+
+    With the student's tokenizer it reads the student's own rows, and documents are as long as there. With another one
+    they are as long as it is let read, or as rows are where nobody says; how many tokens a row has nobody knows before.
+    """
+    from penstock.models import PackedRows
+
+    slots, most = data.loader.sequence_length, text.max_tokens
+    same = text.tokenizer.fingerprint == student.fingerprint and not text.documents
+    own_rows = same and text.bos is None and (most is None or most >= slots)
+    if not data.loader.needs_isolation(data.attention if own_rows else "document"):
+        return None
+    # BOS may come before a document that fills a row.
+    longest = min(slots + bool(text.bos), most or slots + 1) if same else most or slots
+    return PackedRows(max(slots, longest), longest)
+
+
 def _control_pairs(settings: TeacherSettings, student: "Tokenizer", tokenizer: "Tokenizer") -> dict[int, int]:
     """Student id → teacher id of control tokens that mean the same."""
     return {
@@ -161,12 +184,11 @@ def _open(
     where: str,
     student: "Tokenizer",
     sources: Sequence[str],
-    packed: bool,
+    packed: "PackedRows | None",
     device: "torch.device",
     say: Callable[[str], None],
 ) -> "OpenTeacher":
-    """One teacher, with what its loss needs; `sources` are the fingerprints of the mixture's datasets. `packed`:
-    rows hold several documents."""
+    """One teacher, with what its loss needs; `sources` are the fingerprints of the mixture's datasets."""
     import torch
 
     from penstock.distillation.boundaries import starts_boundary
@@ -203,7 +225,7 @@ def _projection(
     return found
 
 
-def _teacher(found: _Found, sources: Sequence[str], packed: bool, device: "torch.device") -> "Teacher":
+def _teacher(found: _Found, sources: Sequence[str], packed: "PackedRows | None", device: "torch.device") -> "Teacher":
     from penstock.distillation.distiller import wanted_of
 
     settings, tokenizer, run = found.settings, found.tokenizer, found.run

@@ -26,8 +26,10 @@ from penstock.distillation.outputs import Shapes, TeacherOutputs, Wanted
 from penstock.distillation.rows import TeacherRow
 from penstock.distillation.shared_memory import SharedBuffer, bytes_of
 from penstock.distillation.teacher_process import Description, Load
+from penstock.distillation.teachers import ANY_ROWS
 from penstock.errors import ConfigError, PenstockError
 from penstock.inputs import ModelInput
+from penstock.models import PackedRows
 
 _PATIENCE = 5.0
 """Seconds for a child to end by itself."""
@@ -44,7 +46,7 @@ class ProcessTeacher:
         threads: Of torch there, on the CPU; None: as many as here.
         ahead: Rows that are sent before their outputs are fetched, at most.
         device: Where outputs are wanted.
-        packed: Whether rows hold several documents; see `ModelTeacher`.
+        packed: As of `ModelTeacher`; what is refused there shows at the first `ask`, even if that is of no rows.
 
     Raises:
         ConfigError: `load` cannot be pickled, or a number is out of range.
@@ -58,7 +60,7 @@ class ProcessTeacher:
         threads: int | None = None,
         ahead: int = 2,
         device: torch.device | str = "cpu",
-        packed: bool = True,
+        packed: PackedRows | None = ANY_ROWS,
     ) -> None:
         threads = torch.get_num_threads() if threads is None else threads
         if threads < 1 or ahead < 1:
@@ -77,12 +79,13 @@ class ProcessTeacher:
         self._tell(description)
 
     def ask(self, rows: Sequence[TeacherRow]) -> None:
-        """Send the first of these rows; the others follow as outputs are fetched.
+        """Send the first of these rows, once the child is ready; the others follow as outputs are fetched.
 
         Raises:
             PenstockError: The child could not load its model, or died.
         """
         self._check()
+        self._known()
         for one in self._sent:
             one.row = None
         self._asked = deque(rows)

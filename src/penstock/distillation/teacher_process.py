@@ -30,7 +30,7 @@ from penstock.distillation.shared_memory import SharedBuffer
 from penstock.distillation.teachers import ModelTeacher
 from penstock.errors import PenstockError
 from penstock.inputs import ModelInput
-from penstock.models import LanguageModel
+from penstock.models import LanguageModel, PackedRows
 from penstock.tokenizers import Tokenizer
 
 Load = Callable[[], tuple[LanguageModel, Tokenizer]]
@@ -47,8 +47,8 @@ class Description:
     threads: int
     cuda: bool
     """Whether the caller wants outputs on a GPU, where it can open tensors of this process."""
-    packed: bool = True
-    """Whether rows hold several documents."""
+    packed: PackedRows | None
+    """Rows that hold several documents; see `ModelTeacher`."""
 
 
 def main() -> None:

@@ -9,10 +9,13 @@ import torch
 from penstock.distillation.boundaries import starts_boundary
 from penstock.distillation.outputs import TeacherOutputs, Wanted, outputs_of
 from penstock.distillation.rows import TeacherRow
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, IsolationError
 from penstock.inputs import ModelInput
-from penstock.models import LanguageModel, require_packed_rows
+from penstock.models import LanguageModel, PackedRows, require_packed_rows
 from penstock.tokenizers import Tokenizer
+
+ANY_ROWS = PackedRows(1, 1)
+"""Rows that hold several documents, of lengths that nobody told; a model refuses those that it must not see."""
 
 
 class Teacher(Protocol):
@@ -36,22 +39,24 @@ class ModelTeacher:
         model: Keeps its mode, and gets no gradients.
         tokenizer: Its tokenizer.
         wanted: What to keep of its distributions.
-        packed: Whether its rows hold several documents, so that a model that must not see them is refused at once.
+        packed: Its rows that hold several documents, so that a model that must not see them is refused at once; None:
+            no row does. By default how long they are shows with the first.
 
     Raises:
         ConfigError: The model has fewer embeddings than the tokenizer has ids.
         IsolationError: The model lets documents of a row see each other.
     """
 
-    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, wanted: Wanted, *, packed: bool = True) -> None:
+    def __init__(
+        self, model: LanguageModel, tokenizer: Tokenizer, wanted: Wanted, *, packed: PackedRows | None = ANY_ROWS
+    ) -> None:
         if model.vocab_size < tokenizer.vocab_size:
             raise ConfigError(
                 f"the teacher has embeddings for {model.vocab_size} ids and its tokenizer ({tokenizer.name}) "
                 f"{tokenizer.vocab_size}; give the tokenizer that it was trained with"
             )
-        if packed:
-            # How long its rows are shows with the first; a model refuses those that it cannot read.
-            require_packed_rows(model, 1)
+        if packed is not None:
+            _require_packed(model, packed, tokenizer.name)
         self.model, self.tokenizer, self.wanted = model, tokenizer, wanted
         self._boundary = torch.from_numpy(starts_boundary(tokenizer)).to(model.device) if wanted.boundary else None
 
@@ -75,3 +80,12 @@ class ModelTeacher:
 
     def close(self) -> None:
         """Nothing: the model is the caller's."""
+
+
+def _require_packed(model: LanguageModel, packed: PackedRows, name: str) -> None:
+    try:
+        require_packed_rows(model, packed.slots, packed.longest)
+    except IsolationError as error:
+        most = model.packing(packed.slots).longest
+        cure = f". Or let this teacher read less of a document: max_tokens of {most} or less" if most else ""
+        raise IsolationError(f"teacher {name!r}: {error}{cure}") from None

@@ -204,6 +204,11 @@ class Loader:
         return self._after.step
 
     @property
+    def needs_isolation(self) -> bool:
+        """Whether its rows hold several documents that must not see each other."""
+        return self.settings.needs_isolation(self.requirements.attention)
+
+    @property
     def bidirectional_source(self) -> str | None:
         """Name of the first source whose objective makes bidirectional prefixes; None where there is none."""
         pairs = zip(self.mixture.sources, self._plan.rewritings, strict=True)

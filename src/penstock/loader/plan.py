@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock.compiled import address_of
 from penstock.errors import ConfigError, RecordError, StateError
+from penstock.inputs import Attention
 from penstock.loader._kernels import (
     BEST_FIT_DECREASING,
     FINISHED,
@@ -97,6 +98,10 @@ class PlanSettings:
                     f"source {source.name!r}: too_long={source.too_long!r} has no effect with packing 'concat', which "
                     "cuts every document where its row ends and loses no target; leave too_long out, or use best_fit"
                 )
+
+    def needs_isolation(self, attention: Attention | None) -> bool:
+        """Whether rows hold several documents that must not see each other; alone in a row, one has nothing to see."""
+        return self.packing != "none" and attention != "row"
 
 
 @final

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.models.language_model import LanguageModel
     from penstock.models.lora import add_lora, merge_lora
     from penstock.models.micro_sequences import backward_in_parts
-    from penstock.models.packing import PackingVerdict, most_packed, require_packed_rows
+    from penstock.models.packing import PackedRows, PackingVerdict, most_packed, require_packed_rows
     from penstock.models.row_tensors import RowTensors
     from penstock.models.saving import load_model, save_model
     from penstock.models.transformer import Transformer
@@ -34,6 +34,7 @@ _LATE = {
     "export": "exporting",
     "merge_lora": "lora",
     "most_packed": "packing",
+    "PackedRows": "packing",
     "PackingVerdict": "packing",
     "require_packed_rows": "packing",
     "Cache": "cache",
@@ -51,6 +52,7 @@ __all__ = [
     "LanguageModel",
     "LoraSettings",
     "ModelSettings",
+    "PackedRows",
     "PackingVerdict",
     "RowAttention",
     "RowTensors",

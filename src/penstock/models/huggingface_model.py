@@ -30,7 +30,7 @@ from penstock.integrations.isolation import DOCUMENT_LENGTHS, changing_rotary, d
 from penstock.integrations.model_limits import longer_documents, rotary_limit
 from penstock.models.cache import Cache, LayerAttend
 from penstock.models.lora import LoraSettings
-from penstock.models.packing import PackingVerdict
+from penstock.models.packing import PackingVerdict, require_packed_rows
 from penstock.models.row_tensors import RowTensors
 from penstock.models.text_cache import TextCache
 from penstock.models.their_attention import AttentionShape, UnfitAttentionError, take_attention, values_alone
@@ -201,8 +201,9 @@ class HuggingFaceModel(nn.Module):
             if row not in found:
                 self._say_slow()
                 found[row] = self.logits(self._document(cache.text(sequence))[0, -1])
-        like = next(iter(found.values()))
-        return torch.stack([found.get(row, torch.zeros_like(like)) for row in range(len(chosen))])
+        dtype = torch.promote_types(self.compute_dtype, torch.float32)
+        nothing = torch.zeros(self._width, dtype=dtype, device=self.device)
+        return torch.stack([found.get(row, nothing) for row in range(len(chosen))])
 
     def _say_slow(self) -> None:
         if self._said:
@@ -236,9 +237,7 @@ class HuggingFaceModel(nn.Module):
         made = self._tensors(row, backend)
         documents = _documents(made)
         if len(documents) > 1:
-            found = self.packing(row.sequence_length)
-            if found.reason is not None and int(documents.max()) > found.longest:
-                raise IsolationError(found.reason)
+            require_packed_rows(self, row.sequence_length, int(documents.max()))
         return made
 
     def _tensors(self, row: ModelInput, backend: str = "auto") -> RowTensors:

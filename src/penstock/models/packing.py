@@ -20,6 +20,16 @@ _said: "WeakSet[LanguageModel]" = WeakSet()
 
 @final
 @dataclass(frozen=True, slots=True)
+class PackedRows:
+    """Rows that hold several documents, which must not see each other."""
+
+    slots: int
+    longest: int
+    """Tokens of a document, at most."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class PackingVerdict:
     """What a model says about rows of some number of slots."""
 
@@ -29,18 +39,20 @@ class PackingVerdict:
     """Why not documents of any length that the row holds; None: they may."""
 
 
-def require_packed_rows(model: "LanguageModel", slots: int) -> None:
+def require_packed_rows(model: "LanguageModel", slots: int, longest: int | None = None) -> None:
     """Refuse a model that must not see several documents in one row.
 
     Args:
         model: What will see them.
         slots: Of the rows.
+        longest: Tokens of a document, at most; None: as many as a row has slots.
 
     Raises:
         IsolationError: Documents of a row would see each other; says how much, and the cure.
     """
-    if (reason := model.packing(slots).reason) is not None:
-        raise IsolationError(reason)
+    found = model.packing(slots)
+    if found.reason is not None and (slots if longest is None else longest) > found.longest:
+        raise IsolationError(found.reason)
 
 
 def most_packed(model: "LanguageModel", slots: int) -> int:

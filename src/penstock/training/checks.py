@@ -110,8 +110,8 @@ def check_ids(model: LanguageModel, loader: Loader) -> None:
 
 
 def _trial_row(loader: Loader) -> ModelInput:
-    """Two documents, or one where rows hold no more, with prefixes where any source's objective makes some."""
-    documents = 1 if loader.settings.packing == "none" else 2
+    """Two documents, or one where rows hold none apart, with prefixes where any source's objective makes some."""
+    documents = 2 if loader.needs_isolation else 1
     slots, prefixes = documents * _TRIAL, loader.bidirectional_source is not None
     positions = np.tile(np.arange(_TRIAL, dtype=np.int32), documents)
     return ModelInput(

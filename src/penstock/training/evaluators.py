@@ -50,9 +50,10 @@ class HeldOutLoss:
 
     `loss` is nats a weighted target; of several sources, the mean of their losses weighted by their shares, which is
     the loss of a target of the mixture. `loss.source.NAME` and `loss.task.NAME` are those of its parts, where there are
-    several. `bits_per_byte` is all nats over the bytes of the text that the tokens stand for (so tokenizers can be
-    compared), given for one source where every token counts 1, all documents are used as they are, and the dataset
-    knows its bytes.
+    several; of a model with several prediction heads `loss.distance.2` and so on are those of the further ones.
+    `bits_per_byte` is all nats over the bytes of the text that the tokens stand for (so tokenizers can be compared),
+    given for one source where every token counts 1, all documents are used as they are, and the dataset knows its
+    bytes.
 
     Args:
         data: A dataset's folder, or sources; each document is used once, so each source has `max_epochs` 1.
@@ -102,7 +103,7 @@ class HeldOutLoss:
         """See the class."""
         nats = weights = 0.0
         taken = 0
-        parts = LossSums(self._groups.names, 1, model.device)
+        parts = LossSums(self._groups.names, len(model.prediction_weights), model.device)
         with torch.no_grad():
             for step in self._loader():
                 for number, row in enumerate(step, taken + len(step) * self._ranks.place.rank):
@@ -150,7 +151,9 @@ def _check_tokenizer(source: Source, tokenizer: Any) -> None:
 def _text_bytes(source: Source) -> int | None:
     """Bytes of the text that all targets of a source stand for; None where that is not known."""
     manifest = getattr(source.path, "manifest", None)
-    if manifest is None or manifest.has_spans or source.slice != (0.0, 1.0) or source.objective != Causal():
+    # The manifest counts all documents, and each as it was prepared.
+    shortened = source.slice != (0.0, 1.0) or source.too_long in ("drop", "truncate")
+    if manifest is None or manifest.has_spans or shortened or source.objective != Causal():
         return None
     found: int | None = manifest.text_bytes
     return found

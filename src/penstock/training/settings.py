@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Literal, final, get_args
 
 from penstock.errors import ConfigError
@@ -54,6 +54,11 @@ class CheckpointSettings:
         _above_zero("checkpoints", self, "every", "keep")
 
 
+_KEYS = {
+    "loss": ("data", "slice", "objective", "sources", "rows"),
+    "samples": ("prompts", "max_tokens", "temperature"),
+}
+"""Kind of evaluator → the keys that only it has."""
 SCORED_TASKS = ("mmlu", "bits_per_byte")
 """Tasks of which no texts are written."""
 
@@ -98,6 +103,18 @@ class EvaluatorSettings:
             _ = self.mixture
         if (self.kind == "task") != (self.task is not None):
             raise ConfigError("evaluators: kind task and the key task, such as {name: mmlu, data: FOLDER}, go together")
+        self._refuse_ignored()
+
+    def _refuse_ignored(self) -> None:
+        """Refuse what is said to another kind of look."""
+        for key in fields(self):
+            kind = next((kind for kind, keys in _KEYS.items() if key.name in keys), self.kind)
+            default = key.default if key.default_factory is MISSING else key.default_factory()
+            if kind != self.kind and getattr(self, key.name) != default:
+                raise ConfigError(
+                    f"evaluators: {key.name} goes with kind {kind}, and this one's is {self.kind}; leave {key.name} "
+                    f"out, or set kind to {kind}"
+                )
 
     @property
     def mixture(self) -> Mixture:

@@ -108,9 +108,9 @@ class Trainer:
         self.distiller = distiller
         self.totals = Totals()
         self._saved = 0
-        packed = loader.requirements.attention != "row" and loader.settings.packing != "none"
+        self._trained: Step | None = None
         # A part of a document is read as a document with a past, so what holds for rows must hold for parts.
-        if packed or settings.micro_sequences > 1:
+        if loader.needs_isolation or settings.micro_sequences > 1:
             require_packed_rows(model, loader.settings.sequence_length)
         if settings.shard:
             shard(model, ranks)
@@ -250,12 +250,9 @@ class Trainer:
         taught = nullcontext() if self.distiller is None else closing(self.distiller)
         with Interruption() as interruption, closing(logs), taught:
             self._saved = self.loader.step
-            waited = time.monotonic()
-            for step in self._steps():
+            for step, record in self._records(interruption, logs):
                 done = step.index + 1
-                record = self._step(step, time.monotonic() - waited, logs)
                 last = done == self.steps
-                record |= evaluate(self._evaluators, self.model, done, last, lambda: self._asked(interruption))
                 yield record
                 stop = self._asked(interruption)
                 if last or stop or done % self.settings.checkpoints.every == 0:
@@ -265,7 +262,6 @@ class Trainer:
                     return
                 if last:
                     return
-                waited = time.monotonic()
             if self.loader.step < self.steps:
                 if self._saved < self.loader.step:
                     self._save(step)
@@ -274,20 +270,25 @@ class Trainer:
                     "trained is saved"
                 )
 
-    def _steps(self) -> Iterator[Step]:
-        """The loader's steps. Where one cannot be made, what was trained before it is saved first.
+    def _records(self, interruption: Interruption, logs: TensorLogs) -> Iterator[tuple[Step, Record]]:
+        """The steps as they are trained, with their records. Where there is an error, what was trained is saved first.
 
         Not in a run of several ranks: damaged bytes are found by the rank that reads them, and all save together.
         """
-        last: Step | None = None
+        waited = time.monotonic()
         try:
             for step in self.loader:
-                yield step
-                last = step
+                record = self._step(step, time.monotonic() - waited, logs)
+                done = step.index + 1
+                last = done == self.steps
+                record |= evaluate(self._evaluators, self.model, done, last, lambda: self._asked(interruption))
+                yield step, record
+                waited = time.monotonic()
         except PenstockError:
-            if last is not None and self._saved <= last.index and not self.ranks.several:
-                self._save(last)
-                self.say(f"saved after step {last.index + 1}; the next step cannot be made")
+            trained = self._trained
+            if trained is not None and self._saved <= trained.index and not self.ranks.several:
+                self._save(trained)
+                self.say(f"saved after step {trained.index + 1}, before the error")
             raise
 
     def _asked(self, interruption: Interruption) -> bool:
@@ -307,6 +308,8 @@ class Trainer:
             if not self.settings.shard:
                 self.ranks.sum_gradients([*self.model.parameters(), *self._projections.values()])
         rate = self.settings.optimizer.learning_rate * self.settings.schedule.share(step.index, self.steps)
+        # The weights are those of no step until this one is known to be sound.
+        self._trained = None
         norm = float(self._optimizers.step(rate))
         [nats] = self.ranks.sum([nats])
         seconds = time.monotonic() - began
@@ -320,6 +323,7 @@ class Trainer:
                 "lower the learning rate, or look at `loader.explain` of the step, then --resume"
             )
         taught = {} if self.distiller is None else self.distiller.end(self.ranks.sum, loss)
+        self._trained = step
         return {
             "step": step.index + 1,
             "loss": loss,

@@ -64,11 +64,6 @@ def refuse_small_vocabulary(model: Any, all_loaders: Sequence[Loader]) -> None:
             )
 
 
-def needs_isolation(loader: Loader) -> bool:
-    """Whether rows hold documents that must not see each other; alone in a row, one has nothing to see."""
-    return loader.requirements.attention != "row" and loader.settings.packing != "none"
-
-
 def say_that_documents_mix(all_loaders: Mapping[str, Loader]) -> None:
     """Say that documents of a row see each other where that was asked, since nothing else will tell."""
     names = [name for name, loader in all_loaders.items() if loader.requirements.attention == "row"]

@@ -32,7 +32,6 @@ from penstock.integrations.huggingface.arguments import (
 from penstock.integrations.huggingface.batches import DENOMINATOR, TARGETS, WEIGHTS, Microbatches, batch
 from penstock.integrations.huggingface.checks import (
     check_ranks,
-    needs_isolation,
     refuse_model,
     refuse_small_vocabulary,
     say_that_documents_mix,
@@ -111,7 +110,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         self._eval_states = {id(each): each.state_dict() for each in loaders(eval_loader).values()}
         if self.is_world_process_zero():
             say_that_documents_mix(every)
-        packed = [each.settings.sequence_length for each in every.values() if needs_isolation(each)]
+        packed = [each.settings.sequence_length for each in every.values() if each.needs_isolation]
         if check_isolation and packed:
             run_isolation_check(self.model, sequence_length=max(packed))
 
