@@ -31,7 +31,7 @@ def safe_console(**options: Any) -> "Console":
     """A `rich.console.Console` that shows control characters of what it prints as escapes.
 
     Args:
-        options: Of `rich.console.Console`. It does not highlight unless told to.
+        options: Of `rich.console.Console`. It highlights only on request.
     """
     from rich.console import Console
     from rich.segment import Segment

@@ -74,7 +74,7 @@ class Conversation:
     """More template variables of this record, from its `chat_template_kwargs`."""
 
     attachments: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the record beside its messages that hold images, audio or video, as they are."""
+    """Fields of the record, next to its messages, that hold images, audio or video, as they are."""
 
     dropped_media: int = 0
     """Images, audio and video that were left out, because the settings said so."""

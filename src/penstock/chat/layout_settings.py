@@ -83,7 +83,7 @@ class LayoutSettings:
     texts; False: never."""
 
     media: str = "error"
-    """Images, audio and video, as parts or beside the messages: `error`, as they cannot be encoded as text; or `drop`
+    """Images, audio and video, as parts or next to the messages: `error`, as they cannot be encoded as text; or `drop`
     them and their placeholders (`<image>`), which is counted."""
 
     oasst_paths: str = "best"

@@ -56,7 +56,7 @@ def refuse_media(messages: Sequence[Mapping[str, Any]], attachments: Mapping[str
 
     Args:
         messages: As templates see them.
-        attachments: Media of the record beside its messages.
+        attachments: Media of the record next to its messages.
         origin: `file:line`, for the error.
 
     Raises:
@@ -91,12 +91,12 @@ def drop_media(conversation: Conversation, *, join: bool = True) -> Conversation
     count = inside + sum(map(_count, conversation.attachments.values()))
     if count == 0:
         return conversation
-    beside = _count_beside(conversation)
+    in_fields = _count_in_fields(conversation)
     messages, marks = list(conversation.messages), list(conversation.marks)
     # Replies last: what the others leave of the media is asked for there.
     for index in sorted(range(len(messages)), key=lambda index: messages[index]["role"] == "assistant"):
         where = f"{conversation.origin}: message {index}"
-        messages[index], marks[index] = _without_media(messages[index], marks[index], join, beside, where)
+        messages[index], marks[index] = _without_media(messages[index], marks[index], join, in_fields, where)
     return replace(
         conversation,
         messages=tuple(messages),
@@ -106,7 +106,7 @@ def drop_media(conversation: Conversation, *, join: bool = True) -> Conversation
     )
 
 
-def _count_beside(conversation: Conversation) -> Counter[str]:
+def _count_in_fields(conversation: Conversation) -> Counter[str]:
     """How many media of each kind stand in fields: those that have placeholders in texts."""
     counts: Counter[str] = Counter()
     for item in (conversation.attachments, *conversation.messages):
@@ -116,11 +116,11 @@ def _count_beside(conversation: Conversation) -> Counter[str]:
 
 
 def _without_media(
-    message: dict[str, Any], marks: Marks, join: bool, beside: Counter[str], where: str
+    message: dict[str, Any], marks: Marks, join: bool, in_fields: Counter[str], where: str
 ) -> tuple[dict[str, Any], Marks]:
     def without_placeholders(text: str, name: str) -> str:
         return _without_placeholders(
-            text, message["role"], [one.field for one in marks.ranges].count(name), beside, where
+            text, message["role"], any(one.field == name for one in marks.ranges), in_fields, where
         )
 
     kept = {name: value for name, value in message.items() if name not in media_fields(message)}
@@ -149,13 +149,13 @@ def _moved(ranges: Sequence[Range], kept: Mapping[int, Any], joined: bool) -> It
         yield replace(one, field=name, begin=one.begin + shift, end=one.end + shift)
 
 
-def _without_placeholders(text: str, role: str, ranges: int, beside: Counter[str], where: str) -> str:
-    """A text without the placeholders of media that are left in `beside`, which it counts down."""
+def _without_placeholders(text: str, role: str, ranges: bool, in_fields: Counter[str], where: str) -> str:
+    """A text without the placeholders of media that are left in `in_fields`, which it counts down."""
 
     def drop(found: re.Match[str]) -> str:
         named = found[1] or found[2]
         # LLaVA's videos have <image> too.
-        kind = next((kind for kind in (named, "video") if beside[kind] and (kind == named or named == "image")), None)
+        kind = next(filter(in_fields.get, ("image", "video") if named == "image" else (named,)), None)
         if kind is None:
             return found[0]
         if role == "assistant":
@@ -163,7 +163,7 @@ def _without_placeholders(text: str, role: str, ranges: int, beside: Counter[str
                 f"{where} is a reply with {found[0].strip()!r}, which may stand for one of the record's media or be a "
                 "word; leave the record out, or give its media as parts of the messages' contents"
             )
-        beside[kind] -= 1
+        in_fields[kind] -= 1
         return ""
 
     cleaned = _PLACEHOLDER.sub(drop, text)

@@ -98,7 +98,7 @@ def _kind_and_text(part: Any, where: str) -> tuple[str, str | None]:
             "what tools were asked and answered goes into tool_calls and messages of role tool"
         )
     if media:
-        raise ConversationError(f'{where} is of type "{kind}" and holds "{media[0]}" too; due a part for each')
+        raise ConversationError(f'{where} is of type "{kind}" and holds "{media[0]}" too; expected: a part for each')
     for key in (kind, *TEXT_KEYS):
         if isinstance(part.get(key), str):
             return kind, part[key]

@@ -15,7 +15,7 @@ from penstock.models import LanguageModel, PackedRows, require_packed_rows
 from penstock.tokenizers import Tokenizer
 
 ANY_ROWS = PackedRows(1, 1)
-"""Rows that hold several documents, of lengths that nobody told; a model refuses those that it must not see."""
+"""Rows that hold several documents, of unknown lengths; a model refuses those that it must not see."""
 
 
 class Teacher(Protocol):

@@ -83,7 +83,7 @@ class HuggingFaceModel(nn.Module):
         return self._shape is not None
 
     def packing(self, slots: int) -> PackingVerdict:
-        """Whether documents may share a row of so many slots; tried once, on random tokens."""
+        """Whether documents may share a row of this many slots; tried once, on random tokens."""
         if slots not in self._packings:
             self._packings[slots] = self._try_packing(slots)
         return self._packings[slots]

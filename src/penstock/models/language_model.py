@@ -39,7 +39,7 @@ class LanguageModel(Protocol):
         """What a loader must give for it."""
 
     def packing(self, slots: int) -> PackingVerdict:
-        """Whether documents may share a row of so many slots: only if each gives what it gives alone."""
+        """Whether documents may share a row of this many slots: only if each gives what it gives alone."""
 
     def tensors(self, row: ModelInput, backend: str = "auto") -> RowTensors:
         """A row on the model's device, with attention as this model attends; refused where `packing` does."""
@@ -54,7 +54,7 @@ class LanguageModel(Protocol):
         """[..., width] → [..., vocab], float32 or wider."""
 
     def new_cache(self, sequences: int, capacity: int) -> SequenceCache:
-        """Room for so many sequences of at most so many tokens; what it keeps of them is the model's to know."""
+        """Room for a number of sequences with a number of tokens each; what it keeps of them is the model's to know."""
 
     def extend(self, tokens: Tensor, lengths: Tensor, cache: Any, sequences: Tensor | None = None) -> Tensor:
         """Feed new tokens of sequences; logits [B, vocab] after each one's last new token. `cache`: of `new_cache`."""

@@ -34,7 +34,7 @@ class PackingVerdict:
     """What a model says about rows of some number of slots."""
 
     longest: int
-    """Documents of at most so many tokens may share a row; 0: none may."""
+    """Documents of at most this many tokens may share a row; 0: none may."""
     reason: str | None = None
     """Why not documents of any length that the row holds; None: they may."""
 

@@ -36,7 +36,7 @@ _OTHER_PARTS = re.compile(
     r"^(model\.)?(mtp|nextn|vision\w*|visual|image\w*|video\w*|audio\w*|multi_modal\w*|mm_\w*|score|v_head|value_head"
     r"|classifier)\b"
 )
-"""Parts beside the language model: further prediction heads, encoders of media, heads of reward models."""
+"""Parts next to the language model: further prediction heads, encoders of media, heads of reward models."""
 
 
 def refuse_quantised(folder: Path, config: Mapping[str, Any]) -> None:

@@ -107,12 +107,12 @@ def take_attention(inner: Any) -> AttentionShape:
     if len(layers) != getattr(config, "num_hidden_layers", None):
         raise UnfitAttentionError(f"it has other layers than the {len(layers)} that attend")
     if _masks_more(config, window):
-        raise UnfitAttentionError("it masks more than its attention is told")
+        raise UnfitAttentionError("it masks more than its attention is given")
     return AttentionShape(layers=len(layers), kv_heads=kv_heads, head_width=head_width, window=window)
 
 
 def _masks_more(config: Any, window: int | None) -> bool:
-    """Whether a model's own mask hides what lies far back, and so more than its attention is told."""
+    """Whether a model's own mask hides what lies far back, and so more than its attention is given."""
     named = {name: getattr(config, name, None) for name in WINDOWS}
     if not getattr(config, "use_sliding_window", True):
         named = {name: length for name, length in named.items() if "sliding" not in name}

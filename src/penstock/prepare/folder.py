@@ -144,7 +144,7 @@ class OutputFolder:
             os.replace(place / REPORT, self.path / REPORT)
 
     def refresh(self, place: Path, report: dict[str, Any]) -> None:
-        """Note other times of the same input beside a finished preparation that stays as it is."""
+        """Note other times of the same input next to a finished preparation that stays as it is."""
         write_json(self.path / PARTS, [json.loads(path.read_bytes()) for path in sorted((place / WORK).glob("*.json"))])
         write_json(self.path / REPORT, report)
         write_json(self.path / PLAN, json.loads((place / PLAN).read_bytes()))

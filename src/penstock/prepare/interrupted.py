@@ -1,6 +1,6 @@
 """What a killed run of the same preparation left in the folder where this one goes on: its finished parts.
 
-A manifest among it is right while nothing beside it changes: whatever changes something here takes the manifest away
+A manifest among it is right while nothing next to it changes: whatever changes something here takes the manifest away
 first. Python may hand over other records than the last time, and the same place is used for them.
 """
 
@@ -50,7 +50,7 @@ class Interrupted:
         return record if complete else None
 
     def forget(self, number: int) -> None:
-        """Make room for a part that is made anew, or is there no more."""
+        """Make room for a part that is made again, or is there no more."""
         self._reopen()
         record = load_record(self._shop.output, number)
         if record is not None:

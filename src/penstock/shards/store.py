@@ -126,7 +126,7 @@ def reopen_dataset(folder: Path) -> None:
         save_sides(folder, info, lengths, batches, [weight_sums])
     with output_errors(folder):
         (folder / MANIFEST).unlink()
-        # It must not come back after a power failure, beside other shards.
+        # It must not come back after a power failure, next to other shards.
         sync(folder)
 
 

@@ -178,7 +178,7 @@ def _dataset_faults(path: Path, manifest: Manifest, bar: Progress) -> Iterator[F
 
 
 def _file_faults(path: Path, manifest: Manifest) -> Iterator[Fault]:
-    """What is wrong with the files beside the shards."""
+    """What is wrong with the files next to the shards."""
     for name, due in manifest.checksums.items():
         try:
             check_regular(path / name)
@@ -193,7 +193,7 @@ def _file_faults(path: Path, manifest: Manifest) -> Iterator[Fault]:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sides:
-    """What the files beside the shards say of documents; None where a file cannot be used."""
+    """What the files next to the shards say of documents; None where a file cannot be used."""
 
     lengths: Array | None
     """uint32 [documents, 2]."""

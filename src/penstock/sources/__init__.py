@@ -2,7 +2,7 @@
 
 `open_sources` cuts any input into parts; a part yields `RecordBlock`s. A bad record never disappears: it is in the
 block's `rejects`, with file, line and reason. A file that cannot be read to its end is no bad record: it stops the work
-with a `DamagedFileError`, unless the caller asks to be told and goes on.
+with a `DamagedFileError`, unless the caller counts what is lost and goes on.
 """
 
 from penstock.sources.compression import COMPRESSIONS

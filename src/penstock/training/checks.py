@@ -57,7 +57,7 @@ def check_memory(
     if isinstance(model, ModelSettings):
         distances = model.prediction_heads
         count = model.with_vocabulary(vocab_size).num_parameters()
-        # Weights alone where LoRA trains beside them, or each rank keeps a part; else gradient and optimiser as well.
+        # Weights alone where LoRA trains next to them, or each rank keeps a part; else gradient and optimiser as well.
         needed = count * (4 if training.lora is not None or training.shard else 16)
         there = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else here
         _compare("model", f"{count:,} parameters", needed, there, "make layers or width smaller")

@@ -3,7 +3,7 @@
     loss.source.web     loss.task.R     loss.distance.2
 
 Each is the sum of loss weight × nats over its targets in the whole step, divided by the sum of their weights, over all
-rows, microbatches and ranks. Sources and tasks are told apart at distance 1, as `loss` is. A group without targets in a
+rows, microbatches and ranks. Sources and tasks are kept apart at distance 1, as `loss` is. A group without targets in a
 step has no figure there, and there are none where there is one group only.
 
 Costs: a number a slot, made in the loader's threads, and one small all-reduce a step. The model runs no second time,

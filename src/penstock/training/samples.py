@@ -6,7 +6,27 @@ from typing import Any, final
 from penstock.errors import ConfigError
 from penstock.generation import Engine, Sampling, begin_ids, end_ids
 from penstock.models import LanguageModel
+from penstock.shards import ChatInfo
+from penstock.tokenizers import Tokenizer
 from penstock.training.settings import EvaluatorSettings
+
+
+def shipped(name: str, datasets: Sequence[Any], cannot: str) -> tuple[Tokenizer, list[ChatInfo], tuple[int, ...]]:
+    """What datasets ship for writing: the first one's tokenizer, how chats were made, and the ids that end a text.
+
+    Args:
+        name: Of the evaluator, for errors.
+        datasets: What is trained on.
+        cannot: What is impossible without a tokenizer, for errors.
+
+    Raises:
+        ConfigError: The first ships no tokenizer.
+    """
+    tokenizer = getattr(datasets[0], "loaded_tokenizer", None)
+    if tokenizer is None:
+        raise ConfigError(f"evaluator {name!r}: the first source ships no tokenizer, so {cannot}")
+    chats = [dataset.chat for dataset in datasets if getattr(dataset, "chat", None) is not None]
+    return tokenizer, chats, end_ids(tokenizer, (stop for chat in chats for stop in chat.stop_ids))
 
 
 @final
@@ -32,12 +52,8 @@ class Samples:
         sequence_length: int,
         model: LanguageModel,
     ) -> None:
-        tokenizer = getattr(datasets[0], "loaded_tokenizer", None)
-        if tokenizer is None:
-            raise ConfigError(f"evaluator {name!r}: the first source ships no tokenizer, so nothing can be written")
+        tokenizer, _, self._stop_ids = shipped(name, datasets, "nothing can be written")
         self._tokenizer, self._settings = tokenizer, settings
-        chats = [dataset.chat for dataset in datasets if getattr(dataset, "chat", None) is not None]
-        self._stop_ids = end_ids(tokenizer, (stop for chat in chats for stop in chat.stop_ids))
         self._length = sequence_length
         bos = begin_ids(tokenizer)
         self._prompts = [[*bos, *tokenizer.encode(text).tolist()] for text in settings.prompts]

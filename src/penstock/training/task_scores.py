@@ -18,10 +18,10 @@ from penstock.errors import ConfigError
 from penstock.evaluation.results import weighted_mean
 from penstock.evaluation.subject import Subject
 from penstock.evaluation.tasks import make_task
-from penstock.generation import end_ids
 from penstock.models import LanguageModel
 from penstock.training.distributed import Ranks
 from penstock.training.evaluators import Stop, never
+from penstock.training.samples import shipped
 from penstock.training.settings import EvaluatorSettings
 
 PROBLEMS_AT_ONCE = 32
@@ -55,14 +55,10 @@ class TaskScore:
         ranks: Ranks,
     ) -> None:
         assert settings.task is not None
-        tokenizer = getattr(datasets[0], "loaded_tokenizer", None)
-        if tokenizer is None:
-            raise ConfigError(f"evaluator {name!r}: the first source ships no tokenizer, so no task can be given")
-        chats = [dataset.chat for dataset in datasets if getattr(dataset, "chat", None) is not None]
+        tokenizer, chats, stop_ids = shipped(name, datasets, "no task can be given")
         if settings.task.chat and not chats:
             raise ConfigError(f"evaluator {name!r}: no source is of chats; set task.chat to false")
         template = load_template(chats[0].template, tokenizer=tokenizer, **chats[0].variables) if chats else None
-        stop_ids = end_ids(tokenizer, (stop for chat in chats for stop in chat.stop_ids))
         self._subject = lambda model: Subject(
             model, tokenizer, context_length=sequence_length, stop_ids=stop_ids, template=template
         )

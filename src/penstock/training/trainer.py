@@ -80,7 +80,7 @@ class Trainer:
         steps: Optimiser steps of the whole run.
         ranks: The processes that train together.
         distiller: The teachers, whose companion the loader was made with; None: plain cross entropy.
-        groups: The companion that the loader was made with, if the loss is to be told apart by source and task.
+        groups: The companion that the loader was made with, if the loss is to be reported by source and task.
         evaluators: (interval, evaluator) by name; see `make_evaluators`.
         say: Called with a sentence now and then.
 

@@ -73,7 +73,7 @@ class WandB:
             project=project, name=run.name, dir=str(run), id=known, resume="allow", config=dict(config)
         )
         if known is not None:
-            # A resumed run keeps its old values unless told that they may change.
+            # A resumed run keeps its old values unless they may change.
             self._run.config.update(dict(config), allow_val_change=True)
         kept.write_text(str(self._run.id) + "\n", encoding="utf-8")
 

@@ -9,7 +9,7 @@ Trainer(model, arguments, data_collator=collate, train_dataset=examples).train()
 The processor makes the batch; what is trained of it is decided as in `penstock.chat.encode`, by the same settings, from
 the text that the processor's own template writes. `vision_rows` carries that over to the processor's tokens. A
 conversation that fails a check is an error, as it is there. Guarantees: `train`, `weight` and ranges of messages are
-honoured; padding is told by the attention mask, on either side, so that an end of text that is also the padding id
+honoured; padding is known from the attention mask, on either side, so that an end of text that is also the padding id
 stays trained; tokens of images, audio and video are never trained; text of a user is no control token.
 
 Where role boundaries are given, or a `prepare` of your own, rows are labelled by scanning their ids instead: fewer

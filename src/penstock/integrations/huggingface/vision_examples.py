@@ -22,7 +22,7 @@ def read_example(example: Any, where: str, tools: Any = None) -> Conversation:
         tools: Those of a record that has none of its own.
 
     Raises:
-        RecordError: It cannot be read, or has media beside the contents of its messages.
+        RecordError: It cannot be read, or has media next to the contents of its messages.
     """
     record = example if isinstance(example, Mapping) else {"messages": example}
     if not record:

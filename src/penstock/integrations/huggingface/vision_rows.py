@@ -1,6 +1,6 @@
 """Loss weights of rendered text, carried over to the tokens that a multimodal processor made of it.
 
-A processor replaces the placeholder of an image by many tokens, and encodes the text around it anew. So both sides are
+A processor replaces the placeholder of an image by many tokens, and encodes the text around it again. So both sides are
 spelled as bytes, and cut at their media tokens: each stretch of text between two placeholders must stand in the
 processor's row, byte for byte and in order. A token there has the weight of the last byte that it spells; what the
 processor put in place of a placeholder has weight 0. Nothing is guessed: a row that spells other text is an error.
