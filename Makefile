@@ -3,6 +3,7 @@
 #   make demo [SOURCE=path]   text → datasets → packed rows → a small model that learns, then chats (5 minutes at most)
 #   make test [ARGS=...]      the tests; ARGS go to pytest
 #   make check                lint, format, types, import contract
+#   make package              sdist and wheel, built and used in environments of their own (3 minutes)
 #   make bench [BENCHMARKS=benchmarks/bench_packing.py] [ARGS=...]   the benchmarks, all of them or one
 #   make clean                remove what these commands made
 #
@@ -24,7 +25,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
 PINNED := $(VENV)/torch-constraint.txt
 
-.PHONY: demo test check bench clean environment
+.PHONY: demo test check package bench clean environment
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready-demo
@@ -38,6 +39,9 @@ check: $(VENV)/.ready-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+package: $(VENV)/.ready-dev
+	TORCH_SPEC='$(TORCH_SPEC)' TORCH_PIP_OPTIONS='$(TORCH_PIP_OPTIONS)' $(BIN)/python tests/packaging/check_package.py $(ARGS)
 
 bench: $(VENV)/.ready-dev
 	@for script in $(BENCHMARKS); do echo "── $$script"; $(BIN)/python $$script $(ARGS) || exit 1; done

@@ -21,7 +21,7 @@ from typing import Any
 
 from common import arguments, cpu_seconds, standard_library, take_turns
 from penstock.tokenizers import Aligner, Tokenizer, load_tokenizer
-from penstock.tokenizers.sides import has_byte_table
+from penstock.tokenizers.alignment_sides import has_byte_table
 
 PUBLISHED = {
     ("gpt2", "qwen2.5", "prose"): (3645, 2387, 0.9),

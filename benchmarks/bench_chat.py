@@ -30,8 +30,8 @@ import numpy as np
 
 import penstock as ps
 from common import Peer, arguments, cpu_seconds, standard_library, table, take_turns
-from penstock.chat.boundaries import Boundary, resolve
-from penstock.chat.scanning import scan
+from penstock.chat.masks.boundaries import Boundary, resolve
+from penstock.chat.masks.scanning import scan
 
 TEMPLATES = {
     "ChatML": (

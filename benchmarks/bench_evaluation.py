@@ -23,7 +23,7 @@ from pathlib import Path
 from common import arguments, table
 from penstock.evaluation.code import CodeTask
 from penstock.evaluation.sandbox import Sandbox
-from penstock.evaluation.settings import TaskSettings
+from penstock.evaluation.tasks import TaskSettings
 
 
 def own_seconds(program: str, folder: Path) -> float:

@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from penstock.prepare.processes import WORKER_MEMORY
+from penstock.prepare.pool import WORKER_MEMORY
 from penstock.sources import open_sources, read_texts
 from penstock.sources.parsing import is_utf8
 from penstock.tokenizers import train_tokenizer

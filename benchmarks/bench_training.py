@@ -29,7 +29,7 @@ import torch
 import penstock as ps
 from common import arguments, standard_library, table
 from penstock.config import load_run
-from penstock.config.run import resolved_text
+from penstock.config.run_file import resolved_text
 from penstock.config.training import make_trainer
 from penstock.models.exporting import export
 from penstock.prepare import prepare

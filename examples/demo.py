@@ -261,7 +261,7 @@ def train_part(run_file: Path, chart: "Chart", *, resume: bool = False, until: i
     """Train as the run file says, from the newest checkpoint when resuming; given up after step `until`."""
     import torch
 
-    from penstock.config.run import resolved_text
+    from penstock.config.run_file import resolved_text
     from penstock.config.training import make_trainer
     from penstock.training.distributed import Ranks
     from penstock.training.metrics import Metrics
@@ -346,10 +346,10 @@ def fine_tune(step_seconds: float, threads: int) -> None:
 
 def answer(threads: int) -> None:
     """Export the model, load what was exported, and ask it."""
+    from penstock.cli.chat import Wrapping
     from penstock.cli.export import run as export
-    from penstock.cli.wrapping import Wrapping
-    from penstock.cli.writing import load_writer
     from penstock.generation import ChatSession, Sampling
+    from penstock.runs.opening import load_writer
 
     title("It is exported for transformers, vLLM and llama.cpp, and answers")
     export(str(FOLDER / "chat"), output=FOLDER / "exported")
@@ -368,9 +368,8 @@ def answer(threads: int) -> None:
 def write_page() -> Path:
     """A page of what the model saw: conversations with their proofs, and packed rows."""
     from penstock.inspection.conversation_views import page_of_conversations
-    from penstock.inspection.conversations import show_conversations
-    from penstock.inspection.html import write_html
-    from penstock.inspection.samples import sample_records
+    from penstock.inspection.conversations import sample_records, show_conversations
+    from penstock.inspection.page import write_html
     from penstock.prepare import ChatSettings
 
     title("What it saw, as a page")

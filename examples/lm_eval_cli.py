@@ -12,17 +12,17 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
 from penstock.chat import load_template
-from penstock.evaluation.lm_eval_adapter import LmEvalModel
+from penstock.evaluation.lm_eval_model import LmEvalModel
 from penstock.evaluation.subject import Subject
 from penstock.models import load_model
 from penstock.tokenizers import load_tokenizer
-from penstock.training import open_run
+from penstock.training import RunFolder
 from penstock.training.distributed import local_device
 
 
 def open_subject(path: str, context_length: int = 1024, device: str = "auto") -> Subject:
     """The model of a run, or of an exported folder."""
-    run = open_run(path)
+    run = RunFolder.open(path)
     tokenizer = load_tokenizer(run.tokenizer)
     template = None if run.template is None else load_template(run.template, tokenizer=tokenizer)
     model: Any = load_model(run.model, local_device(device))

@@ -2,9 +2,12 @@
 
 import os
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from makers.browser import Browser, find_browser
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -32,3 +35,41 @@ def real_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder}; set PENSTOCK_REAL_DATA")
     return folder
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A headless Chromium; the test is skipped where there is none."""
+    binary = find_browser()
+    if binary is None:
+        pytest.skip("no Chromium on the path; install one or name it in PENSTOCK_BROWSER")
+    found = Browser(binary, tmp_path_factory.mktemp("profile"))
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Runs `penstock` with the given words in this process: exit code, standard output and standard error."""
+    from penstock.cli import main
+
+    def call(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["penstock", *map(str, words)])
+        with pytest.raises(SystemExit, match=r"^\d$") as ended:
+            main()
+        return (int(ended.value.code or 0), *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def plain_torch() -> Iterator[None]:
+    """The trainer sets threads and determinism for the whole process; this sets them back."""
+    import torch
+
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from makers.tokenizers import tiny_tokenizer
 from penstock.chat import ChatEncoder, load_template, read_conversation
-from penstock.tokenizers import train_tokenizer
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SOURCE = "\n".join(
@@ -61,9 +61,7 @@ def test_conversations_are_of_three_kinds(records):
 
 def test_all_are_proven_and_only_the_assistant_is_trained(chats, records, tmp_path):
     texts = [message["content"] for record in records for message in record["messages"]]
-    tokenizer = train_tokenizer(
-        texts, vocab_size=400, output=tmp_path, special_tokens=chats.CONTROL_TOKENS, progress=False
-    )
+    tokenizer = tiny_tokenizer(tmp_path, texts, 400, chats.CONTROL_TOKENS)
     encoder = ChatEncoder(tokenizer, load_template(EXAMPLES / "chat.jinja", tokenizer=tokenizer))
     for record in records:
         [chat] = encoder.encode(read_conversation(record))

@@ -6,14 +6,13 @@ import statistics
 import subprocess
 import sys
 import tomllib
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import penstock
+from file_map import ROOT, file_map, split_page
 
-ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "transformers", "datasets", "pyarrow", "tokenizers", "gigatoken", "pydantic", "rich", "typer")
 TORCH_ROOMS = {"integrations", "models", "distillation", "generation", "evaluation", "training", "serving"}
 """Rooms that may need torch or transformers; all others, and the verbs that use only these, do without."""
@@ -65,14 +64,6 @@ def test_training_and_serving_do_not_import_the_compiler_of_torch():
     assert [name for name in ("torch._dynamo", "torch._inductor", "transformers") if name in loaded] == []
 
 
-def test_public_names_exist():
-    for name in penstock.__all__:
-        assert getattr(penstock, name) is not None, name
-    assert set(penstock.__all__) <= set(dir(penstock))
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        _ = penstock.nonsense
-
-
 def test_rooms_do_not_hide_functions_of_the_same_name():
     """Importing `penstock.prepare`, the room, would put it over `ps.prepare`, the function."""
     code = (
@@ -80,26 +71,6 @@ def test_rooms_do_not_hide_functions_of_the_same_name():
         "print(type(ps.prepare).__name__, type(ps.prepare).__name__)"
     )
     assert _python(code).stdout == "function function\n"
-
-
-def test_public_names_are_those_that_type_checkers_see():
-    """The lazy table and the imports under TYPE_CHECKING must not drift apart."""
-    tree = ast.parse(Path(penstock.__file__).read_text())
-    guarded = next(node for node in tree.body if isinstance(node, ast.If))
-    seen = {
-        alias.asname or alias.name
-        for node in ast.walk(guarded)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    assert seen == set(penstock.__all__)
-
-
-@pytest.mark.parametrize("name", [name for name in _room_modules() if name.count(".") == 1])
-def test_doors_export_what_they_list(name):
-    module = import_module(name)
-    for public in getattr(module, "__all__", []):
-        assert hasattr(module, public), f"{name}.{public}"
 
 
 def test_every_module_says_what_it_does():
@@ -159,3 +130,21 @@ def test_names_that_need_torch_tell_the_pip_command(name):
     code = f"import sys; sys.modules['torch'] = None; import penstock as ps\ntry: ps.{name}\n"
     told = _python(code + "except ps.errors.MissingExtraError as error: print(error)").stdout
     assert told == "torch is not installed; it comes with the extra: pip install 'penstock[train]'\n"
+
+
+def test_the_map_of_files_is_the_tree():
+    """Run `python tests/file_map.py` after a file was added, moved, or its first line changed."""
+    assert split_page()[1] == file_map()
+
+
+@pytest.mark.parametrize(
+    "page", sorted({*(ROOT / "docs").glob("*.md")} - {ROOT / "docs" / "log.md"}), ids=lambda page: page.stem
+)
+def test_files_that_a_page_names_exist(page):
+    """Paths of the package in backticks, such as `loader/plan.py`; the log keeps those of its day."""
+    text = page.read_text(encoding="utf-8")
+    if page.stem == "architecture":
+        text = text.replace(split_page()[1], "")
+    named = re.findall(r"`([a-z_]+(?:/[a-z_]+)+\.py)`", text)
+    missing = [path for path in named if not any((ROOT / folder / path).exists() for folder in ("src/penstock", "."))]
+    assert missing == []

@@ -4,53 +4,47 @@ Names are loaded on first use, so that `import penstock` takes milliseconds and 
 """
 
 import sys
-from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from penstock.core.lazy_imports import lazy
 
 if TYPE_CHECKING:
-    from penstock import chat as chat
-    from penstock import distillation as distillation
-    from penstock import errors as errors
-    from penstock import evaluation as evaluation
-    from penstock import generation as generation
-    from penstock import integrations as integrations
-    from penstock import models as models
-    from penstock import objectives as objectives
-    from penstock import packing as packing
-    from penstock import sampling as sampling
-    from penstock import serving as serving
-    from penstock import shards as shards
-    from penstock import sources as sources
-    from penstock import tokenizers as tokenizers
-    from penstock import training as training
-    from penstock.errors import PenstockError as PenstockError
-    from penstock.inputs import InputRequirements as InputRequirements
-    from penstock.inputs import ModelInput as ModelInput
-    from penstock.integrations import huggingface as huggingface
-    from penstock.integrations.isolation import check_isolation as check_isolation
-    from penstock.integrations.torch_tensors import to_torch as to_torch
-    from penstock.loader import DataParallel as DataParallel
-    from penstock.loader import Loader as Loader
-    from penstock.loader import Mixture as Mixture
-    from penstock.loader import ShareChange as ShareChange
-    from penstock.loader import Source as Source
-    from penstock.objectives import Causal as Causal
-    from penstock.objectives import Denoise as Denoise
-    from penstock.objectives import Infill as Infill
-    from penstock.prepare import prepare as prepare
-    from penstock.shards import Dataset as Dataset
-    from penstock.shards import open_dataset as open_dataset
-    from penstock.shards import write_dataset as write_dataset
-    from penstock.tokenizers import load_tokenizer as load_tokenizer
-    from penstock.tokenizers import train_tokenizer as train_tokenizer
+    from penstock import (
+        chat,
+        distillation,
+        evaluation,
+        generation,
+        integrations,
+        models,
+        objectives,
+        packing,
+        sampling,
+        serving,
+        shards,
+        sources,
+        tokenizers,
+        training,
+    )
+    from penstock.core import errors
+    from penstock.core.errors import PenstockError
+    from penstock.inputs import InputRequirements, ModelInput
+    from penstock.integrations import huggingface, jax
+    from penstock.integrations.isolation import check_isolation
+    from penstock.integrations.torch_tensors import to_torch
+    from penstock.loader import DataParallel, Loader, Mixture, ShareChange, Source
+    from penstock.objectives import Causal, Denoise, Infill
+    from penstock.prepare import ChatOptions, prepare
+    from penstock.runs import Run, build_model, distil, inspect, load_model, open_run, train
+    from penstock.shards import Dataset, open_dataset, write_dataset
+    from penstock.tokenizers import load_tokenizer, train_tokenizer
+    from penstock.training import loss
 
-__version__ = "0.1.0"
-
-_HOMES = {
-    "PenstockError": "errors",
+_NAMES = {
+    "PenstockError": "core.errors",
     "load_tokenizer": "tokenizers",
     "train_tokenizer": "tokenizers",
+    "ChatOptions": "prepare",
     "prepare": "prepare",
     "Dataset": "shards",
     "open_dataset": "shards",
@@ -67,17 +61,26 @@ _HOMES = {
     "Source": "loader",
     "check_isolation": "integrations",
     "to_torch": "integrations.torch_tensors",
+    "Run": "runs",
+    "build_model": "runs",
+    "distil": "runs",
+    "inspect": "runs",
+    "load_model": "runs",
+    "open_run": "runs",
+    "train": "runs",
+    "loss": "training",
 }
-"""Public name → the room it lives in."""
+"""Public name → the module that defines it."""
 
-_ROOMS = {
+_MODULES = {
     "chat": "chat",
     "distillation": "distillation",
-    "errors": "errors",
+    "errors": "core.errors",
     "evaluation": "evaluation",
     "generation": "generation",
     "huggingface": "integrations.huggingface",
     "integrations": "integrations",
+    "jax": "integrations.jax",
     "models": "models",
     "objectives": "objectives",
     "packing": "packing",
@@ -88,28 +91,67 @@ _ROOMS = {
     "tokenizers": "tokenizers",
     "training": "training",
 }
-"""Rooms reachable as attributes → their module."""
+"""Public name → the module that it is."""
 
-__all__ = sorted([*_HOMES, *_ROOMS])
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy(__name__, _NAMES, _MODULES)
 
+__version__ = "0.1.0"
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"penstock.{_HOMES[name]}"), name)
-    if name in _ROOMS:
-        return import_module(f"penstock.{_ROOMS[name]}")
-    raise AttributeError(f"module 'penstock' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+__all__ = [
+    "Causal",
+    "ChatOptions",
+    "DataParallel",
+    "Dataset",
+    "Denoise",
+    "Infill",
+    "InputRequirements",
+    "Loader",
+    "Mixture",
+    "ModelInput",
+    "PenstockError",
+    "Run",
+    "ShareChange",
+    "Source",
+    "build_model",
+    "chat",
+    "check_isolation",
+    "distil",
+    "distillation",
+    "errors",
+    "evaluation",
+    "generation",
+    "huggingface",
+    "inspect",
+    "integrations",
+    "jax",
+    "load_model",
+    "load_tokenizer",
+    "loss",
+    "models",
+    "objectives",
+    "open_dataset",
+    "open_run",
+    "packing",
+    "prepare",
+    "sampling",
+    "serving",
+    "shards",
+    "sources",
+    "to_torch",
+    "tokenizers",
+    "train",
+    "train_tokenizer",
+    "training",
+    "write_dataset",
+]
 
 
 class _Package(ModuleType):
     """Python puts an imported submodule into its package as an attribute; `ps.prepare` must stay the function."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
+        if not (name in _NAMES and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
 

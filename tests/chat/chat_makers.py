@@ -6,7 +6,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from penstock.tokenizers import Tokenizer, load_tokenizer, train_tokenizer
+from makers.tokenizers import CHATML, added_token, tiny_tokenizer
+from penstock.chat.encoder import encode
+from penstock.chat.records.conversation import Conversation
+from penstock.chat.records.layouts import LayoutSettings, read_conversation
+from penstock.tokenizers import Tokenizer, load_tokenizer
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 """What the templates are told."""
@@ -108,7 +112,7 @@ def markers_of(source: str) -> list[str]:
 @cache
 def _base(folder: Path) -> str:
     words = json.dumps(CONVERSATIONS, ensure_ascii=False)
-    train_tokenizer([words], vocab_size=600, output=folder, special_tokens=[], progress=False)
+    tiny_tokenizer(folder, [words], 600)
     return (folder / "tokenizer.json").read_text()
 
 
@@ -118,8 +122,7 @@ def make_tokenizer(folder: Path, controls: list[str], *, eos="</s>", pad="<s>") 
     if not place.is_dir():
         parsed = json.loads(_base(folder / "base"))
         start = 1 + max([*parsed["model"]["vocab"].values(), *(token["id"] for token in parsed["added_tokens"])])
-        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-        parsed["added_tokens"] += [{"id": start + i, "content": text, **flags} for i, text in enumerate(controls)]
+        parsed["added_tokens"] += [added_token(text, start + i) for i, text in enumerate(controls)]
         place.mkdir(parents=True)
         (place / "tokenizer.json").write_text(json.dumps(parsed))
         names = {"eos_token": eos, "pad_token": pad} | ({"bos_token": "<s>"} if "<s>" in controls else {})
@@ -127,16 +130,22 @@ def make_tokenizer(folder: Path, controls: list[str], *, eos="</s>", pad="<s>") 
     return load_tokenizer(place)
 
 
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 ALL_CONTROLS = ["<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>", "<|end|>", "[INST]", "[/INST]"]
 
 
 def small_tokenizer(tmp_path_factory, eos="<|im_end|>", pad="<s>") -> Tokenizer:
     """A small tokenizer with the markers that the tests' own templates write."""
     return make_tokenizer(tmp_path_factory.getbasetemp() / "small", ALL_CONTROLS, eos=eos, pad=pad)
+
+
+def read_chat(messages, **settings) -> Conversation:
+    """The conversation of these messages, with tools where one is called."""
+    tools = {"tools": TOOLS} if any(message.get("tool_calls") for message in messages) else {}
+    return read_conversation({"messages": messages, **tools}, LayoutSettings(**settings))
+
+
+def encode_chat(messages, tokenizer, template=CHATML, **knobs) -> Any:
+    return encode(messages, tokenizer=tokenizer, template=template, **knobs)
 
 
 def trained(chat) -> list[str]:

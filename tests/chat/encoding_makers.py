@@ -5,18 +5,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from penstock.tokenizers import Tokenizer, load_tokenizer, train_tokenizer
+from makers.tokenizers import BYTE_LEVEL, added_token, tiny_tokenizer, tokenizer_json
+from penstock.tokenizers import Tokenizer, load_tokenizer
 
 WORDS = ["the", "pump", "water", "don't", "Zürich", "水", "12", "345", "def", "x = 1", "hi", "a", "\n\n", "user\n"]
 CONTROLS = ["<|s|>", "<|e|>", "<a>", "<<a>", "<a><|s|>", "<think>\n", "<think>", "WORD", "[X]"]
-BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-NO_FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 
 
 def train_base(folder: Path) -> dict[str, Any]:
     """The tokenizer.json of a byte-level BPE that we train."""
     texts = [" ".join(WORDS[place:] + WORDS[:place]) for place in range(len(WORDS))] * 3
-    train_tokenizer(texts, vocab_size=330, output=folder, special_tokens=[], progress=False)
+    tiny_tokenizer(folder, texts, 330)
     parsed: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text())
     return parsed
 
@@ -24,7 +23,7 @@ def train_base(folder: Path) -> dict[str, Any]:
 def add(base: dict[str, Any], entries: dict[str, dict[str, Any]], **changes: Any) -> dict[str, Any]:
     """`base` with added entries, text → flags."""
     first = 1 + max([*base["model"]["vocab"].values(), *(entry["id"] for entry in base["added_tokens"])])
-    added = [{"id": first + i, "content": text, **NO_FLAGS, **flags} for i, (text, flags) in enumerate(entries.items())]
+    added = [added_token(text, first + i, **flags) for i, (text, flags) in enumerate(entries.items())]
     return {**base, "added_tokens": [*base["added_tokens"], *added], **changes}
 
 
@@ -37,27 +36,23 @@ def metaspace_base(scheme: str) -> dict[str, Any]:
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     steps = [{"type": "Prepend", "prepend": "▁"}, replace]
     by_normalizer = scheme == "normalizer"
-    return {
-        "version": "1.0", "truncation": None, "padding": None, "post_processor": None, "decoder": None,
-        "added_tokens": [{"id": 0, "content": "<unk>", **NO_FLAGS}],
-        "normalizer": {"type": "Sequence", "normalizers": steps} if by_normalizer else None,
-        "pre_tokenizer": None if by_normalizer else spaces,
-        "model": model | {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True},
-    }  # fmt: skip
+    return tokenizer_json(
+        model | {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True},
+        [added_token("<unk>", 0)],
+        normalizer={"type": "Sequence", "normalizers": steps} if by_normalizer else None,
+        pre_tokenizer=None if by_normalizer else spaces,
+    )
 
 
 def word_piece_base() -> dict[str, Any]:
     """BERT's way: lower case, no whitespace, unknown words."""
     pieces = ["[UNK]", "the", "pump", "##s", "water", "hi", "a", "##a", "1", "##2", "[", "]", "<", ">", "|", "s", "##x"]
-    return {
-        "version": "1.0", "truncation": None, "padding": None, "post_processor": None, "decoder": None,
-        "added_tokens": [{"id": 0, "content": "[UNK]", **NO_FLAGS}],
-        "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
-                       "strip_accents": None, "lowercase": True},
-        "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
-                  "max_input_chars_per_word": 100, "vocab": {piece: i for i, piece in enumerate(pieces)}},
-    }  # fmt: skip
+    model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+             "max_input_chars_per_word": 100, "vocab": {piece: i for i, piece in enumerate(pieces)}}  # fmt: skip
+    normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None,
+                  "lowercase": True}  # fmt: skip
+    added = [added_token("[UNK]", 0)]
+    return tokenizer_json(model, added, normalizer=normalizer, pre_tokenizer={"type": "BertPreTokenizer"})
 
 
 def make_variants(folder: Path) -> dict[str, dict[str, Any]]:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from penstock.chat.encoder import EncodedChat
-from penstock.chat.template import Template
-from penstock.errors import RecordError
+from penstock.chat.render.template import Template
+from penstock.core.errors import RecordError
 
 ALWAYS_PROMPTS = {
     "tool_chat_template_phi4_mini": "<|assistant|>",

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from penstock.chat.boundaries import Boundary
-from penstock.chat.scanning import EOS_MODES, scan
-from penstock.errors import ConfigError
+from penstock.chat.masks.boundaries import Boundary
+from penstock.chat.masks.scanning import EOS_MODES, scan
+from penstock.core.errors import ConfigError
 
 U, A, E = (1, 11, 5), (1, 12, 5), (2,)
 USER, ASSISTANT = Boundary("user", U, E), Boundary("assistant", A, E)

@@ -5,12 +5,12 @@ import logging
 import numpy as np
 import pytest
 
-from penstock.chat.boundaries import Boundary, resolve
-from penstock.chat.markers import Marker
-from penstock.chat.scanning import scan
-from penstock.errors import ConfigError
-from penstock.ragged import Ragged
-from penstock.tokenizers import Tokenizer, load_tokenizer, train_tokenizer
+from makers.tokenizers import CHAT_CONTROLS, tiny_tokenizer
+from penstock.chat.masks.boundaries import Boundary, Marker, resolve
+from penstock.chat.masks.scanning import scan
+from penstock.core.arrays import Ragged
+from penstock.core.errors import ConfigError
+from penstock.tokenizers import Tokenizer, load_tokenizer
 
 CHATML = [
     Boundary("user", "<|im_start|>user\n", "<|im_end|>"),
@@ -22,9 +22,7 @@ CHATML = [
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """Byte-level, with merges of newlines and of the words around the markers."""
     texts = ["\n\n one\n two\n\n\n three", "assistant\n\n x", "user\n\n y", "[INST] z [/INST] z[/INST]"] * 30
-    controls = ["<|im_start|>", "<|im_end|>"]
-    folder = tmp_path_factory.mktemp("chatml")
-    return train_tokenizer(texts, vocab_size=340, output=folder, special_tokens=controls, progress=False)
+    return tiny_tokenizer(tmp_path_factory.mktemp("chatml"), texts, 340, CHAT_CONTROLS)
 
 
 class OtherTokenizer:
@@ -41,16 +39,16 @@ class OtherTokenizer:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"role": "", "start": "a"}, "role is ''; due: the name of a role"),
-        ({"role": "user", "start": ""}, "'user': start is ''; due: text or token ids that are not empty"),
-        ({"role": "user", "start": []}, r"'user': start is \[\]; due: text or token ids"),
+        ({"role": "", "start": "a"}, "role is ''; expected the name of a role"),
+        ({"role": "user", "start": ""}, "'user': start is ''; expected text or token ids that are not empty"),
+        ({"role": "user", "start": []}, r"'user': start is \[\]; expected text or token ids"),
         ({"role": "user", "start": [-1]}, r"'user': start is \[-1\]"),
         ({"role": "user", "start": [True]}, r"'user': start is \[True\]"),
         ({"role": "user", "start": ["a", "b"]}, "'user': start is"),
         ({"role": "user", "start": 7}, "'user': start is 7"),
         ({"role": "user", "start": "a", "end": 7}, "'user': end is 7.*or a list of these, or None"),
         ({"role": "user", "start": "a", "end": ["b", ""]}, "'user': end is"),
-        ({"role": "user", "start": "a", "include_end": "no"}, "include_end is 'no'; due: true or false"),
+        ({"role": "user", "start": "a", "include_end": "no"}, "include_end is 'no'; expected true or false"),
     ],
 )
 def test_a_declaration_that_says_nothing_is_refused(arguments, reason):
@@ -63,7 +61,7 @@ def test_from_a_mapping():
     assert Boundary.from_mapping(entry) == Boundary("assistant", "A:", ["eos_token", (7, 8)], include_end=False)
     with pytest.raises(ConfigError, match="unknown: stop; keys are role, start, end"):
         Boundary.from_mapping(entry | {"stop": "x"})
-    with pytest.raises(ConfigError, match="role and start are both due"):
+    with pytest.raises(ConfigError, match="role or start is missing"):
         Boundary.from_mapping({"role": "user"})
 
 
@@ -77,7 +75,7 @@ def test_a_marker_that_encodes_to_nothing_is_an_error():
     empty = OtherTokenizer({"A": [1], "": [], "gone": []})
     with pytest.raises(ConfigError, match="'user', start: 'gone' encodes to no token, so no row can hold it"):
         resolve([Boundary("user", "gone")], empty)
-    with pytest.raises(ConfigError, match=r"'user', end: 'gone' encodes to no token.*None runs to the end"):
+    with pytest.raises(ConfigError, match=r"'user', end: 'gone' encodes to no token.*None for turns to the end"):
         resolve([Boundary("user", "A", ["A", "gone"])], empty)
 
 
@@ -86,12 +84,12 @@ def test_the_end_of_text_of_the_tokenizer(tokenizer):
     # An id of 0 is an id.
     assert resolve([Boundary("user", [1], "eos_token")], OtherTokenizer({}, 0))[0].ends == (Marker((0,)),)
     assert resolve([Boundary("user", [1], "eos_token")], tokenizer)[0].ends == (Marker((tokenizer.eos_id,)),)
-    with pytest.raises(ConfigError, match="'user', end: the tokenizer has no end-of-text token; name the end"):
+    with pytest.raises(ConfigError, match="'user', end: the tokenizer has no end-of-text token; give the end"):
         resolve([Boundary("user", [1], "eos_token")], OtherTokenizer({}))
 
 
 def test_text_needs_a_tokenizer():
-    with pytest.raises(ConfigError, match=r"'user', start: .* is text, and no tokenizer was given"):
+    with pytest.raises(ConfigError, match=r"'user', start: .* is text, but there is no tokenizer"):
         scan([1, 2], CHATML)
 
 
@@ -114,21 +112,21 @@ def test_roles_and_modes_that_do_not_exist():
     boundaries = [Boundary("user", [1]), Boundary("assistant", [2])]
     with pytest.raises(ConfigError, match="no boundary is declared for gpt; declared: assistant, user"):
         scan([1], boundaries, ["gpt"])
-    with pytest.raises(ConfigError, match="roles_to_train is 'assistant'; due: a list of roles"):
+    with pytest.raises(ConfigError, match="roles_to_train is 'assistant'; expected a list of roles"):
         scan([1], boundaries, "assistant")
-    with pytest.raises(ConfigError, match="train_on_eos is 'always'; due: one of turn, all, last, none"):
+    with pytest.raises(ConfigError, match="train_on_eos is 'always'; expected one of turn, all, last, none"):
         scan([1], boundaries, train_on_eos="always")
 
 
 def test_shapes_that_disagree():
     one = [Boundary("assistant", [1])]
     for arguments, reason in (
-        ({"token_ids": [[1, 2], [3]]}, "rows of different lengths; pad them, or give a Ragged"),
-        ({"token_ids": [[[1]]]}, r"shape \(1, 1, 1\); due: \[n\] or \[rows, n\]"),
-        ({"token_ids": [0.5]}, "token_ids are float64; due: integers"),
+        ({"token_ids": [[1, 2], [3]]}, "rows of different lengths; pad them, or pass a Ragged"),
+        ({"token_ids": [[[1]]]}, r"shape \(1, 1, 1\); expected \[n\] or \[rows, n\]"),
+        ({"token_ids": [0.5]}, "token_ids are float64; expected integers"),
         ({"token_ids": [1, 2], "attention_mask": [1]}, r"attention_mask has shape \(1,\), token_ids have \(2,\)"),
-        ({"token_ids": [1, 2], "lengths": [3]}, r"lengths are \[3\]; due: 1 numbers from 0 to 2"),
-        ({"token_ids": [1], "lengths": [1], "attention_mask": [1]}, "both say what is padding; give one"),
+        ({"token_ids": [1, 2], "lengths": [3]}, r"lengths are \[3\]; expected 1 numbers from 0 to 2"),
+        ({"token_ids": [1], "lengths": [1], "attention_mask": [1]}, "both define the padding; pass only one"),
         ({"token_ids": Ragged.from_rows([[1]], np.int64), "lengths": [1]}, "a Ragged has no padding"),
     ):
         with pytest.raises(ConfigError, match=reason):

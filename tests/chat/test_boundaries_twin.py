@@ -4,10 +4,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.chat.boundaries import ResolvedBoundary
-from penstock.chat.markers import Marker
-from penstock.chat.scanning import EOS_MODES, scan
-from penstock.ragged import Ragged
+from penstock.chat.masks.boundaries import Marker, ResolvedBoundary
+from penstock.chat.masks.scanning import EOS_MODES, scan
+from penstock.core.arrays import Ragged
 
 ROLES = ("user", "assistant", "tool")
 

@@ -1,26 +1,22 @@
 """Certificates: each kind of problem is told where it is, and nowhere else."""
 
 import pytest
-from chat_makers import CHATML, TOOLS, ask, call, kinds, result, small_tokenizer, trained
+from chat_makers import TOOLS, ask, call, kinds, result, trained
 
-from penstock.chat.certificate import Dropped, Problem
+from makers.tokenizers import CHATML
 from penstock.chat.encoder import ChatEncoder, encode
-from penstock.chat.knobs import Knobs
-from penstock.chat.layouts import read_conversation
-from penstock.chat.template import load_template
-from penstock.errors import ConversationError
+from penstock.chat.masks.certificate import Dropped, Problem
+from penstock.chat.masks.mask_settings import MaskSettings
+from penstock.chat.records.layouts import read_conversation
+from penstock.chat.render.template import load_template
+from penstock.core.errors import ConversationError
 
 TWO = ask("uone", "atwo", "uthree", "afour")
 HEAD = "{{ '<|im_start|>' + m.role + '\n' }}"
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return small_tokenizer(tmp_path_factory)
-
-
-def look(messages, tokenizer, template=CHATML, **knobs):
-    return encode(messages, tokenizer=tokenizer, template=template, strict=False, **knobs)
+def look(messages, tokenizer, template=CHATML, **mask_settings):
+    return encode(messages, tokenizer=tokenizer, template=template, strict=False, **mask_settings)
 
 
 def found(chat, kind):
@@ -169,7 +165,7 @@ def test_rewritten(tokenizer):
     chat = look(TWO, tokenizer, source)
     [(message, text)] = found(chat, "rewritten")
     assert message == 1
-    assert "wrote 'uone" in text or "wrote 'atwo" in text
+    assert "writes 'uone" in text or "writes 'atwo" in text
     assert chat.certificate.ok
 
 
@@ -182,12 +178,12 @@ def test_context_differs(tokenizer):
     [(message, text)] = found(chat, "context_differs")
     assert message == 1
     assert text.startswith(
-        r"when this reply is prompted for, the template writes '<|im_end|>\n<|im_start|>assista' where it now writes "
+        r"when it prompts for this reply, the template writes '<|im_end|>\n<|im_start|>assista' instead of "
         r"'!<|im_end|>\n<|im_start|>assist' before it; on_rewrite: split"
     )
     assert chat.certificate.ok
     assert "context_differs" not in kinds(look(TWO[:2], tokenizer, MORE_FOLLOWS, roles_to_train=["user"]))
-    with pytest.raises(ConversationError, match="when this reply is prompted for, the template writes"):
+    with pytest.raises(ConversationError, match="when it prompts for this reply, the template writes"):
         look(TWO[:2], tokenizer, MORE_FOLLOWS, on_rewrite="error")
 
 
@@ -203,7 +199,7 @@ def test_context_that_differs_in_few_conversations_is_told(tokenizer):
 
 
 def test_split_gives_each_reply_the_text_that_prompts_for_it(tokenizer):
-    encoder = ChatEncoder(tokenizer, load_template(MORE_FOLLOWS, tokenizer=tokenizer), Knobs(on_rewrite="split"))
+    encoder = ChatEncoder(tokenizer, load_template(MORE_FOLLOWS, tokenizer=tokenizer), MaskSettings(on_rewrite="split"))
     first, second = encoder.encode(read_conversation({"messages": TWO}))
     begin, end = "<|im_start|>", "<|im_end|>\n"
     assert first.text == f"{begin}user\nuone{end}{begin}assistant\natwo{end}"
@@ -284,12 +280,12 @@ def test_boundaries_that_disagree_are_told(tokenizer):
 
 
 @pytest.mark.parametrize(
-    "knobs",
+    "mask_settings",
     [{"train_on_eos": "all"}, {"train_on_eos": "none"}, {"mask_history": True}, {"roles_to_train": ["user"]},
      {"train_on_inputs": True}, {"train_on_eot": "last"}],
 )  # fmt: skip
-def test_other_methods_are_asked_only_what_they_can_tell(tokenizer, knobs):
-    chat = look(TWO, tokenizer, **knobs)
+def test_other_methods_are_asked_only_what_they_can_tell(tokenizer, mask_settings):
+    chat = look(TWO, tokenizer, **mask_settings)
     assert chat.certificate.checks == ()
     assert chat.certificate.problems == ()
 

@@ -2,18 +2,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.chat.cleaning import CleaningSettings, Counts, clean, fit
-from penstock.chat.conversation import UNMARKED, Conversation, Marks
-from penstock.errors import ConfigError, ConversationError
+from penstock.chat.records.cleaning import CleaningSettings, Counts, clean, fit
+from penstock.chat.records.conversation import DEFAULT_WEIGHTS, Conversation, MessageWeights
+from penstock.core.errors import ConfigError, ConversationError
 
 LETTERS = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
 
 
-def chat(roles, marks=None):
+def chat(roles, weights=None):
     """A letter a message; every content is as long as its place, from 1."""
     messages = tuple({"role": LETTERS[role], "content": "x" * (at + 1)} for at, role in enumerate(roles))
     return Conversation(
-        messages=messages, marks=tuple(marks or [UNMARKED] * len(roles)), tools=({"type": "function"},), origin="c:1"
+        messages=messages,
+        message_weights=tuple(weights or [DEFAULT_WEIGHTS] * len(roles)),
+        tools=({"type": "function"},),
+        origin="c:1",
     )
 
 
@@ -48,16 +51,21 @@ def test_trailing_turns_are_trimmed(roles, left, counts):
 def test_a_trained_turn_is_not_trailing():
     assert letters(clean(chat("uau"), roles_to_train=("user",))[0]) == "uau"
     assert letters(clean(chat("uau"), train_on_inputs=True)[0]) == "uau"
-    assert letters(clean(chat("uauu", [UNMARKED, UNMARKED, Marks(train=True), UNMARKED]))[0]) == "uau"
+    assert (
+        letters(clean(chat("uauu", [DEFAULT_WEIGHTS, DEFAULT_WEIGHTS, MessageWeights(train=True), DEFAULT_WEIGHTS]))[0])
+        == "uau"
+    )
     assert letters(clean(chat("uau"), CleaningSettings(trim_trailing=False))[0]) == "uau"
 
 
 def test_nothing_to_train():
-    masked = chat("uau", [UNMARKED, Marks(train=False), UNMARKED])
+    masked = chat("uau", [DEFAULT_WEIGHTS, MessageWeights(train=False), DEFAULT_WEIGHTS])
     assert clean(masked) == (None, Counts(read=1, trimmed=1, trimmed_messages=1, untrained=1))
     assert clean(chat("ua"), roles_to_train=())[1] == Counts(read=1, untrained=1)
     assert clean(chat("u"), CleaningSettings(trim_trailing=False))[1] == Counts(read=1, untrained=1)
-    with pytest.raises(ConversationError, match=r"c:1: nothing to train: roles user, assistant, .* has tool; check"):
+    with pytest.raises(
+        ConversationError, match=r"c:1: nothing to train: its roles are user, assistant, .* has tool; check"
+    ):
         clean(chat("ua"), CleaningSettings(drop_untrained=False), roles_to_train=("tool",))
 
 
@@ -65,7 +73,9 @@ def test_too_long_is_an_error_a_drop_or_a_cut():
     long = chat("uauaua")  # 1 + 2 + 3 + 4 + 5 + 6 tokens
     assert fit(long, CleaningSettings(), length) == (long, Counts())
     assert fit(long, CleaningSettings(max_tokens=21), length) == (long, Counts())
-    with pytest.raises(ConversationError, match=r"c:1: 21 tokens in 6 messages; due at most 20; raise .* too_long"):
+    with pytest.raises(
+        ConversationError, match=r"c:1: 21 tokens in 6 messages; expected at most 20; raise .* too_long"
+    ):
         fit(long, CleaningSettings(max_tokens=20), length)
     assert fit(long, CleaningSettings(max_tokens=20, too_long="drop"), length) == (None, Counts(too_long=1))
     cut, counts = fit(long, CleaningSettings(max_tokens=20, too_long="truncate"), length)
@@ -75,7 +85,7 @@ def test_too_long_is_an_error_a_drop_or_a_cut():
 
 
 def test_a_cut_never_leaves_nothing_to_train():
-    long = chat("uaua", [UNMARKED, Marks(train=False), UNMARKED, UNMARKED])
+    long = chat("uaua", [DEFAULT_WEIGHTS, MessageWeights(train=False), DEFAULT_WEIGHTS, DEFAULT_WEIGHTS])
     assert fit(long, CleaningSettings(max_tokens=5, too_long="truncate"), length) == (None, Counts(too_long=1))
 
 
@@ -129,7 +139,10 @@ def test_the_report():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"too_long": "cut"}, 'too_long is "cut"; due one of: error'), ({"max_tokens": 1}, "max_tokens must be >= 2")],
+    [
+        ({"too_long": "cut"}, 'too_long is "cut"; expected one of: error'),
+        ({"max_tokens": 1}, "max_tokens must be >= 2"),
+    ],
 )
 def test_settings_check_themselves(options, message):
     with pytest.raises(ConfigError, match=message):

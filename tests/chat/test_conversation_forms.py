@@ -5,7 +5,6 @@ import json
 import pytest
 from chat_makers import (
     ALL_CONTROLS,
-    CHATML,
     CONVERSATIONS,
     TOKENS,
     TOOLS,
@@ -13,15 +12,15 @@ from chat_makers import (
     call,
     make_tokenizer,
     markers_of,
+    read_chat,
     result,
 )
 
+from makers.tokenizers import CHATML
 from penstock.chat.encoder import ChatEncoder
-from penstock.chat.forms import render_form
-from penstock.chat.layout_settings import LayoutSettings
-from penstock.chat.layouts import read_conversation
-from penstock.chat.template import Template
-from penstock.errors import ConversationError, RecordError
+from penstock.chat.render.forms import render_form
+from penstock.chat.render.template import Template
+from penstock.core.errors import ConversationError, RecordError
 
 
 def text_call(place=0):
@@ -83,18 +82,8 @@ TAKES = {
 """Body of a template, conversation, what is changed for it, and what is written for the first reply."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("forms")
-
-
 def encoder(source, folder, controls=ALL_CONTROLS):
     return ChatEncoder(make_tokenizer(folder, list(controls)), Template(source=source, variables=TOKENS))
-
-
-def read(messages, **settings):
-    tools = {"tools": TOOLS} if any(message.get("tool_calls") for message in messages) else {}
-    return read_conversation({"messages": messages, **tools}, LayoutSettings(**settings))
 
 
 def normal(messages, changed):
@@ -114,7 +103,7 @@ def normal(messages, changed):
 @pytest.mark.parametrize("name", TAKES)
 def test_the_first_form_that_a_template_takes_is_rendered(name, folder):
     body, given, changed, written = TAKES[name]
-    [chat] = encoder(around(body), folder).encode(read(GIVEN[given]))
+    [chat] = encoder(around(body), folder).encode(read_chat(GIVEN[given]))
     assert chat.certificate.changed == changed
     assert written in chat.trained_text[0][1]
     assert "None" not in chat.text
@@ -125,9 +114,9 @@ def test_the_first_form_that_a_template_takes_is_rendered(name, folder):
 def test_settings_keep_the_form_of_the_record(folder):
     quoted = encoder(around("{{ m.content or '' }}" + QUOTED), folder)
     python = encoder(around("{{ m.content }}"), folder)
-    [chat] = quoted.encode(read(GIVEN["text"], decode_arguments=False))
+    [chat] = quoted.encode(read_chat(GIVEN["text"], decode_arguments=False))
     assert r'<call>"{\"city\": \"aParis\"}"</call>' in chat.text
-    [chat] = python.encode(read(GIVEN["parts"], join_text_parts=False))
+    [chat] = python.encode(read_chat(GIVEN["parts"], join_text_parts=False))
     assert "[{'type': 'text', 'text': 'abeta '}" in chat.text
     assert not chat.certificate.ok
 
@@ -136,7 +125,7 @@ def test_plain_conversations_are_rendered_once(folder, monkeypatch):
     own, rendered = encoder(CHATML, folder), []
     monkeypatch.setattr(Template, "render", lambda self, *a, **k: rendered.append(1) or RENDER(self, *a, **k))
     for messages in (ask("u", "a", "v", "b"), ask("u", "")):
-        render_form(read(messages), own.template)
+        render_form(read_chat(messages), own.template)
     assert len(rendered) == 2
 
 
@@ -145,11 +134,11 @@ RENDER = Template.render
 FAILING = {
     "arguments that stay text": (
         around("{% for c in m.tool_calls %}{{ c.function.arguments.city + '' }}{% endfor %}"), "text",
-        {"decode_arguments": False}, "decode_arguments: true lets it have the arguments of tool calls as objects",
+        {"decode_arguments": False}, "decode_arguments: true gives it the arguments of tool calls as objects",
     ),
     "parts that stay a list": (
         CHATML, "parts", {"join_text_parts": False},
-        r'can only concatenate str \(not "list"\) to str; join_text_parts: true lets it have one text for the parts',
+        r'can only concatenate str \(not "list"\) to str; join_text_parts: true gives it one text for the parts',
     ),
     "neither": (
         around("{{ m.content.images + '' }}"), "parts", {},
@@ -160,7 +149,7 @@ FAILING = {
         "refuses the conversation: no calls; with an empty content for null and decode_arguments as well",
     ),
     "objects where text is wanted": (
-        around("{{ m.content or '' }}" + CALL), "null", {}, r'not "dict"\) to str; .*give them as JSON text where',
+        around("{{ m.content or '' }}" + CALL), "null", {}, r'not "dict"\) to str; .*give them as JSON text',
     ),
     "an attribute of a message": (around("{{ m.words + '' }}"), "parts", {}, "'dict object' has no attribute 'words'"),
 }  # fmt: skip
@@ -170,7 +159,7 @@ FAILING = {
 def test_errors_name_the_settings_and_no_class_of_ours(name, folder):
     source, given, settings, message = FAILING[name]
     with pytest.raises(ConversationError, match=message) as caught:
-        encoder(source, folder).encode(read(GIVEN[given], **settings))
+        encoder(source, folder).encode(read_chat(GIVEN[given], **settings))
     assert "Traced" not in str(caught.value)
     assert "penstock" not in str(caught.value)
 
@@ -178,7 +167,7 @@ def test_errors_name_the_settings_and_no_class_of_ours(name, folder):
 def test_weights_of_parts_hold_in_either_form(folder):
     message = {"role": "assistant", "content": [PARTS[0], PARTS[1] | {"train": False}]}
     for body in ("{% for p in m.content %}{{ p.text }}{% endfor %}", "{{ '' + m.content }}"):
-        [chat] = encoder(around(body), folder).encode(read([*ask([PARTS[0]]), message]))
+        [chat] = encoder(around(body), folder).encode(read_chat([*ask([PARTS[0]]), message]))
         assert [text for _, text in chat.trained_text] == ["ab ", "<|im_end|>"]
 
 
@@ -190,7 +179,7 @@ def test_texts_equal_those_of_transformers(real_data, folder, given):
     found = []
     for path in sorted(real_data.joinpath("chat_templates").glob("*/*.jinja")):
         own = encoder(path.read_text(encoding="utf-8"), folder, markers_of(path.read_text(encoding="utf-8")))
-        conversation = read(GIVEN[given])
+        conversation = read_chat(GIVEN[given])
         try:
             [chat] = own.encode(conversation)
         except ConversationError:

@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from encoding_makers import CONTROLS, NO_FLAGS, WORDS, add, make_variants, open_variant, train_base
+from encoding_makers import CONTROLS, WORDS, add, make_variants, open_variant, train_base
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import tokenizers
-from penstock.chat import encoding
-from penstock.chat.control_text import control_text
-from penstock.chat.encoding import encode_rendered, encode_rendered_batch
-from penstock.chat.whole_text import encode_whole
-from penstock.errors import TokenizerError
+from makers.tokenizers import added_token
+from penstock.chat.tokens import encoding
+from penstock.chat.tokens.control_text import control_text
+from penstock.chat.tokens.encoding import encode_rendered, encode_rendered_batch, encode_whole
+from penstock.core.errors import TokenizerError
 from penstock.tokenizers import Tokenizer
 
 NAMES = [
@@ -209,7 +209,7 @@ def test_texts_that_are_no_texts_are_refused(opened: dict[str, Any]) -> None:
         ours, _ = opened[name]
         with pytest.raises(TokenizerError, match=r"text 1 has 2 characters, its literal flags are of shape \(3,\)"):
             encode_rendered_batch(ours, ["", "hi"], [[], [True] * 3])
-        with pytest.raises(TokenizerError, match=r"1 texts, but literal flags of 0; due: one array a text"):
+        with pytest.raises(TokenizerError, match=r"1 texts, but literal flags of 0; expected one array a text"):
             encode_rendered_batch(ours, ["hi"], [])
         with pytest.raises(TokenizerError, match=r"text 0: character 1 is U\+D83E, half of a surrogate pair"):
             encode_rendered(ours, "a\ud83e", [True, False])
@@ -220,7 +220,7 @@ def test_texts_that_are_no_texts_are_refused(opened: dict[str, Any]) -> None:
 def test_control_text_that_cannot_be_kept_out_is_refused(tmp_path: Path) -> None:
     fillers = {filler * 2: {"single_word": True} for filler in "xqzjv0"}
     ours = open_variant(add(train_base(tmp_path / "base"), fillers), tmp_path / "fillers")
-    with pytest.raises(TokenizerError, match=r"'..' in a message cannot be kept from becoming a control token"):
+    with pytest.raises(TokenizerError, match=r"'..' in a message cannot stay text with this tokenizer"):
         encode_rendered(ours, "00", [False, False])
 
 
@@ -228,8 +228,8 @@ def test_a_model_that_makes_control_tokens_of_text_is_refused(tmp_path: Path) ->
     ours = open_variant(add(train_base(tmp_path / "base"), {}), tmp_path / "leaking")
     letter = int(ours.encode("z")[0])
     base = json.loads((tmp_path / "leaking" / "tokenizer.json").read_text())
-    base["added_tokens"].append({"id": letter, "content": "z", **NO_FLAGS})
+    base["added_tokens"].append(added_token("z", letter))
     leaking = open_variant(base, tmp_path / "leaking")
     assert encode_rendered(leaking, "z", [True]).ids.tolist() == [letter]
-    with pytest.raises(TokenizerError, match="which the vocabulary's model makes of ordinary text"):
+    with pytest.raises(TokenizerError, match="which the vocabulary's model gives for ordinary text"):
         encode_rendered(leaking, "az", [True, False])

@@ -12,9 +12,10 @@ from encoding_makers import WORDS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.chat.encoding import encode_rendered
+from makers.tokenizers import byte_ranks
+from penstock.chat.tokens.encoding import encode_rendered
 from penstock.tokenizers import Tokenizer, load_tokenizer
-from penstock.tokenizers.ranks import CL100K_PATTERN, TEKKEN_PATTERN
+from penstock.tokenizers.bpe_files import CL100K_PATTERN, TEKKEN_PATTERN
 
 CONTROLS = ["[INST]", "[/INST]", "</s>"]
 ODD = ["[", "INST", "]", " ", "  ", "\n", "🤦🏼\u200d♂️", "é"]
@@ -22,16 +23,8 @@ PIECES = st.tuples(st.sampled_from(CONTROLS * 3 + WORDS + ODD), st.booleans())
 slowly = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def make_ranks() -> dict[bytes, int]:
-    ranks = {bytes([byte]): byte for byte in range(256)}
-    for word in (b" the", b" pump", b"water", "水".encode()):
-        for end in range(2, len(word) + 1):
-            ranks.setdefault(word[:end], len(ranks))
-    return ranks
-
-
 def open_tiktoken(folder: Path) -> Tokenizer:
-    ranks = make_ranks()
+    ranks = byte_ranks(b" the", b" pump", b"water", "水".encode())
     lines = b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items())
     (folder / "tiny.tiktoken").write_bytes(lines)
     controls = {text: len(ranks) + place for place, text in enumerate(CONTROLS)}
@@ -40,7 +33,7 @@ def open_tiktoken(folder: Path) -> Tokenizer:
 
 
 def open_tekken(folder: Path) -> Tokenizer:
-    ranks = make_ranks()
+    ranks = byte_ranks(b" the", b" pump", b"water", "水".encode())
     config = {"pattern": TEKKEN_PATTERN, "default_vocab_size": len(ranks) + 30, "default_num_special_tokens": 30}
     vocab = [{"rank": rank, "token_bytes": base64.b64encode(token).decode()} for token, rank in ranks.items()]
     (folder / "tekken.json").write_text(json.dumps({"config": config, "vocab": vocab}))

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.chat._encoding_kernels import find_items
-from penstock.chat.control_text import ControlText
+from penstock.chat.tokens._kernels import find_items
+from penstock.chat.tokens.control_text import ControlText
 from penstock.tokenizers.vocabulary import AddedEntry
 
 SPACES = " \t\n\x0b\x0c\r\x85\xa0\u1680\u2000\u200a\u2028\u2029\u202f\u205f\u3000"

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.chat.encoding import EncodedText, encode_rendered, encode_rendered_batch
+from makers.tokenizers import added_token
+from penstock.chat.tokens.encoding import EncodedText, encode_rendered, encode_rendered_batch
 from penstock.tokenizers import Tokenizer, load_tokenizer
 
 pytestmark = pytest.mark.real_data
@@ -47,8 +48,7 @@ def open_with_markers(folder: Path, name: str, output: Path) -> Path:
     parsed = json.loads(gzip.decompress(found.read_bytes()) if found.suffix == ".gz" else found.read_bytes())
     if name in ("hf/gpt2", "hf/falcon"):
         size = 1 + max(*parsed["model"]["vocab"].values(), *(entry["id"] for entry in parsed["added_tokens"]))
-        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-        parsed["added_tokens"] += [{"id": size + place, "content": text, **flags} for place, text in enumerate(ADDED)]
+        parsed["added_tokens"] += [added_token(text, size + place) for place, text in enumerate(ADDED)]
     output.mkdir(parents=True)
     (output / "tokenizer.json").write_text(json.dumps(parsed))
     return output

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from penstock.chat.families import detect_family, families, family, token_id
-from penstock.chat.scanning import scan
-from penstock.errors import ConfigError
-from penstock.tokenizers import train_tokenizer
+from makers.tokenizers import tiny_tokenizer
+from penstock.chat.masks.families import detect_family, families, family, token_id
+from penstock.chat.masks.scanning import scan
+from penstock.core.errors import ConfigError
 
 LISTED = (
     "qwen2_vl", "qwen3_5", "gemma3", "gemma3n", "gemma4", "llama3_2_vision", "llama4", "pixtral", "mistral_v7_tekken",
@@ -26,7 +26,7 @@ def tokenizer_of(name, folder, without=()):
     tokens = dict.fromkeys((*entry.control, *entry.optional, *entry.media, *entry.stop))
     controls = [text for text in tokens if text != "eos_token" and text not in without]
     texts = ["\n\n one\n two\n\n\n three"] * 20
-    return train_tokenizer(texts, vocab_size=320, output=folder, special_tokens=controls, progress=False)
+    return tiny_tokenizer(folder, texts, 320, controls)
 
 
 def needs(marker, tokens):

@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.chat.families import Family, detect_family, family
-from penstock.chat.scanning import scan
-from penstock.chat.template import Template, load_template
-from penstock.errors import RecordError
-from penstock.tokenizers import Tokenizer, load_tokenizer, train_tokenizer
+from makers.tokenizers import tiny_tokenizer
+from penstock.chat.masks.families import Family, detect_family, family
+from penstock.chat.masks.scanning import scan
+from penstock.chat.render.template import Template, load_template
+from penstock.core.errors import RecordError
+from penstock.tokenizers import Tokenizer, load_tokenizer
 
 EXPECTED = {
     "alpaca": None, "chatml": "chatml", "deepseek_v2": "deepseek", "deepseek_v3": "deepseek", "gemma3": "gemma3",
@@ -140,9 +141,7 @@ def family_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str]
             entry = family(name)
             controls = [text for text in dict.fromkeys((*entry.control, *entry.optional, *entry.media, *entry.stop))
                         if text != "eos_token"]  # fmt: skip
-            made[name] = train_tokenizer(
-                texts, vocab_size=330, output=tmp_path_factory.mktemp(name), special_tokens=controls, progress=False
-            )
+            made[name] = tiny_tokenizer(tmp_path_factory.mktemp(name), texts, 330, controls)
         return made[name]
 
     return make

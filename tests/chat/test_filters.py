@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.chat.environment import ChatEnvironment, TracingEnvironment, compile_template
-from penstock.chat.filters import to_json
-from penstock.chat.traced import LITERAL, Traced
-from penstock.chat.writing import trace
+from penstock.chat.render.environment import ChatEnvironment, TracingEnvironment, compile_template, to_json
+from penstock.chat.render.template_output import trace
+from penstock.chat.render.traced_text import LITERAL, Traced
 
 WORDS = st.text(alphabet=" \n\t\x0b\x85\u2028\x1fabAB,%sß水İ<|\"'\\", max_size=12)
 NESTED = st.recursive(

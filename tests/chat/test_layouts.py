@@ -3,12 +3,17 @@ import re
 
 import pytest
 
-from penstock.chat.conversation import Conversation
-from penstock.chat.forms import normalise
-from penstock.chat.layouts import LayoutSettings, describe_layout, detect_layout, read_conversation
-from penstock.chat.roles import resolve_roles
-from penstock.chat.trees import gather_trees
-from penstock.errors import ConfigError, ConversationError
+from penstock.chat.records.conversation import Conversation
+from penstock.chat.records.layout_settings import resolve_roles
+from penstock.chat.records.layouts import (
+    LayoutSettings,
+    describe_layout,
+    detect_layout,
+    gather_trees,
+    read_conversation,
+)
+from penstock.chat.render.forms import normalise
+from penstock.core.errors import ConfigError, ConversationError
 
 USER = {"role": "user", "content": "Why?"}
 REPLY = {"role": "assistant", "content": "Because."}
@@ -216,8 +221,8 @@ def test_alpaca_in_full():
 
 def test_prompts_are_not_trained():
     record = {"prompt": [USER, REPLY, USER], "completion": [REPLY]}
-    assert [mark.train for mark in read(record).marks] == [None, False, None, None]
-    assert [mark.train for mark in read({"prompt": [USER, REPLY, USER], "chosen": [REPLY]}).marks][1] is False
+    assert [mark.train for mark in read(record).message_weights] == [None, False, None, None]
+    assert [mark.train for mark in read({"prompt": [USER, REPLY, USER], "chosen": [REPLY]}).message_weights][1] is False
 
 
 def test_turns_of_a_text_without_prompt():
@@ -404,39 +409,43 @@ def test_a_record_is_left_as_it_was():
             r'message 1 \(assistant\): "content" is null',
         ),
         ({"messages": [USER, {"role": "user", "text": "a"}]}, {}, r'"content" is missing \(its fields: role, text\)'),
-        ({"messages": [USER, {"role": "user", "content": 3}]}, {}, r"message 1 \(user\): content is 3; due a text"),
-        ({"messages": [USER, "hello"]}, {}, "message 1 is str; due an object"),
+        (
+            {"messages": [USER, {"role": "user", "content": 3}]},
+            {},
+            r"message 1 \(user\): content is 3; expected a text",
+        ),
+        ({"messages": [USER, "hello"]}, {}, "message 1 is str; expected an object"),
         ({"messages": ["hello"]}, {}, 'message 0 of "messages" is str'),
         ({"messages": [{"who": "a"}]}, {}, 'message 0 of "messages" has fields who; .* message_property_mappings'),
-        ({"messages": "hello"}, {}, '"messages" is .hello.; due a list'),
+        ({"messages": "hello"}, {}, '"messages" is .hello.; expected a list'),
         ({"text": "a", "id": 1}, {}, r"no known layout \(its fields: text, id\)"),
         ({"input_ids": [1]}, {}, "holds token ids .*role boundaries"),
         ({"messages": ASK}, {"field_messages": "chat"}, r'"chat" is not there \(it has: messages\)'),
         ({"a": 1}, {"layout": "messages"}, 'no field "messages"'),
-        ({"a": 1}, {"layout": "alpaca"}, '"instruction" is None; due a text'),
+        ({"a": 1}, {"layout": "alpaca"}, '"instruction" is None; expected a text'),
         ({"a": 1}, {"layout": "oasst"}, 'no tree under "prompt"'),
-        ({"q": 1}, {"fields": {"prompt": "q", "completion": "a"}}, '"prompt" is 1; due a text'),
-        ({"instruction": "a", "input": 3, "output": "b"}, {}, '"input" is 3; due a text'),
-        ({"instruction": "a", "output": "b", "history": [["a"]]}, {}, "history 0 .* due \\[request, answer\\]"),
+        ({"q": 1}, {"fields": {"prompt": "q", "completion": "a"}}, '"prompt" is 1; expected a text'),
+        ({"instruction": "a", "input": 3, "output": "b"}, {}, '"input" is 3; expected a text'),
+        ({"instruction": "a", "output": "b", "history": [["a"]]}, {}, "history 0 .* expected \\[request, answer\\]"),
         ({"prompt": "a", "completion": "b", "label": False}, {}, '"label" is false'),
         ({"chosen": "Because."}, {}, '"chosen" is a text, and there is no prompt'),
-        ({"prompt": "a", "chosen": []}, {}, r'"chosen" is \[\]; due a text'),
+        ({"prompt": "a", "chosen": []}, {}, r'"chosen" is \[\]; expected a text'),
         (
             {"prompt": "a", "chosen": [{"role": "x", "content": ""}]},
             {},
             'chats.jsonl:7, "chosen": message 0 has role "x"',
         ),
-        ({"messages": ASK, "tools": "[{"}, {}, "chats.jsonl:7: its tools: no JSON"),
+        ({"messages": ASK, "tools": "[{"}, {}, "chats.jsonl:7: its tools: not JSON"),
         ({"messages": ASK, "tools": [{"name": "a"}, {"a": 1}]}, {}, "tool 1 has no name"),
-        ({"messages": ASK, "tools": 3}, {}, "its tools are int 3; due a list"),
-        ({"messages": ASK, "system": 3}, {}, '"system" is 3; due the text'),
-        ({"messages": ASK, "chat_template_kwargs": 3}, {}, '"chat_template_kwargs" is 3; due an object'),
+        ({"messages": ASK, "tools": 3}, {}, "its tools are int 3; expected a list"),
+        ({"messages": ASK, "system": 3}, {}, '"system" is 3; expected a text'),
+        ({"messages": ASK, "chat_template_kwargs": 3}, {}, '"chat_template_kwargs" is 3; expected an object'),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": 1}]}]}, {}, "message 0, tool call 0, has no name"),
         ({"messages": [{"role": "assistant", "tool_calls": 3}]}, {}, "message 0 has tool calls that are int 3"),
         (
             {"conversations": [{"from": "function_call", "value": "add(1)"}]},
             {},
-            "message 0: its tool call: no JSON .*due .*name",
+            "message 0: its tool call: not JSON .*expected .*name",
         ),
         ([], {}, "the record is list"),
     ],
@@ -450,11 +459,11 @@ def test_errors_name_place_finding_and_cure(record, settings, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"layout": "chatml"}, 'layout is "chatml"; due auto or one of'),
-        ({"call_ids": "long"}, "due keep or short"),
-        ({"oasst_paths": "some"}, "due best or all"),
+        ({"layout": "chatml"}, 'layout is "chatml"; expected auto or one of'),
+        ({"call_ids": "long"}, "expected keep or short"),
+        ({"oasst_paths": "some"}, "expected best or all"),
         ({"fields": {"question": "q"}}, '"question" is no field of a layout'),
-        ({"roles": {"assistant": "gpt"}}, r"due a list of names: assistant: \[gpt\]"),
+        ({"roles": {"assistant": "gpt"}}, r"expected a list of names: assistant: \[gpt\]"),
         ({"roles": {"assistant": ["a"], "user": ["a"]}}, "'a' is listed under assistant and user"),
     ],
 )

@@ -6,10 +6,10 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.chat.conversation import Conversation
-from penstock.chat.layout_settings import LAYOUTS
-from penstock.chat.layouts import LayoutSettings, describe_layout, read_conversation
-from penstock.errors import ConversationError
+from penstock.chat.records.conversation import Conversation
+from penstock.chat.records.layout_settings import LAYOUTS, LayoutSettings
+from penstock.chat.records.layouts import describe_layout, read_conversation
+from penstock.core.errors import ConversationError
 
 KEYS = re.findall(
     r"\w+",
@@ -60,11 +60,11 @@ def test_read_or_refused(record, options):
         assert describe_layout(record, options).startswith("layout ")
     assert json.dumps(record) == before
     for conversation in found:
-        for message, marks in zip(conversation.messages, conversation.marks, strict=True):
+        for message, weights in zip(conversation.messages, conversation.message_weights, strict=True):
             assert isinstance(message["role"], str)
             silent = message["content"] is None and (message.get("tool_calls") or len(message) > 2)
             assert isinstance(message["content"], str | list) or message["role"] == "tool" or silent
-            for one in marks.ranges:
+            for one in weights.ranges:
                 assert one.end <= len(text_of(message, one.field))
                 assert 0 <= one.begin < one.end
                 assert one.weight >= 0
@@ -94,4 +94,4 @@ def test_plain_messages_go_through_unchanged(turns):
     assert isinstance(short, Conversation)
     assert isinstance(long, Conversation)
     assert list(short.messages) == list(long.messages) == items
-    assert short.marks == long.marks
+    assert short.message_weights == long.message_weights

@@ -5,11 +5,12 @@ from collections import Counter
 
 import pytest
 
-from penstock.chat.cleaning import Counts, clean
-from penstock.chat.conversation import Conversation
-from penstock.chat.forms import normalise
-from penstock.chat.layouts import LayoutSettings, describe_layout, detect_layout, read_conversation
-from penstock.errors import ConversationError
+from penstock.chat.records.cleaning import Counts, clean
+from penstock.chat.records.conversation import Conversation
+from penstock.chat.records.layout_settings import LayoutSettings
+from penstock.chat.records.layouts import describe_layout, detect_layout, read_conversation
+from penstock.chat.render.forms import normalise
+from penstock.core.errors import ConversationError
 
 pytestmark = pytest.mark.real_data
 
@@ -130,7 +131,7 @@ def test_tool_calls_of_the_real_sets(real_data):
 
 def test_loss_weights_become_marks(real_data):
     (conversation,) = read(load(real_data / "chat" / "llamafactory" / "v1_sft_demo.jsonl")[0])
-    assert [marks.weight for marks in conversation.marks] == [0.0, 1.0]
+    assert [weights.weight for weights in conversation.message_weights] == [0.0, 1.0]
 
 
 def test_both_forms_of_the_trees_agree(real_data):

@@ -3,13 +3,12 @@
 from itertools import groupby
 
 import pytest
-from chat_makers import TOKENS, TOOLS, ask, call, first, make_tokenizer, markers_of, result, weights_by_text
+from chat_makers import TOKENS, ask, call, first, make_tokenizer, markers_of, read_chat, result, weights_by_text
 from merging_templates import STYLES, make_template, reply_text
 
 from penstock.chat.encoder import ChatEncoder
-from penstock.chat.knobs import Knobs
-from penstock.chat.layouts import read_conversation
-from penstock.chat.template import Template
+from penstock.chat.masks.mask_settings import MaskSettings
+from penstock.chat.render.template import Template
 
 
 def reply(content, *calls):
@@ -40,21 +39,11 @@ CALLING = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("merging")
-
-
-def encoder(name, folder, **knobs):
+def encoder(name, folder, **mask_settings):
     template = Template(source=make_template(STYLES[name]), name=name, variables=TOKENS)
     # One of the chats spells markers in a reply.
-    knobs = {"trained_control_text": "as_text", **knobs}
-    return ChatEncoder(make_tokenizer(folder, markers_of(template.source)), template, Knobs(**knobs))
-
-
-def read(messages):
-    calls = any(message.get("tool_calls") for message in messages)
-    return read_conversation({"messages": messages, **({"tools": TOOLS} if calls else {})})
+    mask_settings = {"trained_control_text": "as_text", **mask_settings}
+    return ChatEncoder(make_tokenizer(folder, markers_of(template.source)), template, MaskSettings(**mask_settings))
 
 
 def chats(name):
@@ -70,7 +59,7 @@ def test_there_are_enough_styles():
 def test_replies_are_trained_and_nothing_else(name, folder):
     own = encoder(name, folder)
     for case, messages in chats(name).items():
-        [chat] = own.encode(read(messages))
+        [chat] = own.encode(read_chat(messages))
         groups = [list(group) for role, group in groupby(messages, key=lambda m: m["role"]) if role == "assistant"]
         assert [text for _, text in chat.trained_text] == [reply_text(STYLES[name], group) for group in groups], case
         assert chat.certificate.ok, (case, chat.certificate.problems)
@@ -88,7 +77,7 @@ def test_the_text_is_that_of_transformers(name, folder):
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
     own = encoder(name, folder)
     for messages in chats(name).values():
-        conversation = read(messages)
+        conversation = read_chat(messages)
         expected = utils.render_jinja_template(
             [messages], tools=conversation.tools, chat_template=own.template.source, **TOKENS
         )[0][0]
@@ -97,11 +86,11 @@ def test_the_text_is_that_of_transformers(name, folder):
 
 @pytest.mark.parametrize("name", STYLES)
 def test_system_text_is_trained_by_its_words(name, folder):
-    [chat] = encoder(name, folder, roles_to_train=("system",)).encode(read(CHATS["system"]))
+    [chat] = encoder(name, folder, roles_to_train=("system",)).encode(read_chat(CHATS["system"]))
     marker = "[/SYSTEM_PROMPT]" if STYLES[name].system == "own" else ""
     assert chat.trained_text == ((0, f"Be snice{marker}"),)
     assert chat.certificate.ok
-    [chat] = encoder(name, folder, train_on_inputs=True).encode(read(CHATS["system"]))
+    [chat] = encoder(name, folder, train_on_inputs=True).encode(read_chat(CHATS["system"]))
     assert (chat.loss_weights == 1).all()
     assert chat.certificate.ok
 
@@ -113,7 +102,7 @@ def test_what_a_record_says_of_merged_replies_holds_for_each(name, folder):
 
     def weights(**marks):
         told = [messages[0], messages[1], messages[2] | marks["first"], messages[3] | marks["second"], *messages[4:]]
-        [chat] = encoder(name, folder).encode(read(told))
+        [chat] = encoder(name, folder).encode(read_chat(told))
         assert chat.certificate.ok
         return [(text, weight) for text, weight in weights_by_text(chat) if weight]
 
@@ -146,17 +135,17 @@ LATE = (
 
 
 @pytest.mark.parametrize("source", [BY_TEXTS, LAST_APART, LATE], ids=["by texts", "last apart", "late"])
-@pytest.mark.parametrize("knobs", [{}, {"mask_history": True}], ids=["all", "last"])
-def test_replies_are_cut_by_prompts_where_no_loop_holds_them(source, knobs, folder):
+@pytest.mark.parametrize("mask_settings", [{}, {"mask_history": True}], ids=["all", "last"])
+def test_replies_are_cut_by_prompts_where_no_loop_holds_them(source, mask_settings, folder):
     template = Template(source=source, variables=TOKENS)
-    own = ChatEncoder(make_tokenizer(folder, markers_of(CHATML_MARKERS)), template, Knobs(**knobs))
-    [chat] = own.encode(read(CHATS["plain"]))
+    own = ChatEncoder(make_tokenizer(folder, markers_of(CHATML_MARKERS)), template, MaskSettings(**mask_settings))
+    [chat] = own.encode(read_chat(CHATS["plain"]))
     end = "</s>" if source is BY_TEXTS else "<|im_end|>"
     wanted = [(1, f"Say abeta{end}"), (3, f"Say adelta{end}")]
-    assert list(chat.trained_text) == (wanted[1:] if knobs else wanted)
+    assert list(chat.trained_text) == (wanted[1:] if mask_settings else wanted)
     assert chat.certificate.ok, chat.certificate.problems
-    users = Knobs(roles_to_train=("user",), on_missing_terminator="allow")
-    [chat] = ChatEncoder(own.tokenizer, template, users).encode(read(CHATS["plain"]))
+    users = MaskSettings(roles_to_train=("user",), on_missing_terminator="allow")
+    [chat] = ChatEncoder(own.tokenizer, template, users).encode(read_chat(CHATS["plain"]))
     assert [text.replace(end, "") for _, text in chat.trained_text] == ["Ask ualpha", "Ask ugamma"]
 
 
@@ -171,9 +160,11 @@ def test_an_error_names_the_template_and_not_the_data(folder):
         "{% for m in messages if m.role == 'user' %}{{ '[INST]' + m.content + '[/INST]' }}{% endfor %}"
     )
     tokenizer = make_tokenizer(folder, markers_of(CHATML_MARKERS))
-    [chat] = ChatEncoder(tokenizer, Template(source=source, variables=TOKENS)).encode(read(CHATS["plain"]))
+    [chat] = ChatEncoder(tokenizer, Template(source=source, variables=TOKENS)).encode(read_chat(CHATS["plain"]))
     [first, second] = [problem for problem in chat.certificate.problems if problem.kind == "untraced"]
     assert first.text == second.text
-    assert first.text.startswith("the template writes its text where no turn can be followed, neither by the loop over")
-    assert first.text.endswith("take a template that writes each reply behind its prompt")
+    assert first.text.startswith(
+        "the template writes its text outside any turn that can be followed, either by the loop over"
+    )
+    assert first.text.endswith("use a template that writes each reply after its prompt")
     assert chat.trained_text == ()

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from chat_makers import (
     ALL_CONTROLS,
-    CHATML,
     CONVERSATIONS,
     TOKENS,
     TOOLS,
@@ -16,10 +15,11 @@ from chat_makers import (
     with_tools,
 )
 
+from makers.tokenizers import CHATML
 from penstock.chat.encoder import ChatEncoder
-from penstock.chat.layouts import read_conversation
-from penstock.chat.template import Template
-from penstock.errors import ConversationError
+from penstock.chat.records.layouts import read_conversation
+from penstock.chat.render.template import Template
+from penstock.core.errors import ConversationError
 
 SHIFTED = (
     "{% set start = 1 if messages[0].role == 'system' else 0 %}"
@@ -49,11 +49,6 @@ OWN = {
     "by content": (BY_CONTENT, [ask("u", "a", "v", "b")] * 20 + [ask("u", "a!", "v", "b"), ask("u!", "a")]),
     "prompt by content": (PROMPT_BY_CONTENT, [ask("u", "a"), ask("u!", "a")]),
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("order")
 
 
 def seen(encoder, conversation):

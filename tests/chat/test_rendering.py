@@ -7,13 +7,9 @@ from functools import cache
 import pytest
 from chat_makers import CONVERSATIONS, PLAIN, TOKENS, TOOLS, ask, call, with_tools
 
-from penstock.chat.template import Template, load_template
-from penstock.errors import ConfigError, RecordError
-
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
+from makers.tokenizers import CHATML
+from penstock.chat.render.template import Template, load_template
+from penstock.core.errors import ConfigError, RecordError
 
 
 def template(source, **variables):
@@ -279,7 +275,7 @@ def test_text_that_jinja_escapes_is_traced_as_it_is_written(added):
 
 def test_text_that_jinja_rewrites_otherwise_is_refused():
     source = "{% for m in messages %}{% set t = '<' | safe + m.content %}{{ 'x' if '&' in t else t }}{% endfor %}"
-    with pytest.raises(RecordError, match=r"the origin of its text cannot be told, as Jinja rewrites what is added"):
+    with pytest.raises(RecordError, match=r"the origin of its text is unknown, because Jinja rewrites what is added"):
         Template(source=source).render(ask("a <b>"))
 
 

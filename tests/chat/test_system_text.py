@@ -6,10 +6,10 @@ import pytest
 from chat_makers import ALL_CONTROLS, CONVERSATIONS, TOKENS, kinds, make_tokenizer, markers_of
 
 from penstock.chat.encoder import ChatEncoder
-from penstock.chat.knobs import Knobs
-from penstock.chat.layouts import read_conversation
-from penstock.chat.template import Template
-from penstock.errors import ConversationError, RecordError
+from penstock.chat.masks.mask_settings import MaskSettings
+from penstock.chat.records.layouts import read_conversation
+from penstock.chat.render.template import Template
+from penstock.core.errors import ConversationError, RecordError
 
 TURNS = (
     "{% for m in messages if m.role != 'system' %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
@@ -44,18 +44,13 @@ WITHOUT_END = {
 """Templates that end a reply, or the last one, without a terminator, which is an error of its own."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("system")
-
-
 @cache
 def template(source):
     return Template(source=source, variables=TOKENS)
 
 
-def encode(source, tokenizer, case, **knobs):
-    encoder = ChatEncoder(tokenizer, template(source), Knobs(**knobs))
+def encode(source, tokenizer, case, **mask_settings):
+    encoder = ChatEncoder(tokenizer, template(source), MaskSettings(**mask_settings))
     [chat] = encoder.encode(read_conversation({"messages": CONVERSATIONS[case]}))
     return chat
 
@@ -83,7 +78,7 @@ def test_settings_hold_wherever_system_text_is_written(name, folder):
 @pytest.mark.parametrize("name", OWN)
 def test_what_a_record_says_of_its_system_message_holds(name, folder):
     tokenizer = make_tokenizer(folder, ALL_CONTROLS)
-    encoder = ChatEncoder(tokenizer, Template(source=OWN[name], variables=TOKENS), Knobs(train_on_inputs=True))
+    encoder = ChatEncoder(tokenizer, Template(source=OWN[name], variables=TOKENS), MaskSettings(train_on_inputs=True))
     system, *others = CONVERSATIONS["system"]
     [chat] = encoder.encode(read_conversation({"messages": [system | {"train": False}, *others]}))
     assert "Be snice" not in "".join(text for _, text in chat.trained_text)
@@ -98,7 +93,7 @@ def test_text_that_no_template_writes_is_an_error_with_a_cure(folder):
     chat = encode(TURNS, tokenizer, "system", roles_to_train=("system", "assistant"))
     [problem] = [problem for problem in chat.certificate.problems if problem.is_error]
     assert str(problem) == (
-        "message 0: the template writes nothing of this message; drop_system_message: true leaves it out"
+        "message 0: the template writes nothing of this message; drop_system_message: true removes it"
     )
     assert "dropped" in kinds(encode(TURNS, tokenizer, "system"))
 

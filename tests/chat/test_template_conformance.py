@@ -16,13 +16,13 @@ import pytest
 from chat_makers import CONVERSATIONS, TOKENS, TOOLS, call, make_tokenizer, markers_of, result, with_tools
 from slow_masks import slow_spans, slow_tokens, with_next_control
 
-from penstock.chat.certificate import ERRORS
 from penstock.chat.encoder import ChatEncoder
-from penstock.chat.forms import render_form
-from penstock.chat.knobs import Knobs
-from penstock.chat.layouts import read_conversation
-from penstock.chat.template import Template
-from penstock.errors import ConversationError, RecordError
+from penstock.chat.masks.certificate import ERRORS
+from penstock.chat.masks.mask_settings import MaskSettings
+from penstock.chat.records.layouts import read_conversation
+from penstock.chat.render.forms import render_form
+from penstock.chat.render.template import Template
+from penstock.core.errors import ConversationError, RecordError
 from penstock.tokenizers import load_tokenizer
 
 pytestmark = pytest.mark.real_data
@@ -43,13 +43,8 @@ def encoder(path, folder):
     template = Template(source=path.read_text(encoding="utf-8"), name=path.stem, variables=TOKENS)
     # One of the conversations has replies that spell markers; the slow method knows them as text.
     return ChatEncoder(
-        make_tokenizer(folder, markers_of(template.source)), template, Knobs(trained_control_text="as_text")
+        make_tokenizer(folder, markers_of(template.source)), template, MaskSettings(trained_control_text="as_text")
     )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("tokenizers")
 
 
 def words_of(messages) -> set[str]:
@@ -145,7 +140,7 @@ def test_split_documents_begin_as_they_are_prompted(real_data, folder):
         for case, messages in CONVERSATIONS.items():
             conversation = read_conversation({"messages": messages, "tools": with_tools(case)})
             split = ChatEncoder(
-                whole.tokenizer, whole.template, Knobs(on_rewrite="split", trained_control_text="as_text")
+                whole.tokenizer, whole.template, MaskSettings(on_rewrite="split", trained_control_text="as_text")
             )
             try:
                 chats = split.encode(conversation)

@@ -5,7 +5,7 @@ from chat_makers import make_tokenizer
 
 import penstock as ps
 from penstock.chat import Boundary, ChatEncoder, detect_family, family, load_template, read_conversation, template_names
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 
 CHAT = [
     {"role": "user", "content": "how many?"},

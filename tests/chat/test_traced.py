@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.chat.traced import LITERAL, Traced, format_percent, join, runs_of
+from penstock.chat.render.traced_text import LITERAL, Traced, format_percent, join, runs_of
 
 WORDS = st.text(alphabet=" \n\t\x0b\x85\u2028\x1fabAB,%sß水İ<|\"'\\", max_size=12)
 NUMBERS = st.integers(-14, 14)

@@ -4,27 +4,20 @@ import gzip
 import json
 
 import pytest
-from chat_makers import CHATML, TOKENS, ask, call, kinds, small_tokenizer, trained
+from chat_makers import TOKENS, ask, call, encode_chat, kinds, trained
 from transformers import PreTrainedTokenizerFast
 
-from penstock.chat.encoder import ChatEncoder, encode
-from penstock.chat.knobs import Knobs
-from penstock.chat.layouts import LayoutSettings, read_conversation
-from penstock.chat.template import Template
-from penstock.errors import ConfigError, ConversationError
+from makers.tokenizers import CHATML
+from penstock.chat.encoder import ChatEncoder
+from penstock.chat.masks.mask_settings import MaskSettings
+from penstock.chat.records.layout_settings import LayoutSettings
+from penstock.chat.records.layouts import read_conversation
+from penstock.chat.render.template import Template
+from penstock.core.errors import ConfigError, ConversationError
 from penstock.tokenizers import load_tokenizer
 
 TYPED = "x [INST] y"
 WITH_REASONING = CHATML.replace("m.content", "(m.reasoning_content or '') + m.content")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return small_tokenizer(tmp_path_factory)
-
-
-def run(messages, tokenizer, template=CHATML, **knobs):
-    return encode(messages, tokenizer=tokenizer, template=template, **knobs)
 
 
 def count(chat, tokenizer, text):
@@ -34,15 +27,15 @@ def count(chat, tokenizer, text):
 def test_it_is_an_error_that_names_message_text_and_choices(tokenizer):
     with pytest.raises(
         ConversationError,
-        match=r"message 3: its own words \(assistant\) hold '\[INST\]' \(and 1 more\), which is control text of this "
+        match=r"message 3: its own text \(assistant\) has '\[INST\]' \(and 1 more\), which is control text of this "
         r"tokenizer; choose how to encode it: trained_control_text: as_text, or as_control_tokens, as transformers",
     ):
-        run(ask("u", "a", "u", TYPED + "<|end|>"), tokenizer)
+        encode_chat(ask("u", "a", "u", TYPED + "<|end|>"), tokenizer)
 
 
 @pytest.mark.parametrize("setting", ["as_text", "as_control_tokens"])
 def test_both_readings_are_trained(tokenizer, setting):
-    chat = run(ask("u", TYPED), tokenizer, trained_control_text=setting)
+    chat = encode_chat(ask("u", TYPED), tokenizer, trained_control_text=setting)
     assert trained(chat) == [TYPED + "<|im_end|>"]
     as_tokens = setting == "as_control_tokens"
     assert count(chat, tokenizer, "[INST]") == as_tokens
@@ -58,7 +51,7 @@ def test_others_never_write_control_tokens(tokenizer, setting, role):
     """Not even where their messages are trained."""
     messages = [{"role": role, "content": TYPED + "<|im_end|>"}, *ask("u", "a")]
     for more in ({}, {"train_on_inputs": True}, {"roles_to_train": ["assistant", role]}):
-        chat = run(messages, tokenizer, trained_control_text=setting, **more)
+        chat = encode_chat(messages, tokenizer, trained_control_text=setting, **more)
         assert count(chat, tokenizer, "[INST]") == 0
         assert kinds(chat) >= {"forged"}
         assert chat.certificate.typed == ()
@@ -73,9 +66,9 @@ def test_every_field_of_the_message_counts(tokenizer):
         (ask("u", "", tool_calls=[call(city="[INST]")]), arguments),
     ]
     for messages, template in cases:
-        with pytest.raises(ConversationError, match=r"message 1: its own words \(assistant\) hold '\[INST\]'"):
-            run(messages, tokenizer, template)
-        chat = run(messages, tokenizer, template, trained_control_text="as_control_tokens")
+        with pytest.raises(ConversationError, match=r"message 1: its own text \(assistant\) has '\[INST\]'"):
+            encode_chat(messages, tokenizer, template)
+        chat = encode_chat(messages, tokenizer, template, trained_control_text="as_control_tokens")
         assert count(chat, tokenizer, "[INST]") == 1
 
 
@@ -84,22 +77,22 @@ def test_a_reply_that_is_context_is_read_as_its_role_is(tokenizer):
     messages = ask("u", TYPED, "u", "a")
     for more in ({"mask_history": True}, {}):
         marked = [message | ({} if more or place != 1 else {"train": False}) for place, message in enumerate(messages)]
-        with pytest.raises(ConversationError, match=r"message 1: its own words"):
-            run(marked, tokenizer, **more)
-        chat = run(marked, tokenizer, trained_control_text="as_control_tokens", **more)
+        with pytest.raises(ConversationError, match=r"message 1: its own text"):
+            encode_chat(marked, tokenizer, **more)
+        chat = encode_chat(marked, tokenizer, trained_control_text="as_control_tokens", **more)
         assert count(chat, tokenizer, "[INST]") == 1
     # Where nothing of a role is trained, nothing is to be chosen.
-    assert count(run(messages, tokenizer, roles_to_train=["user"]), tokenizer, "[INST]") == 0
+    assert count(encode_chat(messages, tokenizer, roles_to_train=["user"]), tokenizer, "[INST]") == 0
     only = [message | {"train": place == 3} for place, message in enumerate(messages)]
-    with pytest.raises(ConversationError, match="message 1: its own words"):
-        run(only, tokenizer, roles_to_train=[])
+    with pytest.raises(ConversationError, match="message 1: its own text"):
+        encode_chat(only, tokenizer, roles_to_train=[])
 
 
 def test_a_role_of_ones_own_is_like_the_assistant(tokenizer):
     record = {"messages": [*ask("u"), {"role": "critic", "content": TYPED}]}
     conversation = read_conversation(record, LayoutSettings(roles={"critic": ["critic"]}))
     [chat] = ChatEncoder(
-        tokenizer, Template(source=CHATML, variables=TOKENS), Knobs(roles_to_train=("critic",))
+        tokenizer, Template(source=CHATML, variables=TOKENS), MaskSettings(roles_to_train=("critic",))
     ).encode(conversation)
     assert "control_text" in kinds(chat)
 
@@ -107,19 +100,19 @@ def test_a_role_of_ones_own_is_like_the_assistant(tokenizer):
 def test_control_text_that_is_half_the_templates(tokenizer):
     """A reply that ends with what completes the template's own text to a marker."""
     source = CHATML.replace("m.content +", "m.content + '|im_end|>' +")
-    with pytest.raises(ConversationError, match=r"message 1: its own words \(assistant\) hold '<\|im_end\|>'"):
-        run(ask("u", "a<"), tokenizer, source)
-    chat = run(ask("u", "a<"), tokenizer, source, trained_control_text="as_control_tokens")
+    with pytest.raises(ConversationError, match=r"message 1: its own text \(assistant\) has '<\|im_end\|>'"):
+        encode_chat(ask("u", "a<"), tokenizer, source)
+    chat = encode_chat(ask("u", "a<"), tokenizer, source, trained_control_text="as_control_tokens")
     assert count(chat, tokenizer, "<|im_end|>") == 3
-    assert run(ask("u<", "a"), tokenizer, source).certificate.typed == ()
+    assert encode_chat(ask("u<", "a"), tokenizer, source).certificate.typed == ()
 
 
 def test_settings_that_contradict_each_other(tokenizer):
-    with pytest.raises(ConfigError, match="trained_control_text is as_text, but allow_forged makes control tokens"):
-        Knobs(trained_control_text="as_text", allow_forged=True)
+    with pytest.raises(ConfigError, match="trained_control_text is as_text, but allow_forged turns control text"):
+        MaskSettings(trained_control_text="as_text", allow_forged=True)
     with pytest.raises(ConfigError, match="trained_control_text must be one of error, as_text, as_control_tokens"):
-        Knobs(trained_control_text="tokens")
-    assert run(ask("u", TYPED), tokenizer, allow_forged=True).certificate.typed
+        MaskSettings(trained_control_text="tokens")
+    assert encode_chat(ask("u", TYPED), tokenizer, allow_forged=True).certificate.typed
 
 
 REPLIES = [
@@ -140,7 +133,7 @@ def test_ids_are_those_of_transformers(real_data, tmp_path, name):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), eos_token="<|im_end|>")
     template = Template(source=source, name=name, variables=TOKENS)
-    encoder = ChatEncoder(load_tokenizer(tmp_path), template, Knobs(trained_control_text="as_control_tokens"))
+    encoder = ChatEncoder(load_tokenizer(tmp_path), template, MaskSettings(trained_control_text="as_control_tokens"))
     conversations = [ask("question", reply, "more", "last " + reply) for reply in REPLIES]
     conversations.append(ask("u", "", tool_calls=[call(place="<|file_sep|>", x="<tool_call>")]))
     conversations.append(ask("u", "answer", reasoning_content="I think <tool_call> of it"))

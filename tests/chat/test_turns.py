@@ -1,10 +1,11 @@
 """Where turns begin and end, and what the prompt supplies of them."""
 
 import pytest
-from chat_makers import CHATML, ask, call
+from chat_makers import ask, call
 
-from penstock.chat.template import Template
-from penstock.chat.turns import find_turns
+from makers.tokenizers import CHATML
+from penstock.chat.render.template import Template
+from penstock.chat.render.turns import find_turns
 
 HEADER_ONLY = "{% for m in messages %}{{ '<' + m.role + '>' + m.content + '</>' }}{% endfor %}"
 """Knows no generation prompt."""

@@ -1,17 +1,11 @@
 """Little datasets and runs for the verbs that take a model."""
 
-import random
 from pathlib import Path
 
 import yaml
 
 from penstock.cli.train import run as train
 
-WORDS = ("the", "a", "cat", "dog", "tree", "house", "river", "sees", "likes", "finds", "near", "small", "big", "old")
-TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 SETTINGS = {
     "steps": 6,
     "threads": 1,
@@ -20,11 +14,6 @@ SETTINGS = {
     "schedule": {"warmup_steps": 2},
     "checkpoints": {"every": 4, "keep": 2},
 }
-
-
-def sentences(number: int, seed: int) -> list[str]:
-    chance = random.Random(seed)
-    return [" ".join(chance.choices(WORDS, k=chance.randint(3, 30))) + "." for _ in range(number)]
 
 
 def train_on(data: Path, run: Path, **sections: object) -> Path:

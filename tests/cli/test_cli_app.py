@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,19 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from makers.processes import child_environment, run_code, run_penstock
 from patience import PATIENCE_SECONDS
 from penstock import cli
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 
 COMMAND = [sys.executable, "-m", "penstock"]
 
 
-def run_command(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
-
-
 def test_help_lists_every_verb_in_the_order_of_their_use():
-    shown = run_command("--help").stdout
+    shown = run_penstock("--help").stdout
     places = [shown.find(f" {verb} ") for verb in cli.VERBS]
     assert -1 not in places
     assert places == sorted(places)
@@ -29,13 +27,13 @@ def test_help_lists_every_verb_in_the_order_of_their_use():
 
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_every_verb_has_help(verb):
-    found = run_command(verb, "--help")
+    found = run_penstock(verb, "--help")
     assert found.returncode == 0
     assert f"penstock {verb}" in found.stdout
 
 
 def test_unknown_verb_is_refused_with_the_nearest_one():
-    found = run_command("docter")
+    found = run_penstock("docter")
     assert found.returncode == 2
     assert "doctor" in found.stderr
 
@@ -46,8 +44,7 @@ def test_a_verb_loads_only_itself():
         "from penstock.cli import VERBS;"
         "print([verb for verb in VERBS if f'penstock.cli.{verb}' in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "['doctor']"
+    assert run_code(code, check=True).stdout.strip() == "['doctor']"
 
 
 def test_errors_of_ours_print_one_line_and_exit_1(monkeypatch, capsys):
@@ -105,7 +102,7 @@ def test_a_closed_pipe_is_quiet(lines):
 
 
 def test_doctor_finds_this_machine_usable():
-    found = run_command("doctor", "--json")
+    found = run_penstock("doctor", "--json")
     findings = json.loads(found.stdout)
     assert found.returncode == 0, findings
     assert findings["problems"] == []
@@ -113,13 +110,18 @@ def test_doctor_finds_this_machine_usable():
     assert findings["kernel_cache"]["writable"]
 
 
-def test_doctor_names_a_missing_encoder(monkeypatch):
+def test_doctor_names_a_missing_encoder(monkeypatch, capsys):
     from penstock.cli import doctor
 
-    monkeypatch.setitem(sys.modules, "gigatoken", None)
+    monkeypatch.setitem(sys.modules, "gigatoken.gigatoken_rs", None)
     findings = doctor.examine()
-    assert findings["encoder"] == "tokenizers"
-    assert "pip install gigatoken" in findings["problems"][0]
+    assert findings["encoder"] == "the vocabulary's own package"
+    assert findings["problems"] == []  # it works, slowly
+    (note,) = findings["notes"]
+    assert "times as long without it" in note
+    assert "pip install gigatoken" in note
+    doctor._print(findings)
+    assert "pip install gigatoken" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
@@ -127,8 +129,7 @@ def test_doctor_names_a_missing_encoder(monkeypatch):
 )
 def test_a_verb_that_needs_torch_tells_the_pip_command(words):
     code = f"import sys; sys.modules['torch'] = None; sys.argv = 'penstock {words}'.split()\n"
-    command = [sys.executable, "-c", f"{code}from penstock.cli import main; main()"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_code(f"{code}from penstock.cli import main; main()")
     assert done.returncode == 1
     assert done.stderr == "penstock: torch is not installed; it comes with the extra: pip install 'penstock[train]'\n"
 
@@ -146,7 +147,11 @@ def test_doctor_names_what_is_missing_and_how_to_get_it(monkeypatch, capsys):
         return version(name)
 
     monkeypatch.setattr(metadata, "version", without)
-    monkeypatch.setattr(metadata, "requires", lambda _: ["numpy>=2", "jinja2>=3.1", "torch>=2.6; extra == 'train'"])
+    monkeypatch.setattr(
+        metadata,
+        "requires",
+        lambda _: ["numpy>=2", "jinja2>=3.1", "fast; platform_machine == 'x'", "torch; extra == 'train'"],
+    )
     monkeypatch.setattr(doctor, "_torch", lambda: None)
     findings = doctor.examine()
     assert findings["problems"] == ["jinja2 is not installed: pip install jinja2"]
@@ -158,10 +163,7 @@ def completions(line: str, shell: str = "bash") -> list[str]:
     """What a shell would offer for a command line, whose last word is being written."""
     words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)} if shell == "bash" else {}
     asked = {"_PENSTOCK_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": line, **words}
-    found = subprocess.run(
-        [sys.executable, "-c", "from penstock.cli import main; main()"],
-        env={**os.environ, **asked}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    found = run_code("from penstock.cli import main; main()", env=child_environment(**asked))
     assert found.stderr == ""
     return found.stdout.split("\n")[:-1] if shell == "bash" else [found.stdout]
 
@@ -173,7 +175,7 @@ def test_shells_complete_verbs_and_options():
     assert "--tokenizer" in completions("penstock prepare --to")
     assert completions("penstock train --dry") == ["--dry-run"]
     assert '"plan"' in completions("penstock pl", "zsh")[0]
-    shown = run_command("--help").stdout
+    shown = run_penstock("--help").stdout
     assert "--install-completion" in shown
 
 
@@ -184,7 +186,35 @@ def test_completing_a_verb_loads_only_that_verb():
         "print([verb for verb in VERBS if f'penstock.cli.{verb}' in sys.modules], 'torch' in sys.modules)"
     )
     asked = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": "penstock doctor --js", "COMP_CWORD": "2"}
+    assert run_code(code, env=child_environment(**asked), check=True).stdout.strip() == "['doctor'] False"
+
+
+def test_bash_completes_after_the_installation(tmp_path):
+    """`--install-completion` writes what bash reads at its start; its function then asks the command for the words."""
+    if not (bash := shutil.which("bash")):
+        pytest.skip("bash is not installed")
+    command = tmp_path / "penstock"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m penstock "$@"\n')
+    command.chmod(0o755)
+    environment = {**os.environ, "HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"  # the shell is named, not searched for
+    subprocess.run([command, "--install-completion", "bash"], env=environment, capture_output=True, check=True)
+    code = (
+        f"source {tmp_path}/.bashrc; COMP_WORDS=(penstock prep); COMP_CWORD=1\n"
+        "_penstock_completion penstock; echo ${COMPREPLY[@]}"
+    )
+    found = subprocess.run([bash, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout == "prepare\n"
+
+
+def test_completion_loads_nothing_heavy():
+    """What the user waits for at each press of the key; typer itself takes most of it."""
+    code = "import sys\nfrom penstock.cli import main\ntry: main()\nexcept SystemExit: print(*sys.modules)"
+    asked = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": "penstock pl", "COMP_CWORD": "1"}
     found = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True, check=True
     )
-    assert found.stdout.strip() == "['doctor'] False"
+    words = found.stdout.split()
+    assert words[:2] == ["plan", "plot"]
+    heavy = {"torch", "numba", "numpy", "pyarrow", "tokenizers", "rich.table", "jinja2"}
+    assert heavy & set(words) == set()

@@ -7,7 +7,7 @@ import yaml
 
 from penstock.cli.train import PLANNED_ROWS
 from penstock.cli.train import run as train_verb
-from penstock.errors import ConfigError, OutputError
+from penstock.core.errors import ConfigError, OutputError
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_sources_that_end_before_the_run(run_file, capsys):
 
 
 def test_the_folder_is_looked_at_and_left_alone(made, run_file, capsys, tmp_path):
-    with pytest.raises(OutputError, match="a run is there already; go on with it by --resume"):
+    with pytest.raises(OutputError, match="a run is there already; continue it with --resume"):
         plan(run_file, capsys, output=str(made / "plain"))
     before = {path: path.lstat().st_mtime_ns for path in (made / "plain").rglob("*")}
     plan(run_file, capsys, "training.steps=8", output=str(made / "plain"), resume=True)
@@ -58,7 +58,7 @@ def test_the_folder_is_looked_at_and_left_alone(made, run_file, capsys, tmp_path
 
 
 def test_resuming_needs_a_folder(run_file):
-    with pytest.raises(ConfigError, match="--output is missing: the folder of the run"):
+    with pytest.raises(ConfigError, match="--output is missing: give the folder of the run"):
         train_verb(str(run_file), dry_run=True, resume=True)
 
 

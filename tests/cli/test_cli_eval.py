@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from makers.datasets import prepare_here
+from makers.tokenizers import tiny_tokenizer
 from penstock.cli.eval import run as evaluate
 from penstock.cli.export import run as export
-from penstock.errors import ConfigError
-from penstock.prepare import prepare
-from penstock.tokenizers import train_tokenizer
+from penstock.core.errors import ConfigError
 from penstock.training.metrics import read_metrics
 
 
@@ -52,7 +52,7 @@ def test_the_table_of_text_and_chats(made, capsys):
 
 
 def test_data_of_another_tokenizer_is_refused(made, tmp_path):
-    train_tokenizer(["other words"], vocab_size=262, output=tmp_path / "tokenizer", progress=False)
-    prepare(iter(["words"]), tokenizer=tmp_path / "tokenizer", output=tmp_path / "data", processes=1, progress=False)
-    with pytest.raises(ConfigError, match=r"data: was made with another tokenizer .* prepare it with that"):
+    tiny_tokenizer(tmp_path / "tokenizer", ["other words"], 262)
+    prepare_here(iter(["words"]), tmp_path / "tokenizer", tmp_path / "data")
+    with pytest.raises(ConfigError, match=r"data: was made with another tokenizer .* prepare it with the model's"):
         evaluate(str(made / "plain"), data=[str(tmp_path / "data")], device="cpu")

@@ -4,13 +4,14 @@ import json
 
 import pytest
 import torch
-from model_runs import SETTINGS, TEMPLATE, train_on
+from model_runs import SETTINGS, train_on
 
+from makers.tokenizers import CHATML
 from penstock.cli.export import run as export
-from penstock.cli.writing import load_writer
-from penstock.errors import ConfigError, FormatError, OutputError
+from penstock.core.errors import ConfigError, FormatError, OutputError
 from penstock.generation import Sampling
 from penstock.models import load_model
+from penstock.runs.opening import load_writer
 from penstock.tokenizers import train_tokenizer
 from penstock.training.metrics import read_metrics
 
@@ -26,7 +27,7 @@ def test_a_chat_run_with_lora(made, tmp_path, capsys):
     assert end in told["stop_ids"]
     assert json.loads((folder / "generation_config.json").read_bytes())["eos_token_id"] == told["stop_ids"]
     assert json.loads((folder / "config.json").read_bytes())["max_position_embeddings"] == 64
-    assert (folder / "chat_template.jinja").read_text().endswith(TEMPLATE)
+    assert (folder / "chat_template.jinja").read_text().endswith(CHATML)
     assert load_model(made / "chat/checkpoints/step-00000006/model").lora is not None
     assert load_model(folder).lora is None
     prompt = writers[0].tokenizer.encode("the cat").tolist()
@@ -65,7 +66,7 @@ def test_a_start_with_another_tokenizer_is_refused(made, tmp_path):
     (tmp_path / "other").mkdir()
     export(str(made / "plain"), output=tmp_path / "other")
     train_tokenizer(["other words"], vocab_size=262, output=tmp_path / "other", overwrite=True, progress=False)
-    with pytest.raises(ConfigError, match=r"source 'train': was made with another tokenizer .* prepare it with"):
+    with pytest.raises(ConfigError, match=r"source 'train': was prepared with another tokenizer .* prepare it with"):
         train_on(made / "text/train", tmp_path / "run", model=f"from:{tmp_path / 'other'}", training=SETTINGS)
     assert not (tmp_path / "run").exists()
 

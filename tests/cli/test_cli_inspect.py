@@ -2,39 +2,33 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from makers.datasets import prepare_here
+from makers.texts import make_chat, write_json_lines, write_texts
+from makers.tokenizers import CHAT_CONTROLS, CHATML, tiny_tokenizer
 from penstock import cli
-from penstock.prepare import prepare
-from penstock.tokenizers import train_tokenizer
 
-TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-CHATS = [
-    {"messages": [{"role": "user", "content": f"Gate {n}?"}, {"role": "assistant", "content": f"Gate {n} is shut."}]}
-    for n in range(12)
-]
+CHATS = [make_chat(f"Gate {n}?", f"Gate {n} is shut.") for n in range(12)]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Raw chats, a tokenizer with a template, datasets of chats and of texts, a run file."""
     folder = tmp_path_factory.mktemp("inspect")
-    (folder / "chats.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in CHATS) + '{"text": "none"}\n')
+    write_json_lines(folder / "chats.jsonl", [*CHATS, {"text": "none"}])
     texts = [f"Water level {n}, gate shut.\n" * 3 for n in range(20)]
-    (folder / "texts.jsonl").write_text("".join(f"{json.dumps({'text': each})}\n" for each in texts))
-    controls = ("<|im_start|>", "<|im_end|>")
-    train_tokenizer(texts, vocab_size=320, output=folder / "tokenizer", special_tokens=controls, progress=False)
-    (folder / "chat.jinja").write_text(TEMPLATE)
-    (folder / "tokenizer" / "chat_template.jinja").write_text(TEMPLATE)
-    quiet = {"tokenizer": folder / "tokenizer", "processes": 1, "progress": False}
-    prepare(str(folder / "texts.jsonl"), output=folder / "texts", **quiet)
-    prepare(str(folder / "chats.jsonl"), output=folder / "chats", template="auto", on_error="skip", **quiet)
+    write_texts(folder / "texts.jsonl", texts)
+    tiny_tokenizer(folder / "tokenizer", texts, 320, CHAT_CONTROLS)
+    (folder / "chat.jinja").write_text(CHATML)
+    (folder / "tokenizer" / "chat_template.jinja").write_text(CHATML)
+    tokenizer = folder / "tokenizer"
+    prepare_here(folder / "texts.jsonl", tokenizer, folder / "texts")
+    prepare_here(folder / "chats.jsonl", tokenizer, folder / "chats", template="auto", on_error="skip")
     (folder / "run.yaml").write_text(
         "data:\n  sources:\n    - {path: texts, share: 0.5}\n    - {path: chats, share: 0.5}\n"
         "  loader: {sequence_length: 64, rows_per_step: 4, seed: 1}\n"
@@ -43,18 +37,10 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def inspect(folder, monkeypatch, capsys):
+def inspect(folder, monkeypatch, command_line):
     """Runs the verb in the folder: exit code, standard output and standard error."""
     monkeypatch.chdir(folder)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["penstock", "inspect", *arguments])
-        with pytest.raises(SystemExit, match=r"\d") as stop:
-            cli.main()
-        found = capsys.readouterr()
-        return int(stop.value.code), found.out, found.err
-
-    return run
+    return partial(command_line, "inspect")
 
 
 def data_of(page: Path) -> dict:
@@ -108,7 +94,7 @@ def test_a_page_of_a_mixture_has_rows_and_shares(inspect, tmp_path):
     assert inspect("run.yaml", "--html", str(page), "--set", "data.loader.sequence_length=128")[0] == 0
     data = data_of(page)
     assert [row["slots"] for row in data["rows"]] == [128] * 4
-    assert data["shares"][0] == {"name": "share asked for", "parts": [["texts", 0.5], ["chats", 0.5]]}
+    assert data["shares"][0] == {"name": "requested share", "parts": [["texts", 0.5], ["chats", 0.5]]}
 
 
 def test_a_dataset_of_chats_is_shown_turn_by_turn(inspect):
@@ -155,7 +141,10 @@ def test_settings_of_chats_come_from_options(inspect):
         (["chats.jsonl", "--template", "chat.jinja"], "raw conversations need --tokenizer"),
         (["chats.jsonl", "-t", "tokenizer", "--set", "mask_histroy=1"], "did you mean 'mask_history'"),
         (["chats.jsonl", "-t", "tokenizer", "--template", "none.jinja"], "none.jinja: no chat template there"),
-        (["chats.jsonl", "-t", "tokenizer", "--document", "13"], "no record 13; there are 13, from 0"),
+        (
+            ["chats.jsonl", "-t", "tokenizer", "--document", "13"],
+            "there is no record 13; the input has 13, numbered from 0",
+        ),
         (["none.jsonl", "-t", "tokenizer"], "none.jsonl: no such file"),
         (["chats", "--html", "nowhere/page.html"], "nowhere/page.html: the page cannot be written"),
         (["run.yaml", "--html", "page.html", "--row", "9"], "--row 9: the step has rows 0 to 3"),
@@ -205,3 +194,61 @@ def test_rows_that_an_objective_rewrote(inspect, folder, tmp_path):
     page = data_of(tmp_path / "page.html")
     assert page["rows"][0]["documents"][0]["task"] == "PSM"
     assert {"name": "tasks of texts, by document", "parts": [["PSM", 1]]} in page["shares"]
+
+
+@pytest.fixture
+def parts(folder):
+    """The texts in two parts, `half-a` and `half-b`."""
+    texts = (folder / "texts.jsonl").read_text().splitlines(keepends=True)
+    for name, some in (("a", texts[:15]), ("b", texts[15:])):
+        if not (folder / f"half-{name}").exists():
+            (folder / f"{name}.jsonl").write_text("".join(some))
+            prepare_here(str(folder / f"{name}.jsonl"), folder / "tokenizer", folder / f"half-{name}")
+
+
+def test_a_glob_is_one_corpus(inspect, parts, folder, tmp_path):
+    whole, joined = (json.loads(inspect(target, "--json")[1]) for target in ("texts", "half-*"))
+    for figure in ("documents", "tokens", "trained_tokens", "text_bytes", "length_quantiles", "tokenizer"):
+        assert joined[figure] == whole[figure], figure
+    assert (joined["shards"], joined["path"]) == (2, "half-a and 1 more")
+    code, out, _ = inspect("half-*", "--document", "17")
+    assert (code, "b.jsonl:3" in out) == (0, True)
+    assert inspect("half-*", "--document", "20")[2].startswith("penstock: half-*: no document 20; it has 20, from 0")
+    assert inspect("half-*", "--rows", "--tokenizer", "tokenizer")[0] == 0
+    assert inspect("half-*", "--html", str(tmp_path / "page.html"))[0] == 0
+    assert inspect("chat*.jsonl", "--tokenizer", "tokenizer")[0] == 0
+
+
+def test_a_run_file_of_joined_sources_is_planned_and_shown(folder, parts, inspect, monkeypatch, capsys):
+    run_file = folder / "joined.yaml"
+    run_file.write_text((folder / "run.yaml").read_text().replace("path: texts", "path: [half-a, half-b], name: texts"))
+    assert inspect("joined.yaml")[0] == 0
+    plans = []
+    for name in ("run.yaml", "joined.yaml"):
+        monkeypatch.setattr("sys.argv", ["penstock", "plan", name, "--steps", "5", "--json"])
+        with pytest.raises(SystemExit, match="0"):
+            cli.main()
+        plans.append(json.loads(capsys.readouterr().out))
+    assert plans[0]["sources"] == plans[1]["sources"]
+
+
+def test_verify_takes_several_and_globs(folder, parts, monkeypatch, capsys):
+    def verify(*arguments):
+        monkeypatch.setattr("sys.argv", ["penstock", "verify", *arguments])
+        with pytest.raises(SystemExit, match=r"\d") as stop:
+            cli.main()
+        return int(stop.value.code), capsys.readouterr().out
+
+    monkeypatch.chdir(folder)
+    code, out = verify("half-*", "texts", "--json")
+    assert (code, [(one["path"], one["sound"]) for one in json.loads(out)]) == (
+        0, [("half-a", True), ("half-b", True), ("texts", True)],
+    )  # fmt: skip
+    assert json.loads(verify("texts", "--json")[1])["path"] == "texts"
+    (shard,) = (folder / "half-b").glob("*.arrow")
+    kept = shard.read_bytes()
+    shard.write_bytes(kept[:100] + bytes([kept[100] ^ 1]) + kept[101:])
+    code, out = verify("half-*")
+    shard.write_bytes(kept)
+    assert code == 1
+    assert out.count("FAULT") == out.count(f"{shard.name}") > 0

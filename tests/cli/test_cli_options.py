@@ -2,8 +2,6 @@
 
 import ast
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 import typer
 from typer.main import get_command
 
+from makers.processes import run_penstock
 from penstock.cli import VERBS, build_app
 from penstock.cli.options import unescape
 from penstock.sources import FORMATS
@@ -94,12 +93,8 @@ def test_escapes_in_separators():
     assert unescape("\n<|x|>") == "\n<|x|>"
     assert unescape(None) is None
     for wrong in (r"\x", "a\\", r"\\\q"):
-        with pytest.raises(typer.BadParameter, match="is no escape; known"):
+        with pytest.raises(typer.BadParameter, match="is not a known escape; expected"):
             unescape(wrong)
-
-
-def run_command(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-m", "penstock", *arguments], capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow
@@ -107,13 +102,13 @@ def test_a_first_sitting(tmp_path):
     """Train, prepare by a separator, look at a row that is not there, and train into the same folder."""
     (tmp_path / "book.txt").write_text("\n\n".join(f"chapter {number}: the wheel turns" for number in range(40)))
     train = ["tokenizer", "train", str(tmp_path / "book.txt"), "--vocab-size", "300", "-o", str(tmp_path / "t")]
-    assert run_command(*train).returncode == 0
-    again = run_command(*train)
+    assert run_penstock(*train).returncode == 0
+    again = run_penstock(*train)
     assert again.returncode == 1
-    assert "tokenizer.json: is there already" in again.stderr
-    assert run_command(*train, "--overwrite").returncode == 0
+    assert "tokenizer.json: exists already" in again.stderr
+    assert run_penstock(*train, "--overwrite").returncode == 0
     prepare = ["prepare", str(tmp_path / "book.txt"), "-t", str(tmp_path / "t"), "-o", str(tmp_path / "d")]
-    done = run_command(*prepare, "--separator", r"\n\n", "--processes", "1", "-q")
+    done = run_penstock(*prepare, "--separator", r"\n\n", "--processes", "1", "-q")
     assert done.stdout.startswith("40 documents, ")
-    wrong = run_command("inspect", str(tmp_path / "d"), "--rows", "--row", "5")
+    wrong = run_penstock("inspect", str(tmp_path / "d"), "--rows", "--row", "5")
     assert (wrong.returncode, wrong.stderr) == (1, "penstock: --row 5: the step has 1 row, row 0\n")

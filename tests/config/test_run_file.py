@@ -1,7 +1,5 @@
 """The run file: what is read, what is refused and with which words, overrides, and the schema."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import jsonschema
@@ -9,9 +7,11 @@ import numpy as np
 import pytest
 import yaml
 
+from makers.datasets import tokenizer_info
+from makers.processes import run_penstock
 from penstock.config import load_run, make_loader, run_schema
-from penstock.errors import ConfigError, FormatError
-from penstock.shards import TokenizerInfo, write_dataset
+from penstock.core.errors import ConfigError, FormatError
+from penstock.shards import write_dataset
 
 GOOD = """\
 data:
@@ -83,7 +83,7 @@ def test_a_run_file_becomes_the_settings_of_the_rooms(write):
         (
             "    sequence_length: 256\n",
             "",
-            r"run.yaml:16: data.loader.sequence_length: missing; it must be given: Token",
+            r"run.yaml:16: data.loader.sequence_length: missing; it is required: Token",
         ),
         ("name: chat", "name: web", r"run.yaml:1: data: two sources are called 'web'"),
         ("{chat: 0.5}", "{chad: 0.5}", r"run.yaml:1: data: the change at step 10 names 'chad'"),
@@ -111,9 +111,9 @@ def test_all_mistakes_are_told_at_once(write):
 def test_other_files_are_refused(tmp_path, write):
     with pytest.raises(ConfigError, match=r"none.yaml: cannot be read \(No such file"):
         load_run(tmp_path / "none.yaml")
-    with pytest.raises(ConfigError, match="the top of a run file is a mapping"):
+    with pytest.raises(ConfigError, match="the top level of a run file must be a mapping"):
         load_run(write("- a\n"))
-    with pytest.raises(ConfigError, match="the top of a run file is a mapping"):
+    with pytest.raises(ConfigError, match="the top level of a run file must be a mapping"):
         load_run(write(""))
 
 
@@ -168,15 +168,14 @@ def test_other_keys_keep_their_line_beside_an_override(write):
 def test_a_source_that_is_missing_is_named_with_its_run_file(write, tmp_path):
     with pytest.raises(FormatError, match=r"run.yaml: source 'web': data/web: nothing there; give a folder"):
         make_loader(load_run(write(GOOD)).data, run_file="run.yaml")
-    command = [sys.executable, "-m", "penstock", "plan", str(write(GOOD))]
-    shown = subprocess.run(command, capture_output=True, text=True, check=False)
+    shown = run_penstock("plan", write(GOOD))
     assert (shown.returncode, f"{tmp_path / 'run.yaml'}: source 'web': data/web: " in shown.stderr) == (1, True)
 
 
 def test_what_the_loader_refuses_is_named_with_its_run_file(write, tmp_path):
     arrays = [np.arange(4)]
     for name, vocab_size in (("web", 9), ("talk", 8)):
-        info = TokenizerInfo(name=name, fingerprint=name, vocab_size=vocab_size)
+        info = tokenizer_info(name, vocab_size=vocab_size)
         write_dataset(tmp_path / name, arrays, tokenizer=info)
     text = GOOD.replace("data/web", str(tmp_path / "web")).replace("data/talk", str(tmp_path / "talk"))
     with pytest.raises(ConfigError, match=r"a.yaml: .*prepare both with one tokenizer"):
@@ -206,13 +205,10 @@ def test_every_key_of_the_schema_is_described():
 
 
 def test_schema_verb_prints_and_writes(tmp_path):
-    command = [sys.executable, "-m", "penstock", "schema"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    subprocess.run([*command, "--output", str(tmp_path / "s.json")], check=True)
+    printed = run_penstock("schema", check=True).stdout
+    run_penstock("schema", "--output", tmp_path / "s.json", check=True)
     assert (tmp_path / "s.json").read_text() == printed
-    refused = subprocess.run(
-        [*command, "-o", str(tmp_path / "no" / "s.json")], capture_output=True, text=True, check=False
-    )
+    refused = run_penstock("schema", "-o", tmp_path / "no" / "s.json")
     assert refused.returncode == 1
     assert "s.json: cannot be written (No such file or directory)" in refused.stderr
 
@@ -224,3 +220,50 @@ def test_schema_verb_prints_and_writes(tmp_path):
 def test_yaml_that_cannot_be_taken_is_an_error_with_the_file(write, text):
     with pytest.raises(ConfigError, match=r"\.yaml"):
         load_run(write(text))
+
+
+JOINED = """\
+data:
+  sources:
+    - {path: [web-0, web-1], share: tokens}
+    - {path: "talk-*", share: tokens, max_epochs: 2}
+  loader: {sequence_length: 16, rows_per_step: 2}
+"""
+
+
+@pytest.fixture
+def parts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, tokens in (("web-0", 5), ("web-1", 7), ("talk-0", 3), ("talk-1", 9), ("talk-2", 6)):
+        write_dataset(tmp_path / name, [[*range(tokens)]] * 10, vocab_size=10)
+
+
+def test_a_source_of_several_datasets_by_their_tokens(write, parts):
+    jsonschema.validate(yaml.safe_load(JOINED), run_schema())
+    run_file = write(JOINED)
+    loader = make_loader(load_run(run_file, ["data.sources.talk-*.max_epochs=1"]).data, run_file=str(run_file))
+    assert [source.name for source in loader.mixture.sources] == ["web-0 and 1 more", "talk-*"]
+    assert [len(corpus.parts) for corpus in loader.datasets] == [2, 3]
+    assert loader.mixture.shares_at(0) == [120, 180]
+    assert loader.mixture.sources[1].max_epochs == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[web-0, web-1]", "[]", r"run.yaml:3: data.sources.0: a source needs at least one dataset, got an empty list"),
+        ("[web-0, web-1]", "5", r"run.yaml:3: data.sources.0.path: found 5, expected"),
+        ("[web-0, web-1]", "[web-0, 5]", r"run.yaml:3: data.sources.0.path.*: found .*5.*, expected"),
+        ("tokens}", "token}", r"run.yaml:3: data.sources.0.share: found 'token', expected"),
+        ("tokens}", "0.5}", r"run.yaml:1: data: source 'talk-\*' has share 'tokens' and source 'web-0 and 1 more' has"),
+    ],
+)
+def test_mistakes_in_joined_sources_are_refused_with_their_place(write, old, new, message):
+    with pytest.raises(ConfigError, match=message):
+        load_run(write(JOINED.replace(old, new, 1)))
+
+
+def test_a_glob_without_a_match_names_file_and_source(write, parts):
+    run_file = write(JOINED.replace("talk-*", "nothing-*"))
+    with pytest.raises(FormatError, match=r"run.yaml: source 'nothing-\*': nothing-\*: no dataset matches this glob"):
+        make_loader(load_run(run_file).data, run_file=str(run_file))

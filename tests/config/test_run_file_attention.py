@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from penstock.config import load_run, make_loader
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 from penstock.shards import write_dataset
 
 

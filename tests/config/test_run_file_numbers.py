@@ -7,11 +7,11 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-from penstock.config.complaints import _model_at
 from penstock.config.document import Document
 from penstock.config.models import check, model_of
-from penstock.config.run import RunSettings
-from penstock.errors import ConfigError
+from penstock.config.run_file import RunSettings
+from penstock.config.validation import _model_at
+from penstock.core.errors import ConfigError
 
 PLAIN: dict[str, Any] = {
     "data": {
@@ -181,7 +181,7 @@ def test_a_usual_warm_up_fits_a_short_run():
 
 
 def test_many_mistakes_are_counted():
-    with pytest.raises(ConfigError, match=r"run\.yaml: 80 further mistakes$") as told:
+    with pytest.raises(ConfigError, match=r"run\.yaml: 80 more problems$") as told:
         load(PLAIN, ("data", "sources"), ["x"] * 100)
     assert len(str(told.value).splitlines()) == 21
 

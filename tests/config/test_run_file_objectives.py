@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from penstock.config import load_run, run_schema
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 from penstock.objectives import Causal, CausalLM, Denoise, Infill, PrefixLM, SpanCorruption
 
 FILE = """\
@@ -90,14 +90,14 @@ MISTAKES = {
     "{kind: infill, rate: lots}": r"run.yaml:4: data.sources.0.objective.rate: found 'lots', expected a number",
     "{kind: infill, zzz: true}": r"objective.zzz: unknown key; known here: rate, spm_rate, .*kind",
     "{kind: infill, splitter: x}": r"objective.splitter: unknown key",
-    "{kind: denoise}": r"objective: denoising has tasks or a preset \(ul2, ul2r, t5\); found neither",
-    "{preset: ul2, tasks: [{kind: causal}]}": r"objective: denoising has tasks or a preset .*; found both",
-    "{preset: t5, modes: {R: 3}}": r"objective: modes are the mode tokens of the presets ul2 and ul2r",
+    "{kind: denoise}": r"objective: denoising needs either tasks or a preset \(ul2, ul2r, t5\); found neither",
+    "{preset: ul2, tasks: [{kind: causal}]}": r"objective: denoising needs either tasks or a preset .*; found both",
+    "{preset: t5, modes: {R: 3}}": r"objective: modes sets the mode tokens of the presets ul2 and ul2r",
     "{preset: ul4}": r"objective.preset: found 'ul4', expected 'ul2', 'ul2r' or 't5'",
     "{kind: denoise, tasks: [{kind: span}]}": r"tasks.0: found {'kind': 'span'}, expected a mapping with kind: spans",
     "{kind: denoise, tasks: []}": r"objective: Denoise: tasks is empty",
     TASKS.replace("mean: 3, mode", "meen: 3, mode"): (
-        r"(?s)run.yaml:9: data.sources.0.objective.tasks.0.mean: missing; it must be given: Mean tokens of a span.*"
+        r"(?s)run.yaml:9: data.sources.0.objective.tasks.0.mean: missing; it is required: Mean tokens of a span.*"
         r"run.yaml:9: data.sources.0.objective.tasks.0.meen: unknown key; did you mean 'mean'\?"
     ),
     TASKS.replace("0.15", "7"): r"run.yaml:9: data.sources.0.objective.tasks.0: rate is 7",

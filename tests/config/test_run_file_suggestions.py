@@ -6,9 +6,10 @@ import pytest
 
 from penstock.config import load_run
 from penstock.config.models import model_of
-from penstock.config.run import RunSettings
-from penstock.config.suggestions import OTHER_NAMES, _keys
-from penstock.errors import ConfigError
+from penstock.config.run_file import RunSettings
+from penstock.config.validation import _keys
+from penstock.core.errors import ConfigError
+from penstock.core.suggestions import OTHER_NAMES
 
 GOOD = """\
 data:

@@ -3,9 +3,9 @@
 import pytest
 
 from penstock.config import load_run
-from penstock.config.run import resolved_text
-from penstock.errors import ConfigError
-from penstock.yaml_files import MOST_BYTES, parse_yaml
+from penstock.config.run_file import resolved_text
+from penstock.core.errors import ConfigError
+from penstock.core.yaml_files import MOST_BYTES, parse_yaml
 
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{now}: &{now} [{', '.join([f'*{before}'] * 9)}]\n" for before, now in zip("abcdefgh", "bcdefghi", strict=True)
@@ -28,12 +28,12 @@ data:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (LAUGHS, r"run.yaml:\d: stands for [\d,]+ values with aliases \(\*name\) expanded; at most 50,000$"),
-        (MERGED, r"run.yaml:\d+: stands for [\d,]+ values with aliases"),
+        (LAUGHS, r"run.yaml:\d: has [\d,]+ values with aliases \(\*name\) expanded; expected at most 50,000$"),
+        (MERGED, r"run.yaml:\d+: has [\d,]+ values with aliases"),
         (CHAIN, r"run.yaml:\d+: is nested more than 50 levels deep; expected fewer$"),
         ("a: " + "[" * 5000, r"run.yaml: is nested more than 50 levels deep; expected fewer$"),
         ("a: " + "[" * 60 + "]" * 60, r"run.yaml:1: is nested more than 50 levels deep"),
-        ("data: &x {a: *x}", r"run.yaml:1: contains itself by an alias \(\*name\); write it out$"),
+        ("data: &x {a: *x}", r"run.yaml:1: contains itself through an alias \(\*name\); write it out$"),
         ("data:\n  1: a", r"run.yaml:2: the key 1 is not text; put it in quotes$"),
         ("data:\n  on: a", r"run.yaml:2: the key on is not text; put it in quotes$"),
         ("? [a]\n: 2", r"run.yaml:1: the key a list or mapping is not text"),

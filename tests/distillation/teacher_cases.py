@@ -1,36 +1,18 @@
 """Small tokenizers and corpora for tests of teacher rows, and the obvious way to list a row's chunks."""
 
-import json
-import random
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from makers.texts import WATER, make_chat, make_texts
+from makers.tokenizers import tiny_tokenizer
 from penstock.inputs import ModelInput
-from penstock.tokenizers import Tokenizer, train_tokenizer
+from penstock.tokenizers import Tokenizer
 
-WORDS = [
-    "water",
-    "wheel",
-    "pipe",
-    "turbine",
-    "the",
-    "and",
-    "flows",
-    "größe",
-    "水",
-    "🙂",
-    "\n",
-    "a",
-    "steel",
-    "12",
-    "345",
-]
+WORDS = [*WATER, "12", "345"]
 LONG = ["penstock", "hydraulic", "generator", "pressure", "reservoir", "governor", "waterwheel", "themselves"]
-CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 CAPITALS = (
     "{{ '<|begin|>' }}{% for message in messages %}"
     "{% if message['role'] == 'user' %}{{ 'USER: ' + message['content'] + '\n\n' }}"
@@ -39,29 +21,26 @@ CAPITALS = (
 )
 
 
-def make_texts(count: int, seed: int = 1, longest: int = 60) -> list[str]:
-    noise = random.Random(seed)
-    return [" ".join(noise.choices(WORDS + LONG, k=noise.randint(1, longest))) for _ in range(count)]
+def water_texts(count: int, seed: int = 1, longest: int = 60) -> list[str]:
+    return make_texts(count, seed, words=WORDS + LONG, shortest=1, longest=longest, end="")
 
 
-def small_tokenizer(folder: Any, size: int, words: list[str], special: tuple[str, ...] = ()) -> Tokenizer:
-    """One that knows the pieces of `words`; two of other words cut texts at other places."""
-    noise = random.Random(size)
-    texts = [" ".join(noise.choices(words, k=20)) for _ in range(100)]
-    return train_tokenizer(texts, vocab_size=size, special_tokens=special, output=folder, progress=False)
+def student_tokenizer(folder: Path, controls: Sequence[str] = ()) -> Tokenizer:
+    return tiny_tokenizer(folder, make_texts(100, words=WORDS, shortest=20, longest=20), 320, controls)
 
 
-def write_chats(path: Any, count: int) -> list[dict[str, Any]]:
-    """Conversations of 1 to 3 turns in a file of lines."""
-    noise, records = random.Random(7), []
-    for number in range(count):
-        texts = [
-            f"{' '.join(noise.choices(WORDS, k=noise.randint(1, 9)))} {number}" for _ in range(2 * (1 + number % 3))
-        ]
-        roles = ["user", "assistant"]
-        records.append({"messages": [{"role": roles[i % 2], "content": text.strip()} for i, text in enumerate(texts)]})
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return records
+def teacher_tokenizer(folder: Path, controls: Sequence[str] = ()) -> Tokenizer:
+    """One that learned other words, and so cuts texts at other places."""
+    words = [*LONG[::-1], "er the", "water"]
+    return tiny_tokenizer(folder, make_texts(100, words=words, shortest=20, longest=20), 420, controls)
+
+
+def make_chats(count: int) -> list[dict[str, Any]]:
+    """Conversations of 1 to 3 turns."""
+    texts = iter(make_texts(6 * count, 7, words=WORDS, shortest=1, longest=9, end=""))
+    return [
+        make_chat(*(f"{next(texts)} {number}".strip() for _ in range(2 * (1 + number % 3)))) for number in range(count)
+    ]
 
 
 def ends(tokenizer: Tokenizer, ids: Any) -> list[int]:

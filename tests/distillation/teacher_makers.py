@@ -1,6 +1,5 @@
 """Tiny teachers, their tokenizer, and rows that they read; also what a child process of a test loads."""
 
-import json
 import os
 import signal
 import time
@@ -10,15 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from makers.models import tiny_model
+from makers.rows import LENGTHS, random_tokens
+from makers.tokenizers import bpe_without_merges
 from penstock.distillation.outputs import TeacherOutputs
-from penstock.distillation.rows import TeacherRow
-from penstock.inputs import IGNORE, ModelInput
-from penstock.models import ModelSettings, build_model
+from penstock.distillation.teacher_rows import TeacherRow
 from penstock.tokenizers import Tokenizer, load_tokenizer
 from tokenizers import Tokenizer as Builder
 from tokenizers import models, pre_tokenizers
 
-torch.set_num_threads(1)
 PADDED_VOCABULARY = 64
 """Logits of the tiny teacher; its tokenizer has 60 ids."""
 WORDS = ["<eos>", " ", "a", "b", "c", "\n", "\t", ".", " a", "b ", "\r\n", " the", "the", "</s>"]
@@ -28,26 +27,9 @@ def word_tokenizer(size: int = 60) -> Tokenizer:
     """A byte-level BPE whose ids are readable: `WORDS`, then fillers; `<eos>` and `</s>` are control tokens."""
     letters = {" ": "Ġ", "\n": "Ċ", "\t": "ĉ", "\r": "č"}
     spelled = ["".join(letters.get(c, c) for c in word) for word in WORDS]
-    words = spelled + [f"z{n}" for n in range(size - len(spelled))]
-    control = {words.index(text): text for text in ("<eos>", "</s>")}
-    described = {
-        "version": "1.0", "truncation": None, "padding": None,
-        "added_tokens": [
-            {"id": number, "content": text, "special": True, "single_word": False, "lstrip": False, "rstrip": False,
-             "normalized": False}
-            for number, text in sorted(control.items())
-        ],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
-        "post_processor": None,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {
-            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
-            "vocab": {word: number for number, word in enumerate(words) if number not in control}, "merges": [],
-        },
-    }  # fmt: skip
-    return Tokenizer("words", {"tokenizer.json": json.dumps(described).encode()})
+    ids = {text: place for place, text in enumerate(spelled + [f"z{n}" for n in range(size - len(spelled))])}
+    controls = {text: ids.pop(text) for text in ("<eos>", "</s>")}
+    return bpe_without_merges("words", ids, controls)
 
 
 def word_pieces(folder: Path) -> Tokenizer:
@@ -61,36 +43,14 @@ def word_pieces(folder: Path) -> Tokenizer:
 
 
 def tiny_teacher(dtype: torch.dtype = torch.float32, seed: int = 0, vocab_size: int = PADDED_VOCABULARY) -> Any:
-    """Two layers of width 32, with weights large enough that everything depends on everything."""
-    settings = ModelSettings(layers=2, width=32, heads=4, kv_heads=2, init_std=0.2)
-    return build_model(settings, vocab_size=vocab_size, dtype=dtype, seed=seed)
+    return tiny_model(vocab_size, dtype=dtype, seed=seed)
 
 
-def make_input(
-    lengths: tuple[int, ...] = (7, 1, 12), *, padding: int = 3, seed: int = 0, below: int = 60
-) -> ModelInput:
-    """Documents of random tokens, apart, with padding behind; no token is a target."""
-    random = np.random.default_rng(seed)
-    pieces = [*lengths, padding] if padding else [*lengths]
-    slots = sum(pieces)
-    return ModelInput(
-        tokens=random.integers(0, below, slots).astype(np.int32),
-        targets=np.full((1, slots), IGNORE, np.int32),
-        loss_weights=None,
-        positions=np.concatenate([np.arange(length) for length in pieces]).astype(np.int32),
-        document_ids=np.repeat(np.arange(len(pieces), dtype=np.int32), pieces),
-        cu_seqlens=np.concatenate([[0], np.cumsum(pieces)]).astype(np.int32),
-        max_seqlen=max(pieces),
-        num_tokens=sum(lengths),
-        source_ids=np.zeros(len(lengths), np.int32),
-    )
-
-
-def make_teacher_row(lengths: tuple[int, ...] = (7, 1, 12), *, padding: int = 3, seed: int = 0) -> TeacherRow:
+def make_teacher_row(lengths: tuple[int, ...] = LENGTHS, *, padding: int = 3, seed: int = 0) -> TeacherRow:
     """A row of a teacher without any chunk."""
     none = np.empty((0, 2), np.int32)
     return TeacherRow(
-        input=make_input(lengths, padding=padding, seed=seed),
+        input=random_tokens(lengths, padding=padding, seed=seed),
         student_bounds=none,
         teacher_bounds=none,
         weights=np.empty(0, np.float32),

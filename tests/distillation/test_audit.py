@@ -2,20 +2,20 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
+from makers.datasets import prepare_here
+from makers.processes import call_penstock
+from makers.texts import write_json_lines, write_texts
+from makers.tokenizers import CHAT_CONTROLS, tiny_tokenizer
 from penstock.chat import encode
 from penstock.cli.distill import app
-from penstock.distillation.audit import Audit
-from penstock.distillation.audit_inputs import audit_chats, audit_dataset, audit_texts
-from penstock.distillation.audit_view import show_audit
-from penstock.errors import ConfigError, RecordError
-from penstock.prepare import prepare
-from penstock.tokenizers import Tokenizer, train_tokenizer
+from penstock.core.errors import ConfigError, RecordError
+from penstock.distillation.audit import Audit, audit_chats, audit_dataset, audit_texts
+from penstock.distillation.terminal_view import show_audit
+from penstock.tokenizers import Tokenizer
 
 TEXTS = ["the water of the turbine flows 12 into 345 gates", "a pump, and 水 and Zürich 2024", "steel gate " * 9]
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "the water flows"}] * 2
@@ -23,18 +23,15 @@ CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "the
 
 @pytest.fixture(scope="module")
 def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory, 300, ["<|im_start|>", "<|im_end|>"])
+    folder = tmp_path_factory.mktemp("audit") / "size-300"
+    tiny_tokenizer(folder, TEXTS * 3, 300, CHAT_CONTROLS)
+    return folder
 
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory, 420, ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"])
-
-
-def make(factory: pytest.TempPathFactory, size: int, special: list[str]) -> Path:
-    folder = factory.mktemp("audit") / f"size-{size}"
-    texts = TEXTS * (3 if size > 400 else 1)
-    train_tokenizer(texts * 3, vocab_size=size, output=folder, special_tokens=special, progress=False)
+    folder = tmp_path_factory.mktemp("audit") / "size-420"
+    tiny_tokenizer(folder, TEXTS * 9, 420, ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"])
     return folder
 
 
@@ -53,8 +50,8 @@ def test_counts_are_sums_over_documents(both: tuple[Tokenizer, Tokenizer]) -> No
     assert (report.documents, report.student_tokens) == (3, sum(tokens))
     assert report.teacher_tokens == sum(one.num_teacher_tokens for one in found)
     for name in ("coverage", "one_to_one", "orphaned"):
-        due = sum(getattr(one, name) * count for one, count in zip(found, tokens, strict=True)) / sum(tokens)
-        assert getattr(report, name) == pytest.approx(due)
+        expected = sum(getattr(one, name) * count for one, count in zip(found, tokens, strict=True)) / sum(tokens)
+        assert getattr(report, name) == pytest.approx(expected)
     assert report.coverage == report.exact == 1
     assert (report.methods, report.worst) == ({"bytes": 3}, ())
     assert report.chunks == sum(len(one.kinds) for one in found)
@@ -135,9 +132,7 @@ def test_chats_count_trained_turns(both: tuple[Tokenizer, Tokenizer]) -> None:
 
 @pytest.fixture
 def texts_file(tmp_path: Path) -> Path:
-    path = tmp_path / "texts.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    return path
+    return write_texts(tmp_path / "texts.jsonl", TEXTS)
 
 
 def test_inputs(
@@ -145,7 +140,7 @@ def test_inputs(
 ) -> None:
     from_texts, from_data = Audit(*both), Audit(*both)
     audit_texts(from_texts, [str(texts_file)], 2)
-    prepare(str(texts_file), tokenizer=student, output=tmp_path / "data", progress=False)
+    prepare_here(texts_file, student, tmp_path / "data")
     audit_dataset(from_data, str(tmp_path / "data"), both[0], 10)
     assert (from_texts.report().documents, from_data.report().documents) == (2, 3)
     assert from_data.report().coverage > 0.9
@@ -153,26 +148,22 @@ def test_inputs(
         ConfigError, match=r"data: made by the tokenizer size-300 .* the student's is size-420 .*; give"
     ):
         audit_dataset(Audit(both[1], both[0]), str(tmp_path / "data"), both[1], 10)
-    chats = tmp_path / "chats.jsonl"
-    chats.write_text(json.dumps({"messages": CHAT}) + "\n" + json.dumps({"messages": []}) + "\n")
+    chats = write_json_lines(tmp_path / "chats.jsonl", [{"messages": CHAT}, {"messages": []}])
     with pytest.raises(RecordError, match=r"chats.jsonl:2"):
         audit_chats(Audit(*both), [str(chats)], both, ("chatml", "llama3"), 5)
 
 
-def run(*arguments: Any) -> Any:
-    return CliRunner().invoke(app, ["audit", *map(str, arguments)], catch_exceptions=False)
-
-
 def test_command(student: Path, teacher: Path, texts_file: Path) -> None:
-    shown = run(student, teacher, "--text", texts_file)
+    shown = call_penstock("audit", student, teacher, "--text", texts_file, app=app)
     assert shown.exit_code == 0
     for words in ("size-300 learns from size-420", "3 documents", "in chunks", "100.00 %", "longest chunk"):
         assert words in shown.stdout
-    told = json.loads(run(student, teacher, "--text", texts_file, "--documents", 2, "--json").stdout)
-    assert (told["documents"], told["coverage"], told["methods"]) == (2, 1.0, {"bytes": 2})
-    assert set(told) >= {"loss", "advice", "vocabulary", "longest", "worst", "orphaned"}
+    words = ("audit", student, teacher, "--text", texts_file, "--documents", 2, "--json")
+    reported = json.loads(call_penstock(*words, app=app).stdout)
+    assert (reported["documents"], reported["coverage"], reported["methods"]) == (2, 1.0, {"bytes": 2})
+    assert set(reported) >= {"loss", "advice", "vocabulary", "longest", "worst", "orphaned"}
 
 
 def test_command_needs_an_input(student: Path, teacher: Path) -> None:
     with pytest.raises(ConfigError, match="give --text, --data or --chats"):
-        run(student, teacher)
+        call_penstock("audit", student, teacher, app=app)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from teacher_makers import WORDS, word_pieces, word_tokenizer
 
-from penstock.distillation.boundaries import starts_boundary
+from penstock.core.errors import TokenizerError
 from penstock.distillation.projection import project
-from penstock.errors import TokenizerError
+from penstock.distillation.teachers import starts_boundary
 from penstock.tokenizers import load_tokenizer
 
 
@@ -23,10 +23,10 @@ def test_whitespace_and_control_tokens_begin_one() -> None:
 
 def test_a_tokenizer_without_bytes_is_told_what_goes_with_it(tmp_path: Path) -> None:
     forgetful = word_pieces(tmp_path)
-    with pytest.raises(TokenizerError, match="set debias to false, or take loss uld"):
+    with pytest.raises(TokenizerError, match="set debias to false, or use loss uld"):
         starts_boundary(forgetful)
     for pair in ((forgetful, word_tokenizer()), (word_tokenizer(), forgetful)):
-        with pytest.raises(TokenizerError, match=r"compared by bytes.* take loss uld, or alm with debias false"):
+        with pytest.raises(TokenizerError, match=r"compared by bytes.* use loss uld, or alm with debias false"):
             project(*pair)
 
 

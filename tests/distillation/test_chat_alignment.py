@@ -2,48 +2,54 @@
 
 import numpy as np
 import pytest
-from teacher_cases import CAPITALS, CHATML, LONG, WORDS, small_tokenizer, write_chats
+from teacher_cases import CAPITALS, make_chats, student_tokenizer, teacher_tokenizer
 from teacher_makers import word_pieces
 
-from penstock.distillation.chats import align_chats
-from penstock.distillation.companions import match_documents
-from penstock.distillation.rows import TeacherRows, TeacherText
-from penstock.errors import ConfigError, ConversationError
+from makers.datasets import prepare_here
+from makers.texts import write_json_lines
+from makers.tokenizers import CHAT_CONTROLS, CHATML
+from penstock.core.arrays import Ragged
+from penstock.core.errors import ConfigError, ConversationError
+from penstock.distillation.companions import align_chats, match_documents
+from penstock.distillation.teacher_rows import TeacherRows, TeacherText
 from penstock.loader import Loader, Source
-from penstock.prepare import prepare
-from penstock.ragged import Ragged
-from penstock.shards import Dataset, ShardLayout, ShardWriter, TokenizerInfo, finish_dataset, write_dataset
+from penstock.shards import (
+    Dataset,
+    ShardLayout,
+    ShardWriter,
+    TokenizerInfo,
+    finish_dataset,
+    open_dataset,
+    write_dataset,
+    write_megatron,
+)
 from penstock.tokenizers import Aligner
 from penstock.tokenizers.alignment import CONTROL
 
 
 @pytest.fixture(scope="module")
 def student(tmp_path_factory):
-    special = ("<|im_start|>", "<|im_end|>")
-    return small_tokenizer(tmp_path_factory.mktemp("student"), 320, WORDS, special)
+    return student_tokenizer(tmp_path_factory.mktemp("student"), CHAT_CONTROLS)
 
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
-    return small_tokenizer(
-        tmp_path_factory.mktemp("teacher"), 420, [*LONG, "er the", "water"], ("<|begin|>", "<|done|>")
-    )
+    return teacher_tokenizer(tmp_path_factory.mktemp("teacher"), ("<|begin|>", "<|done|>"))
 
 
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("raw")
-    return folder / "chats.jsonl", write_chats(folder / "chats.jsonl", 30)
+    records = make_chats(30)
+    return write_json_lines(tmp_path_factory.mktemp("raw") / "chats.jsonl", records), records
 
 
 def prepared(folder, source, tokenizer, template, **options):
-    options = {"processes": 1, "progress": False, **options}
-    prepare(source, tokenizer=tokenizer, template=template, output=folder, **options)
+    prepare_here(source, tokenizer, folder, template=template, **options)
     return Dataset.open(folder)
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory, chats, student):
+def student_chats(tmp_path_factory, chats, student):
     return prepared(tmp_path_factory.mktemp("data") / "chats", chats[0], student, CHATML)
 
 
@@ -52,9 +58,9 @@ def companion(tmp_path_factory, chats, teacher):
     return prepared(tmp_path_factory.mktemp("data") / "for teacher", chats[0], teacher, CAPITALS)
 
 
-def build(data, companion, **settings):
+def build(student_chats, companion, **settings):
     defaults = {"sequence_length": 256, "rows_per_step": 2, "threads": 0}
-    return Loader(Source(data, max_epochs=1, name="chats"), companion=companion, **{**defaults, **settings})
+    return Loader(Source(student_chats, max_epochs=1, name="chats"), companion=companion, **{**defaults, **settings})
 
 
 def trained(tokenizer, document):
@@ -69,15 +75,15 @@ def trained(tokenizer, document):
     return [tokenizer.decode(run) for run in runs]
 
 
-def test_the_two_renderings_have_nothing_in_common_but_the_turns(data, companion, student, teacher, chats):
+def test_the_two_renderings_have_nothing_in_common_but_the_turns(student_chats, companion, student, teacher, chats):
     answers = [message["content"] for message in chats[1][5]["messages"][1::2]]
-    assert trained(student, data[5]) == [answer + "<|im_end|>" for answer in answers]
+    assert trained(student, student_chats[5]) == [answer + "<|im_end|>" for answer in answers]
     assert trained(teacher, companion[5]) == [answer + "<|done|>" for answer in answers]
 
 
-def test_every_trained_token_has_its_chunk(data, companion, student, teacher):
+def test_every_trained_token_has_its_chunk(student_chats, companion, student, teacher):
     aligner = Aligner(student, teacher)
-    for mine, theirs in zip(data, companion, strict=True):
+    for mine, theirs in zip(student_chats, companion, strict=True):
         found = align_chats(aligner, mine.tokens, mine.loss_weights, theirs.tokens, theirs.loss_weights)
         for bounds, document in ((found.student_bounds, mine), (found.teacher_bounds, theirs)):
             covered = np.zeros(len(document.tokens), bool)
@@ -106,10 +112,10 @@ def test_turns_that_differ_in_number(student, teacher):
 
 def test_the_method_is_what_the_turns_took(tmp_path, student, teacher):
     ids = student.encode("the water")
-    for other, due in ((teacher, "bytes"), (word_pieces(tmp_path), "strings")):
+    for other, expected in ((teacher, "bytes"), (word_pieces(tmp_path), "strings")):
         theirs = other.encode("the water")
         found = align_chats(Aligner(student, other), ids, np.ones(len(ids)), theirs, np.ones(len(theirs)))
-        assert (found.method, found.coverage) == (due, 1)
+        assert (found.method, found.coverage) == (expected, 1)
 
 
 def test_ends_of_turns_on_one_side_and_turns_that_are_nothing_else(student, teacher):
@@ -129,9 +135,39 @@ def test_ends_of_turns_on_one_side_and_turns_that_are_nothing_else(student, teac
     assert twice.kinds[-1] == CONTROL
 
 
-def test_rows_with_companion_documents(data, companion, student, teacher):
+def test_companion_documents_of_a_joined_source(tmp_path, student_chats, chats, student, teacher):
+    """Records are matched by file and line, so the teacher's parts may be others than the student's."""
+    lines = chats[0].read_text().splitlines(keepends=True)
+    for name, some in (("a", lines[:12]), ("b", lines[12:20]), ("c", lines[20:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(some))
+    for folder, tokenizer, template, names in (
+        ("student-0", student, CHATML, "ab"), ("student-1", student, CHATML, "c"),
+        ("teacher-0", teacher, CAPITALS, "c"), ("teacher-1", teacher, CAPITALS, "ab"),
+    ):  # fmt: skip
+        prepared(tmp_path / folder, [str(tmp_path / f"{name}.jsonl") for name in names], tokenizer, template)
+    joined = open_dataset(tmp_path / "student-*")
+    assert joined.chat == student_chats.chat
+    texts = TeacherText(teacher, {"chats": str(tmp_path / "teacher-*")})
+    whole, companion = (build(one, TeacherRows(student, [texts])) for one in (joined, joined))
+    theirs = open_dataset(tmp_path / "teacher-*")
+    seen = 0
+    for row in (row for step in companion for row in step):
+        (made,) = row.distillation
+        for number, (_, document, _, _) in enumerate(made.pieces.tolist()):
+            read = made.input.tokens[made.input.document_ids == number]
+            # The teacher's documents of c come first: 10 of them, then those of a and b.
+            np.testing.assert_array_equal(read, theirs[document + 10 if document < 20 else document - 20].tokens)
+            seen += 1
+    assert seen == 30
+    assert whole.count_steps() > 1
+    in_place = write_megatron(joined, tmp_path / "bare", drop_spans=True)
+    with pytest.raises(ConfigError, match="the source's own dataset does not say where its documents came from"):
+        build(open_dataset([in_place]), TeacherRows(student, [texts]))
+
+
+def test_rows_with_companion_documents(student_chats, companion, student, teacher):
     rows = TeacherRows(student, [TeacherText(teacher, {"chats": companion.path})])
-    whole = [row for step in build(data, rows) for row in step]
+    whole = [row for step in build(student_chats, rows) for row in step]
     turns = 0
     for row in whole:
         (made,) = row.distillation
@@ -146,19 +182,21 @@ def test_rows_with_companion_documents(data, companion, student, teacher):
         assert (made.input.tokens[made.teacher_bounds[ends, 0]] == teacher.special_tokens["<|done|>"]).all()
         turns += int(ends.sum())
     assert turns == 60
-    for mine, theirs in zip((row for step in build(data, rows, threads=3) for row in step), whole, strict=True):
+    for mine, theirs in zip(
+        (row for step in build(student_chats, rows, threads=3) for row in step), whole, strict=True
+    ):
         np.testing.assert_array_equal(mine.distillation[0].teacher_bounds, theirs.distillation[0].teacher_bounds)
 
 
-def test_a_chat_that_was_cut_in_parts(data, companion, student, teacher):
+def test_a_chat_that_was_cut_in_parts(student_chats, companion, student, teacher):
     """The teacher reads the conversation up to the cut; each part has the chunks that lie in it."""
     rows = TeacherRows(student, [TeacherText(teacher, {"chats": companion.path})])
     parts = 0
-    for row in (row for step in build(data, rows, sequence_length=48) for row in step):
+    for row in (row for step in build(student_chats, rows, sequence_length=48) for row in step):
         (made,) = row.distillation
         for number, (_, document, first, tokens) in enumerate(made.pieces.tolist()):
             read = made.input.tokens[made.input.document_ids == number]
-            if first or tokens < len(data[document].tokens):
+            if first or tokens < len(student_chats[document].tokens):
                 parts += 1
             if len(read) > 1:
                 np.testing.assert_array_equal(read, companion[document].tokens[: len(read)])
@@ -168,38 +206,38 @@ def test_a_chat_that_was_cut_in_parts(data, companion, student, teacher):
     assert parts > 10
 
 
-def test_a_chat_without_companion_documents_is_refused(data, student, teacher):
+def test_a_chat_without_companion_documents_is_refused(student_chats, student, teacher):
     with pytest.raises(ConfigError, match=r"source 'chats' holds chats with control tokens such as '<\|im_start\|>'"):
-        build(data, TeacherRows(student, [TeacherText(teacher)]))
+        build(student_chats, TeacherRows(student, [TeacherText(teacher)]))
     pairs = {student.special_tokens["<|im_end|>"]: teacher.special_tokens["<|done|>"]}
     with pytest.raises(ConfigError, match=r"such as '<\|im_start\|>'.* pair each such token"):
-        build(data, TeacherRows(student, [TeacherText(teacher, control_pairs=pairs)]))
+        build(student_chats, TeacherRows(student, [TeacherText(teacher, control_pairs=pairs)]))
     pairs[student.special_tokens["<|im_start|>"]] = teacher.special_tokens["<|begin|>"]
-    assert next(iter(build(data, TeacherRows(student, [TeacherText(teacher, control_pairs=pairs)]))))
-    (row, *_) = next(iter(build(data, TeacherRows(student, [TeacherText(student)]))))
+    assert next(iter(build(student_chats, TeacherRows(student, [TeacherText(teacher, control_pairs=pairs)]))))
+    (row, *_) = next(iter(build(student_chats, TeacherRows(student, [TeacherText(student)]))))
     assert row.distillation[0].same_tokenizer
 
 
-def test_companion_documents_of_the_wrong_tokenizer_or_source(data, companion, student, teacher):
+def test_companion_documents_of_the_wrong_tokenizer_or_source(student_chats, companion, student, teacher):
     with pytest.raises(ConfigError, match=r"source 'chats': companion documents .* prepared with tokenizer"):
-        build(data, TeacherRows(student, [TeacherText(teacher, {"chats": data.path})]))
+        build(student_chats, TeacherRows(student, [TeacherText(teacher, {"chats": student_chats.path})]))
     with pytest.raises(ConfigError, match=r"has companion documents for 'chat'; sources are chats"):
-        build(data, TeacherRows(student, [TeacherText(teacher, {"chat": companion.path})]))
+        build(student_chats, TeacherRows(student, [TeacherText(teacher, {"chat": companion.path})]))
 
 
-def test_a_record_that_is_missing_is_named_at_setup(tmp_path, chats, data, student, teacher):
+def test_a_record_that_is_missing_is_named_at_setup(tmp_path, chats, student_chats, student, teacher):
     lines = chats[0].read_text().splitlines()
     (tmp_path / "chats.jsonl").write_text("\n".join([*lines[:7], *lines[8:]]) + "\n")
     other = prepared(tmp_path / "other", tmp_path / "chats.jsonl", teacher, CAPITALS)
-    with pytest.raises(ConfigError, match=r"30 of 30 records are missing.*chats.jsonl:1 .*by the same names"):
-        build(data, TeacherRows(student, [TeacherText(teacher, {"chats": other.path})]))
-    assert (match_documents(data, data) == np.arange(30)).all()
+    with pytest.raises(ConfigError, match=r"30 of 30 records are missing.*chats.jsonl:1 .*under the same names"):
+        build(student_chats, TeacherRows(student, [TeacherText(teacher, {"chats": other.path})]))
+    assert (match_documents(student_chats, student_chats) == np.arange(30)).all()
 
 
-def test_a_record_with_another_number_of_turns_is_named_at_its_step(tmp_path, chats, data, student, teacher):
+def test_a_record_with_another_number_of_turns_is_named_at_its_step(tmp_path, chats, student_chats, student, teacher):
     """Prepared with another choice of what is trained."""
     other = prepared(tmp_path / "other", chats[0], teacher, CAPITALS, mask_history=True)
-    loader = build(data, TeacherRows(student, [TeacherText(teacher, {"chats": other.path})]))
+    loader = build(student_chats, TeacherRows(student, [TeacherText(teacher, {"chats": other.path})]))
     with pytest.raises(ConversationError, match=r"chats.jsonl:\d+ \(document \d+\): [23] trained turns .* 1 in the t"):
         list(loader)
 

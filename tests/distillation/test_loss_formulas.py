@@ -15,8 +15,8 @@ from loss_makers import (
     random_projection,
 )
 
-from penstock.distillation.projecting import Projector
 from penstock.distillation.settings import LossSettings
+from penstock.distillation.token_losses import Projector
 
 OPTIONS = (
     {"kind": "kl"},
@@ -70,11 +70,11 @@ def test_loss_and_gradient_equal_the_plain_formula(data, options, seed, block):
     world = world_for(options, seed=seed, chunks=chunks)
     loss_is = LossSettings(**options)
     found, total = world.loss(loss_is, scale=0.3, block=block)
-    due = plain_loss(world, loss_is)
-    torch.testing.assert_close(found, 0.3 * due, rtol=1e-7, atol=1e-9)
-    torch.testing.assert_close(total, due.detach(), rtol=1e-7, atol=1e-9)
+    expected = plain_loss(world, loss_is)
+    torch.testing.assert_close(found, 0.3 * expected, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(total, expected.detach(), rtol=1e-7, atol=1e-9)
     of = [world.hidden, *world.head.parameters()]
-    for one, other in zip(gradients(2 * found, of), gradients(0.6 * due, of), strict=True):
+    for one, other in zip(gradients(2 * found, of), gradients(0.6 * expected, of), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
 
 
@@ -99,6 +99,6 @@ def test_projection_is_learnt_too(options):
     world.loss(loss_is, projector=learnt)[0].backward()
     (found,) = (p.grad for p in learnt.parameters())
     world.matrix = learnt(torch.eye(STUDENT_VOCAB, dtype=torch.float64))
-    (due,) = torch.autograd.grad(plain_loss(world, loss_is), list(learnt.parameters()))
-    assert float(due.abs().max()) > 1e-3
-    torch.testing.assert_close(found, due, rtol=1e-7, atol=1e-9)
+    (expected,) = torch.autograd.grad(plain_loss(world, loss_is), list(learnt.parameters()))
+    assert float(expected.abs().max()) > 1e-3
+    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from loss_makers import CHUNKS, make_world, pairing_of
 
-from penstock.distillation.alm import MARGIN, MOST_TOKENS, ChunkLikelihood, binary_kl, merge_chunks
-from penstock.distillation.chunk_blocks import chunk_blocks
+from penstock.distillation.blocks import chunk_blocks
+from penstock.distillation.losses import MARGIN, MOST_TOKENS, ChunkLikelihood, binary_kl, merge_chunks
 from penstock.distillation.settings import LossSettings
 
 NO_GAPS = ((0, 1, 1), (0, 1, 2), (0, 2, 3), (0, 3, 1), (0, 2, 2))
@@ -26,8 +26,8 @@ def test_chunk_probabilities_multiply_to_the_documents():
         student, teacher = student + mine.sum(), teacher + measure._teacher(block, mine).sum()
     last, teacher_last = (int(b.max()) for b in (world.pairing.student_bounds, world.pairing.teacher_bounds))
     logs = torch.log_softmax(logits, -1)
-    due = sum(logs[slot - 1, world.targets[slot - 1]] for slot in range(1, last))
-    torch.testing.assert_close(student, due)
+    expected = sum(logs[slot - 1, world.targets[slot - 1]] for slot in range(1, last))
+    torch.testing.assert_close(student, expected)
     torch.testing.assert_close(teacher, world.outputs.token_log_probs[1:teacher_last].sum())
 
 
@@ -51,9 +51,9 @@ def test_binary_kl_at_the_ends_of_the_range(dtype, reverse):
 
 def test_binary_kl_is_exact_in_the_middle():
     p, q = 0.3 * math.exp(-MARGIN), 0.8 * math.exp(-MARGIN)
-    due = p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
+    expected = p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
     found = binary_kl(*(torch.tensor([x], dtype=torch.float64).log() for x in (0.3, 0.8)))
-    assert float(found) == pytest.approx(due, rel=1e-12)
+    assert float(found) == pytest.approx(expected, rel=1e-12)
 
 
 def boundaries(pairing, unlikely):

@@ -8,11 +8,11 @@ import torch
 from loss_makers import identity
 from teacher_makers import make_teacher_row, tiny_teacher
 
+from penstock.distillation.blocks import Pairing
 from penstock.distillation.losses import distillation_loss
 from penstock.distillation.outputs import Wanted, outputs_of
-from penstock.distillation.pairing import Pairing
-from penstock.distillation.projecting import Projector
 from penstock.distillation.settings import LossSettings
+from penstock.distillation.token_losses import Projector
 
 SIZE, LENGTHS = 60, (7, 1, 12)
 
@@ -76,8 +76,8 @@ def test_a_model_has_nothing_to_learn_from_itself(kind, top_k, temperature):
 def test_weights_of_a_pairing_may_be_told():
     row = row_with_chunks(2)
     assert torch.equal(Pairing.of(row).weights, torch.ones(len(row.weights)))
-    told = torch.arange(len(row.weights), dtype=torch.float64)
-    pairing = Pairing.of(row, "cpu", told)
-    assert torch.equal(pairing.weights, told)
+    reported = torch.arange(len(row.weights), dtype=torch.float64)
+    pairing = Pairing.of(row, "cpu", reported)
+    assert torch.equal(pairing.weights, reported)
     assert pairing.student_bounds.dtype == torch.int64
     assert len(pairing) == len(row.weights)

@@ -5,8 +5,8 @@ import pytest
 import torch
 from loss_makers import teacher_outputs
 
-from penstock.distillation.scores import document_scores
-from penstock.distillation.teacher_row import TeacherRow
+from penstock.distillation.teacher_rows import TeacherRow
+from penstock.distillation.teachers import document_scores
 from penstock.inputs import pack_documents
 
 LENGTHS, BYTES = (5, 1, 4), (20, 3, 0)
@@ -41,8 +41,8 @@ def test_scores_are_means_of_each_document(top_k):
     for number, (tokens, text_bytes) in enumerate(zip(LENGTHS, BYTES, strict=True)):
         part = slice(begin, begin + tokens)
         begin += tokens
-        due = outputs.token_log_probs[part].sum() / max(text_bytes, 1)
-        torch.testing.assert_close(likely[number], due)
+        expected = outputs.token_log_probs[part].sum() / max(text_bytes, 1)
+        torch.testing.assert_close(likely[number], expected)
         torch.testing.assert_close(sure[number], (probabilities[part] * probabilities[part].log()).sum(-1).mean())
         torch.testing.assert_close(best[number], probabilities[part].amax(-1).mean())
     assert likely.shape == sure.shape == best.shape == (3,)

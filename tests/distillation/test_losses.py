@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from loss_makers import CHUNKS, KINDS, ONE_TO_ONE, WIDTH, gradients, make_world, only, teacher_outputs
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from penstock.core.errors import ConfigError
 from penstock.distillation.settings import LossSettings
-from penstock.errors import ConfigError
 
 EQUAL_CHUNKS = ((1, 1, 1), (0, 2, 2), (0, 1, 1), (1, 4, 4), (0, 1, 1), (0, 3, 3))
 VARIANTS = [
@@ -85,23 +85,23 @@ def test_kl_is_that_of_torch():
     slots, of_teacher = (b[:, 0] - 1 for b in (world.pairing.student_bounds, world.pairing.teacher_bounds))
     log_q = torch.log_softmax(world.head(world.hidden)[slots, : world.vocab_size] / 2, -1)
     each = torch.nn.functional.kl_div(log_q, world.outputs.log_probs[of_teacher], reduction="none", log_target=True)
-    due = 4 * (each.sum(-1) * world.pairing.weights).sum()
-    torch.testing.assert_close(world.loss(LossSettings(kind="kl", temperature=2.0))[0], due)
+    reference = 4 * (each.sum(-1) * world.pairing.weights).sum()
+    torch.testing.assert_close(world.loss(LossSettings(kind="kl", temperature=2.0))[0], reference)
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_blocks_and_microbatches_change_nothing(options):
     world = make_world(same=options["kind"] == "kl", chunks=chunks_for(options["kind"]))
     loss_is = LossSettings(**options, merge_below=0.0)
-    whole, due = world.loss(loss_is, block=1000, scale=0.1)
+    whole, reference = world.loss(loss_is, block=1000, scale=0.1)
     expected = gradients(whole, [world.hidden, *world.head.parameters()])
     for block in (1, 2, 5):
         loss, total = world.loss(loss_is, block=block, scale=0.1)
-        torch.testing.assert_close(total, due)
+        torch.testing.assert_close(total, reference)
         found = gradients(loss, [world.hidden, *world.head.parameters()])
         torch.testing.assert_close(found, expected)
     halves = [only(world, part) for part in (slice(0, 3), slice(3, None))]
-    torch.testing.assert_close(sum(half.loss(loss_is)[1] for half in halves), due)
+    torch.testing.assert_close(sum(half.loss(loss_is)[1] for half in halves), reference)
     summed = [sum(pair) for pair in zip(*(half.gradients(loss_is, scale=0.1) for half in halves), strict=True)]
     torch.testing.assert_close(summed, expected)
 
@@ -113,8 +113,8 @@ def test_weights_and_temperature_squared_multiply(kind):
     loss_is = LossSettings(kind=kind, temperature=temperature, merge_below=0.0)
     ones = replace(world.pairing, weights=torch.ones_like(world.pairing.weights))
     each = [only(replace(world, pairing=ones), slice(i, i + 1)).loss(loss_is)[1] for i in range(len(ones))]
-    due = (torch.stack(each) * world.pairing.weights).sum()
-    torch.testing.assert_close(world.loss(loss_is)[1], due)
+    reference = (torch.stack(each) * world.pairing.weights).sum()
+    torch.testing.assert_close(world.loss(loss_is)[1], reference)
     assert len(set(map(float, each))) > 3
 
 
@@ -215,17 +215,17 @@ def test_refusals():
     world = make_world()
     listed = make_world(top_k=3)
     for kind, changes, message in (
-        ("kl", {}, "chunk of 3 tokens"),
+        ("kl", {}, "chunk has 3 tokens"),
         ("p_kl", {"projector": None}, "needs a projection"),
-        ("p_kl", {"vocab_size": 12}, "projection is of 13 tokens, the student has 12"),
+        ("p_kl", {"vocab_size": 12}, "projection is for 13 student tokens, the student has 12"),
         ("h_kl", {"pairs": None}, "needs the common vocabulary"),
         ("h_kl", {"outputs": listed.outputs}, "full distribution"),
         ("uld", {"outputs": listed.outputs}, "full distribution"),
-        ("uld", {"vocab_size": 99}, "logits for 16 ids and its tokenizer 99"),
+        ("uld", {"vocab_size": 99}, "logits for 16 ids, its tokenizer has 99"),
         ("alm", {"targets": None}, "pass targets"),
         ("alm", {"boundary": None}, "a bool for each of the student's 13 ids, got none"),
-        ("alm", {"outputs": replace(world.outputs, boundary_log_probs=None)}, "was not asked for"),
-        ("uld", {"outputs": replace(world.outputs, temperature=2.0)}, "asked at temperature 2.0, the loss is at 1.0"),
+        ("alm", {"outputs": replace(world.outputs, boundary_log_probs=None)}, "but its outputs have none"),
+        ("uld", {"outputs": replace(world.outputs, temperature=2.0)}, "have temperature 2.0, the loss expects 1.0"),
     ):
         with pytest.raises(ConfigError, match=message):
             world.loss(LossSettings(kind=kind), **changes)
@@ -233,7 +233,7 @@ def test_refusals():
     with pytest.raises(ConfigError, match="begins at slot 0"):
         world.loss(LossSettings(kind="uld"))
     one_to_one = make_world(chunks=ONE_TO_ONE)
-    with pytest.raises(ConfigError, match="the teacher has 11 tokens and the student 13"):
+    with pytest.raises(ConfigError, match="the teacher has 11 tokens, the student 13"):
         one_to_one.loss(LossSettings(kind="kl"))
 
 

@@ -1,14 +1,14 @@
 """`penstock distill project`: the file, the report, and what it refuses."""
 
 import json
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock.cli import main
+from makers.tokenizers import tiny_tokenizer
 from penstock.distillation.projection import Projection
-from penstock.tokenizers import load_tokenizer, train_tokenizer
+from penstock.tokenizers import load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -16,23 +16,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two tokenizers; the second lies in a run's folder."""
     folder = tmp_path_factory.mktemp("command")
     one, other = ["water flows through the gate 鳥鳩鳥鳩"] * 4, ["the turbine throws water at the gate"] * 4
-    train_tokenizer(one, vocab_size=290, output=folder / "s", special_tokens=["<|a|>", "<|x=y|>"], progress=False)
-    train_tokenizer(other, vocab_size=280, output=folder / "run/tokenizer", special_tokens=["<|b|>"], progress=False)
+    tiny_tokenizer(folder / "s", one, 290, ["<|a|>", "<|x=y|>"])
+    tiny_tokenizer(folder / "run/tokenizer", other, 280, ["<|b|>"])
     return folder
 
 
-def penstock(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["penstock", "distill", "project", *map(str, words)])
-    with pytest.raises(SystemExit, match=r"^\d$") as ended:
-        main()
-    return int(ended.value.code or 0)
-
-
-def test_project(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_project(folder: Path, command_line: Any) -> None:
     output = folder / "p.safetensors"
-    words = [folder / "s", folder / "run", "-o", output, "--top-k", 3, "--control", "<|x=y|>=<|b|>"]
-    assert penstock(monkeypatch, *words, "--json") == 0
-    report = json.loads(capsys.readouterr().out)
+    words = [
+        "distill",
+        "project",
+        folder / "s",
+        folder / "run",
+        "-o",
+        output,
+        "--top-k",
+        3,
+        "--control",
+        "<|x=y|>=<|b|>",
+    ]
+    code, out, _ = command_line(*words, "--json")
+    assert code == 0
+    report = json.loads(out)
     found = Projection.load(output)
     student, teacher = load_tokenizer(folder / "s"), load_tokenizer(folder / "run/tokenizer")
     found.check(student, teacher)
@@ -43,17 +48,17 @@ def test_project(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert report["common"] == len(found.pairs())
     assert 0 < report["reached"] < 1
     assert report["examples"]["split"]
-    assert penstock(monkeypatch, *words) == 0
-    printed = capsys.readouterr()
-    assert "equal to one teacher token; a common vocabulary of" in printed.out
-    assert "(control)" in printed.out
-    assert "projecting: 100%" in printed.err
+    code, out, err = command_line(*words)
+    assert code == 0
+    assert "equal to one teacher token; a common vocabulary of" in out
+    assert "(control)" in out
+    assert "projecting: 100%" in err
 
 
 @pytest.mark.parametrize("pair", ["<|a|>", "<|a|>=<|a|>", "<|nothing|>=<|b|>"])
-def test_control_pairs_that_are_none(
-    pair: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert penstock(monkeypatch, folder / "s", folder / "run", "-o", folder / "none", "--control", pair) == 1
-    assert "due is STUDENT=TEACHER, a control token of s and one of run/tokenizer" in capsys.readouterr().err
+def test_control_pairs_that_are_none(pair: str, folder: Path, command_line: Any) -> None:
+    words = [folder / "s", folder / "run", "-o", folder / "none", "--control", pair]
+    code, _, err = command_line("distill", "project", *words)
+    assert code == 1
+    assert "expected STUDENT=TEACHER, a control token of s and one of run/tokenizer" in err
     assert not (folder / "none").exists()

@@ -8,8 +8,8 @@ torch = pytest.importorskip("torch")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from penstock.distillation.projecting import Projector  # noqa: E402
 from penstock.distillation.projection import Projection  # noqa: E402
+from penstock.distillation.token_losses import Projector  # noqa: E402
 
 STUDENT, TEACHER = 12, 7
 
@@ -47,10 +47,10 @@ def probabilities(count: int, seed: int = 0, dtype: "torch.dtype" = torch.float6
 def test_projected_as_by_the_dense_matrix(seed: int, count: int, learnable: bool) -> None:
     projection = made_up(seed)
     projector, p = Projector(projection, learnable=learnable), probabilities(count, seed)
-    due = p @ dense(projection)
+    expected = p @ dense(projection)
     found = projector(p)
     assert found.dtype == torch.float64
-    torch.testing.assert_close(found, due, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
     ids = torch.randint(TEACHER, (count, 4), generator=torch.Generator().manual_seed(seed))
     torch.testing.assert_close(projector.columns(p, ids), found.gather(1, ids), atol=1e-12, rtol=1e-12)
 

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from makers.tokenizers import tiny_tokenizer
+from penstock.core.errors import ConfigError, FormatError, OutputError
 from penstock.distillation.projection import Projection, project
 from penstock.distillation.projection_cells import Cells, encode_inside, heaviest
-from penstock.errors import ConfigError, FormatError, OutputError
-from penstock.tokenizers import Tokenizer, load_tokenizer, train_tokenizer
+from penstock.tokenizers import Tokenizer, load_tokenizer
 
 TEXTS = [
     "the pump lifts water into the turbine, and the gate holds it back",
@@ -27,14 +28,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def student(folder: Path) -> Tokenizer:
-    return train_tokenizer(TEXTS * 4, vocab_size=300, output=folder / "student", progress=False)
+    return tiny_tokenizer(folder / "student", TEXTS * 4, 300)
 
 
 @pytest.fixture(scope="module")
 def teacher(folder: Path) -> Tokenizer:
-    return train_tokenizer(
-        MORE * 4, vocab_size=340, output=folder / "teacher", special_tokens=["<|user|>"], progress=False
-    )
+    return tiny_tokenizer(folder / "teacher", MORE * 4, 340, ["<|user|>"])
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +92,8 @@ def slow_projection(student: Tokenizer, teacher: Tokenizer, top_k: int, decay: f
 def test_projection_is_its_slow_twin(student: Tokenizer, teacher: Tokenizer, top_k: int, reverse: bool) -> None:
     for one, other in ((student, teacher), (teacher, student)):
         found = project(one, other, top_k=top_k, decay=0.3, reverse=reverse)
-        due = slow_projection(one, other, top_k, 0.3, reverse)
-        assert [row(found, token) for token in range(one.vocab_size)] == due
+        expected = slow_projection(one, other, top_k, 0.3, reverse)
+        assert [row(found, token) for token in range(one.vocab_size)] == expected
 
 
 @pytest.mark.parametrize("pair", ["student teacher", "teacher sentencepiece", "sentencepiece student"])
@@ -120,8 +119,8 @@ def test_weights_of_pieces(student: Tokenizer, teacher: Tokenizer) -> None:
     """2 pieces: .909 and .091; 3: .9009, .0901, .0090 (NeMo-RL's); a fourth and more on the same way."""
     found = project(student, teacher, reverse=False)
     counts = (found.indices >= 0).sum(1)
-    due = {2: [1 / 1.1, 0.1 / 1.1], 3: [1 / 1.11, 0.1 / 1.11, 0.01 / 1.11]}
-    for count, weights in due.items():
+    expected = {2: [1 / 1.1, 0.1 / 1.1], 3: [1 / 1.11, 0.1 / 1.11, 0.01 / 1.11]}
+    for count, weights in expected.items():
         rows = found.weights[(counts == count) & ~found.exact]
         assert len(rows)
         assert np.isclose(rows[:, :count], weights, atol=1e-6).all(1).any()
@@ -172,17 +171,15 @@ def test_control_tokens_go_by_part(student: Tokenizer, teacher: Tokenizer) -> No
     assert row(found, teacher.eos_id) == {student.eos_id: 1.0}
     assert found.empty[user]
     assert found.empty[teacher.pad_id]
-    told = project(teacher, student, control_pairs={user: student.eos_id})
-    assert row(told, user) == {student.eos_id: 1.0}
+    reported = project(teacher, student, control_pairs={user: student.eos_id})
+    assert row(reported, user) == {student.eos_id: 1.0}
     with pytest.raises(ConfigError, match=r"student id 9999 is outside"):
         project(student, teacher, control_pairs={9999: 1})
 
 
 def test_a_control_entry_is_not_the_text_that_it_is_written_as(student: Tokenizer, folder: Path) -> None:
     """Ids decide, not the look of strings: ` the` as control text is not the word, on neither side."""
-    controls = train_tokenizer(
-        MORE * 4, vocab_size=300, output=folder / "looks", special_tokens=[" the", "<0x41>", "<s>"], progress=False
-    )
+    controls = tiny_tokenizer(folder / "looks", MORE * 4, 300, [" the", "<0x41>", "<s>"])
     word = spelling(student).index(b" the")
     named = [controls.special_tokens[text] for text in (" the", "<0x41>", "<s>")]
     found = project(student, controls)
@@ -272,7 +269,7 @@ def test_embeddings_mixed_into_splits(student: Tokenizer, teacher: Tokenizer) ->
         for piece, weight in zip(plain.indices[token].tolist(), plain.weights[token].tolist(), strict=True):
             assert piece < 0 or found[piece] >= 0.75 * weight - 1e-6
     np.testing.assert_array_equal(mixed.indices[mixed.exact, 0], plain.indices[plain.exact, 0])
-    with pytest.raises(ConfigError, match=r"embeddings of shapes .*; due: \[300, d\]"):
+    with pytest.raises(ConfigError, match=r"embeddings have shapes .*, expected \[300, d\]"):
         project(student, teacher, embeddings=(vectors[0][:10], vectors[1]))
 
 
@@ -300,7 +297,7 @@ def test_files_that_are_no_projection(tmp_path: Path) -> None:
         Projection.load(tmp_path / "text")
     with pytest.raises(FormatError, match="cannot be read as a projection"):
         Projection.load(tmp_path / "missing")
-    with pytest.raises(FormatError, match="is no projection"):
+    with pytest.raises(FormatError, match="not a projection"):
         Projection.load(tmp_path / "other")
     with pytest.raises(OutputError, match="cannot write the projection"):
         made_up([[1]], [[1.0]], [True]).save(tmp_path / "text" / "inside")
@@ -330,10 +327,10 @@ def test_cells_are_summed_and_the_heaviest_kept(listed: list[tuple[int, int, int
     cells = Cells(rows=arrays[:, 0], columns=arrays[:, 1], weights=arrays[:, 2].astype(np.float64))
     indices, weights = heaviest(cells.summed(9), 6, top_k)
     for number in range(6):
-        due: dict[int, float] = {}
+        expected: dict[int, float] = {}
         for _, column, weight in (cell for cell in listed if cell[0] == number):
-            due[column] = due.get(column, 0) + weight
-        best = sorted(due.items(), key=lambda cell: (-cell[1], cell[0]))[:top_k]
+            expected[column] = expected.get(column, 0) + weight
+        best = sorted(expected.items(), key=lambda cell: (-cell[1], cell[0]))[:top_k]
         total = sum(weight for _, weight in best)
         assert indices[number].tolist() == [column for column, _ in best] + [-1] * (top_k - len(best))
         np.testing.assert_allclose(weights[number, : len(best)], [weight / total for _, weight in best], rtol=1e-6)

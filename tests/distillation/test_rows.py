@@ -7,38 +7,38 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from teacher_cases import LONG, WORDS, make_texts, slow_chunks, small_tokenizer
+from teacher_cases import slow_chunks, student_tokenizer, teacher_tokenizer, water_texts
 
 from contracts import assert_exact_resume, assert_ranks_share_steps, assert_same_row
-from penstock.distillation.rows import TeacherRow, TeacherRows, TeacherText
-from penstock.errors import ConfigError
+from makers.datasets import prepare_here
+from penstock.core.errors import ConfigError
+from penstock.distillation.teacher_rows import TeacherRow, TeacherRows, TeacherText
 from penstock.inputs import IGNORE, InputRequirements, pack_documents
 from penstock.loader import Loader, Source
 from penstock.objectives import Denoise, SpanCorruption
-from penstock.prepare import prepare
 from penstock.shards import Dataset, TokenizerInfo, write_dataset
 
 
 @pytest.fixture(scope="module")
 def student(tmp_path_factory):
-    return small_tokenizer(tmp_path_factory.mktemp("student"), 320, WORDS)
+    return student_tokenizer(tmp_path_factory.mktemp("student"))
 
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
-    return small_tokenizer(tmp_path_factory.mktemp("teacher"), 420, [*LONG[::-1], "er the", "water"])
+    return teacher_tokenizer(tmp_path_factory.mktemp("teacher"))
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory, student):
+def corpus(tmp_path_factory, student):
     folder = tmp_path_factory.mktemp("data") / "text"
-    prepare(iter(make_texts(150)), tokenizer=student, output=folder, add_bos="no", processes=1, progress=False)
+    prepare_here(iter(water_texts(150)), student, folder, add_bos="no")
     return Dataset.open(folder)
 
 
-def build(data, companion, **settings):
+def build(corpus, companion, **settings):
     defaults = {"sequence_length": 96, "rows_per_step": 4, "seed": 3, "window_rows": 32, "threads": 0}
-    return Loader(Source(data, max_epochs=1, name="text"), companion=companion, **{**defaults, **settings})
+    return Loader(Source(corpus, max_epochs=1, name="text"), companion=companion, **{**defaults, **settings})
 
 
 def rows_of(loader, count=None):
@@ -80,45 +80,45 @@ def assert_sound(row, made):
     assert packed.cu_seqlens[-1] == packed.sequence_length
     np.testing.assert_array_equal(packed.positions, np.concatenate([np.arange(n) for n in lengths]))
     np.testing.assert_array_equal(packed.document_ids, np.repeat(np.arange(len(lengths)), lengths))
-    due = np.append(packed.tokens[1:], IGNORE)
-    due[packed.cu_seqlens[1:] - 1] = due[packed.num_tokens :] = IGNORE
+    reference = np.append(packed.tokens[1:], IGNORE)
+    reference[packed.cu_seqlens[1:] - 1] = reference[packed.num_tokens :] = IGNORE
     if not made.same_tokenizer:
-        np.testing.assert_array_equal(packed.targets, due[None])
+        np.testing.assert_array_equal(packed.targets, reference[None])
 
 
-def test_chunks_are_those_of_the_obvious_way(data, student, teacher):
-    rows = rows_of(build(data, TeacherRows(student, [TeacherText(teacher)])))
+def test_chunks_are_those_of_the_obvious_way(corpus, student, teacher):
+    rows = rows_of(build(corpus, TeacherRows(student, [TeacherText(teacher)])))
     assert len(rows) > 20
     many_to_many = 0
     for row in rows:
         (made,) = row.distillation
         assert_sound(row, made)
-        due = slow_chunks(row, made.input, student, teacher)
+        reference = slow_chunks(row, made.input, student, teacher)
         found = np.concatenate([made.student_bounds, made.teacher_bounds], axis=1)
         texts = [made.input.tokens[made.input.document_ids == d] for d in range(row.num_documents)]
         assert made.text_bytes.tolist() == [len(teacher.byte_table.spell(ids)) for ids in texts]
         # EOS is a pair of control tokens, which bytes know nothing of.
         eos = row.tokens[found[:, 0]] == student.eos_id
         assert (made.input.tokens[found[eos, 2]] == teacher.eos_id).all()
-        assert found[~eos].tolist() == [list(chunk[:4]) for chunk in due]
-        np.testing.assert_allclose(made.weights[~eos], [chunk[4] for chunk in due])
-        assert made.documents[~eos].tolist() == [chunk[5] for chunk in due]
+        assert found[~eos].tolist() == [list(chunk[:4]) for chunk in reference]
+        np.testing.assert_allclose(made.weights[~eos], [chunk[4] for chunk in reference])
+        assert made.documents[~eos].tolist() == [chunk[5] for chunk in reference]
         many_to_many += int((np.diff(found[:, :2]) + np.diff(found[:, 2:]) > 3).sum())
         assert not made.same_tokenizer
     assert many_to_many > 0
 
 
-def test_the_teacher_reads_its_own_encoding(data, student, teacher):
-    (row, *_) = rows_of(build(data, TeacherRows(student, [TeacherText(teacher)])), 1)
+def test_the_teacher_reads_its_own_encoding(corpus, student, teacher):
+    (row, *_) = rows_of(build(corpus, TeacherRows(student, [TeacherText(teacher)])), 1)
     (made,) = row.distillation
     for number, (_, document, first, tokens) in enumerate(made.pieces.tolist()):
-        text = student.decode(data[document].tokens[first : first + tokens][:-1])
+        text = student.decode(corpus[document].tokens[first : first + tokens][:-1])
         found = made.input.tokens[made.input.document_ids == number]
         assert found.tolist() == [teacher.bos_id, *teacher.encode(text).tolist(), teacher.eos_id]
 
 
-def test_every_end_of_a_whole_document_is_trained(data, student, teacher):
-    for row in rows_of(build(data, TeacherRows(student, [TeacherText(teacher)]))):
+def test_every_end_of_a_whole_document_is_trained(corpus, student, teacher):
+    for row in rows_of(build(corpus, TeacherRows(student, [TeacherText(teacher)]))):
         (made,) = row.distillation
         last = np.flatnonzero(row.tokens == student.eos_id)
         assert np.isin(last, made.student_bounds[:, 0]).all()
@@ -127,9 +127,9 @@ def test_every_end_of_a_whole_document_is_trained(data, student, teacher):
 def test_parts_that_begin_and_end_inside_a_character(tmp_path, student, teacher):
     text = "水🙂größe" * 30
     ids = student.encode(text)
-    data = write_dataset(tmp_path / "cut", [ids], tokenizer=TokenizerInfo.of(student))
+    corpus = write_dataset(tmp_path / "cut", [ids], tokenizer=TokenizerInfo.of(student))
     for length in (7, 8, 9, 11):
-        loader = build(data, TeacherRows(student, [TeacherText(teacher)]), sequence_length=length, packing="concat")
+        loader = build(corpus, TeacherRows(student, [TeacherText(teacher)]), sequence_length=length, packing="concat")
         for row in rows_of(loader):
             (made,) = row.distillation
             assert_sound(row, made)
@@ -140,39 +140,39 @@ def test_parts_that_begin_and_end_inside_a_character(tmp_path, student, teacher)
 
 
 @pytest.mark.parametrize("settings", [{}, {"threads": 1}, {"threads": 3, "prefetch": 4}])
-def test_the_same_for_any_threads_and_after_a_seek(data, student, teacher, settings):
+def test_the_same_for_any_threads_and_after_a_seek(corpus, student, teacher, settings):
     companion = TeacherRows(student, [TeacherText(teacher), TeacherText(student)])
-    whole = rows_of(build(data, companion))
-    assert_same_results(rows_of(build(data, companion, **settings)), whole)
-    assert_same_results(rows_of(build(data, companion, **settings).seek(3), 2), whole[12:20])
+    whole = rows_of(build(corpus, companion))
+    assert_same_results(rows_of(build(corpus, companion, **settings)), whole)
+    assert_same_results(rows_of(build(corpus, companion, **settings).seek(3), 2), whole[12:20])
 
 
-def test_resume_and_ranks(data, student, teacher):
+def test_resume_and_ranks(corpus, student, teacher):
     companion = TeacherRows(student, [TeacherText(teacher)])
-    assert_exact_resume(lambda: build(data, companion, threads=2), 4)
-    assert_ranks_share_steps(lambda rank: build(data, companion, data_parallel=rank), [1, 2], 4)
-    whole = rows_of(build(data, companion), 4)
-    ranks = [[list(step) for step in islice(build(data, companion, data_parallel=(rank, 2)), 4)] for rank in (0, 1)]
+    assert_exact_resume(lambda: build(corpus, companion, threads=2), 4)
+    assert_ranks_share_steps(lambda rank: build(corpus, companion, data_parallel=rank), [1, 2], 4)
+    whole = rows_of(build(corpus, companion), 4)
+    ranks = [[list(step) for step in islice(build(corpus, companion, data_parallel=(rank, 2)), 4)] for rank in (0, 1)]
     assert_same_results([row for parts in zip(*ranks, strict=True) for part in parts for row in part], whole)
 
 
-def rows_in_process(data, companion):
-    return [row.distillation for row in rows_of(build(data, companion, threads=1), 2)]
+def rows_in_process(corpus, companion):
+    return [row.distillation for row in rows_of(build(corpus, companion, threads=1), 2)]
 
 
-def test_a_spawned_process_makes_the_same(data, student, teacher):
+def test_a_spawned_process_makes_the_same(corpus, student, teacher):
     companion = TeacherRows(student, [TeacherText(teacher)])
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        made = pool.apply(rows_in_process, (data, companion))
-    for mine, row in zip(made, rows_of(build(data, companion), 2), strict=True):
+        made = pool.apply(rows_in_process, (corpus, companion))
+    for mine, row in zip(made, rows_of(build(corpus, companion), 2), strict=True):
         assert_same_teacher_row(mine[0], row.distillation[0])
     # What travels is the vocabularies, and no tables.
     sources = sum(len(content) for side in (student, teacher) for content in side.source_bytes.values())
     assert len(pickle.dumps(companion)) < sources + 20_000
 
 
-def test_the_same_tokenizer_reads_the_row_itself(data, student):
-    for row in rows_of(build(data, TeacherRows(student, [TeacherText(student)]))):
+def test_the_same_tokenizer_reads_the_row_itself(corpus, student):
+    for row in rows_of(build(corpus, TeacherRows(student, [TeacherText(student)]))):
         (made,) = row.distillation
         assert_sound(row, made)
         assert made.same_tokenizer
@@ -183,10 +183,10 @@ def test_the_same_tokenizer_reads_the_row_itself(data, student):
         np.testing.assert_array_equal(made.weights, row.loss_weights[0][predictors])
 
 
-def test_the_teachers_context_cuts_tails_and_never_fails(data, student, teacher):
+def test_the_teachers_context_cuts_tails_and_never_fails(corpus, student, teacher):
     for tokenizer in (student, teacher):
-        whole = rows_of(build(data, TeacherRows(student, [TeacherText(tokenizer)])))
-        cut = rows_of(build(data, TeacherRows(student, [TeacherText(tokenizer, max_tokens=10)])))
+        whole = rows_of(build(corpus, TeacherRows(student, [TeacherText(tokenizer)])))
+        cut = rows_of(build(corpus, TeacherRows(student, [TeacherText(tokenizer, max_tokens=10)])))
         lost = 0
         for row, full in zip(cut, whole, strict=True):
             (made,), (expected,) = row.distillation, full.distillation
@@ -199,12 +199,12 @@ def test_the_teachers_context_cuts_tails_and_never_fails(data, student, teacher)
         assert lost > 0
 
 
-def test_padding_is_in_no_chunk_even_where_it_is_eos(data, student, teacher):
+def test_padding_is_in_no_chunk_even_where_it_is_eos(corpus, student, teacher):
     """And the real EOS at the end of a document stays in."""
     companion = TeacherRows(student, [TeacherText(teacher, multiple=32), TeacherText(student)])
-    padded = rows_of(build(data, companion, pad_id=student.eos_id))
+    padded = rows_of(build(corpus, companion, pad_id=student.eos_id))
     real_ends = 0
-    for row, other in zip(padded, rows_of(build(data, companion)), strict=True):
+    for row, other in zip(padded, rows_of(build(corpus, companion)), strict=True):
         for made, expected in zip(row.distillation, other.distillation, strict=True):
             np.testing.assert_array_equal(made.student_bounds, expected.student_bounds)
             assert made.student_bounds.max(initial=0) <= row.num_tokens
@@ -218,7 +218,7 @@ def test_padding_is_in_no_chunk_even_where_it_is_eos(data, student, teacher):
 def test_a_first_token_has_no_predictor_whatever_the_slot_before_it_counts(tmp_path, student, teacher):
     """As when a split part lies before a document: its last slot has a target, in no row with it."""
     documents = [[student.bos_id, *student.encode("water the pipe")]] * 4
-    data = write_dataset(tmp_path / "few", documents, tokenizer=TokenizerInfo.of(student))
+    corpus = write_dataset(tmp_path / "few", documents, tokenizer=TokenizerInfo.of(student))
     rows = TeacherRows(student, [TeacherText(teacher, bos=False), TeacherText(teacher), TeacherText(student)])
 
     class Counting:
@@ -226,23 +226,23 @@ def test_a_first_token_has_no_predictor_whatever_the_slot_before_it_counts(tmp_p
             ready = rows.begin(sources)
             return lambda row, pieces: ready(replace(row, loss_weights=np.ones_like(row.loss_weights)), pieces)
 
-    for row in rows_of(build(data, Counting())):
+    for row in rows_of(build(corpus, Counting())):
         for made in row.distillation:
             assert_sound(row, made)
 
 
-def test_row_length_is_a_multiple_and_no_more(data, student, teacher):
+def test_row_length_is_a_multiple_and_no_more(corpus, student, teacher):
     for multiple in (1, 64):
-        for row in rows_of(build(data, TeacherRows(student, [TeacherText(teacher, multiple=multiple)])), 3):
+        for row in rows_of(build(corpus, TeacherRows(student, [TeacherText(teacher, multiple=multiple)])), 3):
             (made,) = row.distillation
             assert_sound(row, made)
             assert made.input.sequence_length % multiple == 0
             assert made.input.sequence_length - made.input.num_tokens < multiple
 
 
-def test_bos_on_one_side_leaves_the_content_as_it_was(data, student, teacher):
-    plain = rows_of(build(data, TeacherRows(student, [TeacherText(teacher, bos=False)])))
-    with_bos = rows_of(build(data, TeacherRows(student, [TeacherText(teacher)])))
+def test_bos_on_one_side_leaves_the_content_as_it_was(corpus, student, teacher):
+    plain = rows_of(build(corpus, TeacherRows(student, [TeacherText(teacher, bos=False)])))
+    with_bos = rows_of(build(corpus, TeacherRows(student, [TeacherText(teacher)])))
     for row, other in zip(with_bos, plain, strict=True):
         (made,), (without,) = row.distillation, other.distillation
         assert_sound(row, made)
@@ -253,11 +253,11 @@ def test_bos_on_one_side_leaves_the_content_as_it_was(data, student, teacher):
 
 
 def test_bos_on_both_sides_trains_the_first_word(tmp_path, student, teacher):
-    texts = make_texts(20, longest=12)
+    texts = water_texts(20, longest=12)
     documents = [np.append([student.bos_id], student.encode(text)) for text in texts]
-    data = write_dataset(tmp_path / "bos", documents, tokenizer=TokenizerInfo.of(student))
+    corpus = write_dataset(tmp_path / "bos", documents, tokenizer=TokenizerInfo.of(student))
     for bos in (None, True, False):
-        for row in rows_of(build(data, TeacherRows(student, [TeacherText(teacher, bos=bos)]), packing="none")):
+        for row in rows_of(build(corpus, TeacherRows(student, [TeacherText(teacher, bos=bos)]), packing="none")):
             (made,) = row.distillation
             assert_sound(row, made)
             assert (made.input.tokens[0] == teacher.bos_id) == (bos is not False)
@@ -266,7 +266,7 @@ def test_bos_on_both_sides_trains_the_first_word(tmp_path, student, teacher):
 
 
 def test_weights_are_means_and_an_untrained_token_takes_its_chunk_out(tmp_path, student, teacher):
-    texts = make_texts(40, seed=9)
+    texts = water_texts(40, seed=9)
     documents = [student.encode(text) for text in texts]
     generator = np.random.default_rng(0)
     spans = []
@@ -274,23 +274,23 @@ def test_weights_are_means_and_an_untrained_token_takes_its_chunk_out(tmp_path, 
         edges = np.unique(generator.integers(0, len(ids) + 1, 6)).tolist()
         weights = generator.choice([0.0, 0.5, 2.0], len(edges) - 1).tolist()
         spans.append([span for span in zip(edges[:-1], edges[1:], weights, strict=True) if span[2]])
-    data = write_dataset(tmp_path / "weighted", documents, spans=spans, tokenizer=TokenizerInfo.of(student))
+    corpus = write_dataset(tmp_path / "weighted", documents, spans=spans, tokenizer=TokenizerInfo.of(student))
     listed = 0
-    for row in rows_of(build(data, TeacherRows(student, [TeacherText(teacher)]))):
+    for row in rows_of(build(corpus, TeacherRows(student, [TeacherText(teacher)]))):
         (made,) = row.distillation
         assert_sound(row, made)
-        due = slow_chunks(row, made.input, student, teacher)
-        assert made.student_bounds.tolist() == [list(chunk[:2]) for chunk in due]
-        np.testing.assert_allclose(made.weights, [chunk[4] for chunk in due], rtol=1e-6)
-        listed += len(due)
+        reference = slow_chunks(row, made.input, student, teacher)
+        assert made.student_bounds.tolist() == [list(chunk[:2]) for chunk in reference]
+        np.testing.assert_allclose(made.weights, [chunk[4] for chunk in reference], rtol=1e-6)
+        listed += len(reference)
     assert listed > 50
 
 
-def test_rows_without_loss_weights_take_them_from_the_targets(data, student, teacher):
+def test_rows_without_loss_weights_take_them_from_the_targets(corpus, student, teacher):
     companion = TeacherRows(student, [TeacherText(teacher), TeacherText(student)])
     lean = InputRequirements(asked_by="a lean model", cu_seqlens=True)
     for mine, theirs in zip(
-        rows_of(build(data, companion, requirements=lean)), rows_of(build(data, companion)), strict=True
+        rows_of(build(corpus, companion, requirements=lean)), rows_of(build(corpus, companion)), strict=True
     ):
         assert mine.loss_weights is None
         for one, other in zip(mine.distillation, theirs.distillation, strict=True):
@@ -302,10 +302,10 @@ def test_rows_without_loss_weights_take_them_from_the_targets(data, student, tea
 def test_rows_without_a_chunk(tmp_path, student, teacher):
     """Documents of one token, documents of control tokens alone, bytes that are no text, and rows that are empty."""
     documents = [[5], [student.eos_id, student.eos_id], student.encode("水")[:1], student.encode("a")] * 3
-    data = write_dataset(tmp_path / "short", documents, tokenizer=TokenizerInfo.of(student))
+    corpus = write_dataset(tmp_path / "short", documents, tokenizer=TokenizerInfo.of(student))
     companion = TeacherRows(student, [TeacherText(teacher, multiple=8), TeacherText(student)])
-    rows = rows_of(build(data, companion, sequence_length=4, rows_per_step=8, data_parallel=(7, 8)))
-    rows += rows_of(build(data, companion, sequence_length=4, packing="none"))
+    rows = rows_of(build(corpus, companion, sequence_length=4, rows_per_step=8, data_parallel=(7, 8)))
+    rows += rows_of(build(corpus, companion, sequence_length=4, packing="none"))
     assert any(row.num_documents == 0 for row in rows)
     for row in rows:
         for made in row.distillation:
@@ -315,15 +315,15 @@ def test_rows_without_a_chunk(tmp_path, student, teacher):
                 assert len(made.weights) == 0
 
 
-def test_joined_documents_stay_apart_for_a_teacher_with_another_tokenizer(data, student, teacher):
+def test_joined_documents_stay_apart_for_a_teacher_with_another_tokenizer(corpus, student, teacher):
     companion = TeacherRows(student, [TeacherText(teacher)])
-    joined = rows_of(build(data, companion, attention="row"))
-    assert_same_results(joined, rows_of(build(data, companion)))
+    joined = rows_of(build(corpus, companion, attention="row"))
+    assert_same_results(joined, rows_of(build(corpus, companion)))
 
 
-def test_objectives_that_rewrite_are_for_teachers_with_the_same_tokenizer(data, student, teacher):
+def test_objectives_that_rewrite_are_for_teachers_with_the_same_tokenizer(corpus, student, teacher):
     denoise = Denoise([SpanCorruption(0.15, 3)], sentinels=list(range(280, 300)))
-    source = Source(data, name="noisy", objective=denoise, max_epochs=1)
+    source = Source(corpus, name="noisy", objective=denoise, max_epochs=1)
     with pytest.raises(ConfigError, match=r"source 'noisy': objective 'denoise' rewrites documents.*causal objective"):
         Loader(source, sequence_length=96, rows_per_step=4, companion=TeacherRows(student, [TeacherText(teacher)]))
     loader = Loader(source, sequence_length=96, rows_per_step=4, companion=TeacherRows(student, [TeacherText(student)]))
@@ -345,9 +345,9 @@ def test_objectives_that_rewrite_are_for_teachers_with_the_same_tokenizer(data, 
         next(iter(cut))
 
 
-def test_sources_of_another_tokenizer_than_the_students(data, student, teacher):
-    with pytest.raises(ConfigError, match=r"source 'text' was prepared with tokenizer .*give the one that lies in"):
-        build(data, TeacherRows(teacher, [TeacherText(student)]))
+def test_sources_of_another_tokenizer_than_the_students(corpus, student, teacher):
+    with pytest.raises(ConfigError, match=r"source 'text' was prepared with tokenizer .*use the tokenizer in the"):
+        build(corpus, TeacherRows(teacher, [TeacherText(student)]))
 
 
 def test_settings_out_of_range(student, teacher, tmp_path):

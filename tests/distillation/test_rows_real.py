@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from penstock.distillation.rows import TeacherRows, TeacherText
+from makers.datasets import prepare_here
+from penstock.distillation.teacher_rows import TeacherRows, TeacherText
 from penstock.loader import Loader, Source
-from penstock.prepare import prepare
 from penstock.tokenizers import load_tokenizer
 
 pytestmark = pytest.mark.real_data
@@ -17,12 +17,12 @@ PAIRS = [("gpt2", "phi-3-mini"), ("gpt2", "olmo2-dolma2"), ("phi-3-mini", "gpt2"
 def covered(row):
     """(trained targets that could have a chunk, those that do)."""
     (made,) = row.distillation
-    due = row.loss_weights[0] > 0
-    due[np.flatnonzero(np.diff(row.document_ids))] = False  # a target in the next part of a split document
+    expected = row.loss_weights[0] > 0
+    expected[np.flatnonzero(np.diff(row.document_ids))] = False  # a target in the next part of a split document
     listed = np.zeros(row.sequence_length, bool)
     for begin, end in made.student_bounds:
         listed[begin - 1 : end - 1] = True
-    return due.sum(), (listed & due).sum()
+    return expected.sum(), (listed & expected).sum()
 
 
 @pytest.mark.parametrize(("student", "teacher"), PAIRS)
@@ -30,18 +30,18 @@ def test_texts(real_data, tmp_path, student, teacher):
     mine, theirs = (load_tokenizer(real_data / "tokenizers" / "hf" / name) for name in (student, teacher))
     lines = (real_data / "text" / "c4_demo.jsonl").read_text().splitlines()[:150]
     (tmp_path / "text.jsonl").write_text("\n".join(lines))
-    prepare(tmp_path / "text.jsonl", tokenizer=mine, output=tmp_path / "data", processes=1, progress=False)
+    prepare_here(tmp_path / "text.jsonl", mine, tmp_path / "data")
     companion = TeacherRows(mine, [TeacherText(theirs)])
     loader = Loader(
         Source(tmp_path / "data", max_epochs=1), sequence_length=2048, rows_per_step=2, threads=2, companion=companion
     )
     rows = [row for step in loader for row in step]
-    due, found = np.sum([covered(row) for row in rows], axis=0)
+    expected, found = np.sum([covered(row) for row in rows], axis=0)
     documents = sum(row.num_documents for row in rows)
-    assert due > 30_000
+    assert expected > 30_000
     # The first chunk of a document has a predictor on both sides only where both have BOS.
-    assert due - found <= 1.2 * documents
-    assert (found + documents) / due >= 0.999
+    assert expected - found <= 1.2 * documents
+    assert (found + documents) / expected >= 0.999
 
 
 @pytest.mark.parametrize("chats", CHATS)
@@ -50,25 +50,18 @@ def test_chats(real_data, tmp_path, chats):
     hf, templates = real_data / "tokenizers" / "hf", real_data / "chat_templates" / "axolotl"
     sides = {"olmo2-dolma2": "chatml.jinja", "phi-3-mini": "phi_3.jinja"}
     for name, template in sides.items():
-        prepare(
-            real_data / "chat" / chats,
-            tokenizer=hf / name,
-            template=templates / template,
-            output=tmp_path / name,
-            processes=1,
-            progress=False,
-        )
+        prepare_here(real_data / "chat" / chats, hf / name, tmp_path / name, template=templates / template)
     student, teacher = (load_tokenizer(hf / name) for name in sides)
     companion = TeacherRows(student, [TeacherText(teacher, {"olmo2-dolma2": tmp_path / "phi-3-mini"})])
     loader = Loader(
         Source(tmp_path / "olmo2-dolma2", max_epochs=1), sequence_length=4096, rows_per_step=2, companion=companion
     )
-    due = found = ends = 0
+    expected = found = ends = 0
     for row in (row for step in loader for row in step):
         here, there = covered(row)
-        due, found = due + here, found + there
+        expected, found = expected + here, found + there
         (made,) = row.distillation
         ends += int((row.tokens[made.student_bounds[:, 0]] == student.special_tokens["<|im_end|>"]).sum())
-    assert due > 5_000
+    assert expected > 5_000
     assert ends > 100
-    assert found / due >= 0.999
+    assert found / expected >= 0.999

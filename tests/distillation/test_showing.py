@@ -1,14 +1,12 @@
 """The view of a document's chunks."""
 
-import io
-
 import pytest
-from rich.console import Console
-from teacher_cases import LONG, WORDS, small_tokenizer
+from teacher_cases import student_tokenizer, teacher_tokenizer
 
-from penstock.distillation.rows import TeacherRows, TeacherText
-from penstock.distillation.showing import chunk_view
-from penstock.errors import ConfigError
+from makers.views import printed
+from penstock.core.errors import ConfigError
+from penstock.distillation.teacher_rows import TeacherRows, TeacherText
+from penstock.distillation.terminal_view import chunk_view
 from penstock.inputs import InputRequirements
 from penstock.loader import Loader, Source
 from penstock.shards import TokenizerInfo, write_dataset
@@ -16,8 +14,7 @@ from penstock.shards import TokenizerInfo, write_dataset
 
 @pytest.fixture
 def sides(tmp_path):
-    student = small_tokenizer(tmp_path / "student", 320, WORDS)
-    return student, small_tokenizer(tmp_path / "teacher", 420, [*LONG, "water"])
+    return student_tokenizer(tmp_path / "student"), teacher_tokenizer(tmp_path / "teacher")
 
 
 def first_row(tmp_path, sides, **settings):
@@ -27,12 +24,6 @@ def first_row(tmp_path, sides, **settings):
     companion = TeacherRows(student, [TeacherText(teacher)])
     loader = Loader(Source(data, shuffle="none"), sequence_length=40, rows_per_step=1, companion=companion, **settings)
     return next(iter(loader))[0]
-
-
-def shown(table):
-    console = Console(file=io.StringIO(), width=100)
-    console.print(table)
-    return console.file.getvalue()
 
 
 def test_all_tokens_of_the_document_are_there_in_order(tmp_path, sides):
@@ -50,13 +41,13 @@ def test_all_tokens_of_the_document_are_there_in_order(tmp_path, sides):
         weights = list(table.columns[3].cells)
         assert weights.count("1") == (made.documents == document).sum()
         assert weights[0] == ""
-    assert "the first 2 lines" in shown(chunk_view(row, made, student, teacher, limit=2))
+    assert "the first 2 lines" in printed(chunk_view(row, made, student, teacher, limit=2))
 
 
 def test_what_cannot_be_shown(tmp_path, sides):
     student, teacher = sides
     row = first_row(tmp_path, sides, requirements=InputRequirements(cu_seqlens=True))
-    with pytest.raises(ConfigError, match="require document_ids=True"):
+    with pytest.raises(ConfigError, match="set document_ids=True"):
         chunk_view(row, row.distillation[0], student, teacher)
     with pytest.raises(ConfigError, match=r"document must be 0 … \d in this row, got 9"):
         chunk_view(row, row.distillation[0], student, teacher, document=9)

@@ -1,4 +1,4 @@
-"""A teacher on disk: what is read is what it said, however rows are packed; kills, changes and damage are told."""
+"""A teacher on disk: outputs are read back as stored, however rows are packed; kills, changes, damage are reported."""
 
 import json
 import os
@@ -11,21 +11,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import teacher_cases
 import torch
-from teacher_cases import LONG, WORDS, make_texts, small_tokenizer
+from teacher_cases import student_tokenizer, water_texts
 from teacher_makers import assert_same, tiny_teacher
 
+from makers.datasets import prepare_here
+from makers.processes import child_environment
 from patience import wait_for
-from penstock.distillation import cache_layout as layout
-from penstock.distillation.cache_layout import CacheManifest
+from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
+from penstock.distillation import cache_format as layout
+from penstock.distillation.cache_format import CacheManifest
+from penstock.distillation.cache_writer import document_bounds, write_cache
 from penstock.distillation.cached_teacher import CachedTeacher
-from penstock.distillation.caching import document_bounds, write_cache
 from penstock.distillation.outputs import TeacherOutputs, Wanted
-from penstock.distillation.rows import TeacherRow, TeacherRows, TeacherText
+from penstock.distillation.teacher_rows import TeacherRow, TeacherRows, TeacherText
 from penstock.distillation.teachers import ModelTeacher
-from penstock.errors import ConfigError, CorruptionError, FormatError, OutputError
 from penstock.loader import Loader, Mixture, Source
-from penstock.prepare import prepare
 from penstock.shards import Dataset, verify
 from penstock.shards.files import checksum
 from penstock.tokenizers import Tokenizer
@@ -38,11 +40,10 @@ SOURCES = "ab"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two datasets of a student's tokenizer, and the teacher's."""
     root = tmp_path_factory.mktemp("cached")
-    student = small_tokenizer(root / "student", 320, WORDS)
-    small_tokenizer(root / "teacher", 420, [*LONG[::-1], "er the", "water"])
+    student = student_tokenizer(root / "student")
+    teacher_cases.teacher_tokenizer(root / "teacher")
     for seed, name in enumerate(SOURCES):
-        texts = make_texts(40, seed=seed)
-        prepare(iter(texts), tokenizer=student, output=root / name, add_bos="no", processes=1, progress=False)
+        prepare_here(iter(water_texts(40, seed=seed)), student, root / name, add_bos="no")
     return root
 
 
@@ -118,6 +119,31 @@ def test_reads_the_bits_that_the_teacher_gave(
     assert cached.manifest.tokens == sum(row.input.num_tokens for row in rows)
 
 
+def test_a_cache_of_a_joined_source_is_of_that_source(
+    folder: Path, student: Tokenizer, teacher_tokenizer: Tokenizer, model: Any, write: Any
+) -> None:
+    """Documents are numbered through all parts, so another packing finds them, and other sources are refused."""
+    joined = ("[ab]",)
+    cache = write(precision="float32", names=joined)
+    due = {}
+    live = ModelTeacher(model, teacher_tokenizer, WANTED)
+    for row in rows_of(make_loader(folder, student, teacher_tokenizer, names=joined)):
+        due |= dict(pieces_of(row, live.outputs(row)))
+    changed = make_loader(folder, student, teacher_tokenizer, names=joined, seed=9, packing="next_fit")
+    cached = CachedTeacher(cache, teacher_tokenizer, WANTED, sources_of(changed))
+    found = {}
+    for row in rows_of(changed):
+        found |= dict(pieces_of(row, cached.outputs(row)))
+    assert found.keys() == due.keys()
+    assert {document for _, document, *_ in found} == set(range(80))
+    for piece, tensors in due.items():
+        for name, array in tensors.items():
+            np.testing.assert_array_equal(found[piece][name], array, err_msg=name)
+    apart = make_loader(folder, student, teacher_tokenizer)
+    with pytest.raises(ConfigError, match=r"holds nothing of dataset .*; it was made from \[ab\]"):
+        CachedTeacher(cache, teacher_tokenizer, WANTED, sources_of(apart))
+
+
 def test_however_rows_are_packed_and_sources_are_mixed(
     folder: Path, student: Tokenizer, teacher_tokenizer: Tokenizer, model: Any, write: Any
 ) -> None:
@@ -125,18 +151,18 @@ def test_however_rows_are_packed_and_sources_are_mixed(
     cache = write(precision="float32")
     written = make_loader(folder, student, teacher_tokenizer)
     live = ModelTeacher(model, teacher_tokenizer, WANTED)
-    due = {}
+    expected = {}
     for row in rows_of(written):
-        due |= dict(pieces_of(row, live.outputs(row)))
+        expected |= dict(pieces_of(row, live.outputs(row)))
     changed = make_loader(folder, student, teacher_tokenizer, names="b", seed=9, packing="next_fit", max_epochs=2)
     cached = CachedTeacher(cache, teacher_tokenizer, WANTED, sources_of(changed))
     seen = 0
     for row in rows_of(changed):
         for (_, *piece), found in pieces_of(row, cached.outputs(row)):
             seen += 1
-            for name, array in due[1, *piece].items():
+            for name, array in expected[1, *piece].items():
                 np.testing.assert_array_equal(found[name], array, err_msg=name)
-    assert seen == 2 * sum(1 for piece in due if piece[0] == 1)
+    assert seen == 2 * sum(1 for piece in expected if piece[0] == 1)
 
 
 def test_half_precision_keeps_the_mass(
@@ -147,14 +173,14 @@ def test_half_precision_keeps_the_mass(
     cached = CachedTeacher(cache, teacher_tokenizer, WANTED, sources_of(loader))
     live = ModelTeacher(model, teacher_tokenizer, WANTED)
     for row in rows_of(loader):
-        found, due, used = cached.outputs(row), live.outputs(row), row.input.num_tokens
-        assert torch.equal(found.top_ids, due.top_ids)
-        error = (found.top_log_probs - due.top_log_probs)[:used].abs()
-        assert (error <= due.top_log_probs[:used].abs().amax(-1, keepdim=True) * 2**-10).all()
-        masses = [outputs.top_log_probs[:used].double().exp().sum(-1) for outputs in (found, due)]
+        found, expected, used = cached.outputs(row), live.outputs(row), row.input.num_tokens
+        assert torch.equal(found.top_ids, expected.top_ids)
+        error = (found.top_log_probs - expected.top_log_probs)[:used].abs()
+        assert (error <= expected.top_log_probs[:used].abs().amax(-1, keepdim=True) * 2**-10).all()
+        masses = [outputs.top_log_probs[:used].double().exp().sum(-1) for outputs in (found, expected)]
         torch.testing.assert_close(*masses, rtol=0, atol=1e-6)
         for name in ("token_log_probs", "boundary_log_probs", "entropy"):
-            assert torch.equal(getattr(found, name), getattr(due, name))
+            assert torch.equal(getattr(found, name), getattr(expected, name))
 
 
 def test_fewer_tokens_are_the_likeliest(
@@ -213,7 +239,7 @@ def test_goes_on_from_the_last_part(
     with pytest.raises(RuntimeError, match="the power is gone"):
         write_cache(make_loader(folder, student, teacher_tokenizer), Dies(teacher, 9), broken, **given)
     assert (broken / layout.part_name(1)).is_file()
-    with pytest.raises(FormatError, match="not finished; run the same"):
+    with pytest.raises(FormatError, match="an unfinished cache; run the same"):
         CachedTeacher(broken, teacher_tokenizer, WANTED, [])
     counted = Dies(teacher, 1 << 30)
     write_cache(make_loader(folder, student, teacher_tokenizer), counted, broken, **given)
@@ -244,12 +270,11 @@ def test_kill_at_any_moment(
         "loader = make_loader(folder, student, teacher)\n"
         "write_cache(loader, live, to, tokenizer=teacher, wanted=WANTED, part_bytes=20_000)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     command = [sys.executable, "-c", program, str(folder), str(broken)]
-    with subprocess.Popen(command, env=environment) as process:
+    with subprocess.Popen(command, env=child_environment()) as process:
         wait_for((broken / f"{layout.part_name(1)}.json").is_file, process)
         os.kill(process.pid, signal.SIGKILL)
-    with pytest.raises(FormatError, match="not finished"):
+    with pytest.raises(FormatError, match="an unfinished cache"):
         CacheManifest.load(broken)
     assert write("broken", part_bytes=20_000) == broken
     for name in (path.name for path in whole.iterdir() if path.is_file()):
@@ -272,7 +297,7 @@ def test_a_changed_byte_names_the_piece(
     with pytest.raises(CorruptionError, match=name):
         cached.outputs(row)
     path.write_bytes(data[:-1])
-    with pytest.raises(CorruptionError, match="bytes, should be"):
+    with pytest.raises(CorruptionError, match="bytes, expected"):
         CachedTeacher(cache, teacher_tokenizer, WANTED, sources_of(loader))
 
 
@@ -294,20 +319,20 @@ def test_what_does_not_fit_is_refused(
     cache = write()
     loader = make_loader(folder, student, teacher_tokenizer)
     sources, teacher = sources_of(loader), teacher_tokenizer
-    with pytest.raises(ConfigError, match="made at temperature 2, the loss wants 1"):
+    with pytest.raises(ConfigError, match="made at temperature 2, the loss expects 1"):
         CachedTeacher(cache, teacher, Wanted(top_k=6), sources)
     for top_k in (None, 7):
         with pytest.raises(ConfigError, match="holds the 6 likeliest tokens"):
             CachedTeacher(cache, teacher, Wanted(temperature=2.0, top_k=top_k), sources)
-    with pytest.raises(ConfigError, match="a teacher with another tokenizer"):
+    with pytest.raises(ConfigError, match="the cache was made with tokenizer"):
         CachedTeacher(cache, student, WANTED, sources)
-    with pytest.raises(ConfigError, match="has nothing of the dataset 0123"):
+    with pytest.raises(ConfigError, match="holds nothing of dataset 0123"):
         CachedTeacher(cache, teacher, WANTED, ["0123"])
-    with pytest.raises(FormatError, match="no cache of a teacher"):
+    with pytest.raises(FormatError, match="not a teacher's cache"):
         CachedTeacher(tmp_path / "elsewhere", teacher, WANTED, sources)
     cached = CachedTeacher(cache, teacher, WANTED, sources)
     for settings in ({"sequence_length": 48}, {"packing": "concat"}):
-        with pytest.raises(ConfigError, match=r"has nothing of document \d+ of [ab].*rows of 64 tokens"):
+        with pytest.raises(ConfigError, match=r"holds nothing of document \d+ of [ab].*rows of 64 tokens"):
             read_all(cached, make_loader(folder, student, teacher, **settings))
     with pytest.raises(ConfigError, match="the teacher read other tokens when the cache was made"):
         read_all(cached, make_loader(folder, student, teacher, text={"max_tokens": 4}))
@@ -325,11 +350,11 @@ def test_what_cannot_be_written_is_refused(
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     with pytest.raises(OutputError, match="not empty and holds no cache"):
         write("full")
-    with pytest.raises(ConfigError, match="the likeliest tokens and the boundary"):
+    with pytest.raises(ConfigError, match="needs top_k and boundary"):
         write("new", wanted=Wanted(boundary=True))
     with pytest.raises(ConfigError, match="each document once; set max_epochs=1"):
         write("new", max_epochs=2)
-    with pytest.raises(ConfigError, match="a packing that leaves documents whole"):
+    with pytest.raises(ConfigError, match="a packing that keeps documents whole"):
         write("new", packing="concat")
     with pytest.raises(ConfigError, match="precision must be float16 or float32"):
         write("new", precision="int4")
@@ -340,7 +365,7 @@ def test_manifest_of_another_version(write: Any) -> None:
     cache = write()
     value = json.loads((cache / "cache.json").read_bytes())
     (cache / "cache.json").write_text(json.dumps({**value, "version": 2}))
-    with pytest.raises(FormatError, match="cache of version 2, this penstock reads 1"):
+    with pytest.raises(FormatError, match="cache format version 2, this penstock reads 1"):
         CacheManifest.load(cache)
 
 
@@ -349,9 +374,8 @@ def test_the_same_documents_in_another_order_have_no_cache(
 ) -> None:
     """Pieces are looked up by the document's number, so the key follows the order in which documents were read."""
     cache = write()
-    turned = make_texts(40, seed=0)[::-1]
-    prepare(iter(turned), tokenizer=student, output=tmp_path / "a", add_bos="no", processes=1, progress=False)
-    with pytest.raises(ConfigError, match="has nothing of the dataset"):
+    prepare_here(reversed(water_texts(40, seed=0)), student, tmp_path / "a", add_bos="no")
+    with pytest.raises(ConfigError, match="holds nothing of dataset"):
         CachedTeacher(cache, teacher_tokenizer, WANTED, [Dataset.open(tmp_path / "a").fingerprint])
 
 
@@ -368,16 +392,16 @@ def reseal(cache: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"pieces": 2**62}, "bytes, should be"),
+        ({"pieces": 2**62}, "bytes, expected"),
         ({"pieces": -1}, "damaged: -1 pieces"),
         ({"pieces": True}, "pieces: expected a whole number, found True"),
-        ({"part_bytes": [2**40]}, "bytes, should be 1099511627776"),
+        ({"part_bytes": [2**40]}, "bytes, expected 1099511627776"),
         ({"part_bytes": "x"}, "part_bytes: expected a list, found 'x'"),
         ({"top_k": 2**40}, "settings.top_k is 1099511627776 of a vocabulary"),
-        ({"top_k": 64}, r"piece \d+ does not lie in its part"),
+        ({"top_k": 64}, r"piece \d+ does not lie inside its part"),
         ({"temperature": float("nan")}, "settings.temperature: expected a number, found nan"),
         ({"precision": "int8"}, "settings.precision: expected one of float16, float32, found 'int8'"),
-        ({"names": []}, "2 sources have 0 names"),
+        ({"names": []}, "2 sources and 0 names"),
         ({"extra": 1}, "extra: unknown"),
     ],
 )
@@ -401,7 +425,7 @@ def test_a_forged_index(folder: Path, teacher_tokenizer: Tokenizer, write: Any, 
     reseal(cache)
     if (column, value) == (layout.SLOTS, 12):
         return  # a length that a piece may have
-    with pytest.raises(CorruptionError, match=rf"piece {index.shape[1] - 1} does not lie in its part"):
+    with pytest.raises(CorruptionError, match=rf"piece {index.shape[1] - 1} does not lie inside its part"):
         CachedTeacher(cache, teacher_tokenizer, WANTED, [])
 
 

@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from teacher_makers import PADDED_VOCABULARY, assert_same, make_input, make_teacher_row, tiny_teacher, word_tokenizer
+from teacher_makers import PADDED_VOCABULARY, assert_same, make_teacher_row, tiny_teacher, word_tokenizer
 
-from penstock.distillation.boundaries import starts_boundary
+from makers.rows import random_tokens
+from penstock.core.errors import ConfigError, IsolationError
 from penstock.distillation.outputs import Wanted, outputs_of
-from penstock.distillation.teachers import ModelTeacher
-from penstock.errors import ConfigError, IsolationError
+from penstock.distillation.teachers import ModelTeacher, starts_boundary
 
 VOCABULARY = 60
 FULL = Wanted(boundary=True)
@@ -23,7 +23,7 @@ def all_logits(model: torch.nn.Module, row) -> torch.Tensor:
 
 
 def test_plain_formulas() -> None:
-    model, row = tiny_teacher(torch.float64), make_input()
+    model, row = tiny_teacher(torch.float64), random_tokens()
     found = outputs_of(model, row, FULL, vocab_size=VOCABULARY, boundary=BOUNDARY)
     logs, used = torch.log_softmax(all_logits(model, row), -1), row.num_tokens
     assert found.log_probs is not None
@@ -31,18 +31,18 @@ def test_plain_formulas() -> None:
     assert found.log_probs.dtype == torch.float64
     torch.testing.assert_close(found.log_probs[:used], logs[:used], rtol=0, atol=1e-12)
     torch.testing.assert_close(found.entropy[:used], -(logs.exp() * logs).sum(-1)[:used], rtol=0, atol=1e-12)
-    due = logs[:, BOUNDARY].logsumexp(-1)
-    torch.testing.assert_close(found.boundary_log_probs[:used], due[:used], rtol=0, atol=1e-12)
+    expected = logs[:, BOUNDARY].logsumexp(-1)
+    torch.testing.assert_close(found.boundary_log_probs[:used], expected[:used], rtol=0, atol=1e-12)
     for slot in range(used):
         first = row.positions[slot] == 0
-        due = 0.0 if first else float(logs[slot - 1, row.tokens[slot]])
-        assert float(found.token_log_probs[slot]) == pytest.approx(due, abs=1e-12)
+        expected = 0.0 if first else float(logs[slot - 1, row.tokens[slot]])
+        assert float(found.token_log_probs[slot]) == pytest.approx(expected, abs=1e-12)
     for tensor in found.tensors().values():
         assert not tensor[used:].any()
 
 
 def test_logits_beyond_the_tokenizer_count_for_nothing() -> None:
-    model, row = tiny_teacher(), make_input()
+    model, row = tiny_teacher(), random_tokens()
     assert model.vocab_size == PADDED_VOCABULARY > VOCABULARY
     found = outputs_of(model, row, Wanted(), vocab_size=VOCABULARY)
     assert found.log_probs is not None
@@ -51,14 +51,14 @@ def test_logits_beyond_the_tokenizer_count_for_nothing() -> None:
 
 
 def test_temperature_is_of_the_distributions_alone() -> None:
-    model, row = tiny_teacher(), make_input()
+    model, row = tiny_teacher(), random_tokens()
     warm = outputs_of(model, row, Wanted(temperature=3.0, boundary=True), vocab_size=VOCABULARY, boundary=BOUNDARY)
     plain = outputs_of(model, row, FULL, vocab_size=VOCABULARY, boundary=BOUNDARY)
-    due = torch.log_softmax(all_logits(model, row) / 3.0, -1)
+    expected = torch.log_softmax(all_logits(model, row) / 3.0, -1)
     assert warm.log_probs is not None
     assert warm.boundary_log_probs is not None
     assert plain.boundary_log_probs is not None
-    torch.testing.assert_close(warm.log_probs[: row.num_tokens], due[: row.num_tokens])
+    torch.testing.assert_close(warm.log_probs[: row.num_tokens], expected[: row.num_tokens])
     for one, other in (
         (warm.token_log_probs, plain.token_log_probs),
         (warm.entropy, plain.entropy),
@@ -69,7 +69,7 @@ def test_temperature_is_of_the_distributions_alone() -> None:
 
 @pytest.mark.parametrize("top_k", [1, 5, VOCABULARY, 1000])
 def test_top_k_is_of_the_full_softmax(top_k: int) -> None:
-    model, row = tiny_teacher(), make_input()
+    model, row = tiny_teacher(), random_tokens()
     wanted = Wanted(temperature=2.0, top_k=top_k)
     found = outputs_of(model, row, wanted, vocab_size=VOCABULARY)
     full = outputs_of(model, row, Wanted(temperature=2.0), vocab_size=VOCABULARY)
@@ -79,13 +79,13 @@ def test_top_k_is_of_the_full_softmax(top_k: int) -> None:
     assert full.log_probs is not None
     kept = min(top_k, VOCABULARY)
     assert found.top_ids.shape == (len(row.tokens), kept)
-    due = full.log_probs[: row.num_tokens].topk(kept)
-    assert torch.equal(found.top_log_probs[: row.num_tokens], due.values)
-    assert torch.equal(full.log_probs.gather(1, found.top_ids)[: row.num_tokens], due.values)
+    expected = full.log_probs[: row.num_tokens].topk(kept)
+    assert torch.equal(found.top_log_probs[: row.num_tokens], expected.values)
+    assert torch.equal(full.log_probs.gather(1, found.top_ids)[: row.num_tokens], expected.values)
 
 
 def test_blocks_change_nothing() -> None:
-    model, row = tiny_teacher(torch.float64), make_input((40, 30), padding=5)
+    model, row = tiny_teacher(torch.float64), random_tokens((40, 30), padding=5)
     whole = outputs_of(model, row, FULL, vocab_size=VOCABULARY, boundary=BOUNDARY)
     for block in (1, 7, 69, 70):
         cut = outputs_of(model, row, FULL, vocab_size=VOCABULARY, boundary=BOUNDARY, block=block)
@@ -94,7 +94,7 @@ def test_blocks_change_nothing() -> None:
 
 
 def test_top_k_never_holds_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, row = tiny_teacher(), make_input((400, 300), padding=0)
+    model, row = tiny_teacher(), random_tokens((400, 300), padding=0)
     seen = []
     head = type(model).logits
     monkeypatch.setattr(type(model), "logits", lambda self, hidden: seen.append(len(hidden)) or head(self, hidden))
@@ -104,7 +104,7 @@ def test_top_k_never_holds_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_mode_and_gradients_stay_as_they_were() -> None:
-    model, row = tiny_teacher(), make_input()
+    model, row = tiny_teacher(), random_tokens()
     model.train()
     modes = []
     model.register_forward_pre_hook(lambda module, _: modes.append(module.training))
@@ -117,7 +117,7 @@ def test_mode_and_gradients_stay_as_they_were() -> None:
 
 def test_targets_and_weights_of_the_row_do_not_matter() -> None:
     """A student's own row has targets only where it is trained; the teacher saw all of it."""
-    model, row = tiny_teacher(), make_input()
+    model, row = tiny_teacher(), random_tokens()
     found = outputs_of(model, row, Wanted(top_k=3), vocab_size=VOCABULARY)
     assert (row.targets == -100).all()
     assert (found.token_log_probs[1:7] < 0).all()
@@ -132,10 +132,10 @@ def test_model_teacher_is_the_function() -> None:
 
 
 def test_refusals() -> None:
-    row = make_input()
-    with pytest.raises(ConfigError, match="embeddings for 32 ids and its tokenizer"):
+    row = random_tokens()
+    with pytest.raises(ConfigError, match="embeddings for 32 ids, its tokenizer"):
         ModelTeacher(tiny_teacher(vocab_size=32), word_tokenizer(), Wanted())
-    with pytest.raises(ConfigError, match="logits for 64 ids and its tokenizer 65"):
+    with pytest.raises(ConfigError, match="logits for 64 ids, its tokenizer has 65"):
         outputs_of(tiny_teacher(), row, Wanted(), vocab_size=65)
     with pytest.raises(ConfigError, match="a bool for each of the 60 ids, got none"):
         outputs_of(tiny_teacher(), row, FULL, vocab_size=VOCABULARY)
@@ -161,17 +161,17 @@ def test_a_model_of_transformers_that_sees_other_documents_is_refused() -> None:
         ModelTeacher(model, word_tokenizer(), Wanted())
     teacher = ModelTeacher(model, word_tokenizer(), Wanted(), packed=None)
     with pytest.raises(IsolationError, match="documents of one row see each other"):
-        teacher.run(make_input())
-    row = make_input((9,), padding=7)
+        teacher.run(random_tokens())
+    row = random_tokens((9,), padding=7)
     with torch.no_grad():
         logits = model.inner(input_ids=torch.from_numpy(row.tokens[:9].astype("int64"))[None], use_cache=False).logits
-    due = logits[0, :, :VOCABULARY].log_softmax(-1)
-    torch.testing.assert_close(teacher.run(row).log_probs[:9], due, rtol=0, atol=1e-4)
+    expected = logits[0, :, :VOCABULARY].log_softmax(-1)
+    torch.testing.assert_close(teacher.run(row).log_probs[:9], expected, rtol=0, atol=1e-4)
 
 
 def test_masked_logits_give_finite_outputs() -> None:
     """A head may rule ids out with −inf."""
-    model, row = tiny_teacher(), make_input(below=30)
+    model, row = tiny_teacher(), random_tokens(below=30)
     head = model.logits
     model.logits = lambda hidden: head(hidden).index_fill(-1, torch.arange(30, 60), -math.inf)
     never = torch.arange(60) >= 30

@@ -11,20 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from teacher_makers import (
-    assert_same,
-    load,
-    load_badly,
-    load_model_that_dies,
-    load_slowly,
-    make_teacher_row,
-)
+from teacher_makers import assert_same, load, load_badly, load_model_that_dies, load_slowly, make_teacher_row
 
+from makers.processes import child_environment
 from patience import PATIENCE_SECONDS, wait_for
+from penstock.core.errors import ConfigError, PenstockError
 from penstock.distillation.outputs import Wanted
 from penstock.distillation.process_teacher import ProcessTeacher
 from penstock.distillation.teachers import ModelTeacher
-from penstock.errors import ConfigError, PenstockError
 
 WANTED = Wanted(top_k=5, boundary=True)
 SHARED = Path("/dev/shm")
@@ -59,7 +53,7 @@ def there() -> Iterator[ProcessTeacher]:
 
 @pytest.mark.slow
 def test_same_bits_with_few_buffers() -> None:
-    """Of both kinds of outputs; rows grow, so buffers are made anew; three rows are held while others come."""
+    """Both kinds of outputs; rows grow, so buffers are made again; three rows are held while others come."""
     model, tokenizer = load()
     rows = [make_teacher_row((length, 3), seed=length) for length in (5, 4, 60, 7, 61, 61, 2)]
     for wanted in (WANTED, Wanted(temperature=2.0)):
@@ -87,7 +81,7 @@ def test_buffers_are_used_again(there: ProcessTeacher) -> None:
         before.append(kept[-1].entropy.clone())
     for row in rows:
         there.outputs(row)
-    assert all(torch.equal(outputs.entropy, due) for outputs, due in zip(kept, before, strict=True))
+    assert all(torch.equal(outputs.entropy, expected) for outputs, expected in zip(kept, before, strict=True))
 
 
 def test_asking_anew_forgets_what_was_asked(there: ProcessTeacher) -> None:
@@ -100,7 +94,7 @@ def test_asking_anew_forgets_what_was_asked(there: ProcessTeacher) -> None:
     for row in new:
         assert_same(there.outputs(row), here.outputs(row))
     there.ask(new)
-    with pytest.raises(ConfigError, match="another order"):
+    with pytest.raises(ConfigError, match="must be fetched in the order"):
         there.outputs(new[1])
 
 
@@ -175,14 +169,8 @@ def test_kill_leaves_nothing(killed: str) -> None:
         "    there.ask(rows)\n"
         "    for row in rows: there.outputs(row)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    with subprocess.Popen(
-        [sys.executable, "-c", program, "1" if killed == "idle parent" else "200"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as parent:
+    command, pipe = [sys.executable, "-c", program, "1" if killed == "idle parent" else "200"], subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=child_environment()) as parent:
         assert parent.stdout is not None
         assert parent.stderr is not None
         child = int(parent.stdout.readline())

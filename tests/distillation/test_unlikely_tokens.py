@@ -8,8 +8,8 @@ import torch
 from loss_makers import STUDENT_VOCAB, TEACHER_VOCAB, World, gradients, make_world, projection_of
 
 from penstock.distillation.divergences import kl_to_logs
-from penstock.distillation.projecting import Projector
 from penstock.distillation.settings import LossSettings
+from penstock.distillation.token_losses import Projector
 
 VOCAB = 13
 CASES = [
@@ -79,8 +79,8 @@ def test_gradient_equals_differences(far):
 
     assert torch.autograd.gradcheck(loss, (logits,))
     q = torch.softmax(logits, -1)
-    due = (q * (q.log() - log_p)).sum(-1)
-    torch.testing.assert_close(loss(logits), due, rtol=1e-9, atol=1e-9)
+    expected = (q * (q.log() - log_p)).sum(-1)
+    torch.testing.assert_close(loss(logits), expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -112,7 +112,7 @@ def test_a_bucket_that_can_hold_nothing_is_left_out(reverse):
         world.outputs = replace(world.outputs, log_probs=torch.log_softmax(logits, -1))
     pairs = torch.arange(common)[:, None].expand(-1, 2)
     loss, total = world.loss(LossSettings(kind="h_kl", reverse=reverse), pairs=pairs)
-    due = 0.0
+    expected = 0.0
     logits = world.head(world.hidden)[:, : world.vocab_size]
     bounds = (world.pairing.student_bounds.tolist(), world.pairing.teacher_bounds.tolist(), world.pairing.weights)
     for (first, last), (begin, end), weight in zip(*bounds, strict=True):
@@ -122,8 +122,8 @@ def test_a_bucket_that_can_hold_nothing_is_left_out(reverse):
         )
         (a, b), others = ((q, p) if reverse else (p, q)), (q[common:].sum() + p[common:].sum())
         a, b = a[:common], b[:common]
-        due = due + weight * ((b - a + a * (a / b).log()).sum() + others)
-    torch.testing.assert_close(total, due.detach())
+        expected = expected + weight * ((b - a + a * (a / b).log()).sum() + others)
+    torch.testing.assert_close(total, expected.detach())
     of = [world.hidden, *world.head.parameters()]
-    for mine, theirs in zip(gradients(loss, of), gradients(due, of), strict=True):
+    for mine, theirs in zip(gradients(loss, of), gradients(expected, of), strict=True):
         torch.testing.assert_close(mine, theirs)

@@ -8,22 +8,19 @@ from typing import Any, cast
 
 import torch
 
+from makers.models import tiny_model
+from makers.texts import write_json_lines
+from makers.tokenizers import CHAT_CONTROLS, CHATML, added_token, tiny_tokenizer, tokenizer_json
 from penstock.chat import load_template
 from penstock.evaluation.subject import Subject
 from penstock.generation import Generated, Sampling
-from penstock.models import ModelSettings, build_model
-from penstock.tokenizers import Tokenizer, load_tokenizer, train_tokenizer
+from penstock.tokenizers import Tokenizer, load_tokenizer
 
-TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 TEXTS = ["The quick brown fox jumps over the lazy dog. Answer: A B C D", "Question: how many? 12 + 3 = 15 ####"]
 
 
 def make_tokenizer(folder: Path) -> Tokenizer:
-    special = ["<|im_start|>", "<|im_end|>"]
-    return train_tokenizer(TEXTS * 20, vocab_size=300, output=folder, special_tokens=special, progress=False)
+    return tiny_tokenizer(folder, TEXTS * 20, 300, CHAT_CONTROLS)
 
 
 def spaced_tokenizer(folder: Path) -> Tokenizer:
@@ -37,18 +34,6 @@ def spaced_tokenizer(folder: Path) -> Tokenizer:
         "unk_token": "<unk>",
         "byte_fallback": True,
     }
-    special = [
-        {
-            "id": n,
-            "content": pieces[n],
-            "special": True,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-        }
-        for n in (0, 1, 2)
-    ]
     spaces = [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
     decoders = [
         {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
@@ -56,18 +41,18 @@ def spaced_tokenizer(folder: Path) -> Tokenizer:
         {"type": "Fuse"},
         {"type": "Strip", "content": " ", "start": 1, "stop": 0},
     ]
-    told = {"version": "1.0", "added_tokens": special, "normalizer": {"type": "Sequence", "normalizers": spaces},
-            "pre_tokenizer": None, "post_processor": None, "decoder": {"type": "Sequence", "decoders": decoders},
-            "model": model}  # fmt: skip
-    (folder / "tokenizer.json").write_text(json.dumps(told), encoding="utf-8")
+    added = [added_token(pieces[place], place) for place in range(3)]
+    described = tokenizer_json(
+        model, added, normalizer={"type": "Sequence", "normalizers": spaces},
+        decoder={"type": "Sequence", "decoders": decoders},
+    )  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(described), encoding="utf-8")
     return load_tokenizer(folder)
 
 
 def make_subject(tokenizer: Tokenizer, *, seed: int = 1, context_length: int = 256, extra: int = 0) -> Subject:
     """A random model with `extra` rows of the embedding that the tokenizer has no ids for."""
-    torch.set_num_threads(1)
-    settings = ModelSettings(layers=2, width=32, heads=4, kv_heads=2)
-    model = build_model(settings, vocab_size=tokenizer.vocab_size + extra, seed=seed).eval()
+    model = tiny_model(tokenizer.vocab_size + extra, seed=seed, init_std=0.02).eval()
     with torch.no_grad():
         for weights in model.parameters():
             # Logits of a model at its start are so alike that every choice would be one of rounding.
@@ -77,13 +62,13 @@ def make_subject(tokenizer: Tokenizer, *, seed: int = 1, context_length: int = 2
         tokenizer,
         context_length=context_length,
         stop_ids=(tokenizer.special_tokens["<|im_end|>"],),
-        template=load_template(TEMPLATE, tokenizer=tokenizer),
+        template=load_template(CHATML, tokenizer=tokenizer),
         slots=3,
     )
 
 
 def write_mmlu(folder: Path, questions: dict[str, int], *, solved: int = 5, header: bool = False) -> Path:
-    """A folder in MMLU's layout with so many questions of each subject."""
+    """A folder in MMLU's layout with this number of questions per subject."""
     for split in ("dev", "test"):
         (folder / split).mkdir(parents=True, exist_ok=True)
         for subject, count in questions.items():
@@ -99,13 +84,12 @@ def write_mmlu(folder: Path, questions: dict[str, int], *, solved: int = 5, head
 
 
 def write_gsm8k(folder: Path, count: int) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
     for split in ("train", "test"):
-        rows: list[dict[str, Any]] = [
+        rows = [
             {"question": f"{split}: {n} and {n}?", "answer": f"{n}+{n}=<<{n}+{n}={2 * n}>>{2 * n}\n#### {2 * n}"}
             for n in range(count)
         ]
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        write_json_lines(folder / f"{split}.jsonl", rows)
     return folder
 
 

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 from penstock.evaluation.sandbox import Limits, Sandbox
 
 

@@ -1,6 +1,5 @@
 """Code that cannot do its task but would pass where it shares a process with its tests: none of it may pass."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +7,9 @@ import pytest
 from evaluation_makers import Writer
 from sandbox_makers import sandbox_or_skip
 
+from makers.texts import write_json_lines
 from penstock.evaluation.code import CodeTask
-from penstock.evaluation.settings import TaskSettings
+from penstock.evaluation.tasks import TaskSettings
 
 PROMPT = 'def helper(x):\n    return x * 2\n\n\ndef double(x):\n    """Twice x."""\n'
 HUMANEVAL = {
@@ -236,7 +236,7 @@ def make_task(benchmark: str, folder: Path) -> CodeTask:
     name = benchmark.split()[0]
     path = folder / {"mbpp": "mbpp.jsonl", "mbpp_plus": "MbppPlus.jsonl"}.get(name, "HumanEvalPlus.jsonl")
     examples = [RECORDS["mbpp"] | {"task_id": number} for number in (2, 3, 4)] if name == "mbpp" else []
-    path.write_text("".join(json.dumps(record) + "\n" for record in (RECORDS[benchmark], *examples)))
+    write_json_lines(path, (RECORDS[benchmark], *examples))
     return CodeTask(TaskSettings(name=name, data=str(path), chat=True))
 
 
@@ -280,4 +280,4 @@ def test_tests_may_build_objects_of_the_codes_classes(tmp_path: Path, monkeypatc
     assert score(task, TREE["code"].replace("\r", "").replace("1 + ", "2 + "))[0] == 0
     found, detail = score(task, TREE["code"].replace("\r", "").replace("0 if node is None else 1 +", "node or"))
     assert found == 0
-    assert "an answer is of the type Node; expected plain values" in str(detail)
+    assert "an answer has the type Node; expected plain values" in str(detail)

@@ -13,12 +13,10 @@ import pyarrow.parquet
 import pytest
 from sandbox_makers import sandbox_or_skip
 
-from penstock.errors import ConfigError, RecordError
+from penstock.core.errors import ConfigError, RecordError
 from penstock.evaluation import differential
+from penstock.evaluation.code_datasets import humaneval_problem, mbpp_plus_problem, mbpp_problems
 from penstock.evaluation.code_problems import CodeProblem
-from penstock.evaluation.evalplus import mbpp_plus_problem
-from penstock.evaluation.humaneval import humaneval_problem
-from penstock.evaluation.mbpp import mbpp_problems
 from penstock.evaluation.records import Origin, read_records
 from penstock.evaluation.sandbox import Limits, Outcome, Sandbox
 
@@ -186,11 +184,11 @@ def test_mbpp_prompts_are_as_published(sandbox: Sandbox) -> None:
 
 
 def test_records_of_another_benchmark_are_refused() -> None:
-    with pytest.raises(RecordError, match=r"file: a record has no 'prompt'; it has .*test_list"):
+    with pytest.raises(RecordError, match=r"file: a record has no 'prompt', only .*test_list"):
         humaneval_problem(_mbpp(11), "file")
     with pytest.raises(RecordError, match="no 'test_list'"):
         mbpp_problems([{"task_id": 11, "text": "words", "test_setup_code": ""}], 0, "file")
-    with pytest.raises(RecordError, match="file: the benchmark's own code or tests are no Python: expected ':'"):
+    with pytest.raises(RecordError, match="file: the benchmark's own code or tests are not valid Python: expected ':'"):
         mbpp_problems([_mbpp(11) | {"code": "def add(x) return x"}], 0, "file")
     with pytest.raises(RecordError, match="no 'plus_input'"):
         mbpp_plus_problem({name: value for name, value in MBPP_PLUS.items() if name != "plus_input"}, "file")
@@ -240,7 +238,7 @@ def test_records_are_found_in_folders_and_formats(tmp_path: Path) -> None:
     records = [{"a": 1, "b": [1, 2]}, {"a": 2, "b": []}]
     lines = "\n".join(map(json.dumps, records)) + "\n\n"
     (tmp_path / "MbppPlus-v1.jsonl").write_text('{"wrong": 1}\n')
-    with pytest.raises(ConfigError, match=r"no file MBPP or test with an ending of \.jsonl"):
+    with pytest.raises(ConfigError, match=r"no file MBPP or test that ends in \.jsonl"):
         read_records(str(tmp_path), origin, "mbpp")
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "test-00000-of-00001.parquet")
     assert read_records(str(tmp_path), origin, "mbpp")[0] == records
@@ -252,17 +250,17 @@ def test_records_are_found_in_folders_and_formats(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no such file or folder"):
         read_records(str(tmp_path / "absent"), origin, "mbpp")
     (tmp_path / "broken.jsonl").write_text('{"a": 1}\n{"a": \n')
-    with pytest.raises(RecordError, match="line 2: this is no JSON"):
+    with pytest.raises(RecordError, match="line 2: not valid JSON"):
         read_records(str(tmp_path / "broken.jsonl"), origin, "mbpp")
     (tmp_path / "list.jsonl").write_text("[1]\n")
-    with pytest.raises(RecordError, match="line 1: a JSON object is due, got list"):
+    with pytest.raises(RecordError, match="line 1: expected a JSON object, got list"):
         read_records(str(tmp_path / "list.jsonl"), origin, "mbpp")
-    for name, content, told in (
+    for name, content, reported in (
         ("a.jsonl", b'{"a": "\xff"}\n', "cannot be read"), ("b.jsonl.gz", b"no gzip", "cannot be read"),
-        ("c.parquet", b"no parquet", "cannot be read"), ("d.jsonl", b"\n\n", "holds no record"),
+        ("c.parquet", b"no parquet", "cannot be read"), ("d.jsonl", b"\n\n", "has no records"),
     ):  # fmt: skip
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(RecordError, match=rf"{name}: {told}.*; fetch the file again"):
+        with pytest.raises(RecordError, match=rf"{name}: {reported}.*; fetch the file again"):
             read_records(str(tmp_path / name), origin, "mbpp")
 
 

@@ -3,11 +3,12 @@
 import json
 
 import pytest
-from evaluation_makers import TEMPLATE, make_subject, make_tokenizer, write_gsm8k, write_mmlu
+from evaluation_makers import make_subject, make_tokenizer, write_gsm8k, write_mmlu
 
+from makers.tokenizers import CHATML
 from penstock.chat import load_template
 from penstock.cli.eval import run as evaluate
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 from penstock.models.exporting import export
 
 
@@ -16,7 +17,7 @@ def model(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("model")
     tokenizer = make_tokenizer(folder / "tokenizer")
     subject = make_subject(tokenizer)
-    template = load_template(TEMPLATE, tokenizer=tokenizer)
+    template = load_template(CHATML, tokenizer=tokenizer)
     export(
         subject.model, folder / "hf", tokenizer=tokenizer, template=template, stop_ids=subject.stop_ids,
         context_length=512,
@@ -32,9 +33,9 @@ def test_tasks_as_json_and_as_a_table(model, tmp_path, capsys):
     options = {"task": ["mmlu", "gsm8k"], "task_data": places, "shots": 1, "max_tokens": 6, "device": "cpu"}
     capsys.readouterr()
     evaluate(model, **options, output=tmp_path / "out", as_json=True, threads=1)
-    told = json.loads(capsys.readouterr().out)
-    assert [(one["name"], one["count"]) for one in told["tasks"]] == [("mmlu", 5), ("gsm8k", 4)]
-    assert json.loads((tmp_path / "out/results.json").read_text()) == told
+    reported = json.loads(capsys.readouterr().out)
+    assert [(one["name"], one["count"]) for one in reported["tasks"]] == [("mmlu", 5), ("gsm8k", 4)]
+    assert json.loads((tmp_path / "out/results.json").read_text()) == reported
     assert len((tmp_path / "out/mmlu/answers.jsonl").read_text().splitlines()) == 6
     evaluate(model, **options, output=tmp_path / "out", threads=1)
     lines = capsys.readouterr().out.strip().splitlines()
@@ -48,7 +49,9 @@ def test_what_is_not_known_is_refused(model, tmp_path):
         evaluate(model)
     with pytest.raises(ConfigError, match=r"no task './mmlu'; known: mmlu"):
         evaluate(model, task=["./mmlu"])
-    with pytest.raises(ConfigError, match=r"--task-data mmlu: due is NAME=PATH"):
+    with pytest.raises(ConfigError, match=r"--task-data mmlu: expected NAME=PATH"):
         evaluate(model, task=["mmlu"], task_data=["mmlu"])
-    with pytest.raises(ConfigError, match=r"--task-data gsm8k=x: due is NAME=PATH, with a NAME that --task gives"):
+    with pytest.raises(
+        ConfigError, match=r"--task-data gsm8k=x: expected NAME=PATH, with a NAME that --task also gives"
+    ):
         evaluate(model, task=["mmlu"], task_data=["gsm8k=x"])

@@ -5,11 +5,10 @@ from decimal import Decimal
 import pytest
 from evaluation_makers import make_subject, make_tokenizer, write_gsm8k
 
-from penstock.errors import ConfigError, RecordError
-from penstock.evaluation.gsm8k import Gsm8k, prompt
-from penstock.evaluation.numbers import final_number
-from penstock.evaluation.running import run_task
-from penstock.evaluation.settings import TaskSettings
+from penstock.core.errors import ConfigError, RecordError
+from penstock.evaluation.gsm8k import Gsm8k, final_number, prompt
+from penstock.evaluation.results import run_task
+from penstock.evaluation.tasks import TaskSettings
 from penstock.generation import Generated
 
 
@@ -91,18 +90,18 @@ def test_through_the_template(tmp_path):
 
 def test_data_that_are_not_there(tmp_path):
     folder = write_gsm8k(tmp_path, 4)
-    with pytest.raises(ConfigError, match="the train split has 4 problems, and 8 solved ones are asked for"):
+    with pytest.raises(ConfigError, match="the train split has 4 problems, but shots asks for 8"):
         task(folder)
     (folder / "train.jsonl").unlink()
-    with pytest.raises(ConfigError, match=r"no file train with an ending of .*; complete the folder"):
+    with pytest.raises(ConfigError, match=r"no file train that ends in .*; complete the folder"):
         task(folder)
     (folder / "test.jsonl").write_text('{"question": "q"}\n')
-    with pytest.raises(RecordError, match=r"test.jsonl: record 1: has no texts question and answer"):
+    with pytest.raises(RecordError, match=r"test.jsonl: record 1: expected texts question and answer"):
         task(folder, shots=0)
     (folder / "test.jsonl").write_text('{"question": \n')
-    with pytest.raises(RecordError, match=r"test.jsonl: line 1: this is no JSON"):
+    with pytest.raises(RecordError, match=r"test.jsonl: line 1: not valid JSON"):
         task(folder, shots=0)
-    with pytest.raises(ConfigError, match=r"test.jsonl is a file; give the folder with both splits"):
+    with pytest.raises(ConfigError, match=r"test.jsonl is a file; give a folder with both splits"):
         task(folder / "test.jsonl", shots=0)
 
 

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from makers.models import tiny_model
+from makers.tokenizers import CHAT_CONTROLS, CHATML, tiny_tokenizer
 from penstock.chat import load_template
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 from penstock.generation import Sampling
-from penstock.models import ModelSettings, build_model, load_model
+from penstock.models import load_model
 from penstock.models.exporting import export
-from penstock.tokenizers import train_tokenizer
 
 pytest.importorskip("lm_eval", reason="the extra eval is not installed")
 # lm-eval and what it imports warn of their own future; what penstock warns of is still an error.
@@ -26,10 +27,6 @@ pytestmark = [
 ]
 
 LENGTH = 48
-TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 WORDS = ("cat", "dog", "tree", "house", "river", "sees", "likes", "finds", "near", "small", "big", "old")
 
 
@@ -54,22 +51,19 @@ def learn_words(folder: Path, texts: list[list[int]]) -> None:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    """(our model, lm-eval's own of the same weights, told to put BOS first as the model is trained)."""
+    """(our model, lm-eval's own of the same weights, set to put BOS first as the model was trained)."""
     from lm_eval.models.huggingface import HFLM
 
-    from penstock.evaluation.lm_eval_adapter import LmEvalModel
+    from penstock.evaluation.lm_eval_model import LmEvalModel
     from penstock.evaluation.subject import Subject
 
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("lm_eval")
     texts = [sentence(n, 20) for n in range(80)]
-    tokenizer = train_tokenizer(
-        texts, vocab_size=300, output=folder / "own", special_tokens=["<|im_start|>", "<|im_end|>"], progress=False
-    )
-    template = load_template(TEMPLATE, tokenizer=tokenizer)
+    tokenizer = tiny_tokenizer(folder / "own", texts, 300, CHAT_CONTROLS)
+    template = load_template(CHATML, tokenizer=tokenizer)
     stops = (tokenizer.eos_id, tokenizer.special_tokens["<|im_end|>"])
-    settings = ModelSettings(layers=2, width=32, heads=4, kv_heads=2)
-    model = build_model(settings, vocab_size=tokenizer.vocab_size, seed=3)
+    model = tiny_model(tokenizer.vocab_size, seed=3, init_std=0.02)
     export(model, folder / "hf", tokenizer=tokenizer, template=template, stop_ids=stops, context_length=LENGTH)
     learn_words(folder / "hf", [[tokenizer.bos_id, *tokenizer.encode(text).tolist()] for text in texts])
     subject = Subject(
@@ -100,19 +94,19 @@ PAIRS = [
 
 def test_log_likelihoods_are_those_of_transformers(pair: tuple[Any, Any]) -> None:
     ours, theirs = (one.loglikelihood(requests("loglikelihood", *PAIRS), disable_tqdm=True) for one in pair)
-    assert [found for found, _ in ours] == pytest.approx([due for due, _ in theirs], abs=1e-4)
+    assert [found for found, _ in ours] == pytest.approx([expected for expected, _ in theirs], abs=1e-4)
     assert [greedy for _, greedy in ours] == [greedy for _, greedy in theirs]
 
 
 def test_whole_texts_score_as_in_transformers(pair: tuple[Any, Any]) -> None:
-    """In windows of the context; transformers' model is told of no second BOS, which ours never puts."""
+    """In windows of the context; transformers' model is set to add no second BOS, as ours never does."""
     mine, theirs = pair
     texts = [("old tree.",), (sentence(1, 90),), ("x",)]
     ours = mine.loglikelihood_rolling(requests("loglikelihood_rolling", *texts), disable_tqdm=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(theirs, "add_bos_token", False)
-        due = theirs.loglikelihood_rolling(requests("loglikelihood_rolling", *texts), disable_tqdm=True)
-    assert ours == pytest.approx(due, abs=2e-4)
+        expected = theirs.loglikelihood_rolling(requests("loglikelihood_rolling", *texts), disable_tqdm=True)
+    assert ours == pytest.approx(expected, abs=2e-4)
     assert ours[1] < ours[0] < 0
 
 
@@ -134,17 +128,17 @@ def test_a_chat_is_rendered_as_by_transformers(pair: tuple[Any, Any]) -> None:
     chat = [{"role": "user", "content": "Is it near?"}, {"role": "assistant", "content": "The answer is"}]
     ours, theirs = pair
     for messages, opens in ((chat[:1], True), (chat, False), (chat, True)):
-        due = theirs.apply_chat_template(messages, add_generation_prompt=opens)
-        assert ours.apply_chat_template(messages, add_generation_prompt=opens) == due
+        expected = theirs.apply_chat_template(messages, add_generation_prompt=opens)
+        assert ours.apply_chat_template(messages, add_generation_prompt=opens) == expected
     text = ours.apply_chat_template(chat[:1])
     assert ours.tok_encode(text) == theirs.tok_encode(text, add_special_tokens=False)
     assert ours.tok_encode("Is it?")[0] == ours.subject.tokenizer.bos_id
-    assert ours.chat_template(True) == TEMPLATE
+    assert ours.chat_template(True) == CHATML
     assert ours.chat_template(False) is None
 
 
 def test_a_model_without_template_has_no_chats(pair: tuple[Any, Any]) -> None:
-    from penstock.evaluation.lm_eval_adapter import LmEvalModel
+    from penstock.evaluation.lm_eval_model import LmEvalModel
     from penstock.evaluation.subject import Subject
 
     known = pair[0].subject
@@ -160,12 +154,12 @@ def test_repeats_of_a_request_are_drawn_each_for_itself(pair: tuple[Any, Any]) -
     assert len({*texts}) > 3
     assert ours.generate_until(requests("generate_until", *asked), disable_tqdm=True) == texts
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.evaluation.lm_eval_adapter.WRITTEN_AT_ONCE", 1)
+        patch.setattr("penstock.evaluation.lm_eval_model.WRITTEN_AT_ONCE", 1)
         assert len({*ours.generate_until(requests("generate_until", *asked), disable_tqdm=True)}) > 3
 
 
 @pytest.mark.parametrize(
-    ("settings", "due"),
+    ("settings", "expected"),
     [
         ({}, Sampling(temperature=0, max_tokens=256)),
         ({"until": "\n"}, Sampling(temperature=0, max_tokens=256, stop=("\n",))),
@@ -176,21 +170,21 @@ def test_repeats_of_a_request_are_drawn_each_for_itself(pair: tuple[Any, Any]) -
         ({"num_beams": 1, "repetition_penalty": 1.0}, Sampling(temperature=0)),
     ],
 )
-def test_settings_of_generation(settings: dict[str, Any], due: Sampling) -> None:
-    from penstock.evaluation.lm_eval_adapter import sampling_of
+def test_settings_of_generation(settings: dict[str, Any], expected: Sampling) -> None:
+    from penstock.evaluation.lm_eval_model import sampling_of
 
-    assert sampling_of(settings) == due
+    assert sampling_of(settings) == expected
 
 
 def test_unknown_settings_of_generation_are_refused() -> None:
-    from penstock.evaluation.lm_eval_adapter import sampling_of
+    from penstock.evaluation.lm_eval_model import sampling_of
 
-    with pytest.raises(ConfigError, match=r"\{'num_beams': 4\}, which there is not here"):
+    with pytest.raises(ConfigError, match=r"\{'num_beams': 4\}, which is not supported"):
         sampling_of({"num_beams": 4})
 
 
 def test_a_tokenizer_without_bos_and_eos_needs_a_context() -> None:
-    from penstock.evaluation.lm_eval_adapter import LmEvalModel
+    from penstock.evaluation.lm_eval_model import LmEvalModel
 
     bare = SimpleNamespace(name="bare", bos_id=None, eos_id=None, special_tokens={})
     model = LmEvalModel(SimpleNamespace(tokenizer=bare, stop_ids=(), context_length=LENGTH, template=None))
@@ -198,7 +192,7 @@ def test_a_tokenizer_without_bos_and_eos_needs_a_context() -> None:
         _ = model.prefix_token_id
 
 
-def data(**_: Any) -> Any:
+def word_questions(**_: Any) -> Any:
     import datasets
 
     rows = [
@@ -209,7 +203,7 @@ def data(**_: Any) -> Any:
 
 
 COMMON = {
-    "custom_dataset": data,
+    "custom_dataset": word_questions,
     "test_split": "test",
     "fewshot_split": "dev",
     "fewshot_config": {"sampler": "first_n"},
@@ -247,7 +241,7 @@ def test_a_task_gives_what_it_gives_with_transformers(pair: tuple[Any, Any]) -> 
     import lm_eval
     from lm_eval.tasks import TaskManager
 
-    from penstock.evaluation.lm_eval_running import run_lm_eval
+    from penstock.evaluation.lm_eval_tasks import run_lm_eval
 
     ours, theirs = pair
     state = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
@@ -255,7 +249,7 @@ def test_a_task_gives_what_it_gives_with_transformers(pair: tuple[Any, Any]) -> 
     found = {one.name: one for one in run_lm_eval(ours.subject, tasks, limit=10)}
     assert (random.getstate(), np.random.get_state()[1].tolist()) == state[:2]
     assert torch.equal(torch.get_rng_state(), state[2])
-    due = lm_eval.simple_evaluate(
+    expected = lm_eval.simple_evaluate(
         model=theirs, tasks=tasks, limit=10, task_manager=TaskManager(include_defaults=False), log_samples=False
     )["results"]
     assert {name: one.count for name, one in found.items()} == dict.fromkeys(found, 10)
@@ -264,18 +258,18 @@ def test_a_task_gives_what_it_gives_with_transformers(pair: tuple[Any, Any]) -> 
         ("lm-eval:own_choice acc_norm", "own_choice", "acc_norm,none"),
         ("lm-eval:own_writing exact_match (first)", "own_writing", "exact_match,first"),
     ):
-        assert found[name].score == due[task][metric]
+        assert found[name].score == expected[task][metric]
         measure, _, chosen = metric.partition(",")
-        assert found[name].standard_error == pytest.approx(due[task][f"{measure}_stderr,{chosen}"])
+        assert found[name].standard_error == pytest.approx(expected[task][f"{measure}_stderr,{chosen}"])
     assert 0 < found["lm-eval:own_choice acc"].score < 1
 
 
 def test_whole_texts_are_a_task_too(pair: tuple[Any, Any]) -> None:
-    from penstock.evaluation.lm_eval_running import run_lm_eval
+    from penstock.evaluation.lm_eval_tasks import run_lm_eval
 
     ours = pair[0]
     (found,) = run_lm_eval(ours.subject, [WHOLE])
-    texts = [row["text"] for row in data()["test"]]
+    texts = [row["text"] for row in word_questions()["test"]]
     scores = ours.loglikelihood_rolling(requests("loglikelihood_rolling", *((text,) for text in texts)), True)
     assert found.score == pytest.approx(math.exp(-sum(scores) / sum(len(text.encode()) for text in texts)))
     assert (found.name, found.count) == ("lm-eval:own_text byte_perplexity", len(WORDS))
@@ -283,7 +277,7 @@ def test_whole_texts_are_a_task_too(pair: tuple[Any, Any]) -> None:
 
 def test_answers_are_taken_up(pair: tuple[Any, Any], tmp_path: Path) -> None:
     """From the file of a run that got as far."""
-    from penstock.evaluation.lm_eval_running import run_lm_eval
+    from penstock.evaluation.lm_eval_tasks import run_lm_eval
 
     subject = pair[0].subject
     first = run_lm_eval(subject, [CHOICE, WRITE], limit=5, cache=tmp_path)
@@ -300,7 +294,7 @@ def test_answers_are_taken_up(pair: tuple[Any, Any], tmp_path: Path) -> None:
 
 
 def test_groups_have_their_tasks() -> None:
-    from penstock.evaluation.lm_eval_running import results_of
+    from penstock.evaluation.lm_eval_tasks import results_of
 
     found = {
         "results": {
@@ -321,7 +315,7 @@ def test_groups_have_their_tasks() -> None:
 
 
 def test_what_lm_eval_refuses_is_told(pair: tuple[Any, Any]) -> None:
-    from penstock.evaluation.lm_eval_running import run_lm_eval
+    from penstock.evaluation.lm_eval_tasks import run_lm_eval
 
     subject = pair[0].subject
     with pytest.raises(ConfigError, match="lm-eval: Unknown config shape"):
@@ -337,11 +331,11 @@ def test_data_that_the_hub_does_not_give_are_an_error_with_its_cure(
 ) -> None:
     import lm_eval
 
-    from penstock.evaluation.lm_eval_running import run_lm_eval
+    from penstock.evaluation.lm_eval_tasks import run_lm_eval
 
     def unreachable(**_: Any) -> None:
         raise ConnectionError("Couldn't reach 'allenai/ai2_arc' on the Hub")
 
     monkeypatch.setattr(lm_eval, "simple_evaluate", unreachable)
-    with pytest.raises(ConfigError, match=r"reach 'allenai/ai2_arc'.*come from the hub: get them while online"):
+    with pytest.raises(ConfigError, match=r"reach 'allenai/ai2_arc'.*come from the hub: fetch them while online"):
         run_lm_eval(pair[0].subject, [CHOICE])

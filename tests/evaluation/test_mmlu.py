@@ -5,21 +5,20 @@ import json
 import math
 
 import pytest
-from evaluation_makers import make_subject, make_tokenizer, spaced_tokenizer, write_mmlu
+from evaluation_makers import make_subject, spaced_tokenizer, write_mmlu
 from rich.console import Console
 
 from penstock.chat import load_template
-from penstock.errors import ConfigError, RecordError
+from penstock.core.errors import ConfigError, RecordError
 from penstock.evaluation.mmlu import Mmlu, Question, prompt
-from penstock.evaluation.results import table
-from penstock.evaluation.running import run_task
-from penstock.evaluation.settings import TaskSettings
+from penstock.evaluation.results import run_task, table
 from penstock.evaluation.subject import Subject
+from penstock.evaluation.tasks import TaskSettings
 
 
 @pytest.fixture(scope="module")
-def subject(tmp_path_factory: pytest.TempPathFactory):
-    return make_subject(make_tokenizer(tmp_path_factory.mktemp("tokenizer")), context_length=1024)
+def subject(tokenizer):
+    return make_subject(tokenizer, context_length=1024)
 
 
 def task(folder, **options) -> Mmlu:
@@ -59,10 +58,10 @@ def test_files_with_letters_and_with_numbers_are_the_same(tmp_path):
 
 def test_missing_shots_are_an_error(tmp_path):
     folder = write_mmlu(tmp_path, {"law": 3, "art": 3}, solved=4)
-    with pytest.raises(ConfigError, match=r"has 4 solved questions \(dev\) of art, and 5 are asked for"):
+    with pytest.raises(ConfigError, match=r"has 4 solved questions \(dev\) of art, but shots asks for 5"):
         task(folder)
     (folder / "dev/law_dev.csv").unlink()
-    with pytest.raises(ConfigError, match=r"law_dev.csv is missing, and 2 solved questions are asked for"):
+    with pytest.raises(ConfigError, match=r"law_dev.csv is missing, but shots asks for 2 solved questions"):
         task(folder, shots=2)
     assert len(task(folder, shots=0).problems()) == 6
     with pytest.raises(ConfigError, match=r"has no test/SUBJECT_test.csv"):
@@ -167,9 +166,7 @@ def test_files_that_are_not_utf_8_are_named_with_their_line(tmp_path):
     path = folder / "test" / "law_test.csv"
     path.write_bytes(path.read_bytes() + "Qu\xe9?,1,2,3,4,A\n".encode("latin-1"))
     line = path.read_bytes().count(b"\n")
-    with pytest.raises(
-        RecordError, match=rf"law_test.csv: line {line}: this is no UTF-8 \(byte 0xe9\); convert the file"
-    ):
+    with pytest.raises(RecordError, match=rf"law_test.csv: line {line}: not UTF-8 \(byte 0xe9\); convert the file"):
         task(folder)
     path.with_name("law_test.csv.gz").write_bytes(b"no gzip")
     path.unlink()

@@ -6,21 +6,15 @@ import math
 import numpy as np
 import pytest
 import torch
-from evaluation_makers import make_subject, make_tokenizer, write_mmlu
+from evaluation_makers import make_subject, write_mmlu
 
-from penstock.errors import ConfigError, StateError
-from penstock.evaluation import running
+from makers.texts import write_texts
+from penstock.core.errors import ConfigError, StateError
+from penstock.evaluation import results as running
 from penstock.evaluation.bits_per_byte import BitsPerByte, windows
 from penstock.evaluation.mmlu import Mmlu
-from penstock.evaluation.results import Results, table, weighted_mean
-from penstock.evaluation.running import run_task
-from penstock.evaluation.settings import TaskSettings
-from penstock.evaluation.tasks import make_task
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory):
-    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+from penstock.evaluation.results import Results, run_task, table, weighted_mean
+from penstock.evaluation.tasks import TaskSettings, make_task
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +62,7 @@ def test_answers_of_something_else_are_refused_by_name(tmp_path, tokenizer):
     with pytest.raises(StateError, match=r"answers of another data"):
         run_task(mmlu(write_mmlu(tmp_path / "other", {"law": 4})), subject, answers=path, progress=False)
     path.write_text(path.read_text() + "broken\n")
-    with pytest.raises(StateError, match=r"answers.jsonl:5: is no JSON object"):
+    with pytest.raises(StateError, match=r"answers.jsonl:5: the file is damaged, not a JSON object"):
         run_task(mmlu(folder), subject, answers=path, progress=False)
 
 
@@ -104,8 +98,7 @@ def test_windows_predict_each_token_once():
 
 def test_bits_per_byte_are_all_bits_over_all_bytes(tmp_path, tokenizer):
     texts = ["The quick brown fox.", "Größe", "A B C D " * 9]
-    data = tmp_path / "texts.jsonl"
-    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    data = write_texts(tmp_path / "texts.jsonl", texts)
     made = BitsPerByte(TaskSettings(name="bits_per_byte", data=str(data), overlap=2))
     subject = make_subject(tokenizer, context_length=512)
     found = run_task(made, subject, progress=False)
@@ -128,18 +121,18 @@ def test_uniform_bits_per_byte_do_not_depend_on_windows(tmp_path, tokenizer):
             weights.zero_()
     made = BitsPerByte(TaskSettings(name="bits_per_byte", data=str(data)))
     tokens = len(subject.prompt_ids(data.read_text())) - 1
-    due = tokens * math.log2(tokenizer.vocab_size) / len(data.read_bytes())
-    assert run_task(made, subject, progress=False).score == pytest.approx(due, rel=1e-5)
+    expected = tokens * math.log2(tokenizer.vocab_size) / len(data.read_bytes())
+    assert run_task(made, subject, progress=False).score == pytest.approx(expected, rel=1e-5)
 
 
 def test_settings_and_names_are_checked(tmp_path):
     with pytest.raises(ConfigError, match=r"no task 'mlu'; known: mmlu, gsm8k, .*lm-eval:NAME"):
         make_task(TaskSettings(name="mlu"))
-    with pytest.raises(ConfigError, match=r"is lm-eval's; run it with"):
+    with pytest.raises(ConfigError, match=r"belongs to lm-eval; run it with"):
         make_task(TaskSettings(name="lm-eval:arc_easy"))
     with pytest.raises(ConfigError, match="limit must be 1 or more, got 0"):
         TaskSettings(name="mmlu", limit=0)
-    with pytest.raises(ConfigError, match="3 samples at temperature 0 are all the same"):
+    with pytest.raises(ConfigError, match="3 samples at temperature 0 would be identical"):
         TaskSettings(name="gsm8k", samples=3)
-    with pytest.raises(ConfigError, match="has no data of its own"):
+    with pytest.raises(ConfigError, match="there is no default data"):
         make_task(TaskSettings(name="bits_per_byte"))

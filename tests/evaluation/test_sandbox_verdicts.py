@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from sandbox_makers import sandbox_or_skip
 
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 from penstock.evaluation.sandbox import Limits, Sandbox
 from penstock.evaluation.sandbox import sandbox as sandbox_module
-from penstock.evaluation.sandbox.seccomp import seccomp_filter
+from penstock.evaluation.sandbox.bubblewrap import seccomp_filter
 
 TESTS = "\nassert add(1, 2) == 3\n"
 SEARCH_FOR_A_SECRET = """
@@ -59,8 +59,8 @@ def test_a_program_that_runs_to_its_end_passes(sandbox: Sandbox) -> None:
         ("def add(a, b) return", "SyntaxError"),
         ("def add(a, b): return missing", r"NameError: name 'missing' is not defined \(line 1\)"),
         ("import sys; sys.exit(0)", "SystemExit"),
-        ("import os; os._exit(0)", "ended itself with status 0"),
-        ("import os; os._exit(77)", "ended itself with status 77"),
+        ("import os; os._exit(0)", "ended early, with status 0"),
+        ("import os; os._exit(77)", "ended early, with status 77"),
         ("raise KeyboardInterrupt", "KeyboardInterrupt"),
         ("print('passed')\nprint('P')\nraise SystemExit", "SystemExit"),
         ("class Odd(Exception):\n    def __str__(self): raise ValueError\nraise Odd", "cannot be read"),
@@ -127,14 +127,14 @@ def test_a_package_is_lent() -> None:
     program = "import numpy\nassert numpy.arange(4).sum() == 6"
     assert lending.run(program).passed
     assert "ModuleNotFoundError" in bare.run(program).detail
-    with pytest.raises(ConfigError, match="the package no_such_package is not installed"):
+    with pytest.raises(ConfigError, match="package no_such_package is not installed"):
         Sandbox(packages=("no_such_package",))
 
 
 def test_without_a_sandbox_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     sandbox_module.working_enclosure.cache_clear()
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(ConfigError, match=r"no bwrap on the path; install bubblewrap.*ask for `unsafe`"):
+    with pytest.raises(ConfigError, match=r"no bwrap on the path; install bubblewrap.*set `unsafe`"):
         Sandbox(packages=())
     with pytest.warns(UserWarning, match="WITHOUT a sandbox"):
         assert not Sandbox(packages=(), unsafe=True).is_safe

@@ -5,21 +5,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from evaluation_makers import make_subject, make_tokenizer
+from evaluation_makers import make_subject
 
-from penstock.errors import ConfigError
+from makers.models import tiny_huggingface
+from penstock.core.errors import ConfigError
 from penstock.evaluation.bits_per_byte import BitsPerByte
-from penstock.evaluation.running import run_task
-from penstock.evaluation.scoring import packed
-from penstock.evaluation.settings import TaskSettings
-from penstock.evaluation.subject import ONE_A_ROW, Subject
+from penstock.evaluation.results import run_task
+from penstock.evaluation.subject import ONE_A_ROW, Subject, packed
+from penstock.evaluation.tasks import TaskSettings
 from penstock.generation import Sampling
 from penstock.models import load_model
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory):
-    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 def one_by_one(subject: Subject, context: list[int], continuation: list[int]) -> tuple[float, bool]:
@@ -53,9 +48,9 @@ def test_scores_are_those_of_one_pass_a_request(tokenizer):
     requests += [([*context, *continuation[:-1]], continuation[-1:]), *((context, [letter]) for letter in range(8))]
     requests += [(context, [_greedy(subject, context)])]
     found = subject.log_likelihoods(requests)
-    due = [one_by_one(subject, *request) for request in requests]
-    assert [one.log_probability for one in found] == pytest.approx([total for total, _ in due], abs=1e-4)
-    assert [one.is_greedy for one in found] == [greedy for _, greedy in due]
+    expected = [one_by_one(subject, *request) for request in requests]
+    assert [one.log_probability for one in found] == pytest.approx([total for total, _ in expected], abs=1e-4)
+    assert [one.is_greedy for one in found] == [greedy for _, greedy in expected]
     assert found[-1].is_greedy
     assert subject.num_cut == 0
 
@@ -70,7 +65,7 @@ def test_blocks_of_the_head_change_nothing(tokenizer, monkeypatch):
     subject = make_subject(tokenizer, context_length=64)
     requests = random_requests(subject, 20, 1)
     whole = subject.log_likelihoods(requests)
-    monkeypatch.setattr("penstock.evaluation.scoring.ELEMENTS", 1)
+    monkeypatch.setattr("penstock.evaluation.subject.ELEMENTS", 1)
     parts = subject.log_likelihoods(requests)
     assert [one.log_probability for one in parts] == pytest.approx([one.log_probability for one in whole], abs=1e-5)
 
@@ -98,7 +93,7 @@ def test_what_cannot_be_scored_is_refused(tokenizer):
         subject.log_likelihoods([([], [1])])
     with pytest.raises(ConfigError, match="empty continuation"):
         subject.log_likelihoods([([1], [])])
-    with pytest.raises(ConfigError, match="continuation has 9 tokens, and the model sees 8"):
+    with pytest.raises(ConfigError, match="continuation has 9 tokens, but the context is 8"):
         subject.log_likelihoods([([1], [2] * 9)])
 
 
@@ -139,17 +134,9 @@ def test_the_fingerprint_tells_weights_apart(tokenizer):
     ],
 )
 def test_a_model_that_mixes_the_texts_of_a_row_scores_them_one_a_row(tokenizer, tmp_path, kind, extra, caplog):
-    """As transformers scores each alone; and whoever reads the score is told."""
-    transformers = pytest.importorskip("transformers")
-    settings = {
-        "vocab_size": tokenizer.vocab_size, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "pad_token_id": 0, **extra,
-    }  # fmt: skip
-    torch.manual_seed(0)
-    inner = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **settings)).eval()
-    for weight in inner.parameters():
-        if weight.ndim > 1:
-            torch.nn.init.normal_(weight, std=0.2)
+    """Equal to transformers scoring each text alone; the results carry a note."""
+    pytest.importorskip("transformers")
+    inner = tiny_huggingface(kind, vocab_size=tokenizer.vocab_size, max_position_embeddings=256, **extra)
     inner.save_pretrained(tmp_path / "model")
     model = load_model(tmp_path / "model")
     model.eval()
@@ -161,9 +148,9 @@ def test_a_model_that_mixes_the_texts_of_a_row_scores_them_one_a_row(tokenizer, 
         with torch.no_grad():
             logits = inner(input_ids=torch.tensor([[*context, *after[:-1]]]), use_cache=False).logits[0]
         logs = logits[len(context) - 1 :].double().log_softmax(-1)
-        due = float(logs.gather(1, torch.tensor(after)[:, None]).sum())
-        assert one.log_probability == pytest.approx(due, abs=1e-3)
-    assert sum("scores one document a row" in record.getMessage() for record in caplog.records) == 1
+        expected = float(logs.gather(1, torch.tensor(after)[:, None]).sum())
+        assert one.log_probability == pytest.approx(expected, abs=1e-3)
+    assert sum("scores one document per row" in record.getMessage() for record in caplog.records) == 1
     assert subject.notes == (ONE_A_ROW,)
     (tmp_path / "texts.txt").write_text("The quick fox\n\nA lazy dog\n")
     task = BitsPerByte(TaskSettings(name="bits_per_byte", data=str(tmp_path / "texts.txt")))

@@ -6,6 +6,7 @@ import torch
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+torch.set_num_threads(1)
 VOCABULARY = 258
 """That of `byte_tokenizer("<bos>", "<end>")`."""
 LENGTH = 64

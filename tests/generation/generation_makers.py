@@ -1,11 +1,8 @@
-"""A model that is a table, and tokenizers small enough to read."""
+"""A model that is a table."""
 
-import json
 from typing import Any, final
 
 import torch
-
-from penstock.tokenizers import Tokenizer, train_tokenizer
 
 torch.set_num_threads(1)
 
@@ -52,47 +49,9 @@ class TableModel:
         return self.table[[cache.tokens[slot][-1] if cache.tokens[slot] else 0 for slot in chosen]]
 
 
-def byte_tokenizer(*controls: str) -> Tokenizer:
-    """One id a byte: id = byte, then the control entries."""
-    letters = _byte_letters()
-    vocabulary = {letters[byte]: byte for byte in range(256)}
-    added = [
-        {"id": 256 + place, "content": text, "special": True, "single_word": False, "lstrip": False, "rstrip": False,
-         "normalized": False}
-        for place, text in enumerate(controls)
-    ]  # fmt: skip
-    described = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
-        "post_processor": None,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {
-            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
-            "vocab": vocabulary, "merges": [],
-        },
-    }  # fmt: skip
-    return Tokenizer("bytes", {"tokenizer.json": json.dumps(described).encode()})
-
-
-def _byte_letters() -> list[str]:
-    """GPT-2's letter of each byte."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in plain]
-    letters = {byte: chr(byte) for byte in plain} | {byte: chr(256 + i) for i, byte in enumerate(others)}
-    return [letters[byte] for byte in range(256)]
-
-
 def successor_table(text: bytes, vocab: int, end: int) -> torch.Tensor:
     """Greedy writes `text` from its first byte on (each byte at most once), then `end`."""
     table = torch.zeros(vocab, vocab)
     for here, there in zip(text, [*text[1:], end], strict=True):
         table[here, there] = 10.0
     return table
-
-
-__all__ = ["TableCache", "TableModel", "byte_tokenizer", "successor_table", "train_tokenizer"]

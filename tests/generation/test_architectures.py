@@ -11,11 +11,10 @@ import pytest
 import torch
 import transformers
 from architectures import KINDS, LENGTH, make_small
-from generation_makers import byte_tokenizer
 
-from penstock.errors import PenstockError
-from penstock.evaluation.scoring import packed
-from penstock.evaluation.subject import Subject
+from makers.tokenizers import byte_tokenizer
+from penstock.core.errors import PenstockError
+from penstock.evaluation.subject import Subject, packed
 from penstock.generation import Sampling
 from penstock.models import load_model
 
@@ -30,7 +29,7 @@ BOTH_WAYS = {
     "prophetnet", "rembert", "roberta", "roberta-prelayernorm", "roformer", "xlm", "xlm-roberta", "xlm-roberta-xl",
     "xlnet",
 }  # fmt: skip
-"""What reads in both directions unless it is told otherwise."""
+"""Models that read in both directions by default."""
 ROUNDING = 1e-3
 """In standard deviations of the logits."""
 
@@ -87,7 +86,7 @@ def test_a_number_is_right_or_refused(kind: str, tmp_path: Path) -> None:
     refused = or_refused(load)
     assert (refused is not None) == (kind in BOTH_WAYS), refused
     if refused is not None:
-        assert "is no causal language model" in refused
+        assert "is not a causal language model" in refused
         return
     subject = Subject(model, TOKENIZER, context_length=LENGTH)
     assert or_refused(lambda: scores(subject, inner)) is None
@@ -102,18 +101,18 @@ def scores(subject: Subject, inner: Any) -> None:
     for (context, after), found in zip(requests, subject.log_likelihoods(requests), strict=True):
         truth = alone(inner, [*context, *after[:-1]])
         logs = truth[len(context) - 1 :].log_softmax(-1)
-        due = float(logs.gather(1, torch.tensor(after)[:, None]).sum())
-        assert abs(found.log_probability - due) <= ROUNDING * float(truth.std()) * len(after)
+        expected = float(logs.gather(1, torch.tensor(after)[:, None]).sum())
+        assert abs(found.log_probability - expected) <= ROUNDING * float(truth.std()) * len(after)
 
 
 def texts(subject: Subject, inner: Any) -> None:
     """Log-probabilities of what is written after prompts of several lengths; one grows beyond that length."""
     prompts = documents(5, 17, 2)
     for prompt, found in zip(prompts, subject.write(prompts, Sampling(max_tokens=12, logprobs=0)), strict=True):
-        for number, (token, told) in enumerate(zip(found.tokens, found.logprobs, strict=True)):
+        for number, (token, reported) in enumerate(zip(found.tokens, found.logprobs, strict=True)):
             # Not all at once: frequencies of some depend on how long the text is at that moment.
             truth = alone(inner, [*prompt, *found.tokens[:number]])
-            assert abs(told.token - float(truth[-1].log_softmax(-1)[token])) <= ROUNDING * float(truth.std())
+            assert abs(reported.token - float(truth[-1].log_softmax(-1)[token])) <= ROUNDING * float(truth.std())
 
 
 def rows(model: Any, inner: Any) -> None:

@@ -4,12 +4,13 @@ import json
 
 import pytest
 import torch
-from generation_makers import TableModel, byte_tokenizer, successor_table
+from generation_makers import TableModel, successor_table
 
+from makers.tokenizers import byte_tokenizer
 from penstock.chat import encode, load_template
-from penstock.errors import ConfigError, ConversationError
+from penstock.core.errors import ConfigError, ConversationError
 from penstock.generation import ChatSession, Engine, Sampling, begin_ids, fit_chat
-from penstock.generation.prompt import encode_chat
+from penstock.generation.session import encode_chat
 
 START, END, SIZE = 257, 258, 259
 TOKENIZER = byte_tokenizer("<bos>", "<|im_start|>", "<|im_end|>")
@@ -37,8 +38,8 @@ def turns(count: int, size: int = 10) -> list[dict[str, str]]:
 def test_the_model_sees_what_its_template_writes():
     session, model = session_of("yes!")
     assert "".join(session.reply("hi")) == "yes!"
-    due = TEMPLATE.render_plain([{"role": "user", "content": "hi"}], add_generation_prompt=True)
-    assert model.seen[0] == [256, *TOKENIZER.encode(due, allow_control=True).tolist()]
+    expected = TEMPLATE.render_plain([{"role": "user", "content": "hi"}], add_generation_prompt=True)
+    assert model.seen[0] == [256, *TOKENIZER.encode(expected, allow_control=True).tolist()]
     assert session.messages == [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes!"}]
 
 
@@ -77,19 +78,19 @@ def test_the_window_rolls_by_whole_turns(room, system):
     head = [{"role": "system", "content": "S"}] if system else []
     messages = [*head, *turns(6)]
     whole = encode_chat(messages, WITH_BOS, TOKENIZER)
-    due = next(
+    expected = next(
         (kept for first in range(0, 11, 2)
          if len(kept := encode_chat([*head, *messages[len(head) + first :]], WITH_BOS, TOKENIZER)) <= room),
         None,
     )  # fmt: skip
-    if due is None:
-        with pytest.raises(ConversationError, match=f"tokens, and there is room for {room}; shorten it"):
+    if expected is None:
+        with pytest.raises(ConversationError, match=f"tokens, but there is room for {room}; shorten it"):
             fit_chat(messages, WITH_BOS, TOKENIZER, room=room)
         return
     prompt = fit_chat(messages, WITH_BOS, TOKENIZER, room=room)
-    assert prompt.ids == due
+    assert prompt.ids == expected
     assert prompt.ids[0] == 256
-    assert prompt.tokens_dropped == len(whole) - len(due)
+    assert prompt.tokens_dropped == len(whole) - len(expected)
     assert prompt.messages_dropped % 2 == 0
     assert (prompt.messages_dropped == 0) == (prompt.tokens_dropped == 0)
     if system:
@@ -131,7 +132,7 @@ def test_a_reply_that_is_stopped_is_kept_as_far_as_it_came():
     reply = session.reply("hi")
     pieces = iter(reply)
     assert next(pieces) + next(pieces) == "ab"
-    with pytest.raises(ConfigError, match="still being written"):
+    with pytest.raises(ConfigError, match="still being generated"):
         session.reply("again")
     reply.stop()
     assert session.messages[-1]["content"] == "ab"

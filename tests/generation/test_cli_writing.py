@@ -8,21 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from generation_makers import byte_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
+from makers.models import tiny_model
+from makers.processes import app_of, call_penstock
+from makers.tokenizers import byte_tokenizer
 from penstock.chat import load_template
 from penstock.cli import chat, generate
-from penstock.cli.chat import Terminal
-from penstock.cli.wrapping import Wrapping
-from penstock.cli.writing import Writer
-from penstock.errors import ConfigError, ConversationError, FormatError, RecordError
+from penstock.cli.chat import Terminal, Wrapping
+from penstock.core.errors import ConfigError, ConversationError, FormatError, RecordError
 from penstock.generation import Prompt
-from penstock.models import ModelSettings, build_model
 from penstock.models.exporting import export
+from penstock.runs.opening import Writer
 
 TOKENIZER = byte_tokenizer("<bos>", "<eos>", "<|im_start|>", "<|im_end|>")
 
@@ -30,19 +28,14 @@ TOKENIZER = byte_tokenizer("<bos>", "<eos>", "<|im_start|>", "<|im_end|>")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
-    model = build_model(ModelSettings(layers=1, width=32, heads=2), vocab_size=TOKENIZER.vocab_size, seed=0)
+    model = tiny_model(TOKENIZER.vocab_size, layers=1, heads=2, kv_heads=None, init_std=0.02)
     template = load_template("chatml", tokenizer=TOKENIZER)
     export(model, path, tokenizer=TOKENIZER, template=template, stop_ids=[259], context_length=120)
     return path
 
 
 def call(verb: Any, *arguments: str, given: str = "") -> Any:
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(verb.run)
-    found = CliRunner().invoke(app, list(arguments), input=given)
-    if found.exception is not None and not isinstance(found.exception, SystemExit):
-        raise found.exception
-    return found
+    return call_penstock(*arguments, app=app_of(verb.run), input=given)
 
 
 def test_generate_goes_on_from_its_prompt(folder):
@@ -100,7 +93,7 @@ def test_a_model_must_say_how_long_its_sequences_are(folder, tmp_path):
 def test_chat_answers_each_line_of_a_pipe(folder):
     found = call(chat, str(folder), "--max-tokens", "3", "--context-length", "100", given="hi\n\n" + "you there\n" * 3)
     assert len(found.stdout.split("\n")) >= 5
-    assert "tokens of the oldest turns are no longer seen" in found.stderr
+    assert "tokens of the oldest turns were dropped" in found.stderr
 
 
 def test_chat_needs_a_template(folder, tmp_path):
@@ -178,9 +171,9 @@ def test_a_terminal_shows_replies_and_what_became_of_them(talk):
     assert session.asked == ["one", "two", "three", "four"]
     assert "[m], step 7, context of 99 tokens" in shown
     assert "[m] › hi you\\x1b[2J" in shown
-    assert "1,234 tokens of the oldest turns are no longer seen" in shown
+    assert "1,234 tokens of the oldest turns were dropped" in shown
     assert "cut after 4 tokens" in shown
-    assert "an empty reply; this turn is not kept" in shown
+    assert "the reply is empty; this turn is discarded" in shown
     assert "too long" in shown
     assert "/quit or Ctrl-D leaves" in shown
 

@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
-from generation_makers import TableModel, byte_tokenizer, successor_table
+from generation_makers import TableModel, successor_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import ConfigError
+from makers.tokenizers import byte_tokenizer
+from penstock.core.errors import ConfigError
 from penstock.generation import Engine, Sampling
 
 TOKENIZER = byte_tokenizer("<bos>", "<end>", "<tool>")
@@ -93,9 +94,13 @@ def test_company_changes_nothing(slots, prompt_part):
     ]  # fmt: skip
     alone = [engine_of(random_table())[0].generate_all([p], [way])[0] for p, way in zip(prompts, ways, strict=True)]
     engine, _ = engine_of(random_table(), slots=slots, prompt_part=prompt_part)
-    for found, due in zip(engine.generate_all(prompts, ways), alone, strict=True):
-        assert (found.tokens, found.text, found.finish_reason) == (due.tokens, due.text, due.finish_reason)
-        assert len(found.logprobs) == len(due.logprobs)
+    for found, expected in zip(engine.generate_all(prompts, ways), alone, strict=True):
+        assert (found.tokens, found.text, found.finish_reason) == (
+            expected.tokens,
+            expected.text,
+            expected.finish_reason,
+        )
+        assert len(found.logprobs) == len(expected.logprobs)
 
 
 def test_sequences_join_and_leave_between_steps():
@@ -110,8 +115,8 @@ def test_sequences_join_and_leave_between_steps():
     while engine.num_running:
         engine.step()
     assert engine.step() == []
-    due = engine_of(random_table(), stop_ids=[])[0].generate_all([b"one"], Sampling(max_tokens=6))[0].tokens
-    assert model.seen[-1] == [*b"one", *due[:-1]]
+    expected = engine_of(random_table(), stop_ids=[])[0].generate_all([b"one"], Sampling(max_tokens=6))[0].tokens
+    assert model.seen[-1] == [*b"one", *expected[:-1]]
 
 
 def test_a_waiting_sequence_can_be_cancelled():
@@ -181,10 +186,10 @@ def test_log_probabilities_are_of_the_model_itself():
     engine, model = engine_of(random_table(), stop_ids=[])
     [found] = engine.generate_all([b"q"], Sampling(temperature=0.3, top_k=2, max_tokens=4, logprobs=3))
     before = [ord("q"), *found.tokens[:-1]]
-    for last, token, told in zip(before, found.tokens, found.logprobs, strict=True):
+    for last, token, reported in zip(before, found.tokens, found.logprobs, strict=True):
         logs = model.table[last].log_softmax(-1)
-        assert told.token == pytest.approx(logs[token].item())
-        assert [token for token, _ in told.likeliest] == logs.topk(3).indices.tolist()
+        assert reported.token == pytest.approx(logs[token].item())
+        assert [token for token, _ in reported.likeliest] == logs.topk(3).indices.tolist()
     assert engine.generate_all([b"q"], Sampling(max_tokens=2, logprobs=0))[0].logprobs[0].likeliest == ()
 
 
@@ -192,7 +197,7 @@ def test_an_iterator_that_is_left_frees_the_engine():
     engine, _ = engine_of(random_table(), stop_ids=[])
     events = engine.generate([b"a"] * 5, Sampling(max_tokens=9))
     next(events)
-    with pytest.raises(ConfigError, match="writing other sequences"):
+    with pytest.raises(ConfigError, match="has other sequences"):
         next(engine.generate([b"b"]))
     events.close()
     assert (engine.num_running, engine.num_waiting) == (0, 0)
@@ -203,25 +208,25 @@ def test_what_cannot_be_written_is_refused():
     engine, _ = writer("abc")
     with pytest.raises(ConfigError, match="prompt is empty"):
         engine.submit([])
-    with pytest.raises(ConfigError, match="64 tokens, and the context of 64"):
+    with pytest.raises(ConfigError, match="64 tokens, but the context of 64"):
         engine.submit(b"a" * 64)
     with pytest.raises(ConfigError, match="id 999 is not in the model's vocabulary of 259"):
         engine.submit([1, 999])
-    with pytest.raises(ConfigError, match="2 prompts need as many"):
+    with pytest.raises(ConfigError, match="2 prompts have 1 sampling settings"):
         engine.generate_all([b"a", b"b"], [Sampling()])
-    with pytest.raises(ConfigError, match="slots is too small"):
+    with pytest.raises(ConfigError, match="slots must be at least 1, got 0"):
         writer("abc", slots=0)
-    with pytest.raises(ConfigError, match="context_length is too small"):
+    with pytest.raises(ConfigError, match="context_length must be at least 2, got 1"):
         writer("abc", context_length=1)
 
 
 def test_temperature_zero_beside_others_is_exact():
     engine, _ = engine_of(random_table(), stop_ids=[])
     [greedy, _] = engine.generate_all([b"a", b"a"], [GREEDY, Sampling()])
-    last, due = ord("a"), []
+    last, expected = ord("a"), []
     table = random_table()
     table[:, [256, 257, 258]] = -math.inf
     for _ in range(40):
         last = int(table[last].argmax())
-        due.append(last)
-    assert list(greedy.tokens) == due
+        expected.append(last)
+    assert list(greedy.tokens) == expected

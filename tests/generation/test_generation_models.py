@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from generation_makers import byte_tokenizer
 
+from makers.models import tiny_model
+from makers.tokenizers import byte_tokenizer
 from penstock.generation import Engine, Sampling
-from penstock.models import ModelSettings, build_model
 from penstock.models.exporting import export
 
 TOKENIZER = byte_tokenizer("<bos>", "<end>")
@@ -17,8 +17,7 @@ PROMPTS = [b"a", b"hello there", b"some words that are longer", b"\xff\x00", b"h
 
 
 def model_of(dtype: torch.dtype = torch.float64, **extra: Any) -> Any:
-    settings = ModelSettings(**{"layers": 2, "width": 48, "heads": 4, "kv_heads": 2, "init_std": 0.15, **extra})
-    return build_model(settings, vocab_size=TOKENIZER.vocab_size, dtype=dtype, seed=3)
+    return tiny_model(TOKENIZER.vocab_size, dtype=dtype, seed=3, width=48, init_std=0.15, **extra)
 
 
 def uncached_logits(model: Any, ids: list[int]) -> torch.Tensor:
@@ -36,9 +35,9 @@ def test_log_probabilities_are_those_without_a_cache(window):
     found = engine.generate_all(PROMPTS, Sampling(max_tokens=15, logprobs=0, seed=1))
     for prompt, each in zip(PROMPTS, found, strict=True):
         logs = uncached_logits(model, [*prompt, *each.tokens]).log_softmax(-1)[len(prompt) - 1 : -1]
-        due = logs.gather(1, torch.tensor(each.tokens)[:, None])[:, 0]
-        told = torch.tensor([logprobs.token for logprobs in each.logprobs], dtype=torch.float64)
-        assert (told - due).abs().max() < 1e-10
+        expected = logs.gather(1, torch.tensor(each.tokens)[:, None])[:, 0]
+        reported = torch.tensor([logprobs.token for logprobs in each.logprobs], dtype=torch.float64)
+        assert (reported - expected).abs().max() < 1e-10
 
 
 def test_company_and_seeds_change_nothing():
@@ -76,10 +75,10 @@ def test_greedy_text_is_that_of_transformers(tmp_path: Path, window):
         PROMPTS, engine.generate_all(PROMPTS, Sampling(temperature=0, max_tokens=40)), strict=True
     ):
         ids = torch.tensor([list(prompt)])
-        due = peer.generate(
+        expected = peer.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False, eos_token_id=None,
             pad_token_id=0,
         )  # fmt: skip
-        assert list(found.tokens) == due[0, len(prompt) :].tolist()
+        assert list(found.tokens) == expected[0, len(prompt) :].tolist()
         assert found.text.rstrip("\ufffd") == TOKENIZER.decode(found.tokens).rstrip("\ufffd")
     assert any(before != after for before, after in pairwise(found.tokens))

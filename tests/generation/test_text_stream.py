@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.generation.text import TextStream
+from penstock.generation.sequence import TextStream
 
 PIECES = st.lists(
     st.sampled_from([b"a", b"b", b"ab", "é".encode(), b"\xc3", b"\xa9", "日本".encode(), b"\xe6\x97", b"\xff"])
@@ -34,9 +34,9 @@ def test_streamed_text_is_the_whole_text(pieces, stops):
         if stream.stopped:
             break
     text += stream.finish()
-    due, stopped = whole_text(pieces, stops)
+    expected, stopped = whole_text(pieces, stops)
     # Broken characters at the very end may be shown or left out; everything before is exact.
-    assert text.rstrip("\ufffd") == due
+    assert text.rstrip("\ufffd") == expected
     assert stream.stopped == stopped
 
 

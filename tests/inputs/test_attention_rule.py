@@ -7,32 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import ConfigError
+from makers.rows import make_row
+from penstock.core.errors import ConfigError
 from penstock.inputs import AttentionRule, ModelInput
 
 DOCUMENTS = st.lists(st.integers(1, 6).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), max_size=6)
 """(tokens, tokens of the prefix) of each document."""
 
 
-def make_row(documents: list[tuple[int, int]], padding: int, **fields: Any) -> ModelInput:
-    lengths, prefixes = ([d[i] for d in documents] for i in (0, 1))
-    pieces = [*lengths, padding] if padding else lengths
-    slots = sum(pieces)
-    flags = [place < prefix for n, prefix in documents for place in range(n)]
-    described = {
-        "tokens": np.zeros(slots, np.int32),
-        "targets": np.full((1, slots), -100, np.int32),
-        "loss_weights": None,
-        "positions": None,
-        "document_ids": np.repeat(np.arange(len(pieces), dtype=np.int32), pieces),
-        "cu_seqlens": np.concatenate([[0], np.cumsum(pieces)]).astype(np.int32),
-        "max_seqlen": max(pieces),
-        "num_tokens": slots - padding,
-        "source_ids": np.zeros(len(documents), np.int32),
-        "prefix_lengths": np.array(prefixes, np.int32),
-        "prefix": np.array(flags + [False] * padding, bool),
-    }
-    return ModelInput(**{**described, **fields})
+def row_with_prefixes(documents: list[tuple[int, int]], padding: int, **fields: Any) -> ModelInput:
+    lengths, prefixes = ([document[i] for document in documents] for i in (0, 1))
+    flags = [place < prefix for n, prefix in documents for place in range(n)] + [False] * padding
+    given = {"prefix_lengths": np.array(prefixes, np.int32), "prefix": np.array(flags, bool), "positions": None}
+    return make_row(lengths, padding, **{**given, **fields})
 
 
 def sees(row: ModelInput, query: int, key: int) -> bool:
@@ -48,8 +35,8 @@ def sees(row: ModelInput, query: int, key: int) -> bool:
 def test_rule_is_the_definition(documents: list[tuple[int, int]], padding: int, from_ids: bool) -> None:
     if not documents and not padding:
         return
-    row = make_row(documents, padding)
-    rule = AttentionRule.of(make_row(documents, padding, cu_seqlens=None) if from_ids else row)
+    row = row_with_prefixes(documents, padding)
+    rule = AttentionRule.of(row_with_prefixes(documents, padding, cu_seqlens=None) if from_ids else row)
     slots = range(row.sequence_length)
     assert rule.dense_mask().tolist() == [[sees(row, query, key) for key in slots] for query in slots]
     np.testing.assert_array_equal(rule.document_ids, row.document_ids)
@@ -60,7 +47,7 @@ def test_rule_is_the_definition(documents: list[tuple[int, int]], padding: int, 
 
 
 def test_a_row_without_prefixes_is_causal() -> None:
-    rule = AttentionRule.of(make_row([(3, 2), (2, 0)], 2, prefix_lengths=None, prefix=None))
+    rule = AttentionRule.of(row_with_prefixes([(3, 2), (2, 0)], 2, prefix_lengths=None, prefix=None))
     assert not rule.bidirectional
     assert not rule.prefix.any()
     assert rule.pieces.tolist() == [[0, 0, 3], [3, 3, 5], [5, 5, 7]]
@@ -68,23 +55,23 @@ def test_a_row_without_prefixes_is_causal() -> None:
 
 @pytest.mark.parametrize("padding", [0, 2])
 def test_entries_that_fill_cu_seqlens_up_are_no_documents(padding: int) -> None:
-    row = make_row([(3, 2), (2, 0)], padding)
+    row = row_with_prefixes([(3, 2), (2, 0)], padding)
     assert row.cu_seqlens is not None
-    filled = make_row([(3, 2), (2, 0)], padding, cu_seqlens=np.append(row.cu_seqlens, [5 + padding] * 4))
+    filled = row_with_prefixes([(3, 2), (2, 0)], padding, cu_seqlens=np.append(row.cu_seqlens, [5 + padding] * 4))
     assert AttentionRule.of(filled).pieces.tolist() == AttentionRule.of(row).pieces.tolist()
 
 
 def test_joined_documents_are_one_and_have_no_prefix() -> None:
     joined = {"cu_seqlens": np.array([0, 5, 7], np.int32)}
-    rule = AttentionRule.of(make_row([(3, 0), (2, 0)], 2, **joined))
+    rule = AttentionRule.of(row_with_prefixes([(3, 0), (2, 0)], 2, **joined))
     assert rule.pieces.tolist() == [[0, 0, 5], [5, 5, 7]], "attention='row' is followed, whatever document_ids say"
-    with pytest.raises(ConfigError, match=r"2 documents, but cu_seqlens tell 1: .* take attention='document'"):
-        AttentionRule.of(make_row([(3, 2), (2, 0)], 2, **joined))
+    with pytest.raises(ConfigError, match=r"2 documents, but cu_seqlens say 1: .* take attention='document'"):
+        AttentionRule.of(row_with_prefixes([(3, 2), (2, 0)], 2, **joined))
 
 
 def test_a_row_that_does_not_say_where_documents_are_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"without cu_seqlens and document_ids .* InputRequirements\(cu_seqlens=True"):
-        AttentionRule.of(make_row([(3, 0)], 0, cu_seqlens=None, document_ids=None))
+        AttentionRule.of(row_with_prefixes([(3, 0)], 0, cu_seqlens=None, document_ids=None))
 
 
 @pytest.mark.parametrize(

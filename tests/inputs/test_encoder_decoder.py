@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import ConfigError
+from makers.rows import make_row
+from penstock.core.errors import ConfigError
 from penstock.inputs import IGNORE, ModelInput, encoder_decoder
 
 START, PAD = 1, 0
@@ -18,7 +19,7 @@ DOCUMENTS = st.lists(
 """(tokens of the prefix, tokens, goes on past the row) of each document."""
 
 
-def make_row(documents: list[tuple[int, int, bool]], padding: int, **fields: Any) -> ModelInput:
+def counting_row(documents: list[tuple[int, int, bool]], padding: int, **fields: Any) -> ModelInput:
     """Tokens count up from 10 over the row; a document that goes on has 999 as its next token."""
     tokens, targets = [], []
     for prefix, length, more in documents:
@@ -26,23 +27,15 @@ def make_row(documents: list[tuple[int, int, bool]], padding: int, **fields: Any
         following = [*own[1:], 999 if more else IGNORE]
         targets += [target if place >= prefix - 1 else IGNORE for place, target in enumerate(following)]
         tokens += own
-    used, slots = len(tokens), len(tokens) + padding
-    lengths = [length for _, length, _ in documents] + ([padding] if padding else [])
     targets_ = np.array([targets + [IGNORE] * padding], np.int32)
-    described = {
+    given = {
         "tokens": np.array(tokens + [PAD] * padding, np.int32),
         "targets": targets_,
-        "loss_weights": np.where(targets_ == IGNORE, 0, np.arange(slots) + 0.5).astype(np.float32),
-        "positions": None,
-        "document_ids": None,
-        "cu_seqlens": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
-        "max_seqlen": None,
-        "num_tokens": used,
-        "source_ids": np.zeros(len(documents), np.int32),
+        "loss_weights": np.where(targets_ == IGNORE, 0, np.arange(targets_.size) + 0.5).astype(np.float32),
         "prefix_lengths": np.array([prefix for prefix, _, _ in documents], np.int32),
-        "prefix": None,
+        **dict.fromkeys(("positions", "document_ids", "max_seqlen", "prefix")),
     }
-    return ModelInput(**{**described, **fields})
+    return make_row([length for _, length, _ in documents], padding, **{**given, **fields})
 
 
 def view(row: ModelInput, encoder: int, decoder: int) -> dict[str, Any]:
@@ -88,7 +81,7 @@ def twin(row: ModelInput, encoder: int, decoder: int) -> dict[str, Any]:
 def test_view_is_the_twin(documents: list[tuple[int, int, bool]], padding: int) -> None:
     if not documents and not padding:
         return
-    row = make_row(documents, padding)
+    row = counting_row(documents, padding)
     whole = any(length > prefix for prefix, length, _ in documents) and not any(more for _, _, more in documents)
     spare = 0 if whole else 1
     found, due = (make(row, row.sequence_length + spare, row.sequence_length) for make in (view, twin))
@@ -100,7 +93,7 @@ def test_view_is_the_twin(documents: list[tuple[int, int, bool]], padding: int) 
 
 
 def test_a_row_by_hand() -> None:
-    found = view(make_row([(2, 4, False), (3, 3, False), (1, 2, True)], 1), 8, 6)
+    found = view(counting_row([(2, 4, False), (3, 3, False), (1, 2, True)], 1), 8, 6)
     assert found["encoder_tokens"].tolist() == [10, 11, 14, 15, 16, 17, PAD, PAD]
     assert found["encoder_document_ids"].tolist() == [0, 0, 1, 1, 1, 2, 3, 3]
     assert found["encoder_positions"].tolist() == [0, 1, 0, 1, 2, 0, 0, 1]
@@ -113,14 +106,14 @@ def test_a_row_by_hand() -> None:
 
 
 def test_without_weights_each_target_counts_one() -> None:
-    found = view(make_row([(2, 4, False)], 1, loss_weights=None), 4, 4)
+    found = view(counting_row([(2, 4, False)], 1, loss_weights=None), 4, 4)
     assert found["decoder_loss_weights"].tolist() == [1, 1, 0, 0]
     assert found["decoder_loss_weights"].dtype == np.float32
 
 
 def test_integers_keep_the_dtype_of_the_tokens() -> None:
-    row = make_row([(2, 4, False)], 1)
-    found = view(make_row([(2, 4, False)], 1, tokens=row.tokens.astype(np.int64)), 4, 4)
+    row = counting_row([(2, 4, False)], 1)
+    found = view(counting_row([(2, 4, False)], 1, tokens=row.tokens.astype(np.int64)), 4, 4)
     kinds = {name: value.dtype for name, value in found.items() if isinstance(value, np.ndarray)}
     assert kinds.pop("decoder_loss_weights") == np.float32
     assert set(kinds.values()) == {np.dtype(np.int64)}
@@ -140,29 +133,29 @@ def test_integers_keep_the_dtype_of_the_tokens() -> None:
 )
 def test_a_side_that_is_too_short_is_refused(encoder: int, decoder: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        view(make_row([(2, 4, False)], 0), encoder, decoder)
+        view(counting_row([(2, 4, False)], 0), encoder, decoder)
 
 
 def test_exactly_full_sides_fit() -> None:
-    assert view(make_row([(2, 4, False)], 0), 2, 2)["decoder_tokens"].tolist() == [START, 12]
+    assert view(counting_row([(2, 4, False)], 0), 2, 2)["decoder_tokens"].tolist() == [START, 12]
 
 
 def test_a_document_without_prefix_is_refused() -> None:
-    row = make_row([(2, 4, False), (1, 3, False)], 0, prefix_lengths=np.array([2, 0], np.int32))
+    row = counting_row([(2, 4, False), (1, 3, False)], 0, prefix_lengths=np.array([2, 0], np.int32))
     with pytest.raises(ConfigError, match=r"document 1 of the row \(3 tokens, 1 of 2 such\) has no prefix"):
         view(row, 9, 9)
     with pytest.raises(ConfigError, match=r"document 0 of the row .* has no prefix"):
-        view(make_row([(2, 4, False)], 0, prefix_lengths=None), 9, 9)
+        view(counting_row([(2, 4, False)], 0, prefix_lengths=None), 9, 9)
 
 
 def test_targets_inside_a_prefix_are_refused() -> None:
-    row = make_row([(2, 4, False), (3, 4, False)], 0)
+    row = counting_row([(2, 4, False), (3, 4, False)], 0)
     row.targets[0, 4] = 15
     with pytest.raises(ConfigError, match=r"document 1 of the row has targets inside its prefix \(slot 4\)"):
         view(row, 9, 9)
 
 
 def test_more_distances_are_refused() -> None:
-    row = make_row([(2, 4, False)], 0)
+    row = counting_row([(2, 4, False)], 0)
     with pytest.raises(ConfigError, match="the row has 2 distances"):
-        view(make_row([(2, 4, False)], 0, targets=np.repeat(row.targets, 2, 0)), 9, 9)
+        view(counting_row([(2, 4, False)], 0, targets=np.repeat(row.targets, 2, 0)), 9, 9)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from makers.datasets import tokenizer_info
 from penstock.inputs import IGNORE, AttentionRule, encoder_decoder
-from penstock.shards import TokenizerInfo
 
 SENTINELS = range(900, 1000)
 BOS, EOS, START, PAD = 1, 2, 0, 0
@@ -22,7 +22,7 @@ def documents():
 
 
 def make_loader(folder, documents, **options):
-    info = TokenizerInfo(name="t", fingerprint="t", vocab_size=1000, bos_id=BOS, eos_id=EOS)
+    info = tokenizer_info(bos_id=BOS, eos_id=EOS)
     data = ps.write_dataset(folder / "data", documents, tokenizer=info)
     objective = ps.Denoise.t5(sentinels=tuple(SENTINELS))
     source = ps.Source(data, objective=objective, max_epochs=1, **options)

@@ -1,15 +1,17 @@
 """Raw conversations as prepare would make them: what is sampled, what is refused and why, the page, the terminal."""
 
-import io
 import json
 
 import numpy as np
 import pytest
-from rich.console import Console
 
+from makers.datasets import prepare_here
+from makers.texts import make_chat
+from makers.tokenizers import CHAT_CONTROLS, CHATML, tiny_tokenizer
+from makers.views import console_of, printed
 from penstock.chat import family
-from penstock.chat.cleaning import CleaningSettings
-from penstock.errors import ConfigError, RecordError
+from penstock.chat.records.cleaning import CleaningSettings
+from penstock.core.errors import ConfigError, RecordError
 from penstock.inspection import Style
 from penstock.inspection.conversation_views import (
     conversations_as_json,
@@ -18,26 +20,20 @@ from penstock.inspection.conversation_views import (
     spread,
     summary_of,
 )
-from penstock.inspection.conversations import show_conversations
-from penstock.inspection.html.page import page_html
+from penstock.inspection.conversations import sample_records, show_conversations
+from penstock.inspection.page import page_html
 from penstock.inspection.pages import pages_of, with_turns
-from penstock.inspection.samples import sample_records
-from penstock.prepare import ChatSettings, prepare
+from penstock.prepare import ChatSettings
 from penstock.shards import open_dataset
-from penstock.tokenizers import train_tokenizer
 
-TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-SETTINGS = ChatSettings(template=TEMPLATE)
+SETTINGS = ChatSettings(template=CHATML)
 
 
 def record(question="How high is the water?", *answers):
-    turns = [{"role": "user", "content": question}]
+    contents = [question]
     for answer in answers or ("Three metres.",):
-        turns += [{"role": "assistant", "content": answer}, {"role": "user", "content": "And now?"}]
-    return {"messages": turns[:-1]}
+        contents += [answer, "And now?"]
+    return make_chat(*contents[:-1])
 
 
 def write(path, *records):
@@ -47,13 +43,7 @@ def write(path, *records):
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    return train_tokenizer(
-        [json.dumps(record())],
-        vocab_size=300,
-        output=tmp_path_factory.mktemp("tokenizer"),
-        special_tokens=("<|im_start|>", "<|im_end|>"),
-        progress=False,
-    )
+    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"), [json.dumps(record())], 300, CHAT_CONTROLS)
 
 
 # -- samples -----------------------------------------------------------------------------------------------------------
@@ -89,7 +79,7 @@ def test_records_that_cannot_be_read_keep_their_place(tmp_path):
 def test_records_are_named_by_their_number(tmp_path):
     source = write(tmp_path / "chats.jsonl", *(record(f"question {number}") for number in range(9)))
     assert [each.number for each in sample_records(source, 0, numbers=[2, 7]).records] == [2, 7]
-    with pytest.raises(ConfigError, match="no record 9; there are 9, from 0"):
+    with pytest.raises(ConfigError, match="there is no record 9; the input has 9, numbered from 0"):
         sample_records(source, 0, numbers=[9])
 
 
@@ -155,10 +145,9 @@ def test_what_is_refused_is_shown_with_its_reason(mixed, tokenizer):
 
 
 def test_tokens_are_those_that_prepare_writes(mixed, tokenizer, tmp_path):
-    prepare(
-        mixed.records[0].origin.rpartition(":")[0], tokenizer=tokenizer, output=tmp_path / "out", template=TEMPLATE,
-        on_error="skip", processes=1, progress=False,
-    )  # fmt: skip
+    prepare_here(
+        mixed.records[0].origin.rpartition(":")[0], tokenizer, tmp_path / "out", template=CHATML, on_error="skip"
+    )
     dataset = open_dataset(tmp_path / "out")
     documents = [document for document in show_conversations(mixed, tokenizer, SETTINGS).flat if document.ok]
     assert len(dataset) == len(documents) == 2
@@ -172,7 +161,7 @@ def test_too_long_conversations_are_told(tmp_path, tokenizer):
     sample = sample_records(write(tmp_path / "c.jsonl", record("q", "One.", "word " * 60)), 10)
 
     def notes(**cleaning):
-        chat = ChatSettings(template=TEMPLATE, cleaning=CleaningSettings(max_tokens=80, **cleaning))
+        chat = ChatSettings(template=CHATML, cleaning=CleaningSettings(max_tokens=80, **cleaning))
         [document] = show_conversations(sample, tokenizer, chat).flat
         return document.notes
 
@@ -223,10 +212,7 @@ def test_the_page_holds_all_of_it(mixed, tokenizer):
 def test_the_terminal_shows_conversations_figures_and_reasons(mixed, tokenizer):
     shown = show_conversations(mixed, tokenizer, SETTINGS)
     other = show_conversations(mixed, tokenizer, SETTINGS.merge({"mask_history": True}))
-    file = io.StringIO()
-    console = Console(file=file, width=100, highlight=False)
-    console.print(conversations_view(shown, Style(console), 6, 500, other))
-    found = file.getvalue()
+    found = printed(conversations_view(shown, Style(console_of()), 6, 500, other))
     assert "── mask_history=no" in found
     assert "── mask_history=yes" in found
     assert found.count("▌ assistant") == 2 + 2 + 1
@@ -238,10 +224,9 @@ def test_the_terminal_shows_conversations_figures_and_reasons(mixed, tokenizer):
 
 def test_equal_reasons_are_told_once(tmp_path, tokenizer):
     sample = sample_records(write(tmp_path / "c.jsonl", *[{"text": "x"}] * 7), 10)
-    file = io.StringIO()
-    console = Console(file=file, width=300, highlight=False)
-    console.print(conversations_view(show_conversations(sample, tokenizer, SETTINGS), Style(console), 0, 500))
-    assert "c.jsonl:1 and 6 more: no known layout" in file.getvalue()
+    shown = show_conversations(sample, tokenizer, SETTINGS)
+    found = printed(conversations_view(shown, Style(console_of(300)), 0, 500), width=300)
+    assert "c.jsonl:1 and 6 more: no known layout" in found
 
 
 # -- datasets ----------------------------------------------------------------------------------------------------------
@@ -249,7 +234,7 @@ def test_equal_reasons_are_told_once(tmp_path, tokenizer):
 
 def test_a_dataset_of_chats_shows_turns(tmp_path, tokenizer):
     source = write(tmp_path / "c.jsonl", record("q", "One.", "Two."), record())
-    prepare(source, tokenizer=tokenizer, output=tmp_path / "out", template=TEMPLATE, processes=1, progress=False)
+    prepare_here(source, tokenizer, tmp_path / "out", template=CHATML)
     told = pages_of(open_dataset(tmp_path / "out"), [0, 1], tokenizer)
     proven = show_conversations(sample_records(source, 2), tokenizer, SETTINGS).flat
     for document, due in zip(told, proven, strict=True):

@@ -7,21 +7,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from html_browser import Browser, find_browser
 from test_html_page import ATTACK, ROLES, make_document, make_row
 
-from penstock.inspection.html import Note, PageData, write_html
-from penstock.inspection.rewritten import Stretch
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    binary = find_browser()
-    if binary is None:
-        pytest.skip("no Chromium on the path; install one or name it in PENSTOCK_BROWSER")
-    found = Browser(binary, tmp_path_factory.mktemp("profile"))
-    yield found
-    found.close()
+from makers.browser import Browser
+from penstock.inspection.page import write_html
+from penstock.inspection.page_model import Note, PageData
+from penstock.inspection.rows import Stretch
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The page as a file: small, whole, closed to what data say, and true to the arrays; and the same in the terminal."""
 
 import base64
-import io
 import json
 import re
 from dataclasses import replace
@@ -11,26 +10,25 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
-from penstock.chat.certificate import Certificate, Problem
+from makers.views import console_of
 from penstock.chat.encoder import EncodedChat
-from penstock.errors import ConfigError, OutputError
+from penstock.chat.masks.certificate import Certificate, Problem
+from penstock.core.errors import ConfigError, OutputError
 from penstock.inspection.datasets import DocumentView
-from penstock.inspection.html import (
+from penstock.inspection.page import page_html, payload, readable, runs, varints, write_html
+from penstock.inspection.page_model import (
     Note,
     PageData,
     PageDocument,
     from_chat,
     from_dataset,
-    print_document,
-    write_html,
+    histograms_of,
+    pieces_of,
+    shares_of,
 )
-from penstock.inspection.html.adapters import pieces_of
-from penstock.inspection.html.figures import histograms_of, shares_of
-from penstock.inspection.html.page import page_html
-from penstock.inspection.html.payload import payload, readable, runs, varints
 from penstock.inspection.rows import RowDocument, RowView
+from penstock.inspection.terminal_tokens import print_document
 
 ROLES = ("system", "user", "assistant")
 ATTACK = "</script><img src=x onerror=alert(1)><!--<script>{{data}}"
@@ -225,7 +223,7 @@ def test_comparison_counts_what_differs():
     found = payload(page)
     assert found["changed"] == [0, 3, -1]
     assert [side["title"] for side in found["sides"]] == ["a", "b"]
-    with pytest.raises(ConfigError, match="t: 2 documents, but 3 under b; a comparison needs the same ones"):
+    with pytest.raises(ConfigError, match="t: 2 documents, but 3 under b; a comparison needs the same documents"):
         PageData(title="t", documents=[same, same], other=page.other)
 
 
@@ -328,7 +326,7 @@ def test_chats_with_their_certificate():
     assert document.pieces == ["<s>", "n", "", "é", "</s>"]
     assert (document.role_names, document.roles.tolist()) == (("user", "assistant"), [-1, 0, 1, 1, 1])
     assert [note.kind for note in document.notes] == ["missing terminator"]
-    assert document.checks == ("generation tags agree", "at borders, by their last character: 2")
+    assert document.checks == ("generation tags agree", "tokens at borders, by their last character: 2")
     assert document.notes[0].message == "message 1: ends without <|end|>"
     assert document.ok is False
 
@@ -343,14 +341,14 @@ def test_pieces_say_every_character_once(text, data):
     assert "".join(pieces_of(text, begins, ends)) == text
 
 
-def printed(document, **options) -> str:
-    console = Console(file=io.StringIO(), width=100, **options)
+def printed_document(document, **options) -> str:
+    console = console_of(**options)
     print_document(document, console)
     return console.file.getvalue()
 
 
 def test_terminal_without_colour_marks_what_is_read():
-    text = printed(make_document(notes=[Note("truncated", "after message 2")], ok=False, weight=0.5))
+    text = printed_document(make_document(notes=[Note("truncated", "after message 2")], ok=False, weight=0.5))
     assert "conversation 0  chats.jsonl:1  18 tokens, 16.7% trained  ✗ not proven" in text
     assert "! truncated: after message 2" in text
     assert "▌ user" in text
@@ -360,24 +358,24 @@ def test_terminal_without_colour_marks_what_is_read():
 
 
 def test_terminal_tells_control_tokens_from_text_that_looks_like_them():
-    text = printed(make_document(text="<|end|>"))
+    text = printed_document(make_document(text="<|end|>"))
     assert "⟦⟪<|start|>⟫user⏎" in text
     assert "<|end|> and⟪<|end|>⟫" in text
 
 
 def test_terminal_gives_a_blank_after_a_turn_to_the_turn():
     roles = np.array([1, 1, -1, 1, 1, 1] + [2] * 6 + [-1] * 6)
-    assert printed(make_document(roles=roles)).count("▌") == 3
+    assert printed_document(make_document(roles=roles)).count("▌") == 3
 
 
 def test_terminal_with_colour_underlines_what_is_trained():
-    text = printed(make_document(weight=0.5), force_terminal=True, color_system="standard")
+    text = printed_document(make_document(weight=0.5), force_terminal=True, color_system="standard")
     assert "\x1b[1;4;36m words and\x1b[0m" in text
     assert "×0.5" in text
     assert "\x1b[2m words and\x1b[0m" in text
 
 
 def test_terminal_leaves_out_what_is_too_long_and_says_so():
-    console = Console(file=io.StringIO(), width=100)
+    console = console_of()
     print_document(make_document(), console, max_tokens=6)
     assert "…12 more tokens" in console.file.getvalue()

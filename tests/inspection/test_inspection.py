@@ -1,17 +1,17 @@
 """The views: figures against plain counting, rows against the arrays they show, and what is read without colours."""
 
-import io
 import json
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
+from makers.processes import run_penstock
+from makers.tokenizers import tiny_tokenizer
+from makers.views import console_of, printed
 from penstock.inputs import EVERYTHING, InputRequirements
 from penstock.inspection import (
     Style,
@@ -31,14 +31,14 @@ from penstock.inspection import (
 from penstock.inspection.datasets import length_histogram
 from penstock.loader import Loader, Mixture, ShareChange, Source
 from penstock.shards import TokenizerInfo, write_dataset
-from penstock.tokenizers import Tokenizer, train_tokenizer
+from penstock.tokenizers import Tokenizer
 
 TEXTS = [f"def gate_{i}(water):\n\treturn water * {i}  # ёлка 水\n" * (1 + i % 4) for i in range(24)]
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory) -> Tokenizer:
-    return train_tokenizer(TEXTS, vocab_size=300, output=tmp_path_factory.mktemp("tokenizer"), progress=False)
+    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"), TEXTS, 300)
 
 
 @pytest.fixture(scope="module")
@@ -66,14 +66,8 @@ def make_loader(*sources, changes=(), **settings) -> Loader:
     return Loader(Mixture(list(sources), changes), requirements=EVERYTHING.merge(distances), **settings)
 
 
-def printed(view, width: int = 100, *, terminal: bool = False, no_color: bool = False) -> str:
-    file = io.StringIO()
-    Console(file=file, width=width, force_terminal=terminal, no_color=no_color, highlight=False).print(view)
-    return file.getvalue()
-
-
-def style(*, terminal: bool = False, no_color: bool = False) -> Style:
-    return Style(Console(file=io.StringIO(), width=100, force_terminal=terminal, no_color=no_color))
+def style(**terminal) -> Style:
+    return Style(console_of(**terminal))
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -199,10 +193,10 @@ def test_rows_are_readable_without_colour(code, chat):
 
 def test_rows_use_colour_where_there_is_some(code):
     view = view_rows(make_loader(Source(code)), 0, [0], tokenizer_of)[0]
-    coloured = printed(row_view(view, style(terminal=True), 50), terminal=True)
+    coloured = printed(row_view(view, style(force_terminal=True), 50), force_terminal=True)
     assert "\x1b[36m" in coloured
     assert "⟦" not in coloured
-    plain = printed(row_view(view, style(terminal=True, no_color=True), 50), terminal=True, no_color=True)
+    plain = printed(row_view(view, style(force_terminal=True, no_color=True), 50), force_terminal=True, no_color=True)
     assert "\x1b[36m" not in plain
     assert "⟦" in plain
 
@@ -257,7 +251,7 @@ def test_dry_run_says_when_the_sources_end_and_what_was_dropped(code):
     assert source.dropped_documents == sum(length > 48 for length in lengths) > 0
     assert source.dropped_tokens == sum(length for length in lengths if length > 48)
     assert source.tokens == sum(length for length in lengths if length <= 48)
-    assert "there the sources end" in printed(plan_view(report))
+    assert "where the sources end" in printed(plan_view(report))
 
 
 def _documents(path):
@@ -280,12 +274,7 @@ def run_file(tmp_path, code, chat) -> Path:
     return path
 
 
-def command(*arguments, check: bool = True) -> "subprocess.CompletedProcess[str]":
-    found = subprocess.run(
-        [sys.executable, "-m", "penstock", *map(str, arguments)], capture_output=True, text=True, check=False
-    )
-    assert not check or found.returncode == 0, found.stderr
-    return found
+command = partial(run_penstock, check=True)
 
 
 def test_inspect_shows_a_dataset(code):

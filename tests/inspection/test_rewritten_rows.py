@@ -1,25 +1,26 @@
 """Rewritten documents as they are shown: stretches against the document and its spans, text with and without colour."""
 
-import io
 import json
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
 import penstock as ps
-from penstock.errors import TokenizerError
+from makers.datasets import tokenizer_info
+from makers.objectives import PlainObjective
+from makers.tokenizers import tiny_tokenizer
+from makers.views import console_of, printed
+from penstock.core.errors import TokenizerError
 from penstock.inspection import Style, dry_run, plan_view, row_view, slots_view, token_texts, tokenizer_of, view_rows
-from penstock.inspection.html import PageData
-from penstock.inspection.html.payload import payload
-from penstock.inspection.rewritten import in_order
-from penstock.inspection.style import COLOURS
+from penstock.inspection.page import payload
+from penstock.inspection.page_model import PageData
+from penstock.inspection.rows import in_order
+from penstock.inspection.terminal_tokens import COLOURS
 from penstock.inspection.text import part_texts
 from penstock.objectives import CausalLM, Denoise, Infill, PrefixLM, SpanCorruption, Written
 from penstock.shards import TokenizerInfo, write_dataset
-from penstock.tokenizers import train_tokenizer
 
 SENTINELS = tuple(range(700, 900))
 BOS, EOS, MODE, INPUT_END, PREFIX, MIDDLE, SUFFIX = 1, 2, 901, 905, 910, 911, 912
@@ -31,7 +32,7 @@ def make_data(folder, *, framed=True, lowest=3, highest=700, weighted=False, see
     documents = [draws.integers(lowest, highest, size).tolist() for size in draws.integers(1, 90, count)]
     documents = [[BOS, *words, EOS] for words in documents] if framed else documents
     spans = [[(1, len(each), 0.5)] if len(each) > 1 else None for each in documents] if weighted else None
-    info = TokenizerInfo(name="t", fingerprint="t", vocab_size=1000, bos_id=BOS, eos_id=EOS)
+    info = tokenizer_info(bos_id=BOS, eos_id=EOS)
     return write_dataset(folder, documents, tokenizer=info, spans=spans)
 
 
@@ -154,19 +155,10 @@ def test_an_objective_of_ones_own_tells_its_prefix(data):
         assert document.restored == ()
 
 
-class HalfRead:
+class HalfRead(PlainObjective):
     """Reads the first half of a document in both directions."""
 
     name, bidirectional = "half", True
-
-    def __repr__(self):
-        return "HalfRead()"
-
-    def document_limit(self, sequence_length):
-        return sequence_length
-
-    def measure(self, lengths, keys):
-        return lengths
 
     def write(self, tokens, weights, key):
         half = len(tokens) // 2
@@ -193,17 +185,11 @@ def test_tasks_are_counted(data):
 # -- how it is shown ---------------------------------------------------------------------------------------------------
 
 
-def printed(view, width: int = 100, **terminal) -> str:
-    file = io.StringIO()
-    Console(file=file, width=width, highlight=False, **terminal).print(view)
-    return file.getvalue()
-
-
 COLOUR = {"force_terminal": True, "color_system": "standard", "_environ": {"TERM": "xterm"}}
 
 
 def style(**terminal) -> Style:
-    return Style(Console(file=io.StringIO(), width=100, **terminal))
+    return Style(console_of(**terminal))
 
 
 @pytest.fixture(scope="module")
@@ -214,9 +200,7 @@ def words(tmp_path_factory):
         f"The gate {n} of the penstock is shut, and the water — ёлка, 水 — stands at level {n}." for n in range(30)
     ]
     names = ["[R]", "<fim_prefix>", "<fim_middle>", "<fim_suffix>", *(f"<extra_id_{n}>" for n in range(40))]
-    tokenizer = train_tokenizer(
-        texts, vocab_size=420, output=folder.parent / "tokenizer", special_tokens=tuple(names), progress=False
-    )
+    tokenizer = tiny_tokenizer(folder.parent / "tokenizer", texts, 420, tuple(names))
     documents = [tokenizer.encode(text) for text in texts]
     data = write_dataset(folder, documents, texts=texts, tokenizer=TokenizerInfo.of(tokenizer))
     tokenizer.save(folder / "tokenizer")
@@ -362,7 +346,7 @@ def test_rows_that_nothing_rewrote_say_nothing_more(words):
 
 def test_tokens_of_an_extended_tokenizer_have_names(words, tmp_path):
     from penstock.tokenizers import load_tokenizer
-    from penstock.tokenizers.adding import add_tokens
+    from penstock.tokenizers.training import add_tokens
 
     folder, *_ = words
     add_tokens(load_tokenizer(str(folder / "tokenizer")), ["[NEW]"]).save(tmp_path / "more")

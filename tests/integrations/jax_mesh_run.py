@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tiny_models import make_loader
 
-from penstock.errors import ConfigError, DistributedError
+from penstock.core.errors import ConfigError, DistributedError
 from penstock.integrations import jax as psj
 
 ROWS = 16

@@ -6,16 +6,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tiny_models import LENGTH, make_dataset, make_loader, make_model
+from tiny_models import LENGTH, make_loader, make_model
 
 import penstock as ps
-from penstock.errors import IsolationError
+from penstock.core.errors import IsolationError
 from penstock.inputs import ModelInput
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_dataset(tmp_path_factory.mktemp("attention") / "data")
 
 
 def rows_of(folder: Path, **settings: Any) -> list[ModelInput]:
@@ -27,10 +22,10 @@ def rows_of(folder: Path, **settings: Any) -> list[ModelInput]:
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox", "falcon"])
-def test_logits_are_those_of_the_plain_row_and_not_the_isolated_ones(data: Path, kind: str) -> None:
+def test_logits_are_those_of_the_plain_row_and_not_the_isolated_ones(counting: Path, kind: str) -> None:
     """Also of a model that cannot tell documents apart."""
     model = make_model(kind).eval()
-    for row, apart in list(zip(rows_of(data, attention="row"), rows_of(data), strict=True))[:12]:
+    for row, apart in list(zip(rows_of(counting, attention="row"), rows_of(counting), strict=True))[:12]:
         used = row.num_tokens
         with torch.no_grad():
             found = model(**ps.huggingface.model_inputs(row)).logits[0, :used]
@@ -43,8 +38,8 @@ def test_logits_are_those_of_the_plain_row_and_not_the_isolated_ones(data: Path,
             assert (found[first:] - isolated[first:]).abs().max() > 1e-3
 
 
-def test_several_rows_at_once_are_the_rows_of_each(data: Path) -> None:
-    rows, model = rows_of(data, attention="row")[:5], make_model().eval()
+def test_several_rows_at_once_are_the_rows_of_each(counting: Path) -> None:
+    rows, model = rows_of(counting, attention="row")[:5], make_model().eval()
     found = ps.huggingface.model_inputs(rows)
     assert found["cu_seq_lens_q"].tolist()[0] == 0
     assert found["cu_seq_lens_q"].unique().tolist() == [i * LENGTH for i in range(6)]
@@ -61,17 +56,19 @@ def make_trainer(folder: Path, loader: Any, model: Any, **kwargs: Any) -> Any:
     )
 
 
-def test_the_trainer_says_it_and_does_not_check(tmp_path: Path, data: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_trainer_says_it_and_does_not_check(
+    tmp_path: Path, counting: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     leaking = {"kind": "falcon", "attention": "eager"}
-    make_trainer(tmp_path, make_loader(data, attention="row"), make_model(**leaking)).train()
+    make_trainer(tmp_path, make_loader(counting, attention="row"), make_model(**leaking)).train()
     said = [record.message for record in caplog.records if "see each other" in record.message]
     assert said == ["Trainer: documents of one row see each other: loader has attention='row'"]
     caplog.clear()
-    make_trainer(tmp_path, make_loader(data), make_model())
+    make_trainer(tmp_path, make_loader(counting), make_model())
     assert not [record for record in caplog.records if "see each other" in record.message]
 
 
-def test_an_evaluation_by_document_is_still_checked(tmp_path: Path, data: Path) -> None:
-    apart = make_loader(data, max_epochs=1)
+def test_an_evaluation_by_document_is_still_checked(tmp_path: Path, counting: Path) -> None:
+    apart = make_loader(counting, max_epochs=1)
     with pytest.raises(IsolationError, match="documents of one row see each other"):
-        make_trainer(tmp_path, make_loader(data, attention="row"), make_model("falcon", "eager"), eval_loader=apart)
+        make_trainer(tmp_path, make_loader(counting, attention="row"), make_model("falcon", "eager"), eval_loader=apart)

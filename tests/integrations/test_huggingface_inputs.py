@@ -1,36 +1,25 @@
 """Rows as tensors and as model arguments, and the loss of a step in parts."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tiny_models import LENGTH, make_dataset, make_loader, make_model
+from tiny_models import LENGTH, make_loader, make_model
 
 import penstock as ps
-from penstock.errors import ConfigError
+from makers.processes import run_code
+from penstock.core.errors import ConfigError
 from penstock.inputs import InputRequirements, ModelInput
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_dataset(tmp_path_factory.mktemp("inputs") / "data")
-
-
-@pytest.fixture(scope="module")
-def weighted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_dataset(tmp_path_factory.mktemp("inputs") / "weighted", spans=True)
 
 
 def some_rows(folder: Path, **settings: object) -> list[ModelInput]:
     return list(next(iter(make_loader(folder, **settings))))
 
 
-def test_tensors_share_memory_where_dtypes_agree(data: Path) -> None:
-    row = some_rows(data, requirements=InputRequirements(
+def test_tensors_share_memory_where_dtypes_agree(counting: Path) -> None:
+    row = some_rows(counting, requirements=InputRequirements(
         loss_weights=True, positions=True, cu_seqlens=True, document_ids=True, dtype="int64"
     ))[0]  # fmt: skip
     tensors = ps.huggingface.to_torch(row)
@@ -40,8 +29,8 @@ def test_tensors_share_memory_where_dtypes_agree(data: Path) -> None:
     assert tensors["num_tokens"] == row.num_tokens
 
 
-def test_int32_becomes_int64_where_torch_wants_it(data: Path) -> None:
-    row = some_rows(data)[0]
+def test_int32_becomes_int64_where_torch_wants_it(counting: Path) -> None:
+    row = some_rows(counting)[0]
     tensors = ps.huggingface.to_torch(row)
     assert row.tokens.dtype == np.int32
     assert tensors["tokens"].dtype == tensors["targets"].dtype == tensors["positions"].dtype == torch.int64
@@ -49,8 +38,8 @@ def test_int32_becomes_int64_where_torch_wants_it(data: Path) -> None:
     np.testing.assert_array_equal(tensors["tokens"].numpy(), row.tokens)
 
 
-def test_arguments_of_a_row_keep_documents_apart(data: Path) -> None:
-    row = next(row for row in some_rows(data) if row.num_documents > 2)
+def test_arguments_of_a_row_keep_documents_apart(counting: Path) -> None:
+    row = next(row for row in some_rows(counting) if row.num_documents > 2)
     found = ps.huggingface.model_inputs(row)
     assert found["input_ids"].shape == found["position_ids"].shape == (1, LENGTH)
     assert "attention_mask" not in found
@@ -61,8 +50,8 @@ def test_arguments_of_a_row_keep_documents_apart(data: Path) -> None:
     assert type(found["max_length_q"]) is int
 
 
-def test_several_rows_are_described_end_to_end(data: Path) -> None:
-    rows = [row for row in some_rows(data, rows=16) if row.num_documents > 1][:3]
+def test_several_rows_are_described_end_to_end(counting: Path) -> None:
+    rows = [row for row in some_rows(counting, rows=16) if row.num_documents > 1][:3]
     found = ps.huggingface.model_inputs(rows)
     assert found["input_ids"].shape == (3, LENGTH)
     lengths = np.concatenate([np.diff(row.cu_seqlens) for row in rows])
@@ -70,17 +59,17 @@ def test_several_rows_are_described_end_to_end(data: Path) -> None:
     assert found["max_length_q"] == lengths.max()
 
 
-def test_several_rows_give_the_logits_of_each(data: Path) -> None:
-    rows, model = some_rows(data), make_model().eval()
+def test_several_rows_give_the_logits_of_each(counting: Path) -> None:
+    rows, model = some_rows(counting), make_model().eval()
     with torch.no_grad():
         together = model(**ps.huggingface.model_inputs(rows)).logits
         for logits, row in zip(together, rows, strict=True):
             torch.testing.assert_close(logits[None], model(**ps.huggingface.model_inputs(row)).logits)
 
 
-def test_padding_of_a_row_with_one_document_is_counted_to_it(data: Path) -> None:
+def test_padding_of_a_row_with_one_document_is_counted_to_it(counting: Path) -> None:
     """So a model that cannot tell documents apart gets a plain row; the logits of the document are the same."""
-    row = min(some_rows(data, packing="none"), key=lambda row: row.num_tokens)
+    row = min(some_rows(counting, packing="none"), key=lambda row: row.num_tokens)
     assert row.num_tokens < LENGTH
     found, model = ps.huggingface.model_inputs(row), make_model().eval()
     assert found["position_ids"].tolist() == [list(range(LENGTH))]
@@ -92,8 +81,8 @@ def test_padding_of_a_row_with_one_document_is_counted_to_it(data: Path) -> None
     torch.testing.assert_close(plain[:, : row.num_tokens], apart[:, : row.num_tokens])
 
 
-def test_labels_are_unshifted_and_stop_at_documents(data: Path) -> None:
-    row = some_rows(data)[0]
+def test_labels_are_unshifted_and_stop_at_documents(counting: Path) -> None:
+    row = some_rows(counting)[0]
     labels = ps.huggingface.model_inputs(row, labels=True)["labels"][0].numpy()
     expected = np.full(LENGTH, -100)
     for begin, end in zip(row.cu_seqlens[:-1], row.cu_seqlens[1:], strict=True):
@@ -102,9 +91,9 @@ def test_labels_are_unshifted_and_stop_at_documents(data: Path) -> None:
     np.testing.assert_array_equal(labels, expected)
 
 
-def test_labels_give_transformers_own_mean_loss(data: Path) -> None:
+def test_labels_give_transformers_own_mean_loss(counting: Path) -> None:
     """But for the target of a row's last slot, where a document was cut: labels have no place for it."""
-    rows, model = some_rows(data), make_model()
+    rows, model = some_rows(counting), make_model()
     theirs = model(**ps.huggingface.model_inputs(rows, labels=True)).loss
     assert any(row.targets[0, -1] != -100 for row in rows)
     for row in rows:
@@ -119,8 +108,8 @@ def test_labels_cannot_say_fractions(weighted: Path) -> None:
         ps.huggingface.model_inputs(rows, labels=True)
 
 
-def test_rows_without_positions_are_refused(data: Path) -> None:
-    row = some_rows(data, requirements=InputRequirements())[0]
+def test_rows_without_positions_are_refused(counting: Path) -> None:
+    row = some_rows(counting, requirements=InputRequirements())[0]
     with pytest.raises(ConfigError, match=r"no positions and no cu_seqlens.*requirements=penstock\.huggingface"):
         ps.huggingface.model_inputs(row)
 
@@ -169,8 +158,8 @@ def test_loss_is_computed_in_float32() -> None:
     assert found == expected
 
 
-def test_nothing_to_train_is_a_loss_of_zero_with_gradients(data: Path) -> None:
-    row = some_rows(data)[0]
+def test_nothing_to_train_is_a_loss_of_zero_with_gradients(counting: Path) -> None:
+    row = some_rows(counting)[0]
     nothing = replace(row, targets=np.full_like(row.targets, -100), loss_weights=np.zeros_like(row.loss_weights))
     model = make_model()
     loss = ps.huggingface.loss(model, nothing, 0.0)
@@ -193,13 +182,13 @@ def test_penstock_imports_neither_torch_nor_transformers() -> None:
     code = (
         "import sys, penstock; penstock.check_isolation; print('torch' in sys.modules, 'transformers' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_code(code, check=True)
     assert done.stdout.split() == ["False", "False"]
 
 
 @pytest.mark.parametrize("missing", ["torch", "transformers"])
 def test_missing_packages_name_the_extra(missing: str) -> None:
     code = f"import sys; sys.modules['{missing}'] = None\nimport penstock\npenstock.huggingface"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_code(code)
     assert "MissingExtraError" in done.stderr
     assert "pip install 'penstock[huggingface]'" in done.stderr

@@ -10,16 +10,11 @@ import pytest
 import torch
 import transformers
 from tiny_models import make_dataset, make_loader, make_model
-from training_run import run
+from training_run import train_once
 
 import penstock as ps
-from penstock.errors import ConfigError, DistributedError, IsolationError, StateError
+from penstock.core.errors import ConfigError, DistributedError, IsolationError, StateError
 from penstock.loader import Loader
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_dataset(tmp_path_factory.mktemp("trainer") / "data", spans=True)
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +38,13 @@ def make_trainer(folder: Path, loader: Loader, model: Any = None, *, settings: A
 
 
 @pytest.mark.parametrize(("threads", "packing"), [(1, "best_fit"), (0, "concat")])
-def test_resumed_anywhere_equals_uninterrupted(tmp_path: Path, data: Path, threads: int, packing: str) -> None:
+def test_resumed_anywhere_equals_uninterrupted(tmp_path: Path, weighted: Path, threads: int, packing: str) -> None:
     """Batches, losses and weights, bit for bit, after every step; with dropout, so that generators count too."""
 
     def train(resume: str | None = None) -> dict[str, Any]:
         model = make_model(attention_dropout=0.3)
-        return run(
-            str(data), str(tmp_path), max_steps=5, save_steps=1, resume=resume, model=model, threads=threads,
+        return train_once(
+            str(weighted), str(tmp_path), max_steps=5, save_steps=1, resume=resume, model=model, threads=threads,
             packing=packing,
         )  # fmt: skip
 
@@ -64,15 +59,15 @@ def test_resumed_anywhere_equals_uninterrupted(tmp_path: Path, data: Path, threa
     assert whole["loader_step"] == 5
 
 
-def test_resuming_goes_on_from_the_last_checkpoint(tmp_path: Path, data: Path) -> None:
-    whole = run(str(data), str(tmp_path), max_steps=4, save_steps=3)
+def test_resuming_goes_on_from_the_last_checkpoint(tmp_path: Path, weighted: Path) -> None:
+    whole = train_once(str(weighted), str(tmp_path), max_steps=4, save_steps=3)
     shutil.rmtree(tmp_path / "checkpoint-4")
-    resumed = run(str(data), str(tmp_path), max_steps=4, save_steps=3, resume=True)  # type: ignore[arg-type]
+    resumed = train_once(str(weighted), str(tmp_path), max_steps=4, save_steps=3, resume=True)  # type: ignore[arg-type]
     assert resumed["seen"] == whole["seen"][12:]
 
 
 @pytest.mark.parametrize("moment", ["on_step_begin", "on_pre_optimizer_step", "on_step_end"])
-def test_checkpoint_at_any_moment_of_a_step_resumes_exactly(tmp_path: Path, data: Path, moment: str) -> None:
+def test_checkpoint_at_any_moment_of_a_step_resumes_exactly(tmp_path: Path, weighted: Path, moment: str) -> None:
     """As transformers' just-in-time checkpoints do when a machine is taken away."""
 
     class Interrupt(transformers.TrainerCallback):  # type: ignore[misc]
@@ -83,40 +78,42 @@ def test_checkpoint_at_any_moment_of_a_step_resumes_exactly(tmp_path: Path, data
 
     setattr(Interrupt, moment, Interrupt.act)
     settings = {"max_steps": 4, "save_strategy": "no", "logging_steps": 1, "learning_rate": 1e-2}
-    trainer = make_trainer(tmp_path / "cut", make_loader(data), settings=settings, callbacks=[Interrupt()])
+    trainer = make_trainer(tmp_path / "cut", make_loader(weighted), settings=settings, callbacks=[Interrupt()])
     trainer.train()
-    again = make_trainer(tmp_path / "cut", make_loader(data), settings=settings)
+    again = make_trainer(tmp_path / "cut", make_loader(weighted), settings=settings)
     again.train(tmp_path / "cut" / "checkpoint-2")
-    whole = make_trainer(tmp_path / "whole", make_loader(data), settings=settings)
+    whole = make_trainer(tmp_path / "whole", make_loader(weighted), settings=settings)
     whole.train()
     assert losses(again)[-2:] == losses(whole)[-2:]
     assert again.loader.step == 4
 
 
-def test_resuming_a_finished_run_trains_nothing(tmp_path: Path, data: Path) -> None:
-    run(str(data), str(tmp_path), max_steps=2)
-    again = run(str(data), str(tmp_path), max_steps=2, resume=str(tmp_path / "checkpoint-2"))
+def test_resuming_a_finished_run_trains_nothing(tmp_path: Path, weighted: Path) -> None:
+    train_once(str(weighted), str(tmp_path), max_steps=2)
+    again = train_once(str(weighted), str(tmp_path), max_steps=2, resume=str(tmp_path / "checkpoint-2"))
     assert again["seen"] == []
     assert again["steps"] == again["loader_step"] == 2
 
 
 @pytest.mark.parametrize("name", ["penstock_loader.json", "trainer_state.json"])
 @pytest.mark.parametrize("damage", ["gone", "cut"])
-def test_incomplete_checkpoint_is_refused(tmp_path: Path, data: Path, name: str, damage: str) -> None:
-    run(str(data), str(tmp_path), max_steps=2)
+def test_incomplete_checkpoint_is_refused(tmp_path: Path, weighted: Path, name: str, damage: str) -> None:
+    train_once(str(weighted), str(tmp_path), max_steps=2)
     file = tmp_path / "checkpoint-2" / name
     text = file.read_text()
     file.unlink()
     if damage == "cut":
         file.write_text(text[: len(text) // 2])
-    with pytest.raises(StateError, match=r"checkpoint-2 cannot be resumed .*cut short; resume from another checkpoint"):
-        run(str(data), str(tmp_path), resume=str(tmp_path / "checkpoint-2"))
+    with pytest.raises(
+        StateError, match=r"checkpoint-2 cannot be resumed .*saving was interrupted; resume from another checkpoint"
+    ):
+        train_once(str(weighted), str(tmp_path), resume=str(tmp_path / "checkpoint-2"))
 
 
-def test_checkpoint_of_other_data_is_refused(tmp_path: Path, data: Path, small: Path) -> None:
-    run(str(data), str(tmp_path), max_steps=2)
+def test_checkpoint_of_other_data_is_refused(tmp_path: Path, weighted: Path, small: Path) -> None:
+    train_once(str(weighted), str(tmp_path), max_steps=2)
     with pytest.raises(StateError, match="holds other documents"):
-        run(str(small), str(tmp_path), resume=str(tmp_path / "checkpoint-2"))
+        train_once(str(small), str(tmp_path), resume=str(tmp_path / "checkpoint-2"))
 
 
 # -- loss ------------------------------------------------------------------------------------------------------------
@@ -143,10 +140,10 @@ def bare_loop(loader: Loader, steps: int) -> list[float]:
 
 
 @pytest.mark.parametrize("rows_per_microbatch", [1, 2, 4])
-def test_losses_are_those_of_a_bare_loop(tmp_path: Path, data: Path, rows_per_microbatch: int) -> None:
-    trained = run(str(data), str(tmp_path), max_steps=3, rows_per_microbatch=rows_per_microbatch,
+def test_losses_are_those_of_a_bare_loop(tmp_path: Path, weighted: Path, rows_per_microbatch: int) -> None:
+    trained = train_once(str(weighted), str(tmp_path), max_steps=3, rows_per_microbatch=rows_per_microbatch,
                   lr_scheduler_type="constant")  # fmt: skip
-    np.testing.assert_allclose(trained["losses"], bare_loop(make_loader(data), 3), rtol=2e-6)
+    np.testing.assert_allclose(trained["losses"], bare_loop(make_loader(weighted), 3), rtol=2e-6)
     assert len(trained["seen"]) == 3 * 4 // rows_per_microbatch
 
 
@@ -157,17 +154,17 @@ def test_finite_loader_trains_every_step_once(tmp_path: Path, small: Path) -> No
     """Steps are counted, so that the schedule is right; the last, short step is trained too."""
     steps = [[row.tokens.tolist() for row in step] for step in make_loader(small, max_epochs=1)]
     assert len(steps[-1]) < 4
-    found = run(str(small), str(tmp_path), max_steps=-1, max_epochs=1)
+    found = train_once(str(small), str(tmp_path), max_steps=-1, max_epochs=1)
     assert found["steps"] == len(steps)
     blanks = [[0] * 32] * (4 - len(steps[-1]))
     assert [row for batch in found["seen"] for row in batch] == [row for step in steps for row in step] + blanks
     # Resumed: as many steps in all, counted from the beginning.
-    resumed = run(str(small), str(tmp_path), max_steps=-1, max_epochs=1, resume=str(tmp_path / "checkpoint-2"))
+    resumed = train_once(str(small), str(tmp_path), max_steps=-1, max_epochs=1, resume=str(tmp_path / "checkpoint-2"))
     assert resumed["losses"] == found["losses"]
 
 
 def test_more_steps_than_data_ends_with_the_data(tmp_path: Path, small: Path) -> None:
-    found = run(str(small), str(tmp_path), max_steps=50, max_epochs=1)
+    found = train_once(str(small), str(tmp_path), max_steps=50, max_epochs=1)
     assert found["steps"] == len(list(make_loader(small, max_epochs=1)))
 
 
@@ -183,56 +180,60 @@ def test_loader_at_its_end_is_refused_and_a_finished_run_is_not(tmp_path: Path, 
     assert again.state.global_step == steps
 
 
-def test_endless_loader_needs_max_steps(tmp_path: Path, data: Path) -> None:
+def test_endless_loader_needs_max_steps(tmp_path: Path, weighted: Path) -> None:
     with pytest.raises(ConfigError, match=r"never ends.*max_steps is not given; set TrainingArguments\(max_steps"):
-        make_trainer(tmp_path, make_loader(data), settings={"max_steps": -1})
+        make_trainer(tmp_path, make_loader(weighted), settings={"max_steps": -1})
 
 
 # -- evaluation ------------------------------------------------------------------------------------------------------
 
 
-def test_evaluation_is_the_loss_per_token_and_leaves_training_alone(tmp_path: Path, data: Path, small: Path) -> None:
-    plain = run(str(data), str(tmp_path / "a"), max_steps=4)
-    found = run(str(data), str(tmp_path / "b"), max_steps=4, eval_data=str(small), eval_strategy="steps", eval_steps=1)
+def test_evaluation_is_the_loss_per_token_and_leaves_training_alone(
+    tmp_path: Path, weighted: Path, small: Path
+) -> None:
+    plain = train_once(str(weighted), str(tmp_path / "a"), max_steps=4)
+    found = train_once(
+        str(weighted), str(tmp_path / "b"), max_steps=4, eval_data=str(small), eval_strategy="steps", eval_steps=1
+    )
     assert found["losses"] == plain["losses"]
     assert found["seen"] == plain["seen"]
 
 
-def test_evaluation_is_exact_and_repeatable(tmp_path: Path, data: Path, small: Path) -> None:
+def test_evaluation_is_exact_and_repeatable(tmp_path: Path, weighted: Path, small: Path) -> None:
     model = make_model()
     total = tokens = 0.0
     with torch.no_grad():
         for step in make_loader(small, max_epochs=1):
             total += sum(float(ps.huggingface.loss(model, row, 1.0)) for row in step)
             tokens += step.loss_denominator
-    trainer = make_trainer(tmp_path, make_loader(data), model, eval_loader=make_loader(small, max_epochs=1))
+    trainer = make_trainer(tmp_path, make_loader(weighted), model, eval_loader=make_loader(small, max_epochs=1))
     first, second = trainer.evaluate(), trainer.evaluate()
     assert first["eval_loss"] == second["eval_loss"] == pytest.approx(total / tokens, rel=1e-6)
     assert first["eval_tokens"] == tokens
 
 
-def test_several_evaluations_by_name(tmp_path: Path, data: Path, small: Path) -> None:
-    loaders = {name: make_loader(path, max_epochs=1) for name, path in {"data": data, "small": small}.items()}
-    trainer = make_trainer(tmp_path, make_loader(data), eval_loader=loaders)
+def test_several_evaluations_by_name(tmp_path: Path, weighted: Path, small: Path) -> None:
+    loaders = {name: make_loader(path, max_epochs=1) for name, path in {"data": weighted, "small": small}.items()}
+    trainer = make_trainer(tmp_path, make_loader(weighted), eval_loader=loaders)
     metrics = trainer.evaluate()
     assert metrics["eval_data_tokens"] > metrics["eval_small_tokens"] > 0
     assert metrics["eval_data_loss"] > 0
 
 
-def test_evaluation_must_end_and_be_a_loader_of_its_own(tmp_path: Path, data: Path) -> None:
+def test_evaluation_must_end_and_be_a_loader_of_its_own(tmp_path: Path, weighted: Path) -> None:
     with pytest.raises(ConfigError, match="eval_loader never ends; set max_epochs=1"):
-        make_trainer(tmp_path, make_loader(data), eval_loader=make_loader(data))
-    loader = make_loader(data, max_epochs=1)
-    with pytest.raises(ConfigError, match="eval_loader is the loader that is trained on"):
+        make_trainer(tmp_path, make_loader(weighted), eval_loader=make_loader(weighted))
+    loader = make_loader(weighted, max_epochs=1)
+    with pytest.raises(ConfigError, match="eval_loader is also the training loader"):
         make_trainer(tmp_path, loader, eval_loader=loader)
 
 
 # -- wrong set-ups ---------------------------------------------------------------------------------------------------
 
 
-def test_loader_of_another_world_is_refused(tmp_path: Path, data: Path) -> None:
+def test_loader_of_another_world_is_refused(tmp_path: Path, weighted: Path) -> None:
     with pytest.raises(DistributedError, match=r"made for rank 1 of 2, this process is data-parallel rank 0 of 1"):
-        make_trainer(tmp_path, make_loader(data, ranks=(1, 2)))
+        make_trainer(tmp_path, make_loader(weighted, ranks=(1, 2)))
 
 
 @pytest.mark.parametrize(
@@ -247,52 +248,52 @@ def test_loader_of_another_world_is_refused(tmp_path: Path, data: Path) -> None:
         ({"auto_find_batch_size": True}, "auto_find_batch_size=True does not go with a loader"),
     ],
 )
-def test_contradicting_arguments_are_refused(tmp_path: Path, data: Path, settings: Any, message: str) -> None:
+def test_contradicting_arguments_are_refused(tmp_path: Path, weighted: Path, settings: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        make_trainer(tmp_path, make_loader(data), settings=settings)
+        make_trainer(tmp_path, make_loader(weighted), settings=settings)
 
 
-def test_fitting_arguments_pass_and_are_not_changed(tmp_path: Path, data: Path) -> None:
+def test_fitting_arguments_pass_and_are_not_changed(tmp_path: Path, weighted: Path) -> None:
     given = arguments(tmp_path, gradient_accumulation_steps=2)
-    trainer = ps.huggingface.Trainer(make_model(), given, loader=make_loader(data), rows_per_microbatch=2)
+    trainer = ps.huggingface.Trainer(make_model(), given, loader=make_loader(weighted), rows_per_microbatch=2)
     assert (trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps) == (2, 2)
     assert (given.per_device_train_batch_size, given.ignore_data_skip) == (8, False)
 
 
-def test_microbatches_must_divide_a_rank(tmp_path: Path, data: Path) -> None:
+def test_microbatches_must_divide_a_rank(tmp_path: Path, weighted: Path) -> None:
     with pytest.raises(ConfigError, match="rows_per_microbatch=3 does not divide this rank's 4 rows"):
-        make_trainer(tmp_path, make_loader(data), rows_per_microbatch=3)
+        make_trainer(tmp_path, make_loader(weighted), rows_per_microbatch=3)
 
 
 @pytest.mark.parametrize("name", ["train_dataset", "data_collator", "compute_loss_func"])
-def test_what_the_loader_does_is_refused(tmp_path: Path, data: Path, name: str) -> None:
+def test_what_the_loader_does_is_refused(tmp_path: Path, weighted: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} does not go with a loader"):
-        make_trainer(tmp_path, make_loader(data), **{name: lambda *_: None})
+        make_trainer(tmp_path, make_loader(weighted), **{name: lambda *_: None})
 
 
-def test_metrics_need_an_eval_dataset(tmp_path: Path, data: Path, small: Path) -> None:
+def test_metrics_need_an_eval_dataset(tmp_path: Path, weighted: Path, small: Path) -> None:
     with pytest.raises(ConfigError, match="compute_metrics does not go with eval_loader"):
         make_trainer(
-            tmp_path, make_loader(data), eval_loader=make_loader(small, max_epochs=1), compute_metrics=lambda _: {}
+            tmp_path, make_loader(weighted), eval_loader=make_loader(small, max_epochs=1), compute_metrics=lambda _: {}
         )
 
 
-def test_leaking_model_is_refused_unless_rows_hold_one_document(tmp_path: Path, data: Path) -> None:
+def test_leaking_model_is_refused_unless_rows_hold_one_document(tmp_path: Path, weighted: Path) -> None:
     leaking = {"kind": "falcon", "attention": "eager"}
     with pytest.raises(IsolationError, match=r"FalconForCausalLM.*see each other.*packing='none'"):
-        make_trainer(tmp_path, make_loader(data), make_model(**leaking))
-    make_trainer(tmp_path, make_loader(data), make_model(**leaking), check_isolation=False)
-    make_trainer(tmp_path, make_loader(data, packing="none"), make_model(**leaking)).train()
+        make_trainer(tmp_path, make_loader(weighted), make_model(**leaking))
+    make_trainer(tmp_path, make_loader(weighted), make_model(**leaking), check_isolation=False)
+    make_trainer(tmp_path, make_loader(weighted, packing="none"), make_model(**leaking)).train()
 
 
-def test_router_losses_are_refused(tmp_path: Path, data: Path) -> None:
+def test_router_losses_are_refused(tmp_path: Path, weighted: Path) -> None:
     model = make_model("mixtral", num_local_experts=2, num_experts_per_tok=1, output_router_logits=True)
     with pytest.raises(ConfigError, match=r"output_router_logits.*set it to False"):
-        make_trainer(tmp_path, make_loader(data), model)
+        make_trainer(tmp_path, make_loader(weighted), model)
 
 
-def test_state_file_is_small_json(tmp_path: Path, data: Path) -> None:
-    run(str(data), str(tmp_path), max_steps=2)
+def test_state_file_is_small_json(tmp_path: Path, weighted: Path) -> None:
+    train_once(str(weighted), str(tmp_path), max_steps=2)
     text = (tmp_path / "checkpoint-2" / "penstock_loader.json").read_text()
     assert json.loads(text)["step"] == 2
     assert len(text) < 1024

@@ -8,12 +8,13 @@ import torch
 from transformers import PreTrainedTokenizerFast
 from vision_makers import TinyImages, TinyProcessor
 
-from penstock.chat.boundaries import Boundary
-from penstock.chat.scanning import scan
-from penstock.errors import ConfigError, RecordError
-from penstock.integrations.huggingface.media_ids import media_ids, own_tokenizer
+from makers.tokenizers import tiny_tokenizer
+from penstock.chat.masks.boundaries import Boundary
+from penstock.chat.masks.scanning import scan
+from penstock.core.errors import ConfigError, RecordError
 from penstock.integrations.huggingface.vision_collator import VisionCollator
-from penstock.tokenizers import Tokenizer, train_tokenizer
+from penstock.integrations.huggingface.vision_examples import media_ids, own_tokenizer
+from penstock.tokenizers import Tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -28,7 +29,7 @@ CONTROLS = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", 
 def own(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     texts = ["\n\n one\n two\n\n\n three", "assistant\n\n x", "user\n\n y", "tell me what it is"] * 30
     folder = tmp_path_factory.mktemp("vlm")
-    return train_tokenizer(texts, vocab_size=360, output=folder, special_tokens=CONTROLS, progress=False)
+    return tiny_tokenizer(folder, texts, 360, CONTROLS)
 
 
 @pytest.fixture(params=["right", "left"])
@@ -69,7 +70,7 @@ def test_answers_and_their_ends_are_trained_with_padding_on_either_side(processo
     assert (batch["input_ids"][batch["attention_mask"] == 0] == processor.tokenizer.eos_token_id).all()
 
 
-def test_knobs(processor):
+def test_mask_settings(processor):
     assert trained(VisionCollator(processor, "qwen2_vl", train_on_eos="none")(EXAMPLES), processor)[0] == "a turbine"
     both = VisionCollator(processor, "chatml", roles_to_train=["user", "assistant"])(EXAMPLES)
     # chatml knows no media; the processor does.
@@ -135,7 +136,7 @@ def test_own_batches_and_own_preparation(processor):
     assert trained(VisionCollator(processor).label(tokenized), processor) == ["tell<|im_end|>"]
     collate = VisionCollator(processor, prepare=lambda examples: processor.tokenizer(examples, return_tensors="pt"))
     assert trained(collate(texts), processor) == ["tell<|im_end|>"]
-    with pytest.raises(ConfigError, match="no attention_mask, without which padding cannot be told"):
+    with pytest.raises(ConfigError, match="no attention_mask, which is needed to tell padding"):
         collate.label({"input_ids": tokenized["input_ids"]})
 
 
@@ -148,11 +149,11 @@ def test_what_cannot_work_is_refused_at_the_start(processor):
         VisionCollator(processor, "qwen2_vl", roles_to_train=["gpt"])
     with pytest.raises(ConfigError, match="'narrator' is no known role"):
         VisionCollator(processor, roles_to_train=["narrator"])
-    assert VisionCollator(processor, roles_to_train=["gpt"]).knobs.roles_to_train == ("assistant",)
+    assert VisionCollator(processor, roles_to_train=["gpt"]).mask_settings.roles_to_train == ("assistant",)
     with pytest.raises(ConfigError, match="on_empty is 'ignore'; expected: error or warn"):
         VisionCollator(processor, on_empty="ignore")
     processor.chat_template = "{{ messages }}"
-    with pytest.raises(ConfigError, match="of no family that we know; give boundaries"):
+    with pytest.raises(ConfigError, match="belongs to no known family; give boundaries"):
         _ = VisionCollator(processor).boundaries
     declared = [Boundary("assistant", "<|im_start|>assistant\n", "<|im_end|>")]
     assert VisionCollator(processor, declared).masked_ids == media_ids(processor)

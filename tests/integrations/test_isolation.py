@@ -8,7 +8,8 @@ import transformers
 from tiny_models import make_model
 
 import penstock as ps
-from penstock.errors import IsolationError
+from makers.models import tiny_huggingface
+from penstock.core.errors import IsolationError
 from penstock.integrations.huggingface import model_inputs
 
 WINDOW = {"sliding_window": 6}
@@ -130,7 +131,7 @@ def test_the_softest_leak_is_found_by_gradients(dtype: Any) -> None:
 
 
 def test_a_model_without_context_cannot_be_checked() -> None:
-    with pytest.raises(IsolationError, match="the check can say nothing"):
+    with pytest.raises(IsolationError, match="the check is meaningless"):
         ps.check_isolation(Whisper(0.0, deaf=True), forward=whisper)
 
 
@@ -176,11 +177,7 @@ def test_the_model_and_the_generators_are_left_as_they_were() -> None:
     ],
 )  # fmt: skip
 def test_rotary_embeddings_that_a_long_document_changes_are_refused(rope: dict[str, Any]) -> None:
-    config = transformers.LlamaConfig(
-        vocab_size=99, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, initializer_range=0.2, max_position_embeddings=64, rope_parameters=rope,
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config)
+    model = tiny_huggingface(rope_parameters=rope)
     ps.check_isolation(model, sequence_length=64)
     with pytest.raises(
         IsolationError, match=r"changes for all of them when one has more than 64 tokens, and rows have 65"

@@ -5,9 +5,9 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from tiny_models import LENGTH, make_dataset, make_loader
+from tiny_models import LENGTH, make_loader
 
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 from penstock.inputs import IGNORE, InputRequirements
 from penstock.loader import Loader, Source
 from penstock.objectives.denoise import Denoise
@@ -16,11 +16,6 @@ jax = pytest.importorskip("jax")
 jnp = jax.numpy
 
 from penstock.integrations import jax as psj  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return make_dataset(tmp_path_factory.mktemp("jax") / "data", spans=True)
 
 
 def compare(batch, rows, max_documents=LENGTH):
@@ -43,9 +38,9 @@ def compare(batch, rows, max_documents=LENGTH):
         assert batch.cu_seqlens[i].tolist() == starts + [slots] * (max_documents + 2 - len(starts))
 
 
-def test_a_batch_is_the_rows_of_the_step(data):
+def test_a_batch_is_the_rows_of_the_step(weighted):
     for (batch, step), plain in zip(
-        psj.batches(make_loader(data, max_epochs=1)), make_loader(data, max_epochs=1), strict=True
+        psj.batches(make_loader(weighted, max_epochs=1)), make_loader(weighted, max_epochs=1), strict=True
     ):
         assert step.resume_state == plain.resume_state
         assert float(batch.loss_denominator) == np.float32(plain.loss_denominator)
@@ -57,7 +52,7 @@ def test_a_batch_is_the_rows_of_the_step(data):
         assert batch.prefix is None
 
 
-def test_a_jitted_function_is_traced_once(data):
+def test_a_jitted_function_is_traced_once(weighted):
     """Over an epoch with a last, short step, and rows with different numbers of documents."""
     traces = []
 
@@ -66,24 +61,24 @@ def test_a_jitted_function_is_traced_once(data):
         traces.append(None)
         return (batch.loss_weights * (batch.targets >= 0)).sum() / batch.loss_denominator
 
-    loader = make_loader(data, rows=16, max_epochs=1)
+    loader = make_loader(weighted, rows=16, max_epochs=1)
     found = [(float(total(batch)), len(step)) for batch, step in psj.batches(loader)]
     assert len(traces) == 1
     assert found[-1][1] < 16
     assert [share for share, _ in found] == pytest.approx([1.0] * len(found), rel=1e-6)
 
 
-def test_batches_smaller_than_a_step_are_its_rows_in_order(data):
-    pairs = list(islice(psj.batches(make_loader(data, rows=6), batch_size=2), 6))
+def test_batches_smaller_than_a_step_are_its_rows_in_order(weighted):
+    pairs = list(islice(psj.batches(make_loader(weighted, rows=6), batch_size=2), 6))
     assert [step.index for _, step in pairs] == [0, 0, 0, 1, 1, 1]
     for i, (batch, step) in enumerate(pairs):
         compare(batch, step[2 * (i % 3) : 2 * (i % 3) + 2])
         assert float(batch.loss_denominator) == step.loss_denominator
 
 
-def test_every_step_has_as_many_batches(data):
+def test_every_step_has_as_many_batches(weighted):
     """The last step has fewer rows, and batches of nothing but padding after them."""
-    pairs = list(psj.batches(make_loader(data, rows=20, max_epochs=1), batch_size=4))
+    pairs = list(psj.batches(make_loader(weighted, rows=20, max_epochs=1), batch_size=4))
     steps = [step.index for _, step in pairs]
     assert steps == sorted([*range(steps[-1] + 1)] * 5)
     batch, step = pairs[-1]
@@ -93,8 +88,8 @@ def test_every_step_has_as_many_batches(data):
     assert batch.cu_seqlens.tolist() == [[0] + [LENGTH] * (LENGTH + 1)] * 4
 
 
-def test_prefixes_come_with_the_batch(data):
-    source = Source(data, objective=Denoise.ul2r(modes=None, sentinels=range(40, 64)), max_epochs=1)
+def test_prefixes_come_with_the_batch(weighted):
+    source = Source(weighted, objective=Denoise.ul2r(modes=None, sentinels=range(40, 64)), max_epochs=1)
     settings = {"sequence_length": 80, "rows_per_step": 24}
     plain = list(Loader(source, **settings))
     pairs = list(psj.batches(Loader(source, **settings), prefix=True))
@@ -108,23 +103,25 @@ def test_prefixes_come_with_the_batch(data):
     assert all(batch.prefix.any() for batch, _ in pairs)
 
 
-@pytest.mark.parametrize(("prefix", "reason"), [(None, "nobody says that the model does"), (False, "the model cannot")])
-def test_a_model_that_ignores_prefixes_is_refused(data, prefix, reason):
-    source = Source(data, name="web", objective=Denoise.ul2r(modes=None, sentinels=range(40, 64)))
+@pytest.mark.parametrize(
+    ("prefix", "reason"), [(None, "the model is not known"), (False, "the model does not support them")]
+)
+def test_a_model_that_ignores_prefixes_is_refused(weighted, prefix, reason):
+    source = Source(weighted, name="web", objective=Denoise.ul2r(modes=None, sentinels=range(40, 64)))
     settings = {"sequence_length": 80, "rows_per_step": 4}
     with pytest.raises(
         ConfigError,
-        match=rf"source 'web': its objective has prefixes whose tokens see each other, and {reason}.*batches\(…, "
-        r"prefix=True\), or give the objective bidirectional=False",
+        match=rf"source 'web': its objective has bidirectional prefixes, and {reason}.*batches\(…, "
+        r"prefix=True\), or set bidirectional=False in the objective",
     ):
         psj.batches(Loader(source, **settings), prefix=prefix)
     next(psj.batches(Loader(source, **settings), prefix=True))
-    causal = Source(data, objective=Denoise.ul2r(modes=None, sentinels=range(40, 64), bidirectional=False))
+    causal = Source(weighted, objective=Denoise.ul2r(modes=None, sentinels=range(40, 64), bidirectional=False))
     next(psj.batches(Loader(causal, **settings), prefix=prefix))
-    next(psj.batches(make_loader(data), prefix=prefix))
+    next(psj.batches(make_loader(weighted), prefix=prefix))
 
 
-def test_a_model_learns_from_them(data):
+def test_a_model_learns_from_them(weighted):
     """The step of the package's example, with a model of two tables."""
 
     @jax.jit
@@ -141,7 +138,7 @@ def test_a_model_learns_from_them(data):
     parameters = {"in": generator.normal(size=(64, 16)), "out": generator.normal(size=(16, 64))}
     parameters = jax.tree.map(lambda table: jnp.asarray(table * 0.3, jnp.float32), parameters)
     losses = []
-    for batch, _ in islice(psj.batches(make_loader(data, rows=8)), 200):
+    for batch, _ in islice(psj.batches(make_loader(weighted, rows=8)), 200):
         value, parameters = train(parameters, batch)
         losses.append(float(value))
     assert np.isfinite(losses).all()
@@ -149,19 +146,19 @@ def test_a_model_learns_from_them(data):
     assert losses[-1] < 2.0
 
 
-def test_resuming_goes_on_after_the_step(data):
-    whole = [batch for batch, _ in islice(psj.batches(make_loader(data)), 6)]
-    _, step = next(islice(psj.batches(make_loader(data)), 2, 3))
-    resumed = make_loader(data)
+def test_resuming_goes_on_after_the_step(weighted):
+    whole = [batch for batch, _ in islice(psj.batches(make_loader(weighted)), 6)]
+    _, step = next(islice(psj.batches(make_loader(weighted)), 2, 3))
+    resumed = make_loader(weighted)
     resumed.load_state_dict(step.resume_state)
     for mine, (theirs, _) in zip(whole[3:], psj.batches(resumed), strict=False):
         assert mine.tokens.tolist() == theirs.tokens.tolist()
 
 
 @pytest.mark.parametrize("batch_size", [None, 1])
-def test_nothing_changes_an_array_that_jax_holds(data, batch_size):
+def test_nothing_changes_an_array_that_jax_holds(weighted, batch_size):
     """The loader fills its buffers again; a batch must not see it."""
-    loader = make_loader(data, rows=2, prefetch=1)
+    loader = make_loader(weighted, rows=2, prefetch=1)
     batches = psj.batches(loader, batch_size=batch_size)
     kept = [next(batches)[0] for _ in range(4)]
     before = [jax.tree.map(lambda leaf: np.array(leaf, copy=True), batch) for batch in kept]
@@ -172,57 +169,59 @@ def test_nothing_changes_an_array_that_jax_holds(data, batch_size):
             np.testing.assert_array_equal(now, old)
 
 
-def test_several_distances_have_an_axis(data):
+def test_several_distances_have_an_axis(weighted):
     need = InputRequirements(asked_by="me", target_distances=3).merge(psj.REQUIREMENTS)
-    (batch, step), *_ = islice(psj.batches(make_loader(data, requirements=need)), 1)
+    (batch, step), *_ = islice(psj.batches(make_loader(weighted, requirements=need)), 1)
     assert batch.targets.shape == batch.loss_weights.shape == (4, 3, LENGTH)
     assert batch.loss_denominator.tolist() == [np.float32(value) for value in step.loss_denominators]
     np.testing.assert_array_equal(batch.targets[:, 2], [np.maximum(row.targets[2], 0) for row in step])
 
 
-def test_int64_rows_become_int32(data):
+def test_int64_rows_become_int32(weighted):
     need = InputRequirements(asked_by="me", dtype="int64").merge(psj.REQUIREMENTS)
-    (batch, step), *_ = islice(psj.batches(make_loader(data, requirements=need)), 1)
+    (batch, step), *_ = islice(psj.batches(make_loader(weighted, requirements=need)), 1)
     assert batch.tokens.dtype == "int32"
     compare(batch, step)
 
 
-def test_joined_rows_are_one_segment(data):
-    (batch, step), *_ = islice(psj.batches(make_loader(data, attention="row")), 1)
+def test_joined_rows_are_one_segment(weighted):
+    (batch, step), *_ = islice(psj.batches(make_loader(weighted, attention="row")), 1)
     for i, row in enumerate(step):
         assert batch.segment_ids[i].tolist() == [1] * row.num_tokens + [0] * (LENGTH - row.num_tokens)
         assert batch.num_documents[i] == 1
         assert batch.document_lengths[i, 0] == row.num_tokens
 
 
-def test_a_padded_cu_seqlens_says_the_same(data):
+def test_a_padded_cu_seqlens_says_the_same(weighted):
     need = InputRequirements(asked_by="me", cu_seqlens_capacity=LENGTH + 2).merge(psj.REQUIREMENTS)
     for (mine, _), (theirs, _) in zip(
-        islice(psj.batches(make_loader(data, requirements=need)), 5), psj.batches(make_loader(data)), strict=False
+        islice(psj.batches(make_loader(weighted, requirements=need)), 5),
+        psj.batches(make_loader(weighted)),
+        strict=False,
     ):
         assert mine.cu_seqlens.tolist() == theirs.cu_seqlens.tolist()
         assert mine.num_documents.tolist() == theirs.num_documents.tolist()
 
 
-def test_more_documents_than_there_is_room_for_name_the_row(data):
-    most = [[row.num_documents for row in step] for step in islice(make_loader(data), 20)]
+def test_more_documents_than_there_is_room_for_name_the_row(weighted):
+    most = [[row.num_documents for row in step] for step in islice(make_loader(weighted), 20)]
     limit = max(map(max, most[:1])) - 1
     row = next(i for i, count in enumerate(most[0]) if count > limit)
     with pytest.raises(
         ConfigError, match=rf"step 0, row {row}: {limit + 1} documents, but max_documents is {limit}; raise it"
     ):
-        next(psj.batches(make_loader(data), max_documents=limit))
-    batch, step = next(psj.batches(make_loader(data), max_documents=limit + 1))
+        next(psj.batches(make_loader(weighted), max_documents=limit))
+    batch, step = next(psj.batches(make_loader(weighted), max_documents=limit + 1))
     compare(batch, step, limit + 1)
 
 
-def test_settings_that_cannot_work_are_refused_at_once(data):
-    with pytest.raises(ConfigError, match="batch_size must divide the 4 rows that this process has of a step, got 3"):
-        psj.batches(make_loader(data), batch_size=3)
+def test_settings_that_cannot_work_are_refused_at_once(weighted):
+    with pytest.raises(ConfigError, match="batch_size must divide this process's 4 rows of a step, got 3"):
+        psj.batches(make_loader(weighted), batch_size=3)
     with pytest.raises(ConfigError, match="max_documents must be at least 1, got 0"):
-        psj.batches(make_loader(data), max_documents=0)
-    bare = make_loader(data, requirements=InputRequirements(loss_weights=True))
+        psj.batches(make_loader(weighted), max_documents=0)
+    bare = make_loader(weighted, requirements=InputRequirements(loss_weights=True))
     with pytest.raises(
-        ConfigError, match="the loader's rows have no positions, document_ids, cu_seqlens; make it with"
+        ConfigError, match="the loader's rows have no positions, document_ids, cu_seqlens; make the loader with"
     ):
         next(psj.batches(bare))

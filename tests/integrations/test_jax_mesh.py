@@ -1,16 +1,15 @@
 """Batches over the devices of a mesh, in one process and in two, against the rows of the plain loader."""
 
 import json
-import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_models import LENGTH, make_dataset, make_loader
+from tiny_models import LENGTH, make_loader
 
+from makers.processes import free_port, jax_environment
 from patience import PATIENCE_SECONDS
 
 pytest.importorskip("jax")
@@ -19,30 +18,16 @@ SCRIPT = Path(__file__).with_name("jax_mesh_run.py")
 ROWS = 16
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return make_dataset(tmp_path_factory.mktemp("mesh") / "data", spans=True)
-
-
-def run(data, processes):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={8 // processes}",
-    }
+def run_on_mesh(weighted, processes):
+    port = str(free_port())
+    environment, pipe = jax_environment(8 // processes), subprocess.PIPE
     started = [
         subprocess.Popen(
-            [sys.executable, "-W", "error", SCRIPT, data, str(processes), str(process), port],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            [sys.executable, "-W", "error", SCRIPT, weighted, str(processes), str(process), port],
+            env=environment, stdout=pipe, stderr=pipe, text=True,
         )
         for process in range(processes)
-    ]
+    ]  # fmt: skip
     try:
         ended = [process.communicate(timeout=PATIENCE_SECONDS) for process in started]
     finally:
@@ -55,9 +40,9 @@ def run(data, processes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
-def test_batches_on_eight_devices_are_the_steps(data, processes):
-    plain = list(make_loader(data, rows=ROWS, max_epochs=1))
-    for process, found in enumerate(run(data, processes)):
+def test_batches_on_eight_devices_are_the_steps(weighted, processes):
+    plain = list(make_loader(weighted, rows=ROWS, max_epochs=1))
+    for process, found in enumerate(run_on_mesh(weighted, processes)):
         assert found["place"] == [process, processes]
         assert (found["traces"], found["shapes"]) == (1, [[ROWS, LENGTH]])
         mine = range(process * ROWS // processes, (process + 1) * ROWS // processes, 2)
@@ -71,8 +56,8 @@ def test_batches_on_eight_devices_are_the_steps(data, processes):
         assert found["square"] == [[process, processes], [ROWS, LENGTH], [4, LENGTH]]
         assert found["pair"] == [2, LENGTH]
         assert f"in the mesh this process is rank {process} of {processes} along 'data'" in found["wrong place"]
-        assert found["rows"].startswith("6 rows of this process in a batch do not divide among its ")
-        assert found["axis"] == "mesh: it has the axes data, and no 'rows'; pass axis=…"
+        assert found["rows"].startswith("this process's 6 rows of a batch cannot be divided among its ")
+        assert found["axis"] == "mesh: it has the axes data, but no 'rows'; pass axis=…"
     if processes == 2:
-        assert f"process {process} of 2, and the loader gives each all rows; pass it data_parallel=" in found["no mesh"]
+        assert f"process {process} of 2, and the loader gives each all rows; pass data_parallel=" in found["no mesh"]
         assert found["order"].startswith("mesh: this process's devices hold shards [1, 3, 5, 7] of 8 along 'data'")

@@ -3,28 +3,21 @@
 import numpy as np
 import torch
 
+from makers.rows import make_row
 from penstock.inputs import ModelInput
 from penstock.integrations.torch_tensors import to_torch
 
 
-def make_row(prefix_lengths: list[int] | None) -> ModelInput:
-    return ModelInput(
-        tokens=np.arange(7, dtype=np.int32),
-        targets=np.full((1, 7), -100, np.int32),
-        loss_weights=None,
-        positions=None,
-        document_ids=None,
-        cu_seqlens=np.array([0, 4, 6, 7], np.int32),
-        max_seqlen=4,
-        num_tokens=6,
-        source_ids=np.zeros(2, np.int32),
-        prefix_lengths=None if prefix_lengths is None else np.array(prefix_lengths, np.int32),
-        prefix=None if prefix_lengths is None else np.array([1, 1, 1, 0, 0, 0, 0], bool),
-    )
+def row_with_prefixes(prefix_lengths: list[int] | None) -> ModelInput:
+    """A row of 4 and 2 tokens and one of padding."""
+    fields = {"tokens": np.arange(7, dtype=np.int32), "positions": None, "document_ids": None}
+    if prefix_lengths is not None:
+        fields |= {"prefix_lengths": np.array(prefix_lengths, np.int32), "prefix": np.arange(7) < 3}
+    return make_row((4, 2), 1, **fields)
 
 
 def test_prefixes_are_carried() -> None:
-    tensors = to_torch(make_row([3, 0]))
+    tensors = to_torch(row_with_prefixes([3, 0]))
     assert isinstance(tensors["prefix"], torch.Tensor)
     assert tensors["prefix"].dtype == torch.bool
     assert tensors["prefix"].tolist() == [True, True, True, False, False, False, False]
@@ -33,6 +26,6 @@ def test_prefixes_are_carried() -> None:
 
 
 def test_rows_without_prefixes_say_none() -> None:
-    tensors = to_torch(make_row(None))
+    tensors = to_torch(row_with_prefixes(None))
     assert tensors["prefix"] is None
     assert tensors["prefix_lengths"] is None

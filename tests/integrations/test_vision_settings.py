@@ -9,12 +9,12 @@ from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 from vision_makers import TinyImages, TinyProcessor
 
 import penstock.integrations.huggingface.vision_collator as module
+from makers.tokenizers import tiny_tokenizer
 from penstock.chat.encoder import encode
-from penstock.chat.template import Template
-from penstock.errors import ConfigError, ConversationError, RecordError
-from penstock.integrations.huggingface.media_ids import media_ids, own_tokenizer
+from penstock.chat.render.template import Template
+from penstock.core.errors import ConfigError, ConversationError, RecordError
 from penstock.integrations.huggingface.vision_collator import VisionCollator
-from penstock.tokenizers import train_tokenizer
+from penstock.integrations.huggingface.vision_examples import media_ids, own_tokenizer
 
 PARTS = (
     "{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}{% if part.type == 'image' %}"
@@ -56,7 +56,7 @@ def folder(tmp_path_factory):
         "USER: ASSISTANT: ",
     ] * 30
     path = tmp_path_factory.mktemp("vision")
-    train_tokenizer(texts * 30, vocab_size=380, output=path, special_tokens=CONTROLS, progress=False)
+    tiny_tokenizer(path, texts * 30, 380, CONTROLS)
     return path
 
 
@@ -122,13 +122,13 @@ def test_weights_that_labels_cannot_say_need_a_loss_that_reads_them(make):
     half = [*TALK[:2], TALK[2] | {"weight": 0.5}]
     with pytest.raises(
         ConfigError,
-        match=r"row 1 of the batch has loss weights other than 0 and 1, which labels cannot say; let your loss read "
-        r"batch\[\"loss_weights\"\] .* reads_loss_weights=True",
+        match=r"row 1 of the batch has loss weights other than 0 and 1, which labels cannot express; let your loss "
+        r"read batch\[\"loss_weights\"\] .* reads_loss_weights=True",
     ):
         VisionCollator(make())([TALK, half])
 
 
-KNOBS = [
+MASK_SETTINGS = [
     {},
     {"mask_history": True},
     {"train_on_eos": "none"},
@@ -148,11 +148,13 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("template", [CHATML, THINKING], ids=["chatml", "thinking"])
-@pytest.mark.parametrize("knobs", KNOBS, ids=str)
-def test_without_media_it_is_what_encode_gives(make, template, knobs):
+@pytest.mark.parametrize("mask_settings", MASK_SETTINGS, ids=str)
+def test_without_media_it_is_what_encode_gives(make, template, mask_settings):
     processor = make(template)
-    batch = VisionCollator(processor, **knobs)([TEXTS])
-    settings = knobs | ({"roles_to_train": ["assistant", "system"]} if "gpt" in knobs.get("roles_to_train", []) else {})
+    batch = VisionCollator(processor, **mask_settings)([TEXTS])
+    settings = mask_settings | (
+        {"roles_to_train": ["assistant", "system"]} if "gpt" in mask_settings.get("roles_to_train", []) else {}
+    )
     chat = encode(TEXTS, tokenizer=own_tokenizer(processor.tokenizer), template=Template(source=template), **settings)
     assert processor.tokenizer.decode(batch["input_ids"][0]) == chat.text
     if batch["input_ids"].shape[1] == len(chat.tokens):  # transformers encodes control text of users in pieces
@@ -194,15 +196,15 @@ class Elsewhere(TinyProcessor):
 def test_a_row_that_spells_other_text_is_an_error(make):
     with pytest.raises(
         RecordError,
-        match=r"row 0 of the batch: the processor's tokens do not spell what its template writes behind image, video "
-        r"or audio 1: 'what is it<\|im_end\|>.*give role boundaries",
+        match=r"row 0 of the batch: the processor's tokens do not spell what its template writes after image, video "
+        r"or audio 1: 'what is it<\|im_end\|>.*label by role boundaries",
     ):
         VisionCollator(make(kind=Elsewhere))([TALK])
 
 
 def test_unknown_keywords_are_errors(make):
     processor = make(THINKING)
-    with pytest.raises(ConfigError, match="'trian_on_eos' is no setting of what is trained; did you mean train_on_eos"):
+    with pytest.raises(ConfigError, match="'trian_on_eos' is no setting of the mask; did you mean train_on_eos"):
         VisionCollator(processor, trian_on_eos="none")
     with pytest.raises(ConfigError, match=r"'xyz' is no setting.*the template's go into template_arguments=\{…\}"):
         VisionCollator(processor, xyz=False)
@@ -260,9 +262,9 @@ def test_role_boundaries_refuse_what_they_cannot_honour(make):
     processor = make()
     for setting in ({"mask_history": True}, {"train_on_reasoning": False}, {"on_missing_terminator": "append"}):
         name = next(iter(setting))
-        with pytest.raises(ConfigError, match=rf"{name} is .*, which role boundaries over token ids cannot honour"):
+        with pytest.raises(ConfigError, match=rf"{name} is .*, which role boundaries over token ids do not support"):
             VisionCollator(processor, "chatml", **setting)
-        with pytest.raises(ConfigError, match=rf"{name} is .*, which role boundaries over token ids cannot honour"):
+        with pytest.raises(ConfigError, match=rf"{name} is .*, which role boundaries over token ids do not support"):
             VisionCollator(processor, **setting).label({"input_ids": [[1]], "attention_mask": [[1]]})
     for mark in ({"train": False}, {"weight": 0.5}):
         with pytest.raises(RecordError, match=r"row 0 of the batch, message 2: it says itself how it is trained"):
@@ -284,7 +286,7 @@ def test_ids_are_media_where_the_processor_declares_them(make):
 def test_control_text_in_a_reply(make):
     processor = make()
     typed = [*TALK[:2], said("assistant", "a <tool> it is")]
-    with pytest.raises(RecordError, match=r"row 0 of the batch: message 2: its own words \(assistant\) hold '<tool>'"):
+    with pytest.raises(RecordError, match=r"row 0 of the batch: message 2: its own text \(assistant\) has '<tool>'"):
         VisionCollator(processor)([typed])
     tool = processor.tokenizer.convert_tokens_to_ids("<tool>")
     for setting, count in (("as_text", 0), ("as_control_tokens", 1)):
@@ -316,7 +318,7 @@ def test_media_beside_the_messages_are_an_error(make):
     collate = VisionCollator(make())
     talk = [{"role": "user", "content": "<image>\nwhat"}, {"role": "assistant", "content": "a"}]
     with pytest.raises(
-        RecordError, match='row 0 of the batch: the record has media in its field "images"; expected: as p'
+        RecordError, match='row 0 of the batch: the record has media in its field "images"; expected: media as p'
     ):
         collate([{"messages": talk, "images": ["a.png"]}])
     with pytest.raises(RecordError, match='row 1 of the batch: message 0 has media in its field "image"'):

@@ -7,10 +7,10 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 from vision_makers import TinyImages, TinyProcessor
 
-from penstock.errors import ConfigError
+from makers.tokenizers import added_token, tokenizer_json
+from penstock.core.errors import ConfigError
 from penstock.integrations.huggingface.vision_collator import VisionCollator
 
-FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 TEMPLATE = (
     "{% for m in messages %}{{ m.role.upper() + ': ' }}{% for part in m.content %}{% if part.type == 'image' %}"
     "{{ '<image>\n' }}{% else %}{{ part.text }}{% endif %}{% endfor %}{{ '</s>' }}{% endfor %}"
@@ -26,19 +26,16 @@ def tokenizer(folder, scheme, strips):
         {"type": "Prepend", "prepend": "▁"},
         {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
     ]
-    entries = [{"id": 0, "content": "<unk>", **FLAGS}]
+    entries = [added_token("<unk>", 0)]
     for place, text in enumerate(("<image>", "</s>", "<s>")):
-        entries.append({"id": len(pieces) + place, "content": text, **FLAGS, "rstrip": strips and text == "</s>"})
-    parsed = {
-        "version": "1.0", "truncation": None, "padding": None, "post_processor": None, "decoder": None,
-        "added_tokens": entries,
-        "normalizer": {"type": "Sequence", "normalizers": prepend} if scheme == "normalizer" else None,
-        "pre_tokenizer": None if scheme == "normalizer" else first,
-        "model": {
-            "type": "BPE", "vocab": {piece: i for i, piece in enumerate(pieces)}, "unk_token": "<unk>",
-            "merges": ["▁ t", "t h", "h e", "▁t he", "▁ ▁"], "fuse_unk": True, "byte_fallback": True,
-        },
+        entries.append(added_token(text, len(pieces) + place, rstrip=strips and text == "</s>"))
+    model = {
+        "type": "BPE", "vocab": {piece: i for i, piece in enumerate(pieces)}, "unk_token": "<unk>",
+        "merges": ["▁ t", "t h", "h e", "▁t he", "▁ ▁"], "fuse_unk": True, "byte_fallback": True,
     }  # fmt: skip
+    by_normalizer = scheme == "normalizer"
+    normalizer = {"type": "Sequence", "normalizers": prepend} if by_normalizer else None
+    parsed = tokenizer_json(model, entries, normalizer=normalizer, pre_tokenizer=None if by_normalizer else first)
     (folder / "tokenizer.json").write_text(json.dumps(parsed))
     return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), eos_token="</s>", pad_token="<s>")
 
@@ -79,5 +76,5 @@ def test_a_tokenizer_whose_bytes_nobody_knows_is_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(parsed))
     lossy = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), eos_token="</s>", pad_token="<s>")
     VisionCollator(TinyProcessor(TinyImages(), own, chat_template=TEMPLATE))
-    with pytest.raises(ConfigError, match="cannot be held against its template's text: give role boundaries"):
+    with pytest.raises(ConfigError, match="cannot be compared with its template's text: give role boundaries"):
         VisionCollator(TinyProcessor(TinyImages(), lossy, chat_template=TEMPLATE))

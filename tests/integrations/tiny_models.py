@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from makers.models import tiny_huggingface
 from penstock.loader import DataParallel, Loader, Mixture, Source
 from penstock.shards import write_dataset
 
@@ -34,18 +35,4 @@ def make_loader(
 
 def make_model(kind: str = "llama", attention: str = "sdpa", seed: int = 0, **extra: Any) -> Any:
     """A causal language model of two small layers, with weights large enough that everything depends on something."""
-    import torch
-    import transformers
-
-    settings = {
-        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0,
-        "bos_token_id": 1, "eos_token_id": 2, **extra,
-    }  # fmt: skip
-    torch.manual_seed(seed)
-    config = transformers.AutoConfig.for_model(kind, **settings)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=0.1)
-    return model
+    return tiny_huggingface(kind, std=0.1, seed=seed, attention=attention, vocab_size=VOCABULARY, **extra).train()

@@ -29,7 +29,7 @@ def recording_trainer(**kwargs: Any) -> Any:
     return trainer
 
 
-def run(
+def train_once(
     data: str,
     output: str,
     *,
@@ -81,7 +81,7 @@ if __name__ == "__main__":
     import torch
 
     torch.set_num_threads(1)
-    found = run(**json.loads(Path(sys.argv[1]).read_text()))
+    found = train_once(**json.loads(Path(sys.argv[1]).read_text()))
     Path(sys.argv[2]).write_text(json.dumps(found))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts import assert_exact_resume
-from penstock.errors import ConfigError
+from makers.datasets import random_documents
+from penstock.core.errors import ConfigError
 from penstock.inputs import EVERYTHING, InputRequirements
 from penstock.loader import Loader, Source
 from penstock.packing import PACKINGS
@@ -19,8 +20,7 @@ SLOTS = 48
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
-    generator = np.random.default_rng(0)
-    documents = [generator.integers(0, 900, n) for n in generator.integers(1, 60, 90)]
+    documents = random_documents(90, 1, 60)
     spans = [None if i % 3 else [(len(d) // 2, len(d), 0.5)] for i, d in enumerate(documents)]
     return write_dataset(tmp_path_factory.mktemp("attention") / "d", documents, spans=spans)
 

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts import trained_sum
-from penstock.errors import ConfigError, CorruptionError
+from makers.datasets import random_documents
+from penstock.core.errors import ConfigError, CorruptionError
 from penstock.inputs import InputRequirements
 from penstock.loader import Loader, Mixture, Source
 from penstock.shards import write_dataset
@@ -115,7 +116,7 @@ def test_rows_equal_their_twin(tmp_path_factory, sources, packing, slots, distan
         plan = planning._planner.next()
         for number, row in enumerate(step):
             pieces = [
-                (p[7 - 1], p[1], p[2], p[3], p[4])
+                tuple(p[name] for name in ("source", "document", "begin", "tokens", "total"))
                 for p in plan.pieces[plan.row_starts[number] : plan.row_starts[number + 1]]
             ]
             expected = slow_row(pieces, documents, slots, distances, 9)
@@ -130,8 +131,7 @@ def test_rows_equal_their_twin(tmp_path_factory, sources, packing, slots, distan
 
 @pytest.fixture
 def dataset(tmp_path):
-    generator = np.random.default_rng(0)
-    return write_dataset(tmp_path / "data", [generator.integers(0, 500, n) for n in generator.integers(20, 700, 60)])
+    return write_dataset(tmp_path / "data", random_documents(60, 20, 700, below=500))
 
 
 def rows(dataset, **settings):

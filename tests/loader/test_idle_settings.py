@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.config import load_run
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 from penstock.inputs import InputRequirements
 from penstock.loader import Loader, Source
 from penstock.packing import PACKINGS

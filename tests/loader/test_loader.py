@@ -4,8 +4,6 @@ import gc
 import json
 import os
 import resource
-import subprocess
-import sys
 import threading
 from itertools import islice
 
@@ -13,12 +11,14 @@ import numpy as np
 import pytest
 
 from contracts import assert_exact_resume, assert_ranks_share_steps, assert_same_step, tokens_of
-from patience import PATIENCE_SECONDS, wait_for
-from penstock.errors import ConfigError, CorruptionError, DistributedError, StateError
+from makers.datasets import tokenizer_info
+from makers.processes import run_code
+from patience import wait_for
+from penstock.core.errors import ConfigError, CorruptionError, DistributedError, StateError
 from penstock.inputs import InputRequirements
 from penstock.loader import DataParallel, Loader, Mixture, ShareChange, Source
 from penstock.packing import PACKINGS
-from penstock.shards import TokenizerInfo, write_dataset
+from penstock.shards import write_dataset
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_moving_a_loader_ends_its_old_iterator(data):
     iterator = iter(loader)
     next(iterator)
     loader.seek(5)
-    with pytest.raises(StateError, match="moved or iterated anew"):
+    with pytest.raises(StateError, match="moved or iterated again"):
         list(islice(iterator, 10))
     (step,) = islice(loader, 1)
     assert step.index == 5
@@ -141,7 +141,7 @@ def test_only_the_newest_iterator_goes_on(data, threads):
     next(old)
     new = iter(loader)
     assert next(new).index == 1
-    with pytest.raises(StateError, match="moved or iterated anew"):
+    with pytest.raises(StateError, match="moved or iterated again"):
         next(old)
     assert next(new).index == 2
 
@@ -181,13 +181,7 @@ def test_an_iterator_held_at_exit_ends_quietly(data, tmp_path):
         "loader = ps.Loader(sys.argv[1], sequence_length=128, rows_per_step=4, prefetch=8, threads=3)\n"
         "steps = iter(loader); next(steps)\n"
     )
-    found = subprocess.run(
-        [sys.executable, "-c", script, str(data[0].path)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
+    found = run_code(script, data[0].path)
     assert (found.returncode, found.stderr) == (0, "")
 
 
@@ -307,7 +301,7 @@ def test_a_rank_at_its_default_is_refused(data, monkeypatch):
 
 def test_sources_of_different_tokenizers_are_refused(tmp_path):
     def info(name):
-        return TokenizerInfo(name=name, fingerprint=f"{name}-fingerprint", vocab_size=50)
+        return tokenizer_info(name, vocab_size=50)
 
     ours = write_dataset(tmp_path / "ours", [[1, 2, 3]], tokenizer=info("ours"))
     theirs = write_dataset(tmp_path / "theirs", [[1, 2, 3]], tokenizer=info("gpt2"))

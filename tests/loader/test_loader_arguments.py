@@ -5,9 +5,10 @@ import sys
 import numpy as np
 import pytest
 
-from penstock.errors import ConfigError, DistributedError, StateError
+from penstock.core.errors import ConfigError, DistributedError, StateError
 from penstock.inputs import InputRequirements
-from penstock.loader import DataParallel, Loader, Mixture, ShareChange, Source, replay
+from penstock.loader import DataParallel, Loader, Mixture, ShareChange, Source
+from penstock.loader import steps as replay
 from penstock.shards import write_dataset
 
 
@@ -43,7 +44,9 @@ def test_steps(dataset):
 
 
 def test_sources_and_places(dataset):
-    for field, value in (("share", "x"), ("max_epochs", "x"), ("slice", (0, "x"))):
+    with pytest.raises(ConfigError, match="source 'd': share must be a number or 'tokens', got 'x'"):
+        Source(dataset, share="x")
+    for field, value in (("max_epochs", "x"), ("slice", (0, "x"))):
         with pytest.raises(ConfigError, match=f"source 'd': {field} must be a number, got 'x'"):
             Source(dataset, **{field: value})
     with pytest.raises(ConfigError, match=r"slice must be two fractions \(begin, end\), got 0.5"):

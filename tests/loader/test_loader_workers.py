@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from contracts import assert_same_step
+from makers.datasets import random_documents
 from patience import PATIENCE_SECONDS
-from penstock.errors import ConfigError, DistributedError, StateError
+from penstock.core.errors import ConfigError, DistributedError, StateError
 from penstock.loader import Loader, Mixture, ShareChange, Source
 from penstock.shards import write_dataset
 
@@ -21,9 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
-    generator = np.random.default_rng(0)
-    documents = [generator.integers(0, 900, n) for n in generator.integers(2, 90, 400)]
-    return write_dataset(tmp_path_factory.mktemp("workers") / "d", documents)
+    return write_dataset(tmp_path_factory.mktemp("workers") / "d", random_documents(400, 2, 90))
 
 
 def build(dataset, **settings):
@@ -118,5 +117,5 @@ def test_what_cannot_be_pickled_says_so(dataset):
     loader = build(dataset)
     steps = iter(loader)
     next(steps)
-    with pytest.raises(StateError, match="iterator is under way"):
+    with pytest.raises(StateError, match="an iterator under way"):
         pickle.dumps(loader)

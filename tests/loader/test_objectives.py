@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from contracts import assert_exact_resume, assert_ranks_share_steps, trained_sum
-from penstock.errors import ConfigError
-from penstock.loader._kernels import SOURCE
-from penstock.sampling import BEGIN, LENGTH, TOKENS
-from penstock.shards import TokenizerInfo
+from makers.datasets import tokenizer_info
+from penstock.core.errors import ConfigError
 
 VOCAB = 1000
 SENTINELS = tuple(range(700, 900))
@@ -43,7 +41,7 @@ def make_data(folder, *, count=200, longest=150, framed=True, weighted=False, se
             None if s is None else [(b, min(e, len(d)), w) for b, e, w in s]
             for s, d in zip(spans, documents, strict=True)
         ]
-    info = TokenizerInfo(name="t", fingerprint="t", vocab_size=65536 if seed % 2 else VOCAB, bos_id=BOS, eos_id=EOS)
+    info = tokenizer_info(vocab_size=65536 if seed % 2 else VOCAB, bos_id=BOS, eos_id=EOS)
     return ps.write_dataset(folder, documents, tokenizer=info, spans=spans)
 
 
@@ -81,14 +79,14 @@ def assert_like_twin(loader, steps):
         plan = loader._planner.next()
         if plan is None:
             break
-        step = loader._make(plan)
+        step = loader._build_step(plan)
         for d in range(len(step.loss_denominators)):
             assert trained_sum(step, d + 1) == pytest.approx(step.loss_denominators[d])
         for row, begin, end in zip(step, plan.row_starts[:-1], plan.row_starts[1:], strict=True):
             place = 0
             for number, piece in enumerate(plan.pieces[begin:end]):
-                rewriting = loader._plan.rewritings[piece[SOURCE]]
-                written, count = rewriting.write(piece), int(piece[LENGTH])
+                rewriting = loader._plan.rewritings[piece["source"]]
+                written, count = rewriting.write(piece), int(piece["length"])
                 here = slice(place, place + count)
                 assert np.array_equal(row.tokens[here], written.tokens)
                 assert row.prefix_lengths[number] == written.prefix
@@ -177,12 +175,12 @@ def test_a_document_is_denoised_alike_wherever_it_is_packed_and_otherwise_each_e
         found = {}
         loader = make([ps.Source(data, objective=denoise(), max_epochs=2)], **options)
         while (plan := loader._planner.next()) is not None:
-            step = loader._make(plan)
+            step = loader._build_step(plan)
             for row, begin, end in zip(step, plan.row_starts[:-1], plan.row_starts[1:], strict=False):
-                ends = np.cumsum(plan.pieces[begin:end, LENGTH])
+                ends = np.cumsum(plan.pieces["length"][begin:end])
                 for piece, stop in zip(plan.pieces[begin:end], ends, strict=True):
-                    position, first = int(piece[0]), int(piece[BEGIN])
-                    found[position, first, int(piece[TOKENS])] = row.tokens[stop - piece[LENGTH] : stop].tolist()
+                    position, first = int(piece["position"]), int(piece["begin"])
+                    found[position, first, int(piece["tokens"])] = row.tokens[stop - piece["length"] : stop].tolist()
         return found
 
     mine = documents()
@@ -218,7 +216,7 @@ def test_objectives_follow_a_curriculum_by_changes_of_shares(data):
 
 def test_prefixes_are_refused_where_nobody_honours_them(data):
     plain = ps.InputRequirements(asked_by="layer 3", loss_weights=True)
-    with pytest.raises(ConfigError, match=r"'denoised'.*'denoise' has prefixes.*layer 3 does not say"):
+    with pytest.raises(ConfigError, match=r"'denoised'.*'denoise' makes bidirectional prefixes.*layer 3 does not say"):
         mixture(data, requirements=plain)
     with pytest.raises(ConfigError, match="layer 3 cannot honour them"):
         mixture(data, requirements=ps.InputRequirements(asked_by="layer 3", prefix=False))

@@ -6,12 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from penstock.errors import ConfigError, RecordError
+from penstock.core.errors import ConfigError, RecordError
+from penstock.core.randomness import key_for, mix
 from penstock.loader import Mixture, Plan, PlanSettings, ShareChange, Source
-from penstock.loader._kernels import SOURCE
 from penstock.packing import PACKINGS
-from penstock.randomness import key_for, mix
-from penstock.sampling import BEGIN, DOCUMENT, POSITION, TOKENS, TOTAL, UNIT, Permutation, integer_shares
+from penstock.sampling import UNIT, Permutation, integer_shares
 
 
 class Lengths:
@@ -52,21 +51,21 @@ def test_every_token_of_every_epoch_once(packing):
     whole = plan([Source(Lengths(lengths), max_epochs=3)], packing=packing, window_rows=32)
     pieces = pieces_of(whole)
     for epoch in range(3):
-        mine = pieces[pieces[:, POSITION] // len(lengths) == epoch]
+        mine = pieces[pieces["position"] // len(lengths) == epoch]
         covered = Counter()
-        for piece in mine[np.lexsort((mine[:, BEGIN], mine[:, DOCUMENT]))]:
-            assert piece[BEGIN] == covered[piece[DOCUMENT]]
-            covered[piece[DOCUMENT]] += piece[TOKENS]
+        for piece in mine[np.lexsort((mine["begin"], mine["document"]))]:
+            assert piece["begin"] == covered[piece["document"]]
+            covered[piece["document"]] += piece["tokens"]
         assert [covered[i] for i in range(len(lengths))] == lengths.tolist()
-    assert whole.place().skipped.tolist() == [[6, 0, 0, 0]]
-    orders = [pieces[pieces[:, POSITION] // len(lengths) == epoch][:20, DOCUMENT].tolist() for epoch in range(3)]
+    assert whole.place().skipped.tolist() == [(6, 0, 0, 0)]
+    orders = [pieces[pieces["position"] // len(lengths) == epoch]["document"][:20].tolist() for epoch in range(3)]
     assert orders[0] != orders[1] != orders[2]
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_rows_hold_no_more_than_they_can(packing):
     for window in plan([Source(Lengths(lognormal(2000)), max_epochs=1)], packing=packing).windows():
-        used = np.add.reduceat(window.pieces[:, TOKENS], window.row_starts[:-1])
+        used = np.add.reduceat(window.pieces["tokens"], window.row_starts[:-1])
         assert used.min() > 0
         assert used.max() <= 256
         assert window.row_starts[-1] == len(window.pieces)
@@ -81,10 +80,10 @@ def test_too_long_documents_are_counted(too_long, skipped):
     assert dropped == skipped[0]
     assert dropped_tokens == 700 * skipped[1]
     assert cut == (700 - 256 if too_long == "truncate" else 0)
-    assert pieces[:, TOKENS].sum() + dropped_tokens + cut == lengths.sum()
+    assert pieces["tokens"].sum() + dropped_tokens + cut == lengths.sum()
     if too_long == "split":
-        parts = pieces[pieces[:, DOCUMENT] == 1]
-        assert sorted(map(tuple, parts[:, [BEGIN, TOKENS, TOTAL]].tolist())) == [
+        parts = pieces[pieces["document"] == 1]
+        assert sorted(parts[["begin", "tokens", "total"]].tolist()) == [
             (0, 256, 700), (256, 256, 700), (512, 188, 700),
         ]  # fmt: skip
 
@@ -145,12 +144,10 @@ def test_next_fit_plan_equals_its_twin():
         used_rows = []
         for row in range(window.num_rows):
             pieces = window.pieces[window.row_starts[row] : window.row_starts[row + 1]]
-            assert [tuple(p) for p in pieces[:, [SOURCE, DOCUMENT, BEGIN, TOKENS]].tolist()] == [
-                next(stream) for _ in pieces
-            ]
+            assert pieces[["source", "document", "begin", "tokens"]].tolist() == [next(stream) for _ in pieces]
             if used_rows and row < window.num_rows:
-                assert pieces[0, TOKENS] > free
-            free = 256 - pieces[:, TOKENS].sum()
+                assert pieces["tokens"][0] > free
+            free = 256 - pieces["tokens"].sum()
             used_rows.append(free)
 
 
@@ -163,7 +160,7 @@ def test_blend_is_exact_at_every_window(count):
     taken = np.zeros(count)
     for _ in range(40):
         window = the_plan.next_window()
-        taken += np.bincount(window.pieces[:, SOURCE], window.pieces[:, TOKENS], minlength=count)
+        taken += np.bincount(window.pieces["source"], window.pieces["tokens"], minlength=count)
         assert np.abs(taken - taken.sum() * shares / shares.sum()).max() <= 256
 
 
@@ -178,7 +175,7 @@ def test_shares_change_exactly_at_their_step():
             step = (row + number) // 8
             pieces = window.pieces[window.row_starts[number] : window.row_starts[number + 1]]
             phase = 0 if step < 5 else 1 if step < 9 else 2
-            tokens[phase] += np.bincount(pieces[:, SOURCE], pieces[:, TOKENS], minlength=2)
+            tokens[phase] += np.bincount(pieces["source"], pieces["tokens"], minlength=2)
         row += window.num_rows
     assert tokens[0, 1] == 0
     assert abs(tokens[1, 0] - 0.25 * tokens[1].sum()) <= 512
@@ -193,11 +190,11 @@ def test_finished_sources_leave_the_others_their_proportions():
     ]
     the_plan = plan(sources)
     pieces = np.concatenate([the_plan.next_window().pieces for _ in range(12)])
-    last_short = np.flatnonzero(pieces[:, SOURCE] == 0).max()
+    last_short = np.flatnonzero(pieces["source"] == 0).max()
     rest = pieces[last_short + 200 :]
-    share = rest[rest[:, SOURCE] == 1, TOKENS].sum() / rest[:, TOKENS].sum()
+    share = rest["tokens"][rest["source"] == 1].sum() / rest["tokens"].sum()
     assert share == pytest.approx(0.6, abs=0.02)
-    assert (pieces[:, SOURCE] == 0).sum() >= 100
+    assert (pieces["source"] == 0).sum() >= 100
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
@@ -227,8 +224,8 @@ def test_slices_part_a_dataset():
     data = Lengths(lognormal(1000))
     low = pieces_of(plan([Source(data, slice=(0.0, 0.9), max_epochs=1)]))
     high = pieces_of(plan([Source(data, slice=(0.9, 1.0), max_epochs=1)]))
-    assert set(low[:, DOCUMENT]) == set(range(900))
-    assert set(high[:, DOCUMENT]) == set(range(900, 1000))
+    assert set(low["document"]) == set(range(900))
+    assert set(high["document"]) == set(range(900, 1000))
 
 
 def test_two_billion_documents_and_more_tokens_than_32_bits():
@@ -238,10 +235,10 @@ def test_two_billion_documents_and_more_tokens_than_32_bits():
     assert data.table.lengths.strides[0] == 0
     the_plan = plan([Source(data)], sequence_length=2**31, packing="best_fit", window_rows=8)
     pieces = np.concatenate([the_plan.next_window().pieces for _ in range(4)])
-    assert pieces[:, DOCUMENT].max() > 2**30
-    assert pieces[:, DOCUMENT].min() >= 0
-    assert pieces[:, TOKENS].sum() > 2**32
-    assert sorted(set(pieces[:, TOKENS])) == [3_000_000_000 - 2**31, 2**31]
+    assert pieces["document"].max() > 2**30
+    assert pieces["document"].min() >= 0
+    assert pieces["tokens"].sum() > 2**32
+    assert sorted(set(pieces["tokens"])) == [3_000_000_000 - 2**31, 2**31]
 
 
 @pytest.mark.parametrize("empty", [1, 7])
@@ -250,7 +247,7 @@ def test_skipped_documents_are_counted_to_the_last(empty, shuffle):
     lengths = np.array([5] * 64 + [0] * empty)
     the_plan = plan([Source(Lengths(lengths), max_epochs=3, shuffle=shuffle)], sequence_length=16, rows_per_step=2)
     places = [the_plan.place(), *(the_plan.place() for _ in the_plan.windows())]
-    assert places[-1].skipped.tolist() == [[3 * empty, 0, 0, 0]]
+    assert places[-1].skipped.tolist() == [(3 * empty, 0, 0, 0)]
     for place in places:
         resumed = plan([Source(Lengths(lengths), max_epochs=3, shuffle=shuffle)], sequence_length=16, rows_per_step=2)
         resumed.restore(place)
@@ -283,7 +280,8 @@ def test_golden_plan():
     """The order is part of the format: a change here breaks every saved run."""
     sources = [Source(Lengths(lognormal(50, 1), "a"), 0.7, "a"), Source(Lengths(lognormal(50, 2), "b"), 0.3, "b")]
     window = plan(sources, window_rows=4).next_window()
-    assert window.pieces[:12, [SOURCE, DOCUMENT, BEGIN, TOKENS]].tolist() == GOLDEN
+    fields = window.pieces[["source", "document", "begin", "tokens"]]
+    assert [list(piece) for piece in fields[:12].tolist()] == GOLDEN
 
 
 GOLDEN = [

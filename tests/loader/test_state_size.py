@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import StateError
-from penstock.loader import Loader, Mixture, Place, Source
-from penstock.loader.compact import pack, unpack
+from penstock.core.errors import StateError
+from penstock.loader import CURSOR, Loader, Mixture, Place, Source
+from penstock.loader.state import pack, unpack
 from penstock.loader.steps import StepPlace
+from penstock.sampling import SKIPPED
 from penstock.shards import write_dataset
 
 numbers = st.one_of(st.just(0), st.integers(-3, 3), st.integers(-(2**62), 2**62), st.integers(-(2**63), 2**63 - 1))
@@ -38,6 +39,17 @@ def dataset(tmp_path_factory):
     return write_dataset(tmp_path_factory.mktemp("state") / "d", [[1, 2, 3]] * 50)
 
 
+def place_of(counters):
+    cursors, skipped = (np.ascontiguousarray(part) for part in (counters[:, :2], counters[:, 3:]))
+    return Place(
+        row=2**40,
+        window=2**30,
+        cursors=cursors.view(CURSOR)[:, 0],
+        credits=counters[:, 2],
+        skipped=skipped.view(SKIPPED)[:, 0],
+    )
+
+
 # Columns that a policy can fill: documents taken, first token of the next part, credit, empty, dropped, their tokens,
 # tokens cut off. A source that splits drops nothing, one that drops has no parts.
 FILLED = {"split": (0, 1, 2, 3), "drop": (0, 2, 3, 4, 5), "truncate": (0, 2, 3, 6), "error": (0, 2, 3)}
@@ -54,7 +66,7 @@ def test_a_hundred_sources_far_into_a_run_stay_under_4_kb(dataset, policies):
     for line, kind in zip(counters, kinds, strict=True):
         line[list(FILLED[kind])] = generator.integers(1, 2**40, len(FILLED[kind]))
     counters[:, 2] -= 2**39
-    place = Place(row=2**40, window=2**30, cursors=counters[:, :2], credits=counters[:, 2], skipped=counters[:, 3:])
+    place = place_of(counters)
     loader._after = StepPlace(step=2**28, place=place, rows=1023)
     state = loader.state_dict()
     size = len(json.dumps(state))
@@ -70,7 +82,7 @@ def test_a_hundred_sources_far_into_a_run_stay_under_4_kb(dataset, policies):
 def test_two_sources_far_into_a_run_stay_far_under_1_kb(dataset):
     loader = Loader(Mixture([Source(dataset, name="a"), Source(dataset, name="b")]), sequence_length=8, rows_per_step=4)
     counters = np.random.default_rng(0).integers(1, 2**60, (2, 7))
-    place = Place(row=2**40, window=2**30, cursors=counters[:, :2], credits=counters[:, 2], skipped=counters[:, 3:])
+    place = place_of(counters)
     loader._after = StepPlace(step=2**28, place=place, rows=1023)
     assert len(json.dumps(loader.state_dict())) <= 600
 

@@ -3,22 +3,20 @@
 import json
 from itertools import islice
 
-import numpy as np
 import pytest
 
 from contracts import assert_same_step
-from penstock.errors import CorruptionError, StateError
+from makers.datasets import random_documents
+from penstock.core.errors import CorruptionError, StateError
 from penstock.loader import Loader, Source
 from penstock.shards import write_dataset
 
-REFUSED = r"iterator is under way, after step \d+: .*save `step.resume_state` of the last step that was trained"
+REFUSED = r"an iterator under way, after step \d+: .*save `step.resume_state` of the last step that was trained"
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
-    generator = np.random.default_rng(0)
-    documents = [generator.integers(0, 900, n) for n in generator.integers(2, 90, 200)]
-    return write_dataset(tmp_path_factory.mktemp("ahead") / "d", documents)
+    return write_dataset(tmp_path_factory.mktemp("ahead") / "d", random_documents(200, 2, 90))
 
 
 def build(dataset, threads=0):

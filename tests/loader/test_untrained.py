@@ -5,7 +5,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from penstock.errors import ConfigError
+from makers.objectives import PlainObjective
+from penstock.core.errors import ConfigError
 from penstock.loader import Loader, Mixture, Source
 from penstock.objectives import Denoise, Written
 from penstock.shards import write_dataset
@@ -60,22 +61,13 @@ def test_what_is_dropped_does_not_count(tmp_path):
         assert any(step.loss_denominator for step in islice(load(Source(dataset, too_long=too_long)), 9))
 
 
-class Silent:
+class Silent(PlainObjective):
     """Writes documents that nothing is learned from, but for those of some lengths."""
 
     name = "silent"
 
     def __init__(self, trained=()):
         self.trained = trained
-
-    def __repr__(self):
-        return f"Silent({self.trained})"
-
-    def document_limit(self, slots):
-        return slots
-
-    def measure(self, lengths, keys):
-        return lengths
 
     def write(self, tokens, weights, key):
         return Written(tokens=tokens, weights=np.full(len(tokens), float(len(tokens) in self.trained), np.float32))

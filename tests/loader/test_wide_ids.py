@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from penstock.errors import ConfigError
+from makers.objectives import PlainObjective
+from penstock.core.errors import ConfigError
 from penstock.inputs import InputRequirements
 from penstock.loader import Loader, Source
 from penstock.objectives import Causal, Written
@@ -60,19 +61,10 @@ def test_a_target_past_the_row_is_checked_too(tmp_path):
         next(iter(loader))
 
 
-class Backwards:
+class Backwards(PlainObjective):
     """Documents from their end to their beginning."""
 
     name = "backwards"
-
-    def __repr__(self):
-        return "Backwards()"
-
-    def document_limit(self, slots):
-        return slots
-
-    def measure(self, lengths, keys):
-        return lengths
 
     def write(self, tokens, weights, key):
         assert tokens.min() >= 0
@@ -101,5 +93,5 @@ def test_batches_of_jax_hold_no_such_ids(tmp_path):
     ((batch, _),) = psj.batches(low)
     assert batch.tokens[0, :4].tolist() == [5, 6, 7, 1]
     wide = load(in_place(tmp_path, [[5, IGNORED, 7]]), requirements=need)
-    with pytest.raises(ConfigError, match=r"step 0, row 0: a token id of 2\^31 or more"):
+    with pytest.raises(ConfigError, match=r"step 0, row 0: a token id is 2\^31 or more"):
         list(psj.batches(wide))

@@ -6,9 +6,9 @@ from attention_makers import DOCUMENTS, THREE, make_rule, random_heads
 from hypothesis import given, settings
 from torch.nn.attention.flex_attention import create_mask
 
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 from penstock.models.attention import BACKENDS, RowAttention, attend, choose, flex_mask_mod
-from penstock.models.attention.varlen import causal_settings
+from penstock.models.attention.backends import causal_settings
 
 CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
 
@@ -48,9 +48,7 @@ def test_flex_is_dense_on_the_cpu(documents: list[tuple[int, int]], kv_heads: in
 def test_flex_refuses_gradients_on_the_cpu() -> None:
     rule = make_rule(THREE)
     q, k, v = random_heads(rule.num_slots, gradients=True)
-    with pytest.raises(
-        ConfigError, match=r"'flex' has no backward pass on the CPU.* 'per_document' and 'dense' have one"
-    ):
+    with pytest.raises(ConfigError, match=r"'flex' has no backward pass on the CPU.* take 'per_document' or 'dense'"):
         attend(q, k, v, rule, "flex")
     with torch.no_grad():
         assert attend(q, k, v, rule, "flex").shape == q.shape
@@ -85,7 +83,7 @@ def test_auto_says_what_it_takes(prefix: int, device: torch.device, dtype: torch
 
 
 def test_auto_without_varlen_takes_flex(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.models.attention.varlen._find", lambda: None)
+    monkeypatch.setattr("penstock.models.attention.backends._find_varlen", lambda: None)
     assert choose(make_rule([(7, 0)]), CUDA, torch.bfloat16) == "flex"
     reason = BACKENDS["varlen"].refusal(make_rule([(7, 0)]), CUDA, torch.bfloat16)
     assert reason is not None
@@ -109,7 +107,7 @@ def test_auto_without_varlen_takes_flex(monkeypatch: pytest.MonkeyPatch) -> None
             3,
             CUDA,
             torch.bfloat16,
-            r"'varlen' knows causal .* prefixes; for this row take per_document or flex ",
+            r"'varlen' supports causal .* prefixes; for this row take per_document or flex ",
         ),
         ("flex", 3, MPS, torch.float16, r"'flex' runs on cuda .* not on mps; for this row take per_document or dense$"),
     ],
@@ -139,5 +137,5 @@ def test_unfit_tensors_are_refused() -> None:
         attention(q[1:], k, v)
     with pytest.raises(ConfigError, match=r"a divisor of heads.* k \[23, 3, 16\]"):
         attention(q, *(torch.cat([x, x[:, :1]], 1) for x in (k, v)))
-    with pytest.raises(ConfigError, match=r"made ready for torch.float64 on cpu, got torch.float32 on cpu"):
+    with pytest.raises(ConfigError, match=r"prepared for torch.float64 on cpu, got torch.float32 on cpu"):
         attention(q.float(), k.float(), v.float())

@@ -8,8 +8,7 @@ from attention_makers import DOCUMENTS, THREE, make_rule, random_heads
 from hypothesis import given, settings
 
 from penstock.models.attention import RowAttention
-from penstock.models.attention.cpu_op import attend_documents
-from penstock.models.attention.per_document import prepare_calls, prepare_operation
+from penstock.models.attention.backends import attend_documents, prepare_calls, prepare_operation
 
 
 def gradients(out: torch.Tensor, *inputs: torch.Tensor) -> list[torch.Tensor]:

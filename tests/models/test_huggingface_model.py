@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
-from model_makers import LENGTHS, VOCABULARY, logits_of, make_row
+from model_makers import VOCABULARY, logits_of
 
-from penstock.errors import ConfigError, IsolationError
+from makers.models import tiny_huggingface
+from makers.rows import LENGTHS, random_row
+from penstock.core.errors import ConfigError, IsolationError
 from penstock.models import Transformer, build_model, load_model
-from penstock.models.huggingface_loading import load_huggingface
-from penstock.models.huggingface_model import HuggingFaceModel
+from penstock.models.huggingface_model import HuggingFaceModel, load_huggingface
 
 OURS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -33,29 +33,18 @@ THEIRS: dict[str, dict[str, Any]] = {
 """Kinds that run as transformers runs them: soft caps, and positions that are places in the row."""
 
 
-def make(kind: str, *, attention: str = "sdpa", **extra: Any) -> Any:
-    settings = {
-        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": None,
-        "bos_token_id": 1, "eos_token_id": 2, **extra,
-    }  # fmt: skip
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(kind, **settings)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=0.2)
-    return model.double().eval()
+def make(kind: str, *, attention: str = "sdpa", **settings: Any) -> Any:
+    return tiny_huggingface(kind, attention=attention, pad_token_id=None, **settings).double()
 
 
 @pytest.mark.parametrize("kind", OURS)
 def test_a_packed_row_gives_the_logits_of_each_document_alone(kind: str) -> None:
-    inner, row = make(kind, **OURS[kind]), make_row()
+    inner, row = make(kind, **OURS[kind]), random_row()
     documents = [torch.from_numpy(tokens)[None] for tokens in np.split(row.tokens, np.cumsum(LENGTHS))[:-1]]
     with torch.no_grad():
         due = [inner(document, use_cache=False).logits[0] for document in documents]
     model = HuggingFaceModel(inner)
-    assert model.ours
+    assert model.uses_our_attention
     found = logits_of(model, row)[0, : row.num_tokens]
     torch.testing.assert_close(found, torch.cat(due).to(found), rtol=0, atol=1e-9)
 
@@ -63,20 +52,20 @@ def test_a_packed_row_gives_the_logits_of_each_document_alone(kind: str) -> None
 @pytest.mark.parametrize("kind", OURS)
 def test_a_cache_gives_the_logits_of_the_whole(kind: str) -> None:
     model = HuggingFaceModel(make(kind, **OURS[kind]))
-    tokens = torch.from_numpy(make_row((12, 12), padding=0).tokens).reshape(2, 12)
+    tokens = torch.from_numpy(random_row((12, 12), padding=0).tokens).reshape(2, 12)
     cache = model.new_cache(2, 12)
     model.extend(tokens[:, :6], torch.tensor([6, 3]), cache)
     model.extend(torch.stack([tokens[0, 6:8], tokens[1, 3:5]]), torch.tensor([1, 2]), cache)
     found = model.extend(torch.stack([tokens[0, 7:8], tokens[1, 5:6]]), torch.tensor([1, 1]), cache)
     for text, length, logits in zip(tokens, (8, 6), found, strict=True):
-        whole = replace(make_row((length,), padding=0), tokens=text[:length].numpy())
+        whole = replace(random_row((length,), padding=0), tokens=text[:length].numpy())
         torch.testing.assert_close(logits, logits_of(model, whole)[0, -1], rtol=0, atol=1e-9)
 
 
 def test_a_token_changes_no_logit_of_another_document() -> None:
-    model, row = HuggingFaceModel(make("llama")), make_row(prefixes=(4, 1, 7))
+    model, row = HuggingFaceModel(make("llama")), random_row(prefixes=(4, 1, 7))
     before = logits_of(model, row)
-    assert (before != logits_of(model, make_row())).any(), "prefixes are honoured"
+    assert (before != logits_of(model, random_row())).any(), "prefixes are honoured"
     for slot in range(row.sequence_length):
         tokens = row.tokens.copy()
         tokens[slot] = (tokens[slot] + 1) % VOCABULARY
@@ -86,7 +75,7 @@ def test_a_token_changes_no_logit_of_another_document() -> None:
 
 
 def test_gradients_are_those_of_transformers() -> None:
-    row = make_row((9,), padding=0)
+    row = random_row((9,), padding=0)
     inner = make("llama")
     inner(torch.from_numpy(row.tokens)[None], use_cache=False).logits[0].sin().sum().backward()
     due = [weight.grad.clone() for weight in inner.parameters()]
@@ -99,16 +88,16 @@ def test_gradients_are_those_of_transformers() -> None:
 
 @pytest.mark.parametrize("kind", THEIRS)
 def test_what_our_attention_cannot_do_runs_as_transformers_does(kind: str) -> None:
-    inner, row = make(kind, **THEIRS[kind]).float(), make_row((9,), padding=0)
+    inner, row = make(kind, **THEIRS[kind]).float(), random_row((9,), padding=0)
     with torch.no_grad():
         due = inner(torch.from_numpy(row.tokens)[None], use_cache=False).logits
     model = HuggingFaceModel(inner)
-    assert not model.ours
+    assert not model.uses_our_attention
     assert inner.config._attn_implementation == THEIRS[kind].get("attention", "sdpa")
     torch.testing.assert_close(logits_of(model, row), due, rtol=0, atol=1e-5)
     assert model.requirements().prefix is False
     tensors = model.tensors(row)
-    with pytest.raises(ConfigError, match=r"has no micro-sequences here .* set micro_sequences to 1"):
+    with pytest.raises(ConfigError, match=r"does not support micro-sequences .* set micro_sequences to 1"):
         model.run(tensors.tokens, tensors.positions, lambda layer, q, k, v: v)
 
 
@@ -120,7 +109,7 @@ def test_a_head_that_is_more_than_a_matrix_is_found_out(kind: str, width: int) -
     for parameter in inner.parameters():
         parameter.data *= 0.1
     model = HuggingFaceModel(inner)
-    assert model(model.tensors(make_row())).shape[-1] == width
+    assert model(model.tensors(random_row())).shape[-1] == width
 
 
 def test_run_file_names_a_folder(tmp_path: Path) -> None:
@@ -144,7 +133,7 @@ def test_a_folder_is_loaded_as_what_it_can_be(tmp_path: Path, kind: str, due: ty
     inner = make(kind, **OURS[kind]).float()
     inner.save_pretrained(tmp_path, max_shard_size="20KB")
     assert (tmp_path / "model.safetensors.index.json").is_file()
-    model, row = load_model(tmp_path), make_row()
+    model, row = load_model(tmp_path), random_row()
     assert type(model) is due
     torch.testing.assert_close(logits_of(model, row), logits_of(HuggingFaceModel(inner), row), rtol=0, atol=1e-4)
 
@@ -152,7 +141,7 @@ def test_a_folder_is_loaded_as_what_it_can_be(tmp_path: Path, kind: str, due: ty
 def test_a_model_that_leaks_is_refused() -> None:
     """Its positions are places in the row (ALiBi), whatever the documents are."""
     model = HuggingFaceModel(make("falcon", **THEIRS["falcon"]))
-    assert not model.ours
+    assert not model.uses_our_attention
     with pytest.raises(IsolationError, match="documents of one row see each other"):
-        model.tensors(make_row())
-    assert logits_of(model, make_row((9,), padding=4)).shape == (1, 13, VOCABULARY), "one document a row is fine"
+        model.tensors(random_row())
+    assert logits_of(model, random_row((9,), padding=4)).shape == (1, 13, VOCABULARY), "one document a row is fine"

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from model_makers import VOCABULARY, logits_of, make_row, tiny
+from model_makers import logits_of, tiny
 
-from penstock.errors import ConfigError
+from makers.models import tiny_huggingface
+from makers.rows import random_row
+from penstock.core.errors import ConfigError
 from penstock.models import LoraSettings, add_lora, export, load_model, merge_lora, save_model
 from penstock.models.huggingface_model import HuggingFaceModel
 
@@ -18,12 +20,7 @@ def ours() -> Any:
 
 
 def theirs() -> Any:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, initializer_range=0.2,
-    )  # fmt: skip
-    return HuggingFaceModel(transformers.LlamaForCausalLM(config))
+    return HuggingFaceModel(tiny_huggingface())
 
 
 def train(model: Any) -> None:
@@ -31,13 +28,13 @@ def train(model: Any) -> None:
     optimizer = torch.optim.SGD(weights, lr=0.5)
     for _ in range(3):
         optimizer.zero_grad()
-        model.logits(model(model.tensors(make_row()))).logsumexp(-1).sum().backward()
+        model.logits(model(model.tensors(random_row()))).logsumexp(-1).sum().backward()
         optimizer.step()
 
 
 @pytest.mark.parametrize("make", [ours, theirs])
 def test_it_changes_nothing_trains_alone_and_is_merged(make: Any, tmp_path: Path) -> None:
-    model, row = make(), make_row()
+    model, row = make(), random_row()
     before, first = logits_of(model, row), {name: weight.clone() for name, weight in model.state_dict().items()}
     add_lora(model, LoraSettings(rank=4))
     assert torch.equal(logits_of(model, row), before)
@@ -67,7 +64,7 @@ def test_targets_are_chosen_by_name() -> None:
     model = ours()
     add_lora(model, LoraSettings(targets=("query", "value")))
     assert {name.split(".")[3] for name, w in model.named_parameters() if w.requires_grad} == {"query", "value"}
-    with pytest.raises(ConfigError, match="has LoRA already"):
+    with pytest.raises(ConfigError, match="already has LoRA"):
         add_lora(model, LoraSettings())
     known = "known: down, gate, key, output, query, up, value"
     with pytest.raises(ConfigError, match=known):

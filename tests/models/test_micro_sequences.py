@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_makers import VOCABULARY, make_row, tiny
+from model_makers import VOCABULARY, tiny
 from torch.nn.functional import cross_entropy
 
-from penstock.errors import ConfigError
+from makers.rows import random_row
+from penstock.core.errors import ConfigError
 from penstock.inputs import ModelInput
-from penstock.models.micro_sequences import PartLoss, backward_in_parts
-from penstock.models.past_attention import attend_aligned, attend_past
+from penstock.models.micro_sequences import PartLoss, attend_aligned, attend_past, backward_in_parts
 
 
 def loss_of(model: Any) -> PartLoss:
@@ -62,7 +62,7 @@ def assert_same(found: tuple[torch.Tensor, torch.Tensor], due: tuple[torch.Tenso
 )
 def test_gradients_are_those_of_the_uncut_row(lengths: list[int], parts: int, heads: int, seed: int) -> None:
     model = tiny(prediction_heads=heads, layers=3)
-    row = make_row(tuple(lengths), padding=parts - sum(lengths) % parts, distances=heads, seed=seed)
+    row = random_row(tuple(lengths), padding=parts - sum(lengths) % parts, distances=heads, seed=seed)
     assert_same(cut(model, row, parts), whole(model, row))
 
 
@@ -70,9 +70,9 @@ def test_gradients_are_those_of_the_uncut_row(lengths: list[int], parts: int, he
 def test_with_prefixes_that_no_cut_divides(parts: int) -> None:
     """Prefixes lie before, between and behind the cuts."""
     if parts == 23:
-        row = make_row(prefixes=(1, 1, 0))
+        row = random_row(prefixes=(1, 1, 0))
     else:
-        row = make_row((8, 4, 12), padding=0, prefixes=(4 if parts == 4 else 5, 3, 3))
+        row = random_row((8, 4, 12), padding=0, prefixes=(4 if parts == 4 else 5, 3, 3))
     model = tiny()
     causal = whole(model, replace(row, prefix=None, prefix_lengths=None))
     assert_same(cut(model, row, parts), whole(model, row))
@@ -81,7 +81,7 @@ def test_with_prefixes_that_no_cut_divides(parts: int) -> None:
 
 def test_past_keys_are_no_constants() -> None:
     """What the test above would miss if it compared losses: a gradient without later parts' share is far off."""
-    model, row = tiny(), make_row((24,), padding=0)
+    model, row = tiny(), random_row((24,), padding=0)
 
     def run() -> torch.Tensor:
         tensors, total, past = model.tensors(row), torch.zeros(()), {}
@@ -109,7 +109,7 @@ def test_past_keys_are_no_constants() -> None:
 
 def test_parts_without_targets_ask_nothing() -> None:
     """Whole parts of padding, with a loss that is a constant there."""
-    model, row = tiny(), make_row((5, 4), padding=15)
+    model, row = tiny(), random_row((5, 4), padding=15)
 
     def each(hidden: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         return loss_of(model)(hidden, targets, weights) if weights.any() else torch.zeros(())
@@ -143,7 +143,7 @@ def saved_bytes(model: Any, run: Callable[[], Any]) -> int:
 
 
 def test_saved_memory_falls_with_the_number_of_parts() -> None:
-    model, row = tiny(), make_row((500, 12), padding=0)
+    model, row = tiny(), random_row((500, 12), padding=0)
     uncut = saved_bytes(model, lambda: whole(model, row))
     peaks = [saved_bytes(model, lambda k=parts: cut(model, row, k)) for parts in (2, 4, 8)]  # type: ignore[misc]
     # What is left beside 1/k are the past keys and values, of a layer each.
@@ -153,7 +153,7 @@ def test_saved_memory_falls_with_the_number_of_parts() -> None:
 
 
 def test_a_token_moves_no_loss_of_another_document() -> None:
-    model, row = tiny(), make_row((7, 1, 12), padding=4)
+    model, row = tiny(), random_row((7, 1, 12), padding=4)
 
     def losses(tokens: Any) -> torch.Tensor:
         found: list[torch.Tensor] = []
@@ -176,13 +176,13 @@ def test_a_token_moves_no_loss_of_another_document() -> None:
 
 def test_what_cannot_be_cut_is_refused() -> None:
     model = tiny()
-    with pytest.raises(ConfigError, match="23 slots cannot be cut in 4 equal parts"):
-        cut(model, make_row(), 4)
-    row = make_row((8, 16), padding=0, prefixes=(0, 5))
+    with pytest.raises(ConfigError, match="23 slots cannot be cut into 4 equal parts"):
+        cut(model, random_row(), 4)
+    row = random_row((8, 16), padding=0, prefixes=(0, 5))
     with pytest.raises(ConfigError, match=r"document 1 .* prefix in slots 8 to 13, across the cut at 12"):
         cut(model, row, 2)
-    with pytest.raises(ConfigError, match="do not know sliding windows"):
-        cut(tiny(sliding_window=3), make_row((8,), padding=0), 2)
+    with pytest.raises(ConfigError, match="do not support sliding windows"):
+        cut(tiny(sliding_window=3), random_row((8,), padding=0), 2)
 
 
 @settings(deadline=None, max_examples=25)

@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from model_makers import LENGTHS, VOCABULARY, logits_of, make_row, tiny
+from model_makers import VOCABULARY, logits_of, tiny
 
+from makers.rows import LENGTHS, random_row
+from makers.tokenizers import tiny_tokenizer
 from penstock.chat import load_template
-from penstock.errors import CorruptionError, FormatError, OutputError
+from penstock.core.errors import CorruptionError, FormatError, OutputError
 from penstock.models import ModelSettings, Transformer, build_model, load_model, save_model
 from penstock.models.exporting import export
 from penstock.models.huggingface_model import HuggingFaceModel
 from penstock.models.importing import import_llama
-from penstock.tokenizers import load_tokenizer, train_tokenizer
+from penstock.tokenizers import load_tokenizer
 
 SHAPES: list[dict[str, Any]] = [
     {},
@@ -38,7 +40,7 @@ def test_transformers_gives_the_same_logits(tmp_path: Path, extra: dict[str, Any
     theirs = exported(model, tmp_path)
     kind = "MistralForCausalLM" if "sliding_window" in extra else "LlamaForCausalLM"
     assert type(theirs).__name__ == kind
-    row = make_row()
+    row = random_row()
     ours, begin = logits_of(model, row)[0], 0
     for length in LENGTHS:
         tokens = torch.from_numpy(row.tokens[begin : begin + length])[None]
@@ -68,15 +70,13 @@ def test_an_exported_model_comes_back(tmp_path: Path, extra: dict[str, Any]) -> 
     export(model, tmp_path)
     back = load_model(tmp_path)
     assert isinstance(back, Transformer)
-    row = make_row()
+    row = random_row()
     assert torch.equal(logits_of(back, row)[0], logits_of(model, row)[0])
 
 
 def test_tokenizer_template_and_stop_ids_go_along(tmp_path: Path) -> None:
     names = ["<s>", "</s>", "<end>"]
-    tokenizer = train_tokenizer(
-        ["some words to learn from"] * 9, vocab_size=300, output=tmp_path / "own", special_tokens=names, progress=False
-    )
+    tokenizer = tiny_tokenizer(tmp_path / "own", ["some words to learn from"] * 9, 300, names)
     template = load_template("{{ greeting }}{{ messages[0].content }}", tokenizer=tokenizer, greeting="Hi: ")
     stop = tokenizer.special_tokens["<end>"]
     out = tmp_path / "out"
@@ -158,7 +158,7 @@ def test_a_model_of_transformers_is_saved_and_loaded(tmp_path: Path) -> None:
     model = HuggingFaceModel(inner)
     save_model(model, tmp_path / "saved")
     export(model, tmp_path / "exported")
-    row = make_row()
+    row = random_row()
     for name in ("saved", "exported"):
         torch.testing.assert_close(
             logits_of(load_model(tmp_path / name), row), logits_of(model, row), rtol=0, atol=1e-5
@@ -187,7 +187,7 @@ def test_a_failed_export_leaves_nothing_and_another_one_is_left_alone(
     )
     assert list((tmp_path / "out").iterdir()) == []
     export(tiny(torch.float32), tmp_path / "out")
-    with pytest.raises(OutputError, match=r"out: holds something already; choose a new or empty folder"):
+    with pytest.raises(OutputError, match=r"out: is not empty; choose a new or empty folder"):
         export(tiny(torch.float32), tmp_path / "out")
 
 

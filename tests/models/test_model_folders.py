@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
-from penstock.errors import ConfigError, CorruptionError, FormatError, PenstockError
+from makers.models import tiny_huggingface
+from penstock.core.errors import ConfigError, CorruptionError, FormatError, PenstockError
 from penstock.models import build_model, load_model, save_model
 from penstock.models.importing import import_llama
 
@@ -21,15 +21,8 @@ KINDS = ("llama", "qwen2")
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 
 
-def make_folder(folder: Path, kind: str, **extra: Any) -> Path:
-    settings = {
-        "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": None, "bos_token_id": 1,
-        "eos_token_id": 2, **extra,
-    }  # fmt: skip
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(kind, **settings)
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+def make_folder(folder: Path, kind: str, **settings: Any) -> Path:
+    tiny_huggingface(kind, pad_token_id=None, **settings).save_pretrained(folder)
     return folder
 
 
@@ -51,9 +44,9 @@ def configure(folder: Path, **settings: Any) -> None:
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "quantization_config=FineGrainedFP8Config(dequant"),
         ({"quant_method": "mxfp4"}, "quantization_config=Mxfp4Config(dequantize=True), dtype='bfloat16').save_pretr"),
         ({"quant_method": "compressed-tensors", "format": "int-quantized"}, "CompressedTensorsConfig(dequantize=True)"),
-        ({"quant_method": "gptq", "bits": 4}, "take the folder in float32 or bfloat16 that it was made from"),
-        ({"quant_method": "awq", "bits": 4}, "take the folder in float32 or bfloat16 that it was made from"),
-        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "take the folder in float32 or bfloat16"),
+        ({"quant_method": "gptq", "bits": 4}, "take the float32 or bfloat16 folder that it was made from"),
+        ({"quant_method": "awq", "bits": 4}, "take the float32 or bfloat16 folder that it was made from"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "take the float32 or bfloat16 folder"),
     ],
     ids=lambda value: value["quant_method"] if isinstance(value, dict) else "",
 )
@@ -171,5 +164,5 @@ def test_a_damaged_folder_is_one_line(tmp_path: Path, kind: str, damage: str) ->
 
 def test_models_that_are_not_causal_are_refused(tmp_path: Path) -> None:
     make_folder(tmp_path, "bert")
-    with pytest.raises(ConfigError, match=r"\(bert, .* is no causal language model: .* change by \S+ standard deviati"):
+    with pytest.raises(ConfigError, match=r"\(bert, .* is not a causal language model: .* change by \S+ standard"):
         load_model(tmp_path)

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
-from model_makers import VOCABULARY, logits_of, make_row, tiny
+from model_makers import VOCABULARY, logits_of, tiny
 
-from penstock.errors import IsolationError
+from makers.models import tiny_huggingface
+from makers.rows import random_row
+from penstock.core.errors import IsolationError
 from penstock.integrations.isolation import check_isolation
 from penstock.models import most_packed, require_packed_rows
+from penstock.models.cache import TextCache
 from penstock.models.huggingface_model import HuggingFaceModel
-from penstock.models.text_cache import TextCache
 
 LIMIT = 24
 """Tokens at which the rotary embeddings below change."""
@@ -29,22 +30,8 @@ ROTARY: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def make(kind: str, **extra: Any) -> Any:
-    settings = {
-        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0,
-        "bos_token_id": 1, "eos_token_id": 2, **extra,
-    }  # fmt: skip
-    torch.manual_seed(0)
-    inner = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **settings))
-    for weight in inner.parameters():
-        if weight.ndim > 1:
-            torch.nn.init.normal_(weight, std=0.2)
-    return inner.eval()
-
-
 def rotary(kind: str) -> Any:
-    return make("llama", **ROTARY[kind])
+    return tiny_huggingface("llama", **ROTARY[kind])
 
 
 def alone(inner: Any, tokens: Any) -> torch.Tensor:
@@ -59,13 +46,13 @@ def test_a_row_is_packed_as_long_as_no_document_changes_the_others(kind: str) ->
     model = HuggingFaceModel(copy.deepcopy(inner))
     # Padding that is longer than any document counts for nothing, nor does a longer document before.
     for lengths, padding in (((20, 3, LIMIT), 40), ((40,), 20), ((30,), 3), ((5,), 59)):
-        row = make_row(lengths, padding=padding)
+        row = random_row(lengths, padding=padding)
         found = logits_of(model, row)[0]
         for begin, length in zip(np.cumsum([0, *lengths]), lengths, strict=False):
             due = alone(inner, row.tokens[begin : begin + length])
             torch.testing.assert_close(found[begin : begin + length], due, rtol=0, atol=1e-4)
     with pytest.raises(IsolationError, match=rf"rotary embedding \({kind}\) changes .* more than {LIMIT} tokens"):
-        model.tensors(make_row((20, LIMIT + 1)))
+        model.tensors(random_row((20, LIMIT + 1)))
 
 
 @pytest.mark.parametrize("kind", ROTARY)
@@ -103,7 +90,7 @@ def test_a_text_that_grows_beyond_the_rotary_limit_is_right(kind: str) -> None:
 
 def test_sequences_that_do_not_grow_are_no_error() -> None:
     """As with a cache of keys, a row of no tokens has no meaning in the result."""
-    model = HuggingFaceModel(make("mamba"))
+    model = HuggingFaceModel(tiny_huggingface("mamba"))
     cache = model.new_cache(2, 8)
     assert isinstance(cache, TextCache)
     found = model.extend(torch.zeros((2, 0), dtype=torch.int64), torch.tensor([0, 0]), cache)
@@ -113,9 +100,9 @@ def test_sequences_that_do_not_grow_are_no_error() -> None:
 
 def test_tables_of_positions_are_not_read_beyond_their_end() -> None:
     """A short text that is read next to a long one is padded beyond the context."""
-    inner = make("gpt2", n_embd=32, n_layer=2, n_head=4, max_position_embeddings=16, attn_pdrop=0.0)
+    inner = tiny_huggingface("gpt2", n_embd=32, n_layer=2, n_head=4, max_position_embeddings=16, attn_pdrop=0.0)
     model = HuggingFaceModel(copy.deepcopy(inner))
-    assert model.ours
+    assert model.uses_our_attention
     cache = model.new_cache(2, 16)
     long, short = list(range(10)), list(range(20, 32))
     model.extend(torch.tensor([[0] * 12, short]), torch.tensor([0, 12]), cache)
@@ -135,18 +122,18 @@ MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_gr
             MAMBA2 | {"head_dim": 8, "mamba_d_ssm": 64},
             r"steps through our cache its logits are \d\S* standard",
         ),
-        ("diffllama", {}, "its layers attend several times each"),
+        ("diffllama", {}, "a layer attends several times"),
         ("bamba", MAMBA2 | {"attn_layer_indices": [1]}, "its layers are of different kinds"),
-        ("gemma2", {"head_dim": 8, "sliding_window": 6}, r"our attention cannot stand in for its own \(.*softcap"),
-        ("mamba", {}, "its layers have attention of their own"),
+        ("gemma2", {"head_dim": 8, "sliding_window": 6}, r"our attention cannot replace its own \(.*softcap"),
+        ("mamba", {}, "its layers have their own attention code"),
     ],
 )
 def test_a_model_that_keeps_more_than_keys_writes_without_a_cache(
     kind: str, extra: dict[str, Any], cause: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    inner = make(kind, **extra)
+    inner = tiny_huggingface(kind, **extra)
     model = HuggingFaceModel(copy.deepcopy(inner))
-    assert not model.ours
+    assert not model.uses_our_attention
     cache, text = model.new_cache(2, 12), [3, 1, 4, 1, 5]
     with caplog.at_level(logging.WARNING, "penstock.models"):
         found = [model.extend(torch.tensor([text, [0] * 5]), torch.tensor([5, 0]), cache)[0]]
@@ -156,24 +143,24 @@ def test_a_model_that_keeps_more_than_keys_writes_without_a_cache(
     torch.testing.assert_close(torch.stack(found), alone(inner, text)[4:], rtol=0, atol=1e-3)
     [said] = [record.getMessage() for record in caplog.records if record.name == "penstock.models"]
     assert f"({kind}, attention" in said
-    assert "Each new token reads the whole text again, which is exact and slow" in said
+    assert "Each new token reads the whole text again, which is exact but slow" in said
     assert re.search(cause, said)
 
 
 def test_what_is_refused_is_said_once_and_rows_of_one_document_are_right(caplog: pytest.LogCaptureFixture) -> None:
-    inner = make("mamba")
+    inner = tiny_huggingface("mamba")
     model = HuggingFaceModel(copy.deepcopy(inner))
     with caplog.at_level(logging.WARNING, "penstock.models"):
         assert [most_packed(model, 64), most_packed(model, 32)] == [0, 0]
     [said] = [record.getMessage() for record in caplog.records if record.name == "penstock.models"]
-    assert said.startswith("scores one document a row, which is exact and slower: MambaForCausalLM (mamba")
-    row = make_row((17,), padding=15)
+    assert said.startswith("scores one document per row, which is exact but slower: MambaForCausalLM (mamba")
+    row = random_row((17,), padding=15)
     found = logits_of(model, row)[0, :17]
     torch.testing.assert_close(found, alone(inner, row.tokens[:17]), rtol=0, atol=1e-4)
     with pytest.raises(IsolationError, match="documents of one row see each other"):
-        model.tensors(make_row())
+        model.tensors(random_row())
     # Where they are meant to see each other, they are one document.
-    row = make_row((17,), padding=0)
+    row = random_row((17,), padding=0)
     together = replace(row, source_ids=np.zeros(3, np.int32))
     torch.testing.assert_close(logits_of(model, together)[0], alone(inner, row.tokens), rtol=0, atol=1e-4)
 
@@ -185,7 +172,7 @@ def test_our_own_transformer_takes_any_row() -> None:
 
 def test_longer_documents_are_tried_where_settings_name_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """A leak that begins where a window ends shows only in rows that are long enough."""
-    inner = make("qwen3", head_dim=8, sliding_window=50, use_sliding_window=True, max_window_layers=0)
+    inner = tiny_huggingface("qwen3", head_dim=8, sliding_window=50, use_sliding_window=True, max_window_layers=0)
     whole = type(inner).forward
 
     def leaking(self: Any, *args: Any, **given: Any) -> Any:
@@ -202,7 +189,7 @@ def test_longer_documents_are_tried_where_settings_name_a_length(monkeypatch: py
 
 
 def test_nan_is_called_nan() -> None:
-    inner = make("llama")
+    inner = tiny_huggingface("llama")
     with torch.no_grad():
         inner.model.norm.weight[3] = torch.nan
     with pytest.raises(IsolationError, match=r"logits of a document alone are NaN \(NaN or infinity in model\.norm\.w"):

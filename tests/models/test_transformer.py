@@ -1,17 +1,17 @@
 """The transformer: what it is made of, what it depends on, and that a cache changes nothing."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from model_makers import LENGTHS, VOCABULARY, logits_of, make_row, tiny
+from model_makers import VOCABULARY, logits_of, tiny
 
 import penstock as ps
-from penstock.errors import ConfigError
+from makers.processes import run_code
+from makers.rows import LENGTHS, random_row
+from penstock.core.errors import ConfigError
 from penstock.models import ModelSettings, build_model
 
 SHAPES: list[dict[str, Any]] = [
@@ -34,11 +34,11 @@ def test_settings_know_the_number_of_parameters(extra: dict[str, Any]) -> None:
 def test_documents_together_are_documents_apart(extra: dict[str, Any], backend: str) -> None:
     if backend == "flex" and "sliding_window" in extra:
         return  # refused, see below
-    model, row = tiny(**extra), make_row()
+    model, row = tiny(**extra), random_row()
     together = logits_of(model, row, backend)
     begin = 0
     for length in LENGTHS:
-        alone = make_row((length,), padding=0)
+        alone = random_row((length,), padding=0)
         alone = replace(alone, tokens=row.tokens[begin : begin + length])
         torch.testing.assert_close(together[:, begin : begin + length], logits_of(model, alone), rtol=0, atol=1e-10)
         begin += length
@@ -51,7 +51,7 @@ def test_a_token_changes_no_logit_of_another_document(
 ) -> None:
     if "sliding_window" in extra:
         prefixes = None
-    model, row = tiny(**extra), make_row(prefixes=prefixes)
+    model, row = tiny(**extra), random_row(prefixes=prefixes)
     before = logits_of(model, row, backend)
     for slot in range(row.sequence_length):
         tokens = row.tokens.copy()
@@ -70,7 +70,7 @@ def test_it_passes_the_isolation_check() -> None:
 
 def test_a_prefix_is_seen_from_its_beginning() -> None:
     model = tiny()
-    causal, both = (logits_of(model, make_row(prefixes=prefixes)) for prefixes in (None, (4, 0, 0)))
+    causal, both = (logits_of(model, random_row(prefixes=prefixes)) for prefixes in (None, (4, 0, 0)))
     changed = (causal != both).any(-1)[0]
     assert changed[:3].all()
     assert not changed[7:].any()
@@ -78,7 +78,7 @@ def test_a_prefix_is_seen_from_its_beginning() -> None:
 
 @pytest.mark.parametrize("backend", ["per_document", "dense"])
 def test_a_window_sees_no_further_than_its_tokens(backend: str) -> None:
-    model, row = tiny(layers=1, sliding_window=3), make_row((12,), padding=0)
+    model, row = tiny(layers=1, sliding_window=3), random_row((12,), padding=0)
     before = logits_of(model, row, backend)
     for slot in range(12):
         tokens = row.tokens.copy()
@@ -89,14 +89,14 @@ def test_a_window_sees_no_further_than_its_tokens(backend: str) -> None:
 
 def test_a_window_is_refused_by_backends_that_have_none() -> None:
     model = tiny(sliding_window=3)
-    with pytest.raises(ConfigError, match=r"'flex' has no sliding window here; take 'per_document' or 'dense'"):
-        model.tensors(make_row(), "flex")
+    with pytest.raises(ConfigError, match=r"'flex' does not support sliding windows; take 'per_document' or 'dense'"):
+        model.tensors(random_row(), "flex")
     with pytest.raises(ConfigError, match="exclude each other"):
-        model.tensors(make_row(prefixes=(4, 0, 0)))
+        model.tensors(random_row(prefixes=(4, 0, 0)))
 
 
 def test_what_a_row_lacks_or_has_too_much_of_is_refused() -> None:
-    model, row = tiny(), make_row()
+    model, row = tiny(), random_row()
     unknown = row.tokens.copy()
     unknown[8] = VOCABULARY
     with pytest.raises(ConfigError, match="token id 61 in slot 8 of a row, but the model knows ids below 61"):
@@ -109,13 +109,13 @@ def test_what_a_row_lacks_or_has_too_much_of_is_refused() -> None:
 
 def test_settings_can_be_read_without_torch() -> None:
     code = "import sys; from penstock.models import LoraSettings, ModelSettings; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    run_code(code, check=True)
 
 
 def test_heads_share_the_trunk_and_predict_further() -> None:
     """The first head is the plain model; each further one is a block of its own on the same trunk."""
     plain, several = tiny(layers=3), tiny(layers=3, prediction_heads=2)
-    row = make_row(distances=2)
+    row = random_row(distances=2)
     hidden = several(several.tensors(row))
     assert hidden.shape == (2, row.sequence_length, 32)
     torch.testing.assert_close(hidden[0], plain(plain.tensors(row))[0], rtol=0, atol=1e-12)
@@ -137,7 +137,7 @@ def test_weights_are_a_function_of_seed_and_name() -> None:
 
 def test_bfloat16_computes_on_float32_weights() -> None:
     model = build_model(ModelSettings(layers=2, width=32, dtype="bfloat16"), vocab_size=VOCABULARY)
-    row = model.tensors(make_row())
+    row = model.tensors(random_row())
     hidden = model(row)
     assert hidden.dtype == torch.bfloat16
     logits = model.logits(hidden)
@@ -167,7 +167,7 @@ def test_a_cache_gives_the_logits_of_the_whole(extra: dict[str, Any]) -> None:
         assert cache.lengths.tolist() == [len(text) for text in texts]
         for text, logits, length in zip(texts, found, lengths, strict=True):
             if length:
-                whole = replace(make_row((len(text),), padding=0), tokens=np.array(text))
+                whole = replace(random_row((len(text),), padding=0), tokens=np.array(text))
                 torch.testing.assert_close(logits, logits_of(model, whole)[0, -1], rtol=0, atol=1e-10)
 
 
@@ -198,7 +198,7 @@ def test_cached_keys_are_never_modified() -> None:
 def test_a_cache_refuses_what_does_not_fit() -> None:
     model = tiny()
     cache = model.new_cache(2, 4)
-    with pytest.raises(ConfigError, match="sequence 1 would have 5 tokens, and the cache was made for 4"):
+    with pytest.raises(ConfigError, match="sequence 1 would have 5 tokens, but the capacity of the cache is 4"):
         model.extend(torch.zeros(2, 5, dtype=torch.int64), torch.tensor([1, 5]), cache)
     with pytest.raises(ConfigError, match="lengths must be 0 to 2"):
         model.extend(torch.zeros(2, 2, dtype=torch.int64), torch.tensor([1, 3]), cache)
@@ -211,7 +211,7 @@ def test_a_cache_refuses_what_does_not_fit() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"width": 33}, "no multiple of model.heads"),
+        ({"width": 33}, "not a multiple of model.heads"),
         ({"heads": 4, "kv_heads": 3}, "kv_heads must divide heads 4"),
         ({"head_width": 5}, "must be even"),
         ({"layers": 0}, "layers must be a whole number from 1 to 2,147,483,648, got 0"),

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 from penstock.objectives import CausalLM, Denoise, Infill, PrefixLM, SpanCorruption, check_objective
-from penstock.objectives.tasks import SCALE, cumulative
+from penstock.objectives.denoise_tasks import SCALE, cumulative
 
 SENTINELS = range(1000, 1300)
 KEYS = st.integers(0, 2**64 - 1)
@@ -180,7 +180,7 @@ def test_weights_are_whole_numbers_of_two_to_the_32():
 def test_what_does_not_belong_together_is_refused():
     denoise, document = Denoise.t5(sentinels=range(900, 950)), np.arange(20, dtype=np.int32)
     for objective in (denoise, Infill(rate=1, tokens=(910, 911, 912))):
-        with pytest.raises(ConfigError, match="a document of 20 tokens has 5 weights; due: one each"):
+        with pytest.raises(ConfigError, match="a document of 20 tokens has 5 weights; expected one each"):
             objective.write(document, np.ones(5, np.float32), 7)
     written = denoise.write(document, None, 7).tokens
     with pytest.raises(ConfigError, match=r"21 slots cannot be what was written of .* 20 tokens .* which takes 22"):

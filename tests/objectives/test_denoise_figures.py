@@ -9,7 +9,7 @@ import denoise_reference as slow
 import numpy as np
 import pytest
 
-from penstock.compiled import kernel
+from penstock.core.compiled import kernel
 from penstock.objectives import Denoise, PrefixLM, SpanCorruption
 from penstock.objectives import _denoise_kernels as kernels
 

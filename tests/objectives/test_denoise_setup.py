@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from penstock.errors import ConfigError
+from makers.tokenizers import tiny_tokenizer
+from penstock.core.errors import ConfigError
 from penstock.objectives import CausalLM, Denoise, Facts, PrefixLM, SpanCorruption
-from penstock.tokenizers import add_tokens, train_tokenizer
+from penstock.tokenizers import add_tokens
 
 
 @dataclass
@@ -118,34 +119,34 @@ def test_names_must_be_looked_up_before_writing():
     ("make", "message"),
     [
         (lambda: Denoise([]), "tasks is empty"),
-        (lambda: Denoise(["R"]), "a task is 'R'; due: SpanCorruption, PrefixLM or CausalLM"),
-        (lambda: SpanCorruption(0, 3), "rate is 0; due: a share above 0 and below 1"),
-        (lambda: SpanCorruption(1.5, 3), "rate is 1.5; due: a share"),
-        (lambda: SpanCorruption("a", 3), "rate is 'a'; due: a number"),
+        (lambda: Denoise(["R"]), "a task is 'R'; expected SpanCorruption, PrefixLM or CausalLM"),
+        (lambda: SpanCorruption(0, 3), "rate is 0; expected a share above 0 and below 1"),
+        (lambda: SpanCorruption(1.5, 3), "rate is 1.5; expected a share"),
+        (lambda: SpanCorruption("a", 3), "rate is 'a'; expected a number"),
         (lambda: SpanCorruption(0.12345, 3), "rate is 0.12345, that is 2469/20000; .* the nearest is"),
-        (lambda: SpanCorruption(0.15, 0.5), "mean is 0.5; due: 1 token or more"),
-        (lambda: SpanCorruption(0.15, 2000), "mean is 2000, that is 2000; due: a fraction with numbers up to 1,000"),
-        (lambda: PrefixLM(rate=1), "rate is 1; due"),
-        (lambda: Denoise([CausalLM(weight=0)]), "task 'causal': weight is 0; due: above 0"),
-        (lambda: Denoise([CausalLM(weight="x")]), "task 'causal': weight is 'x'; due: a number"),
+        (lambda: SpanCorruption(0.15, 0.5), "mean is 0.5; expected 1 token or more"),
+        (lambda: SpanCorruption(0.15, 2000), "mean is 2000, that is 2000; expected a fraction with numbers up to"),
+        (lambda: PrefixLM(rate=1), "rate is 1; expected"),
+        (lambda: Denoise([CausalLM(weight=0)]), "task 'causal': weight is 0; expected a number above 0"),
+        (lambda: Denoise([CausalLM(weight="x")]), "task 'causal': weight is 'x'; expected a number"),
         (lambda: Denoise([CausalLM(), PrefixLM(weight=1e-12)]), "task 'S': weight 1e-12 is below 2"),
         (lambda: Denoise.t5(train_on_inputs=True), "train_on_inputs=True needs bidirectional=False"),
-        (lambda: Denoise.t5(max_length=0), "max_length is 0; due: a whole number of 1 or more"),
-        (lambda: Denoise.t5(max_length=5.5), "max_length is 5.5; due: a whole number"),
-        (lambda: Denoise.t5(max_length="5"), "max_length is '5'; due: a whole number"),
-        (lambda: Denoise.t5(final_sentinel=2), "final_sentinel is 2; due: True or False"),
-        (lambda: Denoise.t5(roll="no"), "roll is 'no'; due: True or False"),
-        (lambda: Denoise(CausalLM()), r"tasks is CausalLM\(.*; due: a list"),
-        (lambda: Denoise.t5(sentinels=100), "sentinels is 100; due: a list"),
-        (lambda: Denoise.t5(sentinels="<extra_id_0>"), "sentinels is '<extra_id_0>'; due: a list"),
-        (lambda: Denoise.t5(sentinels=[1, 2.5]), "sentinel 1 is 2.5; due: a token's id or name"),
-        (lambda: Denoise.t5(input_end=2.5), "input_end is 2.5; due: a token's id or name"),
-        (lambda: Denoise([CausalLM(mode=True)]), "mode token of task 'causal' is True; due: a token's id or name"),
-        (lambda: Denoise.ul2r(modes={"r": 5}), "modes names 'r'; due: the denoisers R, X, S"),
+        (lambda: Denoise.t5(max_length=0), "max_length is 0; expected a whole number of 1 or more"),
+        (lambda: Denoise.t5(max_length=5.5), "max_length is 5.5; expected a whole number"),
+        (lambda: Denoise.t5(max_length="5"), "max_length is '5'; expected a whole number"),
+        (lambda: Denoise.t5(final_sentinel=2), "final_sentinel is 2; expected True or False"),
+        (lambda: Denoise.t5(roll="no"), "roll is 'no'; expected True or False"),
+        (lambda: Denoise(CausalLM()), r"tasks is CausalLM\(.*; expected a list"),
+        (lambda: Denoise.t5(sentinels=100), "sentinels is 100; expected a list"),
+        (lambda: Denoise.t5(sentinels="<extra_id_0>"), "sentinels is '<extra_id_0>'; expected a list"),
+        (lambda: Denoise.t5(sentinels=[1, 2.5]), "sentinel 1 is 2.5; expected a token's id or name"),
+        (lambda: Denoise.t5(input_end=2.5), "input_end is 2.5; expected a token's id or name"),
+        (lambda: Denoise([CausalLM(mode=True)]), "mode token of task 'causal' is True; expected a token's id or name"),
+        (lambda: Denoise.ul2r(modes={"r": 5}), "modes names 'r'; expected denoisers among R, X, S"),
         (lambda: Denoise.t5(sentinels=[5, 6, 5]), "sentinel 2 and Denoise: sentinel 0 are both id 5"),
         (lambda: Denoise.t5(sentinels=[5], input_end=5), "sentinel 0 and Denoise: input_end are both id 5"),
         (lambda: Denoise([PrefixLM(mode=5)], sentinels=[5]), "sentinel 0 and .* mode token of task 'S' are both id 5"),
-        (lambda: Denoise.t5(sentinels=[-1]), "sentinel 0 is -1; due: a token id"),
+        (lambda: Denoise.t5(sentinels=[-1]), "sentinel 0 is -1; expected a token id"),
     ],
 )
 def test_settings_that_cannot_work(make, message):
@@ -164,8 +165,8 @@ def test_settings_are_values():
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
     texts = ["the cat sat on the mat", "a dog ran in the park"] * 20
-    train_tokenizer(texts, vocab_size=300, output=folder / "base", progress=False)
-    train_tokenizer(texts[:1] * 9, vocab_size=290, output=folder / "other", progress=False)
+    tiny_tokenizer(folder / "base", texts, 300)
+    tiny_tokenizer(folder / "other", texts[:1] * 9, 290)
     return folder
 
 

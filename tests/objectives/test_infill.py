@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import ConfigError
+from makers.tokenizers import tiny_tokenizer
+from penstock.core.errors import ConfigError
+from penstock.core.randomness import mix_array, philox
 from penstock.objectives import Facts, Objective
 from penstock.objectives._infill_kernels import measure_infill, write_infill
+from penstock.objectives.control_tokens import INFILL_FAMILIES as FAMILIES
 from penstock.objectives.infill import Infill
-from penstock.objectives.infill_tokens import FAMILIES
-from penstock.randomness import mix_array, philox
 
 IDS = (1000, 1001, 1002)
 PRE, MID, SUF = IDS
@@ -162,10 +163,9 @@ def test_tokens_by_name_and_by_id():
 
 
 def test_tokens_that_were_added_to_the_tokenizer(tmp_path):
-    from penstock.tokenizers import train_tokenizer
-    from penstock.tokenizers.adding import add_tokens
+    from penstock.tokenizers.training import add_tokens
 
-    own = train_tokenizer(["a b"], vocab_size=300, output=tmp_path / "own", progress=False)
+    own = tiny_tokenizer(tmp_path / "own", ["a b"], 300)
     names = ["<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>"]
     more = add_tokens(own, names)
     more.save(tmp_path / "more")
@@ -174,7 +174,7 @@ def test_tokens_that_were_added_to_the_tokenizer(tmp_path):
     assert resolved.tokens == (size, size + 1, size + 2, size + 3)
     # A state holds the repr: a tokenizer that was moved must not keep a run from resuming.
     assert str(tmp_path) not in repr(resolved)
-    other = train_tokenizer(["a b", "xyz xyz"], vocab_size=300, output=tmp_path / "other", progress=False)
+    other = tiny_tokenizer(tmp_path / "other", ["a b", "xyz xyz"], 300)
     with pytest.raises(ConfigError, match=r"more is no extension of the dataset's other"):
         Infill(tokenizer=str(tmp_path / "more")).resolve(facts(other))
 
@@ -190,7 +190,7 @@ def test_tokens_that_were_added_to_the_tokenizer(tmp_path):
             {"tokens": ("<a>", "<x>", "<b>")},
             "the middle token is '<x>', which is no control entry of tiny; it has <a> <b>; name another",
         ),
-        ({"tokens": ("<a>", 7, "<b>"), "sequence_length": 3}, "rows of 3 slots leave none for a document beside 3"),
+        ({"tokens": ("<a>", 7, "<b>"), "sequence_length": 3}, "rows of 3 slots leave none for a document and 3"),
         ({"tokens": ("<a>", 600, "<b>")}, "the middle token is 600; tiny has ids below 600"),
         ({"tokens": ("<a>", 500, "<b>")}, "the middle token and the prefix token are both id 500"),
     ],
@@ -213,7 +213,7 @@ def test_what_cannot_work_is_refused_before_the_first_document(changes, message)
         ({"tokens": (1, 2)}, r"tokens must be prefix, middle, suffix and.*got \(1, 2\)"),
         (
             {"tokens": (1, 2, 2)},
-            "the suffix token and the middle token are both id 2; a model could not tell them apart",
+            "the suffix token and the middle token are both id 2; a model could not distinguish them",
         ),
         ({"tokens": (1, 2, -3)}, "tokens must be prefix"),
     ],

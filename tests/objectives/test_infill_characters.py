@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import ConfigError
+from makers.tokenizers import tiny_tokenizer
+from penstock.core.errors import ConfigError
 from penstock.objectives import Facts
 from penstock.objectives.character_splits import CharacterSplitter
 from penstock.objectives.infill import Infill
-from penstock.tokenizers import load_tokenizer, train_tokenizer
+from penstock.tokenizers import load_tokenizer
 
 TEXT = "the pump flows into the turbine,  the gate's\n\n  water: don't 12 345 def pump(x):\n\treturn x # Zürich "
 
@@ -24,7 +25,7 @@ def tiny(tmp_path_factory):
     """A byte-level BPE with tokens for infilling; Greek and emoji become a token a byte."""
     names = ["<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>", "<turn>"]
     folder = tmp_path_factory.mktemp("tiny")
-    return train_tokenizer([TEXT] * 20, vocab_size=400, output=folder, special_tokens=names, progress=False)
+    return tiny_tokenizer(folder, [TEXT] * 20, 400, names)
 
 
 @pytest.fixture(scope="module")

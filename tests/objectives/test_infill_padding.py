@@ -5,15 +5,14 @@ import json
 import numpy as np
 
 import penstock as ps
+from makers.tokenizers import tiny_tokenizer
 
 TEXT = "the pump flows into the turbine, and the water leaves the gate behind it. "
 
 
 def test_the_end_of_a_document_is_learned_right_after_its_middle(tmp_path):
     names = ["<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>"]
-    tokenizer = ps.train_tokenizer(
-        [TEXT] * 9, vocab_size=330, output=tmp_path / "tok", special_tokens=names, progress=False
-    )
+    tokenizer = tiny_tokenizer(tmp_path / "tok", [TEXT] * 9, 330, names)
     lines = [json.dumps({"text": TEXT[place:] + TEXT[:place]}) for place in range(40)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     ps.prepare(

@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from contracts import assert_exact_resume, assert_ranks_share_steps, trained_sum
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 from penstock.objectives import Causal, Written, check_objective
 
 
@@ -133,7 +133,7 @@ class Broken(example()):
         ("in place", "write changed the tokens"),
         ("prefix", "prefix of 1"),
         ("weights", "written otherwise|of its tokens count"),
-        ("negative", "due are ids"),
+        ("negative", "expected ids below"),
     ],
 )
 def test_broken_promises_are_found(fault, message, data):

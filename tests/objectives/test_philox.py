@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.compiled import kernel
-from penstock.randomness import below, philox, philox_rounds
+from penstock.core.compiled import kernel
+from penstock.core.randomness import below, philox, philox_rounds
 
 
 @kernel

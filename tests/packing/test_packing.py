@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 from penstock.packing import pack
 
 LENGTHS = st.lists(st.integers(1, 200), min_size=1, max_size=120)

@@ -1,57 +1,37 @@
-"""A small tokenizer and a small corpus, made here."""
+"""Small tokenizers and a small corpus."""
 
-import json
-import random
 from pathlib import Path
 
 import pytest
 
-from penstock.tokenizers import Tokenizer, train_tokenizer
-
-WORDS = [
-    "water",
-    "wheel",
-    "pipe",
-    "turbine",
-    "the",
-    "and",
-    "flows",
-    "never",
-    "stops",
-    "größe",
-    "水",
-    "🙂",
-    "\n",
-    "a",
-    "steel",
-]
+from makers.texts import WATER, make_texts, write_texts
+from makers.tokenizers import CHAT_CONTROLS, tiny_tokenizer
+from penstock.tokenizers import Tokenizer
 
 
-def make_texts(count: int, seed: int = 1) -> list[str]:
-    noise = random.Random(seed)
-    return [" ".join(noise.choices(WORDS, k=noise.randint(1, 60))) + f" {number}" for number in range(count)]
+def numbered_texts(count: int, seed: int = 1) -> list[str]:
+    """Texts of which no two are equal."""
+    words = [*WATER, "never", "stops"]
+    return [
+        f"{text} {n}" for n, text in enumerate(make_texts(count, seed, words=words, shortest=1, longest=60, end=""))
+    ]
 
 
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    return train_tokenizer(make_texts(200), vocab_size=400, output=folder, progress=False)
+    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"), numbered_texts(200), 400)
 
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     """Three files of JSONL, some thousand records in all."""
-    folder = tmp_path / "raw"
-    folder.mkdir()
     for number, count in enumerate((700, 3, 1500)):
-        lines = [json.dumps({"text": text}, ensure_ascii=False) for text in make_texts(count, number)]
-        (folder / f"{number}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return folder
+        write_texts(tmp_path / "raw" / f"{number}.jsonl", numbered_texts(count, number))
+    return tmp_path / "raw"
 
 
 @pytest.fixture(scope="session")
 def chat_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """A small one with the control tokens of ChatML."""
-    folder = tmp_path_factory.mktemp("chat tokenizer")
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    return train_tokenizer(make_texts(200), vocab_size=400, special_tokens=special, output=folder, progress=False)
+    controls = ["<|endoftext|>", *CHAT_CONTROLS]
+    return tiny_tokenizer(tmp_path_factory.mktemp("chat tokenizer"), numbered_texts(200), 400, controls)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from penstock.errors import RecordError
+from penstock.core.errors import RecordError
 from penstock.prepare import prepare
 from penstock.shards import Dataset
 
@@ -20,7 +20,7 @@ CURE = r"name their chat template, and the array is read as it is: --template FI
 def test_the_sentence_that_a_user_needs(tmp_path, chat_tokenizer, indent, name):
     (tmp_path / name).write_text(json.dumps(ARRAY, indent=indent))
     given = {"tokenizer": chat_tokenizer, "processes": 1, "progress": False}
-    with pytest.raises(RecordError, match=rf"a JSON array; expected: one object a line\. If it holds conv.*{CURE}"):
+    with pytest.raises(RecordError, match=rf"a JSON array; expected: one object per line\. If it holds conv.*{CURE}"):
         prepare(tmp_path / name, output=tmp_path / "text", **given)
     prepare(tmp_path / name, output=tmp_path / "chats", template="chatml", **given)
     assert len(Dataset.open(tmp_path / "chats")) == 3

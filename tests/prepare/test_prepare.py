@@ -8,14 +8,13 @@ import prepare_cases
 import pytest
 from prepare_cases import contents
 
-from penstock.errors import ConfigError, OutputError, RecordError
-from penstock.prepare import PrepareSettings, executors, prepare
+from makers.datasets import prepare_here
+from makers.texts import write_texts
+from penstock.core.errors import ConfigError, OutputError, RecordError
+from penstock.prepare import PrepareSettings, prepare
+from penstock.prepare import preparation as executors
 from penstock.shards import Dataset
 from penstock.tokenizers import load_tokenizer
-
-
-def run(source, tokenizer, output, **options):
-    return prepare(source, tokenizer=tokenizer, output=output, progress=False, **{"processes": 1, **options})
 
 
 def decoded(folder, tokenizer):
@@ -30,7 +29,7 @@ def raw_texts(corpus):
 
 
 def test_every_record_comes_out_in_order_with_its_origin(tmp_path, corpus, tokenizer):
-    report = run(corpus, tokenizer, tmp_path / "out", part_bytes=20_000)
+    report = prepare_here(corpus, tokenizer, tmp_path / "out", part_bytes=20_000)
     texts = raw_texts(corpus)
     assert decoded(tmp_path / "out", tokenizer) == texts
     assert (report.records, report.documents, report.rejects, report.filtered) == (2203, 2203, 0, 0)
@@ -49,7 +48,7 @@ def test_the_same_bytes_for_any_number_of_processes(tmp_path, corpus, tokenizer)
     for processes in (1, 2, 3):
         output = tmp_path / str(processes)
         options = {"part_bytes": 30_000, "validation": 0.2, "on_error": "skip", "processes": processes}
-        run(corpus, tokenizer, output, transform=prepare_cases.shout, **options)
+        prepare_here(corpus, tokenizer, output, transform=prepare_cases.shout, **options)
     whole = contents(tmp_path / "1")
     assert len([name for name in whole if name.endswith(".arrow")]) > 6
     assert contents(tmp_path / "2") == whole
@@ -57,9 +56,9 @@ def test_the_same_bytes_for_any_number_of_processes(tmp_path, corpus, tokenizer)
 
 
 def test_again_is_a_look_at_the_report(tmp_path, corpus, tokenizer):
-    first = run(corpus, tokenizer, tmp_path / "out")
+    first = prepare_here(corpus, tokenizer, tmp_path / "out")
     before = contents(tmp_path / "out")
-    second = run(corpus, tokenizer, tmp_path / "out")
+    second = prepare_here(corpus, tokenizer, tmp_path / "out")
     assert second.as_json(lasting=True) == first.as_json(lasting=True)
     assert second.seconds is None
     assert contents(tmp_path / "out") == before
@@ -67,34 +66,34 @@ def test_again_is_a_look_at_the_report(tmp_path, corpus, tokenizer):
 
 
 def test_other_settings_are_refused(tmp_path, corpus, tokenizer):
-    run(corpus, tokenizer, tmp_path / "out")
+    prepare_here(corpus, tokenizer, tmp_path / "out")
     before = contents(tmp_path / "out")
     with pytest.raises(OutputError, match=r"add_eos was 'auto', is 'no'.*--overwrite"):
-        run(corpus, tokenizer, tmp_path / "out", add_eos="no")
+        prepare_here(corpus, tokenizer, tmp_path / "out", add_eos="no")
     assert contents(tmp_path / "out") == before, "a refused preparation leaves no lock"
-    assert run(corpus, tokenizer, tmp_path / "out", add_eos="no", overwrite=True).documents == 2203
+    assert prepare_here(corpus, tokenizer, tmp_path / "out", add_eos="no", overwrite=True).documents == 2203
 
 
 def test_a_first_try_that_failed_does_not_stand_in_the_way(tmp_path, corpus, tokenizer):
     with pytest.raises(RecordError, match=r"0.jsonl:1: no field 'body'"):
-        run(corpus, tokenizer, tmp_path / "out", text_field="body")
-    assert run(corpus, tokenizer, tmp_path / "out").documents == 2203
+        prepare_here(corpus, tokenizer, tmp_path / "out", text_field="body")
+    assert prepare_here(corpus, tokenizer, tmp_path / "out").documents == 2203
 
 
 def test_folders_that_cannot_be_used(tmp_path, corpus, tokenizer):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("x")
-    with pytest.raises(OutputError, match=r"holds something else \(thesis.tex\)"):
-        run(corpus, tokenizer, tmp_path / "other", overwrite=True)
+    with pytest.raises(OutputError, match=r"holds other files \(thesis.tex\)"):
+        prepare_here(corpus, tokenizer, tmp_path / "other", overwrite=True)
     with pytest.raises(OutputError, match="is a file"):
-        run(corpus, tokenizer, corpus / "0.jsonl")
+        prepare_here(corpus, tokenizer, corpus / "0.jsonl")
     with pytest.raises(OutputError, match="cannot write"):
-        run(corpus, tokenizer, "/proc/penstock")
+        prepare_here(corpus, tokenizer, "/proc/penstock")
 
 
 def test_bos_and_eos(tmp_path, tokenizer):
     def ids(name, texts, **options):
-        run(iter(texts), tokenizer, tmp_path / name, **options)
+        prepare_here(iter(texts), tokenizer, tmp_path / name, **options)
         dataset = Dataset.open(tmp_path / name)
         return [dataset[n].tokens.tolist() for n in range(len(dataset))]
 
@@ -110,15 +109,15 @@ def test_bos_and_eos(tmp_path, tokenizer):
 
 
 def test_split_is_stable_when_data_is_added(tmp_path, corpus, tokenizer):
-    report = run(corpus, tokenizer, tmp_path / "one", validation=0.1)
+    report = prepare_here(corpus, tokenizer, tmp_path / "one", validation=0.1)
     held_out = set(decoded(tmp_path / "one/validation", tokenizer))
     assert 0.06 < report.splits["validation"].documents / report.documents < 0.14
-    (corpus / "0a.jsonl").write_text("".join(json.dumps({"text": f"new {number}"}) + "\n" for number in range(300)))
-    run(corpus, tokenizer, tmp_path / "two", validation=0.1)
+    write_texts(corpus / "0a.jsonl", (f"new {number}" for number in range(300)))
+    prepare_here(corpus, tokenizer, tmp_path / "two", validation=0.1)
     again = set(decoded(tmp_path / "two/validation", tokenizer))
     assert {text for text in again if not text.startswith("new")} == held_out
     assert not held_out & set(decoded(tmp_path / "two/train", tokenizer))
-    run(corpus, tokenizer, tmp_path / "three", validation=0.3)
+    prepare_here(corpus, tokenizer, tmp_path / "three", validation=0.3)
     assert again <= set(decoded(tmp_path / "three/validation", tokenizer))
 
 
@@ -127,27 +126,27 @@ def test_rejects_are_written_and_bounded(tmp_path, corpus, tokenizer):
     lines[3], lines[9], lines[10] = "{broken", '{"text": null}', '{"text": ""}'
     (corpus / "0.jsonl").write_text("\n".join(lines))
     with pytest.raises(RecordError, match=r"0.jsonl:4: not JSON: .*--on-error skip"):
-        run(corpus, tokenizer, tmp_path / "stop")
-    report = run(corpus, tokenizer, tmp_path / "out", on_error="skip")
+        prepare_here(corpus, tokenizer, tmp_path / "stop")
+    report = prepare_here(corpus, tokenizer, tmp_path / "out", on_error="skip")
     assert (report.records, report.documents, report.rejects) == (2203, 2200, 3)
     written = [json.loads(line) for line in (tmp_path / "out/rejected.jsonl").read_text().splitlines()]
     assert [reject["line"] for reject in written] == [4, 10, 11]
     assert set(written[0]) == {"file", "line", "reason", "excerpt"}
     with pytest.raises(RecordError, match="more than 2 records were rejected: raise --max-rejects"):
-        run(corpus, tokenizer, tmp_path / "few", on_error="skip", max_rejects=2)
-    assert run(corpus, tokenizer, tmp_path / "few", on_error="skip", max_rejects=3).rejects == 3
+        prepare_here(corpus, tokenizer, tmp_path / "few", on_error="skip", max_rejects=2)
+    assert prepare_here(corpus, tokenizer, tmp_path / "few", on_error="skip", max_rejects=3).rejects == 3
     with pytest.raises(RecordError, match=r"3 of 2203 records were rejected, more than 0%"):
-        run(corpus, tokenizer, tmp_path / "zero", on_error="skip", max_rejects="0%")
+        prepare_here(corpus, tokenizer, tmp_path / "zero", on_error="skip", max_rejects="0%")
 
 
 def test_little_text_is_the_work_of_this_process_alone(tmp_path, corpus, tokenizer, monkeypatch):
     hired = []
     monkeypatch.setattr(executors, "Processes", lambda *given: hired.append(given[1]))
     monkeypatch.setattr(executors, "usable_processors", lambda: 4)
-    run(corpus, tokenizer, tmp_path / "little", processes=None, part_bytes=10_000)
+    prepare_here(corpus, tokenizer, tmp_path / "little", processes=None, part_bytes=10_000)
     assert hired == []
     monkeypatch.setattr(executors, "WORTH_A_PROCESS", 20_000)
-    run(corpus, tokenizer, tmp_path / "more", processes=None, part_bytes=10_000)
+    prepare_here(corpus, tokenizer, tmp_path / "more", processes=None, part_bytes=10_000)
     assert hired == [4]
 
 
@@ -157,38 +156,40 @@ def test_first_bad_record_in_order_is_reported_by_several_processes(tmp_path, co
         lines[line - 1] = "{broken"
         (corpus / f"{name}.jsonl").write_text("\n".join(lines))
     with pytest.raises(RecordError, match=r"0.jsonl:650: not JSON"):
-        run(corpus, tokenizer, tmp_path / "out", processes=3, part_bytes=10_000)
+        prepare_here(corpus, tokenizer, tmp_path / "out", processes=3, part_bytes=10_000)
 
 
 def test_transform(tmp_path, corpus, tokenizer):
-    report = run(corpus, tokenizer, tmp_path / "out", transform="prepare_cases:shout")
+    report = prepare_here(corpus, tokenizer, tmp_path / "out", transform="prepare_cases:shout")
     due = [text.upper() for text in raw_texts(corpus) if "stops" not in text]
     assert decoded(tmp_path / "out", tokenizer) == due
     assert report.filtered == report.records - len(due) > 0
     with pytest.raises(RecordError, match=r"0.jsonl:8: after transform: field 'text' is empty"):
-        run(corpus, tokenizer, tmp_path / "empty", transform=prepare_cases.mistaken)
+        prepare_here(corpus, tokenizer, tmp_path / "empty", transform=prepare_cases.mistaken)
     with pytest.raises(RecordError, match=r"0.jsonl:1: transform failed: KeyError: 'absent'"):
-        run(corpus, tokenizer, tmp_path / "failing", transform=prepare_cases.failing)
+        prepare_here(corpus, tokenizer, tmp_path / "failing", transform=prepare_cases.failing)
     with pytest.raises(ConfigError, match="cannot be imported by other processes"):
-        run(corpus, tokenizer, tmp_path / "lambda", transform=lambda record: record, processes=2)
+        prepare_here(corpus, tokenizer, tmp_path / "lambda", transform=lambda record: record, processes=2)
     with pytest.raises(ConfigError, match="cannot be imported"):
-        run(corpus, tokenizer, tmp_path / "absent", transform="absent_module:shout")
+        prepare_here(corpus, tokenizer, tmp_path / "absent", transform="absent_module:shout")
 
 
 def test_python_records_and_kept_text(tmp_path, tokenizer):
     records = ["water", {"text": "wheel", "id": 1}, "pipe 🙂"]
     for processes in (1, 2):
-        run(iter(records), tokenizer, tmp_path / str(processes), processes=processes, part_bytes=3, keep_text=True)
+        prepare_here(
+            iter(records), tokenizer, tmp_path / str(processes), processes=processes, part_bytes=3, keep_text=True
+        )
     dataset = Dataset.open(tmp_path / "1")
     assert [dataset[n].text for n in range(3)] == ["water", "wheel", "pipe 🙂"]
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
-    assert run(iter(records), tokenizer, tmp_path / "1", part_bytes=3, keep_text=True).seconds is None
-    report = run(iter(records[:2]), tokenizer, tmp_path / "1", part_bytes=3, keep_text=True)
+    assert prepare_here(iter(records), tokenizer, tmp_path / "1", part_bytes=3, keep_text=True).seconds is None
+    report = prepare_here(iter(records[:2]), tokenizer, tmp_path / "1", part_bytes=3, keep_text=True)
     assert (report.documents, report.parts, report.parts_resumed) == (2, 2, 2)
-    run(iter(records[:2]), tokenizer, tmp_path / "two", part_bytes=3, keep_text=True)
+    prepare_here(iter(records[:2]), tokenizer, tmp_path / "two", part_bytes=3, keep_text=True)
     assert contents(tmp_path / "1") == contents(tmp_path / "two")
     with pytest.raises(RecordError, match="gave no record"):
-        run(iter([]), tokenizer, tmp_path / "none")
+        prepare_here(iter([]), tokenizer, tmp_path / "none")
 
 
 def test_weights_become_spans_without_touching_tokens(tmp_path, tokenizer):
@@ -200,7 +201,7 @@ def test_weights_become_spans_without_touching_tokens(tmp_path, tokenizer):
         {"text": text, "w": []},
         {"text": text, "w": [{"begin": 0, "end": 17}]},
     ]
-    report = run(iter(records), tokenizer, tmp_path / "out", weights_field="w")
+    report = prepare_here(iter(records), tokenizer, tmp_path / "out", weights_field="w")
     dataset = Dataset.open(tmp_path / "out")
     plain = [tokenizer.bos_id, *tokenizer.encode(text).tolist(), tokenizer.eos_id]
     assert all(dataset[n].tokens.tolist() == plain for n in range(4))
@@ -219,8 +220,8 @@ def test_weights_become_spans_without_touching_tokens(tmp_path, tokenizer):
 
 
 def test_unknown_options_and_settings_out_of_range(tmp_path, tokenizer):
-    with pytest.raises(ConfigError, match=r"'validaton' is no option of prepare; known: .*validation"):
-        run(iter(["a"]), tokenizer, tmp_path / "out", validaton=0.1)
+    with pytest.raises(ConfigError, match=r"'validaton' is not an option of prepare; did you mean 'validation'\?"):
+        prepare_here(iter(["a"]), tokenizer, tmp_path / "out", validaton=0.1)
     for bad, message in (
         ({"validation": 1.0}, "share in"),
         ({"add_bos": "always"}, "add_bos must be one of"),
@@ -249,7 +250,7 @@ def test_command_line(tmp_path, corpus, tokenizer, capsys):
 @pytest.mark.parametrize("name", ["tokenizers/hf/phi-3-mini", "tokenizers/spm/mistral-v3.model", "tokenizers/hf/gpt2"])
 def test_real_tokenizers_and_text(tmp_path, real_data, name):
     tokenizer = load_tokenizer(real_data / name)
-    report = run(real_data / "text/c4_demo.jsonl", tokenizer, tmp_path / "out", keep_text=True)
+    report = prepare_here(real_data / "text/c4_demo.jsonl", tokenizer, tmp_path / "out", keep_text=True)
     dataset = Dataset.open(tmp_path / "out")
     assert report.documents == len(dataset) == 300
     for n in (0, 150, 299):

@@ -5,18 +5,20 @@ import json
 import os
 import random
 import shutil
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from prepare_cases import Killed, contents, dying
 
-from penstock.errors import DamagedFileError, OutputError, RecordError
+from makers.datasets import prepare_here
+from penstock.core.errors import DamagedFileError, OutputError, RecordError
 from penstock.prepare import part as part_module
-from penstock.prepare import prepare, preparing
+from penstock.prepare import preparation as preparing
 from penstock.shards import Dataset, verify
 
-OPTIONS = {"part_bytes": 12_000, "on_error": "skip", "processes": 1, "progress": False}
+OPTIONS = {"part_bytes": 12_000, "on_error": "skip"}
 
 
 @pytest.fixture
@@ -51,8 +53,7 @@ def redone(monkeypatch):
     return names
 
 
-def run(source, tokenizer, output, **options):
-    return prepare(source, tokenizer=tokenizer, output=output, **{**OPTIONS, **options})
+prepare_parts = partial(prepare_here, **OPTIONS)
 
 
 def change(folder, what):
@@ -83,22 +84,22 @@ CHANGES = ["replaced", "appended", "removed", "renamed", "added", "emptied"]
 @pytest.mark.parametrize("validation", [0.0, 0.2])
 @pytest.mark.parametrize("what", CHANGES)
 def test_only_what_changed_is_prepared_again(tmp_path, ten, tokenizer, redone, what, validation):
-    run(ten, tokenizer, tmp_path / "out", validation=validation)
+    prepare_parts(ten, tokenizer, tmp_path / "out", validation=validation)
     assert len(redone) == 30
     redone.clear()
     expected = change(ten, what)
-    report = run(ten, tokenizer, tmp_path / "out", validation=validation)
+    report = prepare_parts(ten, tokenizer, tmp_path / "out", validation=validation)
     again = list(redone)
     assert {name.split(" ")[0] for name in again} == expected
     assert len(again) <= (1 if what in ("appended", "emptied") else 3)
     assert report.parts_resumed == report.parts - len(again)
-    whole = run(ten, tokenizer, tmp_path / "whole", validation=validation)
+    whole = prepare_parts(ten, tokenizer, tmp_path / "whole", validation=validation)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert report.as_json(lasting=True) == whole.as_json(lasting=True)
     for split in ("train", "validation") if validation else ("",):
         assert verify(tmp_path / "out" / split).sound
     redone.clear()
-    assert run(ten, tokenizer, tmp_path / "out", validation=validation).seconds is None
+    assert prepare_parts(ten, tokenizer, tmp_path / "out", validation=validation).seconds is None
     assert not redone
 
 
@@ -108,40 +109,40 @@ def test_the_same_for_a_run_that_was_killed(tmp_path, ten, tokenizer, redone, mo
     with monkeypatch.context() as patch:
         patch.setattr(preparing, "_prepare_one", dying(preparing._prepare_one, steps))
         with pytest.raises(Killed, match=r"^$"):
-            run(ten, tokenizer, tmp_path / "out")
+            prepare_parts(ten, tokenizer, tmp_path / "out")
     assert len(redone) == 21
     redone.clear()
     change(ten, what)
-    report = run(ten, tokenizer, tmp_path / "out")
+    report = prepare_parts(ten, tokenizer, tmp_path / "out")
     assert report.parts_resumed == report.parts - len(redone) >= 18
-    run(ten, tokenizer, tmp_path / "whole")
+    prepare_parts(ten, tokenizer, tmp_path / "whole")
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 def test_what_was_only_touched_is_not_prepared_again(tmp_path, ten, tokenizer, redone):
-    run(ten, tokenizer, tmp_path / "out")
+    prepare_parts(ten, tokenizer, tmp_path / "out")
     redone.clear()
     for path in ten.iterdir():
         os.utime(path, ns=(1, 1))
     shards = {path.name: path.stat().st_ino for path in (tmp_path / "out").glob("*.arrow")}
-    report = run(ten, tokenizer, tmp_path / "out")
+    report = prepare_parts(ten, tokenizer, tmp_path / "out")
     assert not redone
     assert report.seconds is None
     assert set(report.input_changes.values()) == {"changed"}
     assert {path.name: path.stat().st_ino for path in (tmp_path / "out").glob("*.arrow")} == shards
-    run(ten, tokenizer, tmp_path / "whole")
+    prepare_parts(ten, tokenizer, tmp_path / "whole")
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-    assert run(ten, tokenizer, tmp_path / "out").input_changes == {}
+    assert prepare_parts(ten, tokenizer, tmp_path / "out").input_changes == {}
 
 
 def test_killed_at_every_step_of_an_update(tmp_path, ten, tokenizer, monkeypatch):
     for number in range(2, 10):
         (ten / f"{number}.jsonl").unlink()
-    run(ten, tokenizer, tmp_path / "out")
+    prepare_parts(ten, tokenizer, tmp_path / "out")
     finished = contents(tmp_path / "out")
     (ten / "0.jsonl").write_text("")
     write(ten / "00.jsonl", 40, 5)
-    run(ten, tokenizer, tmp_path / "whole")
+    prepare_parts(ten, tokenizer, tmp_path / "whole")
     whole = contents(tmp_path / "whole")
     steps, usable = [0, -1], 0
     for name in ("replace", "fsync", "link", "unlink"):
@@ -152,13 +153,13 @@ def test_killed_at_every_step_of_an_update(tmp_path, ten, tokenizer, monkeypatch
         shutil.copytree(tmp_path / "out", output)
         steps[0], steps[1] = 0, die_at
         try:
-            run(ten, tokenizer, output)
+            prepare_parts(ten, tokenizer, output)
         except Killed:
             if (output / "manifest.json").exists():
                 Dataset.open(output)
                 usable += (output / "manifest.json").read_bytes() == finished["manifest.json"]
             steps[1] = -1
-            run(ten, tokenizer, output)
+            prepare_parts(ten, tokenizer, output)
         assert contents(output) == whole
         if steps[1] == die_at:
             break
@@ -167,20 +168,20 @@ def test_killed_at_every_step_of_an_update(tmp_path, ten, tokenizer, monkeypatch
 
 
 def test_an_update_that_fails_leaves_what_is_there(tmp_path, ten, tokenizer):
-    run(ten, tokenizer, tmp_path / "out", on_error="skip")
+    prepare_parts(ten, tokenizer, tmp_path / "out", on_error="skip")
     before = contents(tmp_path / "out")
     (ten / "4.jsonl").write_text("{broken\n")
     with pytest.raises(RecordError, match=r"0.jsonl:4: field 'text' is empty"):
-        run(ten, tokenizer, tmp_path / "out", on_error="stop")
+        prepare_parts(ten, tokenizer, tmp_path / "out", on_error="stop")
     (ten / "3.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n')[:-4])
     with pytest.raises(DamagedFileError, match=r"3.jsonl.gz:2: "):
-        run(ten, tokenizer, tmp_path / "out")
+        prepare_parts(ten, tokenizer, tmp_path / "out")
     after = contents(tmp_path / "out")
     assert {name: after.get(name) for name in before} == before
     assert verify(tmp_path / "out").sound
     (ten / "3.jsonl.gz").unlink()
-    report = run(ten, tokenizer, tmp_path / "out")
-    run(ten, tokenizer, tmp_path / "whole")
+    report = prepare_parts(ten, tokenizer, tmp_path / "out")
+    prepare_parts(ten, tokenizer, tmp_path / "whole")
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert report.rejects == 10
 
@@ -190,9 +191,9 @@ def test_skipping_after_a_stop_keeps_the_parts(tmp_path, ten, tokenizer, redone)
         path = ten / f"{number}.jsonl"
         path.write_text(path.read_text().replace('{"text": ""}', '{"text": "a"}'))
     with pytest.raises(RecordError, match=r"9.jsonl:4: field 'text' is empty; .*--on-error skip"):
-        run(ten, tokenizer, tmp_path / "out", on_error="stop")
+        prepare_parts(ten, tokenizer, tmp_path / "out", on_error="stop")
     redone.clear()
-    assert run(ten, tokenizer, tmp_path / "out", on_error="skip").parts_resumed == 27
+    assert prepare_parts(ten, tokenizer, tmp_path / "out", on_error="skip").parts_resumed == 27
     assert len(redone) == 3
 
 
@@ -205,7 +206,7 @@ def test_text_and_parquet_and_lines_that_move(tmp_path, tokenizer, redone):
         (raw / f"{number}.txt").write_text("\n".join(rows))
     write(raw / "lines.jsonl", 110, 1)
     options = {"part_bytes": 2000, "separator": "\n"}
-    run(raw, tokenizer, tmp_path / "out", **options)
+    prepare_parts(raw, tokenizer, tmp_path / "out", **options)
     redone.clear()
     for path in raw.iterdir():
         os.utime(path, ns=(5, 5))
@@ -214,21 +215,21 @@ def test_text_and_parquet_and_lines_that_move(tmp_path, tokenizer, redone):
     # The same length, other line ends: what follows has other numbers, and the same bytes.
     lines = (raw / "lines.jsonl").read_text()
     (raw / "lines.jsonl").write_text(lines.replace('{"text": ""}', "{\n\n\n\n\n\n\n\n\n\n }"))
-    run(raw, tokenizer, tmp_path / "out", **options)
+    prepare_parts(raw, tokenizer, tmp_path / "out", **options)
     assert {name.split(" ")[0] for name in redone} == {"1.parquet", "2.txt", "lines.jsonl"}
-    run(raw, tokenizer, tmp_path / "whole", **options)
+    prepare_parts(raw, tokenizer, tmp_path / "whole", **options)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 def test_a_damaged_shard_is_not_used_again(tmp_path, ten, tokenizer, redone):
-    run(ten, tokenizer, tmp_path / "out")
+    prepare_parts(ten, tokenizer, tmp_path / "out")
     redone.clear()
     with open(tmp_path / "out/part-000020.arrow", "r+b") as shard:
         shard.seek(3000)
         shard.write(b"\xff" * 8)
     (tmp_path / "out/part-000022.arrow").unlink()
     change(ten, "added")  # other numbers of files, so shards are looked at
-    run(ten, tokenizer, tmp_path / "out")
+    prepare_parts(ten, tokenizer, tmp_path / "out")
     assert len(redone) == 3 + 2
     assert verify(tmp_path / "out").sound
 
@@ -236,13 +237,13 @@ def test_a_damaged_shard_is_not_used_again(tmp_path, ten, tokenizer, redone):
 def test_records_from_python(tmp_path, tokenizer, redone):
     texts = [f"text {number}" for number in range(40)]
     options = {"part_bytes": 60}
-    parts = run(iter(texts), tokenizer, tmp_path / "out", **options).parts
+    parts = prepare_parts(iter(texts), tokenizer, tmp_path / "out", **options).parts
     redone.clear()
-    report = run(iter([*texts[:-1], "other"]), tokenizer, tmp_path / "out", **options)
+    report = prepare_parts(iter([*texts[:-1], "other"]), tokenizer, tmp_path / "out", **options)
     assert (len(redone), report.parts_resumed) == (1, parts - 1)
-    run(iter([*texts[:-1], "other"]), tokenizer, tmp_path / "whole", **options)
+    prepare_parts(iter([*texts[:-1], "other"]), tokenizer, tmp_path / "whole", **options)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-    assert run(iter([*texts[:-1], "other"]), tokenizer, tmp_path / "out", **options).seconds is None
+    assert prepare_parts(iter([*texts[:-1], "other"]), tokenizer, tmp_path / "out", **options).seconds is None
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
@@ -263,7 +264,7 @@ def test_the_command_says_what_changed(tmp_path, ten, tokenizer, capsys):
     write(ten / "9a.jsonl", 110, 78)
     said = penstock()
     changes = f"since the last run {ten}/3.jsonl changed, {ten}/9a.jsonl is new, {ten}/8.jsonl is gone"
-    assert f"penstock: {changes}; only parts whose input changed are prepared again" in said.err
+    assert f"penstock: {changes}; only changed parts are prepared again" in said.err
     assert changes in said.out
     assert "24 of 30 parts from an earlier run" in said.out
     change(ten, "added")
@@ -274,15 +275,15 @@ def test_the_command_says_what_changed(tmp_path, ten, tokenizer, capsys):
 
 def test_a_refused_preparation_leaves_nothing(tmp_path, ten, tokenizer):
     with pytest.raises(RecordError, match="no field 'body'"):
-        run(ten, tokenizer, tmp_path / "out", text_field="body", on_error="stop", validation=0.1)
+        prepare_parts(ten, tokenizer, tmp_path / "out", text_field="body", on_error="stop", validation=0.1)
     assert not (tmp_path / "out").exists()
     (tmp_path / "mine").mkdir()
     with pytest.raises(RecordError, match="no field 'body'"):
-        run(ten, tokenizer, tmp_path / "mine", text_field="body", on_error="stop")
+        prepare_parts(ten, tokenizer, tmp_path / "mine", text_field="body", on_error="stop")
     assert list((tmp_path / "mine").iterdir()) == []
-    run(ten, tokenizer, tmp_path / "out")
+    prepare_parts(ten, tokenizer, tmp_path / "out")
     with pytest.raises(OutputError, match="add_bos was 'auto', is 'no'"):
-        run(ten, tokenizer, tmp_path / "out", add_bos="no")
+        prepare_parts(ten, tokenizer, tmp_path / "out", add_bos="no")
     assert not (tmp_path / "out/.prepare").exists()
 
 
@@ -299,9 +300,9 @@ def test_input_that_changes_or_goes_away_meanwhile(tmp_path, ten, tokenizer):
     with pytest.raises(
         RecordError, match=r"9.jsonl: is gone; put it back or leave it out, then run it again: finished"
     ):
-        run(ten, tokenizer, tmp_path / "out", transform=remove)
+        prepare_parts(ten, tokenizer, tmp_path / "out", transform=remove)
     with pytest.raises(
-        RecordError, match=r"input changed while it was prepared: \S+8.jsonl changed; run it again: part"
+        RecordError, match=r"input changed while it was prepared: \S+8.jsonl changed; run it again: unchanged part"
     ):
-        run(ten, tokenizer, tmp_path / "other", transform=append)
+        prepare_parts(ten, tokenizer, tmp_path / "other", transform=append)
     assert (ten / "8.jsonl").exists()

@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -12,18 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prepare_cases import contents
 
+from makers.datasets import prepare_here
+from makers.texts import make_chat, write_json_lines
+from makers.tokenizers import CHATML
 from penstock import chat
-from penstock.errors import ConfigError, OutputError, RecordError
+from penstock.core.arrays import Ragged
+from penstock.core.errors import ConfigError, OutputError, RecordError
 from penstock.prepare import ChatSettings, prepare
 from penstock.prepare.chats import spans_of
-from penstock.ragged import Ragged
 from penstock.shards import Dataset, verify
 from penstock.sources import Fields
 
-CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 DATED = "{{ strftime_now('%Y-%m-%d') + '\n' }}" + CHATML
 REWRITING = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
@@ -33,19 +33,14 @@ REWRITING = (
 )
 
 
-def run(source, tokenizer, output, template=CHATML, **options):
-    options = {"processes": 1, **options}
-    return prepare(source, tokenizer=tokenizer, template=template, output=output, progress=False, **options)
-
-
-def turns(*texts, first="user"):
-    roles = [first, "assistant" if first == "user" else "user"]
-    return {"messages": [{"role": roles[number % 2], "content": text} for number, text in enumerate(texts)]}
+prepare_chats = partial(prepare_here, template=CHATML)
 
 
 def make_chats(count):
     return [
-        turns(*(f"{word} {number} wheel" for word in ("water", "pipe", "größe 🙂", "steel")[: 2 + 2 * (number % 2)]))
+        make_chat(
+            *(f"{word} {number} wheel" for word in ("water", "pipe", "größe 🙂", "steel")[: 2 + 2 * (number % 2)])
+        )
         for number in range(count)
     ]
 
@@ -56,7 +51,7 @@ def chats(tmp_path):
     folder = tmp_path / "raw"
     folder.mkdir()
     records = make_chats(160)
-    (folder / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records[:40]))
+    write_json_lines(folder / "a.jsonl", records[:40])
     (folder / "b.json").write_text(json.dumps(records[40:80], indent=1))
     pq.write_table(pa.Table.from_pylist(records[80:120]), folder / "c.parquet", row_group_size=16)
     with pa.ipc.new_stream(folder / "d.arrow", pa.Table.from_pylist(records[120:]).schema) as stream:
@@ -76,7 +71,7 @@ def assert_same_as_encode(dataset, records, tokenizer, template=CHATML, **knobs)
 
 @pytest.mark.parametrize("knobs", [{}, {"mask_history": True, "train_on_eos": "none"}, {"train_on_inputs": True}])
 def test_stored_tokens_and_weights_are_those_of_encode(tmp_path, chats, chat_tokenizer, knobs):
-    report = run(chats, chat_tokenizer, tmp_path / "out", **knobs)
+    report = prepare_chats(chats, chat_tokenizer, tmp_path / "out", **knobs)
     dataset = Dataset.open(tmp_path / "out")
     assert_same_as_encode(dataset, make_chats(160), chat_tokenizer, **knobs)
     assert (report.records, report.documents, report.rejects, report.dropped) == (160, 160, 0, 0)
@@ -88,27 +83,27 @@ def test_stored_tokens_and_weights_are_those_of_encode(tmp_path, chats, chat_tok
 
 def test_the_same_bytes_for_any_number_of_processes_and_again_is_a_look(tmp_path, chats, chat_tokenizer):
     options = {"part_bytes": 2000, "validation": 0.3, "keep_text": True}
-    first = run(chats, chat_tokenizer, tmp_path / "one", **options)
-    run(chats, chat_tokenizer, tmp_path / "two", processes=2, **options)
+    first = prepare_chats(chats, chat_tokenizer, tmp_path / "one", **options)
+    prepare_chats(chats, chat_tokenizer, tmp_path / "two", processes=2, **options)
     assert first.parts > 8
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
-    again = run(chats, chat_tokenizer, tmp_path / "one", **options)
+    again = prepare_chats(chats, chat_tokenizer, tmp_path / "one", **options)
     assert again.as_json(lasting=True) == first.as_json(lasting=True)
     assert "trained" in again.as_text()
 
 
 def test_other_settings_are_refused(tmp_path, chats, chat_tokenizer):
-    run(chats, chat_tokenizer, tmp_path / "out")
+    prepare_chats(chats, chat_tokenizer, tmp_path / "out")
     with pytest.raises(OutputError, match=r"chat\.mask_history was False, is True"):
-        run(chats, chat_tokenizer, tmp_path / "out", mask_history=True)
+        prepare_chats(chats, chat_tokenizer, tmp_path / "out", mask_history=True)
     with pytest.raises(OutputError, match=r"chat\.template was"):
-        run(chats, chat_tokenizer, tmp_path / "out", template=REWRITING)
+        prepare_chats(chats, chat_tokenizer, tmp_path / "out", template=REWRITING)
     with pytest.raises(OutputError, match=r"chat\.allow_forged was False, is None"):
         prepare(chats / "a.jsonl", tokenizer=chat_tokenizer, output=tmp_path / "out", progress=False)
 
 
 def test_bad_records_have_true_reasons_with_line_and_message(tmp_path, chat_tokenizer):
-    good = json.dumps(turns("water", "wheel"))
+    good = json.dumps(make_chat("water", "wheel"))
     lines = [
         good,
         '{"messages": [{"role": "user", "content": "water"}, {"role": "pipe", "content": "wheel"}]}',
@@ -116,11 +111,13 @@ def test_bad_records_have_true_reasons_with_line_and_message(tmp_path, chat_toke
         '{"text": "no chat"}',
         '{"messages": [{"role": "user", "content": "\\ud800"}, {"role": "assistant", "content": "a"}]}',
         "[1, 2]",
-        json.dumps(turns("water", "")),
+        json.dumps(make_chat("water", "")),
         good,
     ]
     (tmp_path / "chats.jsonl").write_text("\n".join(lines))
-    report = run(tmp_path / "chats.jsonl", chat_tokenizer, tmp_path / "out", on_error="skip", train_on_eos="none")
+    report = prepare_chats(
+        tmp_path / "chats.jsonl", chat_tokenizer, tmp_path / "out", on_error="skip", train_on_eos="none"
+    )
     assert (report.records, report.documents, report.rejects) == (8, 2, 6)
     rejects = {}
     for line in (tmp_path / "out/rejected.jsonl").read_text().splitlines():
@@ -136,18 +133,18 @@ def test_bad_records_have_true_reasons_with_line_and_message(tmp_path, chat_toke
     assert not any(reason.startswith(str(tmp_path)) for reason in rejects.values())
     assert report.chats["problems"]["nothing_trained"]["example"].startswith(f"{tmp_path / 'chats.jsonl'}:7: ")
     with pytest.raises(RecordError, match=r"chats.jsonl:2: message 1.*--on-error skip"):
-        run(tmp_path / "chats.jsonl", chat_tokenizer, tmp_path / "stop")
+        prepare_chats(tmp_path / "chats.jsonl", chat_tokenizer, tmp_path / "stop")
 
 
 def test_clean_up_is_counted_and_records_add_up(tmp_path, chat_tokenizer):
     records = [
-        turns("water", "wheel"),
-        turns("water", "wheel", "pipe"),
-        turns("water"),
+        make_chat("water", "wheel"),
+        make_chat("water", "wheel", "pipe"),
+        make_chat("water"),
         {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "train": False}]},
-        turns(*["water wheel pipe"] * 6),
+        make_chat(*["water wheel pipe"] * 6),
     ]
-    report = run(records, chat_tokenizer, tmp_path / "out", max_tokens=40, too_long="truncate")
+    report = prepare_chats(records, chat_tokenizer, tmp_path / "out", max_tokens=40, too_long="truncate")
     cleaned = report.chats["cleaned"]
     assert (report.records, report.documents, report.dropped) == (5, 3, 2)
     assert (cleaned["read"], cleaned["trimmed"], cleaned["empty"], cleaned["untrained"]) == (5, 2, 1, 1)
@@ -156,18 +153,20 @@ def test_clean_up_is_counted_and_records_add_up(tmp_path, chat_tokenizer):
     assert "2 dropped" in report.as_text()
     assert "1 dropped: empty, or without any reply, such as <python>:2; " in report.as_text()
     assert "1 dropped: nothing to train, such as <python>:3; " in report.as_text()
-    dropped = run(records, chat_tokenizer, tmp_path / "drop", max_tokens=40, too_long="drop")
+    dropped = prepare_chats(records, chat_tokenizer, tmp_path / "drop", max_tokens=40, too_long="drop")
     assert (dropped.documents, dropped.dropped, dropped.chats["cleaned"]["too_long"]) == (2, 3, 1)
-    with pytest.raises(RecordError, match=r"<python>:4: .*tokens in 6 messages; due at most 40"):
-        run(records, chat_tokenizer, tmp_path / "error", max_tokens=40)
+    with pytest.raises(RecordError, match=r"<python>:4: .*tokens in 6 messages; expected at most 40"):
+        prepare_chats(records, chat_tokenizer, tmp_path / "error", max_tokens=40)
 
 
 def test_a_rewritten_chat_can_become_a_document_for_each_reply(tmp_path, chat_tokenizer):
-    record = turns("water", "a</think>wheel", "pipe", "b</think>steel")
-    whole = run([record], chat_tokenizer, tmp_path / "whole", REWRITING)
+    record = make_chat("water", "a</think>wheel", "pipe", "b</think>steel")
+    whole = prepare_chats([record], chat_tokenizer, tmp_path / "whole", template=REWRITING)
     assert whole.chats["problems"]["rewritten"]["conversations"] == 1
-    records = [record, turns("water", "wheel"), record]
-    split = run(records, chat_tokenizer, tmp_path / "split", REWRITING, on_rewrite="split", validation=0.5)
+    records = [record, make_chat("water", "wheel"), record]
+    split = prepare_chats(
+        records, chat_tokenizer, tmp_path / "split", template=REWRITING, on_rewrite="split", validation=0.5
+    )
     assert (split.records, split.documents, split.more_documents, split.rejects) == (3, 5, 2, 0)
     for name in split.splits:
         dataset = Dataset.open(tmp_path / "split" / name)
@@ -177,27 +176,29 @@ def test_a_rewritten_chat_can_become_a_document_for_each_reply(tmp_path, chat_to
 
 def test_the_day_is_fixed_when_preparing_begins(tmp_path, chat_tokenizer):
     records = make_chats(4)
-    run(records, chat_tokenizer, tmp_path / "out", DATED, date="2020-02-03")
+    prepare_chats(records, chat_tokenizer, tmp_path / "out", template=DATED, date="2020-02-03")
     assert Dataset.open(tmp_path / "out").chat.date == "2020-02-03"
-    run(records, chat_tokenizer, tmp_path / "today", DATED)
+    prepare_chats(records, chat_tokenizer, tmp_path / "today", template=DATED)
     plan = json.loads((tmp_path / "today/prepare.json").read_text())
     plan["settings"]["chat.date"] = "2021-01-01"
     shutil.rmtree(tmp_path / "today")
     (tmp_path / "today").mkdir()
     (tmp_path / "today/prepare.json").write_text(json.dumps(plan))
-    run(records, chat_tokenizer, tmp_path / "today", DATED)
+    prepare_chats(records, chat_tokenizer, tmp_path / "today", template=DATED)
     dataset = Dataset.open(tmp_path / "today")
     assert dataset.chat.date == "2021-01-01"
     assert chat_tokenizer.decode(dataset[0].tokens).startswith("2021-01-01\n")
     with pytest.raises(ConfigError, match=r"date must be a day such as 2026-12-31, got '3\.2\.'"):
-        run(records, chat_tokenizer, tmp_path / "no", DATED, date="3.2.")
+        prepare_chats(records, chat_tokenizer, tmp_path / "no", template=DATED, date="3.2.")
 
 
 def test_turns_that_cannot_end_and_empty_replies_are_told(tmp_path, chat_tokenizer):
-    lines = [turns("water", "wheel", "pipe", "steel"), turns("water", "wheel"), turns("water", "")]
-    (tmp_path / "some.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines = [make_chat("water", "wheel", "pipe", "steel"), make_chat("water", "wheel"), make_chat("water", "")]
+    write_json_lines(tmp_path / "some.jsonl", lines)
     bare = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
-    report = run(tmp_path / "some.jsonl", chat_tokenizer, tmp_path / "out", bare, on_missing_terminator="append")
+    report = prepare_chats(
+        tmp_path / "some.jsonl", chat_tokenizer, tmp_path / "out", template=bare, on_missing_terminator="append"
+    )
     problems = report.chats["problems"]
     assert problems["unterminated"]["conversations"] == 1
     assert "some.jsonl:1: message 1: the template ends the turn without" in problems["unterminated"]["example"]
@@ -210,7 +211,7 @@ def test_turns_that_cannot_end_and_empty_replies_are_told(tmp_path, chat_tokeniz
 
 
 def test_a_dataset_ships_its_template_and_stop_ids(tmp_path, chat_tokenizer):
-    run(make_chats(3), chat_tokenizer, tmp_path / "out", mask_history=True)
+    prepare_chats(make_chats(3), chat_tokenizer, tmp_path / "out", mask_history=True)
     dataset = Dataset.open(tmp_path / "out")
     names = chat_tokenizer.special_tokens
     assert dataset.chat.template == CHATML
@@ -226,14 +227,14 @@ def test_a_dataset_ships_its_template_and_stop_ids(tmp_path, chat_tokenizer):
 
 def test_settings_as_an_object_and_as_keywords_come_to_the_same(tmp_path, chat_tokenizer):
     layout = chat.LayoutSettings(fields={"prompt": "question", "completion": "answer"})
-    settings = ChatSettings(layout=layout, knobs=chat.Knobs(train_on_eos="none"))
+    settings = ChatSettings(layout=layout, knobs=chat.MaskSettings(train_on_eos="none"))
     records = [{"question": "water", "answer": "wheel"}]
-    run(records, chat_tokenizer, tmp_path / "out", chat=settings)
+    prepare_chats(records, chat_tokenizer, tmp_path / "out", chat=settings)
     dataset = Dataset.open(tmp_path / "out")
     assert dataset.chat.template == CHATML
-    assert_same_as_encode(dataset, [turns("water", "wheel")], chat_tokenizer, train_on_eos="none")
-    run(records, chat_tokenizer, tmp_path / "two", chat=settings, train_on_eos="turn")
-    assert_same_as_encode(Dataset.open(tmp_path / "two"), [turns("water", "wheel")], chat_tokenizer)
+    assert_same_as_encode(dataset, [make_chat("water", "wheel")], chat_tokenizer, train_on_eos="none")
+    prepare_chats(records, chat_tokenizer, tmp_path / "two", chat=settings, train_on_eos="turn")
+    assert_same_as_encode(Dataset.open(tmp_path / "two"), [make_chat("water", "wheel")], chat_tokenizer)
     texts = iter([{"body": "water"}])
     prepare(texts, tokenizer=chat_tokenizer, output=tmp_path / "text", fields=Fields(text="body"), progress=False)
 
@@ -241,30 +242,32 @@ def test_settings_as_an_object_and_as_keywords_come_to_the_same(tmp_path, chat_t
 def test_a_template_of_another_model_is_told(tmp_path, chat_tokenizer):
     other = CHATML.replace("<|im_end|>", "<end_of_turn>")
     with pytest.raises(RecordError, match="its terminator '<end_of_turn>' is no control token of this tokenizer"):
-        run(make_chats(2), chat_tokenizer, tmp_path / "out", other)
-    report = run(make_chats(2), chat_tokenizer, tmp_path / "two", other, on_missing_terminator="allow")
-    assert "no control token of this tokenizer, so plain text: '<end_of_turn>'" in report.as_text()
+        prepare_chats(make_chats(2), chat_tokenizer, tmp_path / "out", template=other)
+    report = prepare_chats(
+        make_chats(2), chat_tokenizer, tmp_path / "two", template=other, on_missing_terminator="allow"
+    )
+    assert "plain text, because this tokenizer has no such control token: '<end_of_turn>'" in report.as_text()
 
 
 def test_a_role_that_nobody_has_is_named(tmp_path, chat_tokenizer):
     with pytest.raises(ConfigError, match="'assitant' is no known role"):
-        run(make_chats(2), chat_tokenizer, tmp_path / "out", roles_to_train=("assitant",))
-    with pytest.raises(RecordError, match="none holds a reply that is trained"):
-        run(make_chats(2), chat_tokenizer, tmp_path / "out", roles_to_train=("tool",))
+        prepare_chats(make_chats(2), chat_tokenizer, tmp_path / "out", roles_to_train=("assitant",))
+    with pytest.raises(RecordError, match="none has a reply that is trained"):
+        prepare_chats(make_chats(2), chat_tokenizer, tmp_path / "out", roles_to_train=("tool",))
 
 
 def test_mistakes_are_refused(tmp_path, chat_tokenizer):
     with pytest.raises(ConfigError, match="mask_history is for chats: give a template"):
         prepare(["a"], tokenizer=chat_tokenizer, output=tmp_path / "out", mask_history=True)
     with pytest.raises(ConfigError, match="add_bos is for texts"):
-        run([turns("a", "b")], chat_tokenizer, tmp_path / "out", add_bos="no")
+        prepare_chats([make_chat("a", "b")], chat_tokenizer, tmp_path / "out", add_bos="no")
     with pytest.raises(ConfigError, match="text_field, weights_field and columns are for texts"):
-        run([turns("a", "b")], chat_tokenizer, tmp_path / "out", text_field="body")
+        prepare_chats([make_chat("a", "b")], chat_tokenizer, tmp_path / "out", text_field="body")
     with pytest.raises(ConfigError, match="has no chat template of its own"):
-        run([turns("a", "b")], chat_tokenizer, tmp_path / "out", "auto")
+        prepare_chats([make_chat("a", "b")], chat_tokenizer, tmp_path / "out", template="auto")
     (tmp_path / "a.txt").write_text("hello")
     with pytest.raises(ConfigError, match="plain text holds no conversations"):
-        run(tmp_path / "a.txt", chat_tokenizer, tmp_path / "out")
+        prepare_chats(tmp_path / "a.txt", chat_tokenizer, tmp_path / "out")
 
 
 def test_transforms_see_whole_records(tmp_path, chat_tokenizer):
@@ -272,7 +275,7 @@ def test_transforms_see_whole_records(tmp_path, chat_tokenizer):
         return {"messages": record["chat"]} if record["keep"] else None
 
     records = [{"chat": one["messages"], "keep": number != 1} for number, one in enumerate(make_chats(3))]
-    report = run(records, chat_tokenizer, tmp_path / "out", transform=change)
+    report = prepare_chats(records, chat_tokenizer, tmp_path / "out", transform=change)
     assert (report.records, report.documents, report.filtered) == (3, 2, 1)
     assert_same_as_encode(Dataset.open(tmp_path / "out"), [make_chats(3)[0], make_chats(3)[2]], chat_tokenizer)
 
@@ -292,8 +295,10 @@ def test_spans_spell_the_weights(rows):
 
 
 def test_the_split_goes_by_the_conversation_alone(tmp_path, chats, chat_tokenizer):
-    run(chats, chat_tokenizer, tmp_path / "one", validation=0.3)
-    run(chats, chat_tokenizer, tmp_path / "two", REWRITING, validation=0.3, max_tokens=45, too_long="truncate")
+    prepare_chats(chats, chat_tokenizer, tmp_path / "one", validation=0.3)
+    prepare_chats(
+        chats, chat_tokenizer, tmp_path / "two", template=REWRITING, validation=0.3, max_tokens=45, too_long="truncate"
+    )
     one, two = (
         {(document.origin.file, document.origin.line) for document in Dataset.open(tmp_path / name / "validation")[:]}
         for name in ("one", "two")

@@ -2,37 +2,34 @@
 
 import json
 import re
-import sys
 
 import jsonschema
 import pytest
 import yaml
-from test_prepare_chat import CHATML, make_chats, turns
+from test_prepare_chat import make_chats
 
+from makers.texts import make_chat, write_json_lines
+from makers.tokenizers import CHATML
 from penstock.chat import Boundary
-from penstock.cli import main
 from penstock.config import load_run, run_schema
-from penstock.config.chats import load_chat_section, load_chat_settings
-from penstock.errors import ConfigError
+from penstock.config.run_file import load_chat_section, load_chat_settings
+from penstock.core.errors import ConfigError
 from penstock.shards import Dataset
 from penstock.tokenizers import load_tokenizer
 
 
 @pytest.fixture
-def command(tmp_path, chat_tokenizer, monkeypatch, capsys):
+def command(tmp_path, chat_tokenizer, command_line):
     """Runs `penstock prepare` on a file of chats; gives (exit code, standard output, standard error)."""
     chat_tokenizer.save(tmp_path / "tokenizer")
     (tmp_path / "tokenizer" / "chat_template.jinja").write_text(CHATML)
-    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(record) + "\n" for record in make_chats(6)))
+    write_json_lines(tmp_path / "chats.jsonl", make_chats(6))
 
-    def run(*arguments, source="chats.jsonl", output="out"):
-        paths = [str(tmp_path / source), "-t", str(tmp_path / "tokenizer"), "-o", str(tmp_path / output)]
-        monkeypatch.setattr(sys, "argv", ["penstock", "prepare", *paths, "--processes", "1", *arguments])
-        with pytest.raises(SystemExit, match=r"\d") as stop:
-            main()
-        return (stop.value.code, *capsys.readouterr())
+    def call(*arguments, source="chats.jsonl", output="out"):
+        words = [tmp_path / source, "-t", tmp_path / "tokenizer", "-o", tmp_path / output, "--processes", 1]
+        return command_line("prepare", *words, *arguments)
 
-    return run
+    return call
 
 
 def test_the_settings_are_printed_once_and_the_figures_at_the_end(command):
@@ -66,7 +63,7 @@ def test_fields_and_roles_are_mapped(command, tmp_path):
     )
     arguments = ["--template", "auto", "--chat-config", str(tmp_path / "chat.yaml")]
     assert command(*arguments, source="odd.jsonl")[0] == 0
-    (tmp_path / "plain.jsonl").write_text(json.dumps(turns("water", "wheel")))
+    (tmp_path / "plain.jsonl").write_text(json.dumps(make_chat("water", "wheel")))
     assert command("--template", "auto", source="plain.jsonl", output="plain")[0] == 0
     assert Dataset.open(tmp_path / "out") == Dataset.open(tmp_path / "plain")
 
@@ -116,7 +113,7 @@ def test_a_run_file_holds_settings_of_chats(command, run_file, tmp_path):
     assert chat.role_boundaries == (Boundary(role="assistant", start="<|im_start|>assistant\n", end="<|im_end|>"),)
     assert chat.date == "2026-12-31"
     ids = load_tokenizer(tmp_path / "tokenizer").special_tokens
-    assert err.count("masks are held against the role boundary ") == 1
+    assert err.count("masks are checked against the role boundary ") == 1
     assert f"the role boundary assistant: [{ids['<|im_start|>']}, " in err
     assert f"… [{ids['<|im_end|>']}]\n" in err
     flat = yaml.safe_load(RUN_FILE)["chat"]
@@ -142,7 +139,7 @@ def test_a_marker_that_encodes_to_nothing_is_an_error(command, run_file):
     run_file.write_text(RUN_FILE.replace('end: "<|im_end|>"', "end: [[]]"))
     code, _, err = command("--config", str(run_file))
     assert code == 1
-    assert "boundary of 'assistant': end is [[]]; due: text or token ids that are not empty" in err
+    assert "boundary of 'assistant': end is [[]]; expected text or token ids that are not empty" in err
 
 
 def test_options_go_before_the_run_file(command, run_file, tmp_path):
@@ -158,7 +155,7 @@ def test_options_go_before_the_run_file(command, run_file, tmp_path):
         ("mask_history: true", "train_on_eos: some", r"run\.yaml:3: chat\.train_on_eos: found 'some', expected 'turn'"),
         ("mask_history: true", "max_tokens: 1", r"run\.yaml:1: chat: max_tokens must be >= 2"),
         ("end: \"<", "ends: \"<", r"run\.yaml:8: chat\.role_boundaries\.0\.ends: unknown key; did you mean 'end'\?"),
-        ("start: ", "end_starts_next: true # ", r"chat\.role_boundaries\.0\.start: missing; it must be given: Marker"),
+        ("start: ", "end_starts_next: true # ", r"chat\.role_boundaries\.0\.start: missing; it is required: Marker"),
         ("<|im_start|>assistant\\n", "", r"yaml:6: chat\.role_boundaries\.0: boundary of 'assistant': start is ''"),
     ],
 )  # fmt: skip
@@ -176,10 +173,10 @@ def test_mistakes_in_a_run_file_say_where_they_are(command, run_file, old, new, 
 def test_a_run_file_without_chats_is_not_taken_for_one(command, run_file, tmp_path):
     run_file.write_text(RUN_FILE[RUN_FILE.index("data:") :])
     assert load_run(run_file).chat is None
-    assert "no section chat; expected one with settings of chats" in command("--config", str(run_file))[2]
+    assert "no section `chat`; expected one with chat settings" in command("--config", str(run_file))[2]
     (tmp_path / "chat.yaml").write_text("template: auto")
     both = command("--config", str(run_file), "--chat-config", str(tmp_path / "chat.yaml"))
-    assert "give one of them" in both[2]
+    assert "give only one of them" in both[2]
 
 
 def test_the_schema_has_the_settings_of_chats():

@@ -5,11 +5,15 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from prepare_cases import Killed, contents, dying, slowly
-from test_prepare_chat import CHATML, DATED, make_chats
+from test_prepare_chat import DATED, make_chats
 
+from makers.datasets import prepare_here
+from makers.processes import child_environment
+from makers.tokenizers import CHATML
 from patience import wait_for
 from penstock.prepare import prepare
 from penstock.tokenizers import load_tokenizer
@@ -26,13 +30,11 @@ def raw(tmp_path):
     return path
 
 
-def run(source, tokenizer, output, **options):
-    options = {"processes": 1, "progress": False, "template": DATED, **OPTIONS, **options}
-    return prepare(source, tokenizer=tokenizer, output=output, **options)
+prepare_parts = partial(prepare_here, template=DATED, **OPTIONS)
 
 
 def test_killed_at_every_rename_and_sync(tmp_path, raw, chat_tokenizer, monkeypatch):
-    run(raw, chat_tokenizer, tmp_path / "whole")
+    prepare_parts(raw, chat_tokenizer, tmp_path / "whole")
     whole = contents(tmp_path / "whole")
     assert {"train/chat.json", "train/chat_template.jinja", "rejected.jsonl"} <= set(whole)
     steps = [0, -1]
@@ -42,11 +44,11 @@ def test_killed_at_every_rename_and_sync(tmp_path, raw, chat_tokenizer, monkeypa
     for die_at in range(1, 400, 7):
         steps[0], steps[1] = 0, die_at
         try:
-            run(raw, chat_tokenizer, tmp_path / f"killed {die_at}")
+            prepare_parts(raw, chat_tokenizer, tmp_path / f"killed {die_at}")
         except Killed:
             deaths += 1
             steps[1] = -1
-            run(raw, chat_tokenizer, tmp_path / f"killed {die_at}")
+            prepare_parts(raw, chat_tokenizer, tmp_path / f"killed {die_at}")
         assert contents(tmp_path / f"killed {die_at}") == whole
         if steps[1] != -1:
             break
@@ -63,10 +65,9 @@ def test_kill_9_between_parts(tmp_path, raw, chat_tokenizer):
         " progress=False, transform=slowly, part_bytes=500, on_error='skip')"
     )
     arguments = [str(tmp_path / name) for name in ("chats.jsonl", "tokenizer", "killed", "template.jinja")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     for parts in (2, 7):
-        stopping = {**environment, "STOP_AT": f"{tmp_path / 'killed'}:{parts}"}
-        child = subprocess.Popen([sys.executable, "-c", code, *arguments], env=stopping)
+        environment = child_environment(STOP_AT=f"{tmp_path / 'killed'}:{parts}")
+        child = subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment)
         wait_for(lambda parts=parts: len(list((tmp_path / "killed").glob("*.arrow"))) >= parts, child)
         os.kill(child.pid, signal.SIGKILL)
         child.wait()

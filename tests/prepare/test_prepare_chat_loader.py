@@ -1,8 +1,10 @@
 """Chats with different templates, and texts, in one mixture: what the loader trains is what `chat.encode` says."""
 
 import numpy as np
-from test_prepare_chat import CHATML, make_chats, turns
+from test_prepare_chat import make_chats
 
+from makers.texts import make_chat
+from makers.tokenizers import CHATML
 from penstock import chat
 from penstock.inputs import EVERYTHING
 from penstock.loader import Loader, Mixture, Source
@@ -66,7 +68,7 @@ def test_a_mixture_trains_the_targets_of_encode(tmp_path, chat_tokenizer):
 
 def test_bos_of_the_template_is_not_doubled(tmp_path, chat_tokenizer):
     options = {"tokenizer": chat_tokenizer, "processes": 1, "progress": False}
-    prepare([turns("water", "wheel")], template=PLAIN, output=tmp_path / "out", **options)
+    prepare([make_chat("water", "wheel")], template=PLAIN, output=tmp_path / "out", **options)
 
     tokens = Dataset.open(tmp_path / "out")[0].tokens.tolist()
     eos = chat_tokenizer.eos_id

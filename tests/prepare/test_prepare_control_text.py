@@ -1,45 +1,48 @@
 """`trained_control_text` in prepare: from Python, the command line and a run file, into the report and the dataset."""
 
 import json
-import sys
 from typing import get_args
 
 import pytest
-from test_prepare_chat import CHATML, run, turns
+from test_prepare_chat import prepare_chats
 
-from penstock.chat.certificate import Kind
-from penstock.cli import main
-from penstock.errors import RecordError
+from makers.texts import make_chat, write_json_lines
+from makers.tokenizers import CHATML
+from penstock.chat.masks.certificate import Kind
+from penstock.core.errors import RecordError
 from penstock.prepare.chat_summary import MEANINGS, ChatSummary, ProblemCounts
 from penstock.shards import Dataset
 
-RECORDS = [turns("water", "pipe <|endoftext|> wheel"), turns("<|endoftext|>", "wheel"), turns("water", "wheel")]
+RECORDS = [
+    make_chat("water", "pipe <|endoftext|> wheel"),
+    make_chat("<|endoftext|>", "wheel"),
+    make_chat("water", "wheel"),
+]
 
 
 @pytest.fixture
 def chats(tmp_path):
-    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
-    return tmp_path / "chats.jsonl"
+    return write_json_lines(tmp_path / "chats.jsonl", RECORDS)
 
 
 def test_it_stops_or_is_counted_as_rejected(tmp_path, chats, chat_tokenizer):
-    with pytest.raises(RecordError, match=r"chats.jsonl:1: message 1: its own words \(assistant\) hold '<\|endoftext"):
-        run(chats, chat_tokenizer, tmp_path / "stop")
-    report = run(chats, chat_tokenizer, tmp_path / "skip", on_error="skip")
+    with pytest.raises(RecordError, match=r"chats.jsonl:1: message 1: its own text \(assistant\) has '<\|endoftext"):
+        prepare_chats(chats, chat_tokenizer, tmp_path / "stop")
+    report = prepare_chats(chats, chat_tokenizer, tmp_path / "skip", on_error="skip")
     assert (report.documents, report.rejects) == (2, 1)
     assert report.chats["problems"]["control_text"]["conversations"] == 1
     told = report.as_text()
     rejected = "1 conversation rejected: a message of a trained role holds control text in its own words (control_text)"
-    assert f"{rejected}; the first: {chats}:1: message 1: its own words" in told
+    assert f"{rejected}; the first: {chats}:1: message 1: its own text" in told
     assert "1 conversation kept: messages hold control text, which was encoded as ordinary text (forged);" in told
 
 
 @pytest.mark.parametrize(("setting", "typed", "forged"), [("as_text", 0, 2), ("as_control_tokens", 1, 1)])
 @pytest.mark.parametrize("way", ["python", "options", "run file"])
-def test_every_way_to_say_it(tmp_path, chats, chat_tokenizer, monkeypatch, setting, typed, forged, way):
+def test_every_way_to_say_it(tmp_path, chats, chat_tokenizer, command_line, setting, typed, forged, way):
     output = tmp_path / "out"
     if way == "python":
-        run(chats, chat_tokenizer, output, trained_control_text=setting)
+        prepare_chats(chats, chat_tokenizer, output, trained_control_text=setting)
     else:
         chat_tokenizer.save(tmp_path / "tokenizer")
         (tmp_path / "t.jinja").write_text(CHATML)
@@ -49,10 +52,8 @@ def test_every_way_to_say_it(tmp_path, chats, chat_tokenizer, monkeypatch, setti
         )
         options = ["--template", str(tmp_path / "t.jinja"), "--trained-control-text", setting]
         given = options if way == "options" else ["--config", str(tmp_path / "run.yaml")]
-        arguments = [str(chats), "-t", str(tmp_path / "tokenizer"), "-o", str(output), "--processes", "1", *given]
-        monkeypatch.setattr(sys, "argv", ["penstock", "prepare", *arguments])
-        with pytest.raises(SystemExit, match="0"):
-            main()
+        words = [chats, "-t", tmp_path / "tokenizer", "-o", output, "--processes", 1, *given]
+        assert command_line("prepare", *words)[0] == 0
     dataset = Dataset.open(output)
     assert dataset.chat.settings["knobs"]["trained_control_text"] == setting
     ends = [int((document.tokens == chat_tokenizer.special_tokens["<|endoftext|>"]).sum()) for document in dataset[:]]

@@ -8,21 +8,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from makers.datasets import prepare_here
+from makers.texts import json_lines
 from penstock.cli import build_app
-from penstock.errors import ConfigError, DamagedFileError, RecordError
-from penstock.prepare import PrepareSettings, prepare
+from penstock.core.errors import ConfigError, DamagedFileError, RecordError
+from penstock.prepare import PrepareSettings
 from penstock.shards import Dataset, Manifest, verify
-
-
-def run(source, tokenizer, output, **options):
-    return prepare(source, tokenizer=tokenizer, output=output, progress=False, **{"processes": 1, **options})
 
 
 @pytest.fixture
 def half_copied(tmp_path):
     """2,000 records, of which some thousand arrived; and a file beside that is whole."""
     noise = random.Random(1)
-    whole = gzip.compress("".join(json.dumps({"text": noise.randbytes(60).hex()}) + "\n" for _ in range(2000)).encode())
+    whole = gzip.compress(json_lines({"text": noise.randbytes(60).hex()} for _ in range(2000)).encode())
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "raw" / "b.jsonl").write_text('{"text": "whole"}\n{broken\n')
@@ -36,15 +34,15 @@ def test_it_stops_whatever_is_said_of_bad_records(tmp_path, half_copied, tokeniz
         r"\([\d,]+ of [\d,]+ bytes were read\); .*--on-damaged-file skip"
     )
     with pytest.raises(DamagedFileError, match=due):
-        run(half_copied, tokenizer, tmp_path / "out", on_error="skip", processes=processes)
+        prepare_here(half_copied, tokenizer, tmp_path / "out", on_error="skip", processes=processes)
     assert not (tmp_path / "out/manifest.json").exists()
 
 
 def test_what_was_not_read_is_in_the_account(tmp_path, half_copied, tokenizer):
     with pytest.raises(DamagedFileError, match="cannot be read further"):
-        run(half_copied, tokenizer, tmp_path / "out", on_error="skip")
+        prepare_here(half_copied, tokenizer, tmp_path / "out", on_error="skip")
     options = {"on_error": "skip", "on_damaged_file": "skip"}
-    report = run(half_copied, tokenizer, tmp_path / "out", **options)
+    report = prepare_here(half_copied, tokenizer, tmp_path / "out", **options)
     size = (half_copied / "a.jsonl.gz").stat().st_size
     (damage,) = report.damaged
     assert 800 < report.documents < 1200
@@ -52,23 +50,23 @@ def test_what_was_not_read_is_in_the_account(tmp_path, half_copied, tokenizer):
     assert damage["line"] == report.documents
     assert (damage["file"], damage["size_bytes"]) == (str(half_copied / "a.jsonl.gz"), size)
     assert report.raw_bytes + report.unread_bytes == size + (half_copied / "b.jsonl").stat().st_size
-    assert "WARNING: 1 file could not be read whole" in report.as_text()
+    assert "WARNING: 1 file could not be read completely" in report.as_text()
     assert "a.jsonl.gz" in report.as_text()
     (kept,) = Manifest.load(tmp_path / "out").damaged
     assert (kept.file, kept.line, kept.size_bytes) == (damage["file"], damage["line"], size)
     assert json.loads((tmp_path / "out/report.json").read_text())["damaged"] == [damage]
     assert verify(tmp_path / "out").sound
     assert len(Dataset.open(tmp_path / "out")) == report.documents
-    again = run(half_copied, tokenizer, tmp_path / "out", **options)
+    again = prepare_here(half_copied, tokenizer, tmp_path / "out", **options)
     assert (again.seconds, again.damaged) == (None, report.damaged)
     with pytest.raises(DamagedFileError, match="cannot be read further"):
-        run(half_copied, tokenizer, tmp_path / "out", on_error="skip")
+        prepare_here(half_copied, tokenizer, tmp_path / "out", on_error="skip")
 
 
 def test_a_sound_dataset_says_nothing_of_it(tmp_path, tokenizer):
-    run(iter(["a"]), tokenizer, tmp_path / "out")
+    prepare_here(iter(["a"]), tokenizer, tmp_path / "out")
     assert "damaged" not in json.loads((tmp_path / "out/manifest.json").read_text())
-    assert "WARNING" not in run(iter(["a"]), tokenizer, tmp_path / "out").as_text()
+    assert "WARNING" not in prepare_here(iter(["a"]), tokenizer, tmp_path / "out").as_text()
 
 
 def test_wrong_bytes_of_parts_of_one_file_are_added_up(tmp_path, tokenizer):
@@ -81,7 +79,7 @@ def test_wrong_bytes_of_parts_of_one_file_are_added_up(tmp_path, tokenizer):
 
     options = {"part_bytes": 300, "on_damaged_file": "skip", "transform": cut}
     with pytest.raises(RecordError, match=r"changed while it was prepared: \S+a.jsonl changed"):
-        run(path, tokenizer, tmp_path / "out", **options)
+        prepare_here(path, tokenizer, tmp_path / "out", **options)
     records = [json.loads(one.read_bytes()) for one in (tmp_path / "out/.prepare").glob("part-*.json")]
     assert sum(one["unread_bytes"] for record in records for one in record["damaged"]) == 700
 
@@ -92,11 +90,13 @@ def test_a_file_of_which_nothing_can_be_read(tmp_path, tokenizer):
     (tmp_path / "a.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-9])
     (tmp_path / "b.jsonl").write_text('{"text": "whole"}\n')
     with pytest.raises(DamagedFileError, match=r"a.parquet:0: .*not a whole Parquet file"):
-        run([tmp_path / "a.parquet", tmp_path / "b.jsonl"], tokenizer, tmp_path / "out")
-    report = run([tmp_path / "a.parquet", tmp_path / "b.jsonl"], tokenizer, tmp_path / "out", on_damaged_file="skip")
+        prepare_here([tmp_path / "a.parquet", tmp_path / "b.jsonl"], tokenizer, tmp_path / "out")
+    report = prepare_here(
+        [tmp_path / "a.parquet", tmp_path / "b.jsonl"], tokenizer, tmp_path / "out", on_damaged_file="skip"
+    )
     assert (report.documents, report.unread_bytes) == (1, size)
-    with pytest.raises(RecordError, match=r"no document came out.*: no record could be read; .*a.parquet:0: the file"):
-        run(tmp_path / "a.parquet", tokenizer, tmp_path / "none", on_damaged_file="skip")
+    with pytest.raises(RecordError, match=r"the input gave no document.*: no record could be read; .*a.parquet:0: "):
+        prepare_here(tmp_path / "a.parquet", tokenizer, tmp_path / "none", on_damaged_file="skip")
 
 
 def test_the_command_line_says_it_loudly(tmp_path, half_copied, tokenizer, capsys):
@@ -107,9 +107,9 @@ def test_the_command_line_says_it_loudly(tmp_path, half_copied, tokenizer, capsy
     build_app(arguments)(args=[*arguments, "--json"], standalone_mode=False)
     said = capsys.readouterr()
     assert json.loads(said.out)["damaged"][0]["file"].endswith("a.jsonl.gz")
-    assert "penstock: WARNING: 1 file could not be read whole" in said.err
+    assert "penstock: WARNING: 1 file could not be read completely" in said.err
     build_app(arguments)(args=arguments, standalone_mode=False)
-    assert "WARNING: 1 file could not be read whole" in capsys.readouterr().out
+    assert "WARNING: 1 file could not be read completely" in capsys.readouterr().out
     train = ["tokenizer", "train", str(half_copied), "--vocab-size", "300", "-o", str(tmp_path / "new")]
     with pytest.raises(DamagedFileError, match="cannot be read further"):
         build_app(train)(args=[*train, "--on-error", "skip"], standalone_mode=False)
@@ -130,7 +130,7 @@ def test_texts_before_the_cut_are_read(tmp_path, tokenizer, separator):
     whole = gzip.compress(separator.join(texts).encode())
     (tmp_path / "a.txt.gz").write_bytes(whole[: len(whole) // 2])
     options = {"separator": separator, "on_damaged_file": "skip", "keep_text": True}
-    report = run(tmp_path / "a.txt.gz", tokenizer, tmp_path / "out", **options)
+    report = prepare_here(tmp_path / "a.txt.gz", tokenizer, tmp_path / "out", **options)
     data = Dataset.open(tmp_path / "out")
     assert 800 < len(data) < 1200
     assert [data[number].text for number in range(len(data))] == texts[: len(data)]
@@ -143,9 +143,11 @@ def test_a_long_text_without_separators_that_was_cut(tmp_path, tokenizer, monkey
     noise = random.Random(1).randbytes(4000).hex()
     whole = gzip.compress(f"one|two|{noise}|three|four".encode())
     (tmp_path / "a.txt.gz").write_bytes(whole)
-    report = run(tmp_path / "a.txt.gz", tokenizer, tmp_path / "whole", separator="|", keep_text=True)
+    report = prepare_here(tmp_path / "a.txt.gz", tokenizer, tmp_path / "whole", separator="|", keep_text=True)
     assert report.documents == 5
     (tmp_path / "a.txt.gz").write_bytes(whole[:-12])
-    run(tmp_path / "a.txt.gz", tokenizer, tmp_path / "cut", separator="|", on_damaged_file="skip", keep_text=True)
+    prepare_here(
+        tmp_path / "a.txt.gz", tokenizer, tmp_path / "cut", separator="|", on_damaged_file="skip", keep_text=True
+    )
     data = Dataset.open(tmp_path / "cut")
     assert [data[number].text for number in range(len(data))][:3] == ["one", "two", noise]

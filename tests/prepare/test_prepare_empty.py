@@ -1,69 +1,60 @@
 """A preparation from which nothing comes out is an error that says why; limits on rejects count as documented."""
 
-import json
-
 import pytest
 
-from penstock.errors import ConfigError, RecordError
-from penstock.prepare import PrepareSettings, prepare
+from makers.datasets import prepare_here
+from makers.texts import write_json_lines
+from penstock.core.errors import ConfigError, RecordError
+from penstock.prepare import PrepareSettings
 from penstock.shards import verify
-
-
-def run(source, tokenizer, output, **options):
-    return prepare(source, tokenizer=tokenizer, output=output, progress=False, processes=1, **options)
 
 
 def drop(record):
     return None
 
 
-def write(path, lines):
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
 def test_no_record(tmp_path, tokenizer):
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).write_text("\n")
-    with pytest.raises(RecordError, match=r"no document came out.*: no record in .*a.jsonl and 1 more file;"):
-        run(str(tmp_path / "*.jsonl"), tokenizer, tmp_path / "out")
+    with pytest.raises(RecordError, match=r"the input gave no document.*: no record in .*a.jsonl and 1 more file;"):
+        prepare_here(str(tmp_path / "*.jsonl"), tokenizer, tmp_path / "out")
     with pytest.raises(RecordError, match=r"no record in .*a.jsonl;"):
-        run(tmp_path / "a.jsonl", tokenizer, tmp_path / "one", validation=0.1)
+        prepare_here(tmp_path / "a.jsonl", tokenizer, tmp_path / "one", validation=0.1)
 
 
 def test_all_rejected_or_dropped(tmp_path, tokenizer):
-    source = write(tmp_path / "a.jsonl", [{"body": "a"}, {"body": "b"}])
+    source = write_json_lines(tmp_path / "a.jsonl", [{"body": "a"}, {"body": "b"}])
     for options in ({}, {"max_rejects": "100%"}):
         with pytest.raises(RecordError, match=r"2 of 2 records were rejected; the first: .*a.jsonl:1: no field 'text'"):
-            run(source, tokenizer, tmp_path / "rejected", on_error="skip", **options)
-    with pytest.raises(RecordError, match="the transform dropped all of the 2 records"):
-        run(source, tokenizer, tmp_path / "dropped", transform=drop, text_field="body")
-    mixed = write(tmp_path / "b.jsonl", [{"body": "a"}, {"body": ""}])
+            prepare_here(source, tokenizer, tmp_path / "rejected", on_error="skip", **options)
+    with pytest.raises(RecordError, match="the transform dropped all 2 records"):
+        prepare_here(source, tokenizer, tmp_path / "dropped", transform=drop, text_field="body")
+    mixed = write_json_lines(tmp_path / "b.jsonl", [{"body": "a"}, {"body": ""}])
     with pytest.raises(RecordError, match="1 of 2 records were rejected and the transform dropped 1; the first"):
-        run(mixed, tokenizer, tmp_path / "b", transform=drop, text_field="body", on_error="skip")
-    with pytest.raises(RecordError, match="the transform dropped all of the 3 records"):
-        run(iter(["a", "b", "c"]), tokenizer, tmp_path / "python", transform=drop)
+        prepare_here(mixed, tokenizer, tmp_path / "b", transform=drop, text_field="body", on_error="skip")
+    with pytest.raises(RecordError, match="the transform dropped all 3 records"):
+        prepare_here(iter(["a", "b", "c"]), tokenizer, tmp_path / "python", transform=drop)
 
 
 def test_an_empty_try_does_not_stand_in_the_way(tmp_path, tokenizer):
-    source = write(tmp_path / "a.jsonl", [{"body": "a"}, {"body": "b"}])
-    with pytest.raises(RecordError, match="no document came out"):
-        run(source, tokenizer, tmp_path / "out", on_error="skip")
-    assert run(source, tokenizer, tmp_path / "out", text_field="body").documents == 2
+    source = write_json_lines(tmp_path / "a.jsonl", [{"body": "a"}, {"body": "b"}])
+    with pytest.raises(RecordError, match="the input gave no document"):
+        prepare_here(source, tokenizer, tmp_path / "out", on_error="skip")
+    assert prepare_here(source, tokenizer, tmp_path / "out", text_field="body").documents == 2
     assert not (tmp_path / "out" / "rejected.jsonl").exists()
 
 
 def test_one_is_one(tmp_path, tokenizer):
-    lines = run(iter(["a"]), tokenizer, tmp_path / "out", add_bos="no", add_eos="no").as_text().splitlines()
-    assert lines[:2] == ["1 document, 1 token, 1.00 bytes a token", "1 record: 1 good, 0 rejected, 0 filtered"]
+    lines = prepare_here(iter(["a"]), tokenizer, tmp_path / "out", add_bos="no", add_eos="no").as_text().splitlines()
+    assert lines[:2] == ["1 document, 1 token, 1.00 bytes per token", "1 record: 1 good, 0 rejected, 0 filtered"]
 
 
 def test_an_empty_split_is_told(tmp_path, tokenizer):
-    report = run(iter(["a", "b"]), tokenizer, tmp_path / "out", validation=0.001)
+    report = prepare_here(iter(["a", "b"]), tokenizer, tmp_path / "out", validation=0.001)
     assert report.splits["validation"].documents == 0
-    assert "warning: validation is empty: there are too few documents" in report.as_text()
+    assert "warning: validation is empty: too few documents" in report.as_text()
     assert verify(tmp_path / "out" / "validation").sound
-    assert "warning" not in run(iter(["a", "b"]), tokenizer, tmp_path / "whole").as_text()
+    assert "warning" not in prepare_here(iter(["a", "b"]), tokenizer, tmp_path / "whole").as_text()
 
 
 @pytest.mark.parametrize(
@@ -95,8 +86,8 @@ def test_other_limits_are_refused(given):
 
 
 def test_a_share_allows_no_more_than_it_says(tmp_path, tokenizer):
-    source = write(tmp_path / "a.jsonl", [{"text": "a"}] * 9 + [{"text": ""}])
+    source = write_json_lines(tmp_path / "a.jsonl", [{"text": "a"}] * 9 + [{"text": ""}])
     with pytest.raises(RecordError, match=r"1 of 10 records were rejected, more than 9%; .*raise --max-rejects"):
-        run(source, tokenizer, tmp_path / "out", on_error="skip", max_rejects="9%")
-    assert run(source, tokenizer, tmp_path / "out", on_error="skip", max_rejects=0.1).rejects == 1
-    assert run(source, tokenizer, tmp_path / "default", on_error="skip").rejects == 1
+        prepare_here(source, tokenizer, tmp_path / "out", on_error="skip", max_rejects="9%")
+    assert prepare_here(source, tokenizer, tmp_path / "out", on_error="skip", max_rejects=0.1).rejects == 1
+    assert prepare_here(source, tokenizer, tmp_path / "default", on_error="skip").rejects == 1

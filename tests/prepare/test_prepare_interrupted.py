@@ -3,13 +3,15 @@
 import json
 import os
 import shutil
+import sys
+from functools import partial
 
 import pytest
 from prepare_cases import Killed, contents, dying
 
-from penstock.arrow import from_texts
-from penstock.errors import OutputError
-from penstock.prepare import prepare
+from makers.datasets import prepare_here
+from penstock.core.arrow import from_texts
+from penstock.core.errors import OutputError
 from penstock.shards import verify
 from penstock.tokenizers import Tokenizer, load_tokenizer
 
@@ -25,9 +27,7 @@ OTHERS = {
 }
 
 
-def run(source, tokenizer, output, **options):
-    options = {"part_bytes": 60, "processes": 1, "progress": False, **options}
-    return prepare(source, tokenizer=tokenizer, output=output, **options)
+prepare_parts = partial(prepare_here, part_bytes=60)
 
 
 @pytest.fixture
@@ -58,10 +58,10 @@ def test_other_records_after_a_kill_between_manifest_and_report(
     tmp_path, tokenizer, die, others, validation, ending, renewed
 ):
     if renewed:
-        run(iter(["before", *FIRST]), tokenizer, tmp_path / "out", validation=validation)
-    die(lambda: run(iter(FIRST), tokenizer, tmp_path / "out", validation=validation), ending)
-    report = run(iter(OTHERS[others]), tokenizer, tmp_path / "out", validation=validation)
-    whole = run(iter(OTHERS[others]), tokenizer, tmp_path / "whole", validation=validation)
+        prepare_parts(iter(["before", *FIRST]), tokenizer, tmp_path / "out", validation=validation)
+    die(lambda: prepare_parts(iter(FIRST), tokenizer, tmp_path / "out", validation=validation), ending)
+    report = prepare_parts(iter(OTHERS[others]), tokenizer, tmp_path / "out", validation=validation)
+    whole = prepare_parts(iter(OTHERS[others]), tokenizer, tmp_path / "whole", validation=validation)
     assert report.as_json(lasting=True) == whole.as_json(lasting=True)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     for split in report.splits:
@@ -70,8 +70,8 @@ def test_other_records_after_a_kill_between_manifest_and_report(
 
 @pytest.mark.parametrize("others", ["fewer", "the last differs"])
 def test_killed_again_at_every_step(tmp_path, tokenizer, die, others, monkeypatch):
-    die(lambda: run(iter(FIRST), tokenizer, tmp_path / "first", validation=0.3), "report.json")
-    run(iter(OTHERS[others]), tokenizer, tmp_path / "whole", validation=0.3)
+    die(lambda: prepare_parts(iter(FIRST), tokenizer, tmp_path / "first", validation=0.3), "report.json")
+    prepare_parts(iter(OTHERS[others]), tokenizer, tmp_path / "whole", validation=0.3)
     steps = [0, -1]
     for name in ("replace", "fsync", "unlink"):
         monkeypatch.setattr(os, name, dying(getattr(os, name), steps))
@@ -80,11 +80,11 @@ def test_killed_again_at_every_step(tmp_path, tokenizer, die, others, monkeypatc
         shutil.copytree(tmp_path / "first", tmp_path / "out")
         steps[0], steps[1] = 0, die_at
         try:
-            run(iter(OTHERS[others]), tokenizer, tmp_path / "out", validation=0.3)
+            prepare_parts(iter(OTHERS[others]), tokenizer, tmp_path / "out", validation=0.3)
             break
         except Killed:
             steps[1] = -1
-            run(iter(OTHERS[others]), tokenizer, tmp_path / "out", validation=0.3)
+            prepare_parts(iter(OTHERS[others]), tokenizer, tmp_path / "out", validation=0.3)
         assert contents(tmp_path / "out") == contents(tmp_path / "whole")
         shutil.rmtree(tmp_path / "out")
     assert die_at > 50
@@ -93,10 +93,10 @@ def test_killed_again_at_every_step(tmp_path, tokenizer, die, others, monkeypatc
 def test_sums_of_weights_that_are_due_no_more(tmp_path, tokenizer, die):
     weighted = [{"text": text, "w": [{"begin": 3, "end": 7, "weight": 0.5}]} for text in FIRST]
     options = {"weights_field": "w"}
-    die(lambda: run(iter(weighted), tokenizer, tmp_path / "out", **options), "report.json")
+    die(lambda: prepare_parts(iter(weighted), tokenizer, tmp_path / "out", **options), "report.json")
     assert (tmp_path / "out/weight_sums.f64").exists()
-    run(iter(FIRST), tokenizer, tmp_path / "out", **options)
-    run(iter(FIRST), tokenizer, tmp_path / "whole", **options)
+    prepare_parts(iter(FIRST), tokenizer, tmp_path / "out", **options)
+    prepare_parts(iter(FIRST), tokenizer, tmp_path / "whole", **options)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
@@ -138,12 +138,12 @@ def drop(path):
 )
 def test_damage_beside_shards_is_not_taken_over(tmp_path, files, tokenizer, name, harm, redone):
     options = {"part_bytes": None, "on_error": "skip", "weights_field": "w"}
-    run(files, tokenizer, tmp_path / "out", **options)
+    prepare_parts(files, tokenizer, tmp_path / "out", **options)
     harm(tmp_path / "out" / name)
     (files / "0.jsonl").unlink()
-    report = run(files, tokenizer, tmp_path / "out", **options)
+    report = prepare_parts(files, tokenizer, tmp_path / "out", **options)
     assert report.parts - report.parts_resumed == min(redone, 4)
-    run(files, tokenizer, tmp_path / "whole", **options)
+    prepare_parts(files, tokenizer, tmp_path / "whole", **options)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert verify(tmp_path / "out").sound
 
@@ -151,12 +151,12 @@ def test_damage_beside_shards_is_not_taken_over(tmp_path, files, tokenizer, name
 @pytest.mark.parametrize("ending", ["arrow.lengths", "arrow.batches", "arrow.weights", "rejected.jsonl"])
 def test_files_that_went_away_after_a_kill(tmp_path, files, tokenizer, die, ending):
     options = {"part_bytes": None, "on_error": "skip", "weights_field": "w"}
-    die(lambda: run(files, tokenizer, tmp_path / "out", **options), "manifest.json")
+    die(lambda: prepare_parts(files, tokenizer, tmp_path / "out", **options), "manifest.json")
     lost = sorted((tmp_path / "out").rglob(f"*{ending}"))
     for path in lost[:2]:
         path.unlink()
-    assert run(files, tokenizer, tmp_path / "out", **options).parts_resumed == 3
-    run(files, tokenizer, tmp_path / "whole", **options)
+    assert prepare_parts(files, tokenizer, tmp_path / "out", **options).parts_resumed == 3
+    prepare_parts(files, tokenizer, tmp_path / "whole", **options)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
@@ -186,21 +186,21 @@ def encoders(output):
 
 def test_parts_of_another_encoder_are_prepared_again(tmp_path, files, load, weird):
     options = {"part_bytes": None, "on_error": "skip"}
-    assert run(files, load(), tmp_path / "out", **options).encoder == "gigatoken"
+    assert prepare_parts(files, load(), tmp_path / "out", **options).encoder == "gigatoken"
     (files / "00.jsonl").write_text('{"text": "weird"}\n')
-    report = run(files, load(), tmp_path / "out", **options)
+    report = prepare_parts(files, load(), tmp_path / "out", **options)
     assert (report.encoder, report.parts_resumed) == ("tokenizers", 0)
     assert encoders(tmp_path / "out") == {"tokenizers"}
     (files / "00.jsonl").unlink()
-    report = run(files, load(), tmp_path / "out", **options)
+    report = prepare_parts(files, load(), tmp_path / "out", **options)
     assert (report.encoder, report.parts_resumed) == ("gigatoken", 0)
     assert encoders(tmp_path / "out") == {"gigatoken"}
 
 
 def test_parts_of_another_encoder_after_a_kill(tmp_path, load, weird, die):
     texts = ["a" * 70, "b" * 70, "c" * 70]
-    die(lambda: run(iter(texts), load(), tmp_path / "out"), "report.json")
-    report = run(iter(["weird" * 14, *texts[1:]]), load(), tmp_path / "out")
+    die(lambda: prepare_parts(iter(texts), load(), tmp_path / "out"), "report.json")
+    report = prepare_parts(iter(["weird" * 14, *texts[1:]]), load(), tmp_path / "out")
     assert (report.encoder, report.parts, report.parts_resumed) == ("tokenizers", 3, 0)
     assert encoders(tmp_path / "out") == {"tokenizers"}
 
@@ -208,7 +208,7 @@ def test_parts_of_another_encoder_after_a_kill(tmp_path, load, weird, die):
 def test_processes_that_counted_lines_take_the_other_encoder(tmp_path, load, weird):
     """They were started before the look at the input."""
     (tmp_path / "large.jsonl").write_text('{"text": "weird"}\n' * 100)
-    report = run(tmp_path / "large.jsonl", load(), tmp_path / "out", part_bytes=900, processes=2)
+    report = prepare_parts(tmp_path / "large.jsonl", load(), tmp_path / "out", part_bytes=900, processes=2)
     assert (report.encoder, report.parts) == ("tokenizers", 2)
     assert encoders(tmp_path / "out") == {"tokenizers"}
 
@@ -223,17 +223,36 @@ def earlier_version(output):
 
 def test_settings_that_no_longer_decide_anything_are_no_change(tmp_path, files, tokenizer):
     options = {"part_bytes": None, "on_error": "skip"}
-    run(files, tokenizer, tmp_path / "out", **options)
+    prepare_parts(files, tokenizer, tmp_path / "out", **options)
     whole = contents(tmp_path / "out")
     plan = earlier_version(tmp_path / "out")
-    assert run(files, tokenizer, tmp_path / "out", **options).seconds is None
+    assert prepare_parts(files, tokenizer, tmp_path / "out", **options).seconds is None
     del plan["files"]
     plan["inputs"] = ["of another form"]
     (tmp_path / "out/prepare.json").write_text(json.dumps(plan))
     (tmp_path / "out/parts.json").unlink()
-    report = run(files, tokenizer, tmp_path / "out", **options)
+    report = prepare_parts(files, tokenizer, tmp_path / "out", **options)
     assert (report.parts_resumed, report.input_changes) == (0, {})
     assert contents(tmp_path / "out") == whole
     earlier_version(tmp_path / "out")
     with pytest.raises(OutputError, match=r"another preparation: keep_text was False, is True; choose"):
-        run(files, tokenizer, tmp_path / "out", keep_text=True, **options)
+        prepare_parts(files, tokenizer, tmp_path / "out", keep_text=True, **options)
+
+
+def test_without_gigatoken_the_bytes_are_the_same(tmp_path, files, load, die, monkeypatch, capsys):
+    """Whether it was missing from the beginning, or went away between a kill and the next run."""
+    options = {"part_bytes": None, "on_error": "skip"}
+    whole = prepare_parts(files, load(), tmp_path / "whole", **options)
+    die(lambda: prepare_parts(files, load(), tmp_path / "out", **options), "manifest.json")
+    for module in ("gigatoken", "gigatoken.gigatoken_rs"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert prepare_parts(files, load(), tmp_path / "slow", **options).encoder == "tokenizers"
+    capsys.readouterr()
+    report = prepare_parts(files, load(), tmp_path / "out", **options, progress=True)
+    assert "pip install gigatoken" in capsys.readouterr().err
+    assert (whole.encoder, report.encoder, report.parts_resumed) == ("gigatoken", "tokenizers", 0)
+    names_the_encoder = {"report.json", "parts.json"}
+    wanted = {name: data for name, data in contents(tmp_path / "whole").items() if name not in names_the_encoder}
+    for folder in ("slow", "out"):
+        found = contents(tmp_path / folder)
+        assert {name: data for name, data in found.items() if name not in names_the_encoder} == wanted

@@ -8,23 +8,26 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from prepare_cases import Killed, contents, dying, slowly
 
+from makers.datasets import prepare_here
+from makers.processes import child_environment
 from patience import PATIENCE_SECONDS, wait_for
-from penstock import locks
-from penstock.errors import OutputError, PenstockError
-from penstock.prepare import prepare, preparing
+from penstock.core import folders as locks
+from penstock.core.errors import OutputError, PenstockError
+from penstock.prepare import preparation as preparing
+from penstock.prepare import prepare
 from penstock.shards import Dataset
 from penstock.tokenizers import load_tokenizer
 
 OPTIONS = {"part_bytes": 12_000, "validation": 0.2, "on_error": "skip", "weights_field": "w"}
 
 
-def run(source, tokenizer, output, **options):
-    return prepare(source, tokenizer=tokenizer, output=output, progress=False, **{"processes": 1, **OPTIONS, **options})
+prepare_parts = partial(prepare_here, **OPTIONS)
 
 
 @pytest.fixture
@@ -38,7 +41,7 @@ def mixed(corpus):
 
 
 def test_killed_at_every_rename_and_sync(tmp_path, mixed, tokenizer, monkeypatch):
-    run(mixed, tokenizer, tmp_path / "whole")
+    prepare_parts(mixed, tokenizer, tmp_path / "whole")
     whole = contents(tmp_path / "whole")
     steps = [0, -1]
     for name in ("replace", "fsync"):
@@ -46,7 +49,7 @@ def test_killed_at_every_rename_and_sync(tmp_path, mixed, tokenizer, monkeypatch
     for attempt in range(1000):
         steps[0], steps[1] = 0, 2 + 3 * (attempt % 9)
         try:
-            run(mixed, tokenizer, tmp_path / "killed")
+            prepare_parts(mixed, tokenizer, tmp_path / "killed")
             break
         except Killed:
             continue
@@ -55,10 +58,10 @@ def test_killed_at_every_rename_and_sync(tmp_path, mixed, tokenizer, monkeypatch
     for die_at in range(1, 400, 13):
         steps[0], steps[1] = 0, die_at
         try:
-            run(mixed, tokenizer, tmp_path / f"killed {die_at}")
+            prepare_parts(mixed, tokenizer, tmp_path / f"killed {die_at}")
         except Killed:
             steps[1] = -1
-            run(mixed, tokenizer, tmp_path / f"killed {die_at}")
+            prepare_parts(mixed, tokenizer, tmp_path / f"killed {die_at}")
         else:
             break
         finally:
@@ -73,7 +76,7 @@ def start(corpus, folder, output, processes=2, *, parts=4):
         "prepare(sys.argv[1], tokenizer=sys.argv[2], output=sys.argv[3], processes=int(sys.argv[4]), progress=False,"
         " transform=slowly, part_bytes=12000)"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "STOP_AT": f"{output}:{parts}"}
+    environment = child_environment(STOP_AT=f"{output}:{parts}")
     arguments = [sys.executable, "-c", code, str(corpus), str(folder), str(output), str(processes)]
     return subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, start_new_session=True)
 
@@ -112,15 +115,7 @@ def test_ctrl_c_keeps_finished_parts_and_ends_the_workers(tmp_path, corpus, toke
     error = child.communicate(timeout=PATIENCE_SECONDS)[1].decode()
     assert "KeyboardInterrupt" in error
     assert error.count("Traceback") == 1
-    report = prepare(
-        corpus,
-        tokenizer=tokenizer,
-        output=tmp_path / "out",
-        part_bytes=12_000,
-        transform=slowly,
-        processes=1,
-        progress=False,
-    )
+    report = prepare_here(corpus, tokenizer, tmp_path / "out", part_bytes=12_000, transform=slowly)
     assert report.parts_resumed >= 2
     assert len(Dataset.open(tmp_path / "out")) == 2203
 
@@ -133,7 +128,7 @@ def test_a_worker_that_dies_is_an_error_that_names_the_part(tmp_path, corpus, to
     os.kill(children_of(child.pid)[0], signal.SIGKILL)
     error = child.communicate(timeout=PATIENCE_SECONDS)[1].decode()
     assert ".jsonl [bytes" in error
-    assert "killed by signal 9, often for want of memory" in error
+    assert "killed by signal 9, often for lack of memory" in error
 
 
 @pytest.mark.slow
@@ -144,7 +139,7 @@ def test_two_at_once_are_refused(tmp_path, corpus, tokenizer, monkeypatch):
     try:
         wait_for(lambda: list((tmp_path / "out/.prepare").glob("part-*.json")))
         with pytest.raises(OutputError, match=f"process {child.pid} is preparing into it"):
-            prepare(corpus, tokenizer=tokenizer, output=tmp_path / "out", progress=False, processes=1)
+            prepare_here(corpus, tokenizer, tmp_path / "out")
     finally:
         os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
@@ -155,21 +150,21 @@ def children_of(pid):
 
 
 def test_a_full_disk_is_an_error_and_leaves_nothing_wrong(tmp_path, corpus, tokenizer, monkeypatch):
-    whole = run(corpus, tokenizer, tmp_path / "whole").as_json(lasting=True)
+    whole = prepare_parts(corpus, tokenizer, tmp_path / "whole").as_json(lasting=True)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, before[1]))
     try:
         with pytest.raises(OutputError, match=r"part-\d+.arrow: cannot write: .*run it again: finished parts are kept"):
-            run(corpus, tokenizer, tmp_path / "out")
+            prepare_parts(corpus, tokenizer, tmp_path / "out")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
     assert not (tmp_path / "out/train/manifest.json").exists()
-    assert run(corpus, tokenizer, tmp_path / "out").as_json(lasting=True) == whole
+    assert prepare_parts(corpus, tokenizer, tmp_path / "out").as_json(lasting=True) == whole
     monkeypatch.setattr(preparing, "FREE_SHARE", 1e9)
-    with pytest.raises(OutputError, match=r"MB are free, at least .* MB will be needed"):
-        run(corpus, tokenizer, tmp_path / "none")
+    with pytest.raises(OutputError, match=r"MB are free, but at least .* MB are needed"):
+        prepare_parts(corpus, tokenizer, tmp_path / "none")
 
 
 def test_input_that_changes_meanwhile_is_noticed(tmp_path, corpus, tokenizer):
@@ -178,7 +173,7 @@ def test_input_that_changes_meanwhile_is_noticed(tmp_path, corpus, tokenizer):
         return record
 
     with pytest.raises(PenstockError, match="input changed while it was prepared"):
-        run(corpus, tokenizer, tmp_path / "out", transform=change)
+        prepare_parts(corpus, tokenizer, tmp_path / "out", transform=change)
 
 
 def test_records_that_change_or_end_early_on_resume(tmp_path, tokenizer):
@@ -189,17 +184,17 @@ def test_records_that_change_or_end_early_on_resume(tmp_path, tokenizer):
     texts = ["water", "wheel", "pipe", "steel"]
     options = {"weights_field": None, "part_bytes": 4}
     with pytest.raises(Killed, match=r"^$"):
-        run(dying(texts[:3]), tokenizer, tmp_path / "out", **options)
-    report = run(iter(["water", "wheels"]), tokenizer, tmp_path / "out", **options)
+        prepare_parts(dying(texts[:3]), tokenizer, tmp_path / "out", **options)
+    report = prepare_parts(iter(["water", "wheels"]), tokenizer, tmp_path / "out", **options)
     assert (report.documents, report.parts, report.parts_resumed) == (2, 2, 1)
-    run(iter(["water", "wheels"]), tokenizer, tmp_path / "whole", **options)
+    prepare_parts(iter(["water", "wheels"]), tokenizer, tmp_path / "whole", **options)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-    assert run(iter(texts), tokenizer, tmp_path / "out", **options).parts_resumed == 1
+    assert prepare_parts(iter(texts), tokenizer, tmp_path / "out", **options).parts_resumed == 1
 
 
 def test_a_damaged_plan_is_named(tmp_path, corpus, tokenizer):
-    run(corpus, tokenizer, tmp_path / "out")
+    prepare_parts(corpus, tokenizer, tmp_path / "out")
     (tmp_path / "out/prepare.json").write_text(json.dumps({})[:1])
     with pytest.raises(OutputError, match=r"prepare.json: damaged: .*--overwrite"):
-        run(corpus, tokenizer, tmp_path / "out")
-    assert run(corpus, tokenizer, tmp_path / "out", overwrite=True).documents == 2203
+        prepare_parts(corpus, tokenizer, tmp_path / "out")
+    assert prepare_parts(corpus, tokenizer, tmp_path / "out", overwrite=True).documents == 2203

@@ -6,20 +6,20 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from prepare_cases import contents, slowly
 
-from patience import PATIENCE_SECONDS
-from penstock.arrow import from_texts
-from penstock.errors import ConfigError, MissingExtraError, OutputError, PenstockError, RecordError
-from penstock.prepare import prepare, ray_node, ray_tasks
-from penstock.prepare.executors import choose_executor
+from makers.processes import child_environment
+from patience import PATIENCE_SECONDS, wait_for
+from penstock.core.arrow import from_texts
+from penstock.core.errors import ConfigError, MissingExtraError, OutputError, PenstockError, RecordError
+from penstock.prepare import prepare, ray_tasks
+from penstock.prepare import ray_tasks as ray_node
 from penstock.prepare.pool import Pool
-from penstock.prepare.ray_node import MARKER, end_earlier_runs
-from penstock.prepare.ray_tasks import RayTasks
+from penstock.prepare.preparation import choose_executor
+from penstock.prepare.ray_tasks import MARKER, RayTasks, end_earlier_runs
 from penstock.tokenizers import Tokenizer, load_tokenizer
 
 OPTIONS = {"part_bytes": 12_000, "validation": 0.2, "on_error": "skip", "weights_field": "w", "progress": False}
@@ -135,7 +135,7 @@ def test_tasks_of_an_earlier_run_are_waited_for(tmp_path, monkeypatch):
     marker = tmp_path / f"{MARKER}1"
     with open(marker, "w") as task:
         fcntl.flock(task, fcntl.LOCK_SH)
-        with pytest.raises(OutputError, match="Ray tasks of an earlier run still write into it"):
+        with pytest.raises(OutputError, match="Ray tasks of an earlier run still write to it"):
             end_earlier_runs(tmp_path)
         assert marker.exists()
     end_earlier_runs(tmp_path)
@@ -146,7 +146,7 @@ def test_a_node_with_another_penstock_is_named(tmp_path):
     place = ray_node.Place(marker=tmp_path / MARKER, folder=str(tmp_path), paths=(), version="0.0")
     ((kind, error),) = ray_node.serve(place, ["state"], b"")
     assert kind == "failed"
-    with pytest.raises(PenstockError, match=r"^node \S+ \(process \d+\): has penstock \S+, due: 0.0"):
+    with pytest.raises(PenstockError, match=r"^node \S+ \(process \d+\): has penstock \S+, expected: 0.0"):
         raise error
 
 
@@ -154,10 +154,8 @@ def start(corpus, saved, output, cluster):
     """The command, as a job of its own on the cluster."""
     arguments = ["prepare", corpus, "-t", saved, "-o", output, "--executor", "ray", "--json", "--part-bytes", "12000"]
     command = [sys.executable, "-m", "penstock", *map(str, arguments), "--transform", "prepare_cases:slowly"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "RAY_ADDRESS": cluster}
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    environment, pipe = child_environment(RAY_ADDRESS=cluster), subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
 @pytest.mark.slow
@@ -179,14 +177,6 @@ def test_killed_or_interrupted_it_goes_on(tmp_path, corpus, saved, cluster, sign
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     again = start(corpus, saved, tmp_path / "out", cluster)
     assert json.loads(again.communicate(timeout=PATIENCE_SECONDS)[0])["documents"] == 2203
-
-
-def wait_for(condition, child):
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert child.poll() is None, child.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_mistakes_are_refused_first(tmp_path, corpus, tokenizer, monkeypatch):

@@ -2,18 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
-from penstock.errors import OutputError, RecordError
+from makers.datasets import prepare_here
+from makers.processes import run_code
+from penstock.core.errors import OutputError, RecordError
 from penstock.prepare import prepare
-
-
-def run(source, tokenizer, output, **options):
-    return prepare(source, tokenizer=tokenizer, output=output, progress=False, **{"processes": 1, **options})
-
 
 CHILD = """
 import json, resource, sys
@@ -44,9 +39,7 @@ def test_memory_does_not_grow_with_rejects(tmp_path, tokenizer, chat_tokenizer, 
     for count in (10_000, 100_000):
         (tmp_path / name).write_text(good + bad * count)
         arguments = [tmp_path / name, tmp_path / "tokenizer", tmp_path / str(count), json.dumps(options)]
-        found = subprocess.run([sys.executable, "-c", CHILD, *map(str, arguments)], capture_output=True, text=True)
-        assert found.returncode == 0, found.stderr[-2000:]
-        rejects, peak = json.loads(found.stdout)
+        rejects, peak = json.loads(run_code(CHILD, *arguments, check=True).stdout)
         assert rejects == count
         written = (tmp_path / str(count) / "rejected.jsonl").read_text().splitlines()
         assert len(written) == count
@@ -57,7 +50,7 @@ def test_memory_does_not_grow_with_rejects(tmp_path, tokenizer, chat_tokenizer, 
 def test_rejects_of_all_parts_come_in_order(tmp_path, tokenizer):
     lines = ['{"text": "a"}' if number % 3 else '{"text": ""}' for number in range(40_000)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    report = run(
+    report = prepare_here(
         tmp_path / "a.jsonl", tokenizer, tmp_path / "out", on_error="skip", max_rejects="90%", part_bytes=99_999
     )
     assert report.parts > 3
@@ -72,17 +65,17 @@ def test_a_weights_field_that_no_record_has_is_reported(tmp_path, tokenizer, cap
     )
     assert report.weighted == 0
     assert "warning: no record has the field of --weights-field, so all tokens count in full" in report.as_text()
-    assert "no record looked at has the field 'weights' of --weights-field" in capsys.readouterr().err
-    right = run(tmp_path / "a.jsonl", tokenizer, tmp_path / "right", weights_field="wieghts")
+    assert "no sampled record has the field 'weights' of --weights-field" in capsys.readouterr().err
+    right = prepare_here(tmp_path / "a.jsonl", tokenizer, tmp_path / "right", weights_field="wieghts")
     assert right.weighted == 3
     assert "warning" not in right.as_text()
-    assert run(iter(["a"]), tokenizer, tmp_path / "none").weighted is None
+    assert prepare_here(iter(["a"]), tokenizer, tmp_path / "none").weighted is None
 
 
 def test_an_output_that_is_not_utf8(tmp_path, tokenizer):
     output = os.fsdecode(os.fsencode(str(tmp_path)) + b"/\xff")
     with pytest.raises(OutputError, match=r"udcff': the path is not UTF-8, which Arrow needs; choose another folder"):
-        run(iter(["a"]), tokenizer, output)
+        prepare_here(iter(["a"]), tokenizer, output)
     assert not os.path.exists(output)
 
 
@@ -113,11 +106,11 @@ def test_pandas_is_not_imported(tmp_path, tokenizer, chat_tokenizer):
         ("d.parquet", "tokenizer", {}),
     ):
         arguments = [tmp_path / source, tmp_path / folder, tmp_path / f"out {source} {len(options)} {options}", options]
-        found = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True)
+        found = run_code(code, *arguments)
         assert found.returncode == 0, (source, options, found.stderr[-1000:])
 
 
 def test_a_limit_counts_over_blocks(tmp_path, tokenizer):
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' + '{"text": ""}\n' * 20_000)
     with pytest.raises(RecordError, match="more than 17000 records were rejected: raise --max-rejects"):
-        run(tmp_path / "a.jsonl", tokenizer, tmp_path / "out", on_error="skip", max_rejects=17_000)
+        prepare_here(tmp_path / "a.jsonl", tokenizer, tmp_path / "out", on_error="skip", max_rejects=17_000)

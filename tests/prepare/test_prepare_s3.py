@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -15,9 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 from prepare_cases import contents, slowly
 
-from patience import PATIENCE_SECONDS
-from penstock.errors import RecordError
-from penstock.prepare import prepare
+from makers.datasets import prepare_here
+from makers.processes import child_environment
+from patience import wait_for
+from penstock.core.errors import RecordError
 from penstock.shards import Dataset
 from penstock.sources import open_sources
 from penstock.tokenizers import load_tokenizer
@@ -76,15 +77,14 @@ def bucket(server, corpus, request):
     return corpus, url
 
 
-def run(source, tokenizer, output, **options):
-    return prepare(source, tokenizer=tokenizer, output=output, progress=False, part_bytes=12_000, **options)
+prepare_parts = partial(prepare_here, part_bytes=12_000, processes=None)
 
 
 @pytest.mark.parametrize("files", ["", "/*.jsonl", "/*.zst", "/*.parquet", "/2.jsonl", "/**/0*", "/1.parquet"])
 def test_the_same_dataset_as_from_local_files(tmp_path, bucket, tokenizer, files):
     folder, url = bucket
-    local = run(f"{folder}{files}", tokenizer, tmp_path / "local", processes=1)
-    remote = run(f"{url}{files}", tokenizer, tmp_path / "remote", processes=1)
+    local = prepare_parts(f"{folder}{files}", tokenizer, tmp_path / "local", processes=1)
+    remote = prepare_parts(f"{url}{files}", tokenizer, tmp_path / "remote", processes=1)
     assert remote.splits[""].fingerprint == local.splits[""].fingerprint
     assert (remote.documents, remote.tokens, remote.parts) == (local.documents, local.tokens, local.parts)
     assert remote.raw_bytes == local.raw_bytes
@@ -135,7 +135,7 @@ def test_what_is_not_there_or_goes_away_is_named(tmp_path, bucket, tokenizer):
     _, url = bucket
     for missing in (f"{url}/absent.jsonl", f"{url}/absent*.jsonl", "s3://no-such-bucket/a.jsonl"):
         with pytest.raises(RecordError, match=r"^s3://\S+: no such file, and no file matches it"):
-            run(missing, tokenizer, tmp_path / "out")
+            prepare_parts(missing, tokenizer, tmp_path / "out")
 
     def vanish(record):
         if s3fs.S3FileSystem().exists(f"{url}/2.jsonl"):
@@ -143,7 +143,7 @@ def test_what_is_not_there_or_goes_away_is_named(tmp_path, bucket, tokenizer):
         return record
 
     with pytest.raises(RecordError, match=r"s3://penstock-tests/\S+/2.jsonl: is not in the store"):
-        run(f"{url}/*.jsonl", tokenizer, tmp_path / "out", processes=1, transform=vanish, on_error="skip")
+        prepare_parts(f"{url}/*.jsonl", tokenizer, tmp_path / "out", processes=1, transform=vanish, on_error="skip")
 
 
 @pytest.mark.parametrize(("status", "due"), [(403, "PermissionError"), (503, "OSError|ServiceUnavailable|SlowDown")])
@@ -171,7 +171,7 @@ def test_a_server_that_refuses_is_named(tmp_path, tokenizer, monkeypatch, status
             with pytest.raises(
                 RecordError, match=rf"^{BUCKET}/a.jsonl: the store cannot be read: ({due}).*credentials"
             ):
-                run(f"{BUCKET}/a.jsonl", tokenizer, tmp_path / "out")
+                prepare_parts(f"{BUCKET}/a.jsonl", tokenizer, tmp_path / "out")
         finally:
             refusing.shutdown()
             s3fs.S3FileSystem.clear_instance_cache()
@@ -183,40 +183,15 @@ def test_killed_while_it_reads_from_the_store_it_goes_on(tmp_path, bucket, token
     _, url = bucket
     tokenizer.save(tmp_path / "tokenizer")
     tokenizer = load_tokenizer(tmp_path / "tokenizer")  # the manifest has its name
-    arguments = [
-        "prepare",
-        f"{url}/*.jsonl",
-        "-t",
-        tmp_path / "tokenizer",
-        "-o",
-        tmp_path / "out",
-        "--part-bytes",
-        12_000,
-    ]
-    child = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "penstock",
-            *map(str, arguments),
-            "--transform",
-            "prepare_cases:slowly",
-            "--processes",
-            "2",
-        ],
-        # The code that is tested here, wherever it lies.
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "STOP_AT": f"{tmp_path / 'out'}:3"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while len(list((tmp_path / "out/.prepare").glob("part-*.json"))) < 3:
-        assert child.poll() is None, child.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    words = ["-t", tmp_path / "tokenizer", "-o", tmp_path / "out", "--part-bytes", 12_000, "--processes", 2]
+    command = [sys.executable, "-m", "penstock", "prepare", f"{url}/*.jsonl", *map(str, words)]
+    command += ["--transform", "prepare_cases:slowly"]
+    environment = child_environment(STOP_AT=f"{tmp_path / 'out'}:3")
+    child = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: len(list((tmp_path / "out/.prepare").glob("part-*.json"))) >= 3, child)
     os.kill(child.pid, signal.SIGKILL)
     child.communicate()
-    report = run(f"{url}/*.jsonl", tokenizer, tmp_path / "out", processes=1, transform=slowly)
+    report = prepare_parts(f"{url}/*.jsonl", tokenizer, tmp_path / "out", processes=1, transform=slowly)
     assert 3 <= report.parts_resumed < report.parts
-    run(f"{url}/*.jsonl", tokenizer, tmp_path / "whole", processes=1, transform=slowly)
+    prepare_parts(f"{url}/*.jsonl", tokenizer, tmp_path / "whole", processes=1, transform=slowly)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")

@@ -2,17 +2,17 @@
 
 from itertools import islice
 
+from makers.datasets import prepare_here
+from makers.tokenizers import tiny_tokenizer
 from penstock.loader import Loader
-from penstock.prepare import prepare
 from penstock.shards import Dataset, verify
-from penstock.tokenizers import train_tokenizer
 
 TEXTS = ["the quick brown fox jumps over the lazy dog"] * 20
 
 
 def test_a_dataset_spells_its_tokens_and_notices_another_tokenizer(tmp_path):
-    tokenizer = train_tokenizer(TEXTS, vocab_size=280, output=tmp_path / "tokenizer", progress=False)
-    prepare(iter(TEXTS), tokenizer=tokenizer, output=tmp_path / "data", processes=1, progress=False)
+    tokenizer = tiny_tokenizer(tmp_path / "tokenizer", TEXTS, 280)
+    prepare_here(iter(TEXTS), tokenizer, tmp_path / "data")
     dataset = Dataset.open(tmp_path / "data")
     assert dataset.loaded_tokenizer is not None
     assert dataset.loaded_tokenizer.fingerprint == tokenizer.fingerprint

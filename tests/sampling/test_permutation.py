@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import ConfigError
-from penstock.randomness import MULTIPLIER_1, MULTIPLIER_2, key_for, mix, mix_array
+from penstock.core.errors import ConfigError
+from penstock.core.randomness import MULTIPLIER_1, MULTIPLIER_2, key_for, mix, mix_array
 from penstock.sampling import Permutation
 
 MASK = (1 << 64) - 1

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.compiled import kernel
-from penstock.errors import ConfigError
-from penstock.sampling import COLUMNS, LENGTH, UNIT, charge, integer_shares, pick
+from penstock.core.compiled import kernel
+from penstock.core.errors import ConfigError
+from penstock.sampling import ENTRY, UNIT, charge, integer_shares, pick
 
 
 @settings(deadline=None)
@@ -39,16 +39,16 @@ def blend(shares, lengths, steps, order, worst, credits, unit):
     """Run the pick over endless sources; worst[0], worst[1]: furthest behind and ahead, in tokens."""
     count = len(shares)
     heads = np.arange(count)
-    entries = np.zeros((count, COLUMNS), np.int64)
+    entries = np.zeros(count, ENTRY)
     taken = np.zeros(count, np.int64)
     for source in range(count):
-        entries[source, LENGTH] = lengths[source, 0]
+        entries[source].length = lengths[source, 0]
     for step in range(steps):
         source = pick(shares, credits, heads, heads + 1, entries, unit)
-        length = entries[source, LENGTH]
+        length = entries[source].length
         charge(shares, credits, source, length, unit)
         taken[source] += 1
-        entries[source, LENGTH] = lengths[source, taken[source] % lengths.shape[1]]
+        entries[source].length = lengths[source, taken[source] % lengths.shape[1]]
         order[step] = source
         worst[0] = max(worst[0], credits.max() / unit)
         worst[1] = min(worst[1], credits.min() / unit)

@@ -1,16 +1,15 @@
 """A tokenizer, a server that several tests share, and `penstock serve` on a little model."""
 
-import os
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
-import torch
 from serving_makers import TEMPLATE, make_model, make_tokenizer, running
 
+from makers.models import tiny_model
+from makers.processes import child_environment
 from penstock.chat import load_template
-from penstock.models import ModelSettings, build_model
 from penstock.models.exporting import export
 
 SERVE = "import typer; from penstock.cli.serve import run; app = typer.Typer(); app.command()(run); app()"
@@ -29,30 +28,24 @@ def server(tokenizer):
 
 @pytest.fixture(scope="session")
 def model():
-    settings = ModelSettings(layers=2, width=32, heads=4, init_std=0.2)
-    return build_model(settings, vocab_size=270, dtype=torch.float32, seed=3)
+    return tiny_model(270, seed=3, kv_heads=None)
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory, model, tokenizer):
     folder = tmp_path_factory.mktemp("exported") / "little"
-    export(
-        model,
-        folder,
-        tokenizer=tokenizer,
-        template=load_template(TEMPLATE, tokenizer=tokenizer),
-        stop_ids=[tokenizer.special_tokens["<|end|>"]],
-        context_length=128,
-    )
+    template, stop = load_template(TEMPLATE, tokenizer=tokenizer), tokenizer.special_tokens["<|end|>"]
+    export(model, folder, tokenizer=tokenizer, template=template, stop_ids=[stop], context_length=128)
     return folder
 
 
 @pytest.fixture
 def command(folder, request):
     """`penstock serve`, with more options by `@pytest.mark.parametrize("command", …, indirect=True)`."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-c", SERVE, str(folder), "--port", "0", "--threads", "1", *getattr(request, "param", ())]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=child_environment()
+    ) as process:
         line = process.stdout.readline()
         assert line.startswith("penstock: little at http://127.0.0.1:"), process.stderr.read()
         yield SimpleNamespace(url=line.split()[-1], process=process)

@@ -10,11 +10,12 @@ from typing import Any, final
 import httpx
 from openai import OpenAI
 
+from makers.tokenizers import tiny_tokenizer
 from patience import PATIENCE_SECONDS
 from penstock.chat import load_template
 from penstock.generation import Event, LogProbabilities, Sampling
 from penstock.serving import ServedModel, Server, ServeSettings
-from penstock.tokenizers import Tokenizer, train_tokenizer
+from penstock.tokenizers import Tokenizer
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{% if message.role == 'system' and not loop.first %}"
@@ -73,18 +74,18 @@ class FakeEngine:
         reason = "stop" if ended else "length" if at + 1 == sampling.max_tokens else None
         if any(stop in state[3] for stop in sampling.stop):
             reason = "stop"
-        told = (
+        reported = (
             None
             if sampling.logprobs is None
             else LogProbabilities(-0.5, ((token, -0.5), (1, -2.0))[: sampling.logprobs])
         )
         if reason:
             del self.running[number]
-        yield Event(number, token, text, reason, told)
+        yield Event(number, token, text, reason, reported)
 
 
 def make_tokenizer(folder: Path) -> Tokenizer:
-    return train_tokenizer(["some words"], vocab_size=270, output=folder, special_tokens=CONTROLS, progress=False)
+    return tiny_tokenizer(folder, ["some words"], 270, CONTROLS)
 
 
 def make_model(tokenizer: Tokenizer, *, context_length: int = 256, chat: bool = True, **engine: Any) -> ServedModel:
@@ -141,10 +142,3 @@ def running(model: ServedModel, **settings: Any) -> Iterator[Running]:
         yield server
     finally:
         server.stop()
-
-
-def wait_until(true: Any, seconds: float = PATIENCE_SECONDS) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not come true"
-        time.sleep(0.01)

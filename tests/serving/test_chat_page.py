@@ -1,28 +1,14 @@
 """The chat page in a headless Chromium, against a server."""
 
-import sys
 import time
-from pathlib import Path
 
 import pytest
-from serving_makers import HTML, make_model, running, wait_until
+from serving_makers import HTML, make_model, running
 
-from patience import PATIENCE_SECONDS
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "inspection"))
-from html_browser import Browser, find_browser
+from makers.browser import Browser
+from patience import PATIENCE_SECONDS, wait_for
 
 SAYS = f"One <b>two</b> {HTML} & \u202e🙂\nthree"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    binary = find_browser()
-    if binary is None:
-        pytest.skip("no Chromium on the path; install one or name it in PENSTOCK_BROWSER")
-    found = Browser(binary, tmp_path_factory.mktemp("profile"))
-    yield found
-    found.close()
 
 
 def visit(browser: Browser, url: str, **look) -> Browser:
@@ -97,7 +83,7 @@ def test_stop_keeps_what_there_is(browser, tokenizer):
         assert page.run("document.querySelector('#send').hidden")
         page.point("#stop", click=True)
         answered(page, 1)
-        wait_until(lambda: server.engine.cancelled == [0], 2)
+        wait_for(lambda: server.engine.cancelled == [0], seconds=2)
         assert page.text(".message:last-child .note") == "stopped"
         assert page.run("messages.length") == 2
 
@@ -109,7 +95,7 @@ def test_enter_during_a_reply_keeps_the_words_and_says_when_they_go(browser, tok
         until(page, "document.querySelectorAll('.words')[1]?.textContent.length > 5")
         say(page, "and then?")
         assert page.run("input.value") == "and then?"
-        assert page.text("#status").startswith("The reply is still being written. Enter sends this when it is done")
+        assert page.text("#status").startswith("The reply is still being generated. Enter sends this when it is done")
         assert page.run("document.querySelectorAll('.message').length") == 2
         page.key("Escape")
         answered(page, 1)
@@ -124,8 +110,8 @@ def test_enter_during_a_reply_keeps_the_words_and_says_when_they_go(browser, tok
 def test_slow_models_do_not_stand_still(browser, tokenizer):
     with running(make_model(tokenizer)) as server:
         page = visit(browser, server.url)
-        told = {(1, 4): "0.25", (1, 30): "0.033", (3, 2): "1.5", (8, 2): "4", (99, 10): "9.9", (1234, 10): "123"}
-        assert {pair: page.run(f"rate({pair[0]}, {pair[1]})") for pair in told} == told
+        reported = {(1, 4): "0.25", (1, 30): "0.033", (3, 2): "1.5", (8, 2): "4", (99, 10): "9.9", (1234, 10): "123"}
+        assert {pair: page.run(f"rate({pair[0]}, {pair[1]})") for pair in reported} == reported
 
 
 def test_faults_are_told_and_the_question_stays(browser, tokenizer):

@@ -42,7 +42,7 @@ def test_prompts_of_all_kinds(server):
             answer = client.completions.create(model="tiny", prompt=prompt, n=2, max_tokens=3)
             assert [choice.index for choice in answer.choices] == list(range(2 * count))
             assert answer.usage.completion_tokens == 6 * count
-    # Ids are taken as they are; choices of one prompt are told apart.
+    # Ids are taken as they are; choices of one prompt are distinguished.
     assert [(ids, choice) for ids, _, choice in server.engine.asked[-4:]] == [
         ([5], 0),
         ([5], 1),
@@ -140,13 +140,13 @@ def test_log_probabilities(server):
         chat = client.chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": "Hi"}], logprobs=True, top_logprobs=2, max_tokens=2
         )
-        told = client.completions.create(model="tiny", prompt="a", logprobs=1, max_tokens=2).choices[0].logprobs
+        reported = client.completions.create(model="tiny", prompt="a", logprobs=1, max_tokens=2).choices[0].logprobs
         plain = client.completions.create(model="tiny", prompt="a", max_tokens=2).choices[0].logprobs
     first = chat.choices[0].logprobs.content[0]
     assert (first.token, first.logprob, first.bytes) == ("H", -0.5, [72])
     assert [top.logprob for top in first.top_logprobs] == [-0.5, -2.0]
-    assert (told.tokens, told.token_logprobs, told.text_offset) == (["H", "e"], [-0.5, -0.5], [0, 1])
-    assert told.top_logprobs == [{"H": -0.5}, {"e": -0.5}]
+    assert (reported.tokens, reported.token_logprobs, reported.text_offset) == (["H", "e"], [-0.5, -0.5], [0, 1])
+    assert reported.top_logprobs == [{"H": -0.5}, {"e": -0.5}]
     assert plain is None
 
 

@@ -7,14 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import openai
 import pytest
-from serving_makers import make_model, running, wait_until
+from serving_makers import make_model, running
 
-from patience import PATIENCE_SECONDS
-from penstock.errors import ConfigError
+from patience import PATIENCE_SECONDS, wait_for
+from penstock.core.errors import ConfigError
 from penstock.serving import ServeSettings
 from penstock.serving.admission import Admission
-from penstock.serving.guard import is_loopback_name
-from penstock.serving.rates import Rates
+from penstock.serving.guard import Rates, is_loopback_name
 from penstock.serving.refusals import Refusal
 
 
@@ -74,7 +73,7 @@ def test_a_full_queue_a_slow_one_and_one_that_closes():
         await queue.enter(1)
         waits = asyncio.create_task(queue.enter(1))
         await asyncio.sleep(0)
-        with pytest.raises(Refusal, match="1 requests wait already") as full:
+        with pytest.raises(Refusal, match="1 requests are already waiting") as full:
             await queue.enter(1)
         with pytest.raises(Refusal, match="no place within"):
             await waits
@@ -99,7 +98,7 @@ def test_buckets_fill_again_and_forget():
     rates.take("b")
     now[0] = 0.5
     rates.take("a")
-    with pytest.raises(Refusal, match="come back later"):
+    with pytest.raises(Refusal, match="retry later"):
         rates.take("a")
     for number in range(10_000):
         rates.take(f"address {number}")
@@ -107,7 +106,7 @@ def test_buckets_fill_again_and_forget():
     # Who has just used up what they may is not forgotten for it.
     for _ in range(2):
         rates.take("address 9999")
-    with pytest.raises(Refusal, match="come back later"):
+    with pytest.raises(Refusal, match="retry later"):
         rates.take("address 9999")
 
 
@@ -213,7 +212,7 @@ def test_a_port_that_is_taken(server, tokenizer):
     from penstock.serving import Server
 
     port = int(server.url.rsplit(":", 1)[1])
-    with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be listened on: Address already in use"):
+    with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
         Server(make_model(tokenizer), ServeSettings(port=port))
 
 
@@ -258,9 +257,9 @@ def test_who_leaves_is_cancelled(tokenizer, stream):
     with running(make_model(tokenizer, seconds=0.05)) as server:
         leave(server, stream=stream)
         steps = server.engine.steps
-        wait_until(lambda: server.engine.cancelled == [0])
+        wait_for(lambda: server.engine.cancelled == [0])
         assert server.engine.steps <= steps + 3
-        wait_until(lambda: server.service.metrics.cancelled == 1)
+        wait_for(lambda: server.service.metrics.cancelled == 1)
         assert server.metric("requests_in_flight") == 1
         assert not server.engine.running
 
@@ -268,15 +267,15 @@ def test_who_leaves_is_cancelled(tokenizer, stream):
 def test_who_leaves_the_queue_never_runs(tokenizer):
     with running(make_model(tokenizer, seconds=0.02), sequences=1) as server, ThreadPoolExecutor(1) as pool:
         first = pool.submit(server.post, prompt="forever", max_tokens=60)
-        wait_until(lambda: server.engine.running)
+        wait_for(lambda: server.engine.running)
         leave(server, stream=False)
-        wait_until(lambda: server.service.admission.waiting == 0)
+        wait_for(lambda: server.service.admission.waiting == 0)
         assert first.result().json()["usage"]["completion_tokens"] == 60
         assert len(server.engine.asked) == 1
 
 
 def test_stopping(tokenizer):
-    """No new requests; who waits is refused; who is served within the grace gets all; others are told."""
+    """New and waiting requests are refused; replies within the grace are complete; others end with an error."""
     grace = 3
     # Steps take long until the server is asked to stop, so that all three run until then.
     model = make_model(tokenizer, seconds=0.5, context_length=1 << 20)
@@ -286,9 +285,9 @@ def test_stopping(tokenizer):
         with httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client:
             body = {"model": "tiny", "prompt": "forever", "max_tokens": 1 << 19, "stream": True}
             with client.stream("POST", "/v1/completions", json=body) as stream:
-                wait_until(lambda: len(server.engine.running) == 3)
+                wait_for(lambda: len(server.engine.running) == 3)
                 waits = pool.submit(server.post, prompt="a")
-                wait_until(lambda: server.service.admission.waiting == 1)
+                wait_for(lambda: server.service.admission.waiting == 1)
                 begun = time.monotonic()
                 server.ask_to_stop()
                 server.engine.seconds = 0.001
@@ -298,7 +297,7 @@ def test_stopping(tokenizer):
         assert short.result().json()["usage"]["completion_tokens"] == 30
         assert long.result().status_code == 503
         assert "[DONE]" not in text
-        assert '"the server is stopping; the reply was cut"' in text.splitlines()[-2]
+        assert '"the server is stopping and cut the reply"' in text.splitlines()[-2]
         assert time.monotonic() - begun >= grace
         with pytest.raises(httpx.ConnectError, match="refused"):
             server.post(prompt="a")

@@ -1,7 +1,6 @@
 """`penstock serve` on a real model, as a process: the engine's own text, SIGTERM, and many clients at once."""
 
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,10 +9,11 @@ import pytest
 from openai import OpenAI
 from serving_makers import TEMPLATE
 
+from makers.processes import run_code
 from patience import PATIENCE_SECONDS
 from penstock.chat import load_template
 from penstock.generation import Engine, Sampling, begin_ids
-from penstock.generation.prompt import encode_chat
+from penstock.generation.session import encode_chat
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from serving_load import Load, resident_bytes
@@ -30,15 +30,15 @@ def test_a_real_model(command, model, tokenizer):
         encode_chat(messages, load_template(TEMPLATE, tokenizer=tokenizer), tokenizer),
     ]
     ways = [Sampling(max_tokens=30, seed=5), Sampling(max_tokens=30, temperature=0, min_tokens=1)]
-    due = engine.generate_all(prompts, ways)
+    expected = engine.generate_all(prompts, ways)
     with OpenAI(base_url=f"{url}/v1", api_key="secret", timeout=PATIENCE_SECONDS, max_retries=0) as client:
         assert [found.id for found in client.models.list()] == ["little"]
-        told = client.completions.create(model="little", prompt="Once", max_tokens=30, seed=5)
-        assert told.choices[0].text == due[0].text
+        reported = client.completions.create(model="little", prompt="Once", max_tokens=30, seed=5)
+        assert reported.choices[0].text == expected[0].text
         stream = client.chat.completions.create(
             model="little", messages=messages, max_tokens=30, temperature=0, stream=True
         )
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == due[1].text
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == expected[1].text
     assert httpx.get(f"{url}/v1/models").status_code == 401
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE_SECONDS) in (0, -signal.SIGTERM)
@@ -73,7 +73,7 @@ def test_without_the_extra_the_pip_command_is_told(missing):
         "import penstock.cli.serve, penstock.serving\n"
         "assert 'torch' not in sys.modules\n"
         "try: penstock.serving.Server\n"
-        "except penstock.errors.MissingExtraError as error: print(error)"
+        "except penstock.core.errors.MissingExtraError as error: print(error)"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert told == f"{missing} is not installed; it comes with the extra: pip install 'penstock[serve]'\n"
+    reported = run_code(code, check=True).stdout
+    assert reported == f"{missing} is not installed; it comes with the extra: pip install 'penstock[serve]'\n"

@@ -21,7 +21,7 @@ import pyarrow as pa
 from forging import ODD_VALUES, WORDS, at, make_victim, places_of, read_manifest, reseal, write_manifest
 
 import penstock as ps
-from penstock.errors import PenstockError
+from penstock.core.errors import PenstockError
 from penstock.inspection import summarise, view_document
 from penstock.shards import open_dataset, read_origins, verify
 

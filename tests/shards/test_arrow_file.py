@@ -5,11 +5,10 @@ import pyarrow as pa
 import pytest
 from shard_data import make_dataset
 
-from penstock.compiled import address_of
-from penstock.errors import FormatError
+from penstock.core.compiled import address_of
+from penstock.core.errors import FormatError
 from penstock.shards import ShardLayout
-from penstock.shards.arrow_file import read_places
-from penstock.shards.layout import batch_positions, schema_of
+from penstock.shards.layout import batch_positions, read_places, schema_of
 
 
 @pytest.mark.parametrize("spans", [False, True])

@@ -5,8 +5,6 @@ import json
 import os
 import pickle
 import resource
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow as pa
@@ -15,15 +13,16 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from shard_data import TOKENIZER, VOCAB, make_dataset, make_documents, make_spans, slow_weights
 
-from penstock.errors import ConfigError, CorruptionError, FormatError, OutputError
-from penstock.ragged import Ragged
+from makers.datasets import tokenizer_info
+from makers.processes import child_environment, run_code
+from penstock.core.arrays import Ragged
+from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
 from penstock.shards import (
     SPAN,
     Dataset,
     ShardLayout,
     ShardWriter,
     SpanBlock,
-    TokenizerInfo,
     finish_dataset,
     load_shard,
     open_dataset,
@@ -79,7 +78,7 @@ def test_documents_come_back(tmp_path, spans, vocab_size):
     documents = make_documents(2500, longest=40)
     given_spans = make_spans(documents) if spans else None
     texts = [f"text {i} ü" for i in range(len(documents))]
-    tokenizer = TokenizerInfo(name="t", fingerprint="f", vocab_size=vocab_size, eos_id=3)
+    tokenizer = tokenizer_info(vocab_size=vocab_size, eos_id=3)
     dataset = write_dataset(
         tmp_path / "d", documents, spans=given_spans, texts=texts, tokenizer=tokenizer, documents_per_shard=1100
     )
@@ -197,7 +196,7 @@ def test_newer_version_is_refused(tmp_path):
     make_dataset(tmp_path / "d")
     manifest = json.loads((tmp_path / "d" / MANIFEST).read_text())
     (tmp_path / "d" / MANIFEST).write_text(json.dumps({**manifest, "version": 2}))
-    with pytest.raises(FormatError, match="format version 2, this penstock reads version 1; upgrade penstock"):
+    with pytest.raises(FormatError, match="format version 2, but this penstock reads version 1; upgrade penstock"):
         open_dataset(tmp_path / "d")
 
 
@@ -215,7 +214,7 @@ def test_truncated_and_missing_files_are_found_at_opening(tmp_path, name):
     path = tmp_path / "d" / name
     data = path.read_bytes()
     path.write_bytes(data[:-1])
-    with pytest.raises(CorruptionError, match=rf"{name}: {len(data) - 1} bytes, should be {len(data)}; copy it again"):
+    with pytest.raises(CorruptionError, match=rf"{name}: {len(data) - 1} bytes, expected {len(data)}; copy it again"):
         open_dataset(tmp_path / "d")
     path.unlink()
     with pytest.raises(CorruptionError, match=rf"{name}: the file is missing"):
@@ -366,15 +365,15 @@ def write_one(writer, arguments):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"tokens": Ragged(np.array([5, VOCAB]), np.array([0, 1, 2]))}, "token ids from 5 to 1000, the vocabulary"),
+        ({"tokens": Ragged(np.array([5, VOCAB]), np.array([0, 1, 2]))}, "token ids from 5 to 1000, but the vocabulary"),
         ({"tokens": Ragged(np.array([-1, 3]), np.array([0, 1, 2]))}, "token ids from -1 to 3"),
-        ({"tokens": Ragged(np.array([1, 3]), np.array([1, 1, 2]))}, "offsets of tokens must rise from 0 to 2"),
-        ({"tokens": Ragged(np.array([1, 3]), np.array([0, 3, 2]))}, "offsets of tokens must rise"),
+        ({"tokens": Ragged(np.array([1, 3]), np.array([1, 1, 2]))}, "offsets of tokens must increase from 0 to 2"),
+        ({"tokens": Ragged(np.array([1, 3]), np.array([0, 3, 2]))}, "offsets of tokens must increase"),
         ({"lines": np.arange(3)}, "different numbers of documents.*'lines': 3"),
         ({"files": np.zeros(1, np.int32)}, "different numbers of documents.*'files': 1"),
-        ({"texts": pa.array(["a", "b"])}, "spans or texts given or missing against the layout"),
+        ({"texts": pa.array(["a", "b"])}, "spans or texts are given or missing, contrary to the layout"),
         ({"spans": spans_of([], [0, 0], True)}, "'spans': 1"),
-        ({"spans": spans_of([(0, 1, 1)], [0, 1, 1], False)}, "marked as having none"),
+        ({"spans": spans_of([(0, 1, 1)], [0, 1, 1], False)}, "marked as having no spans"),
         (
             {"spans": spans_of([(0, 9, 1)], [0, 0, 1], True)},
             r"document 1 \(file 0, line 8\) has 1 tokens and spans .*\[\(0, 9, 1.0\)\]",
@@ -398,7 +397,7 @@ def test_bad_names_and_folders(tmp_path):
     with pytest.raises(ConfigError, match="vocab_size must be between 1"):
         ShardLayout(vocab_size=0)
     (tmp_path / "x").write_text("")
-    with pytest.raises(OutputError, match="holds something already"):
+    with pytest.raises(OutputError, match="is not empty"):
         write_dataset(tmp_path, [[1]])
     with pytest.raises(ConfigError, match="1 documents, but another number of spans or texts"):
         write_dataset(tmp_path / "new", [[1]], texts=["a", "b"])
@@ -412,9 +411,9 @@ def test_full_disk_is_said(tmp_path):
     """Writing past the allowed size of a file fails as a full disk does."""
     code = (
         "import resource, signal, sys, numpy as np\n"
-        "from penstock.ragged import Ragged\n"
+        "from penstock.core.arrays import Ragged\n"
         "from penstock.shards import ShardLayout, ShardWriter\n"
-        "from penstock.errors import OutputError\n"
+        "from penstock.core.errors import OutputError\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "rows = Ragged(np.zeros(2**20, np.uint16), np.arange(0, 2**20 + 1, 2**10))\n"
@@ -425,10 +424,7 @@ def test_full_disk_is_said(tmp_path):
         "except OutputError as error:\n"
         "    print(error)\n"
     )
-    environment = {**os.environ, "NUMBA_DISABLE_JIT": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True, env=environment
-    )
+    done = run_code(code, tmp_path, check=True, env=child_environment(NUMBA_DISABLE_JIT="0"))
     assert "a.arrow: cannot write:" in done.stdout
     assert "run it again" in done.stdout
     assert list(tmp_path.iterdir()) == []
@@ -448,7 +444,7 @@ def test_thousands_of_shards_need_no_file_handles(tmp_path):
 
 
 def test_a_dataset_knows_whether_all_documents_are_framed(tmp_path):
-    tokenizer = TokenizerInfo(name="t", fingerprint="f", vocab_size=100, bos_id=1, eos_id=2)
+    tokenizer = tokenizer_info(vocab_size=100, bos_id=1, eos_id=2)
     framed = write_dataset(tmp_path / "a", [[1, 5, 2], [], [1, 9, 9, 2]], tokenizer=tokenizer)
     assert framed.framed == (True, True)
     assert write_dataset(tmp_path / "b", [[1, 5, 2], [1, 9, 9]], tokenizer=tokenizer).framed == (True, False)
@@ -459,7 +455,7 @@ def test_a_dataset_knows_whether_all_documents_are_framed(tmp_path):
     "document", [[1, 2.5], [1.0], ["7"], [[1, 2], [3, 4]], [1, None], 3, "abc", [2**70], [True], [[1], [2, 3]]]
 )
 def test_what_is_no_list_of_ids_is_refused(tmp_path, document):
-    with pytest.raises(ConfigError, match="document 1: due is a flat list of token ids"):
+    with pytest.raises(ConfigError, match="document 1: expected a flat list of token ids"):
         write_dataset(tmp_path / "d", [[1], document])
     assert not (tmp_path / "d").exists()
 

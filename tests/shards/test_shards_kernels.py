@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.compiled import address_of, kernel
+from penstock.core.compiled import address_of, kernel
 from penstock.shards import _check_kernels as check
 from penstock.shards import _kernels as k
 

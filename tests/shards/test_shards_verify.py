@@ -5,10 +5,9 @@ import json
 import numpy as np
 import pytest
 from shard_data import make_dataset
-from typer.testing import CliRunner
 
-from penstock.cli import build_app
-from penstock.errors import FormatError, PenstockError
+from makers.processes import call_penstock
+from penstock.core.errors import FormatError, PenstockError
 from penstock.shards import verify
 
 
@@ -95,29 +94,25 @@ def test_damage_outside_documents_is_named_so(tmp_path):
     assert "origins, texts, or the structure" in fault.reason
 
 
-def run(*arguments):
-    return CliRunner().invoke(build_app(list(arguments)), list(arguments))
-
-
 def test_command(tmp_path):
     make_dataset(tmp_path / "d")
-    done = run("verify", str(tmp_path / "d"))
+    done = call_penstock("verify", tmp_path / "d")
     assert done.exit_code == 0
     assert "every token id against the vocabulary" in done.stdout
     assert done.stdout.endswith("sound\n")
     (tmp_path / "d" / "files.json").rename(tmp_path / "files.json")
-    done = run("verify", str(tmp_path / "d"))
+    done = call_penstock("verify", tmp_path / "d")
     assert "checked      presence and size of every file\n" in done.stdout
     assert done.stdout.endswith(
         "files.json: the file is missing; copy it again, or prepare again\n"
-        "1 fault: copy the files named again, or prepare again\n"
+        "1 fault: copy the named files again, or prepare again\n"
     )
     (tmp_path / "files.json").rename(tmp_path / "d" / "files.json")
     flip(tmp_path / "d" / "lengths.u32", 8)
-    done = run("verify", str(tmp_path / "d"))
+    done = call_penstock("verify", tmp_path / "d")
     assert done.exit_code == 1
-    assert done.stdout.endswith("2 faults: copy the files named again, or prepare again\n")
-    done = run("verify", str(tmp_path / "d"), "--json")
+    assert done.stdout.endswith("2 faults: copy the named files again, or prepare again\n")
+    done = call_penstock("verify", tmp_path / "d", "--json")
     assert done.exit_code == 1
     report = json.loads(done.stdout)
     assert not report["sound"]

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.errors import ConfigError, DamagedFileError, RecordError
+from penstock.core.errors import ConfigError, DamagedFileError, RecordError
 from penstock.sources import Fields, open_sources, read_texts
 from penstock.sources import lines as lines_module
 from penstock.sources.compression import ARROW_WINDOW
@@ -77,7 +77,7 @@ def test_zstd_with_a_long_window(tmp_path):
         path.write_bytes(zstd_frame(LINES, window_log, sized=True))
         assert list(read_texts(open_sources(path))) == TEXTS
     assert ARROW_WINDOW == 1 << 27
-    cure = r"a.jsonl.zst: is compressed with a window of more than 128 MiB, which .*: zstd -dc -M2048MB FILE"
+    cure = r"a.jsonl.zst: was compressed with a window of more than 128 MiB, which .*: zstd -dc -M2048MB FILE"
     for content in (
         zstd_frame(LINES, 31, sized=False),
         zstd_frame(LINES, 31, sized=True) * 2,
@@ -93,18 +93,18 @@ def test_zstd_with_a_long_window(tmp_path):
 def test_a_zstd_header_that_names_too_much(tmp_path, size):
     path = tmp_path / "a.jsonl.zst"
     path.write_bytes(b"\x28\xb5\x2f\xfd\xe0" + size.to_bytes(8, "little") + bytes(20))
-    with pytest.raises(DamagedFileError, match=r"names [\d,]+ bytes of content, more than 33 bytes can hold"):
+    with pytest.raises(DamagedFileError, match=r"claims [\d,]+ bytes of content, more than 33 bytes can hold"):
         list(read_texts(open_sources(path)))
 
 
 def test_what_is_not_read_is_named(tmp_path):
     for name in ("a.jsonl.zip", "a.tar", "a.tar.gz", "a.jsonl.br", "a.7z"):
         (tmp_path / name).write_bytes(b"PK")
-        with pytest.raises(ConfigError, match=r"\.\w+ files are not read; unpack it first, or compress it as .gz, "):
+        with pytest.raises(ConfigError, match=r"\.\w+ files are not supported; unpack the file first, or compress it"):
             open_sources(tmp_path / name)
     pq.write_table(pa.table({"text": ["a"]}), tmp_path / "a.parquet")
     (tmp_path / "a.parquet.gz").write_bytes(gzip.compress((tmp_path / "a.parquet").read_bytes()))
-    with pytest.raises(ConfigError, match=r"a.parquet.gz: parquet files are not read while they are compressed"):
+    with pytest.raises(ConfigError, match=r"a.parquet.gz: compressed parquet files are not supported"):
         open_sources(tmp_path / "a.parquet.gz")
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.errors import DamagedFileError, RecordError
+from penstock.core.errors import DamagedFileError, RecordError
 from penstock.sources import Fields, open_sources, read_texts
 from penstock.sources import lines as lines_module
 
@@ -81,7 +81,7 @@ def test_of_a_file_whose_data_are_wrong_nothing_is_used(tmp_path, monkeypatch, s
     texts, rejects, (damage,), size = read(open_sources(path, separator="|"))
     assert (texts, rejects, size, damage.line) == ([], [], 0, 1)
     assert damage.unread_bytes == damage.size_bytes == len(whole)
-    assert re.search(r"its compressed data are damaged \(.*\), so nothing of it is used", damage.reason)
+    assert re.search(r"its compressed data are damaged \(.*\), so none of it is used", damage.reason)
 
 
 @pytest.mark.parametrize("part_bytes", [None, 300])

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.errors import ConfigError, DamagedFileError, RecordError
+from penstock.core.errors import ConfigError, DamagedFileError, RecordError
 from penstock.sources import Fields, open_records, open_sources, read_texts
 from penstock.sources.records import WEIGHTS_TYPE
 
@@ -68,7 +68,7 @@ def test_parquet_without_the_column(tmp_path):
     with pytest.raises(RecordError, match=r"no column 'text'; the file has: content; .*--text-field"):
         open_sources(tmp_path)
     pq.write_table(pa.table({"content": [1]}), tmp_path / "a.parquet")
-    with pytest.raises(RecordError, match="column 'content' holds int64; due: string"):
+    with pytest.raises(RecordError, match="column 'content' holds int64; expected: string"):
         open_sources(tmp_path, fields=Fields(text="content"))
 
 
@@ -89,7 +89,7 @@ def test_arrow_files(tmp_path, new):
         writer.write_table(table, max_chunksize=2)
     texts, rejects = read(open_sources(tmp_path))
     assert texts == [("a.arrow", 0, "a"), ("a.arrow", 2, "c")]
-    assert rejects == ["a.arrow:1: field 'text' is null; due: text"]
+    assert rejects == ["a.arrow:1: field 'text' is null; expected: text"]
 
 
 def saved_folder(folder: Path) -> None:
@@ -136,7 +136,7 @@ def test_plain_text_files_are_documents(tmp_path):
     assert texts == [("a.md", 1, "ä\n"), ("b.txt", 1, "one\r\ntwo\n")]
     assert rejects == [
         "c.txt:1: byte 0xff on line 2 is not UTF-8 (invalid start byte)",
-        "d.txt:1: the document is empty; due: at least one character",
+        "d.txt:1: the document is empty; expected: at least one character",
     ]
     assert len(open_sources(tmp_path, part_bytes=6)) == 3
 
@@ -147,7 +147,7 @@ def test_separator(tmp_path, monkeypatch, block_bytes):
     (tmp_path / "a.txt").write_text("one\nmore<|end|>two<|end|><|end|>three\n<|end|>")
     texts, rejects = read(open_sources(tmp_path, separator="<|end|>"))
     assert texts == [("a.txt", 1, "one\nmore"), ("a.txt", 2, "two"), ("a.txt", 2, "three\n")]
-    assert rejects == ["a.txt:2: the document is empty; due: at least one character"]
+    assert rejects == ["a.txt:2: the document is empty; expected: at least one character"]
 
 
 def test_python_records():
@@ -166,7 +166,7 @@ def test_order_globs_folders_and_mistakes(tmp_path):
     notices: list[str] = []
     folder = [text for _, _, text in read(open_sources(tmp_path, notice=notices.append))[0]]
     assert folder == ["a.jsonl", "b/1.jsonl", "b/2.jsonl"]
-    assert "passed over 1 files of unknown format" in notices[0]
+    assert "skipped 1 files of unknown format" in notices[0]
     assert [text for _, _, text in read(open_sources(f"{tmp_path}/**/*.jsonl"))[0]] == folder
     assert [text for _, _, text in read(open_sources([tmp_path / "b/2.jsonl", tmp_path / "a.jsonl"]))[0]] == [
         folder[2],
@@ -177,13 +177,13 @@ def test_order_globs_folders_and_mistakes(tmp_path):
     (tmp_path / "d" / ".git").mkdir(parents=True)
     with pytest.raises(RecordError, match=r"d: the folder holds no file that is not hidden"):
         open_sources(tmp_path / "d")
-    with pytest.raises(RecordError, match="hand over an iterator: iter"):
+    with pytest.raises(RecordError, match="pass an iterator: iter"):
         open_sources(["a text and not a path"])
     with pytest.raises(ConfigError, match="given twice"):
         open_sources([tmp_path / "a.jsonl", f"{tmp_path}/*.jsonl"])
-    with pytest.raises(ConfigError, match=r"no format is known for the extension '.xyz'"):
+    with pytest.raises(ConfigError, match=r"unknown extension '.xyz'"):
         open_sources(tmp_path / "b/notes.xyz")
-    with pytest.raises(ConfigError, match="format 'csv' is not known"):
+    with pytest.raises(ConfigError, match="format 'csv' is unknown"):
         open_sources(tmp_path, format="csv")
     assert [text for _, _, text in read(open_sources(tmp_path / "b/notes.xyz", format="jsonl"))[0]] == ["b/notes.xyz"]
 

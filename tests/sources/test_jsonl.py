@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import ConfigError, RecordError
+from penstock.core.errors import ConfigError, RecordError
 from penstock.sources import Fields, number_lines, open_sources, read_texts
 from penstock.sources import lines as lines_module
 from penstock.sources.checks import diagnose
@@ -46,9 +46,9 @@ def one_line(raw: bytes, fields: Fields | None = None) -> str | None:
         (b'{"text": "a"}, {"text": "b"}', "more text after the end"),
         (b'{"text": "a"} }', "more text after the end"),
         (b'{"text": "a"} null', "after the end"),
-        (b'{"text": "a"}\r{"text": "b"}', "one object a line"),
+        (b'{"text": "a"}\r{"text": "b"}', "one object per line"),
         (b"null", "the record is null"),
-        (b"[1]", "the record is a JSON array; expected: one object a line. If it holds conversations"),
+        (b"[1]", "the record is a JSON array; expected: one object per line. If it holds conversations"),
         (b"[", "JSON array"),
         (b'"text"', "the record is text"),
         (b'{"text": "\xff"}', "byte 11 of the line, 0xff, is not UTF-8"),
@@ -57,14 +57,14 @@ def one_line(raw: bytes, fields: Fields | None = None) -> str | None:
         (rb'{"text": "a", "more": "\ud800"}', "not JSON: .*surrogate"),
         (b'{"text": "a\0b"}', "a NUL byte at column 12"),
         (b'{"text": "a"}\0', "a NUL byte"),
-        (b'{"text": "a", "text": "b"}', "'text' is there twice"),
-        (b'{"text": 1}', "holds a number; due: text"),
-        (b'{"text": ["a"]}', "holds a list; due: text"),
+        (b'{"text": "a", "text": "b"}', "'text' occurs twice"),
+        (b'{"text": 1}', "holds a number; expected: text"),
+        (b'{"text": ["a"]}', "holds a list; expected: text"),
         (b'{"text": null}', "is null"),
         (b'{"text": ""}', "is empty"),
         (b'{"content": "a", "id": 3}', "no field 'text'; the record has: 'content', 'id'; .*--text-field"),
         (b"{}", "no fields"),
-        (b"\xff\xfe{", "byte order mark of UTF-16; due: UTF-8"),
+        (b"\xff\xfe{", "byte order mark of UTF-16; expected: UTF-8"),
         (b"\xef\xbb\xbf" + b'{"text": "a"}', "byte order mark"),
         (b"text", "not JSON: Expecting value at column 1"),
         (b"{'text': 'a'}", "not JSON"),
@@ -112,13 +112,13 @@ def test_weight_ranges():
     ("ranges", "reason"),
     [
         ('[{"begin": 0, "end": 6}]', "inside the text of 5 characters"),
-        ('[{"begin": 2, "end": 4}, {"begin": 3, "end": 5}]', "after character 4"),
+        ('[{"begin": 2, "end": 4}, {"begin": 3, "end": 5}]', "not before character 4"),
         ('[{"begin": -1, "end": 2}]', "from character -1"),
         ('[{"begin": 2, "end": 2}]', "from character 2 to 2"),
-        ('[{"begin": 0}]', "due: two whole numbers"),
-        ('[{"begin": 0, "end": 1.5}]', "due: two whole numbers"),
-        ('[{"begin": 0, "end": 2, "weight": -1}]', "weighs -1"),
-        ('[{"begin": 0, "end": 2, "weight": NaN}]', "weighs nan"),
+        ('[{"begin": 0}]', "expected: two whole numbers"),
+        ('[{"begin": 0, "end": 1.5}]', "expected: two whole numbers"),
+        ('[{"begin": 0, "end": 2, "weight": -1}]', "has weight -1"),
+        ('[{"begin": 0, "end": 2, "weight": NaN}]', "has weight nan"),
         ('[{"begin": 0, "end": 2, "weight": 1e300}]', "float32"),
         ("[null]", "is null"),
         ('"all"', "holds text"),
@@ -140,7 +140,7 @@ def test_nested_and_kept_fields():
     assert block.texts.to_pylist() == ["a", "b"]
     assert block.columns["doc.lang"].to_pylist() == ["de", None]
     assert block.columns["score"].to_pylist() == [1.0, None]
-    assert "no field 'doc.body'; where its dots lead there are: 'x'" in block.rejects[1].reason
+    assert "no field 'doc.body'; the object it leads to has: 'x'" in block.rejects[1].reason
     assert "declared" in block.rejects[2].reason
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 from penstock.sources import Fields, number_lines, open_records, open_sources
 
 WHOLE = Fields(whole=True)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.compiled import address_of
+from penstock.core.compiled import address_of
 from penstock.sources import Fields
 from penstock.sources import _kernels as k
 from penstock.sources.parsing import most_texts, parse_plain, parse_with_arrow

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from penstock.errors import RecordError
+from penstock.core.errors import RecordError
 from penstock.sources import open_sources
 
 
@@ -53,7 +53,7 @@ def closed_port():
 
 def test_a_refused_connection_is_no_missing_file(closed_port, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    due = r"a.jsonl: the store cannot be read: \w*Connect\w*: .*look at the address, the credentials and the network"
+    due = r"a.jsonl: the store cannot be read: \w*Connect\w*: .*check the address, the credentials and the network"
     with pytest.raises(RecordError, match=due):
         open_sources(f"http://127.0.0.1:{closed_port}/a.jsonl")
 
@@ -145,7 +145,7 @@ def hub(handler):
 
 READ = """
 import sys
-from penstock.errors import RecordError
+from penstock.core.errors import RecordError
 from penstock.sources import open_sources, read_texts
 spec = "hf://datasets/owner/words/data/train.jsonl"
 for options in ({}, {"part_bytes": 20}):

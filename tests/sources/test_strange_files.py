@@ -8,7 +8,7 @@ import tempfile
 
 import pytest
 
-from penstock.errors import ConfigError, RecordError
+from penstock.core.errors import ConfigError, RecordError
 from penstock.sources import open_sources, read_texts
 
 LINE = '{"text": "a"}\n'
@@ -78,7 +78,7 @@ def test_files_in_shared_memory():
 def test_links_that_lead_nowhere(tmp_path):
     (tmp_path / "a.jsonl").write_text(LINE)
     (tmp_path / "b.jsonl").symlink_to("absent.jsonl")
-    due = r"b.jsonl: is a link to absent.jsonl, which is not there; remove the link, or put the file back"
+    due = r"b.jsonl: is a link to absent.jsonl, which does not exist; remove the link, or put the file back"
     for spec in (f"{tmp_path}/*.jsonl", tmp_path, tmp_path / "b.jsonl"):
         with pytest.raises(RecordError, match=due):
             open_sources(spec)
@@ -94,7 +94,7 @@ def test_folders_without_end(tmp_path):
     for name in ("one", "two"):
         (tmp_path / "in" / name).symlink_to(tmp_path)
     for spec in (tmp_path, f"{tmp_path}/**/*.jsonl", f"{tmp_path}/in/**"):
-        with pytest.raises(RecordError, match=r"one/in|one: is a link to a folder that it lies in, so it has no end"):
+        with pytest.raises(RecordError, match=r"one/in|one: is a link to a folder that contains it, an endless loop"):
             open_sources(spec)
 
 
@@ -137,11 +137,11 @@ def test_hints(tmp_path, monkeypatch):
     for spec, due in (
         (
             "HuggingFaceFW/fineweb",
-            r"if this is a dataset of the Hugging Face hub: hf://datasets/HuggingFaceFW/fineweb$",
+            r"a dataset of the Hugging Face hub is written hf://datasets/HuggingFaceFW/fineweb$",
         ),
-        ("absent/*.jsonl", "quote globs so that the shell leaves them alone"),
-        ("./absent.jsonl", "look for a typing error$"),
-        ("some text", r"hand over an iterator: iter\(texts\)"),
+        ("absent/*.jsonl", "quote globs so that the shell does not expand them"),
+        ("./absent.jsonl", "check the spelling$"),
+        ("some text", r"pass an iterator: iter\(texts\)"),
     ):
         with pytest.raises(RecordError, match=due):
             open_sources(spec)

@@ -5,15 +5,16 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny_tokenizers import make_ranks, make_texts, train_sentencepiece
+from tiny_tokenizers import make_ranks, tokenizer_texts, train_sentencepiece
 
-from penstock.tokenizers import Tokenizer, load_tokenizer, train_tokenizer
-from penstock.tokenizers.ranks import CL100K_PATTERN, TEKKEN_PATTERN
+from makers.tokenizers import tiny_tokenizer
+from penstock.tokenizers import Tokenizer, load_tokenizer
+from penstock.tokenizers.bpe_files import CL100K_PATTERN, TEKKEN_PATTERN
 
 
 @pytest.fixture(scope="session")
 def texts() -> list[str]:
-    return make_texts()
+    return tokenizer_texts()
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +30,7 @@ def hard_texts(texts: list[str]) -> list[str]:
 def trained(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Path:
     """A folder with a byte-level BPE of ours."""
     folder = tmp_path_factory.mktemp("trained") / "tiny"
-    train_tokenizer(texts, vocab_size=400, output=folder, special_tokens=["<|user|>"], progress=False)
+    tiny_tokenizer(folder, texts, 400, ["<|user|>"])
     return folder
 
 

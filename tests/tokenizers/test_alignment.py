@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from tiny_tokenizers import change_json, train_sentencepiece
 
-from penstock.errors import TokenizerError
-from penstock.tokenizers import Aligner, Alignment, Tokenizer, align, load_tokenizer, train_tokenizer
+from makers.tokenizers import tiny_tokenizer
+from penstock.core.errors import TokenizerError
+from penstock.tokenizers import Aligner, Alignment, Tokenizer, align, load_tokenizer
 from penstock.tokenizers.alignment import CONTROL, DIFFERENT, EQUIVALENT, EXACT
 
 
@@ -137,7 +138,7 @@ def test_told_control_pairs(ours: Tokenizer, pieces: Tokenizer) -> None:
     told = Aligner(ours, pieces, control_pairs={user: instruction})
     assert told.align(student, teacher).kinds.tolist().count(CONTROL) == 2
     np.testing.assert_array_equal(told.teacher_ids(student), teacher)
-    with pytest.raises(TokenizerError, match=f"control_pairs: id {ours.encode('w')[0]} is no control token of"):
+    with pytest.raises(TokenizerError, match=f"control_pairs: id {ours.encode('w')[0]} is not a control token of"):
         Aligner(ours, pieces, control_pairs={int(ours.encode("w")[0]): instruction})
 
 
@@ -413,7 +414,7 @@ def test_an_aligner_travels_without_its_tables(ours: Tokenizer, pieces: Tokenize
 
 
 def test_the_trained_pair_of_other_texts(ours: Tokenizer, tmp_path: Path, texts: list[str]) -> None:
-    larger = train_tokenizer(texts * 3, vocab_size=700, output=tmp_path / "larger", progress=False)
+    larger = tiny_tokenizer(tmp_path / "larger", texts * 3, 700)
     for text in texts[:20]:
         found = align(ours.encode(text), larger.encode(text), ours, larger)
         assert found.coverage == 1

@@ -1,6 +1,5 @@
 """The kernels of alignment against slow and obvious twins."""
 
-import json
 import unicodedata
 from typing import Any
 
@@ -9,10 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from makers.tokenizers import bpe_without_merges
 from penstock.tokenizers import Aligner, Tokenizer
 from penstock.tokenizers.alignment import CONTROL, DIFFERENT, EQUIVALENT, EXACT
-from penstock.tokenizers.canonical import canonicalise, normalise
-from penstock.tokenizers.sides import Side, TokenTable, walk, walk_same
+from penstock.tokenizers.alignment_sides import Side, TokenTable, canonicalise, normalise, walk, walk_same
 
 BOS, EOS, OTHER, FIRST = 0, 1, 2, 3
 
@@ -23,14 +22,8 @@ def byte_level(entries: list[bytes], *, normalizer: Any = None) -> Tokenizer:
 
     character = {byte: chr(code) for code, byte in _BYTE_OF_CHARACTER.items()}
     vocab = {"".join(character[byte] for byte in entry): FIRST + place for place, entry in enumerate(entries)}
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    content = {
-        "added_tokens": [{"id": place, "content": name, **flags} for place, name in enumerate(("<s>", "</s>", "<x>"))],
-        "normalizer": normalizer,
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
-        "model": {"type": "BPE", "vocab": vocab, "merges": []},
-    }
-    return Tokenizer("made", {"tokenizer.json": json.dumps(content).encode()})
+    controls = {name: place for place, name in enumerate(("<s>", "</s>", "<x>"))}
+    return bpe_without_merges("made", vocab, controls, normalizer=normalizer)
 
 
 SINGLE = [bytes([byte]) for byte in range(256)]

@@ -3,11 +3,12 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
 
-from penstock.errors import ConfigError, OutputError, TokenizerError
-from penstock.tokenizers import add_tokens, load_tokenizer, train_tokenizer
-from penstock.tokenizers.adding import difference
+from makers.processes import call_penstock
+from makers.tokenizers import tiny_tokenizer
+from penstock.core.errors import ConfigError, OutputError, TokenizerError
+from penstock.tokenizers import add_tokens, load_tokenizer
+from penstock.tokenizers.training import difference
 
 TEXT = "the [NLU] cat <extra_id_1> sat on 12 mats"
 
@@ -15,7 +16,7 @@ TEXT = "the [NLU] cat <extra_id_1> sat on 12 mats"
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("adding") / "base"
-    return train_tokenizer(["the cat sat on the mat"] * 20, vocab_size=290, output=folder, progress=False)
+    return tiny_tokenizer(folder, ["the cat sat on the mat"] * 20, 290)
 
 
 def test_old_ids_and_texts_stay(base, tmp_path):
@@ -49,9 +50,9 @@ def test_sentinels_that_are_there_count(base):
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        ([], "due: new control entries"),
-        (["[A]", "[A]"], "due: new control entries, each once"),
-        ([""], "due: new control entries"),
+        ([], "expected: new control entries"),
+        (["[A]", "[A]"], "expected: new control entries, each once"),
+        ([""], "expected: new control entries"),
         (["<|bos|>"], r"has '<\|bos\|>' already, as id 0"),
         (["the"], "has 'the' already"),
     ],
@@ -64,18 +65,15 @@ def test_entries_that_cannot_be_added(base, tokens, message):
 def test_a_folder_in_use_stays(base, tmp_path):
     add_tokens(base, ["[A]"], output=tmp_path)
     before = (tmp_path / "tokenizer.json").read_bytes()
-    with pytest.raises(OutputError, match="is there already"):
+    with pytest.raises(OutputError, match="exists already"):
         add_tokens(base, ["[B]"], output=tmp_path)
     assert (tmp_path / "tokenizer.json").read_bytes() == before
 
 
 def test_the_verb(base, tmp_path):
-    from penstock.cli import build_app
-
     base.save(tmp_path / "base")
-    command = ["tokenizer", "add", str(tmp_path / "base"), "--token", "[NLU]", "--sentinels", "2"]
-    command += ["--output", str(tmp_path / "made"), "--json"]
-    result = CliRunner().invoke(build_app(command), command)
+    words = ("--token", "[NLU]", "--sentinels", 2, "--output", tmp_path / "made", "--json")
+    result = call_penstock("tokenizer", "add", tmp_path / "base", *words)
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["special_tokens"]["<extra_id_1>"] == base.vocab_size + 2
 

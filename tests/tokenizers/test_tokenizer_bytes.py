@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_tokenizers import change_json, train_sentencepiece
 
-from penstock.errors import TokenizerError
-from penstock.ragged import Ragged
+from penstock.core.arrays import Ragged
+from penstock.core.errors import TokenizerError
 from penstock.tokenizers import ByteTable, Tokenizer, load_tokenizer
-from penstock.tokenizers.token_ends import token_ends
+from penstock.tokenizers.vocabulary import token_ends
 
 
 def slow_ends(tokenizer: Tokenizer, text: str, ids: list[int]) -> list[int]:

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_tokenizers import added_token, change_json, train_sentencepiece
+from tiny_tokenizers import change_json, train_sentencepiece
 
-from penstock.errors import TokenizerError
+from makers.tokenizers import added_token
+from penstock.core.errors import TokenizerError
 from penstock.tokenizers import Tokenizer, load_tokenizer
 
 
@@ -86,7 +87,7 @@ def test_added_words_and_spaces_stay_content_and_tags_do_not(trained: Path, tmp_
 
 def test_user_defined_pieces_of_spaces_are_left_to_sentencepiece(tmp_path: Path, texts: list[str]) -> None:
     tokenizer = load_tokenizer(train_sentencepiece(tmp_path / "runs", texts, user_defined_symbols=["▁▁▁", "<b>"]))
-    assert "treats user-defined pieces otherwise" in str(tokenizer.fallback_reason)
+    assert "treats user-defined pieces differently" in str(tokenizer.fallback_reason)
     assert "<b>" in tokenizer.special_tokens
     ids = tokenizer.encode("the   water<b>").tolist()
     assert tokenizer.special_tokens["<b>"] not in ids
@@ -165,9 +166,9 @@ def test_what_is_no_array_of_strings_is_refused(trained: Path) -> None:
     tokenizer = load_tokenizer(trained)
     with pytest.raises(TokenizerError, match="1 of 2 texts are null"):
         tokenizer.encode_batch(pa.array(["a", None]))
-    with pytest.raises(TokenizerError, match="texts are int64, due: a pyarrow array of strings"):
+    with pytest.raises(TokenizerError, match="texts are int64, expected: a pyarrow array of strings"):
         tokenizer.encode_batch(pa.array([1]))
-    with pytest.raises(TokenizerError, match="texts are list, due"):
+    with pytest.raises(TokenizerError, match="texts are list, expected"):
         tokenizer.encode_batch(["a"])
     with pytest.raises(TokenizerError, match=r"character 1 of the text is U\+D83D, half of a surrogate pair"):
         tokenizer.encode("a\ud83d")

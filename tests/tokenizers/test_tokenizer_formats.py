@@ -14,9 +14,11 @@ import tiktoken
 from tiny_tokenizers import make_ranks
 
 import penstock as ps
-from penstock.errors import ConfigError, TokenizerError
+from makers.datasets import prepare_here
+from makers.tokenizers import CHAT_CONTROLS, tiny_tokenizer
+from penstock.core.errors import ConfigError, TokenizerError
 from penstock.tokenizers import Tokenizer, load_tokenizer
-from penstock.tokenizers.ranks import LLAMA3_PATTERN, LLAMA3_RANKS, QWEN2_PATTERN, SCHEMES
+from penstock.tokenizers.bpe_files import LLAMA3_PATTERN, LLAMA3_RANKS, QWEN2_PATTERN, SCHEMES
 
 transformers = pytest.importorskip("transformers")
 
@@ -156,7 +158,7 @@ def test_other_classes_of_two_files(halves: Path, hard_texts: list[str]) -> None
 def test_two_files_that_are_not_read(halves: Path) -> None:
     (halves / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "WhisperTokenizer"}))
     with pytest.raises(
-        TokenizerError, match=r"its class is WhisperTokenizer; known are GPT2Tokenizer, .*make a tokenizer.json"
+        TokenizerError, match=r"its class is WhisperTokenizer; known classes are GPT2Tokenizer, .*make a tokenizer.json"
     ):
         load_tokenizer(halves)
     (halves / "tokenizer_config.json").unlink()
@@ -175,11 +177,11 @@ def test_two_files_that_are_not_read(halves: Path) -> None:
     [
         ("model.gguf", b"GGUF\x03\x00\x00\x00\xff\xfe", "this is a GGUF file, which holds a model for"),
         ("tokenizer.model", b"GGUF\x03\x00\x00\x00", "this is a GGUF file"),
-        ("rwkv_vocab_v20230424.txt", b"1 '\\x00' 1\n2 '\\x01' 1\n", "this is a vocabulary of RWKV, whose"),
+        ("rwkv_vocab_v20230424.txt", b"1 '\\x00' 1\n2 '\\x01' 1\n", "this is a vocabulary of RWKV, which has"),
         ("rwkv.txt", b"257 b'\\xff\\xfe' 2\n", "this is a vocabulary of RWKV.*give the tokenizer.json of the model"),
-        ("tokenizer.bin", b"\x80\x05\x95\xff\xfe", r"no vocabulary: it is binary, and begins with b'\\x80\\x05\\x95"),
-        ("consolidated.00.pth", b"PK\x03\x04\xff\xfe\xfd", "no vocabulary: it is binary.*expected: tokenizer.json"),
-        ("tokenizer.json", b"\xff\xfe{\x00", "no vocabulary: it is binary"),
+        ("tokenizer.bin", b"\x80\x05\x95\xff\xfe", r"not a vocabulary: .* begins with b'\\x80\\x05\\x95"),
+        ("consolidated.00.pth", b"PK\x03\x04\xff\xfe\xfd", "not a vocabulary: it is binary.*expected: tokenizer.json"),
+        ("tokenizer.json", b"\xff\xfe{\x00", "not a vocabulary: it is binary"),
     ],
 )  # fmt: skip
 def test_files_of_others_get_one_clear_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -203,10 +205,7 @@ MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": 
 
 @pytest.fixture
 def chatting(tmp_path: Path) -> Path:
-    special = ["<|im_start|>", "<|im_end|>"]
-    ps.train_tokenizer(
-        ["a few words"] * 20, vocab_size=280, output=tmp_path / "own", special_tokens=special, progress=False
-    )
+    tiny_tokenizer(tmp_path / "own", ["a few words"] * 20, 280, CHAT_CONTROLS)
     return tmp_path / "own"
 
 
@@ -235,14 +234,7 @@ def test_prepare_takes_the_template_of_a_tokenizer_object(chatting: Path, tmp_pa
     (chatting / "chat_template.jinja").write_text(TEMPLATE)
     (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": MESSAGES}) + "\n")
     tokenizer = load_tokenizer(chatting)
-    ps.prepare(
-        tmp_path / "chats.jsonl",
-        tokenizer=tokenizer,
-        template="auto",
-        output=tmp_path / "data",
-        processes=1,
-        progress=False,
-    )
+    prepare_here(tmp_path / "chats.jsonl", tokenizer, tmp_path / "data", template="auto")
     kept = load_tokenizer(tmp_path / "data" / "tokenizer")
     assert kept.chat_template == TEMPLATE
     (document,) = ps.open_dataset(tmp_path / "data")

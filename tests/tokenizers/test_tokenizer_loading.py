@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_tokenizers import added_token, change_json
+from tiny_tokenizers import change_json
 
-from penstock.errors import MissingExtraError, OutputError, TokenizerError
+from makers.tokenizers import added_token
+from penstock.core.errors import MissingExtraError, OutputError, TokenizerError
 from penstock.tokenizers import Tokenizer, load_tokenizer
 
 WORDPIECE = {
@@ -86,10 +87,10 @@ def test_a_role_makes_a_token_control(trained: Path, tmp_path: Path) -> None:
 
 
 def test_without_a_config_two_candidates_are_none(trained: Path, tmp_path: Path) -> None:
-    added = [added_token(text, place, special=True) for place, text in enumerate(["<|bos|>", "<|eos|>", "<|pad|>"])]
+    added = [added_token(text, place) for place, text in enumerate(["<|bos|>", "<|eos|>", "<|pad|>"])]
     assert load_tokenizer(change_json(trained, tmp_path, added_tokens=added)).eos_id == 1
     first = load_tokenizer(trained).vocab_size
-    added.append(added_token("</s>", first, special=True))
+    added.append(added_token("</s>", first))
     assert load_tokenizer(change_json(trained, tmp_path, added_tokens=added)).eos_id is None
 
 
@@ -100,7 +101,7 @@ def test_published_tiktoken_names_need_no_pattern(tiktoken_file: Path, tmp_path:
     assert tokenizer.vocab_size == 100277
     shutil.copy(tiktoken_file, tmp_path / "mine.tiktoken")
     with pytest.raises(
-        TokenizerError, match="does not carry its splitting pattern, and 'mine' is none of gpt2, r50k_base"
+        TokenizerError, match="does not hold its splitting pattern, and 'mine' is none of gpt2, r50k_base"
     ):
         load_tokenizer(tmp_path / "mine.tiktoken")
     own = load_tokenizer(tmp_path / "mine.tiktoken", pattern=r"\S+|\s+")
@@ -109,7 +110,7 @@ def test_published_tiktoken_names_need_no_pattern(tiktoken_file: Path, tmp_path:
 
 
 def test_wordpiece_and_unigram_keep_text_apart_from_control(tmp_path: Path) -> None:
-    added = [added_token("[MASK]", 1, special=True)]
+    added = [added_token("[MASK]", 1)]
     model = WORDPIECE | {"vocab": {"[UNK]": 0, "[MASK]": 1, "a": 2, "##b": 3}}
     tokenizer = load_tokenizer(
         write_json(tmp_path, model=model, added_tokens=added, pre_tokenizer={"type": "WhitespaceSplit"})
@@ -117,7 +118,7 @@ def test_wordpiece_and_unigram_keep_text_apart_from_control(tmp_path: Path) -> N
     assert (tokenizer.kind, tokenizer.encoder) == ("WordPiece", "tokenizers")
     assert tokenizer.encode("ab [MASK]").tolist() == [2, 3, 0]
     assert tokenizer.encode("ab [MASK]", allow_control=True).tolist() == [2, 3, 1]
-    added = [added_token("</s>", 1, special=True)]
+    added = [added_token("</s>", 1)]
     pieces = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
     model = {"type": "Unigram", "unk_id": 0, "vocab": UNIGRAM_PIECES}
     tokenizer = load_tokenizer(write_json(tmp_path, model=model, added_tokens=added, pre_tokenizer=pieces))
@@ -138,15 +139,15 @@ def test_an_untyped_model_of_the_first_releases(trained: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("tokenizer.json", b"{", "not a vocabulary we can read: JSONDecodeError"),
+        ("tokenizer.json", b"{", "not a vocabulary that can be read: JSONDecodeError"),
         ("tokenizer.json", b'{"a": 1}', r"expected: a tokenizer.json .* found \['a'\]"),
-        ("tokenizer.json", b"[1]", "not a vocabulary we can read"),
+        ("tokenizer.json", b"[1]", "not a vocabulary that can be read"),
         ("x.model", b"\xff\xff\xff", "not a SentencePiece model: it ends inside a number"),
         ("x.model", b"", "not a SentencePiece model: it holds no pieces"),
         ("x.model", b"\x0a\x7fab", "not a SentencePiece model: byte 0 starts no field"),
         ("gpt2.tiktoken", b"IQ== 0\nnonsense\n", "line 2 of the ranks is b'nonsense', expected: base64"),
         ("gpt2.tiktoken", b"", "the file of ranks is empty"),
-        ("x.json.gz", b"{}", "not a vocabulary we can read: BadGzipFile"),
+        ("x.json.gz", b"{}", "not a vocabulary that can be read: BadGzipFile"),
     ],
 )
 def test_broken_files_say_so(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -177,7 +178,7 @@ def test_a_hub_name_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(hub, "snapshot_download", refuse)
     with pytest.raises(
-        TokenizerError, match="the hub gave nothing by that name: OSError: no network; offline, give a folder"
+        TokenizerError, match="the hub has nothing by that name: OSError: no network; offline, give a folder"
     ):
         load_tokenizer("some/name")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.errors import TokenizerError
+from penstock.core.errors import TokenizerError
 from penstock.tokenizers import Tokenizer, load_tokenizer
 
 pytestmark = pytest.mark.real_data

@@ -1,14 +1,14 @@
 """Training: any text can be encoded, on the fast path; transformers loads it; the same text gives the same file."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from tiny_tokenizers import make_texts
+from tiny_tokenizers import tokenizer_texts
 
-from penstock.errors import ConfigError, OutputError, TokenizerError
+from makers.processes import run_code, run_penstock
+from makers.texts import write_json_lines
+from penstock.core.errors import ConfigError, OutputError, TokenizerError
 from penstock.tokenizers import load_tokenizer, train_tokenizer
 
 
@@ -38,11 +38,12 @@ def test_digits_stand_alone(tmp_path: Path) -> None:
 
 def test_the_same_texts_give_the_same_file(tmp_path: Path, trained: Path) -> None:
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from tiny_tokenizers import make_texts\n"
+        "import sys; from tiny_tokenizers import tokenizer_texts\n"
         "from penstock.tokenizers import train_tokenizer\n"
-        "train_tokenizer(make_texts(), vocab_size=400, output=sys.argv[2], special_tokens=['<|user|>'], progress=False)"
+        "options = {'special_tokens': ['<|user|>'], 'progress': False}\n"
+        "train_tokenizer(tokenizer_texts(), vocab_size=400, output=sys.argv[1], **options)"
     )
-    subprocess.run([sys.executable, "-c", code, str(Path(__file__).parent), str(tmp_path)], check=True)
+    run_code(code, tmp_path, check=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / name).read_bytes() == (trained / name).read_bytes()
 
@@ -51,7 +52,7 @@ def test_transformers_loads_it(trained: Path) -> None:
     transformers = pytest.importorskip("transformers")
     theirs, ours = transformers.AutoTokenizer.from_pretrained(trained), load_tokenizer(trained)
     assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id) == (0, 1, 2)
-    for text in make_texts(10):
+    for text in tokenizer_texts(10):
         ids = theirs(text)["input_ids"]
         assert ids == ours.encode(text).tolist()
         assert theirs.decode(ids) == text
@@ -78,7 +79,7 @@ def test_a_tokenizer_is_not_replaced_unless_asked(tmp_path: Path) -> None:
         raise AssertionError("no text is read before the folder is looked at")
         yield ""
 
-    with pytest.raises(OutputError, match=r"tokenizer.json: is there already.*--overwrite"):
+    with pytest.raises(OutputError, match=r"tokenizer.json: exists already.*--overwrite"):
         train_tokenizer(unread(), vocab_size=270, output=tmp_path / "t", progress=False)
     assert (tmp_path / "t" / "tokenizer.json").read_bytes() == before
     with pytest.raises(OutputError, match="cannot be made: Not a directory"):
@@ -88,20 +89,16 @@ def test_a_tokenizer_is_not_replaced_unless_asked(tmp_path: Path) -> None:
 
 
 def test_progress_is_told_on_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train_tokenizer(make_texts(5), vocab_size=270, output=tmp_path)
+    train_tokenizer(tokenizer_texts(5), vocab_size=270, output=tmp_path)
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "reading text" in captured.err
     assert "learning merges" in captured.err
 
 
-def run_penstock(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "penstock", *arguments], capture_output=True, text=True, check=False)
-
-
 def test_the_command_trains_and_shows(tmp_path: Path) -> None:
     source = tmp_path / "texts.jsonl"
-    source.write_text("".join(json.dumps({"body": text}) + "\n" for text in make_texts()))
+    write_json_lines(source, ({"body": text} for text in tokenizer_texts()))
     options = ["--vocab-size", "300", "-o", str(tmp_path / "out"), "--special", "<|user|>", "--text-field", "body"]
     done = run_penstock("tokenizer", "train", str(source), *options, "--json")
     assert done.returncode == 0, done.stderr

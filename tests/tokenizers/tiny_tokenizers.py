@@ -1,33 +1,20 @@
 """Makers of tiny vocabularies, for the fixtures and the tests."""
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
+from makers.texts import make_texts
+from makers.tokenizers import byte_ranks
+
 WORDS = [
-    "the",
-    "of",
-    "and",
-    "pump",
-    "water",
-    "turbine",
-    "gate",
-    "flows",
-    "into",
-    "steel",
-    "12",
-    "345",
-    "don't",
-    "Zürich",
-]
-WORDS += ["don't", "水", "ёлка", "def", "return\n", "", "x", "=", "y\n\t"]
+    "the", "of", "and", "pump", "water", "turbine", "gate", "flows", "into", "steel", "12", "345", "don't", "Zürich",
+    "don't", "水", "ёлка", "def", "return\n", "", "x", "=", "y\n\t",
+]  # fmt: skip
 
 
-def make_texts(count: int = 60) -> list[str]:
-    """Sentences of the words above, the same on every machine."""
-    source = random.Random(5)
-    return [" ".join(source.choices(WORDS, k=source.randint(3, 40))) for _ in range(count)]
+def tokenizer_texts(count: int = 60) -> list[str]:
+    return make_texts(count, 5, words=WORDS, longest=40, end="")
 
 
 def train_sentencepiece(prefix: Path, texts: list[str], **changes: Any) -> Path:
@@ -51,12 +38,7 @@ def train_sentencepiece(prefix: Path, texts: list[str], **changes: Any) -> Path:
 
 
 def make_ranks() -> dict[bytes, int]:
-    """All bytes, then some words with the merges they need."""
-    ranks = {bytes([byte]): byte for byte in range(256)}
-    for word in (b" the", b" pump", b"water", b" 12", "水".encode()):
-        for end in range(2, len(word) + 1):
-            ranks.setdefault(word[:end], len(ranks))
-    return ranks
+    return byte_ranks(b" the", b" pump", b"water", b" 12", "水".encode())
 
 
 def change_json(folder: Path, output: Path, **changes: Any) -> Path:
@@ -65,9 +47,3 @@ def change_json(folder: Path, output: Path, **changes: Any) -> Path:
     parsed = json.loads((folder / "tokenizer.json").read_text()) | changes
     (output / "tokenizer.json").write_text(json.dumps(parsed))
     return output / "tokenizer.json"
-
-
-def added_token(text: str, token_id: int, *, special: bool) -> dict[str, Any]:
-    """An entry of `added_tokens`."""
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return {"id": token_id, "content": text, "special": special, **flags}

@@ -1,19 +1,17 @@
 """A process that saves checkpoints is killed: the newest complete one is always there, whole, and of one step."""
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
 
-from patience import PATIENCE_SECONDS
+from makers.processes import run_code
 from penstock.training.checkpoints import newest_complete
 
 SAVE = """
     import os, random, resource, signal, sys, traceback
     from pathlib import Path
     import torch
-    from penstock.training import checkpoint_files
+    from penstock.training import checkpoints
     from penstock.training.checkpoints import newest_complete, save_checkpoint
 
     torch.set_num_threads(1)
@@ -79,7 +77,7 @@ AT_EACH = """
         assert found is not None, (fatal, os.listdir(folder))
         assert not said, said
         visible = [path for path in Path(folder).iterdir() if not path.name.startswith(".")]
-        assert all(checkpoint_files.damage(path) is None for path in visible), visible
+        assert all(checkpoints.damage(path) is None for path in visible), visible
         state = found.value("state.json")["step"]
         assert state == found.step and state in (1, SECOND), (fatal, state)
         assert all(float(t[0]) == state == float(t[-1]) for t in found.tensors("optimizer.safetensors").values())
@@ -92,7 +90,7 @@ AT_EACH = """
             save_checkpoint(folder, 1, parts(1), keep=1)
 """
 TOO_LARGE = """
-    from penstock.errors import OutputError
+    from penstock.core.errors import OutputError
 
     save_checkpoint(folder, 1, parts(1))
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
@@ -103,12 +101,9 @@ TOO_LARGE = """
 """
 
 
-def run(tmp_path, body: str):
+def save(tmp_path, body: str):
     """Run the helpers and `body` in a process of its own, whose children it kills."""
-    path = tmp_path / "save.py"
-    path.write_text(textwrap.dedent(SAVE) + textwrap.dedent(body))
-    command = [sys.executable, path, tmp_path / "checkpoints"]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS)
+    return run_code(textwrap.dedent(SAVE) + textwrap.dedent(body), tmp_path / "checkpoints")
 
 
 def check_whole(folder) -> int:
@@ -126,7 +121,7 @@ def check_whole(folder) -> int:
 
 @pytest.mark.slow
 def test_killed_at_random_moments(tmp_path):
-    done = run(tmp_path, AT_RANDOM)
+    done = save(tmp_path, AT_RANDOM)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[1]) > 20
     assert check_whole(tmp_path / "checkpoints") == int(done.stdout.split()[1])
@@ -135,14 +130,14 @@ def test_killed_at_random_moments(tmp_path):
 @pytest.mark.parametrize("second", [2, 1])
 def test_killed_at_each_call_that_changes_the_disk(tmp_path, second):
     """The second checkpoint replaces one of another step, or of the same step."""
-    done = run(tmp_path, AT_EACH.replace("SECOND", str(second)))
+    done = save(tmp_path, AT_EACH.replace("SECOND", str(second)))
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[1]) > 15
     assert check_whole(tmp_path / "checkpoints") == second
 
 
 def test_a_limit_on_files_that_safetensors_meets(tmp_path):
-    done = run(tmp_path, TOO_LARGE)
+    done = save(tmp_path, TOO_LARGE)
     assert "the checkpoint cannot be written" in done.stdout, done.stderr
     assert "earlier checkpoints are untouched" in done.stdout
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]

@@ -8,8 +8,8 @@ import shutil
 import pytest
 import torch
 
-from penstock.errors import CorruptionError, FormatError, OutputError
-from penstock.training import checkpoint_files
+from penstock.core.errors import CorruptionError, FormatError, OutputError
+from penstock.training import checkpoints as checkpoint_files
 from penstock.training.checkpoints import load_checkpoint, newest_complete, save_checkpoint
 
 
@@ -40,7 +40,7 @@ def test_what_is_saved_is_read(tmp_path):
     assert (found.part("model") / "weights.txt").read_text() == "7"
     assert (found.part("tokenizer") / "vocabulary").read_text() == "abc"
     assert found.part("run.yaml").read_text() == "model: {}"
-    with pytest.raises(FormatError, match=r"no part moments; there are: model, optimizer\.safetensors, run\.yaml"):
+    with pytest.raises(FormatError, match=r"no part moments; its parts are: model, optimizer\.safetensors, run\.yaml"):
         found.part("moments")
 
 
@@ -87,7 +87,7 @@ def test_a_flipped_byte_is_found_and_named(tmp_path, file):
     said = []
     assert newest_complete(tmp_path, say=said.append).step == 1
     assert len(said) == 1
-    assert f"step-00000002: passed over: the bytes of {file} differ from their checksum" in said[0]
+    assert f"step-00000002: skipped: the bytes of {file} differ from their checksum" in said[0]
     with pytest.raises(CorruptionError, match=f"the bytes of {file} differ"):
         load_checkpoint(tmp_path / "step-00000002")
 
@@ -106,14 +106,14 @@ def test_other_damage_is_passed_over_too(tmp_path, damage, match, capsys):
         save_checkpoint(tmp_path, step, parts(step))
     damage(tmp_path / "step-00000002")
     assert newest_complete(tmp_path).step == 1
-    assert "passed over" in capsys.readouterr().err
+    assert "skipped:" in capsys.readouterr().err
     with pytest.raises(CorruptionError, match=match):
         load_checkpoint(tmp_path / "step-00000002")
 
 
 def test_other_formats_and_names_are_refused(tmp_path):
     saved = save_checkpoint(tmp_path, 1, parts(1)).folder
-    with pytest.raises(FormatError, match="no checkpoint"):
+    with pytest.raises(FormatError, match="is not a checkpoint"):
         load_checkpoint(tmp_path)
     shutil.copytree(saved, tmp_path / "step-00000005")
     with pytest.raises(FormatError, match="holds step 1"):

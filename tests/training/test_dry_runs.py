@@ -10,8 +10,8 @@ import torch
 from training_makers import make, train
 
 from penstock.config import training as set_up
-from penstock.errors import ConfigError, MissingExtraError, OutputError, PenstockError, StateError
-from penstock.locks import lock_folder
+from penstock.core.errors import ConfigError, MissingExtraError, OutputError, PenstockError, StateError
+from penstock.core.folders import lock_folder
 from penstock.training.distributed import Ranks
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
@@ -38,11 +38,11 @@ FAULTS = {
     ),
     "prefixes and a window": (
         (*later(PREFIXES), "model.sliding_window=8"),
-        r"source 'later': objective 'denoise' has prefixes whose tokens see each other, but .*cannot honour them",
+        r"source 'later': objective 'denoise' makes bidirectional prefixes, but .*cannot honour them",
     ),
     "prefixes and joined documents": (
         (*later(PREFIXES), "data.attention=row"),
-        r"source 'later': objective 'denoise' has prefixes .*attention=.row.",
+        r"source 'later': objective 'denoise' makes bidirectional prefixes.*attention=.row.",
     ),
     "ids of an objective": (
         later(f"{{preset: ul2r, modes: null, sentinels: {[*range(300, 338), 99999]}}}"),
@@ -52,10 +52,10 @@ FAULTS = {
         ("data.sources=[{{path: {data}/data/train}}, {{path: {data}/nowhere, share: 0}}]",),
         r"run.yaml: source 'nowhere': .*nothing there",
     ),
-    "micro-sequences that divide nothing": (("training.micro_sequences=7",), r"a row of 64 slots cannot be cut in 7"),
+    "micro-sequences that divide nothing": (("training.micro_sequences=7",), r"a row of 64 slots cannot be cut into 7"),
     "micro-sequences and a window": (
         ("training.micro_sequences=2", "model.sliding_window=8"),
-        r"micro-sequences do not know sliding windows; take 1 part",
+        r"micro-sequences do not support sliding windows; take 1 part",
     ),
     "attention without gradients": (("training.attention=flex",), r"'flex' has no backward pass on the CPU"),
     "attention of another device": (("training.attention=varlen",), r"attention backend 'varlen' .*take per_document"),
@@ -64,13 +64,13 @@ FAULTS = {
     "weights that are not there": (("model=from:/nowhere",), r"/nowhere"),
     "a model larger than all memory": (
         ("model.layers=1000000000",),
-        r"model: [\d,]+ parameters take [\d,.]+ GB, and there are [\d.,]+; make layers or width smaller",
+        r"model: [\d,]+ parameters need [\d,.]+ GB, and there are [\d.,]+; make layers or width smaller",
     ),
     "a step larger than all memory": (
         ("data.loader.rows_per_step=16777216", "data.loader.sequence_length=67108864"),
-        r"data.loader: a step of 16,777,216 rows of 67,108,864 slots take .* GB, .*lower rows_per_step",
+        r"data.loader: a step of 16,777,216 rows of 67,108,864 slots need .* GB, .*lower rows_per_step",
     ),
-    "LoRA of nothing": (("training.lora={{targets: [zzz]}}",), r"lora.targets \['zzz'\] fit no matrix of the model"),
+    "LoRA of nothing": (("training.lora={{targets: [zzz]}}",), r"lora.targets \['zzz'\] match no matrix of the model"),
     "tensors of nothing": (("training.tensor_logs.patterns=[zzz]",), r"tensor_logs.patterns: 'zzz' fits no tensor"),
     "no end": (("training.steps=null",), r"training.steps is missing"),
     "a warm-up longer than the data": (
@@ -84,7 +84,7 @@ FAULTS = {
     ),
     "an evaluator's prefixes": (
         ("model.sliding_window=8", "training.evaluators={{a: {{data: '{data}/data/train', objective: %s}}}}"),
-        r"evaluator 'a': source 'held out': objective 'denoise' has prefixes .*cannot honour them",
+        r"evaluator 'a': source 'held out': objective 'denoise' makes bidirectional prefixes.*cannot honour them",
     ),
     "an evaluator's task that is not there": (
         ("training.evaluators={{a: {{kind: task, task: {{name: mmlu, data: /nowhere}}}}}}",),
@@ -153,7 +153,7 @@ def test_folders_that_are_not_free(data, tmp_path):
         ("file", "is a file; name a folder"),
         ("file/run", "Not a directory|cannot be written"),
         ("mine", "not empty and holds no run"),
-        ("run", "a run is there already; go on with it by --resume"),
+        ("run", "a run is there already; continue it with --resume"),
     ):
         for dry_run in (True, False):
             with pytest.raises(OutputError, match=message):

@@ -2,9 +2,7 @@
 
 import json
 import math
-import pathlib
 import random
-import textwrap
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,10 +10,9 @@ import pytest
 import torch
 from training_makers import WORDS, losses, make, on_two_processes, train
 
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 from penstock.evaluation.results import weighted_mean
-from penstock.evaluation.settings import TaskSettings
-from penstock.evaluation.task import Answer, Problem
+from penstock.evaluation.tasks import Answer, Problem, TaskSettings
 from penstock.training.distributed import Ranks
 from penstock.training.evaluators import make_evaluators
 from penstock.training.settings import EvaluatorSettings, TrainSettings
@@ -50,7 +47,7 @@ def task(monkeypatch):
         made.append(NextWord(settings))
         return made[-1]
 
-    monkeypatch.setattr("penstock.training.task_scores.make_task", make_task)
+    monkeypatch.setattr("penstock.training.evaluators.make_task", make_task)
     return made
 
 
@@ -101,14 +98,14 @@ def test_it_is_given_up_when_the_run_is_asked_to_stop(data, tmp_path, task):
 
 
 def test_a_single_problem_has_no_standard_error(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.training.task_scores.make_task", lambda settings: NextWord(settings, 1))
+    monkeypatch.setattr("penstock.training.evaluators.make_task", lambda settings: NextWord(settings, 1))
     trainer = make(data, tmp_path / "run", LOOK)
     [(_, look)] = trainer._evaluators.values()
     assert [*look(trainer.model)] == ["score"]
 
 
 def test_no_problems_are_told_before_training(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.training.task_scores.make_task", lambda settings: NextWord(settings, 0))
+    monkeypatch.setattr("penstock.training.evaluators.make_task", lambda settings: NextWord(settings, 0))
     with pytest.raises(ConfigError, match="evaluator 'next': the task has no problems"):
         make(data, tmp_path / "run", LOOK)
 
@@ -146,9 +143,8 @@ def test_sharded_models_write_no_answers():
 SCRIPT = """
     import json, os, sys
     from pathlib import Path
-    sys.path.insert(0, sys.argv[3])
     import torch
-    from penstock.training import task_scores
+    from penstock.training import evaluators as task_scores
     from penstock.training.distributed import Ranks
     from test_evaluating_tasks import LOOK, NextWord
     from training_makers import make
@@ -176,11 +172,8 @@ def test_ranks_share_the_problems(data, tmp_path, task):
     trainer = make(data, tmp_path / "one", LOOK)
     [(_, look)] = trainer._evaluators.values()
     due = look(trainer.model)
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT))
-    told = on_two_processes(script, str(data), str(tmp_path), str(pathlib.Path(__file__).parent))
-    assert [code for code, _, _ in told] == [0, 0], told[0][2][-3000:] + told[1][2][-3000:]
-    (copied, sharded), others = ([json.loads(line) for line in out.splitlines()[-2:]] for _, out, _ in told)
+    ended = on_two_processes(tmp_path / "script.py", SCRIPT, data, tmp_path)
+    (copied, sharded), others = ([json.loads(line) for line in out.splitlines()[-2:]] for out, _ in ended)
     assert copied[:2] == others[0][:2]
     assert sharded == others[1]
     for found in (copied, sharded):

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from penstock.errors import ConfigError
-from penstock.training.chunked_cross_entropy import chunked_cross_entropy
-from penstock.training.losses import hidden_loss
+from penstock.core.errors import ConfigError
+from penstock.training.losses import chunked_cross_entropy, hidden_loss
 
 VOCAB, WIDTH = 13, 6
 

@@ -6,9 +6,8 @@ import types
 
 import pytest
 
-from penstock.errors import FormatError, MissingExtraError, OutputError
-from penstock.training.metrics import Metrics, read_metrics
-from penstock.training.progress_line import clock, note
+from penstock.core.errors import FormatError, MissingExtraError, OutputError
+from penstock.training.metrics import Metrics, clock, note, read_metrics
 
 
 def record(step: int, **more) -> dict:
@@ -78,7 +77,7 @@ def test_reading_what_is_no_run(tmp_path):
     with pytest.raises(FormatError, match="give the folder of a run"):
         read_metrics(tmp_path)
     (tmp_path / "metrics.jsonl").write_text("rubbish\n{}\n")
-    with pytest.raises(FormatError, match=r"metrics\.jsonl:1: no record of metrics: 'rubbish'"):
+    with pytest.raises(FormatError, match=r"metrics\.jsonl:1: is not a record of metrics: 'rubbish'"):
         read_metrics(tmp_path)
 
 

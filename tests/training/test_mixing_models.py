@@ -12,11 +12,11 @@ import pytest
 import torch
 from training_makers import LENGTH, make, train, values
 
+from makers.models import tiny_huggingface
 from penstock.config import load_run
-from penstock.config.teacher_caches import cache_teacher
-from penstock.config.teachers import packed_rows
-from penstock.distillation.rows import TeacherText
-from penstock.errors import IsolationError, PenstockError
+from penstock.config.teachers import cache_teacher, packed_rows
+from penstock.core.errors import IsolationError, PenstockError
+from penstock.distillation.teacher_rows import TeacherText
 from penstock.models import PackedRows, load_model
 from penstock.shards import open_dataset
 from penstock.tokenizers import load_tokenizer
@@ -40,17 +40,7 @@ LONGROPE = ("llama", {"rope_parameters": {
 
 
 def make_folder(folder: Path, kind: str, extra: dict[str, Any]) -> Path:
-    settings = {
-        "vocab_size": 400, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "max_position_embeddings": LENGTH, "pad_token_id": 0, "bos_token_id": 1,
-        "eos_token_id": 2, **extra,
-    }  # fmt: skip
-    torch.manual_seed(0)
-    inner = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **settings))
-    for weight in inner.parameters():
-        if weight.ndim > 1:
-            torch.nn.init.normal_(weight, std=0.2)
-    inner.save_pretrained(folder)
+    tiny_huggingface(kind, **{"vocab_size": 400, "max_position_embeddings": LENGTH, **extra}).save_pretrained(folder)
     return folder
 
 
@@ -157,7 +147,7 @@ def test_a_teacher_is_refused_before_the_run_is_begun(data, tmp_path, dry_run, p
     """Although most rows hold no document that is too long for it."""
     told = teacher(data, tmp_path / "teacher", LONGROPE, process=process)
     error = IsolationError if process == "here" else PenstockError
-    cause = r"teacher '.*LlamaForCausalLM .*more than 24 tokens, and rows have 64.*max_tokens of 24 or less"
+    cause = r"teacher '.*LlamaForCausalLM .*more than 24 tokens, and rows have 64.*max_tokens to 24 or less"
     with pytest.raises(error, match=f"(?s){cause}"):
         make(data, tmp_path / "run", told, dry_run=dry_run)
     assert not (tmp_path / "run").exists()

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.errors import ConfigError, StateError
-from penstock.training.optimizer_settings import OptimizerSettings
+from penstock.core.errors import ConfigError, StateError
 from penstock.training.optimizers import Optimizers
+from penstock.training.settings import OptimizerSettings
 
 
 class Tiny(nn.Module):

@@ -9,28 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from makers.texts import write_json_lines
 from penstock.cli import plot
-from penstock.errors import ConfigError, FormatError, MissingExtraError, OutputError
-from penstock.training.curve_drawing import nice_ticks, short
-from penstock.training.curves import POINTS, read_panels
-from penstock.training.plotting import plot_runs
+from penstock.core.errors import ConfigError, FormatError, MissingExtraError, OutputError
+from penstock.training.curves import POINTS, nice_ticks, plot_runs, read_panels, short
 
 
 def make_run(folder, steps: int, **more):
-    folder.mkdir()
     records = [
         {"step": s, "tokens": 50 * s, "loss": 9.0 / s, "learning_rate": 0.1, "tokens_per_second": None} | more
         for s in range(1, steps + 1)
     ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    return folder
+    return write_json_lines(folder / "metrics.jsonl", records).parent
 
 
 def test_panels_are_the_figures_that_runs_have(tmp_path):
     make_run(tmp_path / "a", 5)
     make_run(tmp_path / "b", 3, **{"held out/loss": 2.0, "samples/text": "hello"})
     panels = read_panels([tmp_path / "a", tmp_path / "b"], over="tokens")
-    assert [panel.title for panel in panels] == ["Loss, nats a target", "Learning rate", "held out/loss"]
+    assert [panel.title for panel in panels] == ["Loss, nats per target", "Learning rate", "held out/loss"]
     assert [(curve.run, curve.number, curve.x) for curve in panels[0].curves] == [
         ("a", 0, (50, 100, 150, 200, 250)),
         ("b", 1, (50, 100, 150)),
@@ -161,7 +158,7 @@ def test_bytes_that_are_no_text_are_named_by_their_line(tmp_path):
     run = make_run(tmp_path / "a", 3)
     text = (run / "metrics.jsonl").read_bytes()
     (run / "metrics.jsonl").write_bytes(b"\xff\xfe\n" + text)
-    with pytest.raises(FormatError, match=r"metrics.jsonl:1: no record of metrics"):
+    with pytest.raises(FormatError, match=r"metrics.jsonl:1: is not a record of metrics"):
         plot_runs([run], tmp_path / "curves.html")
 
 

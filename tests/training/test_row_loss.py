@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from makers.models import tiny_model
+from makers.rows import make_row
 from penstock.inputs import IGNORE, ModelInput
-from penstock.models import ModelSettings, build_model
 from penstock.training.losses import loss, row_loss
 
 VOCAB, DISTANCES = 37, 2
@@ -17,8 +18,7 @@ def _one_thread():
 
 
 def model(**extra):
-    settings = ModelSettings(layers=2, width=16, heads=2, init_std=0.2, **extra)
-    return build_model(settings, vocab_size=VOCAB, dtype=torch.float64, seed=3)
+    return tiny_model(VOCAB, dtype=torch.float64, seed=3, width=16, heads=2, kv_heads=None, **extra)
 
 
 def document(length: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -33,18 +33,8 @@ def document(length: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def pack(documents) -> ModelInput:
-    lengths = [len(tokens) for tokens, _, _ in documents]
-    return ModelInput(
-        tokens=np.concatenate([tokens for tokens, _, _ in documents]),
-        targets=np.concatenate([targets for _, targets, _ in documents], axis=1),
-        loss_weights=np.concatenate([weights for _, _, weights in documents], axis=1),
-        positions=np.concatenate([np.arange(n) for n in lengths]),
-        document_ids=np.repeat(np.arange(len(lengths)), lengths),
-        cu_seqlens=np.cumsum([0, *lengths]).astype(np.int32),
-        max_seqlen=max(lengths),
-        num_tokens=sum(lengths),
-        source_ids=np.zeros(len(lengths), np.int32),
-    )
+    tokens, targets, weights = (np.concatenate(parts, axis=-1) for parts in zip(*documents, strict=True))
+    return make_row([len(tokens) for tokens, _, _ in documents], tokens=tokens, targets=targets, loss_weights=weights)
 
 
 def gradients(net, rows, denominators, **options) -> tuple[float, list[torch.Tensor]]:

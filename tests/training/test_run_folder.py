@@ -5,16 +5,18 @@ import os
 
 import pytest
 import torch
-from training_makers import SENTINELS, make, train
+from training_makers import SENTINELS, make, train, write_run_file
 
-from penstock import locks
-from penstock.errors import ConfigError, CorruptionError, FormatError, OutputError
+from makers.datasets import prepare_here
+from makers.texts import make_chat
+from makers.tokenizers import CHAT_CONTROLS, tiny_tokenizer
+from penstock.core import folders as locks
+from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
 from penstock.models import load_model
 from penstock.models.exporting import export
 from penstock.tokenizers import load_tokenizer
-from penstock.training import open_run
 from penstock.training.distributed import Ranks
-from penstock.training.run_folder import RUN_FILE, Run, begin_run
+from penstock.training.run_folder import RUN_FILE, RunFolder, begin_run
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 
@@ -27,14 +29,14 @@ def run(data, tmp_path_factory):
 
 
 def test_a_run(data, run):
-    found = Run.open(run)
+    found = RunFolder.open(run)
     tokenizer = load_tokenizer(found.tokenizer)
     assert found.step == 5
     assert tokenizer.fingerprint == load_tokenizer(data / "tokenizer").fingerprint
     assert found.template is None
     assert found.stop_ids == (tokenizer.eos_id,)
     assert load_model(found.model).vocab_size >= tokenizer.vocab_size
-    assert open_run(str(run)) == found
+    assert RunFolder.open(str(run)) == found
 
 
 def test_the_newest_complete_checkpoint_is_taken(data, tmp_path, capsys):
@@ -42,15 +44,15 @@ def test_the_newest_complete_checkpoint_is_taken(data, tmp_path, capsys):
     newest = sorted((tmp_path / "run" / "checkpoints").iterdir())[-1]
     weights = newest / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    assert Run.open(tmp_path / "run").step == 4
-    assert "step-00000005: passed over" in capsys.readouterr().err
+    assert RunFolder.open(tmp_path / "run").step == 4
+    assert "step-00000005: skipped" in capsys.readouterr().err
 
 
 def test_an_exported_model(data, run, tmp_path):
     tokenizer = load_tokenizer(data / "tokenizer")
     stop = tokenizer.special_tokens[SENTINELS[0]]
-    export(load_model(Run.open(run).model), tmp_path / "out", tokenizer=tokenizer, stop_ids=[stop])
-    found = Run.open(tmp_path / "out")
+    export(load_model(RunFolder.open(run).model), tmp_path / "out", tokenizer=tokenizer, stop_ids=[stop])
+    found = RunFolder.open(tmp_path / "out")
     assert (found.model, found.tokenizer, found.step) == (tmp_path / "out", tmp_path / "out", None)
     assert stop in found.stop_ids
     assert tokenizer.eos_id in found.stop_ids
@@ -58,35 +60,20 @@ def test_an_exported_model(data, run, tmp_path):
 
 
 def test_the_chat_template_of_a_model_wherever_it_is(data, run, tmp_path):
-    export(load_model(Run.open(run).model), tmp_path / "out", tokenizer=load_tokenizer(data / "tokenizer"))
+    export(load_model(RunFolder.open(run).model), tmp_path / "out", tokenizer=load_tokenizer(data / "tokenizer"))
     settings = tmp_path / "out" / "tokenizer_config.json"
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": "{{ old }}"}))
-    assert Run.open(tmp_path / "out").template == "{{ old }}"
+    assert RunFolder.open(tmp_path / "out").template == "{{ old }}"
     (tmp_path / "out" / "chat_template.jinja").write_text("{{ new }}")
-    assert Run.open(tmp_path / "out").template == "{{ new }}"
+    assert RunFolder.open(tmp_path / "out").template == "{{ new }}"
 
 
 def test_chats_leave_their_template_in_the_run(tmp_path):
-    from training_makers import RUN_FILE as TEXT
-
-    from penstock.prepare import prepare
-    from penstock.tokenizers import train_tokenizer
-
-    train_tokenizer(
-        ["some words"], vocab_size=270, output=tmp_path / "tokenizer", special_tokens=["<|im_start|>", "<|im_end|>"],
-        progress=False,
-    )  # fmt: skip
-    chats = [
-        {"messages": [{"role": "user", "content": "a b"}, {"role": "assistant", "content": f"c {n}"}]}
-        for n in range(50)
-    ]
-    prepare(
-        iter(chats), tokenizer=tmp_path / "tokenizer", output=tmp_path / "data" / "train", template="chatml",
-        processes=1, progress=False,
-    )  # fmt: skip
-    (tmp_path / "run.yaml").write_text(TEXT.format(data=tmp_path / "data"))
-    train(tmp_path, tmp_path / "run", "training.steps=2", "training.schedule.warmup_steps=2")
-    found = Run.open(tmp_path / "run")
+    tokenizer = tiny_tokenizer(tmp_path / "tokenizer", ["some words"], 270, CHAT_CONTROLS)
+    chats = (make_chat("a b", f"c {n}") for n in range(50))
+    prepare_here(chats, tokenizer, tmp_path / "data" / "train", template="chatml")
+    train(write_run_file(tmp_path), tmp_path / "run", "training.steps=2", "training.schedule.warmup_steps=2")
+    found = RunFolder.open(tmp_path / "run")
     assert "<|im_start|>" in found.template
     assert load_tokenizer(found.tokenizer).special_tokens["<|im_end|>"] in found.stop_ids
 
@@ -94,7 +81,7 @@ def test_chats_leave_their_template_in_the_run(tmp_path):
 def test_a_run_without_a_checkpoint(data, tmp_path):
     make(data, tmp_path / "run")
     with pytest.raises(FormatError, match=r"run: no complete checkpoint yet; train on, or wait for the first"):
-        Run.open(tmp_path / "run")
+        RunFolder.open(tmp_path / "run")
 
 
 def test_rubbish(tmp_path):
@@ -103,7 +90,7 @@ def test_rubbish(tmp_path):
         with pytest.raises(
             FormatError, match=r"no run \(run\.yaml is missing\) and no model in the Hugging Face layout"
         ):
-            Run.open(path)
+            RunFolder.open(path)
 
 
 def test_a_folder_that_a_kill_left_half_made(data, tmp_path):
@@ -122,7 +109,7 @@ def test_two_trainings_into_one_folder_are_refused(data, tmp_path, monkeypatch):
     run, ranks = tmp_path / "run", Ranks(torch.device("cpu"))
     with ranks:
         make(data, run, ranks=ranks)
-        with pytest.raises(OutputError, match=rf"run: process {os.getpid()} is training into it; wait for it, or"):
+        with pytest.raises(OutputError, match=rf"run: process {os.getpid()} is training into it; wait until it ends"):
             make(data, run, "training.steps=7", resume=True)
         assert "steps: 7" not in (run / RUN_FILE).read_text()
         make(data, run, resume=True, ranks=ranks)
@@ -166,12 +153,12 @@ def test_a_run_that_never_trained_is_begun_anew(data, tmp_path):
     make(data, tmp_path / "run", "training.steps=7")
     assert "steps: 7" in (tmp_path / "run" / RUN_FILE).read_text()
     train(data, tmp_path / "run", "training.steps=2", "training.schedule.warmup_steps=2")
-    with pytest.raises(OutputError, match="a run is there already; go on with it by --resume"):
+    with pytest.raises(OutputError, match="a run is there already; continue it with --resume"):
         make(data, tmp_path / "run")
 
 
 def test_a_setting_that_fits_only_later_leaves_a_folder_that_is_free(data, tmp_path):
-    with pytest.raises(ConfigError, match="cannot be cut in 3"):
+    with pytest.raises(ConfigError, match="cannot be cut into 3"):
         train(data, tmp_path / "run", "training.micro_sequences=3")
     assert len(train(data, tmp_path / "run", "training.steps=2", "training.schedule.warmup_steps=2")) == 2
 
@@ -193,7 +180,7 @@ def test_the_tokenizer_is_the_one_that_the_checkpoint_vouches_for(data, run, tmp
     mine = shutil.copytree(run, tmp_path / "run")
     (mine / "tokenizer" / "tokenizer.json").write_text("{}")
     fingerprint = load_tokenizer(data / "tokenizer").fingerprint
-    assert load_tokenizer(Run.open(mine).tokenizer).fingerprint == fingerprint
+    assert load_tokenizer(RunFolder.open(mine).tokenizer).fingerprint == fingerprint
     shutil.rmtree(mine / "tokenizer")
     said = []
     make(data, mine, "training.steps=6", resume=True, say=said.append)
@@ -208,7 +195,7 @@ def test_a_checkpoint_is_no_run_and_a_damaged_run_file_is_told(run, tmp_path):
     with pytest.raises(
         FormatError, match=r"step-00000005: is a checkpoint; give its run, .*run, which takes the newest one"
     ):
-        Run.open(next((mine / "checkpoints").iterdir()))
+        RunFolder.open(next((mine / "checkpoints").iterdir()))
     (mine / RUN_FILE).write_bytes(b"a: [\xff")
     with pytest.raises(CorruptionError, match=r"run.yaml:1: is not UTF-8; .*; copy it back from a checkpoint"):
-        Run.open(mine)
+        RunFolder.open(mine)

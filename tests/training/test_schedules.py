@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import ConfigError
-from penstock.training.schedules import ScheduleSettings
+from penstock.core.errors import ConfigError
+from penstock.training.settings import ScheduleSettings
 
 SHAPES = ["constant", "linear", "cosine", "wsd"]
 

@@ -1,15 +1,12 @@
 """Sharded parts by gloo: FSDP2 on two processes, read on two and on one; a failure in one process is one in each."""
 
-import sys
-import textwrap
-
 import pytest
 import torch
+from training_makers import on_two_processes
 
-from patience import PATIENCE_SECONDS
 from penstock.training.checkpoints import newest_complete
-from penstock.training.optimizer_settings import OptimizerSettings
 from penstock.training.optimizers import Optimizers
+from penstock.training.settings import OptimizerSettings
 
 SCRIPT = """
     import os, sys
@@ -18,13 +15,13 @@ SCRIPT = """
     from torch import nn
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
-    from penstock.errors import PenstockError
+    from penstock.core.errors import PenstockError
     from penstock.training.checkpoints import newest_complete, save_checkpoint
-    from penstock.training.optimizer_settings import OptimizerSettings
+    from penstock.training.settings import OptimizerSettings
     from penstock.training.optimizers import Optimizers
 
     torch.set_num_threads(1)
-    rank, folder = int(sys.argv[1]), sys.argv[2]
+    rank, folder = int(os.environ["RANK"]), sys.argv[1]
     dist.init_process_group("gloo", init_method=f"file://{folder}.store", rank=rank, world_size=2)
 
     def build(seed):
@@ -72,30 +69,17 @@ SCRIPT = """
 """
 
 
-def run(tmp_path, kind: str) -> list[list[str]]:
+def train_on_two(tmp_path, kind: str) -> list[list[str]]:
     """The lines that each of two processes printed."""
-    import subprocess
-
-    path = tmp_path / "train.py"
-    path.write_text(textwrap.dedent(SCRIPT).replace("", "").replace("NAME", repr(kind)))
-    children = [
-        subprocess.Popen(
-            [sys.executable, path, str(rank), tmp_path / "checkpoints"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    told = [child.communicate(timeout=PATIENCE_SECONDS) for child in children]
-    assert [child.returncode for child in children] == [0, 0], told[0][1] + told[1][1]
-    return [out.split("\n") for out, _ in told]
+    code = SCRIPT.replace("NAME", repr(kind))
+    ended = on_two_processes(tmp_path / "train.py", code, tmp_path / "checkpoints")
+    return [out.split("\n") for out, _ in ended]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_two_processes_save_and_one_goes_on(tmp_path, kind):
-    first, second = run(tmp_path, kind)
+    first, second = train_on_two(tmp_path, kind)
     assert first[0] == second[0]
     assert first[1] == "OutputError True"
     assert second[1] == "DistributedError True"

@@ -4,13 +4,11 @@ import json
 import shutil
 
 import pytest
-from training_makers import RUN_FILE, WORDS, losses, make, make_texts, train, values
-from typer.testing import CliRunner
+from training_makers import losses, make, make_teacher, train, values
 
+from makers.processes import call_penstock
 from penstock.cli.distill import app
-from penstock.errors import ConfigError, CorruptionError, FormatError, OutputError
-from penstock.prepare import prepare
-from penstock.tokenizers import train_tokenizer
+from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 
@@ -20,30 +18,13 @@ STEPS = "training.steps=6"
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
     """Of the same sentences in another vocabulary."""
-    folder = tmp_path_factory.mktemp("teacher")
-    tokenizer = train_tokenizer([" ".join(WORDS)] * 20, vocab_size=290, output=folder / "tokenizer", progress=False)
-    prepare(iter(make_texts(300)), tokenizer=tokenizer, output=folder / "data" / "train", processes=1, progress=False)
-    (folder / "run.yaml").write_text(RUN_FILE.format(data=folder / "data"))
-    train(folder, folder / "run", "training.steps=10")
-    return folder / "run"
+    return make_teacher(tmp_path_factory.mktemp("teacher"), 10)
 
 
 def cache(data, output, *arguments):
     """Call `penstock distill cache` as the command line does."""
-    given = [
-        "cache",
-        str(data / "run.yaml"),
-        "--output",
-        str(output),
-        "--device",
-        "cpu",
-        "--json",
-        *map(str, arguments),
-    ]
-    found = CliRunner().invoke(app, given)
-    if found.exception is not None:
-        raise found.exception
-    return json.loads(found.stdout)
+    words = ("cache", data / "run.yaml", "--output", output, "--device", "cpu", "--json", *arguments)
+    return json.loads(call_penstock(*words, app=app).stdout)
 
 
 def section(where, **loss):
@@ -77,7 +58,7 @@ def test_half_precision_is_near(data, tmp_path, teacher):
 def test_a_cached_run_file_makes_its_own_cache(data, tmp_path, teacher):
     """The file that trains with the cache also says how the teacher reads."""
     told = section({"cache": str(tmp_path / "cache"), "max_tokens": 20}, kind="p_kl", top_k=4)
-    with pytest.raises(ConfigError, match=r"teacher\.teachers\.0 is read from a cache; give the model"):
+    with pytest.raises(ConfigError, match=r"teacher\.teachers\.0 reads from a cache; give the model"):
         cache(data, tmp_path / "cache", "--set", told)
     assert cache(data, tmp_path / "cache", "--set", told, "--teacher", teacher)["top_k"] == 4
     assert len(train(data, tmp_path / "run", told, STEPS)) >= 6
@@ -92,11 +73,11 @@ def test_a_cached_run_file_makes_its_own_cache(data, tmp_path, teacher):
 
 
 def test_refusals(data, tmp_path, teacher):
-    with pytest.raises(ConfigError, match="has 0 teachers, and number 0 is asked for; give --teacher"):
+    with pytest.raises(ConfigError, match="has 0 teachers, so there is no number 0; give --teacher"):
         cache(data, tmp_path / "cache")
     for kind, message in (
-        ("p_kl", r"loss p_kl wants all tokens.* set loss\.top_k"),
-        ("uld", "uld needs whole distributions"),
+        ("p_kl", r"loss p_kl uses all tokens.* set loss\.top_k"),
+        ("uld", "uld needs full distributions"),
     ):
         with pytest.raises(ConfigError, match=message):
             cache(data, tmp_path / "cache", "--set", section({"model": str(teacher)}, kind=kind))
@@ -107,7 +88,7 @@ def test_refusals(data, tmp_path, teacher):
     with pytest.raises(ConfigError, match="holds the 3 likeliest tokens"):
         train(data, tmp_path / "run", section({"cache": str(moved)}, kind="p_kl", top_k=4), STEPS)
     (moved / "cache.json").unlink()
-    with pytest.raises(FormatError, match="no cache of a teacher"):
+    with pytest.raises(FormatError, match="not a teacher's cache"):
         train(data, tmp_path / "run", section({"cache": str(moved)}, kind="p_kl", top_k=3), STEPS)
 
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 from penstock.training.settings import TensorLogSettings
 from penstock.training.tensor_logs import TensorLogs, statistics
 

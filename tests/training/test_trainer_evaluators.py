@@ -7,7 +7,9 @@ import pytest
 import torch
 from training_makers import losses, make, train
 
-from penstock.errors import ConfigError
+from makers.datasets import prepare_here
+from makers.tokenizers import tiny_tokenizer
+from penstock.core.errors import ConfigError
 from penstock.shards import open_dataset
 from penstock.training.distributed import Ranks
 from penstock.training.evaluators import HeldOutLoss, never
@@ -100,13 +102,8 @@ def test_no_more_rows_than_asked_for(data, tmp_path, rows):
 
 
 def test_data_of_another_tokenizer(data, tmp_path):
-    from penstock.prepare import prepare
-    from penstock.tokenizers import train_tokenizer
-
-    train_tokenizer(["other words"], vocab_size=262, output=tmp_path / "tokenizer", progress=False)
-    prepare(
-        iter(["some words"]), tokenizer=tmp_path / "tokenizer", output=tmp_path / "data", processes=1, progress=False
-    )
+    tokenizer = tiny_tokenizer(tmp_path / "tokenizer", ["other words"], 262)
+    prepare_here(iter(["some words"]), tokenizer, tmp_path / "data")
     with pytest.raises(ConfigError, match=r"evaluator 'held': .* was made with another tokenizer"):
         make(data, tmp_path / "run", f"training.evaluators={{held: {{data: {tmp_path / 'data'}}}}}")
     assert not (tmp_path / "run").exists()
@@ -225,3 +222,18 @@ def test_parts_of_an_evaluation_are_in_the_records(data, tmp_path):
 def test_sources_of_an_evaluator_that_mean_nothing(data, tmp_path, look, message):
     with pytest.raises(ConfigError, match=message):
         make(data, tmp_path / "run", f"training.evaluators={look}")
+
+
+def test_a_joined_corpus_is_measured_as_the_whole(data, tmp_path):
+    """Loss by source and bits per byte, of a glob and of a list."""
+    (tmp_path / "parts").mkdir()
+    for name in ("train", "validation"):
+        (tmp_path / "parts" / name).symlink_to(data / "data" / name)
+    one, two = (figures(data, tmp_path, f"{{data: DATA/{name}}}") for name in ("train", "validation"))
+    for joined in ("{data: PARTS/*}", "{sources: [{path: [DATA/train, DATA/validation], share: tokens}]}"):
+        both = figures(data, tmp_path, joined.replace("PARTS", str(tmp_path / "parts")))
+        assert both["targets"] == one["targets"] + two["targets"]
+        nats = sum(part["loss"] * part["targets"] for part in (one, two))
+        assert both["loss"] == pytest.approx(nats / both["targets"], rel=1e-5)
+        assert min(one["bits_per_byte"], two["bits_per_byte"]) < both["bits_per_byte"]
+        assert both["bits_per_byte"] < max(one["bits_per_byte"], two["bits_per_byte"])

@@ -8,7 +8,7 @@ import torch
 from training_makers import LENGTH, SENTINELS, losses, make, train, values
 
 from penstock.models import load_model
-from penstock.training import open_run
+from penstock.training import RunFolder
 from penstock.training.losses import row_loss
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
@@ -60,7 +60,7 @@ def test_lora_trains_its_matrices_only(data, tmp_path):
     changed = {name for name, weight in trainer.model.state_dict().items() if not torch.equal(weight, before[name])}
     assert changed == {name for name in before if ".lora_" in name}
     assert records[-1]["loss"] < records[0]["loss"]
-    kept = load_model(open_run(tmp_path / "run").model).state_dict()
+    kept = load_model(RunFolder.open(tmp_path / "run").model).state_dict()
     assert all(torch.equal(kept[name], weight) for name, weight in trainer.model.state_dict().items())
 
 
@@ -95,7 +95,7 @@ def test_a_model_of_transformers_trains_on_the_same_rows(data, tmp_path):
 def test_the_trained_model_is_what_the_run_keeps(data, tmp_path):
     trainer = make(data, tmp_path / "run", FOUR)
     list(trainer.train())
-    run = open_run(tmp_path / "run")
+    run = RunFolder.open(tmp_path / "run")
     kept = load_model(run.model)
     step = next(iter(make(data, tmp_path / "other").loader))
     with torch.no_grad():

@@ -4,11 +4,11 @@ import signal
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
-from training_makers import environment, losses, train
+from training_makers import losses, train
 
+from makers.processes import child_environment, run_python
 from patience import PATIENCE_SECONDS, wait_for
 from penstock.training.checkpoints import newest_complete
 from penstock.training.metrics import read_metrics
@@ -20,7 +20,6 @@ KILLS, STEPS = 20, 150
 KILLING = """
     import os, random, signal, sys, traceback
     from pathlib import Path
-    sys.path.insert(0, sys.argv[3])
     import training_makers
 
     data, run, chance = Path(sys.argv[1]), Path(sys.argv[2]), random.Random(0)
@@ -57,11 +56,7 @@ KILLING = """
 def test_killed_twenty_times(data, tmp_path):
     script = tmp_path / "killing.py"
     script.write_text(textwrap.dedent(KILLING).replace("KILLS", str(KILLS)).replace("STEPS", str(STEPS)))
-    words = [sys.executable, script, data, tmp_path / "killed", Path(__file__).parent]
-    told = subprocess.run(
-        words, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False, env=environment()
-    )
-    assert told.returncode == 0, told.stderr[-3000:]
+    run_python(script, data, tmp_path / "killed", check=True)
     due = train(data, tmp_path / "whole", f"training.steps={STEPS}")
     found = read_metrics(tmp_path / "killed")
     assert [record["step"] for record in found] == list(range(1, STEPS + 1))
@@ -74,7 +69,7 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(data, tmp_path, name):
     options = ("training.steps=200000", "training.checkpoints.every=199999", "training.schedule.shape=constant")
     words = [sys.executable, "-m", "penstock", "train", data / "run.yaml", "-o", tmp_path / "run"]
     words += [word for option in options for word in ("--set", option)]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment()) as process:
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=child_environment()) as process:
         metrics = tmp_path / "run" / "metrics.jsonl"
         wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 3, process)
         process.send_signal(getattr(signal, name))

@@ -1,22 +1,20 @@
 """Two processes by gloo, copied and sharded (FSDP2): the losses of one; checkpoints of one on two and of two on one."""
 
 import json
-import textwrap
 
 import numpy as np
 import pytest
-from training_makers import environment, on_two_processes, train, values
+from training_makers import on_two_processes, train, values
 
-from patience import PATIENCE_SECONDS
+from makers.processes import run_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_torch")]
 
 SCRIPT = """
     import json, os, sys
     from pathlib import Path
-    sys.path.insert(0, sys.argv[3])
     import torch
-    from penstock.errors import PenstockError
+    from penstock.core.errors import PenstockError
     from penstock.training.distributed import Ranks
     from training_makers import make, train
 
@@ -60,21 +58,16 @@ STEPS = "training.steps=6"
 @pytest.fixture(scope="module")
 def runs(data, tmp_path_factory):
     """The folder of all runs, and what each rank was refused."""
-    import pathlib
-
     folder = tmp_path_factory.mktemp("ranks")
     look = f"training.evaluators={{held: {{data: {data}/data/validation, every: 3}}}}"
     train(data, folder / "one", look, STEPS)
     train(data, folder / "heads of one", look, STEPS, "model.prediction_heads=3")
     for name in ("one then sharded", "one then copied"):
         train(data, folder / name, look, STEPS, until=4)
-    script = folder / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT))
-    told = on_two_processes(script, str(data), str(folder), str(pathlib.Path(__file__).parent))
-    assert [code for code, _, _ in told] == [0, 0], told[0][1] + told[0][2][-3000:] + told[1][2][-3000:]
+    ended = on_two_processes(folder / "script.py", SCRIPT, data, folder)
     for name in ("sharded then one", "copied then one"):
         train(data, folder / name, look, STEPS, resume=True)
-    return folder, [json.loads(out.splitlines()[-1]) for _, out, _ in told]
+    return folder, [json.loads(out.splitlines()[-1]) for out, _ in ended]
 
 
 def records(runs, name: str):
@@ -119,15 +112,9 @@ def test_refusals_are_those_of_all_ranks(runs):
 
 
 def test_torchrun_with_rows_that_do_not_divide_ends(data, tmp_path):
-    import subprocess
-    import sys
-
     uneven = "data.loader.rows_per_step=3"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    told = subprocess.run(
-        [*command, "-m", "penstock", "train", data / "run.yaml", "-o", tmp_path / "run", "--set", uneven],
-        capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False, env=environment(),
-    )  # fmt: skip
-    assert told.returncode != 0
-    assert "rows_per_step" in told.stderr
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "penstock")
+    found = run_python(*torchrun, "train", data / "run.yaml", "-o", tmp_path / "run", "--set", uneven)
+    assert found.returncode != 0
+    assert "rows_per_step" in found.stderr
     assert not (tmp_path / "run").exists()

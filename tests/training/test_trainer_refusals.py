@@ -5,7 +5,7 @@ import shutil
 import pytest
 from training_makers import losses, make, make_data, train
 
-from penstock.errors import ConfigError, OutputError, RecordError, StateError
+from penstock.core.errors import ConfigError, OutputError, RecordError, StateError
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 
@@ -33,7 +33,7 @@ def test_folders_that_hold_something(data, tmp_path):
         make(data, tmp_path / "mine", resume=True)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
     train(data, tmp_path / "run", until=1)
-    with pytest.raises(OutputError, match="a run is there already; go on with it by --resume"):
+    with pytest.raises(OutputError, match="a run is there already; continue it with --resume"):
         make(data, tmp_path / "run")
 
 
@@ -184,7 +184,7 @@ def test_a_device_that_is_not_there():
     from penstock.training.distributed import local_device
 
     for name in ("toaster", "cuda:99"):
-        with pytest.raises(ConfigError, match=f"device '{name}': .*; give one that is here, or auto"):
+        with pytest.raises(ConfigError, match=f"device '{name}': .*; give one of th.*, or auto"):
             local_device(name)
 
 
@@ -218,7 +218,7 @@ def test_sharding_takes_several_processes(data, tmp_path):
     ],
 )
 def test_settings_that_mean_nothing(data, tmp_path, assignment, message):
-    from penstock.errors import PenstockError
+    from penstock.core.errors import PenstockError
 
     with pytest.raises(PenstockError, match=message):
         train(data, tmp_path / "run", assignment)

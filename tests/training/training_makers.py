@@ -1,43 +1,27 @@
 """Little runs for the tests of the trainer: data, run files, trainers in this process, and processes that train."""
 
 import json
-import os
-import random
-import socket
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from makers.datasets import prepare_here
+from makers.processes import free_port, rank_environment
+from makers.texts import WORDS, make_texts
+from makers.tokenizers import tiny_tokenizer
+from patience import PATIENCE_SECONDS
 from penstock.config import load_run
-from penstock.config.run import resolved_text
+from penstock.config.run_file import resolved_text
 from penstock.config.training import make_trainer
-from penstock.prepare import prepare
-from penstock.tokenizers import train_tokenizer
 from penstock.training import Trainer
 from penstock.training.distributed import Ranks
 from penstock.training.metrics import Metrics, read_metrics
 
-WORDS = (
-    "the",
-    "a",
-    "one",
-    "cat",
-    "dog",
-    "tree",
-    "river",
-    "sees",
-    "likes",
-    "finds",
-    "under",
-    "over",
-    "small",
-    "big",
-    "old",
-)
 SENTINELS = [f"<extra_id_{n}>" for n in range(40)]
 LENGTH = 64
 RUN_FILE = """\
@@ -54,24 +38,25 @@ training:
 """
 
 
-def make_texts(number: int, seed: int = 0) -> list[str]:
-    chance = random.Random(seed)
-    return [" ".join(chance.choices(WORDS, k=chance.randint(3, 30))) + "." for _ in range(number)]
-
-
 def make_data(folder: Path, number: int = 300, seed: int = 0) -> Path:
     """`train`, `validation`, the tokenizer and a run file of a dataset of made-up sentences."""
-    texts = make_texts(number, seed)
-    tokenizer = folder / "tokenizer"
-    train_tokenizer(
-        make_texts(300), vocab_size=340, output=tokenizer, special_tokens=["[NLU]", *SENTINELS], progress=False
-    )
-    prepare(
-        iter(texts), tokenizer=tokenizer, output=folder / "data", validation=0.2, processes=1, keep_text=True,
-        progress=False,
-    )  # fmt: skip
+    tokenizer = tiny_tokenizer(folder / "tokenizer", make_texts(300), 340, ["[NLU]", *SENTINELS])
+    prepare_here(iter(make_texts(number, seed)), tokenizer, folder / "data", validation=0.2, keep_text=True)
+    return write_run_file(folder)
+
+
+def write_run_file(folder: Path) -> Path:
+    """A run file for `data/train` of a folder; returns the folder."""
     (folder / "run.yaml").write_text(RUN_FILE.format(data=folder / "data"))
     return folder
+
+
+def make_teacher(folder: Path, steps: int) -> Path:
+    """A run on the same sentences with a smaller vocabulary."""
+    tokenizer = tiny_tokenizer(folder / "tokenizer", [" ".join(WORDS)] * 20, 290)
+    prepare_here(iter(make_texts(300)), tokenizer, folder / "data" / "train")
+    train(write_run_file(folder), folder / "run", f"training.steps={steps}")
+    return folder / "run"
 
 
 def make(
@@ -120,49 +105,30 @@ def values(records: Sequence[dict[str, Any]], name: str = "loss") -> list[float]
     return [record[name] for record in records]
 
 
-def environment(rank: int = 0, size: int = 1, port: int = 0) -> dict[str, str]:
-    """What torchrun sets; of a single process nothing."""
-    named = {**os.environ, "OMP_NUM_THREADS": "1"}
-    if size == 1:
-        return named
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
-    return {**named, **{name: str(value) for name, value in place.items()}, "MASTER_ADDR": "127.0.0.1"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def on_two_processes(script: Path, *arguments: str) -> list[tuple[int, str, str]]:
-    """Run a script as two ranks; (exit code, standard output, standard error) of each."""
-    # Not on the path of those scripts, which import this module.
-    from patience import PATIENCE_SECONDS
-
+def on_two_processes(script: Path, code: str, *arguments: Any) -> list[tuple[str, str]]:
+    """Run a script as two ranks, which must succeed; (standard output, standard error) of each."""
+    script.write_text(textwrap.dedent(code))
     # Somebody else may take the port before rank 0 does.
     for _ in range(3):
-        told = _on_two_processes(script, arguments, PATIENCE_SECONDS)
-        if not any("EADDRINUSE" in err for _, _, err in told):
+        ended = _on_two_processes([sys.executable, str(script), *map(str, arguments)])
+        if not any("EADDRINUSE" in err for _, _, err in ended):
             break
-    return told
+    assert [code for code, _, _ in ended] == [0, 0], "\n".join(err[-3000:] for _, _, err in ended)
+    return [(out, err) for _, out, err in ended]
 
 
-def _on_two_processes(script: Path, arguments: Sequence[str], seconds: float) -> list[tuple[int, str, str]]:
-    port = free_port()
+def _on_two_processes(command: Sequence[str]) -> list[tuple[int, str, str]]:
+    port, pipe = free_port(), subprocess.PIPE
     children = [
-        subprocess.Popen(
-            [sys.executable, script, *arguments],
-            env=environment(rank, 2, port), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
+        subprocess.Popen(command, env=rank_environment(rank, 2, port), stdout=pipe, stderr=pipe, text=True)
         for rank in range(2)
-    ]  # fmt: skip
+    ]
     try:
-        told = [child.communicate(timeout=seconds) for child in children]
+        texts = [child.communicate(timeout=PATIENCE_SECONDS) for child in children]
     finally:
         for child in children:
             child.kill()
-    return [(child.returncode, out, err) for child, (out, err) in zip(children, told, strict=True)]
+    return [(child.returncode, out, err) for child, (out, err) in zip(children, texts, strict=True)]
 
 
 def last_json(text: str) -> Any:

@@ -1,4 +1,4 @@
-"""Chats: conversations become tokens with loss weights, and a certificate of what is trained.
+"""Chats: conversations become tokens with loss weights, and a certificate of what they train.
 
 ```python
 chat = ps.chat.encode(messages, tokenizer="Qwen3-0.6B/", mask_history=True)
@@ -6,15 +6,17 @@ chat.tokens, chat.loss_weights, chat.certificate
 ```
 """
 
-from penstock.chat.boundaries import Boundary, ResolvedBoundary, resolve
-from penstock.chat.certificate import Certificate, Dropped, Problem
-from penstock.chat.conversation import Conversation, Marks, Range
 from penstock.chat.encoder import ChatEncoder, EncodedChat, encode
-from penstock.chat.families import Family, detect_family, families, family
-from penstock.chat.knobs import Knobs
-from penstock.chat.layouts import LayoutSettings, describe_layout, detect_layout, read_conversation
-from penstock.chat.scanning import scan
-from penstock.chat.template import Rendered, Template, load_template, own_template, template_names
+from penstock.chat.masks.boundaries import Boundary, ResolvedBoundary, resolve
+from penstock.chat.masks.certificate import Certificate, Dropped, Problem
+from penstock.chat.masks.families import Family, detect_family, families, family
+from penstock.chat.masks.mask_settings import MaskSettings
+from penstock.chat.masks.scanning import scan
+from penstock.chat.records.conversation import Conversation, MessageWeights, Range
+from penstock.chat.records.layout_settings import LayoutSettings
+from penstock.chat.records.layouts import describe_layout, detect_layout, read_conversation
+from penstock.chat.render.template import Rendered, Template, load_template, own_template, template_names
+from penstock.core.lazy_imports import public_names
 
 __all__ = [
     "Boundary",
@@ -24,9 +26,9 @@ __all__ = [
     "Dropped",
     "EncodedChat",
     "Family",
-    "Knobs",
     "LayoutSettings",
-    "Marks",
+    "MaskSettings",
+    "MessageWeights",
     "Problem",
     "Range",
     "Rendered",
@@ -45,3 +47,5 @@ __all__ = [
     "scan",
     "template_names",
 ]
+
+__dir__ = public_names(__name__)

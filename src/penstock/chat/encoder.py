@@ -1,81 +1,97 @@
-"""Conversations to tokens with loss weights and a certificate: the chat room's main door.
+"""Conversations to tokens with loss weights and a certificate: render with provenance, encode, weigh, check.
 
-Render once with provenance, encode, weigh, check. A conversation that something stands against is an error: nothing is
-trained of which it is not known whose words they are.
+A conversation that fails a check is an error. A token is trained only if its author is known.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, Unpack, final
 
 import numpy as np
 
-from penstock.chat.boundaries import Boundary, ResolvedBoundary, resolve
-from penstock.chat.certificate import Certificate
-from penstock.chat.checking import Evidence, certify
-from penstock.chat.conversation import Conversation
-from penstock.chat.encoded_text import EncodedText
-from penstock.chat.encoding import encode_rendered_batch
-from penstock.chat.families import Family, detect_family
-from penstock.chat.forms import render_form
-from penstock.chat.knobs import Knobs
-from penstock.chat.layouts import read_conversation
-from penstock.chat.masks import Mask, decide, trained_messages, weigh
-from penstock.chat.media import refuse_media
-from penstock.chat.prompting import as_prompted
-from penstock.chat.scanning import scan
-from penstock.chat.template import Rendered, Template, load_template, own_template
-from penstock.chat.turns import Turn, find_turns
-from penstock.chat.typed_control_text import find_authors
-from penstock.errors import ConfigError, ConversationError
-from penstock.ragged import Ragged
+from penstock.chat.masks.boundaries import Boundary, ResolvedBoundary, resolve
+from penstock.chat.masks.certificate import Certificate
+from penstock.chat.masks.checks import Evidence, as_prompted, certify, find_authors
+from penstock.chat.masks.families import Family, detect_family
+from penstock.chat.masks.mask_settings import MaskKeywords, MaskSettings
+from penstock.chat.masks.masks import Mask, decide, trained_messages, weigh
+from penstock.chat.masks.scanning import scan
+from penstock.chat.records.conversation import Conversation
+from penstock.chat.records.layouts import read_conversation
+from penstock.chat.records.media import refuse_media
+from penstock.chat.render.forms import render_form
+from penstock.chat.render.template import Rendered, Template, load_template, own_template
+from penstock.chat.render.turns import Turn, find_turns
+from penstock.chat.tokens.encoding import EncodedText, encode_rendered_batch
+from penstock.core.arrays import Ragged
+from penstock.core.errors import ConfigError, ConversationError
+from penstock.core.notebook import card, marked_text
 from penstock.tokenizers import Tokenizer, load_tokenizer
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 _log = logging.getLogger("penstock.chat")
-_OTHERWISE = ("rewritten", "context_differs")
-"""Kinds of problems for which a conversation is split."""
+_REWRITES = ("rewritten", "context_differs")
+"""Kinds of problems that `on_rewrite="split"` splits a conversation for."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedChat:
-    """A conversation as it will be trained."""
+    """A conversation as it is trained."""
 
     tokens: np.ndarray[Any, np.dtype[np.uint32]]
     """uint32 [tokens]."""
     loss_weights: np.ndarray[Any, np.dtype[np.float32]]
-    """How much each token counts as a target, float32 [tokens]."""
+    """Loss weight of each token as a target, float32 [tokens]."""
     text: str
-    """What the template rendered."""
+    """The rendered conversation."""
     begins: IntArray
     """First character of each token in `text`, int64 [tokens]."""
     ends: IntArray
-    """One after its last character."""
+    """One after its last character, int64 [tokens]."""
     is_control: np.ndarray[Any, np.dtype[np.bool_]]
     """Which tokens are control tokens, bool [tokens]."""
     messages: IntArray
-    """The message that each token belongs to, int64 [tokens]: that of the words it begins in, else that of its turn;
-    −1: the template's."""
+    """Message of each token, int64 [tokens]: of its first character, or of the turn around it; −1: the template's."""
     roles: tuple[str, ...]
     """Role of each message."""
     certificate: Certificate
 
     @property
     def trained_text(self) -> tuple[tuple[int, str], ...]:
-        """The text of each stretch of trained tokens, in order: (message that it belongs to, text)."""
+        """(message, text) of each stretch of trained tokens, in order."""
         edges = np.flatnonzero(np.diff(np.concatenate([[0], self.loss_weights != 0, [0]]))).tolist()
         return tuple(
             (int(self.messages[(first + last - 1) // 2]), self.text[int(self.begins[first]) : int(self.ends[last - 1])])
             for first, last in zip(edges[::2], edges[1::2], strict=True)
         )
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the text with its trained tokens marked, and what the certificate says."""
+        trained = int(np.count_nonzero(self.loss_weights))
+        problems = "; ".join(str(problem) for problem in self.certificate.problems) or "none"
+        facts = [("tokens", f"{len(self.tokens):,}, {trained:,} trained"), ("problems", problems)]
+        return card("Chat", facts, marked_text(self._pieces()))
+
+    def _pieces(self) -> Iterator[tuple[str, float]]:
+        """The text in stretches of equal loss weight; characters of no token have weight 0."""
+        at = 0
+        for begin, end, weight in zip(
+            self.begins.tolist(), self.ends.tolist(), self.loss_weights.tolist(), strict=True
+        ):
+            if begin > at:
+                yield self.text[at:begin], 0.0
+            if end > at:
+                yield self.text[max(begin, at) : end], weight
+            at = max(at, end)
+        yield self.text[at:], 0.0
+
 
 class _Draft(NamedTuple):
-    """A conversation in the form that the template takes, as text, with its turns."""
+    """A conversation in the form that the template accepts, as text, with its turns."""
 
     conversation: Conversation
     rendered: Rendered
@@ -84,15 +100,15 @@ class _Draft(NamedTuple):
 
 @final
 class ChatEncoder:
-    """Encodes conversations with one tokenizer, template and settings; make it once, use it for all.
+    """Encodes conversations with one tokenizer, template and settings; create it once for all conversations.
 
     Args:
         tokenizer: The tokenizer.
         template: The chat template.
-        knobs: What is trained.
-        boundaries: Role boundaries to hold the masks against; empty: those of the template's family, if it is known.
-        takes_media: Whether conversations may hold images, audio or video, because the caller puts them into the rows;
-            otherwise they are refused.
+        mask_settings: Which parts of a conversation are trained.
+        boundaries: Role boundaries to check the masks with; empty: those of the template's family, if it is known.
+        takes_media: Accept conversations with images, audio or video, because the caller adds them to the rows; False:
+            refuse them.
 
     Raises:
         ConfigError: A declared boundary cannot be resolved.
@@ -102,26 +118,26 @@ class ChatEncoder:
         self,
         tokenizer: Tokenizer,
         template: Template,
-        knobs: Knobs | None = None,
+        mask_settings: MaskSettings | None = None,
         boundaries: Sequence[Boundary] = (),
         *,
         takes_media: bool = False,
     ) -> None:
-        self.tokenizer, self.template, self.knobs = tokenizer, template, knobs or Knobs()
+        self.tokenizer, self.template, self.mask_settings = tokenizer, template, mask_settings or MaskSettings()
         self._declared = resolve(boundaries, tokenizer) if boundaries else ()
         self._takes_media = takes_media
         names = {token_id: text for text, token_id in tokenizer.special_tokens.items()}
         self._eos_text = None if tokenizer.eos_id is None else names.get(tokenizer.eos_id)
 
     def encode(self, conversation: Conversation) -> list[EncodedChat]:
-        """One conversation as one document, or with on_rewrite "split" and a rewriting template, one for each reply."""
+        """One conversation as one document; with on_rewrite "split" and a rewriting template, one for each reply."""
         return self.encode_batch([conversation])[0]
 
     def encode_batch(self, conversations: Sequence[Conversation]) -> list[list[EncodedChat]]:
-        """Conversations, each as one document or several; certificates may hold errors.
+        """Conversations, each as one or several documents; certificates may contain errors.
 
         Raises:
-            RecordError: The template refuses a conversation, or it holds media; names its origin.
+            RecordError: The template refuses a conversation, or it contains media; names its origin.
             TokenizerError: A text cannot be encoded.
         """
         if not conversations:
@@ -132,17 +148,19 @@ class ChatEncoder:
         return self._encode_drafts([self._render(conversation) for conversation in conversations])
 
     def _encode_drafts(self, drafts: Sequence[_Draft]) -> list[list[EncodedChat]]:
-        """What was rendered, as tokens with loss weights, held to its certificates."""
+        """Rendered conversations as tokens with loss weights and certificates."""
         texts = [draft.rendered for draft in drafts]
-        authors = [find_authors(draft.conversation, draft.rendered, self.knobs) for draft in drafts]
+        authors = [find_authors(draft.conversation, draft.rendered, self.mask_settings) for draft in drafts]
         encoded = encode_rendered_batch(
             self.tokenizer,
             [rendered.text for rendered in texts],
-            [one.may_be_control(self.knobs) for one in authors],
-            allow_forged=self.knobs.allow_forged,
+            [one.may_be_control(self.mask_settings) for one in authors],
+            allow_forged=self.mask_settings.allow_forged,
         )
         decisions = [
-            decide(draft.conversation, draft.rendered, draft.turns, text, self.knobs, self._eos_text, self._stops)
+            decide(
+                draft.conversation, draft.rendered, draft.turns, text, self.mask_settings, self._eos_text, self._stops
+            )
             for draft, text in zip(drafts, encoded, strict=True)
         ]
         masks = weigh(decisions, [draft.turns for draft in drafts], texts, encoded)
@@ -155,7 +173,7 @@ class ChatEncoder:
                 encoded=text,
                 authors=wrote,
                 mask=mask,
-                knobs=self.knobs,
+                settings=self.mask_settings,
                 scanned=scanned,
                 family=self._family.name if self._family and not self._declared else "the settings",
                 appended=(self._eos_text or "") if self._must_append(mask, draft.turns) else None,
@@ -164,16 +182,16 @@ class ChatEncoder:
         return done
 
     def _scan(self, encoded: Sequence[EncodedText]) -> Sequence[np.ndarray[Any, np.dtype[np.bool_]] | None]:
-        """What the role boundaries of the template's family train, of a whole batch at once."""
-        roles = {boundary.role for boundary in self.boundaries} & set(self.knobs.roles_to_train)
+        """Tokens that the role boundaries train, for each conversation of a batch; None where there are none."""
+        roles = {boundary.role for boundary in self.boundaries} & set(self.mask_settings.roles_to_train)
         if not roles or not encoded:
             return [None] * len(encoded)
         rows = Ragged.from_rows([text.ids for text in encoded], np.uint32)
-        weights = scan(rows, self.boundaries, roles, self.knobs.train_on_eos)
+        weights = scan(rows, self.boundaries, roles, self.mask_settings.train_on_eos)
         return [weights[row] != 0 for row in range(len(encoded))]
 
     def _render(self, conversation: Conversation, *, prompted: bool = False) -> _Draft:
-        """A conversation as text, with its turns; `prompted`: what is before its last turn as it is prompted for."""
+        """A conversation as text, with its turns; `prompted`: with the prompt for its last turn before that turn."""
         try:
             conversation, rendered = render_form(conversation, self.template)
             turns = self._turns(conversation, rendered)
@@ -186,7 +204,7 @@ class ChatEncoder:
 
     def _turns(self, conversation: Conversation, rendered: Rendered) -> dict[int, Turn]:
         messages = conversation.messages
-        trained = trained_messages(conversation, self.knobs)
+        trained = trained_messages(conversation, self.mask_settings)
         replies = [number for number in trained if messages[number]["role"] == "assistant"]
         return find_turns(
             self.template, rendered, messages, replies, tools=conversation.tools, **dict(conversation.variables)
@@ -198,10 +216,10 @@ class ChatEncoder:
         control, owners = encoded.is_control, mask.owners
         if evidence.appended is not None:
             at = np.array([len(text)])
-            own = evidence.conversation.marks[mask.trained[-1]].weight
+            own = evidence.conversation.message_weights[mask.trained[-1]].weight
             tokens = np.append(tokens, np.uint32(self.tokenizer.eos_id or 0))
             own_weight = np.float32(1 if own is None else own)
-            # Whitespace that the template writes behind the words is what the model must write to come to EOS.
+            # The model must write the whitespace after the text before it writes EOS.
             turn = evidence.turns[mask.trained[-1]]
             weights = np.where((begins >= turn.end) & (owners == turn.message), own_weight, weights)
             weights, control = np.append(weights, own_weight), np.append(control, True)
@@ -219,22 +237,30 @@ class ChatEncoder:
         )
 
     def _must_append(self, mask: Mask, turns: Mapping[int, Turn]) -> bool:
-        knobs = self.knobs
-        if knobs.on_missing_terminator != "append" or knobs.train_on_eos == "none" or not mask.trained or not turns:
+        settings = self.mask_settings
+        if (
+            settings.on_missing_terminator != "append"
+            or settings.train_on_eos == "none"
+            or not (mask.trained and turns)
+        ):
             return False
         last = mask.trained[-1]
         if self.tokenizer.eos_id is None:
-            raise ConfigError(f"on_missing_terminator is append, but the tokenizer {self.tokenizer.name} has no EOS")
+            raise ConfigError(
+                f"on_missing_terminator is append, but the tokenizer {self.tokenizer.name} has no EOS; set it to error "
+                "or allow"
+            )
         return last == max(turns) and last not in mask.terminators
 
     def _split(self, conversation: Conversation, chat: EncodedChat, trained: Sequence[int]) -> list[EncodedChat]:
-        """The conversation as one document for each trained reply, if it has to be."""
-        rewritten = [problem for problem in chat.certificate.problems if problem.kind in _OTHERWISE]
-        if not rewritten or self.knobs.on_rewrite == "report":
+        """The conversation as one document, or one for each trained reply if the template rewrites any."""
+        rewritten = [problem for problem in chat.certificate.problems if problem.kind in _REWRITES]
+        if not rewritten or self.mask_settings.on_rewrite == "report":
             return [chat]
-        if self.knobs.on_rewrite == "error":
+        if self.mask_settings.on_rewrite == "error":
             raise ConversationError(f"{conversation.origin or 'conversation'}: {rewritten[0]}")
-        alone = ChatEncoder(self.tokenizer, self.template, replace(self.knobs, mask_history=True, on_rewrite="report"))
+        settings = replace(self.mask_settings, mask_history=True, on_rewrite="report")
+        alone = ChatEncoder(self.tokenizer, self.template, settings)
         replies = [message for message in trained if conversation.messages[message]["role"] == "assistant"]
         heads = [conversation.head(message + 1) for message in replies]
         return [chat for [chat] in alone._encode_drafts([alone._render(head, prompted=True) for head in heads])]
@@ -251,9 +277,9 @@ class ChatEncoder:
 
     @cached_property
     def boundaries(self) -> tuple[ResolvedBoundary, ...]:
-        """Role boundaries that masks are held against.
+        """Role boundaries that masks are checked with: the declared ones, or those of the template's family.
 
-        Those that were declared; or of the template's family, where we know it and the tokenizer has its markers.
+        Empty if the family is unknown or the tokenizer lacks its markers.
         """
         if self._declared or self._family is None:
             return self._declared
@@ -271,7 +297,7 @@ def encode(
     template: Template | str | Path | None = None,
     tools: Sequence[Mapping[str, Any]] | None = None,
     strict: bool = True,
-    **knobs: Any,
+    **knobs: Unpack[MaskKeywords],
 ) -> EncodedChat:
     """Encode one conversation.
 
@@ -279,12 +305,12 @@ def encode(
         conversation: A list of messages, a record of any layout, or a `Conversation`.
         tokenizer: A tokenizer, or where to load it from.
         template: A chat template, or where to load it from; by default the one that came with the tokenizer.
-        tools: JSON schemas of functions, beside a list of messages; a record has its own.
-        strict: Raise where the certificate holds an error; otherwise give it to be looked at.
-        knobs: See `Knobs`.
+        tools: JSON schemas of functions, for a list of messages; a record has its own.
+        strict: Raise if the certificate contains an error; False: return it for inspection.
+        knobs: See `MaskSettings`.
 
     Raises:
-        ConversationError: The conversation cannot be read or rendered, or something stands against training it.
+        ConversationError: The conversation cannot be read or rendered, or its certificate contains an error.
         ConfigError: A setting is unknown or out of range.
     """
     loaded = tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(tokenizer)
@@ -292,14 +318,14 @@ def encode(
         template = own_template(loaded)
     elif not isinstance(template, Template):
         template = load_template(template, tokenizer=loaded)
-    chosen = Knobs.of(knobs)
+    chosen = MaskSettings.of(knobs)
     if not isinstance(conversation, Conversation):
         conversation = _read(conversation, tools)
     chats = ChatEncoder(loaded, template, chosen).encode(conversation)
     if len(chats) != 1:
         raise ConversationError(
             f"the conversation became {len(chats)} documents, one for each reply; "
-            "ps.chat.ChatEncoder(tokenizer, template, knobs).encode(conversation) gives them all"
+            "ps.chat.ChatEncoder(tokenizer, template, mask_settings).encode(conversation) returns them all"
         )
     errors = [problem for problem in chats[0].certificate.problems if problem.is_error]
     if strict and errors:

@@ -1,18 +1,20 @@
 """The command line: one file per verb, imported only when it is used.
 
-A verb is a module of this package. It has either a function `run`, whose parameters and docstring are the options and
-the help, or a Typer application `app` for a group of verbs (`tokenizer train`); options that several verbs have are in
-`options`. Modules of verbs import what is heavy inside their functions, so `penstock --help` takes a fraction of a
+A verb is a module of this package. It has either a function `run`, with parameters and a docstring that become the
+options and the help, or a Typer application `app` for a group of verbs (`tokenizer train`). Options that several verbs
+share are in `options`. Verbs import heavy packages inside their functions, so `penstock --help` takes a fraction of a
 second.
 
-Exit codes: 0 done; 1 an error of ours, printed in one line without a traceback; 2 a wrong command line; 130 stopped by
-Ctrl-C. A reader that closes the pipe early (`| head`) ends the command quietly.
+Exit codes: 0 success; 1 an error of penstock, printed without a traceback; 2 a wrong command line; 130 stopped by
+Ctrl-C. If the reader of a pipe closes it early (`| head`), the command ends quietly.
 """
 
 import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
+
+from penstock.core.lazy_imports import public_names
 
 if TYPE_CHECKING:
     import typer
@@ -21,17 +23,21 @@ VERBS = (
     "tokenizer", "prepare", "convert", "verify", "inspect", "plan",
     "train", "distill", "plot", "eval", "generate", "chat", "serve", "export", "schema", "doctor",
 )  # fmt: skip
-"""In the order in which a user meets them; `--help` lists them so."""
+"""In the order in which a user needs them, which is also the order in `--help`."""
+
+__all__ = ["VERBS", "build_app", "main"]
+
+__dir__ = public_names(__name__)
 
 _STOPPED = 130
-"""Exit code after Ctrl-C; typer turns the interrupt of a verb into it, and says nothing."""
+"""Exit code after Ctrl-C. Typer turns an interrupt into this code and prints nothing."""
 
 
 def main() -> None:
     """Run the command line on `sys.argv`, and exit."""
-    from penstock.cut_files import explain_cut_files
-    from penstock.errors import PenstockError
-    from penstock.late import missing_extra
+    from penstock.core.errors import PenstockError
+    from penstock.core.lazy_imports import missing_extra
+    from penstock.core.system import explain_cut_files
 
     explain_cut_files()
     try:
@@ -40,7 +46,7 @@ def main() -> None:
         code = 1
         _print_error(str(error))
     except ModuleNotFoundError as error:
-        # Half of the verbs need torch, and the core does not: they just import it.
+        # Half of the verbs import torch, which is an optional extra.
         if (told := missing_extra(error)) is None:
             raise
         code = 1
@@ -55,14 +61,14 @@ def main() -> None:
 
 
 def build_app(arguments: list[str]) -> "typer.Typer":
-    """The application with the verbs that `arguments` can need: the one they name, or all of them for the help."""
+    """The application with the one verb that `arguments` names, or with all verbs for the help."""
     import typer
     from typer.core import TyperGroup
 
     from penstock import __version__
 
     class InOrder(TyperGroup):
-        """Typer's own order is commands first, then groups."""
+        """Lists verbs in the order of `VERBS`; Typer itself lists commands first, then groups."""
 
         def list_commands(self, ctx: Any) -> list[str]:
             return [verb for verb in VERBS if verb in self.commands]
@@ -99,13 +105,13 @@ def build_app(arguments: list[str]) -> "typer.Typer":
 
 
 def _words_to_complete() -> list[str]:
-    """What a shell asks to complete, without the command; see typer's scripts (`--show-completion`)."""
+    """The words that a shell wants completed, without the command; see typer's scripts (`--show-completion`)."""
     line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or ""
     return line.split()[1:] if "_PENSTOCK_COMPLETE" in os.environ else []
 
 
 def _run(arguments: list[str]) -> int:
-    """Run one command line; the exit code."""
+    """Run one command line and return its exit code."""
     try:
         build_app(arguments)(args=arguments, prog_name="penstock")
     except SystemExit as stop:
@@ -114,7 +120,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _print_error(message: str) -> None:
-    from penstock.terminal import visible
+    from penstock.core.terminal import visible
 
     colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     mark = "\x1b[1;31mpenstock:\x1b[0m" if colour else "penstock:"
@@ -122,7 +128,7 @@ def _print_error(message: str) -> None:
 
 
 def _flush(code: int) -> int:
-    """Write out what is buffered; where nobody reads it any more, say nothing."""
+    """Flush standard output and return the exit code. A closed pipe is not reported."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

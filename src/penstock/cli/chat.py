@@ -1,4 +1,7 @@
-"""`penstock chat`: talk with a trained model in the terminal, or through pipes."""
+"""`penstock chat`: chat with a trained model in the terminal or through pipes.
+
+In a terminal, replies are wrapped at word borders while they stream.
+"""
 
 import signal
 import sys
@@ -9,8 +12,7 @@ from typing import Annotated, Any, final
 
 import typer
 
-from penstock.cli.wrapping import Wrapping
-from penstock.cli.writing import (
+from penstock.cli.model_options import (
     ContextLength,
     Device,
     MinP,
@@ -21,24 +23,61 @@ from penstock.cli.writing import (
     Threads,
     TopK,
     TopP,
-    load_writer,
 )
 
+
+@final
+class Wrapping:
+    """Wraps streamed text at word borders. A word is shown once it is complete."""
+
+    def __init__(self, width: int, column: int) -> None:
+        """Args: `width` of the terminal; `column` where the text begins."""
+        self._width, self._column, self._word = width, column, ""
+        self._begun = False
+
+    def push(self, text: str) -> str:
+        """Add text; returns what can be shown now."""
+        shown = ""
+        for character in text:
+            if not character.isspace():
+                self._word += character
+                continue
+            shown += self.finish()
+            if not self._begun:
+                continue
+            if character == "\n" or self._column + 1 >= self._width:
+                shown, self._column = shown + "\n", 0
+            else:
+                shown, self._column = shown + " ", self._column + 1
+        return shown
+
+    def finish(self) -> str:
+        """Returns the last word, which was held back until now."""
+        from rich.cells import cell_len
+
+        word, self._word = self._word, ""
+        size = cell_len(word)
+        broken = "\n" if word and self._column and self._column + size > self._width else ""
+        self._column = size if broken else self._column + size
+        self._begun = self._begun or bool(word)
+        return broken + word
+
+
 PROMPT = "\001\x1b[1;36m\002you ›\001\x1b[0m\002 "
-"""In colour; \001 and \002 tell readline what takes no room."""
+"""Coloured; \001 and \002 mark for readline what takes no width."""
 COMMANDS = {
     "/clear": "forget the conversation",
-    "/system TEXT": "give the system's message; without TEXT show it",
+    "/system TEXT": "set the system message; without TEXT, show it",
     "/save FILE": "append the conversation to a JSONL file that penstock prepare reads",
-    "/quit": "leave, as Ctrl-D does",
+    "/quit": "leave the chat (also Ctrl-D)",
 }
 
 
 def run(
     model: Model,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system's message.")] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
     template: Annotated[
-        str | None, typer.Option(metavar="PATH", help="A chat template, where the model has none, or in its place.")
+        str | None, typer.Option(metavar="PATH", help="Chat template; by default the model's own.")
     ] = None,
     temperature: Temperature = 0.8,
     top_k: TopK = None,
@@ -46,7 +85,7 @@ def run(
     min_p: MinP = 0.0,
     seed: Seed = 0,
     max_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens of a reply; by default as many as fit.", min=1)
+        int | None, typer.Option(metavar="N", help="Maximum tokens of a reply; by default as many as fit.", min=1)
     ] = None,
     stop: Stop = None,
     context_length: ContextLength = None,
@@ -55,21 +94,23 @@ def run(
 ) -> None:
     """Chat with a trained model through its own template.
 
-    Ctrl-C stops a reply. Where the conversation grows longer than the context, its oldest turns are left out, and that
-    is told. With pipes, each line of the input is a message, and the output has the replies alone.
+    Ctrl-C stops a reply. If the conversation exceeds the context, its oldest turns are dropped, and a note says so.
+    With pipes, each input line is a message, and the output contains only the replies.
     """
     from penstock.chat import load_template
-    from penstock.errors import ConfigError
+    from penstock.core.errors import ConfigError
     from penstock.generation import ChatSession, Sampling
 
     sampling = Sampling(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_tokens=max_tokens,
         min_tokens=1, stop=tuple(stop or ()),
     )  # fmt: skip
+    from penstock.runs.opening import load_writer
+
     writer = load_writer(model, context_length=context_length, device=device, threads=threads, slots=1)
     written = writer.template if template is None else load_template(template, tokenizer=writer.tokenizer)
     if written is None:
-        raise ConfigError(f"{model}: it has no chat template; use penstock generate, or give --template")
+        raise ConfigError(f"{model}: has no chat template; use penstock generate, or give --template")
     session = ChatSession(writer.engine, written, sampling=sampling, system=system)
     if sys.stdin.isatty() and sys.stdout.isatty():
         Terminal(session, writer).run()
@@ -78,7 +119,7 @@ def run(
 
 
 def _answer_lines(session: Any) -> None:
-    """A message a line; replies to standard output, all else to standard error."""
+    """Answer one message per input line. Replies go to standard output, notes to standard error."""
     for line in sys.stdin:
         message = line.rstrip("\n")
         if not message.strip():
@@ -93,16 +134,16 @@ def _answer_lines(session: Any) -> None:
 
 @final
 class Terminal:
-    """A conversation in a terminal: what was typed, replies as they are written, and notes about both."""
+    """An interactive conversation: reads messages and commands, streams replies, shows notes."""
 
     def __init__(self, session: Any, writer: Any) -> None:
-        from penstock.terminal import safe_console
+        from penstock.core.terminal import safe_console
 
         self._session, self._writer = session, writer
         self._console = safe_console()
 
     def run(self) -> None:
-        """Talk until the user leaves."""
+        """Chat until the user leaves."""
         writer, step = self._writer, "" if self._writer.step is None else f", step {self._writer.step:,}"
         self._console.print(
             f"[bold]{_escaped(writer.name)}[/]{step}, context of {writer.engine.context_length:,} tokens"
@@ -116,9 +157,9 @@ class Terminal:
                 self._reply(message)
 
     def _read(self) -> str | None:
-        """A line that the user typed; None where they leave."""
+        """The next line that the user types; None when they leave."""
         with suppress(ImportError):
-            import readline  # noqa: F401  (lines can be edited, and earlier ones found)
+            import readline  # noqa: F401  (gives `input` line editing and history)
         while True:
             try:
                 print()
@@ -131,7 +172,7 @@ class Terminal:
                 self._note("/quit or Ctrl-D leaves")
 
     def _command(self, line: str) -> bool:
-        """Do what a line says; whether the chat goes on."""
+        """Run a command; returns whether the chat continues."""
         name, _, rest = line.partition(" ")
         rest = rest.strip()
         if name == "/quit":
@@ -148,7 +189,7 @@ class Terminal:
         else:
             for known, does in COMMANDS.items():
                 self._note(f"{known:14} {does}")
-            self._note("A message that begins with / is sent after a space.")
+            self._note("To send a message that begins with /, type a space first.")
         return True
 
     def _save(self, path: Path) -> None:
@@ -163,7 +204,7 @@ class Terminal:
             self._note(f"{len(self._session.messages)} messages appended to {path}")
 
     def _reply(self, message: str) -> None:
-        from penstock.errors import PenstockError
+        from penstock.core.errors import PenstockError
 
         reply = None
         with _interruptions() as interrupted:
@@ -178,14 +219,14 @@ class Terminal:
             return
         reply.stop()
         if not reply.text.strip():
-            self._note("an empty reply; this turn is not kept")
+            self._note("the reply is empty; this turn is discarded")
         elif reply.finish_reason is None:
             self._note("stopped")
         elif reply.finish_reason == "length":
             self._note(f"cut after {reply.num_tokens} tokens")
 
     def _show(self, reply: Any, interrupted: list[bool]) -> None:
-        """Print a reply while it is written, until it ends or the user interrupts it."""
+        """Print a reply as it streams, until it ends or the user interrupts it."""
         from penstock.inspection import visible
 
         if reply.prompt.tokens_dropped:
@@ -208,7 +249,7 @@ class Terminal:
 
 @contextmanager
 def _interruptions() -> Iterator[list[bool]]:
-    """A list that is no longer empty after Ctrl-C, so that a step is ended; a second one interrupts at once."""
+    """A list that is non-empty after Ctrl-C, so the current step can finish. A second Ctrl-C interrupts at once."""
     seen: list[bool] = []
 
     def note(*_: Any) -> None:
@@ -225,7 +266,7 @@ def _interruptions() -> Iterator[list[bool]]:
 
 def _dropped(reply: Any) -> str:
     count = reply.prompt.tokens_dropped
-    return f"{count:,} tokens of the oldest turns are no longer seen"
+    return f"context full: {count:,} tokens of the oldest turns were dropped"
 
 
 def _escaped(text: str) -> str:

@@ -1,4 +1,4 @@
-"""`penstock convert`."""
+"""`penstock convert`: datasets to and from Megatron's format; import of .npy files."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,46 +12,45 @@ READ, WRITTEN = ("penstock", "megatron", "npy"), ("penstock", "megatron")
 
 
 def run(
-    path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="A dataset's folder, a Megatron prefix, or an .npy file.")
-    ],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Dataset folder, Megatron prefix, or .npy file.")],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", metavar="PATH", help="New folder for a dataset; prefix for .bin and .idx."),
+        typer.Option("--output", "-o", metavar="PATH", help="New dataset folder, or prefix for .bin and .idx."),
     ],
     source: Annotated[
         str | None,
-        typer.Option("--from", metavar="|".join(READ), help="What PATH is; by default found by looking."),
+        typer.Option("--from", metavar="|".join(READ), help="Format of PATH; by default detected."),
     ] = None,
-    target: Annotated[str, typer.Option("--to", metavar="|".join(WRITTEN), help="What to write.")] = "penstock",
+    target: Annotated[str, typer.Option("--to", metavar="|".join(WRITTEN), help="Format to write.")] = "penstock",
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            metavar="PATH", help="The tokenizer whose ids a foreign corpus holds (or a hub name); they are checked."
+            metavar="PATH",
+            help="Tokenizer of a Megatron or .npy corpus (or a hub name); all ids are checked against it.",
         ),
     ] = None,
     dtype: Dtype = None,
     eos_id: EosId = None,
     drop_spans: Annotated[
         bool,
-        typer.Option("--drop-spans", metavar="", help="Lose the loss weights, which Megatron's format cannot hold."),
+        typer.Option("--drop-spans", metavar="", help="Discard loss weights, which Megatron's format cannot store."),
     ] = False,
 ) -> None:
-    """Convert between penstock datasets and Megatron's .bin/.idx; import .npy files of bare tokens."""
-    from penstock.errors import ConfigError
-    from penstock.shards import InPlaceCorpus, import_corpus, open_dataset, write_megatron
+    """Convert between penstock datasets and Megatron's .bin/.idx, and import .npy files of token ids."""
+    from penstock.core.errors import ConfigError
+    from penstock.shards import Dataset, import_corpus, open_dataset, write_megatron
 
     for option, given, known in (("--from", source, READ), ("--to", target, WRITTEN)):
         if given is not None and given not in known:
-            raise ConfigError(f"{option} {given}: not known; known: {', '.join(known)}")
+            raise ConfigError(f"{option} {given}: unknown; expected one of {', '.join(known)}")
     corpus = open_dataset(path, dtype=dtype, eos_id=eos_id)
-    kind = corpus.kind.lower() if isinstance(corpus, InPlaceCorpus) else "penstock"
+    kind = "penstock" if isinstance(corpus, Dataset) else corpus.kind.lower()
     if source is not None and source != kind:
-        raise ConfigError(f"{path}: is {kind}, not {source}; leave --from out, or give another path")
+        raise ConfigError(f"{path}: is {kind}, not {source}; omit --from, or give another path")
     if target == "megatron":
         prefix = write_megatron(corpus, output, drop_spans=drop_spans, progress=True)
         print(f"{len(corpus):,} documents to {prefix}.bin and {prefix}.idx")
-    elif isinstance(corpus, InPlaceCorpus):
+    elif not isinstance(corpus, Dataset) and kind != "penstock":
         loaded = None
         if tokenizer is not None:
             from penstock.tokenizers import load_tokenizer
@@ -61,5 +60,5 @@ def run(
         print(f"{len(dataset):,} documents, {dataset.manifest.tokens:,} tokens to {output}")
     else:
         raise ConfigError(
-            f"{path}: is a penstock dataset already; --to megatron converts it, and a copy is a plain `cp`"
+            f"{path}: is already a penstock dataset; convert it with --to megatron, or copy it with `cp -r`"
         )

@@ -1,35 +1,42 @@
-"""`penstock distill`: what a student can learn from a teacher with another tokenizer, before and for training."""
+"""`penstock distill`: audit a student/teacher pair, and precompute projections and teacher outputs."""
 
 from typing import Annotated
 
 import typer
 
+from penstock.cli.model_options import Device, Threads
 from penstock.cli.options import AsJson, Assignments, Format, TextField
-from penstock.cli.writing import Device, Threads
 
-app = typer.Typer(help="Look at, and prepare, distillation from teachers with other tokenizers.", no_args_is_help=True)
+app = typer.Typer(
+    help="Audit and prepare distillation from teachers that may have another tokenizer.", no_args_is_help=True
+)
 
 
 @app.callback()
 def group() -> None:
-    """Look at, and prepare, distillation from teachers with other tokenizers."""
+    """Audit and prepare distillation from teachers that may have another tokenizer."""
 
 
 @app.command()
 def audit(
-    student: Annotated[str, typer.Argument(metavar="STUDENT", help="Its tokenizer, or a run.")],
-    teacher: Annotated[str, typer.Argument(metavar="TEACHER", help="Its tokenizer, or a run.")],
+    student: Annotated[str, typer.Argument(metavar="STUDENT", help="The student's tokenizer, or a run.")],
+    teacher: Annotated[str, typer.Argument(metavar="TEACHER", help="The teacher's tokenizer, or a run.")],
     text: Annotated[
-        list[str] | None, typer.Option("--text", metavar="SOURCE", help="Files, globs or URLs of texts; repeatable.")
+        list[str] | None, typer.Option("--text", metavar="SOURCE", help="Text files, globs or URLs; may be repeated.")
     ] = None,
     format: Format = None,
     text_field: TextField = "text",
     data: Annotated[
-        list[str] | None, typer.Option("--data", metavar="DATASET", help="Datasets of the student's tokens.")
+        list[str] | None,
+        typer.Option(
+            "--data", metavar="DATASET", help="Datasets prepared with the student's tokenizer; may be repeated."
+        ),
     ] = None,
     chats: Annotated[
         list[str] | None,
-        typer.Option("--chats", metavar="SOURCE", help="Conversations, aligned turn by turn.", rich_help_panel="Chats"),
+        typer.Option(
+            "--chats", metavar="SOURCE", help="Conversations, which are aligned turn by turn.", rich_help_panel="Chats"
+        ),
     ] = None,
     student_template: Annotated[
         str | None,
@@ -42,24 +49,23 @@ def audit(
     control: Annotated[
         list[str] | None,
         typer.Option(
-            "--control", metavar="STUDENT=TEACHER", help="Control tokens that mean the same; may be repeated."
+            "--control", metavar="STUDENT=TEACHER", help="Control tokens with the same meaning; may be repeated."
         ),
     ] = None,
-    documents: Annotated[int, typer.Option(metavar="N", min=1, help="Of each kind of input, at most.")] = 1000,
+    documents: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum documents of each kind of input.")] = 1000,
     as_json: AsJson = False,
 ) -> None:
-    """Count how a student's tokens lie against a teacher's, and say which loss fits, before anything is trained."""
+    """Measure how well a student's tokens align with a teacher's, and recommend a loss, before any training."""
     import json
 
-    from penstock.distillation.audit import Audit
-    from penstock.distillation.audit_inputs import audit_chats, audit_dataset, audit_texts
-    from penstock.distillation.audit_view import show_audit
-    from penstock.distillation.projection_report import control_pairs
-    from penstock.errors import ConfigError
+    from penstock.core.errors import ConfigError
+    from penstock.distillation.audit import Audit, audit_chats, audit_dataset, audit_texts
+    from penstock.distillation.projection import control_pairs
+    from penstock.distillation.terminal_view import show_audit
     from penstock.tokenizers import load_tokenizer
 
     if not (text or data or chats):
-        raise ConfigError("there is nothing to count: give --text, --data or --chats")
+        raise ConfigError("nothing to audit: give --text, --data or --chats")
     folders = tokenizer_folder(student), tokenizer_folder(teacher)
     ours, theirs = load_tokenizer(folders[0]), load_tokenizer(folders[1])
     found = Audit(ours, theirs, control_pairs=control_pairs(control or [], ours, theirs))
@@ -78,7 +84,7 @@ def audit(
 
 
 def tokenizer_folder(path: str) -> str:
-    """Where the tokenizer is of what a user names: a run has its own in a folder of that name."""
+    """The tokenizer that a path means: a run has its own in the folder `tokenizer`."""
     from pathlib import Path
 
     folder = Path(path) / "tokenizer"
@@ -87,17 +93,17 @@ def tokenizer_folder(path: str) -> str:
 
 @app.command()
 def project(
-    student: Annotated[str, typer.Argument(metavar="STUDENT", help="Its tokenizer, or a run.")],
-    teacher: Annotated[str, typer.Argument(metavar="TEACHER", help="Its tokenizer, or a run.")],
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="A .safetensors file.")],
+    student: Annotated[str, typer.Argument(metavar="STUDENT", help="The student's tokenizer, or a run.")],
+    teacher: Annotated[str, typer.Argument(metavar="TEACHER", help="The teacher's tokenizer, or a run.")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="The .safetensors file to write.")],
     top_k: Annotated[
-        int, typer.Option("--top-k", metavar="N", min=1, help="Teacher tokens of a student token, at most.")
+        int, typer.Option("--top-k", metavar="N", min=1, help="Maximum teacher tokens for each student token.")
     ] = 4,
     max_pieces: Annotated[
-        int, typer.Option("--max-pieces", metavar="N", min=1, help="Of a token in pieces, so many count, the first.")
+        int, typer.Option("--max-pieces", metavar="N", min=1, help="If a token splits into several, use the first N.")
     ] = 4,
     decay: Annotated[
-        float, typer.Option("--decay", metavar="X", help="Weight of a piece over that of the piece before it.")
+        float, typer.Option("--decay", metavar="X", help="Weight of each of these, relative to the one before it.")
     ] = 0.1,
     reverse: Annotated[
         bool,
@@ -106,20 +112,20 @@ def project(
     control: Annotated[
         list[str] | None,
         typer.Option(
-            "--control", metavar="STUDENT=TEACHER", help="Control tokens that mean the same; may be repeated."
+            "--control", metavar="STUDENT=TEACHER", help="Control tokens with the same meaning; may be repeated."
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say a student's vocabulary in a teacher's words, for the losses p_kl and h_kl, and save it.
+    """Build the projection from a student's vocabulary to a teacher's, for the losses p_kl and h_kl, and save it.
 
-    Built anew at the start of each training where no file is given; a file saves these seconds, and takes other
-    settings. It goes with these two tokenizers only.
+    Without such a file, each training builds the projection with default settings when it starts. The file saves that
+    time and can hold other settings. It is valid only for these two tokenizers.
     """
     import json
 
+    from penstock.distillation.projection import control_pairs, describe_projection, show_projection
     from penstock.distillation.projection import project as build
-    from penstock.distillation.projection_report import control_pairs, describe_projection, show_projection
     from penstock.tokenizers import load_tokenizer
 
     ours, theirs = (load_tokenizer(tokenizer_folder(path)) for path in (student, teacher))
@@ -138,42 +144,43 @@ def project(
 @app.command()
 def cache(
     run_file: Annotated[str, typer.Argument(metavar="RUN.YAML", help="The run file that will train with the cache.")],
-    output: Annotated[str, typer.Option("--output", "-o", metavar="DIR", help="The cache's folder.")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="DIR", help="Folder of the cache.")],
     teacher: Annotated[
         str | None,
-        typer.Option("--teacher", metavar="MODEL", help="A run or a model of transformers; by default the run file's."),
+        typer.Option("--teacher", metavar="MODEL", help="A run or a transformers model; by default the run file's."),
     ] = None,
     number: Annotated[
-        int, typer.Option("--number", metavar="N", min=0, help="Which of the run file's teachers, from 0.")
+        int, typer.Option("--number", metavar="N", min=0, help="Index of the teacher in the run file, from 0.")
     ] = 0,
     top_k: Annotated[
         int | None,
         typer.Option(
-            "--top-k", metavar="K", min=1, help="Tokens kept of each prediction; by default the loss's, or 64."
+            "--top-k", metavar="K", min=1, help="Tokens stored for each prediction; by default the loss's top_k, or 64."
         ),
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option("--temperature", metavar="T", help="Of what is kept; by default the loss's.")
+        float | None,
+        typer.Option("--temperature", metavar="T", help="Of the stored probabilities; by default the loss's."),
     ] = None,
     precision: Annotated[
-        str, typer.Option("--precision", metavar="TYPE", help="Of log-probabilities: float16 or float32.")
+        str, typer.Option("--precision", metavar="TYPE", help="Of the log-probabilities: float16 or float32.")
     ] = "float16",
     device: Device = "auto",
     threads: Threads = None,
     assignments: Assignments = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write down once what a teacher says about the data of a run; training then needs no teacher.
+    """Store a teacher's predictions for the data of a run, so that training does not need the teacher's model.
 
-    The run file's data, sequence length and settings of the teacher must be those of the training; then set
-    `cache: DIR` instead of `model`. Killed at any moment, the same command goes on from the last part.
+    Use the same data, sequence length and teacher settings as in training. Then set `cache: DIR` instead of `model` in
+    the run file. If it is killed, the same command resumes from the last finished part.
     """
     import json
 
     import torch
 
     from penstock.config import load_run
-    from penstock.config.teacher_caches import cache_teacher
+    from penstock.config.teachers import cache_teacher
     from penstock.training.distributed import local_device
 
     if threads is not None:

@@ -1,4 +1,4 @@
-"""`penstock doctor`: what this machine has of what penstock can use."""
+"""`penstock doctor`: what is installed on this machine, and whether it works."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from penstock.cli.options import AsJson
 def run(
     as_json: AsJson = False,
 ) -> None:
-    """Say what is installed here, and what works.
+    """Report what is installed here and what works.
 
-    Versions, processor cores and threads, the fast encoder, torch and CUDA, and whether compiled kernels can be kept.
-    Exits with 1 when something that penstock cannot do without does not work.
+    Checks versions, CPU cores and threads, the fast encoder, torch and CUDA, and the cache of compiled kernels. Exits
+    with 1 if something that penstock requires does not work.
     """
     import json
 
@@ -27,15 +27,19 @@ def run(
 
 
 def examine() -> dict[str, Any]:
-    """Look at the machine: JSON-ready findings, `problems` being what must be mended (a list of sentences)."""
+    """Examine the machine.
+
+    Returns:
+        JSON-ready findings. `problems`: what must be fixed; `notes`: what works but could work better.
+    """
     import platform
 
     from penstock import __version__
-    from penstock.system import usable_processors
+    from penstock.core.system import usable_processors
 
-    encoder, encoder_problem = _encoder()
     kernels, kernel_problem = _kernel_cache()
     packages, missing = _packages()
+    slow = _slow_encoder()
     return {
         "penstock": __version__,
         "python": platform.python_version(),
@@ -43,21 +47,35 @@ def examine() -> dict[str, Any]:
         "cores": usable_processors(),
         "threads": _threads(),
         "packages": packages,
-        "encoder": encoder,
+        "encoder": "the vocabulary's own package" if slow else "gigatoken",
         "kernel_cache": kernels,
         "torch": _torch(),
-        "problems": [problem for problem in (*missing, encoder_problem, kernel_problem) if problem],
+        "problems": [problem for problem in (*missing, kernel_problem) if problem],
+        "notes": [slow] if slow else [],
     }
 
 
+def _slow_encoder() -> str | None:
+    """What fast encoding lacks; None if nothing, or if kernels do not compile, which is reported separately."""
+    from penstock.core.errors import ConfigError
+
+    try:
+        from penstock.tokenizers.fast import missing_gigatoken
+    except ConfigError:
+        return None
+    return missing_gigatoken()
+
+
 def _packages() -> tuple[dict[str, str | None], list[str]]:
-    """Installed version of every package that penstock uses, None where it is not installed; what must be mended."""
+    """Version of each package that penstock uses (None: not installed), and a problem for each missing required one."""
     import re
     from importlib.metadata import PackageNotFoundError, requires, version
 
-    needed = [re.split(r"[^\w-]", one)[0] for one in requires("penstock") or () if "extra ==" not in one]
+    # A package with a platform condition (gigatoken) is optional.
+    listed = {re.split(r"[^\w-]", one)[0]: ";" in one for one in requires("penstock") or () if "extra ==" not in one}
+    needed = [name for name, is_conditional in listed.items() if not is_conditional]
     found: dict[str, str | None] = {}
-    for name in (*needed, "torch", "transformers", "accelerate", "datasets", "safetensors"):
+    for name in (*listed, "torch", "transformers", "accelerate", "datasets", "safetensors"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
@@ -66,7 +84,7 @@ def _packages() -> tuple[dict[str, str | None], list[str]]:
 
 
 def _threads() -> dict[str, int | str | None]:
-    """Threads that compiled code will start, and the variables that set them."""
+    """Number of threads of compiled code, and the environment variables that set it."""
     import os
 
     import numba
@@ -75,23 +93,14 @@ def _threads() -> dict[str, int | str | None]:
     return {"numba": numba.config.NUMBA_NUM_THREADS, **{name: os.environ.get(name) for name in variables}}
 
 
-def _encoder() -> tuple[str, str | None]:
-    """Who encodes here, and what is wrong with it."""
-    try:
-        import gigatoken  # noqa: F401  (a compiled module: only importing it shows that it fits this machine)
-    except ImportError as error:
-        return "tokenizers", f"the fast encoder gigatoken does not load ({error}); reinstall it: pip install gigatoken"
-    return "gigatoken", None
-
-
 def _kernel_cache() -> tuple[dict[str, Any], str | None]:
-    """Where Numba keeps compiled kernels, whether it can write there, and what to do if not."""
+    """Where Numba caches compiled kernels and whether it can write there; the second value is the problem, if any."""
     import os
 
-    from penstock.errors import ConfigError
+    from penstock.core.errors import ConfigError
 
     try:
-        from penstock.randomness import mix
+        from penstock.core.randomness import mix
 
         folder = mix._cache.cache_path  # type: ignore[attr-defined]
         os.makedirs(folder, exist_ok=True)
@@ -103,8 +112,8 @@ def _kernel_cache() -> tuple[dict[str, Any], str | None]:
         reason = str(error)
     else:
         reason = f"{folder} is read-only"
-    cure = "every start compiles for seconds; set NUMBA_CACHE_DIR to a folder that can be written"
-    return {"folder": folder, "writable": writable}, None if writable else f"kernels cannot be kept: {reason}; {cure}"
+    cure = "every start compiles for some seconds; set NUMBA_CACHE_DIR to a writable folder"
+    return {"folder": folder, "writable": writable}, None if writable else f"kernels cannot be cached: {reason}; {cure}"
 
 
 def _torch() -> dict[str, Any] | None:
@@ -123,7 +132,7 @@ def _print(findings: dict[str, Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from penstock.terminal import safe_console
+    from penstock.core.terminal import safe_console
 
     console = safe_console()
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -133,7 +142,7 @@ def _print(findings: dict[str, Any]) -> None:
     table.add_row("penstock", f"{findings['penstock']} on Python {findings['python']}, {findings['platform']}")
     table.add_row("cores", f"{findings['cores']} (Numba starts {threads['numba']} threads)")
     set_variables = [f"{name}={value}" for name, value in threads.items() if name != "numba" and value]
-    table.add_row("set by you", " ".join(set_variables) or "no variable for threads")
+    table.add_row("set by you", " ".join(set_variables) or "no thread variables")
     table.add_row("encoder", findings["encoder"])
     cache = findings["kernel_cache"]
     table.add_row("kernel cache", f"{cache['folder']} ({'writable' if cache['writable'] else 'not writable'})")
@@ -151,5 +160,7 @@ def _print(findings: dict[str, Any]) -> None:
     console.print(table)
     for problem in findings["problems"]:
         console.print(f"[bold red]problem[/] {escape(problem)}")
+    for note in findings["notes"]:
+        console.print(f"[bold yellow]note[/] {escape(note)}")
     if not findings["problems"]:
-        console.print("[green]all that the data path needs works[/]")
+        console.print("[green]everything that the data path needs works[/]")

@@ -1,4 +1,4 @@
-"""`penstock generate`: texts that a trained model writes."""
+"""`penstock generate`: text from a trained model."""
 
 import sys
 from pathlib import Path
@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.options import AsJson
-from penstock.cli.writing import (
+from penstock.cli.model_options import (
     ContextLength,
     Device,
     MinP,
@@ -18,53 +17,50 @@ from penstock.cli.writing import (
     Threads,
     TopK,
     TopP,
-    load_writer,
 )
-
-MOST_AT_ONCE = 32
-"""Texts that are written side by side."""
+from penstock.cli.options import AsJson
 
 
 def run(
     model: Model,
     prompt: Annotated[
         list[str] | None,
-        typer.Option(metavar="TEXT", help="What the text begins with; may be repeated. By default nothing."),
+        typer.Option(metavar="TEXT", help="Prompt; may be repeated. By default empty."),
     ] = None,
     file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The same, from a file; - is standard input.")
+        Path | None, typer.Option(metavar="FILE", help="Read a prompt from a file; - is standard input.")
     ] = None,
     num: Annotated[
-        int, typer.Option("--num", "-n", metavar="N", help="Texts for each prompt, of seeds --seed and on.", min=1)
+        int, typer.Option("--num", "-n", metavar="N", help="Texts per prompt, with seeds --seed, --seed + 1, …", min=1)
     ] = 1,
     temperature: Temperature = 0.8,
     top_k: TopK = None,
     top_p: TopP = 1.0,
     min_p: MinP = 0.0,
     seed: Seed = 0,
-    max_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of each text, at most.", min=1)] = 256,
-    min_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of each text, at least.", min=0)] = 0,
+    max_tokens: Annotated[int, typer.Option(metavar="N", help="Maximum tokens of each text.", min=1)] = 256,
+    min_tokens: Annotated[int, typer.Option(metavar="N", help="Minimum tokens of each text.", min=0)] = 0,
     stop: Stop = None,
     context_length: ContextLength = None,
     device: Device = "auto",
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write texts with a trained model.
+    """Generate text with a trained model.
 
-    One text is shown as it is written, several one after another, each with the prompt that it goes on from. BOS stands
-    before each, where the tokenizer has one; control tokens are never written.
+    A single text is streamed; several are printed one after another, each with its prompt. Each prompt is preceded by
+    BOS if the tokenizer has one. Control tokens are never generated.
     """
-    from dataclasses import replace
-
-    from penstock.generation import Sampling, begin_ids
+    from penstock.generation import Sampling
+    from penstock.runs.actions import MOST_AT_ONCE, ask, prompt_ids
+    from penstock.runs.opening import load_writer
 
     prompts = [*(prompt or []), *([_read(file)] if file is not None else [])] or [""]
     sampling = Sampling(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_tokens=max_tokens, min_tokens=min_tokens,
         stop=tuple(stop or ()), seed=seed,
     )  # fmt: skip
-    asked = [(text, replace(sampling, seed=seed + number)) for text in prompts for number in range(num)]
+    asked = ask(prompts, num, sampling)
     writer = load_writer(
         model,
         context_length=context_length,
@@ -72,7 +68,7 @@ def run(
         threads=threads,
         slots=min(len(asked), MOST_AT_ONCE),
     )
-    ids = [[*begin_ids(writer.tokenizer), *writer.tokenizer.encode(text).tolist()] for text, _ in asked]
+    ids = prompt_ids(writer, asked)
     ways = [way for _, way in asked]
     if as_json:
         _print_json(writer, asked, writer.engine.generate_all(ids, ways))
@@ -86,7 +82,7 @@ def run(
 
 
 def _read(file: Path) -> str:
-    from penstock.errors import RecordError
+    from penstock.core.errors import RecordError
 
     try:
         return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
@@ -95,7 +91,7 @@ def _read(file: Path) -> str:
 
 
 def _show(text: str) -> None:
-    """Print some text at once; in a terminal without what would move the cursor."""
+    """Print text at once. In a terminal, characters that would move the cursor are made visible."""
     from penstock.inspection import visible
 
     print(visible(text, lines=True) if sys.stdout.isatty() else text, end="", flush=True)

@@ -1,6 +1,6 @@
-"""Options that several verbs have: one name, one meaning and one help text for each.
+"""Options that several verbs share: each has one name, one meaning and one help text.
 
-The options of chats come together: `takes_chat_options` gives them to a verb as one dictionary of settings.
+`takes_chat_options` adds all chat options to a verb, which gets them as one dictionary of settings.
 """
 
 import re
@@ -13,29 +13,29 @@ from typing import Annotated, Any
 import typer
 
 ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\\": "\\"}
-"""What a shell's plain quotes cannot write, and what it stands for."""
+"""Escape → its character: what cannot be typed inside plain shell quotes."""
 
 
 def unescape(text: str | None) -> str | None:
-    r"""`\n\n` as it is typed → two newlines.
+    r"""Replace escapes: `\n\n` as typed → two newlines.
 
     Raises:
-        BadParameter: A backslash that is followed by something else.
+        BadParameter: Something else follows a backslash.
     """
     if text is None:
         return None
     strange = re.search(r"\\[^ntr\\]|\\$", re.sub(r"\\\\", "", text))
     if strange:
-        raise typer.BadParameter(f"{strange[0]!r} is no escape; known: {' '.join(ESCAPES)}")
+        raise typer.BadParameter(f"{strange[0]!r} is not a known escape; expected one of {' '.join(ESCAPES)}")
     return re.sub(r"\\.", lambda found: ESCAPES[found[0]], text)
 
 
 Format = Annotated[
     str | None,
-    typer.Option("--format", metavar="FORMAT", help="jsonl, parquet, text or arrow; by default the file names tell."),
+    typer.Option("--format", metavar="FORMAT", help="jsonl, parquet, text or arrow; by default from the file names."),
 ]
 TextField = Annotated[
-    str, typer.Option("--text-field", metavar="NAME", help="Field that holds the text; a dot goes into objects.")
+    str, typer.Option("--text-field", metavar="NAME", help="Field with the text; a dot enters nested objects (a.b).")
 ]
 Separator = Annotated[
     str | None,
@@ -43,7 +43,7 @@ Separator = Annotated[
         "--separator",
         metavar="TEXT",
         callback=unescape,
-        help=r"Plain text: what stands between documents, such as `'\n\n'` (`\n`, `\t`, `\r` and `\\` are escapes); "
+        help=r"Plain text: separator between documents, such as `'\n\n'` (`\n`, `\t`, `\r` and `\\` are escapes); "
         "by default a file is one document.",
     ),
 ]
@@ -52,14 +52,14 @@ OnDamagedFile = Annotated[
     typer.Option(
         "--on-damaged-file",
         metavar="stop|skip",
-        help="At a file that was cut or is damaged: stop, or go on without what cannot be read of it, and count that.",
+        help="At a truncated or damaged file: stop, or skip what cannot be read and count it.",
     ),
 ]
 Dtype = Annotated[
-    str | None, typer.Option("--dtype", metavar="TYPE", help="Type of the tokens of an .npy file: uint16 or uint32.")
+    str | None, typer.Option("--dtype", metavar="TYPE", help="Token type of an .npy file: uint16 or uint32.")
 ]
 EosId = Annotated[
-    int | None, typer.Option("--eos-id", metavar="ID", help="The token that ends each document of an .npy file.")
+    int | None, typer.Option("--eos-id", metavar="ID", help="Id of the token that ends each document in an .npy file.")
 ]
 Assignments = Annotated[
     list[str] | None,
@@ -74,8 +74,8 @@ Template = Annotated[
     typer.Option(
         "--template",
         metavar="PATH|auto",
-        help="Records are conversations, which this chat template writes: a .jinja file, a folder with a tokenizer, or "
-        "auto, that of --tokenizer.",
+        help="Records are conversations, rendered with this chat template: a .jinja file, a folder with a "
+        "tokenizer, or auto (the template of --tokenizer).",
         rich_help_panel="Chats",
     ),
 ]
@@ -84,7 +84,7 @@ ChatConfig = Annotated[
     typer.Option(
         "--chat-config",
         metavar="FILE",
-        help="YAML with settings of chats: those below, and how records are read (layout, field_messages, "
+        help="YAML file of chat settings: those below, and how records are read (layout, field_messages, "
         "message_property_mappings, roles, …).",
         rich_help_panel="Chats",
     ),
@@ -94,7 +94,7 @@ RunConfig = Annotated[
     typer.Option(
         "--config",
         metavar="RUN.YAML",
-        help="A run file: its section `chat` holds settings of chats, template and role_boundaries included.",
+        help="A run file; its section `chat` has the chat settings, including template and role_boundaries.",
         rich_help_panel="Chats",
     ),
 ]
@@ -103,7 +103,7 @@ ChatAssignments = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="A setting of chats, over --config or --chat-config, such as field_messages=dialogue; may be repeated.",
+        help="A chat setting, over --config or --chat-config, such as field_messages=dialogue; may be repeated.",
         rich_help_panel="Chats",
     ),
 ]
@@ -113,20 +113,20 @@ RolesToTrain = Annotated[
         "--roles-to-train",
         metavar="ROLES",
         callback=lambda text: None if text is None else text.split(","),
-        help="By default: assistant.",
+        help="Roles to train, separated by commas; by default assistant.",
         rich_help_panel="Chats",
     ),
 ]
 TrainOnInputs = Annotated[
     bool | None,
-    typer.Option("--train-on-inputs", metavar="", help="Train everything.", rich_help_panel="Chats"),
+    typer.Option("--train-on-inputs", metavar="", help="Train all roles.", rich_help_panel="Chats"),
 ]
 TrainOnEos = Annotated[
     str | None,
     typer.Option(
         "--train-on-eos",
         metavar="turn|all|last|none",
-        help="Whose terminators are trained: of trained turns (the default), of all, of the last, of none.",
+        help="Which turns' EOS is trained: trained turns (default), all, the last, or none.",
         rich_help_panel="Chats",
     ),
 ]
@@ -135,13 +135,15 @@ TrainOnEot = Annotated[
     typer.Option(
         "--train-on-eot",
         metavar="turn|all|last|none",
-        help="The same for terminators other than EOS; by default as --train-on-eos.",
+        help="The same for other end-of-turn tokens; by default as --train-on-eos.",
         rich_help_panel="Chats",
     ),
 ]
 MaskHistory = Annotated[
     bool | None,
-    typer.Option("--mask-history", metavar="", help="Train the last trained turn only.", rich_help_panel="Chats"),
+    typer.Option(
+        "--mask-history", metavar="", help="Train only the last of the trained turns.", rich_help_panel="Chats"
+    ),
 ]
 TrainOnReasoning = Annotated[
     bool | None,
@@ -149,7 +151,7 @@ TrainOnReasoning = Annotated[
         "--no-train-on-reasoning",
         metavar="",
         callback=lambda left_out: False if left_out else None,
-        help="Leave out the thinking of trained turns.",
+        help="Do not train the reasoning of trained turns.",
         rich_help_panel="Chats",
     ),
 ]
@@ -158,7 +160,7 @@ OnMissingTerminator = Annotated[
     typer.Option(
         "--on-missing-terminator",
         metavar="error|allow|append",
-        help="Where the template ends a trained turn without a terminator; by default an error.",
+        help="If the template ends a trained turn without a terminator; by default an error.",
         rich_help_panel="Chats",
     ),
 ]
@@ -167,8 +169,8 @@ OnRewrite = Annotated[
     typer.Option(
         "--on-rewrite",
         metavar="report|error|split",
-        help="Where what is trained is not what will be prompted, as the template writes it: report it (the default), "
-        "refuse, or make a document of each reply.",
+        help="If the template renders earlier turns differently in training than in the prompt: report it (default), "
+        "refuse, or make one document per reply.",
         rich_help_panel="Chats",
     ),
 ]
@@ -177,8 +179,8 @@ TrainedControlText = Annotated[
     typer.Option(
         "--trained-control-text",
         metavar="error|as_text|as_control_tokens",
-        help="Control text of the tokenizer (<tool_call>) in the assistant's own words: refuse it (the default), or "
-        "encode it as text, or as control tokens, as transformers does.",
+        help="If the assistant's own text contains control text (<tool_call>): refuse it (default), encode it as text, "
+        "or as control tokens like transformers.",
         rich_help_panel="Chats",
     ),
 ]
@@ -187,7 +189,7 @@ Media = Annotated[
     typer.Option(
         "--media",
         metavar="error|drop",
-        help="Images, audio and video in conversations: refuse them (the default), or drop and count them.",
+        help="Images, audio and video in conversations: refuse them (default), or drop and count them.",
         rich_help_panel="Chats",
     ),
 ]
@@ -196,20 +198,20 @@ AllowForged = Annotated[
     typer.Option(
         "--allow-forged",
         metavar="",
-        help="Let text of messages become control tokens.",
+        help="Let text inside messages become control tokens.",
         rich_help_panel="Chats",
     ),
 ]
 MaxTokens = Annotated[
     int | None,
-    typer.Option("--max-tokens", metavar="N", help="The longest conversation.", rich_help_panel="Chats"),
+    typer.Option("--max-tokens", metavar="N", help="Maximum tokens of a conversation.", rich_help_panel="Chats"),
 ]
 TooLong = Annotated[
     str | None,
     typer.Option(
         "--too-long",
         metavar="error|drop|truncate",
-        help="What becomes of a longer one: by default an error; truncate keeps the turns that fit.",
+        help="What to do with a longer one; by default an error. truncate keeps the turns that fit.",
         rich_help_panel="Chats",
     ),
 ]
@@ -232,14 +234,13 @@ CHAT_OPTIONS = {
     "media": Media,
     "allow_forged": AllowForged,
 }
-"""Setting of chats → the option that gives it; None where the command line does not."""
+"""Chat setting → its command-line option, which is None unless given."""
 
 
 def takes_chat_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb all options of chats in place of its parameter `chat_options`.
+    """Replace a verb's parameter `chat_options` by one command-line option per chat setting.
 
-    On the command line they are options of their own; the verb, whose parameters are keywords, gets a dictionary of
-    those that were given, by the names of the settings.
+    The verb, which must take keyword arguments, gets a dictionary of the options that were given, keyed by setting.
     """
 
     @wraps(verb)
@@ -253,6 +254,6 @@ def takes_chat_options(verb: Callable[..., None]) -> Callable[..., None]:
     parameters: list[Parameter] = []
     for own in signature(verb).parameters.values():
         parameters += options if own.name == "chat_options" else [own]
-    # Typer reads the options of a verb off its signature.
+    # Typer reads the options of a verb from its signature.
     run.__signature__ = signature(verb).replace(parameters=parameters)  # type: ignore[attr-defined]
     return run

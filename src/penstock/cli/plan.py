@@ -1,4 +1,4 @@
-"""`penstock plan`: a dry run of a mixture."""
+"""`penstock plan`: a dry run of a data mixture."""
 
 from typing import Annotated
 
@@ -15,7 +15,7 @@ def run(
 ) -> None:
     """Plan the first steps of a run without training: rows, tokens, shares, epochs, padding, drops, memory.
 
-    Costs the plan alone, millions of documents a second: one row is filled, to weigh it.
+    Only computes the plan, at millions of documents a second; one row is filled to measure its memory.
     """
     import dataclasses
     import json

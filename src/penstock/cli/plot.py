@@ -1,4 +1,4 @@
-"""`penstock plot`."""
+"""`penstock plot`: training curves of one or several runs."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,7 +8,7 @@ import typer
 
 def run(
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Folders of runs; their curves are drawn in the same axes.")
+        list[str], typer.Argument(metavar="RUN...", help="Folders of runs; all curves share the same axes.")
     ],
     output: Annotated[
         Path | None,
@@ -16,16 +16,16 @@ def run(
             "--output",
             "-o",
             metavar="FILE",
-            help="A page for any browser, offline (.html), or a picture (.png, needs matplotlib). "
+            help="An offline page (.html) or a picture (.png, needs matplotlib). "
             "[default: curves.html in the first run's folder]",
         ),
     ] = None,
     over: Annotated[
-        Literal["step", "tokens"], typer.Option(metavar="AXIS", help="Horizontal axis: step, or tokens trained on.")
+        Literal["step", "tokens"], typer.Option(metavar="AXIS", help="Horizontal axis: steps, or tokens trained.")
     ] = "step",
 ) -> None:
     """Draw loss, throughput, learning rate and evaluations of one or several runs."""
-    from penstock.training.plotting import plot_runs
+    from penstock.training.curves import plot_runs
 
     first = Path(runs[0])
     default = (first.parent if first.is_file() else first) / "curves.html"

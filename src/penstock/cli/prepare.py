@@ -1,4 +1,4 @@
-"""`penstock prepare`: raw text or conversations into a dataset of shards."""
+"""`penstock prepare`: raw text or conversations to a dataset of shards."""
 
 import json
 import sys
@@ -41,15 +41,15 @@ def run(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Field with loss-weight ranges: [{begin, end, weight}], in characters. What is outside all of them is "
-            "not trained; a record without the field is, in full.",
+            help="Field with loss-weight ranges: [{begin, end, weight}], in characters. Text outside all ranges is not "
+            "trained; a record without the field is trained in full.",
         ),
     ] = None,
     column: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME:TYPE",
-            help="Another field for --transform: string, int64, float64 or bool; string without a type. "
+            help="Extra field for --transform, with its type: string (default), int64, float64 or bool. "
             "May be repeated.",
         ),
     ] = None,
@@ -61,27 +61,29 @@ def run(
     transform: Annotated[
         str | None,
         typer.Option(
-            metavar="MODULE:FUNCTION", help="Python function that changes a record (a dict), or drops it (None)."
+            metavar="MODULE:FUNCTION",
+            help="Python function that takes a record (a dict) and returns it changed, or None to drop it.",
         ),
     ] = None,
     add_bos: Annotated[
         str,
         typer.Option(
-            metavar="auto|yes|no", help="BOS before each document; auto: if the tokenizer has one that is not its EOS."
+            metavar="auto|yes|no",
+            help="Put BOS before each document; auto: if the tokenizer has one that differs from EOS.",
         ),
     ] = "auto",
     add_eos: Annotated[
-        str, typer.Option(metavar="auto|yes|no", help="EOS after each document; auto: if the tokenizer has one.")
+        str, typer.Option(metavar="auto|yes|no", help="Put EOS after each document; auto: if the tokenizer has one.")
     ] = "auto",
     validation: Annotated[
         float,
         typer.Option(
             metavar="SHARE",
-            help="Share of documents (0.01) for OUTPUT/validation, the rest for OUTPUT/train; 0: no split.",
+            help="Share of documents (0.01) for OUTPUT/validation; OUTPUT/train gets the rest. 0: no split.",
         ),
     ] = 0.0,
     keep_text: Annotated[
-        bool, typer.Option("--keep-text", metavar="", help="Store the text beside its tokens.")
+        bool, typer.Option("--keep-text", metavar="", help="Store the text next to its tokens.")
     ] = False,
     on_error: Annotated[
         str,
@@ -92,42 +94,46 @@ def run(
         str | None,
         typer.Option(
             metavar="LIMIT",
-            help="With skip: more bad records are an error. 1000 is a number of them; 1% or 0.01 is a share of all "
-            "records, judged at the end. [default: 1%, or 100 records where that is more]",
+            help="With --on-error skip: fail if more records are bad. A number (1000), or a share of all records (1% "
+            "or 0.01), checked at the end. [default: 1%, but at least 100 records]",
         ),
     ] = None,
     processes: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Processes; by default as many as cores, fewer for little text."),
+        typer.Option(metavar="N", min=1, help="Number of processes; by default one per core, fewer for small inputs."),
     ] = None,
     executor: Annotated[
         str,
         typer.Option(
             metavar="processes|ray",
-            help="Processes of this machine, or a Ray cluster: that of RAY_ADDRESS, else a new one here.",
+            help="Local processes, or a Ray cluster: the one at RAY_ADDRESS, else a new local one.",
         ),
     ] = "processes",
     part_bytes: Annotated[
         int | None,
-        typer.Option(metavar="BYTES", min=1, help="Raw bytes of a part, which becomes a shard; by default 64 MiB."),
+        typer.Option(metavar="BYTES", min=1, help="Raw bytes per part; each part becomes a shard. By default 64 MiB."),
     ] = None,
     overwrite: Annotated[
         bool,
         typer.Option(
-            "--overwrite", metavar="", help="Throw away what was prepared there before; needed for other settings."
+            "--overwrite", metavar="", help="Delete what was prepared there before; required if settings changed."
         ),
     ] = False,
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="Show no progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="Hide progress.")] = False,
 ) -> None:
-    """Turn raw text, or with --template or --config conversations, into a dataset of shards.
+    """Turn raw text, or conversations (with --template or --config), into a dataset of shards.
 
-    Reads JSONL and plain text (also .gz, .bz2, .xz, .zst, .lz4), Parquet, Arrow, and folders that `datasets` saved;
-    conversations also from JSON arrays. Stopped or killed at any moment, the same command goes on from the finished
-    parts. After the input changed, it prepares again only what changed.
+    Reads JSONL and plain text (also .gz, .bz2, .xz, .zst, .lz4), Parquet, Arrow, and folders saved by `datasets`;
+    conversations also from JSON arrays. If it is killed, the same command resumes from the finished parts. If the input
+    changed, only the changed parts are prepared again.
     """
     from penstock.prepare import prepare
 
+    # Plain strings from the command line; prepare checks them.
+    choices: dict[str, Any] = {
+        "add_bos": add_bos, "add_eos": add_eos, "on_error": on_error, "on_damaged_file": on_damaged_file,
+    }  # fmt: skip
     report = prepare(
         sources,
         tokenizer=tokenizer,
@@ -139,12 +145,9 @@ def run(
         separator=separator,
         **_chat(chat_options, config, chat_config, assignments or []),
         transform=transform,
-        add_bos=add_bos,
-        add_eos=add_eos,
+        **choices,
         validation=validation,
         keep_text=keep_text,
-        on_error=on_error,
-        on_damaged_file=on_damaged_file,
         max_rejects=max_rejects,
         processes=processes,
         executor=executor,
@@ -152,7 +155,7 @@ def run(
         overwrite=overwrite,
         progress=not quiet,
     )
-    from penstock.terminal import visible
+    from penstock.core.terminal import visible
 
     if as_json:
         for line in report.warnings():
@@ -161,12 +164,12 @@ def run(
 
 
 def _chat(given: dict[str, Any], run_file: Path | None, path: Path | None, assignments: list[str]) -> dict[str, Any]:
-    """The setting `chat` of prepare, if records are conversations."""
-    from penstock.config.chats import load_chat_section, load_chat_settings
-    from penstock.errors import ConfigError
+    """The argument `chat` of prepare, if records are conversations; else nothing."""
+    from penstock.config.run_file import load_chat_section, load_chat_settings
+    from penstock.core.errors import ConfigError
 
     if run_file is not None and path is not None:
-        raise ConfigError("--config and --chat-config both hold settings of chats; give one of them")
+        raise ConfigError("--config and --chat-config both give chat settings; give only one of them")
     if run_file is not None:
         return {"chat": load_chat_section(run_file, assignments, given)}
     if not given and path is None and not assignments:

@@ -8,18 +8,19 @@ import typer
 
 def run(
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file instead.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write to this file instead of standard output."),
     ] = None,
 ) -> None:
     """Print the JSON Schema of a run file.
 
-    Editors complete and check run files with it: put `# yaml-language-server: $schema=penstock.schema.json` on the
+    Editors use it to complete and check run files: put `# yaml-language-server: $schema=penstock.schema.json` on the
     first line of a run file.
     """
     import json
 
     from penstock.config import run_schema
-    from penstock.errors import OutputError
+    from penstock.core.errors import OutputError
 
     text = json.dumps(run_schema(), indent=2, ensure_ascii=False)
     if output is None:

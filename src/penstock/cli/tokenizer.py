@@ -1,4 +1,4 @@
-"""`penstock tokenizer`: train one, add control entries to one, or see what one is."""
+"""`penstock tokenizer`: train a tokenizer, add control tokens to one, or describe one."""
 
 import sys
 from typing import Annotated, Any
@@ -7,7 +7,7 @@ import typer
 
 from penstock.cli.options import AsJson, Format, OnDamagedFile, Separator, TextField
 
-app = typer.Typer(help="Train a tokenizer, add to one, or show what one is.", no_args_is_help=True)
+app = typer.Typer(help="Train a tokenizer, add control tokens to one, or describe one.", no_args_is_help=True)
 
 
 @app.command()
@@ -16,7 +16,7 @@ def train(
         list[str], typer.Argument(metavar="SOURCE", help="Files, folders, globs (quoted) or URLs such as s3://….")
     ],
     vocab_size: Annotated[
-        int, typer.Option("--vocab-size", metavar="N", help="Number of ids: 256 bytes, control entries, merges.")
+        int, typer.Option("--vocab-size", metavar="N", help="Number of ids: 256 bytes, control tokens and merges.")
     ],
     output: Annotated[
         str,
@@ -24,7 +24,7 @@ def train(
     ],
     special: Annotated[
         list[str] | None,
-        typer.Option("--special", metavar="TEXT", help="A control entry beside BOS, EOS and padding; may be repeated."),
+        typer.Option("--special", metavar="TEXT", help="Control token besides BOS, EOS and padding; may be repeated."),
     ] = None,
     format: Format = None,
     text_field: TextField = "text",
@@ -33,18 +33,16 @@ def train(
         str, typer.Option("--on-error", metavar="stop|skip", help="At a bad record: stop, or skip it and count it.")
     ] = "stop",
     on_damaged_file: OnDamagedFile = "stop",
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", metavar="", help="Replace a tokenizer that is there already.")
-    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", metavar="", help="Replace an existing tokenizer.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a byte-level BPE on text, and save it so that transformers loads it.
+    """Train a byte-level BPE on text, and save it in a form that transformers loads.
 
-    All 256 bytes are in its alphabet, so it encodes any text. The same text gives the same tokenizer, byte for byte.
+    Its alphabet has all 256 bytes, so it encodes any text. The same text gives the same tokenizer, byte for byte.
     """
-    from penstock.errors import ConfigError
+    from penstock.core.errors import ConfigError
+    from penstock.core.terminal import visible
     from penstock.sources import COMPRESSIONS, Damage, Fields, Reject, open_sources, read_texts, stop_at_damage
-    from penstock.terminal import visible
     from penstock.tokenizers import train_tokenizer
 
     for name, given in (("on_error", on_error), ("on_damaged_file", on_damaged_file)):
@@ -55,7 +53,7 @@ def train(
     damaged = stop_at_damage if on_damaged_file == "stop" else damage.append
     fields = Fields(text=text_field)
     parts = open_sources(sources, format=format, fields=fields, separator=separator, damaged=damaged)
-    damage.clear()  # reading finds it again
+    damage.clear()  # reading reports it again
     packed = any(file.endswith((*COMPRESSIONS, ".parquet", ".arrow")) for part in parts for file in part.files)
     try:
         tokenizer = train_tokenizer(
@@ -81,22 +79,21 @@ def add(
         str, typer.Argument(metavar="PATH", help="A tokenizer.json, its folder, or a name on the Hugging Face hub.")
     ],
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="DIR", help="Folder for the new tokenizer; the old one stays.")
+        str,
+        typer.Option("--output", "-o", metavar="DIR", help="Folder for the new tokenizer; the old one is unchanged."),
     ],
     token: Annotated[
-        list[str] | None, typer.Option("--token", metavar="TEXT", help="A control entry to add; may be repeated.")
+        list[str] | None, typer.Option("--token", metavar="TEXT", help="Control token to add; may be repeated.")
     ] = None,
     sentinels: Annotated[
         int, typer.Option("--sentinels", metavar="N", min=0, help="Add <extra_id_0> to <extra_id_N-1>, for denoising.")
     ] = 0,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", metavar="", help="Replace a tokenizer that is there already.")
-    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", metavar="", help="Replace an existing tokenizer.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Add control entries behind all ids that a tokenizer has, so that prepared datasets stay valid.
+    """Add control tokens after all existing ids, so that prepared datasets stay valid.
 
-    The model's embedding must then be enlarged to the new size.
+    Then enlarge the model's embedding to the new size.
     """
     from penstock.tokenizers import add_tokens
 
@@ -114,19 +111,19 @@ def show(
     ] = None,
     pattern: Annotated[
         str | None,
-        typer.Option("--pattern", metavar="REGEX", help="Splitting pattern of a .tiktoken file that tells none."),
+        typer.Option("--pattern", metavar="REGEX", help="Pre-tokenization pattern for a .tiktoken file that has none."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a tokenizer is: kind, size, control entries, who encodes, and whether every id has exact bytes."""
+    """Describe a tokenizer: kind, size, control tokens, encoder, and whether every id has exact bytes."""
     from penstock.tokenizers import load_tokenizer
 
     _show(describe(load_tokenizer(tokenizer, revision=revision, pattern=pattern)), as_json)
 
 
 def describe(tokenizer: Any) -> dict[str, Any]:
-    """What there is to know of a tokenizer, JSON-ready; `byte_table_reason` is None where the table exists."""
-    from penstock.errors import TokenizerError
+    """Properties of a tokenizer, JSON-ready; `byte_table_reason` is None if the table exists."""
+    from penstock.core.errors import TokenizerError
 
     try:
         reason, _ = None, tokenizer.byte_table
@@ -158,13 +155,13 @@ def _show(findings: dict[str, Any], as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from penstock.terminal import safe_console
+    from penstock.core.terminal import safe_console
 
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in _rows(findings):
-        table.add_row(name, Text(value))  # Text: control entries in [brackets] are no markup
+        table.add_row(name, Text(value))  # Text: control tokens in [brackets] are not markup
     safe_console().print(table)
 
 

@@ -1,6 +1,5 @@
-"""`penstock verify`."""
+"""`penstock verify`: check datasets against their checksums."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,41 +8,48 @@ from penstock.cli.options import AsJson, Dtype, EosId
 
 
 def run(
-    path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="A dataset's folder, a Megatron prefix, or an .npy file.")
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH...", help="Dataset folders, Megatron prefixes or .npy files, or globs of them ('data/web-*')."
+        ),
     ],
     dtype: Dtype = None,
     eos_id: EosId = None,
     vocab_size: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Megatron and .npy: check that every id is below it. A dataset knows its own."),
+        typer.Option(metavar="N", help="Megatron and .npy: check that every id is below N. A dataset stores its own."),
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Check every byte of a dataset against its checksums; name the shard and document of each fault.
+    """Check every byte of datasets against their checksums, and name the shard and document of each fault.
 
-    Exits with 1 when something is wrong.
+    Exits with 1 if anything is wrong.
     """
-    from penstock.shards import verify
+    from penstock.shards import dataset_paths, verify
 
-    report = verify(path, dtype=dtype, eos_id=eos_id, vocab_size=vocab_size, progress=not json)
+    reports = []
+    for path in (path for given in paths for path in dataset_paths(given)):
+        reports.append(verify(path, dtype=dtype, eos_id=eos_id, vocab_size=vocab_size, progress=not json))
+        if not json:
+            _print_text(reports[-1])
     if json:
-        _print_json(report)
-    else:
-        _print_text(report)
-    if not report.sound:
+        _print_json(reports)
+    if not all(report.sound for report in reports):
         raise typer.Exit(1)
 
 
-def _print_json(report) -> None:  # type: ignore[no-untyped-def]
+def _print_json(reports) -> None:  # type: ignore[no-untyped-def]
+    """Print a JSON object for one dataset, a list of objects for several."""
     import json
     from dataclasses import asdict
 
-    print(json.dumps({"sound": report.sound, **asdict(report)}, indent=2))
+    found = [{"sound": report.sound, **asdict(report)} for report in reports]
+    print(json.dumps(found[0] if len(found) == 1 else found, indent=2))
 
 
 def _print_text(report) -> None:  # type: ignore[no-untyped-def]
-    from penstock.terminal import visible
+    from penstock.core.terminal import visible
 
     print(
         f"{visible(report.path)} ({report.kind}): {report.documents:,} documents, {report.tokens:,} tokens, "
@@ -56,4 +62,4 @@ def _print_text(report) -> None:  # type: ignore[no-untyped-def]
     for fault in report.faults:
         print(f"  FAULT        {visible(str(fault), lines=True)}")
     count = f"{len(report.faults):,} {'fault' if len(report.faults) == 1 else 'faults'}"
-    print("sound" if report.sound else f"{count}: copy the files named again, or prepare again")
+    print("sound" if report.sound else f"{count}: copy the named files again, or prepare again")

@@ -1,9 +1,12 @@
-"""The run file: one YAML file that says what flows, validated, with every unknown key refused.
+"""The run file: one YAML file with the data, model and training of a run, fully validated; unknown keys are errors.
 
-The settings are the rooms' own frozen classes; this room only reads them from a file, checks them with pydantic
-and puts them together. `penstock schema` prints the JSON Schema that editors complete and check with.
+The settings are the frozen classes of the other rooms. This room only reads them from a file, checks them with pydantic
+and assembles them. `penstock schema` prints the JSON Schema with which editors complete and check run files.
 """
 
-from penstock.config.run import DataSettings, RunSettings, load_run, make_loader, run_schema
+from penstock.config.run_file import DataSettings, RunSettings, load_run, make_loader, run_schema
+from penstock.core.lazy_imports import public_names
 
 __all__ = ["DataSettings", "RunSettings", "load_run", "make_loader", "run_schema"]
+
+__dir__ = public_names(__name__)

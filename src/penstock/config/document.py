@@ -1,6 +1,6 @@
-"""A YAML file as plain values, with the line of every key, so that errors can say where.
+"""A YAML file as plain values, with the line of every key for error messages.
 
-Stricter than YAML: a key given twice is an error (the usual parsers keep the last one in silence), and keys are text.
+Stricter than YAML: a duplicate key is an error (most parsers silently keep the last one), and keys must be text.
 """
 
 from dataclasses import dataclass, field
@@ -9,8 +9,9 @@ from typing import Any, final
 
 import yaml
 
-from penstock.errors import ConfigError
-from penstock.yaml_files import DEEPEST, parse_yaml, read_yaml
+from penstock.core.errors import ConfigError
+from penstock.core.yaml_files import DEEPEST, parse_yaml, read_yaml
+from penstock.shards import corpus_name
 
 Place = tuple[str | int, ...]
 """Keys and list indices from the top of the file to a value."""
@@ -19,22 +20,22 @@ Place = tuple[str | int, ...]
 @final
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a file says."""
+    """The contents of a file, with line numbers."""
 
     name: str
-    """The file's name, as errors show it."""
+    """The file's name in error messages."""
     values: dict[str, Any]
     """Mappings, lists and scalars."""
     lines: dict[Place, int]
-    """Line (from 1) of every key and list entry that the file holds."""
+    """Line (from 1) of every key and list entry in the file."""
     assigned: dict[Place, str] = field(default_factory=dict)
-    """Places that `--set` gave a value → the assignment, as it was written."""
+    """Place set by `--set` → the assignment as written."""
 
     def where(self, place: Place) -> str:
-        """`run.yaml:12: data.loader.seed`, or `--set data.loader.seed=x` when that gave the value.
+        """`run.yaml:12: data.loader.seed`, or `--set data.loader.seed=x` if that set the value.
 
-        The line is that of the nearest enclosing key that the file holds. Assignments inside the place are named with
-        it, since they may be what is wrong with the whole.
+        The line is that of the nearest enclosing key in the file. Assignments inside the place are named too, since
+        they may have caused the error.
         """
         enclosing = [place[:size] for size in range(len(place), 0, -1)]
         assigned = next((self.assigned[part] for part in enclosing if part in self.assigned), None)
@@ -49,7 +50,7 @@ class Document:
 
 
 def shortened(text: str, most: int = 80) -> str:
-    """A text that fits a line of an error, on one line."""
+    """The text on one line, cut to at most `most` characters."""
     text = " ".join(text.split())
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
@@ -60,21 +61,21 @@ def dotted(place: Place) -> str:
 
 
 def read_document(path: str | Path) -> Document:
-    """Read a YAML file whose top is a mapping.
+    """Read a YAML file with a mapping at its top level.
 
     Raises:
-        ConfigError: There is no such file, it is not YAML or out of bounds (see `yaml_files`), or a key is given twice.
+        ConfigError: The file is missing, not YAML, beyond the limits of `yaml_files`, or has a duplicate key.
     """
     node, values = read_yaml(path)
     if not isinstance(node, yaml.MappingNode):
-        raise ConfigError(f"{path}: the top of a run file is a mapping, such as `data: …`")
+        raise ConfigError(f"{path}: the top level of a run file must be a mapping, such as `data: …`")
     lines: dict[Place, int] = {}
     _walk(node, (), lines, str(path))
     return Document(str(path), values, lines)
 
 
 def _walk(node: yaml.Node, place: Place, lines: dict[Place, int], file: str) -> None:
-    """Note the line of everything below `node`, and refuse keys that are given twice."""
+    """Record the line of everything below `node`, and refuse duplicate keys."""
     if isinstance(node, yaml.SequenceNode):
         for index, entry in enumerate(node.value):
             lines[*place, index] = entry.start_mark.line + 1
@@ -94,13 +95,13 @@ def _walk(node: yaml.Node, place: Place, lines: dict[Place, int], file: str) -> 
 
 
 def override(document: Document, assignments: list[str]) -> Document:
-    """A document with `a.b=1` assignments applied in order.
+    """A copy of a document with `a.b=1` assignments applied in order.
 
-    A part of a path is a key, a list index, or the name of a list entry (its `name`, or the last part of its `path`).
-    Values are YAML. Keys that the file does not have are added; validation then refuses the unknown ones.
+    Each part of the path is a key, a list index, or the name of a list entry (its `name`, or the name derived from its
+    `path`). Values are YAML. Keys missing from the file are added; validation later refuses unknown ones.
 
     Raises:
-        ConfigError: An assignment has no `=`, or goes through something that is neither a mapping nor a list.
+        ConfigError: An assignment has no `=`, or its path enters something that is neither a mapping nor a list.
     """
     values = _copied(document.values)
     assigned: dict[Place, str] = {}
@@ -129,7 +130,7 @@ def override(document: Document, assignments: list[str]) -> Document:
 
 
 def _copied(value: Any) -> Any:
-    """A deep copy in which aliased parts (YAML's `*name`) are separate, so that setting one leaves the others."""
+    """A deep copy in which aliases (YAML's `*name`) are separate copies, so that setting one does not change others."""
     if isinstance(value, dict):
         return {key: _copied(entry) for key, entry in value.items()}
     return [_copied(entry) for entry in value] if isinstance(value, list) else value
@@ -153,4 +154,7 @@ def _key(holder: Any, part: str, assignment: str) -> str | int:
 
 
 def _entry_name(entry: Any) -> str:
-    return str(entry.get("name") or Path(str(entry.get("path", ""))).name) if isinstance(entry, dict) else ""
+    if not isinstance(entry, dict):
+        return ""
+    path = entry.get("path")
+    return str(entry.get("name") or (corpus_name(path) if isinstance(path, str | list) else ""))

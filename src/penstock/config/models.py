@@ -1,8 +1,8 @@
-"""From a room's frozen settings class to what pydantic checks files with, and back.
+"""Pydantic models derived from frozen settings classes, and settings built from checked models.
 
-A settings class stays the only place where a key, its type, its default and its description are written. `model_of`
-derives a pydantic model from it that refuses unknown keys; `build` makes the settings from a checked model, which runs
-the class's own checks. JSON Schema comes from the models; descriptions are the strings under the fields.
+A settings class is the only place that defines a key, its type, its default and its description. `model_of` derives a
+pydantic model that refuses unknown keys. `build` makes the settings from a checked model, which runs the class's own
+checks. The JSON Schema comes from the models; descriptions are the strings under the fields.
 """
 
 import ast
@@ -19,31 +19,33 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
-from penstock.config.complaints import complaints
 from penstock.config.document import Document, Place
-from penstock.config.kinds import KINDS, OBJECTIVE, kind_model, objective_of, told_apart
-from penstock.errors import ConfigError
+from penstock.config.validation import KINDS, OBJECTIVE, complaints, kind_model, objective_of, told_apart
+from penstock.core.errors import ConfigError
 from penstock.loader import Source
-from penstock.prepare.chat_settings import GROUPS, ChatSettings
-from penstock.training.settings import EvaluatorSettings
+from penstock.prepare.settings import GROUPS, ChatSettings
+from penstock.training.settings import EvaluatorSettings, TrainSettings
 
 _IN_FILES: dict[tuple[type, str], tuple[Any, Callable[[Any], Any]]] = {
-    (Source, "path"): (str, str),
+    (Source, "path"): (str | Sequence[str], lambda path: path),
     (ChatSettings, "template"): (str, str),
     (ChatSettings, "date"): (str | datetime.date | None, lambda day: day and str(day)),
     (Source, "objective"): (OBJECTIVE, objective_of),
     (EvaluatorSettings, "objective"): (OBJECTIVE, objective_of),
+    (EvaluatorSettings, "function"): (str | None, lambda name: name),
+    (TrainSettings, "loss"): (str | None, lambda name: name),
+    (TrainSettings, "on_step"): (str | None, lambda name: name),
 }
-"""(class, field) → (its type in a file, how to make its value), for fields that hold more than a file can say."""
+"""(class, field) → (type in a file, conversion), for fields with values that a file cannot express directly."""
 
 _SPREAD: dict[type, dict[str, type]] = {ChatSettings: GROUPS}
-"""Class → its fields that a file does not name: their own fields stand beside its others."""
+"""Class → its nested settings that a file flattens: their fields appear next to those of the class."""
 
 
 def _no_truth(value: Any) -> Any:
-    """Python takes true for 1; in a file it is a mistake. The error is what was expected instead."""
+    """Refuse true and false, which Python takes for 1 and 0. The error text names what was expected."""
     if isinstance(value, bool):
-        raise ValueError("a number")  # noqa: TRY004 (pydantic passes others on)
+        raise ValueError("a number")  # noqa: TRY004 (pydantic only catches ValueError)
     return value
 
 
@@ -57,12 +59,12 @@ _NUMBERS: dict[Any, Any] = {
     int: Annotated[int, BeforeValidator(_no_truth), AfterValidator(_of_64_bits)],
     float: Annotated[float, BeforeValidator(_no_truth), Field(allow_inf_nan=False)],
 }
-"""What a file may give for a number: no truth value, none without an end, none that no setting can hold."""
+"""Type of a number → its stricter type in files: no booleans, no infinity or NaN, integers of at most 64 bits."""
 
 
 @cache
 def model_of(settings: type) -> type[BaseModel]:
-    """The pydantic model of a settings dataclass, with the same fields, nested ones included."""
+    """The pydantic model of a settings dataclass, with the same fields, including nested settings."""
     hints, notes = get_type_hints(settings), field_notes(settings)
     fields: dict[str, Any] = {}
     for field in _given_fields(settings):
@@ -80,7 +82,7 @@ def model_of(settings: type) -> type[BaseModel]:
 
 
 def build(value: Any, document: Document, place: Place = ()) -> Any:
-    """The settings that a checked model stands for.
+    """The settings instance for a checked model.
 
     Raises:
         ConfigError: The class's own checks refuse a value; the message says where in the file.
@@ -106,10 +108,10 @@ def build(value: Any, document: Document, place: Place = ()) -> Any:
 
 
 def check(document: Document, settings: type) -> Any:
-    """Check a document against a settings class, and make the settings.
+    """Check a document against a settings class, and build the settings.
 
     Raises:
-        ConfigError: One line for each thing that is wrong: where, what was found, what was expected.
+        ConfigError: One line per problem: where, what was found, what was expected.
     """
     try:
         model = model_of(settings).model_validate(document.values)
@@ -119,7 +121,7 @@ def check(document: Document, settings: type) -> Any:
 
 
 def field_notes(settings: type) -> dict[str, str]:
-    """The string under each field of a class, as one line."""
+    """Field → the description under it in the class's source, as one line."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(settings)))
     body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
     notes = {}
@@ -130,7 +132,7 @@ def field_notes(settings: type) -> dict[str, str]:
 
 
 def field_names(settings: type) -> list[str]:
-    """The fields of a class that can be given."""
+    """Names of the fields that the constructor takes."""
     return [field.name for field in _given_fields(settings)]
 
 
@@ -139,7 +141,7 @@ def _given_fields(settings: type) -> list["dataclasses.Field[Any]"]:
 
 
 def _checked_type(hint: Any) -> Any:
-    """The type that pydantic checks for a field's type: settings classes become models, sequences lists."""
+    """The type that pydantic checks for a field: settings classes become models, sequences become lists."""
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return model_of(hint)
     origin = get_origin(hint)
@@ -151,12 +153,12 @@ def _checked_type(hint: Any) -> Any:
         return told_apart(models, [argument for argument in get_args(hint) if argument not in KINDS])
     inner = tuple(_checked_type(argument) for argument in get_args(hint) if argument is not Fraction)
     if origin in (Union, types.UnionType):
-        return Union[inner]  # noqa: UP007  (made at run time)
+        return Union[inner]  # noqa: UP007  (built at run time)
     return list[inner[0]] if origin is Sequence else origin[inner]  # type: ignore[valid-type]
 
 
 def _default(settings: type, field: "dataclasses.Field[Any]") -> Any:
-    """The field's default as a file would write it; `...` when it must be given."""
+    """The field's default as a file would write it; `...` if it is required."""
     if field.name == "objective" and (settings, field.name) in _IN_FILES:
         return "causal"
     if field.default is not dataclasses.MISSING:

@@ -1,19 +1,20 @@
-"""From a run file to a trainer: datasets, model, loader and run folder, put together in this order.
+"""From a run file to a trainer: assembles datasets, model, loader and run folder.
 
-What is cheap to refuse comes first: the run's folder, packages, datasets, then the model, the evaluators with their
-files and sandbox, the teachers, whose projection can take minutes, and the loader. The run's folder is begun only when
-all of them fit. A dry run is the same up to there, reads the checkpoint that it would resume, and writes nothing.
+Cheap checks come first: the run's folder, packages and datasets; then the model, the evaluators with their files and
+sandbox, the teachers (their projection can take minutes), and the loader. The run's folder is created only after all of
+them succeed. A dry run does the same up to that point, reads the checkpoint that it would resume, and writes nothing.
 """
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
-from penstock.config.run import DataSettings, RunSettings, make_loader, open_sources
-from penstock.errors import ConfigError
+from penstock.config.run_file import DataSettings, RunSettings, make_loader, open_sources
+from penstock.core.errors import ConfigError
+from penstock.core.folders import check_unlocked
 from penstock.inputs import InputRequirements
-from penstock.loader import Loader
-from penstock.locks import check_unlocked
+from penstock.loader import Companion, Loader
 from penstock.models import ModelSettings
 from penstock.training import TrainSettings
 
@@ -26,10 +27,30 @@ if TYPE_CHECKING:
     from penstock.training.distributed import Ranks
 
 FILLING_THREADS = 1
+GIVEN = "given"
+"""Name of a model that was passed as a Python object."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """Python objects that replace or extend sections of a run file."""
+
+    model: "LanguageModel | None" = None
+    """The model with its initial weights."""
+    requirements: InputRequirements | None = None
+    """Fields that rows must have in addition to the model's."""
+    companion: Companion | None = None
+    """Makes additional data for each row; see `Loader`."""
+    filling: Mapping[str, Any] = field(default_factory=lambda: {"threads": FILLING_THREADS})
+    """Loader settings that do not affect the rows: threads, prefetch and so on."""
+
+
+NOTHING = Given()
 READ_BY_TEACHERS = InputRequirements(asked_by="the teacher", positions=True, cu_seqlens=True)
-"""A teacher with the student's tokenizer reads the student's own rows."""
+"""Fields for teachers: one with the student's tokenizer reads the student's own rows."""
 TRAINED = "from:"
-"""What the name of a run or a folder of a model begins with whose weights a run starts from."""
+"""Prefix of `model` that names a run or a model folder to take the initial weights from."""
 
 
 def make_trainer(
@@ -42,31 +63,33 @@ def make_trainer(
     ranks: "Ranks",
     say: Any,
     dry_run: bool = False,
+    given: Given = NOTHING,
 ) -> "Trainer":
-    """The trainer of a run file, at the place where its run is.
+    """The trainer of a run file, at the step that its run has reached.
 
     Args:
         settings: Of the run file.
         run_file: Its name, for errors.
-        text: The run file as it is kept in the run's folder, overrides included.
-        output: The run's folder; None in a dry run without one.
-        resume: Go on with a run that is there, from its newest complete checkpoint; the run file is kept only then.
-        ranks: The processes that train together.
-        say: Called with a sentence now and then.
-        dry_run: Refuse all that starting would refuse, and write nothing.
+        text: The run file as saved in the run's folder, with overrides.
+        output: The run's folder; None for a dry run without one.
+        resume: Continue an existing run from its newest complete checkpoint, and replace its saved run file.
+        ranks: The processes of this training.
+        say: Called with progress messages.
+        dry_run: Run every check of a real start, and write nothing.
+        given: Python objects in place of sections.
 
     Raises:
-        ConfigError: A section is missing, or model and data do not fit.
-        IsolationError: Rows hold several documents, and the model would let them see each other.
-        MissingExtraError: TensorBoard or W&B is asked for and not installed.
-        OutputError: The run's folder is not free.
-        StateError: The run that is there has another plan or model.
+        ConfigError: A section is missing, or model and data do not match.
+        IsolationError: Rows hold several documents, and the model does not isolate them.
+        MissingExtraError: TensorBoard or W&B is requested but not installed.
+        OutputError: The run's folder is in use or holds something else.
+        StateError: The existing run has another plan or model.
     """
-    # All of these need torch, which reading a run file does not.
+    # These modules need torch; reading a run file does not.
     from penstock.training.processes import in_step
     from penstock.training.run_folder import LOCK, begin_run, change_run, check_run
 
-    if settings.model is None:
+    if settings.model is None and given.model is None:
         raise ConfigError(f"{run_file}: model is missing: give layers, width, …, from:RUN or hf:path")
     data = open_sources(settings.data, run_file)
     datasets = [source.path for source in data.sources]
@@ -75,7 +98,7 @@ def make_trainer(
             check_run(output, datasets, resume=resume)
             if dry_run and output is not None:
                 check_unlocked(output, output / LOCK, doing="training")
-    trainer = _set_up(replace(settings, data=data), run_file, output, resume, ranks, say)
+    trainer = _set_up(replace(settings, data=data), run_file, output, resume, ranks, say, given)
     if output is None:
         return trainer
     with in_step():
@@ -89,40 +112,39 @@ def make_trainer(
 
 
 def _set_up(
-    settings: RunSettings, run_file: str, output: Path | None, resume: bool, ranks: "Ranks", say: Any
+    settings: RunSettings, run_file: str, output: Path | None, resume: bool, ranks: "Ranks", say: Any, given: Given
 ) -> "Trainer":
-    """The trainer before its first step. Nothing is written; `settings.data` is open."""
+    """The trainer before its first step. Writes nothing. The datasets of `settings.data` must be open."""
     from penstock.config.teachers import open_teachers
     from penstock.models.lora import add_lora
     from penstock.training import Trainer
-    from penstock.training.checks import check_memory, check_writers
+    from penstock.training.checks import check_memory, check_writers, prepare_torch
     from penstock.training.evaluators import make_evaluators
     from penstock.training.loss_groups import LossGroups
-    from penstock.training.setup import prepare_torch
     from penstock.training.trainer import count_steps
 
-    data, training, start = settings.data, settings.training or TrainSettings(), settings.model
-    assert start is not None
+    data, training, start = settings.data, settings.training or TrainSettings(), settings.model or GIVEN
     check_writers(training)
     prepare_torch(training)
     if resume and output is not None and _is_gone(start):
-        # And no more needed: the run's own checkpoint has the same shapes, and all weights.
+        # It is no longer needed: the run's own checkpoint has the same shapes and all weights.
         start = f"{TRAINED}{output}"
     check_memory(start, _vocabulary(data), training, data.loader, device=ranks.device, ranks=ranks.place.size)
-    model = _make_model(data, start, training, ranks.device)
-    if training.lora is not None:
+    model = _make_model(data, start, training, ranks.device) if given.model is None else _fit(given.model, data, ranks)
+    if training.lora is not None and model.lora != training.lora:
         add_lora(model, training.lora, seed=training.seed)
     datasets = [source.path for source in data.sources]
     evaluators = make_evaluators(training.evaluators, datasets, data.loader.sequence_length, model, ranks)
     taught = open_teachers(settings.teacher, data, ranks.device, say)
-    groups = LossGroups(None if taught is None else taught.companion)
+    groups = LossGroups(given.companion if taught is None else taught.companion)
+    requirements = model.requirements() if taught is None else model.requirements().merge(READ_BY_TEACHERS)
     loader = make_loader(
         data,
         run_file=run_file,
         data_parallel=(ranks.place.rank, ranks.place.size),
-        threads=FILLING_THREADS,
-        requirements=model.requirements() if taught is None else model.requirements().merge(READ_BY_TEACHERS),
+        requirements=requirements if given.requirements is None else requirements.merge(given.requirements),
         companion=groups,
+        **given.filling,
     )
     return Trainer(
         run=output or Path(),
@@ -138,15 +160,35 @@ def _set_up(
     )
 
 
+def _fit(model: "LanguageModel", data: DataSettings, ranks: "Ranks") -> "LanguageModel":
+    """Move a model passed from Python to this rank's device, with weights in at least float32.
+
+    Raises:
+        ConfigError: Its vocabulary is too small for the data.
+    """
+    import torch
+
+    if (needed := _vocabulary(data)) > model.vocab_size:
+        raise ConfigError(
+            f"model: has {model.vocab_size} ids, but the data and its objectives need {needed}; build it with "
+            f"vocab_size={needed}, or prepare the data with the model's tokenizer"
+        )
+    for weight in model.parameters():
+        # In half precision an optimiser step is often smaller than the spacing of numbers, and would be lost.
+        weight.data = weight.data.to(ranks.device, torch.promote_types(weight.dtype, torch.float32))
+    assert isinstance(model, torch.nn.Module)
+    return model.to(ranks.device).train()
+
+
 def _is_gone(model: ModelSettings | str) -> bool:
-    """Whether it is a run, to begin with, that is no more there."""
+    """Whether the model is `from:` a path that no longer exists."""
     return isinstance(model, str) and model.startswith(TRAINED) and not Path(model.removeprefix(TRAINED)).exists()
 
 
 def _make_model(
     data: DataSettings, model: ModelSettings | str, training: TrainSettings, device: "torch.device"
 ) -> "LanguageModel":
-    """The model with the weights to begin with."""
+    """Build the model with its initial weights."""
     from penstock.models import build_model
 
     if isinstance(model, str) and model.startswith(TRAINED):
@@ -155,29 +197,29 @@ def _make_model(
 
 
 def _trained_model(path: str, data: DataSettings, device: "torch.device") -> "LanguageModel":
-    """A trained model to go on from, for other data or another schedule: its weights in float32, LoRA merged.
+    """Load a trained model to continue with other data or another schedule. Weights in float32, LoRA merged.
 
     Raises:
-        ConfigError: The data was made with another tokenizer than the model's, or it knows too few ids.
+        ConfigError: The data was prepared with another tokenizer, or the model's vocabulary is too small.
     """
     import torch
 
     from penstock.models import load_model, merge_lora
     from penstock.tokenizers import load_tokenizer
-    from penstock.training import open_run
+    from penstock.training import RunFolder
 
-    run = open_run(path)
+    run = RunFolder.open(path)
     fingerprint = load_tokenizer(run.tokenizer).fingerprint
     for source in data.sources:
         made_with = getattr(source.path, "tokenizer", None)
         if made_with is not None and made_with.fingerprint != fingerprint:
             raise ConfigError(
-                f"source {source.name!r}: was made with another tokenizer ({made_with.name}) than the model "
+                f"source {source.name!r}: was prepared with another tokenizer ({made_with.name}) than the model "
                 f"{TRAINED}{path}; prepare it with {run.tokenizer}"
             )
     model = load_model(run.model, device)
     if (needed := _vocabulary(data)) > model.vocab_size:
-        raise ConfigError(f"the model {TRAINED}{path} knows {model.vocab_size} ids, and the objectives need {needed}")
+        raise ConfigError(f"the model {TRAINED}{path} has {model.vocab_size} ids, but the objectives need {needed}")
     if model.lora is not None:
         merge_lora(model)
     for weight in model.parameters():
@@ -186,14 +228,14 @@ def _trained_model(path: str, data: DataSettings, device: "torch.device") -> "La
 
 
 def _vocabulary(data: DataSettings) -> int:
-    """Ids that the model must know: those of the datasets, and those that objectives add."""
+    """Required vocabulary size: the ids of the datasets, and those that objectives add."""
     sizes: list[int] = []
     for source in data.sources:
         info = getattr(source.path, "tokenizer", None)
         if info is None:
             raise ConfigError(
-                f"source {source.name!r}: its format does not say its tokenizer, which a model needs; `penstock "
-                "prepare` makes a dataset that does"
+                f"source {source.name!r}: its format does not store its tokenizer, which a model needs; make a "
+                "dataset with `penstock prepare`"
             )
         sizes.append(info.vocab_size)
         extended = getattr(source.objective, "tokenizer", None)
@@ -205,9 +247,9 @@ def _vocabulary(data: DataSettings) -> int:
 
 
 def describe(trainer: "Trainer", model: ModelSettings | str) -> list[tuple[str, str]]:
-    """What a run is about to do, as (what, figure): parameters, memory, tokens, steps."""
+    """Summary of a run as (name, value): parameters, memory, tokens, steps."""
     parameters = sum(p.numel() for p in trainer.model.parameters())
-    # A frozen weight has neither gradient nor the optimiser's two numbers.
+    # A frozen weight has no gradient and no optimiser state: 4 bytes instead of 16.
     memory = sum(p.numel() * (16 if p.requires_grad else 4) for p in trainer.model.parameters())
     if trainer.settings.shard:
         memory //= trainer.ranks.place.size
@@ -227,6 +269,6 @@ def describe(trainer: "Trainer", model: ModelSettings | str) -> list[tuple[str, 
 
 
 def _teachers(distiller: "Distiller") -> str:
-    """The teachers with their losses, in a line."""
+    """The teachers with their losses, in one line."""
     named = (one.settings for one in distiller.teachers)
     return ", ".join(f"{one.model or one.cache} ({one.loss.kind}, weight {one.weight:g})" for one in named)

@@ -1,51 +1,51 @@
 """Distillation from one or several teachers, each with its own tokenizer. Losses and teachers need the extra `train`.
 
-Text is the common coordinate: `align` parts two tokenizations of it into chunks of equal bytes, `TeacherRows` makes
-teachers' rows and chunks in the loader's threads, `distillation_loss` holds a student against a teacher chunk by chunk.
-Settings, alignment and rows are read without torch; everything else is imported when it is first used.
+Text is the common coordinate. `align` divides two tokenizations of a text into chunks of equal bytes, `TeacherRows`
+makes the teachers' rows and chunks in the loader's threads, and `distillation_loss` compares student and teacher chunk
+by chunk. Settings, alignment and rows need no torch; everything else is imported on first use.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from penstock.distillation.rows import TeacherRow, TeacherRows, TeacherText
-from penstock.distillation.settings import LossSettings
-from penstock.distillation.teacher_settings import DistillationSettings, TeacherSettings
-from penstock.late import import_late
+from penstock.core.lazy_imports import lazy
+from penstock.distillation.settings import DistillationSettings, LossSettings, TeacherSettings
+from penstock.distillation.teacher_rows import TeacherRow, TeacherRows, TeacherText
 from penstock.tokenizers import Aligner, Alignment, align
 
 if TYPE_CHECKING:
-    from penstock.distillation.boundaries import starts_boundary
+    from penstock.distillation.blocks import Pairing
+    from penstock.distillation.cache_writer import write_cache
     from penstock.distillation.cached_teacher import CachedTeacher
-    from penstock.distillation.caching import write_cache
-    from penstock.distillation.chats import align_chats
+    from penstock.distillation.companions import align_chats
     from penstock.distillation.distiller import Distiller, OpenTeacher
     from penstock.distillation.losses import distillation_loss
     from penstock.distillation.outputs import TeacherOutputs, Wanted
-    from penstock.distillation.pairing import Pairing
     from penstock.distillation.process_teacher import ProcessTeacher
-    from penstock.distillation.projecting import Projector
     from penstock.distillation.projection import Projection, project
-    from penstock.distillation.teachers import ModelTeacher, Teacher
-
-_LATE = {
-    "CachedTeacher": "cached_teacher",
-    "Distiller": "distiller",
-    "ModelTeacher": "teachers",
-    "OpenTeacher": "distiller",
-    "Pairing": "pairing",
-    "ProcessTeacher": "process_teacher",
-    "Projection": "projection",
-    "Projector": "projecting",
-    "Teacher": "teachers",
-    "TeacherOutputs": "outputs",
-    "Wanted": "outputs",
-    "align_chats": "chats",
-    "distillation_loss": "losses",
-    "project": "projection",
-    "starts_boundary": "boundaries",
-    "write_cache": "caching",
-}
-"""Name → the module that is loaded when it is first used."""
+    from penstock.distillation.teachers import ModelTeacher, Teacher, starts_boundary
+    from penstock.distillation.token_losses import Projector
+else:
+    __getattr__, __dir__ = lazy(
+        __name__,
+        {
+            "CachedTeacher": "cached_teacher",
+            "Distiller": "distiller",
+            "ModelTeacher": "teachers",
+            "OpenTeacher": "distiller",
+            "Pairing": "blocks",
+            "ProcessTeacher": "process_teacher",
+            "Projection": "projection",
+            "Projector": "token_losses",
+            "Teacher": "teachers",
+            "TeacherOutputs": "outputs",
+            "Wanted": "outputs",
+            "align_chats": "companions",
+            "distillation_loss": "losses",
+            "project": "projection",
+            "starts_boundary": "teachers",
+            "write_cache": "cache_writer",
+        },
+    )
 
 __all__ = [
     "Aligner",
@@ -74,7 +74,3 @@ __all__ = [
     "starts_boundary",
     "write_cache",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    return import_late(__name__, _LATE, name)

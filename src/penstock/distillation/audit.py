@@ -1,28 +1,37 @@
 """What a student could learn from a teacher with another tokenizer, counted before any training.
 
-`Audit` takes texts, token ids or conversations one by one and counts: how the student's tokens lie in chunks, what the
-vocabularies share, and where the two texts are not the same. Costs: encoding on both sides, and about 50 ns a token.
+`Audit` takes texts, token ids or conversations one at a time. It counts how many of the student's tokens are in chunks,
+what the vocabularies share, and where the two texts differ. `audit_texts`, `audit_dataset` and `audit_chats` feed it
+from files, a prepared dataset, or conversations under two templates. Cost: encoding on both sides, and about 50 ns a
+token.
 """
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 
-from penstock.distillation.chats import align_chats
+from penstock.chat import encode, load_template
+from penstock.core.errors import ConfigError, RecordError
+from penstock.distillation.companions import align_chats
+from penstock.inspection.conversations import sample_records
+from penstock.shards import open_dataset
+from penstock.sources import Fields, open_sources, read_texts
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.alignment import CONTROL, DIFFERENT, EQUIVALENT, EXACT, Aligner, Alignment
-from penstock.tokenizers.sides import has_byte_table
+from penstock.tokenizers.alignment_sides import has_byte_table
 
 WORST_PLACES = 5
 SHOWN_CHARACTERS = 48
 MOSTLY = 0.9
-"""Share of the student's numerals that a teacher must have for losses over the common vocabulary to be of use."""
+"""A loss over the common vocabulary needs a teacher that has at least this share of the student's numerals."""
 COVERED = 0.98
-"""Share of tokens in chunks below which the places that differ are worth a look first."""
+"""If a smaller share of tokens is in chunks, the report advises looking at the differing places first."""
 
 _NUMERAL = re.compile(rb"[0-9]{2,}")
 
@@ -30,24 +39,24 @@ _NUMERAL = re.compile(rb"[0-9]{2,}")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedVocabulary:
-    """What two vocabularies have in common, by the exact bytes of their tokens; control tokens are not counted."""
+    """What two vocabularies have in common, by the exact bytes of their tokens, without control tokens."""
 
     student: int
     teacher: int
     shared: int
-    """Tokens of the student that the teacher has."""
+    """Student tokens that the teacher has."""
     in_text: float
-    """The same as a share of the student's tokens in the text."""
+    """Their share of the student's tokens in the text."""
     numerals: int
-    """Tokens of the student that are numerals of two digits or more."""
+    """Student tokens that are numerals of two or more digits."""
     shared_numerals: int
-    """Those that the teacher has: a teacher without them says nothing about numbers token by token."""
+    """Those that the teacher has. A teacher without them predicts nothing about numbers token by token."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Some text that the two sides do not have alike, or a long chunk."""
+    """A place where the two texts differ, or a long chunk."""
 
     document: int
     kind: str
@@ -61,7 +70,7 @@ class Place:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """The findings; shares are of `student_tokens`, in a chat of those that are trained."""
+    """The findings. Shares are of `student_tokens`; in chats, only trained tokens count."""
 
     student: str
     teacher: str
@@ -69,11 +78,11 @@ class AuditReport:
     student_tokens: int
     teacher_tokens: int
     methods: Mapping[str, int]
-    """How the documents were aligned → how many."""
+    """Alignment method → number of documents."""
     coverage: float
-    """Share of tokens in chunks that can be learnt from."""
+    """Share of tokens in usable chunks: those that are not `different`."""
     one_to_one: float
-    """Share in such chunks of one token on both sides."""
+    """Share in usable chunks of one token on both sides."""
     exact: float
     equivalent: float
     control: float
@@ -81,21 +90,21 @@ class AuditReport:
     orphaned: float
     chunks: int
     longest: Place | None
-    """The chunk with most tokens that can be learnt from."""
+    """The exact or equivalent chunk with the most tokens."""
     vocabulary: SharedVocabulary
     worst: tuple[Place, ...]
     loss: str
-    """The loss that fits: "kl", "p_kl", "h_kl" or "alm"."""
+    """The recommended loss: "kl", "p_kl", "h_kl" or "alm"."""
     advice: str
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, JSON-ready."""
+        """The report, JSON-ready."""
         return asdict(self)
 
 
 @final
 class Audit:
-    """Counts over documents; `report` says what they come to."""
+    """Counts over documents; `report` summarises them."""
 
     def __init__(
         self, student: Tokenizer, teacher: Tokenizer, *, control_pairs: Mapping[int, int] | None = None
@@ -115,17 +124,17 @@ class Audit:
         self._worst: list[tuple[int, int, Place]] = []
 
     def add_text(self, text: str) -> Alignment:
-        """Encode a text on both sides, and count."""
+        """Encode a text on both sides and count it."""
         student_ids = self._aligner.student.encode(text).astype(np.int64)
         return self._count(student_ids, self._aligner.teacher.encode(text).astype(np.int64))
 
     def add_ids(self, student_ids: Any) -> Alignment:
-        """Count a document of the student's tokens; the teacher encodes the text that they spell."""
+        """Count a document given as the student's tokens; the teacher encodes the text that they spell."""
         ids = np.asarray(student_ids, np.int64)
         return self._count(ids, self._aligner.teacher_ids(ids))
 
     def add_chat(self, student_chat: Any, teacher_chat: Any) -> Alignment:
-        """Count the trained turns of one conversation, as `penstock.chat.encode` gives it for both sides."""
+        """Count the trained turns of a conversation, as `penstock.chat.encode` returns it for each side."""
         sides = [
             (np.asarray(chat.tokens, np.int64), np.asarray(chat.loss_weights)) for chat in (student_chat, teacher_chat)
         ]
@@ -153,14 +162,13 @@ class Audit:
         return found
 
     def _note_places(self, student_ids: Any, teacher_ids: Any, found: Alignment, sizes: Any, trained: Any) -> None:
-        """Keep the longest chunk, and the largest places that are of no use."""
+        """Keep the longest usable chunk and the largest unusable places."""
         ranges = np.column_stack([found.student_bounds, found.teacher_bounds]).tolist()
         useful = np.flatnonzero((found.kinds == EXACT) | (found.kinds == EQUIVALENT))
         if len(useful):
             chunk = int(useful[np.argmax(sizes[useful].sum(1))])
             longest = self._place("longest", student_ids, teacher_ids, ranges[chunk])
-            known = self._longest
-            if known is None or _tokens_in(longest) > _tokens_in(known):
+            if self._longest is None or _tokens_in(longest) > _tokens_in(self._longest):
                 self._longest = longest
         for chunk in np.flatnonzero(found.kinds == DIFFERENT).tolist():
             self._keep(self._place("different", student_ids, teacher_ids, ranges[chunk]))
@@ -169,13 +177,13 @@ class Audit:
                 self._keep(self._place("orphaned", student_ids, teacher_ids, gap))
 
     def _keep(self, place: Place) -> None:
+        """Add a place to the worst if it is one of them; they are sorted, the least bad first."""
         entry = (_tokens_in(place), -self._documents, place)
         if len(self._worst) < WORST_PLACES:
             self._worst.append(entry)
-            self._worst.sort(key=lambda kept: kept[:2])
         elif entry[:2] > self._worst[0][:2]:
             self._worst[0] = entry
-            self._worst.sort(key=lambda kept: kept[:2])
+        self._worst.sort(key=lambda kept: kept[:2])
 
     def _place(self, kind: str, student_ids: Any, teacher_ids: Any, ranges: list[int]) -> Place:
         a, b, c, d = ranges
@@ -189,7 +197,7 @@ class Audit:
         )
 
     def report(self) -> AuditReport:
-        """What the documents so far come to."""
+        """Summarise the documents counted so far."""
         total = max(self._student_tokens, 1)
         kinds = dict(zip((EXACT, EQUIVALENT, CONTROL, DIFFERENT), (self._tokens / total).tolist(), strict=True))
         vocabulary = self._vocabulary()
@@ -231,13 +239,13 @@ class Audit:
 
 
 def _shared_ids(student: Any, teacher: Any) -> Any:
-    """Which of the student's ids have the bytes of one of the teacher's, bool [vocab]."""
+    """Which student ids have the same bytes as a teacher id, bool [student vocabulary]."""
     known = {teacher[k] for k in np.flatnonzero(~teacher.is_control).tolist()}
     return np.array([not student.is_control[k] and student[k] in known for k in range(len(student))], np.bool_)
 
 
 def _gaps(ranges: list[list[int]], num_student: int, num_teacher: int) -> list[list[int]]:
-    """Ranges of tokens in no chunk on either side."""
+    """Ranges of tokens outside all chunks, as [student begin, end, teacher begin, end]."""
     gaps, i, j = [], 0, 0
     for a, b, c, d in [*ranges, [num_student, num_student, num_teacher, num_teacher]]:
         if i < a or j < c:
@@ -251,16 +259,16 @@ def _tokens_in(place: Place) -> int:
 
 
 def _shown(tokenizer: Tokenizer, ids: Any) -> str:
-    """The text of some tokens, at most SHOWN_CHARACTERS of it."""
+    """The text of some tokens, at most `SHOWN_CHARACTERS` of it."""
     text = tokenizer.decode(ids[: 4 * SHOWN_CHARACTERS])
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
 
 
 def _advise(aligner: Aligner, vocabulary: SharedVocabulary, coverage: float) -> tuple[str, str]:
-    """The loss that fits, and why.
+    """The recommended loss, and why.
 
-    Source: NeMo-RL's comparison of P-KL and H-KL, in which a teacher that lacks the student's numerals (0 of 1,100)
-    taught arithmetic well through the projection only, and one that has them all (1,100 of 1,100) better by H-KL.
+    Source: NeMo-RL's comparison of P-KL and H-KL. A teacher without the student's numerals (0 of 1,100) taught
+    arithmetic well only through the projection; a teacher with all of them (1,100 of 1,100) taught it better by H-KL.
     """
     if aligner.is_identity:
         return "kl", "The tokenizers are the same: kl, token by token."
@@ -280,3 +288,61 @@ def _advise(aligner: Aligner, vocabulary: SharedVocabulary, coverage: float) -> 
     if vocabulary.in_text < MOSTLY:
         return "p_kl", f"The teacher has only {words}: p_kl, which covers the rest in pieces; or alm.{look}"
     return "h_kl", f"The teacher has {words}, and {numerals}: h_kl, over the common vocabulary.{look}"
+
+
+def audit_texts(
+    audit: Audit, sources: Sequence[str], count: int, *, format: str | None = None, text_field: str = "text"
+) -> None:
+    """Count the first `count` texts of files, folders, globs or URLs.
+
+    Raises:
+        RecordError: There is no such file, or a record cannot be read.
+    """
+    parts = open_sources(list(sources), format=format, fields=Fields(text=text_field))
+    for text in islice(read_texts(parts), count):
+        audit.add_text(text)
+
+
+def audit_dataset(audit: Audit, path: str, student: Tokenizer, count: int) -> None:
+    """Count `count` documents of a dataset of the student's tokens, spread evenly over it.
+
+    Raises:
+        ConfigError: Another tokenizer made the dataset.
+        FormatError: There is no dataset.
+    """
+    dataset = open_dataset(path)
+    made_by = dataset.tokenizer
+    if made_by is not None and made_by.fingerprint != student.fingerprint:
+        raise ConfigError(
+            f"{path}: made by the tokenizer {made_by.name} ({made_by.fingerprint[:8]}), the student's is "
+            f"{student.name} ({student.fingerprint[:8]}); give {Path(path) / 'tokenizer'} as STUDENT"
+        )
+    for document in np.unique(np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(np.int64)).tolist():
+        audit.add_ids(dataset[document].tokens)
+
+
+def audit_chats(
+    audit: Audit,
+    sources: Sequence[str],
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    templates: tuple[str, str],
+    count: int,
+) -> None:
+    """Count the trained turns of `count` conversations, each rendered by the student's and the teacher's template.
+
+    Raises:
+        RecordError: A record cannot be read, or fails a check for training; names its file and line.
+        ConfigError: There is no such template.
+    """
+    loaded = [load_template(template, tokenizer=one) for template, one in zip(templates, tokenizers, strict=True)]
+    for record in sample_records(list(sources), count).records:
+        if record.value is None:
+            raise RecordError(f"{record.origin}: {record.problem}")
+        try:
+            chats = [
+                encode(record.value, tokenizer=one, template=template)
+                for one, template in zip(tokenizers, loaded, strict=True)
+            ]
+            audit.add_chat(*chats)
+        except RecordError as error:
+            raise RecordError(f"{record.origin}: {error}") from error

@@ -1,23 +1,55 @@
-"""A sum over blocks of hidden states, with the gradient at once: the logits of a whole row never exist.
+"""Chunks of two rows as tensors, cut into blocks, and a sum over blocks that never holds the logits of a whole row.
 
-The states of a block go through a function to a scalar; its gradient is taken while the block's logits are still
-there, and only the gradients of the hidden states and of the parameters are kept for the backward pass, which scales
-them. `training.chunked_cross_entropy` does this for one loss; here it is done for any function. The idea is that of
-fused linear cross entropy (Liger Kernel, Hsu et al. 2024, arXiv:2410.10989). The result has no second derivative;
-asking for one raises.
+`Pairing` holds the chunks of a student's and a teacher's row. `chunk_blocks` cuts them into blocks; a chunk is never
+cut, so each block's sum is exact by itself. It costs a few passes over the bounds on the CPU.
+
+`sum_over_blocks` maps the hidden states of each block to a scalar and computes its gradient while the block's logits
+still exist. Only the gradients of hidden states and parameters are kept; the backward pass scales them.
+`training.chunked_cross_entropy` does this for one loss; this function does it for any. The idea is that of fused linear
+cross entropy (Liger Kernel, Hsu et al. 2024, arXiv:2410.10989). There is no second derivative; asking for one raises.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from penstock.core.errors import ConfigError
+from penstock.distillation.teacher_rows import TeacherRow
 from penstock.models.gradients import accumulator
 
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pairing:
+    """C chunks of two rows, on the student's device."""
+
+    student_bounds: Tensor
+    """int64 [C, 2] half-open ranges of slots, ascending and disjoint; the predictors of [b, e) are b − 1 … e − 2."""
+    teacher_bounds: Tensor
+    """int64 [C, 2], the same in the teacher's row."""
+    weights: Tensor
+    """float [C]: how much each chunk counts."""
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    @classmethod
+    def of(cls, row: TeacherRow, device: torch.device | str = "cpu", weights: Tensor | None = None) -> Self:
+        """The chunks of `row`, or the same chunks with other `weights`, float [C]."""
+        return cls(
+            student_bounds=torch.from_numpy(row.student_bounds).to(device, torch.int64).reshape(-1, 2),
+            teacher_bounds=torch.from_numpy(row.teacher_bounds).to(device, torch.int64).reshape(-1, 2),
+            weights=(torch.from_numpy(row.weights) if weights is None else weights).to(device),
+        )
+
+
 BlockSum = Callable[[Tensor, int], Tensor]
-"""Hidden states [n, width] of a block, and the block's number → a scalar."""
+"""Hidden states [n, width] of a block, and the block's index → a scalar."""
 
 
 def sum_over_blocks(
@@ -26,14 +58,15 @@ def sum_over_blocks(
     """`scale` × Σ over blocks of `block_sum(hidden[slots[b]], b)`.
 
     Args:
-        block_sum: Depends on the states it is given and on `parameters`, and on nothing else that has a gradient.
+        block_sum: Depends on no tensors with gradients except its states and `parameters`.
         hidden: [T, width].
         slots: int64 [n] for each block, without repeats; a slot may be in several blocks.
-        parameters: What else the gradient is taken of.
-        scale: Factor of the whole.
+        parameters: Other tensors that get a gradient.
+        scale: Factor of the sum.
 
     Returns:
-        The scaled sum, with gradient, zeros where there is no block; and the plain sum, float64, without gradient.
+        The scaled sum with gradient, which is zero if there are no blocks; and the plain sum, float64, without
+        gradient.
     """
     wanted = [p for p in parameters if p.requires_grad]
     if not torch.is_grad_enabled() or not (hidden.requires_grad or wanted):
@@ -79,3 +112,112 @@ class _SumOverBlocks(torch.autograd.Function):
         hidden = None if of_hidden is None else of_hidden * incoming
         others = [(g * incoming).to(dtype) for g, dtype in zip(of_parameters, ctx.dtypes, strict=True)]
         return None, hidden, None, None, *others
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Side:
+    """One side's predictors in a block of C chunks, P of them."""
+
+    slots: Tensor
+    """int64 [P] slots of the row."""
+    chunks: Tensor
+    """int64 [P] chunk of each predictor, as an index in the block, ascending."""
+    lengths: Tensor
+    """int64 [C] number of predictors of each chunk."""
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean over each chunk's predictors: [P, …] to [C, …]."""
+        if len(self.slots) == len(self.lengths):
+            return values
+        sums = values.new_zeros(len(self.lengths), *values.shape[1:]).index_add(0, self.chunks, values)
+        return sums / self.lengths.to(values.dtype)[:, None]
+
+    def log_mean(self, logs: Tensor) -> Tensor:
+        """Logarithm of the mean of exp(`logs`) over each chunk's predictors: [P, V] to [C, V], without underflow."""
+        if len(self.slots) == len(self.lengths):
+            return logs
+        index = self.chunks[:, None].expand_as(logs)
+        largest = logs.new_full((len(self.lengths), logs.shape[1]), -torch.inf)
+        largest = largest.scatter_reduce(0, index, logs, "amax").clamp_min(torch.finfo(logs.dtype).min)
+        return self.mean((logs - largest[self.chunks]).exp()).log() + largest
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum over each chunk's predictors: [P] to [C]."""
+        return values.new_zeros(len(self.lengths)).index_add(0, self.chunks, values)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ChunkBlock:
+    """Consecutive chunks for which logits are computed together."""
+
+    slots: Tensor
+    """int64 [n] slots of the student's row for which logits are computed, without repeats."""
+    student: Side
+    teacher: Side
+    student_ends: Tensor
+    """int64 [C] last slot of each chunk; it predicts the token after the chunk."""
+    teacher_ends: Tensor
+    weights: Tensor
+    """[C]"""
+
+
+def chunk_blocks(
+    pairing: Pairing, most: int, device: torch.device, *, first: bool = False, ends: bool = False
+) -> list[ChunkBlock]:
+    """Cut chunks into blocks of at least one chunk and, beyond that, at most `most` predictors on either side.
+
+    Args:
+        pairing: The chunks.
+        most: Number of predictors.
+        device: Where the blocks' tensors go.
+        first: Use only the first predictor of each chunk.
+        ends: Let `slots` hold the last slot of each chunk too, in ascending order.
+
+    Raises:
+        ConfigError: A chunk begins at slot 0.
+    """
+    student, teacher, weights = pairing.student_bounds.cpu(), pairing.teacher_bounds.cpu(), pairing.weights.cpu()
+    if len(pairing) and min(int(student.min()), int(teacher.min())) < 1:
+        raise ConfigError(
+            "a chunk begins at slot 0, but no slot predicts the first token; leave the chunk out, as TeacherRows does"
+        )
+    if first:
+        student = torch.stack((student[:, 0], student[:, 0] + 1), 1)
+        teacher = torch.stack((teacher[:, 0], teacher[:, 0] + 1), 1)
+    cuts = _cuts(torch.maximum(student.diff()[:, 0], teacher.diff()[:, 0]).tolist(), most)
+    blocks = []
+    for begin, end in pairwise(cuts):
+        part = slice(begin, end)
+        side, last = _side(student[part], device), pairing.student_bounds[part, 1].to(device) - 1
+        blocks.append(
+            ChunkBlock(
+                slots=torch.unique(torch.cat((side.slots, last))) if ends else side.slots,
+                student=side,
+                teacher=_side(teacher[part], device),
+                student_ends=last,
+                teacher_ends=pairing.teacher_bounds[part, 1].to(device) - 1,
+                weights=weights[part].to(device),
+            )
+        )
+    return blocks
+
+
+def _cuts(lengths: list[int], most: int) -> list[int]:
+    """First chunk of each block, and the number of chunks."""
+    cuts, filled = [0], 0
+    for chunk, length in enumerate(lengths):
+        if filled and filled + length > most:
+            cuts.append(chunk)
+            filled = 0
+        filled += length
+    return [*cuts, len(lengths)] if lengths else [0]
+
+
+def _side(bounds: Tensor, device: torch.device) -> Side:
+    lengths = bounds[:, 1] - bounds[:, 0]
+    chunks = torch.repeat_interleave(lengths)
+    starts = lengths.cumsum(0) - lengths
+    slots = torch.arange(len(chunks)) - starts[chunks] + bounds[chunks, 0] - 1
+    return Side(slots=slots.to(device), chunks=chunks.to(device), lengths=lengths.to(device))

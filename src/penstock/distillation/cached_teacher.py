@@ -1,9 +1,8 @@
-"""A teacher that is read from disk: what `penstock distill cache` wrote, and training then needs no model.
+"""A teacher that is read from disk: training uses what `penstock distill cache` wrote, and needs no model.
 
-Guarantees: outputs are what was stored, looked up by the document and the tokens of it, however they are packed; a
-piece that is not there, that the teacher read otherwise, or of which a byte changed is an error that names it. Costs: a
-binary search a document; reading is copying from mapped files, checksums included. Opening reads the index once, 72
-bytes a document.
+Guarantees: outputs are looked up by document and token range, so packing may differ. A piece that is missing, that the
+teacher read as other tokens, or that was damaged is an error that names it. Costs: a binary search a document, a copy
+from mapped files, and the checksums. Opening reads the index once, 72 bytes a document.
 """
 
 from collections.abc import Sequence
@@ -14,12 +13,12 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from penstock.distillation import cache_layout as layout
-from penstock.distillation.cache_layout import CacheManifest, CacheSettings, piece_name
-from penstock.distillation.caching import document_bounds, ids_checksum
+from penstock.core.errors import ConfigError, CorruptionError
+from penstock.distillation import cache_format as layout
+from penstock.distillation.cache_format import CacheManifest, CacheSettings, piece_name
+from penstock.distillation.cache_writer import document_bounds, ids_checksum
 from penstock.distillation.outputs import TeacherOutputs, Wanted
-from penstock.distillation.rows import TeacherRow
-from penstock.errors import ConfigError, CorruptionError
+from penstock.distillation.teacher_rows import TeacherRow
 from penstock.shards.files import checksum, map_file
 from penstock.tokenizers import Tokenizer, load_tokenizer
 
@@ -28,19 +27,19 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @final
 class CachedTeacher:
-    """A teacher from a folder of `write_cache`.
+    """A teacher with stored outputs, in a folder that `write_cache` wrote.
 
     Args:
         folder: The cache.
         tokenizer: The teacher's tokenizer, with which rows are made.
         wanted: What the loss needs.
         sources: Fingerprints of the datasets of the training mixture, in its order.
-        device: Where outputs are wanted.
+        device: Where outputs go.
 
     Raises:
-        FormatError: The folder is no finished cache.
+        FormatError: The folder is not a finished cache.
         CorruptionError: A file is missing or damaged.
-        ConfigError: It was made with another tokenizer, temperature or fewer tokens, or lacks a dataset.
+        ConfigError: The cache has another tokenizer or temperature, or fewer tokens, or lacks a dataset.
     """
 
     def __init__(
@@ -57,8 +56,8 @@ class CachedTeacher:
         settings = self._settings = self.manifest.settings
         if settings.tokenizer != tokenizer.fingerprint or settings.vocab_size != tokenizer.vocab_size:
             raise ConfigError(
-                f"{folder}: the cache is of a teacher with another tokenizer ({settings.tokenizer[:8]}) than rows are "
-                f"made with ({tokenizer.name}, {tokenizer.fingerprint[:8]}); take the one that lies in the cache"
+                f"{folder}: the cache was made with tokenizer {settings.tokenizer[:8]}, the rows with "
+                f"{tokenizer.name} ({tokenizer.fingerprint[:8]}); use the tokenizer in the cache's folder"
             )
         settings.check(self._folder, wanted)
         self._numbers = [self._number_of(fingerprint) for fingerprint in sources]
@@ -66,23 +65,23 @@ class CachedTeacher:
 
     @staticmethod
     def reading_of(folder: str | Path) -> tuple[Tokenizer, CacheSettings]:
-        """How the teacher read whose outputs a cache holds: its tokenizer, and what else the cache was made from.
+        """How the teacher of a cache read text: its tokenizer, and the cache's settings.
 
         Raises:
-            FormatError: The folder is no finished cache.
+            FormatError: The folder is not a finished cache.
         """
         manifest = CacheManifest.load(Path(folder))
         return load_tokenizer(Path(folder) / layout.TOKENIZER), manifest.settings
 
     def ask(self, rows: Sequence[TeacherRow]) -> None:
-        """Nothing: reading is quick."""
+        """Do nothing: reading is quick."""
 
     def outputs(self, row: TeacherRow) -> TeacherOutputs:
-        """What was stored about the documents of a row.
+        """What is stored about the documents of a row.
 
         Raises:
-            ConfigError: A piece is not in the cache, or the teacher read it otherwise.
-            CorruptionError: A byte of a piece changed.
+            ConfigError: A piece is not in the cache, or the teacher read it as other tokens.
+            CorruptionError: A piece is damaged.
         """
         slots, k = len(row.input.tokens), min(self._wanted.top_k or 0, self._settings.top_k)
         lines = {name: np.zeros(slots, np.float32) for name in layout.LINES if name != "kept"}
@@ -104,7 +103,7 @@ class CachedTeacher:
         return found.to(self._device)
 
     def close(self) -> None:
-        """Nothing: mappings go with the object."""
+        """Do nothing: the mappings end with the object."""
 
     def _number_of(self, fingerprint: str) -> int:
         if fingerprint not in self._settings.sources:
@@ -112,8 +111,8 @@ class CachedTeacher:
                 f"{n} ({s[:8]})" for n, s in zip(self._settings.names, self._settings.sources, strict=True)
             )
             raise ConfigError(
-                f"{self._folder}: has nothing of the dataset {fingerprint[:8]}; it was made from {held}; make a "
-                "cache of the datasets that are trained on"
+                f"{self._folder}: holds nothing of dataset {fingerprint[:8]}; it was made from {held}; make a cache of "
+                "the datasets that you train on"
             )
         return self._settings.sources.index(fingerprint)
 
@@ -127,21 +126,21 @@ class CachedTeacher:
         source, document, begin, tokens = piece
         source = self._numbers[source]
         place = self._find(source, document, begin, tokens)
-        slots, part, offset, due, ids_due = (int(self._index[column, place]) for column in range(layout.SLOTS, 9))
-        if ids_due != ids_sum or slots != expected_slots:
+        name = piece_name(self._settings.names, source, document, begin, tokens)
+        slots, part, offset, data_sum, stored_sum = (int(self._index[line, place]) for line in range(layout.SLOTS, 9))
+        if stored_sum != ids_sum or slots != expected_slots:
             raise ConfigError(
-                f"{self._folder}: of {piece_name(self._settings.names, source, document, begin, tokens)} the teacher "
-                "read other tokens when the cache was made; keep bos, max_tokens and documents of the teacher as then"
+                f"{self._folder}: {name}: the teacher read other tokens when the cache was made; use the teacher's "
+                "bos, max_tokens and documents of that time"
             )
         data = self._parts[part][offset : offset + self._settings.bytes_of(slots)]
         stored = self._settings.views(data, slots)
         fault = None
-        if checksum(data) != due:
+        if checksum(data) != data_sum:
             fault = "differs from its checksum"
         elif stored["ids"].max(initial=0) >= self._settings.vocab_size:
             fault = f"has a token outside the vocabulary of {self._settings.vocab_size}"
         if fault is not None:
-            name = piece_name(self._settings.names, source, document, begin, tokens)
             raise CorruptionError(
                 f"{self._folder / layout.part_name(part)}: {name}, at byte {offset}, {fault}; copy the file again, or "
                 "make the cache again"
@@ -157,14 +156,14 @@ class CachedTeacher:
         if low == high or int(self._index[layout.TOKENS, low]) != tokens:
             name = piece_name(self._settings.names, source, document, begin, tokens)
             raise ConfigError(
-                f"{self._folder}: has nothing of {name}; it was made for rows of {self._settings.sequence_length} "
-                "tokens, with documents whole or split there: train with the same sequence_length, too_long and slice, "
-                "and not with packing concat"
+                f"{self._folder}: holds nothing of {name}; it was made for rows of {self._settings.sequence_length} "
+                "tokens, with documents whole or split at that length; train with the same sequence_length, too_long "
+                "and slice, and not with packing concat"
             )
         return low
 
     def _log_probs(self, stored: dict[str, Array]) -> Array:
-        """Of the likeliest tokens, float32, with the sum that the teacher's own had."""
+        """The top-k log-probabilities, float32, shifted to the total that the teacher gave them."""
         if self._settings.precision == "float32":
             return stored["log_probs"]
         wide = stored["log_probs"].astype(np.float32)

@@ -1,11 +1,11 @@
-"""All teachers of a run behind one door: what the trainer asks of them, step by step.
+"""All teachers of a run: the distillation loss of each row and step, for the trainer.
 
     denominators:  Σ chunk weights of each teacher, over the step and all ranks (one all-reduce)
     a row:         factor × Σ over teachers and chunks of share(teacher, document) × weight × divergence ÷ denominator
 
-Guarantees: a row's loss depends on the row and on the denominators alone, so microbatches, ranks and worker threads
-change nothing but the order of additions. Which teacher a document has is a function of the document. A rank without
-any chunk gives an exact zero and takes part in every collective.
+Guarantees: a row's loss depends only on the row and the denominators, so microbatches, ranks and worker threads change
+nothing but the order of additions. The choice of teacher depends only on the document. A rank without chunks returns
+exactly zero and takes part in every collective.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,24 +16,22 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from penstock.core.errors import StateError
+from penstock.distillation.blocks import Pairing
 from penstock.distillation.losses import distillation_loss
 from penstock.distillation.outputs import TeacherOutputs, Wanted
-from penstock.distillation.pairing import Pairing
-from penstock.distillation.projecting import Projector
 from penstock.distillation.projection import Projection
-from penstock.distillation.rows import TeacherRow
-from penstock.distillation.scores import document_scores
-from penstock.distillation.settings import LossSettings
-from penstock.distillation.teacher_settings import DistillationSettings, TeacherSettings
-from penstock.distillation.teachers import Teacher
-from penstock.errors import StateError
+from penstock.distillation.settings import DistillationSettings, LossSettings, TeacherSettings
+from penstock.distillation.teacher_rows import TeacherRow
+from penstock.distillation.teachers import Teacher, document_scores
+from penstock.distillation.token_losses import Projector
 
 Sum = Callable[[Sequence[float]], list[float]]
-"""Each value summed over all ranks."""
+"""Sums each value over all ranks."""
 
 
 def wanted_of(loss: LossSettings) -> Wanted:
-    """What a loss needs of its teacher: the full distribution, its likeliest tokens, or only the realised ones."""
+    """What a loss needs from its teacher: the full distribution, the top-k tokens, or only the tokens of the text."""
     top_k = 1 if loss.kind == "alm" else None if loss.kind in ("h_kl", "uld") else loss.top_k
     return Wanted(temperature=loss.temperature, top_k=top_k, boundary=loss.kind == "alm" and loss.debias)
 
@@ -41,29 +39,27 @@ def wanted_of(loss: LossSettings) -> Wanted:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OpenTeacher:
-    """A teacher that can be asked, and what its loss needs besides its outputs."""
+    """A teacher that is ready, and what its loss needs besides its outputs."""
 
     settings: TeacherSettings
     teacher: Teacher
     projection: Projection | None = None
-    """Losses p_kl and h_kl, where the tokenizers differ or not."""
+    """Losses p_kl and h_kl, even if the tokenizers are the same."""
     boundary: Tensor | None = None
     """Loss alm: bool [student's vocabulary], see `starts_boundary`."""
     weights: str = ""
-    """Fingerprint of its model; empty where nobody told it."""
+    """Fingerprint of the teacher's model; empty if unknown."""
 
 
 @final
 class Distiller(nn.Module):
-    """The teachers of a run.
-
-    Its parameters are those of projections that are learnt.
+    """The teachers of a run. Its parameters are those of learnable projections.
 
     Args:
         settings: Section `teacher` of the run file.
         teachers: In the order of the settings.
-        vocab_size: Of the student's tokenizer.
-        device: The student's.
+        vocab_size: Number of ids of the student's tokenizer.
+        device: The student's device.
     """
 
     def __init__(
@@ -94,7 +90,7 @@ class Distiller(nn.Module):
         self.projectors = nn.ModuleList(projectors).to(self._device)
 
     def begin(self, rows: Sequence[tuple[TeacherRow, ...]], total: Sum) -> None:
-        """Begin a step: teachers may work ahead, and the denominators are summed over all ranks."""
+        """Begin a step: teachers may start to work ahead, and the denominators are summed over all ranks."""
         self._denominators = total(
             [sum(float(row[t].weights.sum()) for row in rows) for t in range(len(self.teachers))]
         )
@@ -109,9 +105,9 @@ class Distiller(nn.Module):
 
         Args:
             logits_of: The student's head.
-            hidden: Float [T, width]: the student's final hidden states at distance 1.
+            hidden: Float [T, width], the student's final hidden states at distance 1.
             targets: int64 [T], at distance 1.
-            rows: The row as each teacher sees it.
+            rows: Each teacher's side of the row.
         """
         outputs = [one.teacher.outputs(row) for one, row in zip(self.teachers, rows, strict=True)]
         loss = hidden.sum() * 0.0
@@ -139,7 +135,7 @@ class Distiller(nn.Module):
         return loss
 
     def _shares(self, outputs: Sequence[TeacherOutputs], rows: tuple[TeacherRow, ...]) -> Tensor:
-        """How much each teacher counts on each document, float64 [teachers, documents]."""
+        """Weight of each teacher on each document, float64 [teachers, documents]."""
         settings = self.settings
         weights = torch.tensor([one.settings.weight for one in self.teachers], dtype=torch.float64)[:, None]
         count = len(rows[0].text_bytes)
@@ -158,18 +154,18 @@ class Distiller(nn.Module):
         return shares
 
     def end(self, total: Sum, cross_entropy: float) -> dict[str, float]:
-        """End a step: the divergences as figures; the next step is balanced by them.
+        """End a step: return its figures, from which the next step is balanced.
 
         Args:
             total: Sums over ranks.
-            cross_entropy: The step's, nats a target.
+            cross_entropy: The step's cross entropy, nats a target.
 
         Returns:
-            `distillation`: of all teachers, before any factor; `distillation_NUMBER`: of each, where there are several;
-            `chunks`: the sum of the chunks' weights in this step.
+            `distillation`: divergence from all teachers, before any factor; `distillation_NUMBER`: from each, if there
+            are several; `chunks`: the sum of the chunks' weights in this step.
         """
         sums = total(self._sums)
-        parts = [found / max(due, 1e-12) for found, due in zip(sums, self._denominators, strict=True)]
+        parts = [value / max(weights, 1e-12) for value, weights in zip(sums, self._denominators, strict=True)]
         figures = {"distillation": sum(parts), "chunks": sum(self._denominators)}
         if len(parts) > 1:
             figures |= {f"distillation_{number}": part for number, part in enumerate(parts)}
@@ -178,7 +174,7 @@ class Distiller(nn.Module):
         return figures
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs besides the parameters."""
+        """What a run needs besides the parameters to resume."""
         return {
             "ratio": self._ratio,
             "projections": self._learnt_cells(),
@@ -186,7 +182,7 @@ class Distiller(nn.Module):
         }
 
     def others(self, state: dict[str, Any]) -> list[int]:
-        """The numbers of the teachers whose model is another than in a state."""
+        """Numbers of the teachers with another model than in a state."""
         then = state.get("teachers", [])
         return [
             number
@@ -195,22 +191,22 @@ class Distiller(nn.Module):
         ]
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take what `state` gave.
+        """Restore what `state` returned.
 
         Raises:
-            StateError: Weights were learnt for the cells of another projection.
+            StateError: The state's projection weights belong to other cells than those of the current projection.
         """
         for number, (now, then) in enumerate(zip(self._learnt_cells(), state["projections"], strict=False)):
             if now != then:
                 raise StateError(
-                    f"teacher.teachers.{number}: the projection whose weights were learnt is another one now; resume "
-                    "with the same teacher, projection, control_tokens and learn_projection, or begin another run with "
+                    f"teacher.teachers.{number}: the checkpoint has learnt weights of another projection; resume with "
+                    "the same teacher, projection, control_tokens and learn_projection, or begin another run with "
                     "model: from:RUN"
                 )
         self._ratio = float(state["ratio"])
 
     def _learnt_cells(self) -> list[str | None]:
-        """Of each teacher's learnt projection, a checksum of the tokens that its weights are about."""
+        """For each learnable projection, a checksum of the cells that its weights belong to."""
         return [
             blake2b(one.projection.indices.tobytes(), digest_size=8).hexdigest()
             if one.projection is not None and one.settings.learn_projection
@@ -219,6 +215,6 @@ class Distiller(nn.Module):
         ]
 
     def close(self) -> None:
-        """Let other processes end."""
+        """Close the teachers, so that their processes end."""
         for one in self.teachers:
             one.teacher.close()

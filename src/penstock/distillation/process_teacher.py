@@ -1,11 +1,12 @@
 """A teacher in another process of this machine, which works ahead while the student trains.
 
-The child loads the model itself (a plain child process, as those of preparation are: no fork of a program with
-threads, and the user's main script does not run again). Outputs come through shared memory, or, where both are on GPUs,
-as tensors of the child's GPU that are opened here (CUDA IPC). Guarantees: the same bits as `ModelTeacher` on as many
-threads; a child that dies, or cannot load, is an error with its traceback, never a wait without end; a child ends when
-its caller does, even by kill -9, and nothing is left of it. Costs: the model's memory, and that of the outputs of as
-many rows as are worked ahead plus those that the caller holds.
+The child loads the model itself. It is a plain child process, as in preparation: no program with threads is forked, and
+the user's main script does not run again. Outputs come through shared memory or, if both are on GPUs, as tensors of the
+child's GPU that are opened here (CUDA IPC).
+
+Guarantees: the same bits as `ModelTeacher` with the same number of threads. A child that dies or cannot load is an
+error with its traceback, never an endless wait. A child ends when its caller does, even by kill -9, and leaves nothing
+behind. Costs: memory for the model, for the outputs of the rows worked ahead, and for those that the caller holds.
 """
 
 import os
@@ -22,17 +23,16 @@ from typing import Any, final
 
 import torch
 
-from penstock.distillation.outputs import Shapes, TeacherOutputs, Wanted
-from penstock.distillation.rows import TeacherRow
-from penstock.distillation.shared_memory import SharedBuffer, bytes_of
+from penstock.core.errors import ConfigError, PenstockError
+from penstock.distillation.outputs import Shapes, SharedBuffer, TeacherOutputs, Wanted, bytes_of
 from penstock.distillation.teacher_process import Description, Load
+from penstock.distillation.teacher_rows import TeacherRow
 from penstock.distillation.teachers import ANY_ROWS
-from penstock.errors import ConfigError, PenstockError
 from penstock.inputs import ModelInput
 from penstock.models import PackedRows
 
 _PATIENCE = 5.0
-"""Seconds for a child to end by itself."""
+"""Seconds that a child has to end by itself."""
 
 
 @final
@@ -40,13 +40,13 @@ class ProcessTeacher:
     """A model in a process of its own.
 
     Args:
-        load: Opens model and tokenizer there: a function of a module (not of the main script), or a
+        load: Opens the model and its tokenizer in the child: a function of a module (not of the main script), or a
             `functools.partial` of one.
         wanted: What to keep of its distributions.
-        threads: Of torch there, on the CPU; None: as many as here.
-        ahead: Rows that are sent before their outputs are fetched, at most.
-        device: Where outputs are wanted.
-        packed: As of `ModelTeacher`; what is refused there shows at the first `ask`, even if that is of no rows.
+        threads: Torch's CPU threads in the child; None: the same number as here.
+        ahead: Maximum rows sent before their outputs are fetched.
+        device: Where outputs go.
+        packed: See `ModelTeacher`. A refusal is raised by the first `ask`, even without rows.
 
     Raises:
         ConfigError: `load` cannot be pickled, or a number is out of range.
@@ -70,16 +70,16 @@ class ProcessTeacher:
         self._sent: deque[_Sent] = deque()
         self._buffers: dict[int, SharedBuffer] = {}
         self._made = 0
-        self._gone = "the teacher was closed; nothing can be asked of it any more"
+        self._gone = "the teacher was closed and cannot be asked any more"
         self._facts: tuple[int, torch.dtype, bool] | None = None
         cuda = self._device.type == "cuda"
         description = _pickled(Description(load=load, wanted=wanted, threads=threads, cuda=cuda, packed=packed))
         self._process, self._connection = _start(threads)
         self._end = weakref.finalize(self, _end, self._process, self._connection, self._buffers)
-        self._tell(description)
+        self._send_message(description)
 
     def ask(self, rows: Sequence[TeacherRow]) -> None:
-        """Send the first of these rows, once the child is ready; the others follow as outputs are fetched.
+        """Send the first of these rows once the child is ready; the others follow as outputs are fetched.
 
         Raises:
             PenstockError: The child could not load its model, or died.
@@ -94,11 +94,11 @@ class ProcessTeacher:
     def outputs(self, row: TeacherRow) -> TeacherOutputs:
         """Wait for the outputs of a row.
 
-        On the CPU they lie in shared memory, which is used again when no tensor on it is left.
+        On the CPU they are in shared memory, which is used again when no tensor on it is left.
 
         Raises:
             ConfigError: Another row was asked for first.
-            PenstockError: The child died, or failed on the row; with its traceback.
+            PenstockError: The child died, or failed on the row (with its traceback).
         """
         self._check()
         if not self._asked and not any(one.row is not None for one in self._sent):
@@ -107,7 +107,7 @@ class ProcessTeacher:
             self._receive()
             self._send()
         if self._sent[0].row is not row:
-            raise ConfigError("a teacher's outputs were fetched in another order than their rows were asked for")
+            raise ConfigError("a teacher's outputs must be fetched in the order in which their rows were asked for")
         found = self._receive()
         assert found is not None
         self._send()
@@ -118,16 +118,16 @@ class ProcessTeacher:
         self._end()
 
     def _send(self) -> None:
-        """Send rows until as many are under way as may be."""
+        """Send rows until `ahead` of them are in flight."""
         while self._asked and len(self._sent) < self._ahead:
             row = self._asked.popleft()
             buffer = self._lend(len(row.input.tokens))
             generation = self._made = self._made + 1
-            self._tell(("row", generation, buffer, _read_part(row.input)))
+            self._send_message(("row", generation, buffer, _read_part(row.input)))
             self._sent.append(_Sent(row=row, generation=generation, buffer=buffer))
 
     def _lend(self, slots: int) -> int | None:
-        """Number of a buffer that is free and large enough for a row; None where outputs stay on a GPU."""
+        """Number of a free buffer that is large enough for a row; None if outputs stay on a GPU."""
         if self._known()[2]:
             return None
         size = bytes_of(self._shapes(slots))
@@ -137,27 +137,27 @@ class ProcessTeacher:
             if self._buffers[number].size >= size:
                 return number
         for number in free:
-            self._tell(("drop", number))
+            self._send_message(("drop", number))
             self._buffers.pop(number).close()
         number = max(self._buffers, default=0) + 1
         self._buffers[number] = SharedBuffer.create(size)
-        self._tell(("buffer", number))
+        self._send_message(("buffer", number))
         send_handle(self._connection, self._buffers[number].descriptor, self._process.pid)
         return number
 
     def _receive(self) -> TeacherOutputs | None:
-        """The outputs of the row that was sent first; None where nobody wants them any more."""
+        """The outputs of the row that was sent first; None if they are no longer wanted."""
         one = self._sent[0]
-        kind, generation, value = self._hear()
+        kind, generation, value = self._receive_message()
         self._sent.popleft()
         if generation != one.generation:
-            raise PenstockError(f"the teacher's process answered row {generation}, due: {one.generation}")
+            raise PenstockError(f"the teacher's process answered row {generation}, expected row {one.generation}")
         if one.row is None:
             return None
         if kind == "failed":
             raise PenstockError(f"the teacher's process failed on a row:\n{value}")
         if one.buffer is None:
-            import torch.multiprocessing  # noqa: F401  (what opens the tensors)
+            import torch.multiprocessing  # noqa: F401  (opens the tensors)
 
             found = TeacherOutputs(temperature=self._wanted.temperature, **pickle.loads(value))
         else:
@@ -165,9 +165,9 @@ class ProcessTeacher:
         return found.to(self._device)
 
     def _known(self) -> tuple[int, torch.dtype, bool]:
-        """Vocabulary, dtype of outputs, and whether they stay on a GPU: what the child says when it is ready."""
+        """Vocabulary size, dtype of outputs, and whether they stay on a GPU; waits until the child is ready."""
         if self._facts is None:
-            kind, *facts = self._hear()
+            kind, *facts = self._receive_message()
             if kind == "failed":
                 raise PenstockError(f"the teacher's process could not load its model:\n{facts[1]}")
             self._facts = facts[0], facts[1], facts[2]
@@ -177,13 +177,13 @@ class ProcessTeacher:
         vocab_size, dtype, _ = self._known()
         return Shapes(slots=slots, vocab_size=vocab_size, wanted=self._wanted, dtype=dtype)
 
-    def _tell(self, message: bytes | tuple[Any, ...]) -> None:
+    def _send_message(self, message: bytes | tuple[Any, ...]) -> None:
         try:
             self._connection.send_bytes(message if isinstance(message, bytes) else pickle.dumps(message))
         except OSError:
             raise self._died() from None
 
-    def _hear(self) -> Any:
+    def _receive_message(self) -> Any:
         try:
             return self._connection.recv()
         except (EOFError, OSError):
@@ -192,8 +192,8 @@ class ProcessTeacher:
     def _died(self) -> PenstockError:
         self.close()
         code = self._process.returncode
-        cause = "killed by signal 9, often for want of memory" if code == -9 else f"it ended with code {code}"
-        self._gone = f"the teacher's process died ({cause}); start again, with process: here to see more"
+        cause = "killed by signal 9, often because memory ran out" if code == -9 else f"it ended with code {code}"
+        self._gone = f"the teacher's process died ({cause}); set process: here to see the error"
         return PenstockError(self._gone)
 
     def _check(self) -> None:
@@ -203,7 +203,7 @@ class ProcessTeacher:
 
 @final
 class _Sent:
-    """A row under way."""
+    """A row in flight."""
 
     __slots__ = ("buffer", "generation", "row")
 
@@ -213,7 +213,7 @@ class _Sent:
 
 
 def _read_part(row: ModelInput) -> ModelInput:
-    """What a model reads of a row; loss weights and what is made for the student stay here."""
+    """The part of a row that a model reads, without loss weights and the student's data."""
     return replace(row, loss_weights=None, distillation=None)
 
 
@@ -222,7 +222,7 @@ def _pickled(description: Description) -> bytes:
         return pickle.dumps(description)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ConfigError(
-            f"what opens a teacher in its own process must be a function of a module, or a partial of one: {error}"
+            f"load must be a function of a module, or a partial of one, to run in another process: {error}"
         ) from None
 
 
@@ -237,7 +237,7 @@ def _start(threads: int) -> "tuple[subprocess.Popen[bytes], Connection]":
     process = subprocess.Popen(
         [sys.executable, "-m", "penstock.distillation.teacher_process", str(child.fileno())],
         stdin=subprocess.DEVNULL,
-        stdout=2,  # what a model prints must not mix with our JSON
+        stdout=2,  # prints of a model must not mix with our JSON
         pass_fds=(child.fileno(),),
         env=environment,
     )
@@ -246,7 +246,7 @@ def _start(threads: int) -> "tuple[subprocess.Popen[bytes], Connection]":
 
 
 def _end(process: "subprocess.Popen[bytes]", connection: Connection, buffers: dict[int, SharedBuffer]) -> None:
-    """The child ends when the pipe closes; if it does not, it is killed."""
+    """Close the pipe, at which the child ends; kill it if it does not."""
     connection.close()
     try:
         process.wait(timeout=_PATIENCE)

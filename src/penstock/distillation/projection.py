@@ -1,8 +1,9 @@
-"""What a student's vocabulary is in a teacher's words: a sparse matrix of a few teacher tokens for each student token.
+"""The projection of a student's vocabulary on a teacher's: a sparse matrix, a few teacher tokens per student token.
 
-Guarantees: a row's weights are not negative and sum to 1, or the row is empty; a student token that spells the same
-bytes as a teacher token stands for that one alone; a file is used with the two tokenizers it was made for, or refused.
-Costs: 8 bytes a cell; built from lists of cells, never as vocabulary × vocabulary: some seconds for 32k × 151k.
+Guarantees: a row's weights are not negative and sum to 1, or the row is empty. A student token with the same bytes as a
+teacher token maps to that one alone. A file is used only with the two tokenizers that it was made for. Costs: 8 bytes a
+cell; it is built from lists of cells, never as vocabulary × vocabulary, in a few seconds for 32k × 151k.
+`describe_projection` summarises a projection before it is used in training.
 
 Source: X-Token's projection as NeMo-RL builds it (weights of pieces, reverse pass, one-hot rows of equal strings).
 """
@@ -10,13 +11,15 @@ Source: X-Token's projection as NeMo-RL builds it (weights of pieces, reverse pa
 import contextlib
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 
+from penstock.core.errors import ConfigError, FormatError, OutputError, TokenizerError
+from penstock.core.terminal import Progress
 from penstock.distillation.projection_cells import (
     Cells,
     equal_pairs,
@@ -24,12 +27,12 @@ from penstock.distillation.projection_cells import (
     similar_cells,
     split_cells,
 )
-from penstock.errors import ConfigError, FormatError, OutputError, TokenizerError
-from penstock.progress import Progress
 from penstock.shards import usual_mode
 from penstock.tokenizers import Tokenizer
 
 FORMAT = "penstock projection 1"
+EXAMPLES = 6
+"""Number of examples of each kind in a description."""
 
 Ids = np.ndarray[Any, np.dtype[np.int32]]
 Weights = np.ndarray[Any, np.dtype[np.float32]]
@@ -38,17 +41,17 @@ Weights = np.ndarray[Any, np.dtype[np.float32]]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Projection:
-    """For each student token some teacher tokens, heaviest first.
+    """A few teacher tokens for each student token, heaviest first.
 
     Attributes:
         indices: Teacher ids, int32 [student vocabulary, k]; −1 = none.
-        weights: How the probability of the student token is shared among them, float32 [student vocabulary, k].
-        exact: Student tokens that a teacher token equals, in bytes or in part (BOS, EOS, told pairs), and that the
-            student's own encoder writes; bool [student vocabulary].
-        student_fingerprint: Of the student's tokenizer; likewise `teacher_fingerprint`.
-        student_size: Ids of the student's vocabulary; likewise `teacher_size`.
-        student_name: What the student's tokenizer is called; likewise `teacher_name`.
-        settings: What it was built with.
+        weights: Share of the student token's probability that goes to each, float32 [student vocabulary, k].
+        exact: Student tokens that the student's own encoder writes and that equal a teacher token in bytes or in role
+            (BOS, EOS, control pairs); bool [student vocabulary].
+        student_fingerprint: Fingerprint of the student's tokenizer; likewise `teacher_fingerprint`.
+        student_size: Number of ids of the student's vocabulary; likewise `teacher_size`.
+        student_name: Name of the student's tokenizer; likewise `teacher_name`.
+        settings: Arguments of `project`.
     """
 
     indices: Ids
@@ -64,19 +67,19 @@ class Projection:
 
     @property
     def empty(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Student tokens that no teacher token stands for, bool [student vocabulary]; their probability is lost."""
+        """Student tokens without a teacher token, bool [student vocabulary]; their probability is lost."""
         found: np.ndarray[Any, np.dtype[np.bool_]] = self.indices[:, 0] < 0
         return found
 
     def pairs(self, threshold: float = 1.0) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The vocabulary that both have, one to one: int64 [n, 2] of (student id, teacher id), by student id.
+        """The common vocabulary, one to one: int64 [n, 2] of (student id, teacher id), ordered by student id.
 
         Args:
-            threshold: Least weight of a row's heaviest cell; at 1 only exact rows count. Where several students share
-                a teacher token, an exact one wins, then the heaviest, then the lowest id.
+            threshold: Minimum weight of a row's heaviest cell; at 1 only exact rows count. If several student tokens
+                share a teacher token, an exact one wins, then the heaviest, then the lowest id.
 
         Raises:
-            ConfigError: There is no such pair: nothing could be learnt from these two vocabularies.
+            ConfigError: There is no such pair, so nothing could be learnt.
         """
         if not 0 < threshold <= 1:
             raise ConfigError(f"threshold must be above 0 and at most 1, got {threshold!r}")
@@ -87,29 +90,29 @@ class Projection:
         if not len(teachers):
             raise ConfigError(
                 f"{self.student_name} and {self.teacher_name} have no token in common at a weight of {threshold}; use "
-                "another loss (p_kl, alm), or make the projection anew"
+                "another loss (p_kl, alm), or make the projection again"
             )
         found = np.stack((order[first], teachers), 1).astype(np.int64)
         return found[np.argsort(found[:, 0])]
 
     def check(self, student: Tokenizer, teacher: Tokenizer) -> None:
-        """Refuse other tokenizers than those it was made for.
+        """Refuse tokenizers other than those that the projection was made for.
 
         Raises:
             ConfigError: Names the side that differs.
         """
-        for side, made_for, due, found in (
+        for side, made_for, expected, found in (
             ("student", self.student_name, self.student_fingerprint, student),
             ("teacher", self.teacher_name, self.teacher_fingerprint, teacher),
         ):
-            if found.fingerprint != due:
+            if found.fingerprint != expected:
                 raise ConfigError(
-                    f"the projection was made for the {side} tokenizer {made_for} ({due[:8]}…), found {found.name} "
-                    f"({found.fingerprint[:8]}…); make it anew with `penstock distill project`"
+                    f"the projection was made for the {side} tokenizer {made_for} ({expected[:8]}…), found "
+                    f"{found.name} ({found.fingerprint[:8]}…); make it again with `penstock distill project`"
                 )
 
     def save(self, path: str | Path) -> None:
-        """Write it as safetensors, whole or not at all.
+        """Write it as safetensors, completely or not at all.
 
         Raises:
             OutputError: The file cannot be written.
@@ -117,13 +120,8 @@ class Projection:
         from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
-        scalars = {
-            name: getattr(self, name)
-            for name in (
-                "student_fingerprint", "teacher_fingerprint", "student_size", "teacher_size", "student_name",
-                "teacher_name",
-            )
-        }  # fmt: skip
+        own = ("indices", "weights", "exact", "settings")
+        scalars = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in own}
         metadata = {"format": FORMAT, "projection": json.dumps({**scalars, "settings": dict(self.settings)})}
         arrays = {"indices": self.indices, "weights": self.weights, "exact": self.exact}
         aside = Path(f"{path}.{os.getpid()}.tmp")
@@ -142,7 +140,7 @@ class Projection:
         """Read what `save` wrote.
 
         Raises:
-            FormatError: There is no such file, or it is no projection.
+            FormatError: There is no such file, or it is not a projection.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -151,8 +149,8 @@ class Projection:
                 metadata = file.metadata() or {}
                 if metadata.get("format") != FORMAT:
                     raise FormatError(
-                        f"{path}: is no projection ({FORMAT!r} due, {metadata.get('format')!r} found); make one with "
-                        "`penstock distill project`"
+                        f"{path}: not a projection: expected format {FORMAT!r}, found {metadata.get('format')!r}; make "
+                        "one with `penstock distill project`"
                     )
                 arrays = {name: file.get_tensor(name) for name in ("indices", "weights", "exact")}
         except (OSError, SafetensorError) as error:
@@ -176,17 +174,18 @@ def project(
     """Build the projection of one vocabulary on another.
 
     Args:
-        student: Whose tokens are the rows.
-        teacher: Whose tokens they are said in.
-        top_k: Cells of a row, the heaviest.
-        max_pieces: Of a token that the other side spells in several, so many count, the first ones.
-        decay: Weight of a piece over that of the piece before it.
-        reverse: Also let a teacher token count for the student tokens that it is spelled with.
-        control_pairs: Student id → teacher id of control tokens that mean the same, beside BOS and EOS.
+        student: Tokenizer of the rows.
+        teacher: Tokenizer of the columns.
+        top_k: Maximum cells of a row; the heaviest are kept.
+        max_pieces: If the other side spells a token in several pieces, only the first `max_pieces` count.
+        decay: Weight of a piece, divided by that of the piece before it.
+        reverse: Also give a teacher token to the student tokens that spell it.
+        control_pairs: Student id → teacher id of control tokens with the same meaning, in addition to BOS and EOS.
         embeddings: Vectors of the student's and the teacher's tokens in one space, [vocabulary, d] each: rows without
             a cell get the most similar teacher tokens.
-        embedding_share: Share of those in rows that have other cells too, in [0, 1); exact rows stay as they are.
-        progress: Show a bar on standard error.
+        embedding_share: Share of similar tokens in rows that have other cells too, in [0, 1); exact rows stay as they
+            are.
+        progress: Show a progress bar on standard error.
 
     Raises:
         ConfigError: A setting is out of range, or the embeddings fit neither the vocabularies nor each other.
@@ -232,8 +231,8 @@ def _check_bytes(*tokenizers: Tokenizer) -> None:
             _ = tokenizer.byte_table
         except TokenizerError as error:
             raise TokenizerError(
-                f"{tokenizer.name}: vocabularies are compared by bytes, and it has {error}; take loss uld, or alm with "
-                "debias false"
+                f"{tokenizer.name}: vocabularies are compared by bytes, and this tokenizer has {error}; use loss uld, "
+                "or alm with debias false"
             ) from None
 
 
@@ -245,3 +244,97 @@ def _check_settings(top_k: int, max_pieces: int, decay: float, embedding_share: 
         raise ConfigError(f"a projection's decay must be above 0 and at most 1, got {decay!r}")
     if not 0 <= embedding_share < 1:
         raise ConfigError(f"a projection's embedding_share must be at least 0 and below 1, got {embedding_share!r}")
+
+
+def describe_projection(projection: Projection, student: Tokenizer, teacher: Tokenizer) -> dict[str, Any]:
+    """Figures of a projection, JSON-ready.
+
+    Returns:
+        Shares of the student's ids: `exact`; `twins` (bytes of a teacher token, but an id that the student never
+        writes); `split` (other rows); `empty`. `reached`: share of the teacher's ids that some row has; no other can
+        get probability. `common`: number of pairs in the common vocabulary. `examples`: split and empty rows.
+    """
+    several = ~projection.exact & ~projection.empty
+    spelled = {
+        side: [one.byte_table[token] for token in range(one.vocab_size)]
+        for side, one in (("student", student), ("teacher", teacher))
+    }
+    twins = np.array([
+        bool(data) and several[token] and spelled["teacher"][projection.indices[token, 0]] == data
+        for token, data in enumerate(spelled["student"])
+    ])  # fmt: skip
+    split = several & ~twins
+    used = np.unique(projection.indices)
+    return {
+        "student": student.name,
+        "teacher": teacher.name,
+        "student_size": projection.student_size,
+        "teacher_size": projection.teacher_size,
+        "exact": float(projection.exact.mean()),
+        "twins": float(twins.mean()),
+        "split": float(split.mean()),
+        "empty": float(projection.empty.mean()),
+        "reached": int((used >= 0).sum()) / projection.teacher_size,
+        "common": int(projection.exact.sum()) and len(projection.pairs()),
+        "examples": {
+            "split": [_row(projection, token, spelled) for token in _spread(split)],
+            "empty": [_shown(spelled["student"][token]) for token in _spread(projection.empty)],
+        },
+    }
+
+
+def show_projection(report: dict[str, Any]) -> None:
+    """Print what `describe_projection` returned."""
+    print(f"{report['student']} ({report['student_size']:,} ids) projected on {report['teacher']} "
+          f"({report['teacher_size']:,} ids)")  # fmt: skip
+    print(f"{100 * report['exact']:6.2f} %  equal to one teacher token; a common vocabulary of {report['common']:,}")
+    print(f"{100 * report['twins']:6.2f} %  other ids with such bytes, which the student never writes")
+    print(f"{100 * report['split']:6.2f} %  in several pieces, such as")
+    for example in report["examples"]["split"]:
+        print(f"            {example}")
+    print(f"{100 * report['empty']:6.2f} %  empty, such as {', '.join(report['examples']['empty'])}")
+    print(f"{100 * report['reached']:6.2f} %  of the teacher's ids are reached; no other can get probability")
+
+
+def control_pairs(asked: Sequence[str], student: Tokenizer, teacher: Tokenizer) -> dict[int, int]:
+    """Parse pairs such as `<|im_end|>=<|eot|>` to ids.
+
+    Raises:
+        ConfigError: A text is not a pair, or a side has no such control token.
+    """
+    found: dict[int, int] = {}
+    for pair in asked:
+        # Control tokens may contain `=` themselves.
+        ways = [(pair[:place], pair[place + 1 :]) for place, letter in enumerate(pair) if letter == "="]
+        fits = [(a, b) for a, b in ways if a in student.special_tokens and b in teacher.special_tokens]
+        if not fits:
+            raise ConfigError(
+                f"control pair {pair!r}: expected STUDENT=TEACHER, a control token of {student.name} and one of "
+                f"{teacher.name}; `penstock tokenizer show` lists them"
+            )
+        found[student.special_tokens[fits[0][0]]] = teacher.special_tokens[fits[0][1]]
+    return found
+
+
+def _spread(chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> list[int]:
+    """Up to `EXAMPLES` of the chosen tokens, spread over the vocabulary."""
+    tokens = np.flatnonzero(chosen)
+    places = np.linspace(0, len(tokens) - 1, min(EXAMPLES, len(tokens))).astype(np.int64)
+    found: list[int] = tokens[places].tolist()
+    return found
+
+
+def _row(projection: Projection, token: int, spelled: dict[str, list[bytes]]) -> str:
+    cells = zip(projection.indices[token].tolist(), projection.weights[token].tolist(), strict=True)
+    pieces = [f"{_shown(spelled['teacher'][piece])} {weight:.3f}" for piece, weight in cells if piece >= 0]
+    return f"{_shown(spelled['student'][token])} → {', '.join(pieces)}"
+
+
+def _shown(data: bytes) -> str:
+    """Text in quotes, bytes that are not text as bytes, and `(control)`."""
+    if not data:
+        return "(control)"
+    try:
+        return repr(data.decode())
+    except UnicodeDecodeError:
+        return repr(data)

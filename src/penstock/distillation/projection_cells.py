@@ -1,8 +1,8 @@
-"""The cells of a projection, as three flat arrays: which tokens are equal, what splits into what, what is alike.
+"""The cells of a projection, as three flat arrays: equal tokens, tokens split into pieces, and similar tokens.
 
-Tokens are compared by their bytes and control tokens by their part, never by how their strings look. A token is
-spelled as inside a text: the space that some tokenizers put before a text is no part of it. Costs: one batch of
-encoding for each direction, a dictionary of each vocabulary's bytes, and sorts of the cells.
+Tokens are compared by their bytes, and control tokens by their role, never by their strings. A token is spelled as it
+would be inside a text, without the space that some tokenizers put before a text. Costs: one batch of encoding in each
+direction, a dictionary of each vocabulary's bytes, and sorts of the cells.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,23 +12,23 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.errors import ConfigError
-from penstock.progress import Progress
-from penstock.ragged import Ragged
+from penstock.core.arrays import Ragged
+from penstock.core.errors import ConfigError
+from penstock.core.terminal import Progress
 from penstock.tokenizers import ByteTable, Tokenizer
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 
 ANCHORS = ("", "\n", "\x01")
-"""What a token is encoded behind, in turn, until a token boundary falls right behind it: nothing, where no space is put
-before a text; else characters that do not join with what follows."""
+"""Prefixes that are tried in turn until a token boundary falls right behind the prefix. Nothing works if the tokenizer
+puts no space before a text; the others are characters that do not join with what follows."""
 SIMILARITY_POWER = 10
-"""Cosines to this power are the weights of similar tokens, so that a row is not spread over all that is a bit alike."""
+"""Weights of similar tokens are cosines to this power, so that a row is not spread over slightly similar tokens."""
 BLOCK_BYTES = 64 << 20
-"""Of cosines at once."""
+"""Bytes of cosines computed at once."""
 BLOCK_TOKENS = 20_000
-"""Encoded at once; progress is told after each."""
+"""Tokens encoded at once; progress is reported after each block."""
 
 
 @final
@@ -56,7 +56,7 @@ class Cells:
         )
 
     def summed(self, num_columns: int) -> "Cells":
-        """Each place once, by row and column; weights of the same place added."""
+        """Each (row, column) once, in order, with its weights added."""
         places, number = np.unique(self.rows * num_columns + self.columns, return_inverse=True)
         weights = np.bincount(number, self.weights, len(places)).astype(np.float64)
         return Cells(rows=places // num_columns, columns=places % num_columns, weights=weights)
@@ -71,7 +71,7 @@ class Cells:
         return Cells(rows=self.rows, columns=self.columns, weights=self.weights / sums[self.rows])
 
     def mixed(self, other: "Cells", share: float, num_rows: int) -> "Cells":
-        """Rows of both: `share` of `other` where both have cells. Both are normalised, and so is the mixture."""
+        """Rows of both; where both have cells, `share` of `other`. Both are normalised, and so is the mixture."""
         ours, theirs = np.zeros(num_rows, np.bool_), np.zeros(num_rows, np.bool_)
         ours[self.rows], theirs[other.rows] = True, True
         kept = self.weights * np.where(theirs[self.rows], 1 - share, 1.0)
@@ -83,16 +83,16 @@ class Cells:
 def equal_pairs(
     student: Tokenizer, teacher: Tokenizer, control_pairs: Mapping[int, int]
 ) -> tuple[IntArray, np.ndarray[Any, np.dtype[np.bool_]]]:
-    """Tokens with equal bytes, and control tokens with the same part.
+    """Tokens with equal bytes, and control tokens with the same role.
 
     Returns:
-        (student id, teacher id), int64 [n, 2], every student at most once; and which of them spell bytes that the
-        student's encoder writes by another id (SentencePiece has `A` and the byte 0x41), bool [n].
+        (student id, teacher id), int64 [n, 2], each student id at most once; and which of them have bytes that the
+        student's encoder writes as another id (SentencePiece has `A` and the byte 0x41), bool [n].
     """
     ours, theirs = _writers(student), _writers(teacher)
     spelled = _spellings(student.byte_table)
     found = {token: theirs[data] for token, data in enumerate(spelled) if data in theirs}
-    # EOS after BOS: where one token is both, what ends a text is what is predicted.
+    # EOS after BOS: if one token is both, it is predicted as the end of a text.
     parts = ((student.bos_id, teacher.bos_id), (student.eos_id, teacher.eos_id))
     found |= {one: other for one, other in parts if one is not None and other is not None}
     _check_controls(student, teacher, control_pairs)
@@ -105,7 +105,7 @@ def equal_pairs(
 def split_cells(tokenizer: Tokenizer, other: Tokenizer, max_pieces: int, decay: float, progress: Progress) -> Cells:
     """Each token of `tokenizer` in pieces of `other`: the first `max_pieces`, each `decay` times the one before.
 
-    The weights of a token sum to 1. Tokens that are no text of their own, such as half a character, have no cells.
+    The weights of a token sum to 1. Tokens that are not text by themselves, such as half a character, have no cells.
     """
     spellings = _spellings(tokenizer.byte_table)
     found: list[IntArray] = []
@@ -122,7 +122,7 @@ def split_cells(tokenizer: Tokenizer, other: Tokenizer, max_pieces: int, decay: 
 
 
 def encode_inside(tokenizer: Tokenizer, spellings: Sequence[bytes]) -> Ragged:
-    """Ids that spell exactly these bytes inside a text, int64; none for what is no UTF-8 or cannot be spelled so."""
+    """Ids that spell exactly these bytes inside a text, int64; none if the bytes are not UTF-8 or have no such ids."""
     rows: dict[int, IntArray] = {}
     waiting = {number: text for number, data in enumerate(spellings) if data and (text := _text(data)) is not None}
     for anchor in ANCHORS:
@@ -139,10 +139,10 @@ def encode_inside(tokenizer: Tokenizer, spellings: Sequence[bytes]) -> Ragged:
 def similar_cells(
     student: Tokenizer, teacher: Tokenizer, embeddings: tuple[Any, Any], known: IntArray, top_k: int
 ) -> Cells:
-    """For each student token of the text that is not in `known` the teacher tokens with the largest cosines.
+    """The teacher tokens with the largest cosines, for each student token that has bytes and is not in `known`.
 
     Raises:
-        ConfigError: The embeddings fit neither the vocabularies nor each other.
+        ConfigError: The embeddings do not fit the vocabularies or each other.
     """
     vectors = [np.asarray(one, np.float32) for one in embeddings]
     sizes = (student.vocab_size, teacher.vocab_size)
@@ -150,7 +150,8 @@ def similar_cells(
         vectors[0].shape[1] != vectors[1].shape[1]
     ):
         raise ConfigError(
-            f"embeddings of shapes {vectors[0].shape} and {vectors[1].shape}; due: [{sizes[0]}, d] and [{sizes[1]}, d]"
+            f"embeddings have shapes {vectors[0].shape} and {vectors[1].shape}, expected [{sizes[0]}, d] and "
+            f"[{sizes[1]}, d]"
         )
     of_text = [one.byte_table.lengths > 0 for one in (student, teacher)]
     units = [one / np.maximum(np.linalg.norm(one, axis=1, keepdims=True), 1e-12) for one in vectors]
@@ -177,9 +178,9 @@ def similar_cells(
 def heaviest(
     cells: Cells, num_rows: int, top_k: int
 ) -> tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.float32]]]:
-    """Rows of the `top_k` heaviest cells, normalised again: int32 columns (−1: none) and float32 weights.
+    """The `top_k` heaviest cells of each row, normalised again: int32 columns (−1: none) and float32 weights.
 
-    Equal weights are in the order of their columns.
+    Cells of equal weight are ordered by column.
     """
     order = np.lexsort((cells.columns, -cells.weights, cells.rows))
     rows = cells.rows[order]
@@ -194,13 +195,13 @@ def heaviest(
 
 
 def _spellings(table: ByteTable) -> list[bytes]:
-    """The bytes of each id; of control tokens none."""
+    """The bytes of each id; empty for control tokens."""
     data, ends = table.data.tobytes(), table.offsets.tolist()
     return [data[begin:end] for begin, end in pairwise(ends)]
 
 
 def _writers(tokenizer: Tokenizer) -> dict[bytes, int]:
-    """Which id stands for some bytes: where several spell them, the one that the encoder writes, else the lowest."""
+    """Bytes → id; of several ids with the same bytes, the one that the encoder writes, else the lowest."""
     writers: dict[bytes, int] = {}
     several: dict[bytes, None] = {}
     for token, data in enumerate(_spellings(tokenizer.byte_table)):
@@ -229,18 +230,18 @@ def _encode(tokenizer: Tokenizer, texts: list[str]) -> Ragged:
     return tokenizer.encode_batch(pa.array(texts, pa.large_string()))
 
 
-def _tails(table: ByteTable, ids: Ragged, due: Ragged) -> list[tuple[int, IntArray]]:
-    """(row, its last ids) of rows whose last ids spell exactly the bytes that are due."""
+def _tails(table: ByteTable, ids: Ragged, expected: Ragged) -> list[tuple[int, IntArray]]:
+    """(row, its last ids) for each row that ends in ids which spell exactly the expected bytes."""
     lengths = table.lengths[ids.values.astype(np.int64)]
     ends = np.concatenate(([0], np.cumsum(lengths)))
-    # A row's last ids are those that begin where as many bytes are left as are due.
-    begins = np.searchsorted(ends, ends[ids.offsets[1:]] - due.lengths, "left")
+    # The tail begins where the row has exactly the expected number of bytes left.
+    begins = np.searchsorted(ends, ends[ids.offsets[1:]] - expected.lengths, "left")
     begins = np.clip(begins, ids.offsets[:-1], ids.offsets[1:])
-    fits = ends[ids.offsets[1:]] - ends[begins] == due.lengths
+    fits = ends[ids.offsets[1:]] - ends[begins] == expected.lengths
     found = []
     for row in np.flatnonzero(fits).tolist():
         tail = ids.values[begins[row] : ids.offsets[row + 1]].astype(np.int64)
-        if np.array_equal(table.spell(tail), due[row]):
+        if np.array_equal(table.spell(tail), expected[row]):
             found.append((row, tail))
     return found
 

@@ -1,13 +1,13 @@
-"""The child process of a `ProcessTeacher`: loads a model, answers one row after another until its caller is gone.
+"""The child process of a `ProcessTeacher`: loads a model and answers one row after another until its caller is gone.
 
-A thread reads what the caller sends, so that the caller never waits for it; when the caller's end of the pipe closes,
-in whatever way the caller ended, the process ends at once. Ctrl-C is the caller's business.
+A thread reads what the caller sends, so the caller never waits for that. When the caller's end of the pipe closes,
+however the caller ended, the process ends at once. Ctrl-C is left to the caller.
 
-    caller → child:   the teacher's description, once; then
+    caller → child:   the teacher's `Description`, once; then
                       ("buffer", number) and a descriptor; ("drop", number)
-                      ("row", generation, number of the buffer lent or None, ModelInput)
+                      ("row", generation, number of the lent buffer or None, ModelInput)
     child → caller:   ("ready", vocabulary, dtype, whether outputs stay on the GPU), once; then for each row, in order
-                      ("done", generation, None, or what torch needs to open tensors of another process's GPU)
+                      ("done", generation, None, or the handles by which torch opens tensors of another process's GPU)
                       ("failed", generation, the error's traceback)
 """
 
@@ -25,34 +25,33 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler, recv_handle
 from typing import Any, final
 
-from penstock.distillation.outputs import Shapes, TeacherOutputs, Wanted
-from penstock.distillation.shared_memory import SharedBuffer
+from penstock.core.errors import PenstockError
+from penstock.distillation.outputs import Shapes, SharedBuffer, TeacherOutputs, Wanted
 from penstock.distillation.teachers import ModelTeacher
-from penstock.errors import PenstockError
 from penstock.inputs import ModelInput
 from penstock.models import LanguageModel, PackedRows
 from penstock.tokenizers import Tokenizer
 
 Load = Callable[[], tuple[LanguageModel, Tokenizer]]
-"""Opens a model and its tokenizer, in the process where it is to run; can be pickled."""
+"""Opens a model and its tokenizer in the process that runs it; must be picklable."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What a child must know before its first row."""
+    """What a child needs before its first row."""
 
     load: Load
     wanted: Wanted
     threads: int
     cuda: bool
-    """Whether the caller wants outputs on a GPU, where it can open tensors of this process."""
+    """Whether the caller wants outputs on a GPU, and so can open GPU tensors of the child."""
     packed: PackedRows | None
-    """Rows that hold several documents; see `ModelTeacher`."""
+    """See `ModelTeacher`."""
 
 
 def main() -> None:
-    """Serve the pipe whose descriptor is the argument."""
+    """Serve the pipe; its descriptor is the process's only argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(int(sys.argv[1]))
     sent: queue.Queue[Any] = queue.Queue()
@@ -60,7 +59,7 @@ def main() -> None:
     try:
         child = _Child(sent.get(), connection)
     except Exception as error:
-        # Whatever a user's load raises must reach the caller; our own errors need no traceback.
+        # Whatever the user's load raises must reach the caller; our own errors need no traceback.
         connection.send(("failed", 0, str(error) if isinstance(error, PenstockError) else traceback.format_exc()))
         return
     while True:
@@ -76,14 +75,14 @@ def _read(connection: Connection, sent: "queue.Queue[Any]") -> None:
             sent.put(message)
     except Exception as error:
         if not isinstance(error, EOFError | OSError):
-            # The description cannot be unpickled; nothing else is anybody else's code.
+            # The description cannot be unpickled: nothing else here runs foreign code.
             connection.send(("failed", 0, traceback.format_exc()))
     os._exit(0)
 
 
 @final
 class _Child:
-    """A model and the buffers that it was handed."""
+    """A model and the buffers lent to it."""
 
     def __init__(self, description: Description, connection: Connection) -> None:
         import torch
@@ -98,7 +97,7 @@ class _Child:
         connection.send(("ready", self._vocab_size, self._dtype, self._on_gpu))
 
     def serve(self, message: tuple[Any, ...]) -> None:
-        """Do what a message says."""
+        """Handle a message."""
         kind, *rest = message
         if kind == "buffer":
             number, descriptor = rest
@@ -125,7 +124,7 @@ class _Child:
 
 
 def _handles(outputs: TeacherOutputs) -> bytes:
-    """Tensors on a GPU as what another process opens them by (CUDA IPC); torch keeps them until it has let go."""
+    """Handles by which another process opens GPU tensors (CUDA IPC); torch keeps them until that process lets go."""
     import torch.multiprocessing  # noqa: F401  (registers how tensors are pickled)
 
     written = io.BytesIO()

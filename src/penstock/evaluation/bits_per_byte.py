@@ -1,55 +1,54 @@
 """Bits per byte of texts: how well a model predicts them, comparable between tokenizers.
 
-Each text begins anew, after BOS where the model was trained with it; without BOS the first token is not predicted, and
-the bytes that it stands for do not count. A text longer than the context is cut in windows, and each after the first
-sees `overlap` tokens before its own: more of them is fairer and slower. The score of a text is its own bits per byte;
-the mean weighs by bytes, so it is all bits over all bytes. Bytes are those of the text in UTF-8, so what a tokenizer's
-normaliser loses counts too.
+Each text is scored alone, after BOS if the model was trained with it. Without BOS the first token is not predicted, and
+its bytes do not count. A text longer than the context is cut into windows; each after the first sees `overlap` tokens
+before its own, and more overlap is fairer but slower. A text's score is its own bits per byte. The mean is weighted by
+bytes, so it is all bits over all bytes. Bytes are those of the text in UTF-8, so text that a tokenizer's normaliser
+drops counts too.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from typing import final
 
-from penstock.errors import ConfigError
-from penstock.evaluation.settings import TaskSettings
+from penstock.core.errors import ConfigError
 from penstock.evaluation.subject import Subject
-from penstock.evaluation.task import Answer, Problem, fingerprint_of
+from penstock.evaluation.tasks import Answer, Problem, TaskSettings, fingerprint_of
 from penstock.generation import begin_ids
 from penstock.sources import open_sources, read_texts
 
 Window = tuple[list[int], list[int]]
-"""Tokens that are seen, and those after them that are predicted."""
+"""Context tokens, and the tokens after them that are predicted."""
 
 
 @final
 class BitsPerByte:
-    """See the module; `data` is what `penstock prepare` reads: a text file, JSONL, Parquet, …"""
+    """See the module. `data` is anything that `penstock prepare` reads: a text file, JSONL, Parquet, …"""
 
     notes = ()
 
     def __init__(self, settings: TaskSettings) -> None:
         if settings.data is None:
             raise ConfigError(
-                "task bits_per_byte: has no data of its own; give some with --task-data bits_per_byte=PATH"
+                "task bits_per_byte: there is no default data; give some with --task-data bits_per_byte=PATH"
             )
         if settings.chat:
-            raise ConfigError("task bits_per_byte: texts are no chats; give it as plain text (--plain, chat: false)")
+            raise ConfigError("task bits_per_byte: it scores plain text, not chats; set --plain (or chat: false)")
         self.settings = settings
         self._texts = [text for text in read_texts(open_sources(settings.data)) if text]
         if not self._texts:
-            raise ConfigError(f"task bits_per_byte: {settings.data} has no text")
+            raise ConfigError(f"task bits_per_byte: {settings.data} has no text; give data with non-empty texts")
 
     def problems(self) -> Sequence[Problem]:
-        """Each text."""
+        """The texts, or the first ones."""
         return [Problem(name=str(number), content=one) for number, one in enumerate(self._texts[: self.settings.limit])]
 
     def fingerprint(self) -> str:
-        """Of all texts."""
+        """Fingerprint of all texts."""
         return fingerprint_of(self._texts)
 
     def answer(self, subject: Subject, problems: Sequence[Problem]) -> Iterator[Answer]:
-        """Bits per byte of each text that has a token to predict."""
+        """Bits per byte of each text."""
         begin, length = begin_ids(subject.tokenizer), subject.context_length
         overlap = length // 2 if self.settings.overlap is None else self.settings.overlap
         if overlap >= length:
@@ -66,7 +65,7 @@ class BitsPerByte:
         for problem, (count, num_bytes) in zip(problems, counts, strict=True):
             nats = -math.fsum(next(scored).log_probability for _ in range(count))
             bits = nats / math.log(2)
-            # A text of one token, of a model without BOS, says nothing.
+            # Without BOS, a text of one token has nothing to predict.
             weight = max(num_bytes, 0) if count else 0
             detail = {"bits": bits, "bytes": weight}
             yield Answer(problem=problem.name, score=bits / weight if weight else 0.0, weight=weight, detail=detail)
@@ -77,12 +76,12 @@ class BitsPerByte:
 
 
 def windows(ids: Sequence[int], length: int, overlap: int) -> list[Window]:
-    """Every token but the first predicted once, from those before it in its window.
+    """Windows in which each token but the first is predicted once, from the tokens before it in its window.
 
     Args:
-        ids: Of a text.
-        length: Tokens that are fed at once, at most; the last of a window is only predicted.
-        overlap: Tokens before a later window's own; one is always seen.
+        ids: Ids of a text.
+        length: Maximum tokens fed at once; the last token of a window is only predicted.
+        overlap: Context tokens of each window after the first; at least one is used.
     """
     made: list[Window] = []
     at = 1

@@ -1,34 +1,55 @@
-"""Tasks whose answers are code: HumanEval, HumanEval+, MBPP and MBPP+, with pass@k.
+"""Code tasks: HumanEval, HumanEval+, MBPP and MBPP+, with pass@k.
 
-A problem's score is the share of its samples that pass, which is its pass@1; pass@k for other k is among the figures.
-The model writes all samples of some problems, then they are tested in the sandbox, several at once.
+pass@k is the probability that at least one of k samples passes, estimated from n samples of which c passed. The
+estimate is unbiased; 1 − (1 − c/n)^k is not. A problem's score is the share of its samples that pass, which is its
+pass@1; the figures have pass@k for other k. The model writes all samples of some problems, then the sandbox tests
+several of them at once.
+
+Source: Chen et al. 2021, arXiv:2107.03374, section 2.1.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
+from penstock.core.errors import ConfigError
+from penstock.evaluation.code_datasets import EXAMPLES, humaneval_problem, mbpp_plus_problem, mbpp_problems
 from penstock.evaluation.code_problems import CodeProblem
-from penstock.evaluation.evalplus import mbpp_plus_problem
-from penstock.evaluation.humaneval import humaneval_problem
-from penstock.evaluation.mbpp import EXAMPLES, mbpp_problems
-from penstock.evaluation.pass_at_k import pass_at_k
 from penstock.evaluation.records import Origin, read_records
-from penstock.evaluation.replies import write_replies
 from penstock.evaluation.results import weighted_mean
 from penstock.evaluation.sandbox import Limits, Outcome, Sandbox
-from penstock.evaluation.settings import TaskSettings
-from penstock.evaluation.task import Answer, Problem, fingerprint_of
+from penstock.evaluation.subject import write_replies
+from penstock.evaluation.tasks import Answer, Problem, TaskSettings, fingerprint_of
 
 if TYPE_CHECKING:
     from penstock.evaluation.subject import Subject
 
+
 _KS = (10, 100)
-_TOGETHER = 64
+_SAMPLES_AT_ONCE = 64
 """Samples that are written before they are tested."""
 _DETAIL_CHARACTERS = 300
 
 _Read = Callable[[list[dict[str, Any]], TaskSettings, str], list[CodeProblem]]
+
+
+def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
+    """1 − C(n − c, k) / C(n, k): the share of sets of k samples in which at least one passed; exact integers.
+
+    Args:
+        num_samples: n, the samples of one problem.
+        num_passed: c, those that passed.
+        k: Size of the sets, at most n.
+
+    Raises:
+        ConfigError: A number is out of range.
+    """
+    if not 0 <= num_passed <= num_samples:
+        raise ConfigError(f"pass@k: num_passed must be 0 to {num_samples}, got {num_passed}")
+    if not 1 <= k <= num_samples:
+        raise ConfigError(f"pass@{k} needs at least {k} samples of each problem, got {num_samples}; raise `samples`")
+    return 1.0 - math.comb(num_samples - num_passed, k) / math.comb(num_samples, k)
 
 
 @final
@@ -48,8 +69,8 @@ def _mbpp(records: list[dict[str, Any]], settings: TaskSettings, where: str) -> 
 
 
 _PLUS = Limits(wall_seconds=240.0, cpu_seconds=120, memory_bytes=4 << 30)
-"""Some references need a minute and gigabytes, and an answer of a hundred million parts needs 20 s to reach the tests.
-Each input has a limit of its own, see `differential`."""
+"""Some references need a minute and gigabytes, and an answer of a hundred million items takes 20 s to reach the tests.
+Each input has its own limit, see `differential`."""
 _BENCHMARKS = {
     "humaneval": _Benchmark(
         origin=Origin(
@@ -85,18 +106,18 @@ _BENCHMARKS = {
 
 @final
 class CodeTask:
-    """One of the benchmarks of code.
+    """One of the code benchmarks.
 
     Args:
-        settings: `data` is the benchmark's file or a folder with it; `shots` is MBPP's, 0 to 3.
-        workers: Programs that run at once; None: as many as there are cores.
+        settings: `data` is the benchmark's file or a folder with it; `shots`, 0 to 3, is only for MBPP.
+        workers: Number of programs that run at once; None: one per core.
 
     Attributes:
         sandbox: Where its programs run.
 
     Raises:
-        ConfigError: There is no data, or no sandbox works here and `unsafe` was not asked for.
-        RecordError: The data are not this benchmark's.
+        ConfigError: There is no data, or no sandbox works here and `unsafe` is not set.
+        RecordError: The data do not belong to this benchmark.
     """
 
     notes = ()
@@ -113,17 +134,17 @@ class CodeTask:
         return [Problem(name=problem.name, content=problem) for problem in self._all[: self.settings.limit]]
 
     def fingerprint(self) -> str:
-        """Of prompts, of the code that they continue, and of the tests."""
+        """Fingerprint of the prompts, the code that they continue, and the tests."""
         return fingerprint_of(*((one.name, one.prompt, one.request, one.given, one.tests) for one in self._all))
 
     def answer(self, subject: "Subject", problems: Sequence[Problem]) -> Iterator[Answer]:
-        """Write samples of each problem and run them; the score is the share that passes."""
-        together = max(_TOGETHER // self.settings.samples, 1)
-        for start in range(0, len(problems), together):
-            yield from self._answer(subject, problems[start : start + together])
+        """Write samples for each problem and test them; the score is the share that passes."""
+        batch = max(_SAMPLES_AT_ONCE // self.settings.samples, 1)
+        for start in range(0, len(problems), batch):
+            yield from self._answer(subject, problems[start : start + batch])
 
     def figures(self, answers: Sequence[Answer]) -> dict[str, tuple[float, float]]:
-        """pass@k for the usual k that there are enough samples for."""
+        """pass@k for the usual k up to the number of samples."""
         samples = self.settings.samples
         passed = [round(answer.score * samples) for answer in answers]
         ks = sorted({k for k in (*_KS, samples) if 1 < k <= samples})

@@ -1,37 +1,111 @@
-"""A problem whose answer is code: what the model is asked, and the tests of what it wrote.
+"""Code problems: the prompt for the model, the code in its reply, and the tests.
 
-Code and tests run in two processes of one sandbox, see `sandbox`; so neither the tests nor what they expect can be
-reached by the code.
+The code is a plain continuation, or is taken from the fenced blocks of a reply. Replies have words around the code,
+several blocks (a solution, then how to call it), fences inside lists, and a last fence that is never closed because the
+tokens ran out. The first block that defines the requested function is used.
+
+Code and tests run in two processes of one sandbox (see `sandbox`), so the code can reach neither the tests nor the
+expected values.
 """
 
 import ast
 import re
+import textwrap
+import warnings
 from dataclasses import dataclass
 from typing import Any, final
 
-from penstock.errors import RecordError
-from penstock.evaluation.extracting import code_of_reply, cut_at, defined_names, defines, parsed
+from penstock.core.errors import RecordError
+
+_FENCE = re.compile(r"^[ \t]*(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[\w+#.-]*)[^\n]*$", re.MULTILINE)
+_PYTHON = {"", "py", "python", "python3", "py3", "ipython"}
+
+
+def fenced_blocks(text: str) -> list[tuple[str, str]]:
+    """(language, code) of each fenced block, in order; an unclosed last block ends with the text."""
+    blocks, at = [], 0
+    while opening := _FENCE.search(text, at):
+        closing = re.compile(rf"^[ \t]*{re.escape(opening['fence'])}[ \t]*$", re.MULTILINE).search(text, opening.end())
+        end = closing.start() if closing else len(text)
+        blocks.append((opening["language"].lower(), textwrap.dedent(text[opening.end() + 1 : end])))
+        at = closing.end() if closing else len(text)
+    return blocks
+
+
+def code_of_reply(reply: str, entry_point: str | None = None) -> str:
+    """The code in a reply to a request for code.
+
+    Args:
+        reply: The model's text.
+        entry_point: The function that it should define, if known.
+
+    Returns:
+        The first Python block that defines the entry point; else the longest Python block, else the longest of any
+        language. A reply without a fence is returned as it is.
+    """
+    blocks = fenced_blocks(reply)
+    if not blocks:
+        return reply.strip("\n")
+    python = [code for language, code in blocks if language in _PYTHON] or [code for _, code in blocks]
+    for code in python:
+        if entry_point is not None and defines(code, entry_point):
+            return code
+    return max(python, key=len)
+
+
+def defines(code: str, name: str) -> bool:
+    """Whether code defines a name at its top level; code that does not parse is searched line by line."""
+    try:
+        return name in defined_names(parsed(code))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return re.search(rf"^(async[ \t]+def|def|class)[ \t]+{re.escape(name)}\b", code, re.MULTILINE) is not None
+
+
+def parsed(code: str) -> ast.Module:
+    """The syntax tree of foreign code, without Python's warnings about it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(code)
+
+
+def defined_names(code: ast.Module) -> set[str]:
+    """The names that functions, classes and assignments define at the top level."""
+    return {name for statement in code.body for name in _names(statement)}
+
+
+def _names(statement: ast.stmt) -> set[str]:
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {statement.name}
+    if isinstance(statement, ast.Assign):
+        return {target.id for target in statement.targets if isinstance(target, ast.Name)}
+    return set()
+
+
+def cut_at(text: str, stops: tuple[str, ...]) -> str:
+    """A text up to the first of the stops in it."""
+    ends = [place for stop in stops if (place := text.find(stop)) >= 0]
+    return text[: min(ends)] if ends else text
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeProblem:
-    """One problem of a benchmark of code."""
+    """One problem of a code benchmark."""
 
     name: str
     """Its id in the benchmark."""
     prompt: str
     """The text that the model continues."""
     request: str
-    """The same as a message to a chat model, which asks for code in a fenced block."""
+    """The same as a message to a chat model; it asks for code in a fenced block."""
     entry_point: str | None
-    """The function that the code must define, where the benchmark names it."""
+    """The function that the code must define, if the benchmark names it."""
     given: str
-    """Code that stands before what the model wrote: the part of the prompt that a continuation continues."""
+    """Code before the model's text: the part of the prompt that the text continues."""
     stops: tuple[str, ...]
     """Texts that end a continuation."""
     tests: str
-    """The program that tests a solution; it calls it by `function_of_solution(name)`."""
+    """The program that tests a solution. It calls the solution by `function_of_solution(name)`."""
     canonical: str
     """The benchmark's own solution, as a continuation of `given`."""
 
@@ -46,8 +120,8 @@ class CodeProblem:
     def of_reply(self, text: str) -> str:
         """The code in a chat model's reply.
 
-        A reply with the function as a whole stands after the helpers and imports of the prompt; one that goes on with
-        the function's body continues the prompt.
+        A reply with the whole function is put after the helpers and imports of the prompt; a reply with only the
+        function's body continues the prompt.
         """
         code = code_of_reply(text, self.entry_point)
         if self.entry_point is None:
@@ -59,22 +133,22 @@ class CodeProblem:
 
 
 def calls_of(tests: str, canonical: str, where: str) -> str:
-    """Definitions for tests that stand below the code they test: each name of the code calls the solution.
+    """Definitions to put before tests that use the names of the tested code: each name calls the solution.
 
     Args:
-        tests: The tests, which call functions and classes of the code by their names.
+        tests: The tests, which call functions and classes of the code by name.
         canonical: The benchmark's own code, which defines them.
         where: The file, for errors.
 
     Raises:
-        RecordError: One of them is no Python.
+        RecordError: One of them is not Python.
     """
     try:
         used = {node.id for node in ast.walk(parsed(tests)) if isinstance(node, ast.Name)}
         names = sorted(used & defined_names(parsed(canonical)))
     except (SyntaxError, ValueError) as error:
         raise RecordError(
-            f"{where}: the benchmark's own code or tests are no Python: {error}; fetch the file again"
+            f"{where}: the benchmark's own code or tests are not valid Python: {error}; fetch the file again"
         ) from error
     return "".join(f"{name} = function_of_solution({name!r})\n" for name in names)
 
@@ -87,5 +161,5 @@ def field(record: dict[str, Any], name: str, where: str) -> Any:
     """
     if record.get(name) is None:
         found = ", ".join(sorted(key for key, value in record.items() if value is not None))
-        raise RecordError(f"{where}: a record has no {name!r}; it has {found}; is it the file of this benchmark?")
+        raise RecordError(f"{where}: a record has no {name!r}, only {found}; give the file of this benchmark")
     return record[name]

@@ -1,12 +1,12 @@
 """Tests a solution against a reference on given inputs, as EvalPlus does. It becomes part of programs in the sandbox.
 
-So it is a script of its own and imports no more than it must. The reference runs first, in this process; then the
-solution is asked, in its own, which is given the inputs and nothing else. Each has inputs of its own, because a
-function may change what it is given.
+So it is a script that imports as little as possible. The reference runs first, in this process. Then the solution is
+called in its own process, which gets the inputs and nothing else. Each gets its own inputs, because a function may
+change its arguments.
 
-Source: Liu et al. 2023, arXiv:2305.01210, and EvalPlus 0.3: `evalplus/eval/__init__.py`. As there, `Mbpp/164` takes
-any answer. Different: a tolerance used because one expected value is a float is not kept for later inputs; NaN is equal
-to nothing, as in NumPy; the reference's time, which the solution's is held against, is that of the same program.
+Source: Liu et al. 2023, arXiv:2305.01210, and EvalPlus 0.3: `evalplus/eval/__init__.py`. As there, `Mbpp/164` accepts
+any answer. Different: a tolerance used because one expected value is a float is not kept for later inputs; NaN equals
+nothing, as in NumPy; the solution's time is compared with the reference's time in the same program.
 """
 
 import math
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from penstock.evaluation.sandbox.calls import Function
 
 TIMES_REFERENCE, LEAST_SECONDS = 4.0, 4.0
-"""A solution may take so many times as long as the reference for an input, and at least so long."""
+"""Time limit of a solution for an input: a multiple of the reference's time, and at least some seconds."""
 RELATIVE = 1e-7
 FLOAT_TOLERANCE = 1e-6
-"""Where the problem names no tolerance, and the expected value is a float or a list of floats."""
+"""Used if the problem names no tolerance and the expected value is a float or a list of floats."""
 
 
 def check(
@@ -34,15 +34,15 @@ def check(
     tolerance: float,
     rule: str,
 ) -> None:
-    """Raise unless the solution's function does as the reference's on all inputs.
+    """Raise unless the solution's function answers as the reference's does on all inputs.
 
     Args:
         solution: The solution's function, in the process of the solution.
         reference: Source of the reference.
         entry_point: The function that it defines.
-        inputs: A function that makes the list of lists of arguments again.
+        inputs: Returns a new list of lists of arguments.
         tolerance: Absolute; 0 for exact, except between floats.
-        rule: What counts as the same; a key of `RULES`.
+        rule: How answers are compared; a key of `RULES`.
     """
     scope: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(reference, "<reference>", "exec", dont_inherit=True), scope)
@@ -62,7 +62,7 @@ def _brief(value: object) -> str:
 
 
 def same(found: "Any", expected: "Any", _: "Any", tolerance: float) -> bool:
-    """Equal, or of one type and within the tolerance."""
+    """Equal, or of the same type and within the tolerance."""
     if found == expected:
         return True
     if tolerance == 0 and _is_float(expected):
@@ -77,7 +77,7 @@ def _is_float(value: object) -> bool:
 
 
 def _close(found: "Any", expected: "Any", tolerance: float) -> bool:
-    """Numbers within the tolerance; lists of one length whose parts are."""
+    """Numbers within the tolerance, or lists of equal length with all items within it."""
     if isinstance(expected, list | tuple):
         pairs = zip(found, expected, strict=False)
         return len(found) == len(expected) and all(_close(*pair, tolerance) for pair in pairs)
@@ -91,7 +91,7 @@ def _same_set(found: "Any", expected: "Any", _: "Any", tolerance: float) -> bool
 
 
 def _something(found: "Any", expected: "Any", _: "Any", tolerance: float) -> bool:
-    """A truth value, or whether there is anything: a match object stands for True, None for False."""
+    """Equal truth values; for values that are not bool, anything but None (such as a match object) is true."""
     truths = [value if isinstance(value, bool) else value is not None for value in (found, expected)]
     return truths[0] == truths[1]
 
@@ -105,19 +105,19 @@ def _anything(found: "Any", expected: "Any", _: "Any", tolerance: float) -> bool
 
 
 def _root(found: "Any", _: "Any", arguments: "Any", tolerance: float) -> bool:
-    """A zero of the polynomial with these coefficients, lowest first: it has several."""
+    """Any zero of the polynomial with these coefficients, lowest first; it may have several."""
     return bool(abs(sum(factor * found**power for power, factor in enumerate(arguments[0]))) <= tolerance)
 
 
 def _rounded_pyramid(found: "Any", expected: "Any", arguments: "Any", tolerance: float) -> bool:
-    """The surface of a square pyramid, from base edge and height; the reference takes the height for the slant one."""
+    """The surface of a square pyramid from base edge and height; the reference treats the height as slant height."""
     edge, height = arguments
     slant = math.sqrt((edge / 2) ** 2 + height**2)
     return same(found, expected, arguments, tolerance) or abs(found - round(edge**2 + 2 * edge * slant)) <= tolerance
 
 
 def _digit_distance(found: "Any", expected: "Any", arguments: "Any", tolerance: float) -> bool:
-    """The sum of distances of digits at one place, from the right; the reference begins at the left."""
+    """The sum of the distances of digits at the same place, from the right; the reference counts from the left."""
     if found == expected:
         return True
     first, second = (str(number) for number in arguments)

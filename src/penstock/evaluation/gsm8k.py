@@ -1,37 +1,63 @@
-"""GSM8K: word problems of primary school, solved in words; the last number counts.
+"""GSM8K: word problems of primary school, solved in words; the final number is scored.
 
-Plain prompts are `Question: …` and `Answer: …`, a line each, with solved problems from the beginning of the train split
-before it, whose answers end in `#### n`; 8 by default, as Wei et al. have, but with the data's own solutions. A reply
-ends before the next `Question:`. Where the prompt leaves too little room the last solved problems are left out, and
-that is counted. Through a chat template each problem is a user's message and each solution the assistant's.
+A plain prompt has the lines `Question: …` and `Answer: …`, after solved problems from the beginning of the train split
+with answers that end in `#### n`; 8 by default, as in Wei et al., but with the data's own solutions. A reply ends
+before the next `Question:`. If the prompt leaves too little room, the last solved problems are left out, and that is
+counted. In a chat, each problem is a user message and each solution an assistant message.
 
 Source: Cobbe et al. 2021, arXiv:2110.14168; Wei et al. 2022, arXiv:2201.11903.
 """
 
+import re
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, final
 
-from penstock.errors import ConfigError, RecordError
-from penstock.evaluation.numbers import final_number
+from penstock.core.errors import ConfigError, RecordError
 from penstock.evaluation.records import Origin, read_records
-from penstock.evaluation.replies import write_replies
-from penstock.evaluation.settings import TaskSettings
-from penstock.evaluation.subject import Subject
-from penstock.evaluation.task import Answer, Problem, fingerprint_of
+from penstock.evaluation.subject import Subject, write_replies
+from penstock.evaluation.tasks import Answer, Problem, TaskSettings, fingerprint_of
 
 SHOTS = 8
 HUB = "openai/gsm8k"
 STOPS = ("Question:",)
 REQUEST = "\n\nSolve it step by step, and end with #### and the number."
-"""After the problem in a chat."""
+"""Follows the problem in a chat."""
+MARK = "####"
+
+_NUMBER = re.compile(
+    r"(?:(?<![\w)])[-−]\s?)?[$€£]?(?:(?<=[$€£])[-−])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+|(?<=\d))"
+)
+"""Sign, currency, digits with or without commas, decimals; not the dot at the end of a sentence."""
 
 Record = dict[str, Any]
 
 
+def final_number(text: str) -> Decimal | None:
+    """The first number after the first `####` with a number on its line; else the last number of the text.
+
+    Signs, currencies, commas between thousands and decimals are read; units and percent signs are ignored, so 5% is 5.
+    """
+    for part in text.split(MARK)[1:]:
+        found = _numbers(part.lstrip().partition("\n")[0])
+        if found:
+            return found[0]
+    every = _numbers(text)
+    return every[-1] if every else None
+
+
+def _numbers(text: str) -> list[Decimal]:
+    return [
+        Decimal(re.sub(r"[,$€£\s]", "", match.group()).replace("−", "-"))
+        for match in _NUMBER.finditer(text)
+        if any(character.isdigit() for character in match.group())
+    ]
+
+
 @final
 class Gsm8k:
-    """See the module; `data` is a folder with `test` and `train`, each `.jsonl`, `.jsonl.gz` or `.parquet`."""
+    """See the module. `data` is a folder with `test` and `train`, each `.jsonl`, `.jsonl.gz` or `.parquet`."""
 
     notes = ()
 
@@ -42,20 +68,20 @@ class Gsm8k:
         self._shots = _read(settings.data, "train")[:count] if count else []
         if len(self._shots) < count:
             raise ConfigError(
-                f"task gsm8k: the train split has {len(self._shots)} problems, and {count} solved ones are asked for; "
-                "give fewer --shots"
+                f"task gsm8k: the train split has {len(self._shots)} problems, but shots asks for {count}; set fewer "
+                "--shots"
             )
 
     def problems(self) -> Sequence[Problem]:
-        """The test split."""
+        """The test split, or its first problems."""
         return [Problem(name=str(number), content=one) for number, one in enumerate(self._test[: self.settings.limit])]
 
     def fingerprint(self) -> str:
-        """Of the test split and the solved problems."""
+        """Fingerprint of the test split and the solved problems."""
         return fingerprint_of(self._test, self._shots)
 
     def answer(self, subject: Subject, problems: Sequence[Problem]) -> Iterator[Answer]:
-        """The share of each problem's replies whose number is right."""
+        """Write replies to each problem; the score is the share with the right number."""
         prompts = [self._prompt(subject, problem.content["question"]) for problem in problems]
         stop = () if self.settings.chat else STOPS
         replies = write_replies(
@@ -78,7 +104,7 @@ class Gsm8k:
         return {}
 
     def _prompt(self, subject: Subject, question: str) -> tuple[list[int], bool]:
-        """Ids with as many solved problems as fit, and whether some did not."""
+        """Ids of a prompt with as many solved problems as fit, and whether some did not fit."""
         room = subject.room(self.settings.max_tokens)
         for count in range(len(self._shots), -1, -1):
             shots = self._shots[:count]
@@ -107,16 +133,16 @@ def _messages(shots: Sequence[Record], question: str) -> list[dict[str, str]]:
 
 def _read(data: str | None, split: str) -> list[Record]:
     if data is not None and Path(data).is_file():
-        raise ConfigError(f"task gsm8k: {data} is a file; give the folder with both splits, test and train")
+        raise ConfigError(f"task gsm8k: {data} is a file; give a folder with both splits, test and train")
     origin = Origin(files=(split,), hub=HUB, configuration="main", splits=(split,))
     records, where = read_records(data, origin, "gsm8k")
     return [_checked(record, f"{where}: record {number}") for number, record in enumerate(records, 1)]
 
 
 def _checked(row: Record, where: str) -> Record:
-    """A problem whose solution has a number."""
+    """A problem, checked to have a number in its answer."""
     if not all(isinstance(row.get(name), str) for name in ("question", "answer")):
-        raise RecordError(f"{where}: has no texts question and answer; is it the file of GSM8K?")
+        raise RecordError(f"{where}: expected texts question and answer, found {sorted(row)}; give a file of GSM8K")
     if final_number(row["answer"]) is None:
-        raise RecordError(f"{where}: the answer has no number; due is a line #### n at its end")
+        raise RecordError(f"{where}: the answer has no number; expected a line #### n at its end")
     return {"question": row["question"], "answer": row["answer"]}

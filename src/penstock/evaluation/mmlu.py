@@ -1,12 +1,12 @@
-"""MMLU: questions of 57 subjects with four choices each, scored by the log-probability of the answer's letter.
+"""MMLU: questions from 57 subjects with four choices each, scored by the log-probability of the answer's letter.
 
-Plain prompts are those of the published code, byte for byte, with its two spaces before the subject and none after
-`Answer:`; the letters are scored with a space before them. Solved questions come from the subject's `dev` file, in
-its order; where the prompt is too long the last of them are left out one by one, and that is counted. Numbers
-stand as they are in the files, where the published code lets pandas rewrite those of columns that are all numbers.
+Plain prompts are those of the published code, byte for byte, with two spaces before the subject and none after
+`Answer:`; the letters are scored with a space before them. Solved questions come from the subject's `dev` file, in its
+order. If the prompt is too long, the last of them are left out one by one, and that is counted. Numbers are used as
+they are in the files, while the published code lets pandas rewrite columns that are all numbers.
 
-Through a chat template each question is a user's message, the first with the line about the subject, and each letter
-the assistant's reply.
+In a chat, each question is a user message, the first one with the line about the subject, and each letter is an
+assistant message.
 
 Source: Hendrycks et al. 2021, arXiv:2009.03300, and `evaluate.py` of github.com/hendrycks/test.
 """
@@ -20,11 +20,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import final
 
-from penstock.errors import ConfigError, RecordError
-from penstock.evaluation.hub import hub_rows
-from penstock.evaluation.settings import TaskSettings
+from penstock.core.errors import ConfigError, RecordError
+from penstock.evaluation.records import hub_rows
 from penstock.evaluation.subject import Subject
-from penstock.evaluation.task import Answer, Problem, fingerprint_of
+from penstock.evaluation.tasks import Answer, Problem, TaskSettings, fingerprint_of
 
 LETTERS = "ABCD"
 SUBJECTS = 57
@@ -41,16 +40,16 @@ class Question:
     text: str
     choices: tuple[str, ...]
     answer: str
-    """The letter of the right one."""
+    """The letter of the right choice."""
 
     def asked(self) -> str:
-        """As it stands in the prompt, up to where the letter comes."""
+        """The question as in the prompt, up to the place of the letter."""
         choices = "".join(f"\n{letter}. {choice}" for letter, choice in zip(LETTERS, self.choices, strict=True))
         return f"{self.text}{choices}\nAnswer:"
 
 
 def header(subject: str) -> str:
-    """What a prompt begins with."""
+    """The first line of a prompt."""
     return f"The following are multiple choice questions (with answers) about  {subject.replace('_', ' ')}.\n\n"
 
 
@@ -61,7 +60,7 @@ def prompt(subject: str, shots: Sequence[Question], question: Question) -> str:
 
 @final
 class Mmlu:
-    """See the module; `data` is a folder with `dev/SUBJECT_dev.csv` and `test/SUBJECT_test.csv`, or `.csv.gz`."""
+    """See the module. `data` is a folder with `dev/SUBJECT_dev.csv` and `test/SUBJECT_test.csv`, or `.csv.gz`."""
 
     def __init__(self, settings: TaskSettings) -> None:
         self.settings = settings
@@ -71,18 +70,18 @@ class Mmlu:
             found = len(self._dev.get(subject, ()))
             if found < self._shots:
                 raise ConfigError(
-                    f"task mmlu: {settings.data or HUB} has {found} solved questions (dev) of {subject}, and "
-                    f"{self._shots} are asked for; complete the folder, or give fewer --shots"
+                    f"task mmlu: {settings.data or HUB} has {found} solved questions (dev) of {subject}, but shots "
+                    f"asks for {self._shots}; complete the folder, or set fewer --shots"
                 )
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Says where subjects are missing."""
+        """Remarks if subjects are missing."""
         found = len(self._test)
         return () if found == SUBJECTS else (f"{found} of MMLU's {SUBJECTS} subjects",)
 
     def problems(self) -> Sequence[Problem]:
-        """All questions; `limit` is of each subject."""
+        """All questions, or the first `limit` of each subject."""
         return [
             Problem(name=f"{subject}/{number}", group=subject, content=question)
             for subject, questions in self._test.items()
@@ -90,12 +89,12 @@ class Mmlu:
         ]
 
     def fingerprint(self) -> str:
-        """Of all questions."""
+        """Fingerprint of all questions."""
         every = (self._dev, self._test)
         return fingerprint_of(*({name: [asdict(one) for one in each] for name, each in part.items()} for part in every))
 
     def answer(self, subject: Subject, problems: Sequence[Problem]) -> Iterator[Answer]:
-        """The likeliest letter of each; of equal ones the first."""
+        """Choose the most likely letter of each question; of equally likely ones, the first."""
         asked = [self._requests(subject, problem) for problem in problems]
         scored = iter(subject.log_likelihoods([request for requests, _ in asked for request in requests]))
         for problem, (requests, cut) in zip(problems, asked, strict=True):
@@ -109,7 +108,7 @@ class Mmlu:
         return {}
 
     def _requests(self, subject: Subject, problem: Problem) -> tuple[list[tuple[list[int], list[int]]], bool]:
-        """(context, letter) ids of each choice with as many solved questions as fit, and whether some did not."""
+        """(context, letter) ids of each choice, with as many solved questions as fit; and whether some did not fit."""
         question = problem.content
         letters = LETTERS[: len(question.choices)]
         shots = self._dev.get(problem.group, ())[: self._shots]
@@ -146,15 +145,15 @@ def _from_folder(folder: Path, shots: int) -> tuple[Questions, Questions]:
     missing = [subject for subject in files if subject not in solved]
     if missing and shots:
         raise ConfigError(
-            f"task mmlu: {folder / 'dev' / missing[0]}_dev.csv is missing, and {shots} solved questions are asked for; "
-            "complete the folder, or give --shots 0"
+            f"task mmlu: {folder / 'dev' / missing[0]}_dev.csv is missing, but shots asks for {shots} solved "
+            "questions; complete the folder, or set --shots 0"
         )
     dev = {subject: _read(solved[subject]) for subject in files if subject in solved}
     return dev, {subject: _read(file) for subject, file in files.items()}
 
 
 def _files(folder: Path, split: str) -> dict[str, Path]:
-    """The file of each subject, by name; a file may be packed with gzip."""
+    """The file of each subject, by name; a file may be compressed with gzip."""
     found = {
         file.name.removesuffix(".gz").removesuffix(f"_{split}.csv"): file
         for end in ("csv.gz", "csv")
@@ -164,7 +163,7 @@ def _files(folder: Path, split: str) -> dict[str, Path]:
 
 
 def _read(file: Path) -> tuple[Question, ...]:
-    """Rows of question, choices and answer, a letter or a number from 0; a head line is left out."""
+    """Rows of question, choices and answer (a letter, or a number from 0); a header line is skipped."""
     rows = _rows(file)
     begin = 1 if rows and rows[0][0] == "question" and rows[0][-1] == "answer" else 0
     return tuple(
@@ -181,7 +180,7 @@ def _rows(file: Path) -> list[list[str]]:
     except UnicodeDecodeError as error:
         line = 1 + content[: error.start].count(b"\n")
         raise RecordError(
-            f"{file}: line {line}: this is no UTF-8 (byte {content[error.start]:#04x}); convert the file, for example "
+            f"{file}: line {line}: not UTF-8 (byte {content[error.start]:#04x}); convert the file, for example "
             "with iconv -f WINDOWS-1252 -t UTF-8"
         ) from error
     except (OSError, EOFError, zlib.error, csv.Error) as error:
@@ -203,7 +202,7 @@ def _question(where: str, text: str, choices: Sequence[str], answer: str) -> Que
     letter = LETTERS[int(answer)] if answer in ("0", "1", "2", "3") else answer
     if len(choices) != len(LETTERS) or letter not in LETTERS or len(letter) != 1:
         raise RecordError(
-            f"{where}: has {len(choices)} choices and the answer {answer!r}; due are 4 choices and a letter A to D, or "
+            f"{where}: has {len(choices)} choices and the answer {answer!r}; expected 4 choices and a letter A to D or "
             "a number 0 to 3"
         )
     return Question(text=text, choices=tuple(choices), answer=letter)

@@ -1,6 +1,6 @@
-"""Reads a benchmark's records: from a file, a folder that holds it, or the Hugging Face hub.
+"""Reads a benchmark's records from a file, a folder that holds it, or the Hugging Face Hub.
 
-Files are JSON Lines, plain or gzipped, or Parquet. Nothing is fetched where a file or a folder is given.
+Files are JSON Lines, plain or gzipped, or Parquet. If a file or a folder is given, nothing is downloaded.
 """
 
 import gzip
@@ -12,10 +12,29 @@ from typing import Any, final
 
 import pyarrow.parquet
 
-from penstock.errors import ConfigError, RecordError
-from penstock.evaluation.hub import hub_rows
+from penstock.core.errors import ConfigError, MissingExtraError, RecordError
 
 _ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
+
+
+def hub_rows(name: str, config: str, split: str, task: str) -> list[dict[str, Any]]:
+    """All rows of a split of a dataset on the hub.
+
+    Raises:
+        MissingExtraError: `datasets` is not installed.
+        ConfigError: The dataset cannot be fetched.
+    """
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise MissingExtraError("datasets", "eval") from None
+    try:
+        return [dict(row) for row in load_dataset(name, config, split=split)]
+    except Exception as error:  # the hub's errors share no base class
+        raise ConfigError(
+            f"task {task}: {name} ({config}, {split}) cannot be fetched from the hub: {error}; give a folder with "
+            f"--task-data {task}=PATH"
+        ) from error
 
 
 @final
@@ -24,26 +43,26 @@ class Origin:
     """Where a benchmark's records are."""
 
     files: Sequence[str]
-    """Names that its file begins with, in whatever case, best first."""
+    """Beginnings of its file name, in any case, the preferred one first."""
     hub: str
-    """Its name on the hub."""
+    """Name of the dataset on the hub."""
     configuration: str
     splits: Sequence[str] = ("test",)
-    """Splits there that hold all its records."""
+    """Splits on the hub that together hold all records."""
 
 
 def read_records(data: str | None, origin: Origin, task: str) -> tuple[list[dict[str, Any]], str]:
-    """All records, and what to call their place in errors.
+    """All records, and the name of their file or dataset, for errors.
 
     Args:
-        data: A file, or a folder with such a file; None for the hub.
+        data: A file, or a folder with such a file; None: from the hub.
         origin: The names of the benchmark.
         task: The task, for errors.
 
     Raises:
-        ConfigError: There is no such file, or the hub does not give it.
-        RecordError: The file, or a record, cannot be read; there is none.
-        MissingExtraError: The hub needs `datasets`, which is not installed.
+        ConfigError: There is no such file, or the dataset cannot be fetched.
+        RecordError: The file or a record cannot be read, or there are no records.
+        MissingExtraError: The hub is needed, but `datasets` is not installed.
     """
     if data is None:
         parts = [hub_rows(origin.hub, origin.configuration, split, task) for split in origin.splits]
@@ -54,7 +73,7 @@ def read_records(data: str | None, origin: Origin, task: str) -> tuple[list[dict
     except (OSError, EOFError, UnicodeDecodeError, pyarrow.ArrowException) as error:
         raise RecordError(f"{path}: cannot be read ({error}); fetch the file again") from error
     if not records:
-        raise RecordError(f"{path}: holds no record; fetch the file again")
+        raise RecordError(f"{path}: has no records; fetch the file again")
     return records, str(path)
 
 
@@ -63,17 +82,17 @@ def _find(path: Path, origin: Origin) -> Path:
         return path
     if not path.is_dir():
         raise ConfigError(
-            f"{path}: there is no such file or folder; leave `data` out to read {origin.hub} from the hub"
+            f"{path}: there is no such file or folder; leave out `data` to read {origin.hub} from the hub"
         )
     files = sorted(file for file in path.iterdir() if file.name.lower().endswith(_ENDINGS))
     for name in origin.files:
         for file in files:
-            # The name goes on with a dot, or a dash and a version, so that mbpp does not find mbppplus.
+            # The name must continue with a dot, or a dash and a version, so that mbpp does not match mbppplus.
             if file.name.lower().startswith((f"{name.lower()}.", f"{name.lower()}-")):
                 return file
     raise ConfigError(
-        f"{path}: no file {' or '.join(origin.files)} with an ending of {', '.join(_ENDINGS)}; "
-        "complete the folder, or name a file"
+        f"{path}: no file {' or '.join(origin.files)} that ends in {', '.join(_ENDINGS)}; complete the folder, or give "
+        "a file"
     )
 
 
@@ -94,7 +113,7 @@ def _record(line: str, where: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise RecordError(f"{where}: this is no JSON ({error}); fetch the file again") from error
+        raise RecordError(f"{where}: not valid JSON ({error}); fetch the file again") from error
     if not isinstance(record, dict):
-        raise RecordError(f"{where}: a JSON object is due, got {type(record).__name__}")
+        raise RecordError(f"{where}: expected a JSON object, got {type(record).__name__}; fetch the file again")
     return record

@@ -1,15 +1,34 @@
-"""Scores with standard errors, as a table and as JSON.
+"""Runs a task on a model, and summarises its answers as scores with standard errors.
 
-Problems are taken as draws from all such problems: the standard error is that of a weighted mean,
-√(n / (n − 1) × Σ weight² (score − mean)²) / Σ weight. For equal weights it is the sample's deviation over √n.
+A killed evaluation continues where it was. `answers.jsonl` begins with a line that names task, settings, data and
+model; then there is one answer per line. Each batch is on disk before the next begins. A last line that a crash cut
+short is dropped. Answers of another model, other data or other settings are refused with the name of what differs;
+`limit` and `unsafe` may change, because they change no answer.
+
+Problems are treated as draws from all such problems: the standard error is that of a weighted mean,
+√(n / (n − 1) × Σ weight² (score − mean)²) / Σ weight. With equal weights it is the sample's deviation over √n.
 """
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, final
 
-from penstock.evaluation.task import Answer
+from penstock.core.errors import OutputError, StateError
+from penstock.core.terminal import Progress
+from penstock.evaluation.subject import Subject
+from penstock.evaluation.tasks import Answer, Task
+
+PROBLEMS_AT_ONCE = 64
+"""Problems between two writes to disk, and between two checks for a stop."""
+_MAY_CHANGE = ("limit", "unsafe")
+
+Stop = Callable[[], bool]
+"""Whether to stop now."""
 
 
 @final
@@ -21,30 +40,29 @@ class Results:
     score: float
     """The mean over all problems (micro)."""
     standard_error: float
-    """NaN where it is not known."""
+    """NaN if unknown."""
     count: int
-    """Problems that were answered."""
+    """Number of answered problems."""
     groups: Mapping[str, tuple[float, float, int]] = field(default_factory=dict)
     """(score, standard error, problems) of each group."""
     seconds: float = 0.0
     figures: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """More figures of the task: (value, standard error) by name; of a task with groups the mean of them (macro)."""
+    """Further figures of the task: (value, standard error) by name; with groups, also their mean (macro)."""
     cut: int = 0
-    """Prompts that were shortened to fit the context."""
+    """Number of prompts that were shortened to fit the context."""
     total: int | None = None
-    """Problems of the task, where not all were answered because it was stopped."""
-
+    """Number of problems of the task, if it was stopped before all were answered."""
     notes: Sequence[str] = ()
-    """What whoever reads the score must know."""
+    """Remarks that readers of the score must know."""
 
     def to_json(self) -> dict[str, Any]:
-        """What JSON can hold: NaN becomes null."""
+        """The results, JSON-ready: NaN becomes null."""
         found: dict[str, Any] = _plain(asdict(self))
         return found
 
 
 def weighted_mean(scores: Sequence[float], weights: Sequence[float] | None = None) -> tuple[float, float]:
-    """The mean and its standard error; NaN where nothing counts, and for the error of fewer than two."""
+    """The mean and its standard error. The mean is NaN without weight, the error also for fewer than two scores."""
     if not scores:
         return math.nan, math.nan
     each = [1.0] * len(scores) if weights is None else weights
@@ -68,7 +86,7 @@ def summarise(
     total: int,
     notes: Sequence[str] = (),
 ) -> Results:
-    """The results of answers; `total`: problems of the task, all of them."""
+    """Summarise answers; `total`: the number of all problems of the task."""
     mean, error = weighted_mean([one.score for one in answers], [one.weight for one in answers])
     by_group: dict[str, list[Answer]] = {}
     for one in answers:
@@ -97,7 +115,7 @@ def summarise(
 
 
 def table(results: Sequence[Results], *, groups: bool = True) -> Any:
-    """A rich table: a line a task, its further figures and its groups below it."""
+    """A rich table with a line for each task, and below it its further figures and its groups."""
     from rich.table import Table
 
     made = Table("task", box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
@@ -127,3 +145,110 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def never() -> bool:
+    """A `Stop` that never stops."""
+    return False
+
+
+def run_task(
+    task: Task, subject: Subject, *, answers: Path | None = None, stop: Stop = never, progress: bool = True
+) -> Results:
+    """Answer all problems that are not answered yet, and return the results of all.
+
+    Args:
+        task: The task.
+        subject: The model.
+        answers: File for the answers; None: they are not stored.
+        stop: Called between batches; if it returns True, the results are of the answers so far.
+        progress: Show a progress bar with the time left.
+
+    Raises:
+        StateError: The file has the answers of another task, model, data or settings, or is damaged.
+        OutputError: The file cannot be read or written.
+    """
+    began = time.monotonic()
+    problems = task.problems()
+    found = {} if answers is None else _open(answers, _header(task, subject))
+    left = [problem for problem in problems if problem.name not in found]
+    with Progress(task.settings.name, total=len(problems), unit=" problems", enabled=progress) as bar:
+        bar.advance(len(problems) - len(left))
+        for begin in range(0, len(left), PROBLEMS_AT_ONCE):
+            if stop():
+                break
+            part = left[begin : begin + PROBLEMS_AT_ONCE]
+            new = list(task.answer(subject, part))
+            found |= {one.problem: one for one in new}
+            if answers is not None:
+                _append(answers, [asdict(one) for one in new])
+            bar.advance(len(part))
+    given = [found[problem.name] for problem in problems if problem.name in found]
+    return summarise(
+        task.settings.name,
+        given,
+        figures=task.figures(given),
+        seconds=time.monotonic() - began,
+        cut=sum(isinstance(one.detail, dict) and bool(one.detail.get("cut")) for one in given),
+        total=len(problems),
+        notes=(*task.notes, *subject.notes),
+    )
+
+
+def _header(task: Task, subject: Subject) -> dict[str, Any]:
+    settings = {name: value for name, value in asdict(task.settings).items() if name not in (*_MAY_CHANGE, "data")}
+    return {**settings, "data": task.fingerprint(), "model": subject.fingerprint()}
+
+
+def _open(path: Path, header: dict[str, Any]) -> dict[str, Answer]:
+    """The answers in a file; a missing file is begun."""
+    try:
+        content = path.read_bytes() if path.is_file() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            with path.open("r+b") as file:
+                file.truncate(len(whole))
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be read: {error.strerror}; give another folder") from error
+    if not whole:
+        _append(path, [header])
+        return {}
+    lines = [_line(path, number, line) for number, line in enumerate(whole.splitlines(), 1)]
+    _check(path, lines[0], header)
+    try:
+        return {line["problem"]: Answer(**line) for line in lines[1:]}
+    except (KeyError, TypeError):
+        raise StateError(
+            f"{path}: the file is damaged, a line is not an answer; remove it, or give another folder"
+        ) from None
+
+
+def _line(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise StateError(f"{path}:{number}: the file is damaged, not a JSON object; remove it, or give another folder")
+    return found
+
+
+def _check(path: Path, found: dict[str, Any], header: dict[str, Any]) -> None:
+    """Refuse answers of another task, model, data or settings."""
+    for name in ("name", "model", "data", *header):
+        if found.get(name) != header[name]:
+            raise StateError(
+                f"{path}: has answers of another {'task' if name == 'name' else name} ({found.get(name)!r}, now "
+                f"{header[name]!r}); give another folder, or remove the file"
+            )
+
+
+def _append(path: Path, lines: list[dict[str, Any]]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written: {error.strerror}; give another folder with -o") from error

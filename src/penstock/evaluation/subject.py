@@ -1,20 +1,32 @@
 """The model that is evaluated, as tasks see it: it scores continuations and writes texts, from plain prompts or chats.
 
-Guarantees: what a request gets does not depend on what else is asked (but for rounding); what does not fit the context
-is cut from the left of the context, and counted. The model must be in evaluation mode; its weights stay.
+Guarantees: an answer does not depend on the other requests, except for rounding. A request that does not fit the
+context is cut from the left, and counted. A written reply depends only on its problem and its number. The model must be
+in evaluation mode; its weights do not change.
+
+Many short sequences are scored in few passes: they are packed into rows as separate documents. The model is fed the
+context and the continuation without its last token, which is only predicted. Pairs with the same fed tokens, such as
+the letters of a multiple choice, are run once. The longest come first, so that a row holds sequences of similar length.
+Only the slots that predict a continuation reach the head, in blocks. Cost: one pass over all fed tokens. A common
+beginning of contexts, such as solved problems, is computed again for each: with five of them, a question of MMLU takes
+several times its own tokens.
 """
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast, final
 
+import numpy as np
 import torch
 
 from penstock.chat import Template
-from penstock.errors import ConfigError
-from penstock.evaluation.scoring import Scored, score_pairs
+from penstock.core.errors import ConfigError
+from penstock.core.randomness import key_for
+from penstock.evaluation.tasks import TaskSettings
 from penstock.generation import Engine, Generated, Sampling, begin_ids
-from penstock.generation.prompt import encode_chat
+from penstock.generation.session import encode_chat
+from penstock.inputs import ModelInput, pack_documents
 from penstock.models import LanguageModel, most_packed
 from penstock.tokenizers import Tokenizer
 
@@ -23,8 +35,104 @@ if TYPE_CHECKING:
 
 __all__ = ["Scored", "Subject"]
 
-ONE_A_ROW = "scored one text a row: in rows of several the model lets them see each other"
-"""The note on scores of a model of which `PackingVerdict` allows no more."""
+ELEMENTS = 1 << 24
+"""Approximate number of logits that exist at once."""
+ONE_A_ROW = "scored one text per row: the model lets texts in a packed row see each other"
+"""The note on scores if the model's `PackingVerdict` forbids packed rows."""
+
+Ids = tuple[int, ...]
+Int64 = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """How likely a model finds a continuation."""
+
+    log_probability: float
+    """Natural logarithm, summed over the tokens."""
+    is_greedy: bool
+    """Whether each token is the most likely one."""
+
+
+@torch.no_grad()
+def score_pairs(
+    model: LanguageModel, pairs: Sequence[tuple[Ids, Ids]], *, row_tokens: int, vocab_size: int
+) -> list[Scored]:
+    """Log-probabilities of continuations, in the order of the pairs.
+
+    Args:
+        model: In evaluation mode.
+        pairs: (context, continuation), neither empty.
+        row_tokens: Slots of a row, at most what `most_packed` allows; a longer sequence gets its own row.
+        vocab_size: Number of ids of the tokenizer; logits beyond them are left out.
+
+    Raises:
+        IsolationError: Sequences would see each other in rows of this length.
+    """
+    owners: dict[Ids, list[int]] = {}
+    for place, (context, continuation) in enumerate(pairs):
+        owners.setdefault((*context, *continuation[:-1]), []).append(place)
+    sums = np.zeros(len(pairs))
+    greedy = np.ones(len(pairs), np.bool_)
+    for members in _rows(sorted(owners, key=lambda fed: (-len(fed), fed)), row_tokens):
+        slots, targets, of = _wanted(members, owners, pairs)
+        hidden = model(model.tensors(packed(members)))[0]
+        places, inverse = np.unique(slots, return_inverse=True)
+        order = np.argsort(inverse, kind="stable")
+        inverse, targets, of = inverse[order], targets[order], of[order]
+        block = max(16, ELEMENTS // model.vocab_size)
+        for begin in range(0, len(places), block):
+            end = begin + block
+            index = torch.from_numpy(places[begin:end]).to(hidden.device)
+            logits = model.logits(hidden.index_select(0, index))[:, :vocab_size]
+            some = slice(*np.searchsorted(inverse, (begin, end)))
+            rows = torch.from_numpy(inverse[some] - begin).to(hidden.device)
+            chosen = torch.from_numpy(targets[some]).to(hidden.device)
+            logs = logits.log_softmax(-1)[rows, chosen].double().cpu().numpy()
+            likeliest = (logits.argmax(-1)[rows] == chosen).cpu().numpy()
+            np.add.at(sums, of[some], logs)
+            np.logical_and.at(greedy, of[some], likeliest)
+    return [Scored(float(one), bool(same)) for one, same in zip(sums, greedy, strict=True)]
+
+
+def packed(documents: Sequence[Sequence[int]]) -> ModelInput:
+    """A row of separate documents, without padding."""
+    row, _ = pack_documents([np.array(ids, np.int32) for ids in documents], np.zeros(len(documents), np.int32))
+    return row
+
+
+def _rows(sequences: Sequence[Ids], row_tokens: int) -> Iterator[list[Ids]]:
+    """Fill rows with sequences, in order."""
+    row: list[Ids] = []
+    used = 0
+    for one in sequences:
+        if row and used + len(one) > row_tokens:
+            yield row
+            row, used = [], 0
+        row.append(one)
+        used += len(one)
+    if row:
+        yield row
+
+
+def _wanted(
+    members: Sequence[Ids], owners: dict[Ids, list[int]], pairs: Sequence[tuple[Ids, Ids]]
+) -> tuple[Int64, Int64, Int64]:
+    """For each token to score in a row: the slot that predicts it, its id, and its pair."""
+    slots: list[int] = []
+    targets: list[int] = []
+    of: list[int] = []
+    begin = 0
+    for fed in members:
+        for pair in owners[fed]:
+            context, continuation = pairs[pair]
+            first = begin + len(context) - 1
+            slots += range(first, first + len(continuation))
+            targets += continuation
+            of += [pair] * len(continuation)
+        begin += len(fed)
+    return np.array(slots, np.int64), np.array(targets, np.int64), np.array(of, np.int64)
 
 
 @final
@@ -32,16 +140,16 @@ class Subject:
     """A model with its tokenizer.
 
     Attributes:
-        num_cut: Contexts and prompts that were shortened so far because they did not fit.
-        notes: What whoever reads its scores must know.
+        num_cut: Number of contexts and prompts that were shortened so far because they did not fit.
+        notes: Remarks that readers of its scores must know.
 
     Args:
         model: In evaluation mode.
-        tokenizer: The model's.
-        context_length: Tokens that it sees at most.
-        stop_ids: Ids that end what it writes.
-        template: Of its chats; None: it knows none.
-        slots: Sequences that are written at the same time.
+        tokenizer: The model's tokenizer.
+        context_length: Maximum tokens in the model's context.
+        stop_ids: Ids that end a generated text.
+        template: The model's chat template, if it has one.
+        slots: Number of sequences that are generated at the same time.
 
     Raises:
         ConfigError: The model has fewer embeddings than the tokenizer has ids.
@@ -59,7 +167,7 @@ class Subject:
     ) -> None:
         if model.vocab_size < tokenizer.vocab_size:
             raise ConfigError(
-                f"the model has embeddings for {model.vocab_size} ids and its tokenizer ({tokenizer.name}) "
+                f"the model has embeddings for {model.vocab_size} ids, its tokenizer ({tokenizer.name}) has "
                 f"{tokenizer.vocab_size}; give the tokenizer that it was trained with"
             )
         self.model, self.tokenizer, self.context_length = model, tokenizer, context_length
@@ -71,34 +179,34 @@ class Subject:
 
     @property
     def supports_chat(self) -> bool:
-        """Whether it has a chat template."""
+        """Whether the model has a chat template."""
         return self.template is not None
 
     def prompt_ids(self, text: str) -> list[int]:
-        """Ids of a text from its beginning, BOS first where the model was trained with it."""
+        """Ids of a text, after BOS if the model was trained with it."""
         return [*begin_ids(self.tokenizer), *self.tokenizer.encode(text).tolist()]
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Ids of a conversation, up to where the assistant's reply begins.
+        """Ids of a conversation, up to the place where the assistant's reply begins.
 
         Raises:
             ConfigError: The model has no chat template.
             RecordError: The template refuses the conversation.
         """
         if self.template is None:
-            raise ConfigError("the model has no chat template; give the task as plain text (--plain, chat: false)")
+            raise ConfigError("the model has no chat template; run the task as plain text (--plain, or chat: false)")
         return list(encode_chat([dict(message) for message in messages], self.template, self.tokenizer))
 
     def chat_continuation(self, messages: Sequence[Mapping[str, Any]], reply: str) -> tuple[list[int], list[int]]:
-        """(context, continuation) ids of an assistant's short reply, as the template and the tokenizer have it there.
+        """(context, continuation) ids of an assistant's short reply, encoded as part of the rendered conversation.
 
-        A tokenizer may put a space before a text that stands alone, as SentencePiece does, and none before a reply.
-        Where the template writes an answered conversation otherwise than one to be answered, the reply stands alone.
+        Some tokenizers, such as SentencePiece, put a space before a separate text but none before a reply. If the
+        template writes an answered conversation differently from one to be answered, the reply is encoded separately.
         """
         context = self.chat_ids(messages)
         assert self.template is not None
         answered = [*({**message} for message in messages), {"role": "assistant", "content": reply}]
-        whole = list(encode_chat(answered, self.template, self.tokenizer, reply_due=False))
+        whole = list(encode_chat(answered, self.template, self.tokenizer, add_generation_prompt=False))
         alone: list[int] = self.tokenizer.encode(reply).tolist()
         if whole[: len(context)] == context:
             for end in range(len(context) + 1, min(len(context) + len(alone) + 2, len(whole) + 1)):
@@ -107,9 +215,9 @@ class Subject:
         return context, alone
 
     def continuation(self, context: str, text: str) -> tuple[list[int], list[int]]:
-        """(context, continuation) ids of a text after another, as the tokenizer encodes both together.
+        """(context, continuation) ids of two texts that are encoded together.
 
-        Where a token reaches over the border it belongs to the continuation.
+        A token that reaches over the border belongs to the continuation.
         """
         before, whole = self.prompt_ids(context), self.prompt_ids(context + text)
         same = next((i for i, pair in enumerate(zip(before, whole, strict=False)) if pair[0] != pair[1]), len(before))
@@ -120,8 +228,8 @@ class Subject:
         """How likely each continuation is after its context, in the order of the requests.
 
         Args:
-            requests: Ids of (context, continuation), neither empty. A context is cut from its left where both together
-                are longer than the context by more than the one token that is only predicted.
+            requests: Ids of (context, continuation), neither empty. If both without the last token, which is only
+                predicted, do not fit the model's context, the request's context is cut from the left.
 
         Raises:
             ConfigError: A context or a continuation is empty, or a continuation alone is too long.
@@ -135,12 +243,12 @@ class Subject:
     def write(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling | Sequence[Sampling] | None = None
     ) -> list[Generated]:
-        """Write prompts on; one result a prompt.
+        """Continue prompts; returns one result per prompt.
 
         Args:
-            prompts: Ids of each, cut from the left where they leave too little room: `max_tokens`, or half of the
+            prompts: Ids of each. A prompt is cut from the left to leave room for `max_tokens`, or for half of the
                 context if that is less.
-            sampling: For all; or one for each, whose seeds then tell their draws apart whatever else is written.
+            sampling: One for all, or one for each; then a draw depends only on its own seed.
         """
         if self._engine is None:
             self._engine = Engine(
@@ -160,15 +268,15 @@ class Subject:
         return self._engine.generate_all(fitting, sampling)
 
     def room(self, max_tokens: int | None) -> int:
-        """Tokens that a prompt may have: the context without `max_tokens`, or half of it if that is more."""
+        """Maximum tokens of a prompt: the context minus `max_tokens`, or half of the context if that is more."""
         half = max(self.context_length // 2, 1)
         return self.context_length - min(max_tokens or half, half)
 
     def fingerprint(self) -> str:
-        """Of weights, tokenizer, context, stop ids and template; the same on every device. A pass over the weights."""
-        told = [self.tokenizer.fingerprint, self.context_length, sorted(self.stop_ids)]
-        told += [None if self.template is None else (self.template.source, sorted(self.template.variables.items()))]
-        digest = hashlib.blake2b(repr(told).encode(), digest_size=8)
+        """Fingerprint of weights, tokenizer, context, stop ids and template: reads all weights; equal on any device."""
+        parts = [self.tokenizer.fingerprint, self.context_length, sorted(self.stop_ids)]
+        parts += [None if self.template is None else (self.template.source, sorted(self.template.variables.items()))]
+        digest = hashlib.blake2b(repr(parts).encode(), digest_size=8)
         for name, tensor in sorted(cast("nn.Module", self.model).state_dict().items()):
             digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} {_sums(tensor)}".encode())
         return digest.hexdigest()
@@ -180,15 +288,47 @@ class Subject:
         room = self.context_length + 1 - len(continuation)
         if room < 1:
             raise ConfigError(
-                f"a continuation has {len(continuation)} tokens, and the model sees {self.context_length}; raise "
-                "context_length, or cut it"
+                f"a continuation has {len(continuation)} tokens, but the context is {self.context_length}; raise "
+                "context_length, or shorten the continuation"
             )
         self.num_cut += len(context) > room
         return context[-room:], continuation
 
 
 def _sums(tensor: torch.Tensor) -> tuple[int, int]:
-    """Sums of the bits as whole numbers and of their squares, which wrap: exact in any order, so on any device."""
+    """Sums of the bits as integers and of their squares, with wraparound: exact in any order, so on any device."""
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     bits = tensor.detach().contiguous().view(-1).view(kinds[tensor.element_size()]).to(torch.int64)
     return int(bits.sum()), int((bits * bits).sum())
+
+
+def write_replies(
+    subject: Subject,
+    problems: Sequence[str],
+    prompts: Sequence[Sequence[int]],
+    settings: TaskSettings,
+    *,
+    stop: tuple[str, ...] = (),
+) -> list[list[Generated]]:
+    """Write `settings.samples` replies to each prompt.
+
+    Args:
+        subject: The model.
+        problems: The problems' ids, from which the seeds are derived.
+        prompts: Ids of each problem's prompt.
+        settings: Temperature, tokens, samples and seed.
+        stop: Texts that end a reply.
+    """
+    count = settings.samples
+    sampling = [
+        Sampling(
+            temperature=settings.temperature,
+            max_tokens=settings.max_tokens,
+            seed=int(key_for(settings.seed, "reply", settings.name, problem, sample)),
+            stop=stop,
+        )
+        for problem in problems
+        for sample in range(count)
+    ]
+    written = subject.write([prompt for prompt in prompts for _ in range(count)], sampling)
+    return [written[begin : begin + count] for begin in range(0, len(written), count)]

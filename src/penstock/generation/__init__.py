@@ -1,6 +1,6 @@
-"""Generation: continuous batching over a cache of keys and values, sampling that reproduces, chats whose window rolls.
+"""Generation: continuous batching over a key-value cache, reproducible sampling, chats with a rolling window.
 
-Settings can be read without torch; everything else is imported when it is first used.
+Settings need no torch; everything else is imported on first use.
 
 ```python
 engine = Engine(model, tokenizer, context_length=1024, stop_ids=run.stop_ids)
@@ -9,30 +9,31 @@ for event in engine.generate([ids], Sampling(temperature=0.7, seed=1)):
 ```
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from penstock.core.lazy_imports import lazy
 from penstock.generation.settings import Sampling
-from penstock.late import import_late
 
 if TYPE_CHECKING:
     from penstock.generation.engine import Engine
-    from penstock.generation.events import Event, Generated, LogProbabilities
-    from penstock.generation.prompt import Prompt, begin_ids, end_ids, fit_chat
-    from penstock.generation.session import ChatSession, Reply
-
-_LATE = {
-    "ChatSession": "session",
-    "Engine": "engine",
-    "Event": "events",
-    "Generated": "events",
-    "LogProbabilities": "events",
-    "Prompt": "prompt",
-    "Reply": "session",
-    "begin_ids": "prompt",
-    "end_ids": "prompt",
-    "fit_chat": "prompt",
-}
-"""Name → the module that is loaded when it is first used."""
+    from penstock.generation.session import ChatSession, Prompt, Reply, begin_ids, end_ids, fit_chat
+    from penstock.generation.settings import Event, Generated, LogProbabilities
+else:
+    __getattr__, __dir__ = lazy(
+        __name__,
+        {
+            "ChatSession": "session",
+            "Engine": "engine",
+            "Event": "settings",
+            "Generated": "settings",
+            "LogProbabilities": "settings",
+            "Prompt": "session",
+            "Reply": "session",
+            "begin_ids": "session",
+            "end_ids": "session",
+            "fit_chat": "session",
+        },
+    )
 
 __all__ = [
     "ChatSession",
@@ -47,7 +48,3 @@ __all__ = [
     "end_ids",
     "fit_chat",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    return import_late(__name__, _LATE, name)

@@ -1,29 +1,30 @@
-"""Many sequences written at once: each step feeds all that run, and sequences join and leave between steps.
+"""The generation engine: continuous batching, where sequences join and leave between steps.
 
-Guarantees: what a sequence gets depends on its prompt and settings, not on what runs beside it, but for the rounding
-of matrix products of another size; control tokens are never chosen, except stop ids; nothing outgrows the context.
-Costs: the cache of keys and values is taken at once (see `Cache`); a step is one pass over the weights for all
-sequences that are being written, and one more while prompts are read, in parts of `prompt_part` tokens, so that a long
-prompt does not hold up the others.
+A new sequence gets the free cache slot that has the longest common prefix with its prompt, and only the rest of the
+prompt is computed. So the next reply in a chat costs only the new turns, and a repeated prompt costs one token.
+
+Guarantees: a sequence depends on its prompt and settings, not on the other sequences, except for the rounding of matrix
+products of another size. Control tokens are never chosen, except stop ids. No sequence exceeds the context. Costs: the
+key-value cache is allocated at once (see `Cache`). A step is one pass over the weights for all sequences that are being
+generated, and one more while prompts are read. Prompts are read in parts of `prompt_part` tokens, so that a long prompt
+does not delay the others.
 
 An engine belongs to one thread. A server's loop submits and cancels between steps.
 """
 
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from typing import final
+from typing import Protocol, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 from penstock.generation import sequence as sequences
-from penstock.generation.events import Event, FinishReason, Generated, LogProbabilities
 from penstock.generation.sampling import Sampler, draw, log_probabilities
-from penstock.generation.settings import Sampling
-from penstock.generation.slots import Slots
-from penstock.generation.text import Spelling
+from penstock.generation.sequence import Spelling
+from penstock.generation.settings import Event, FinishReason, Generated, LogProbabilities, Sampling
 from penstock.models import LanguageModel
 from penstock.tokenizers import Tokenizer
 
@@ -31,12 +32,50 @@ PROMPT_PART = 512
 """Tokens of a prompt that are read in one step."""
 
 
+class Truncated(Protocol):
+    """The part of a cache that `Slots` uses."""
+
+    def truncate(self, sequence: int, length: int) -> None:
+        """Keep only the first `length` tokens of a sequence."""
+
+
+@final
+class Slots:
+    """The free slots of a cache, and the tokens that each still holds from its last sequence."""
+
+    def __init__(self, cache: Truncated, count: int) -> None:
+        self._cache = cache
+        self._free: dict[int, list[int]] = {slot: [] for slot in range(count)}
+
+    def __len__(self) -> int:
+        """Number of free slots."""
+        return len(self._free)
+
+    def take(self, prompt: Sequence[int]) -> tuple[int, int]:
+        """The best free slot, and the number of the prompt's tokens that it holds: at most all but the last."""
+        same = {slot: _same(tokens, prompt) for slot, tokens in self._free.items()}
+        # Of equally good slots, the one with the fewest tokens, so that long prompts stay.
+        slot = max(self._free, key=lambda slot: (same[slot], -len(self._free[slot]), -slot))
+        del self._free[slot]
+        self._cache.truncate(slot, same[slot])
+        return slot, same[slot]
+
+    def give_back(self, slot: int, tokens: list[int]) -> None:
+        """Make a slot free; the cache holds these tokens in it."""
+        self._free[slot] = tokens
+
+
+def _same(tokens: Sequence[int], prompt: Sequence[int]) -> int:
+    most = min(len(tokens), len(prompt) - 1)
+    return next((at for at in range(most) if tokens[at] != prompt[at]), most)
+
+
 @final
 class Engine:
-    """Writes sequences with one model.
+    """Generates sequences with one model.
 
     Attributes:
-        context_length: Tokens of a sequence at most, its prompt included.
+        context_length: Maximum tokens of a sequence, including its prompt.
         stop_ids: Ids that end a sequence.
     """
 
@@ -51,25 +90,26 @@ class Engine:
         slots: int = 8,
         prompt_part: int = PROMPT_PART,
     ) -> None:
-        """Make room for sequences.
+        """Allocate the cache.
 
         Args:
-            model: What gives logits.
-            tokenizer: The model's; its table of bytes makes the text.
-            context_length: Tokens of a sequence at most.
+            model: The model.
+            tokenizer: The model's tokenizer; its byte table makes the text.
+            context_length: Maximum tokens of a sequence, including its prompt.
             stop_ids: Ids that end a sequence.
-            forbidden_ids: Ids that are never chosen; None: all control tokens but the stop ids. Rows of the embedding
-                that the tokenizer has no id for are never chosen.
-            slots: Sequences that run at the same time; others wait.
+            forbidden_ids: Ids that are never chosen; None: all control tokens except the stop ids. Embedding rows
+                without a tokenizer id are never chosen.
+            slots: Number of sequences that run at the same time; others wait.
             prompt_part: Tokens of a prompt that are read in one step.
 
         Raises:
             ConfigError: A number is out of range, or an id is not in the model's vocabulary.
-            TokenizerError: The vocabulary has no exact table of bytes.
+            TokenizerError: The vocabulary has no exact byte table.
         """
-        for name, value in (("slots", slots), ("prompt_part", prompt_part), ("context_length", context_length - 1)):
-            if value < 1:
-                raise ConfigError(f"{name} is too small for a token to be written; give a larger one")
+        sizes = (("slots", slots, 1), ("prompt_part", prompt_part, 1), ("context_length", context_length, 2))
+        for name, value, least in sizes:
+            if value < least:
+                raise ConfigError(f"{name} must be at least {least}, got {value}")
         self.tokenizer, self.context_length = tokenizer, context_length
         self.stop_ids = frozenset(int(token) for token in stop_ids)
         self._model, self._part = model, prompt_part
@@ -88,35 +128,35 @@ class Engine:
 
     @property
     def num_running(self) -> int:
-        """Sequences that have a slot."""
+        """Number of sequences with a slot."""
         return len(self._running)
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait for one."""
+        """Number of sequences that wait for a slot."""
         return len(self._waiting)
 
     def submit(self, prompt: Sequence[int], sampling: Sampling | None = None, *, choice: int = 0) -> int:
-        """Let a sequence join; it runs from the next step on, or when a slot is free.
+        """Add a sequence; it runs from the next step, or as soon as a slot is free.
 
         Args:
-            prompt: Ids, BOS included where the model knows one.
-            sampling: How it is written.
-            choice: Tells sequences of the same seed apart, such as several replies to one prompt.
+            prompt: Ids, including BOS if the model expects it.
+            sampling: How tokens are chosen.
+            choice: Distinguishes sequences with the same seed, such as several replies to one prompt.
 
         Returns:
-            The sequence's number, by which its events are known.
+            The sequence's number, which its events have.
 
         Raises:
-            ConfigError: The prompt is empty, does not leave room in the context, or has ids the model does not know.
+            ConfigError: The prompt is empty, leaves no room in the context, or has ids outside the vocabulary.
         """
         ids = [int(token) for token in prompt]
         if not ids:
-            raise ConfigError("the prompt is empty, and a model needs a token to begin with; give some text, or BOS")
+            raise ConfigError("the prompt is empty, but a model needs a token to begin with; give some text, or BOS")
         if len(ids) >= self.context_length:
             raise ConfigError(
-                f"the prompt has {len(ids)} tokens, and the context of {self.context_length} must hold it and at least "
-                "one more; shorten it"
+                f"the prompt has {len(ids)} tokens, but the context of {self.context_length} must hold it and at least "
+                "one more token; shorten it"
             )
         self._check_ids(ids)
         number, self._submitted = self._submitted, self._submitted + 1
@@ -127,7 +167,7 @@ class Engine:
         return number
 
     def cancel(self, sequence: int) -> None:
-        """Let a sequence leave; nothing happens where it has ended."""
+        """Remove a sequence; nothing happens if it has ended."""
         running = self._running.get(sequence)
         if running is not None:
             self._leave(running)
@@ -135,10 +175,10 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
-        """One more token of each sequence whose prompt has been read; parts of the prompts of the others.
+        """Choose one token for each sequence with a fully read prompt, and read a part of the other prompts.
 
         Returns:
-            Events in the order in which sequences joined; none where nothing runs.
+            Events in the order in which sequences joined; empty if nothing runs.
         """
         while self._waiting and len(self._slots):
             joined = self._waiting.popleft()
@@ -156,27 +196,28 @@ class Engine:
         *,
         first_choice: int = 0,
     ) -> Iterator[Event]:
-        """Write prompts on, any number of them; events come as they are made.
+        """Continue any number of prompts; yields events as they come.
 
         Args:
-            prompts: Ids of each.
-            sampling: For all, each then drawing for itself; or one for each, and then equal prompts with equal settings
-                become equal texts.
-            first_choice: Number of the first prompt's choice, the others' following; see `submit`.
+            prompts: Ids of each prompt.
+            sampling: One for all: each prompt then has its own draws. Or one for each: equal prompts with equal
+                settings then give equal texts.
+            first_choice: Choice number of the first prompt; the others follow; see `submit`.
 
         Yields:
-            Events whose `sequence` is the place of the prompt. Where the iterator is closed early, what it began is
-            cancelled.
+            Events; `sequence` is the prompt's index. If the iterator is closed early, its sequences are cancelled.
 
         Raises:
-            ConfigError: As `submit`; or others are using the engine.
+            ConfigError: See `submit`; or the engine has other sequences.
         """
         if self._running or self._waiting:
-            raise ConfigError("the engine is writing other sequences; use submit() and step(), or let them end")
+            raise ConfigError("the engine has other sequences; use submit() and step(), or let them end")
         shared = sampling is None or isinstance(sampling, Sampling)
         settings = [sampling] * len(prompts) if sampling is None or isinstance(sampling, Sampling) else [*sampling]
         if len(settings) != len(prompts):
-            raise ConfigError(f"{len(prompts)} prompts need as many sampling settings, or one for all")
+            raise ConfigError(
+                f"{len(prompts)} prompts have {len(settings)} sampling settings; give one each, or one for all"
+            )
         places: dict[int, int] = {}
         try:
             for place, (prompt, each) in enumerate(zip(prompts, settings, strict=True)):
@@ -192,14 +233,14 @@ class Engine:
     def generate_all(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling | Sequence[Sampling] | None = None
     ) -> list[Generated]:
-        """`generate`, to the end: one result a prompt."""
+        """Run `generate` to its end; returns one result per prompt."""
         events: list[list[Event]] = [[] for _ in prompts]
         for event in self.generate(prompts, sampling):
             events[event.sequence].append(event)
         return [collect(each) for each in events]
 
     def _feed(self, group: list[sequences.Sequence], most: int) -> list[Event]:
-        """Feed each sequence up to `most` of the tokens that the cache does not have; choose where none is left."""
+        """Feed each sequence up to `most` tokens that the cache lacks; choose a token for those that lack no more."""
         if not group:
             return []
         group.sort(key=lambda each: each.slot)
@@ -215,7 +256,7 @@ class Engine:
     def _extend(self, parts: list[list[int]], slots: list[int]) -> Tensor:
         """Logits [B, vocab] after each row's tokens."""
         width = max(map(len, parts))
-        # With no choice of slots keys are read where they are; rows for idle slots cost less than copying keys.
+        # With all slots, keys are read in place; empty rows for idle slots cost less than copying keys.
         every = len(slots) == self._num_slots or (width == 1 and 2 * len(slots) > self._num_slots)
         if every:
             by_slot = dict(zip(slots, parts, strict=True))
@@ -231,17 +272,17 @@ class Engine:
         sampler = self._sampler(group)
         numbers = None if sampler.greedy else draw([each.key for each in group], [each.written for each in group])
         chosen = sampler.choose(allowed, numbers)
-        told = self._log_probabilities(group, logits, chosen)
+        logprobs = self._log_probabilities(group, logits, chosen)
         events = []
         for row, (each, token) in enumerate(zip(group, chosen.tolist(), strict=True)):
             text = each.accept(token)
-            events.append(Event(each.number, token, text, each.finish_reason, told[row] if told else None))
+            events.append(Event(each.number, token, text, each.finish_reason, logprobs[row] if logprobs else None))
             if each.finish_reason is not None:
                 self._leave(each)
         return events
 
     def _allowed(self, group: list[sequences.Sequence], logits: Tensor) -> Tensor:
-        """Logits with −inf for what must not be chosen; a new tensor."""
+        """A copy of the logits with −inf for tokens that must not be chosen."""
         allowed = logits.index_fill(-1, self._forbidden, -torch.inf)
         too_early = [row for row, each in enumerate(group) if not each.may_stop]
         if too_early and len(self._stops):
@@ -257,7 +298,7 @@ class Engine:
     def _log_probabilities(
         self, group: list[sequences.Sequence], logits: Tensor, chosen: Tensor
     ) -> list[LogProbabilities | None]:
-        """Of each row where they were asked for; empty where nobody asks."""
+        """Log-probabilities of the rows that ask for them; empty if none does."""
         asked = [each.sampling.logprobs for each in group]
         if all(most is None for most in asked):
             return []
@@ -278,11 +319,11 @@ class Engine:
         known = self._model.vocab_size
         if ids and not (min(ids) >= 0 and max(ids) < known):
             wrong = next(token for token in ids if not 0 <= token < known)
-            raise ConfigError(f"id {wrong} is not in the model's vocabulary of {known}; is this its tokenizer?")
+            raise ConfigError(f"id {wrong} is not in the model's vocabulary of {known}; use the model's own tokenizer")
 
 
 def collect(events: Sequence[Event]) -> Generated:
-    """The events of one sequence, to its end, as one result."""
+    """Join all events of one sequence to one result."""
     reason: FinishReason | None = events[-1].finish_reason
     assert reason is not None
     return Generated(

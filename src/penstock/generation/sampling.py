@@ -1,9 +1,9 @@
-"""The next token of several sequences at once, each by its own settings.
+"""Chooses the next token of several sequences at once, each by its own settings.
 
-Guarantees: what a sequence gets depends on its own logits, settings, key and place, not on who else is in the batch;
-a token that a filter left out, or of probability 0, is never drawn. Costs: a few passes over the logits, and a sort
-where `top_k` or `top_p` ask for one; on the CPU NumPy sorts, 30 times as fast as torch (32 rows of 4,096: 0.2 ms
-against 7 ms), so nothing clever is needed.
+Guarantees: a choice depends on the sequence's own logits, settings, key and place, not on the rest of the batch. A
+token that a filter removed, or with probability 0, is never drawn. Costs: a few passes over the logits, and a sort if
+`top_k` or `top_p` is set. On the CPU, NumPy sorts 30 times as fast as torch (32 rows of 4,096: 0.2 ms against 7 ms), so
+no selection algorithm is needed.
 """
 
 import math
@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.errors import StateError
-from penstock.generation._kernels import uniforms
+from penstock.core.errors import StateError
+from penstock.core.randomness import key_for, uniforms
 from penstock.generation.settings import Sampling
-from penstock.randomness import key_for
 
 _ALL = 1 << 40
 """More tokens than any vocabulary has."""
@@ -37,7 +36,7 @@ def draw(keys: Sequence[int], places: Sequence[int]) -> np.ndarray[Any, np.dtype
 
 @final
 class Sampler:
-    """Settings of the rows of a batch, as tensors; made once for as long as the rows stay the same."""
+    """Settings of the rows of a batch, as tensors; reused as long as the rows stay the same."""
 
     def __init__(self, settings: Sequence[Sampling], device: torch.device) -> None:
         def column(values: list[Any], dtype: torch.dtype) -> Tensor:
@@ -55,23 +54,23 @@ class Sampler:
         self._kept = torch.empty(0, dtype=torch.float64, device=device)
 
     def choose(self, logits: Tensor, numbers: np.ndarray[Any, np.dtype[np.float64]] | None) -> Tensor:
-        """One token a row: the first whose cumulative probability is above the row's number.
+        """One token per row: the first with a cumulative probability above the row's number.
 
         Args:
-            logits: [B, vocab]; −inf for what must not be chosen.
-            numbers: float64 [B] in [0, 1); may be None where all rows are greedy.
+            logits: [B, vocab]; −inf for tokens that must not be chosen.
+            numbers: float64 [B] in [0, 1); may be None if all rows are greedy.
 
         Returns:
             int64 [B].
 
         Raises:
-            StateError: Logits are not numbers, or nothing may be chosen.
+            StateError: A logit is NaN or +inf, or no token of a row may be chosen.
         """
         highest, likeliest = logits.max(-1, keepdim=True)
         if not bool(highest.isfinite().all()):
             raise StateError(
-                "the model gives logits that are no finite numbers: its training diverged, or its weights are damaged; "
-                "take an earlier checkpoint"
+                "the model's logits are not finite: its training diverged, or its weights are damaged; use an earlier "
+                "checkpoint"
             )
         if self.greedy or numbers is None:
             return likeliest[:, 0]
@@ -85,7 +84,7 @@ class Sampler:
         return torch.where(self._is_greedy, likeliest, drawn)[:, 0]
 
     def _lowest(self, scores: Tensor) -> Tensor:
-        """The lowest score [B, 1] that the filters keep; scores [B, vocab] are 0 for the likeliest."""
+        """The lowest score [B, 1] that the filters keep; scores [B, vocab] are 0 for the most likely token."""
         lowest = self._min_p
         if not (self._any_top_k or self._any_top_p):
             return lowest
@@ -95,35 +94,35 @@ class Sampler:
         if not self._any_top_p:
             return lowest
         ends = self._sums(ordered.exp().masked_fill_(ordered < of_top_k, 0))
-        # The first token with which the asked share is reached.
+        # The first token that reaches the share.
         of_top_p = ordered.gather(1, torch.searchsorted(ends, self._top_p * ends[:, -1:]))
         return torch.where(self._top_p < 1, torch.maximum(lowest, of_top_p), lowest)
 
     def _sums(self, weights: Tensor) -> Tensor:
         """Cumulative sums, float64 [B, vocab]; valid until the next call.
 
-        The memory is kept, as fresh memory of this size costs ten times what is done with it.
+        The memory is reused, because allocating it costs ten times the sums.
         """
         return self._kept.resize_(weights.shape).copy_(weights).cumsum_(-1)
 
 
 def _descending(scores: Tensor) -> Tensor:
-    """Each row [B, vocab], largest first."""
+    """The scores [B, vocab] with each row sorted in descending order."""
     if scores.device.type != "cpu":
         return scores.sort(-1, descending=True).values
     return torch.from_numpy(np.sort(scores.numpy(), axis=-1)).flip(-1)
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """How likely the model itself finds tokens: before temperature, filters and forbidden ids.
+    """Log-probabilities of the model itself: before temperature, filters and forbidden ids.
 
     Args:
-        logits: [B, vocab], as the model gave them.
+        logits: [B, vocab], as the model returned them.
         tokens: int64 [B].
-        most: Alternatives to tell.
+        most: Number of alternatives.
 
     Returns:
-        Natural log-probabilities [B] of the tokens, and [B, most] of the likeliest, with their ids [B, most].
+        Natural log-probabilities [B] of the tokens, and [B, most] of the most likely ones, with their ids [B, most].
     """
     logs = logits.log_softmax(-1)
     values, ids = logs.topk(min(most, logs.shape[-1]))

@@ -1,35 +1,140 @@
-"""A chat with a model: messages, replies that stream, and a window that rolls by whole turns.
+"""Prompts and chats: conversations that fit the context, and replies that stream.
 
-Guarantees: what the model is given is what its template writes for the conversation, the system's message and the
-newest turns always whole; how many tokens were left out is told; an empty reply leaves no trace in the conversation.
+A conversation is rendered by the model's own template and encoded as in training: control tokens come only from the
+template's text, so a user's text cannot begin a turn. If the conversation is too long, whole turns are left out, the
+oldest first; a turn is a user message with everything up to the next one. Messages before the first turn (the system
+message) stay, and so does what the template writes at the beginning (BOS).
+
+Guarantees: the prompt is exactly the template's text for the system message and the newest turns, all complete. The
+number of tokens left out is reported. An empty reply leaves the conversation unchanged.
 """
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
-from penstock.chat import Template
-from penstock.errors import ConfigError
+import numpy as np
+
+from penstock.chat import Rendered, Template
+from penstock.chat.records.media import refuse_media
+from penstock.chat.render.traced_text import LITERAL
+from penstock.chat.tokens.encoding import encode_rendered
+from penstock.core.errors import ConfigError, ConversationError
 from penstock.generation.engine import Engine
-from penstock.generation.events import Event, FinishReason
-from penstock.generation.prompt import Prompt, fit_chat
-from penstock.generation.settings import Sampling
+from penstock.generation.settings import Event, FinishReason, Sampling
+from penstock.tokenizers import Tokenizer
+
+SYSTEM_ROLES = ("system", "developer")
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A conversation as ids."""
+
+    ids: tuple[int, ...]
+    messages_dropped: int = 0
+    tokens_dropped: int = 0
+    """Length of the whole conversation's prompt minus that of this one."""
+
+
+def begin_ids(tokenizer: Tokenizer) -> list[int]:
+    """The ids before a text: BOS, if the tokenizer has one that is not its EOS too; the same as in `prepare`."""
+    bos = tokenizer.bos_id
+    return [] if bos is None or bos == tokenizer.eos_id else [bos]
+
+
+def end_ids(tokenizer: Tokenizer, stop_ids: Iterable[int] = ()) -> tuple[int, ...]:
+    """The ids that end a text: the stop ids of its chats, and EOS if the tokenizer has one; ascending."""
+    return tuple(sorted({*stop_ids, *([] if tokenizer.eos_id is None else [tokenizer.eos_id])}))
+
+
+def encode_chat(
+    messages: Messages,
+    template: Template,
+    tokenizer: Tokenizer,
+    *,
+    tools: Sequence[Any] | None = None,
+    add_generation_prompt: bool = True,
+) -> tuple[int, ...]:
+    """Ids of a conversation, with the beginning of the assistant's reply if `add_generation_prompt`.
+
+    Raises:
+        RecordError: The template refuses the conversation, or it holds images, audio or video.
+    """
+    refuse_media(messages, {})
+    rendered = template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+    return tuple(encode_rendered(tokenizer, rendered.text, _literal(rendered)).ids.tolist())
+
+
+def fit_chat(
+    messages: Messages,
+    template: Template,
+    tokenizer: Tokenizer,
+    *,
+    room: int,
+    tools: Sequence[Any] | None = None,
+) -> Prompt:
+    """The prompt of a conversation with as many of the newest turns as fit.
+
+    Args:
+        messages: The whole conversation; the last turn is the one to answer.
+        template: The model's chat template.
+        tokenizer: The model's tokenizer.
+        room: Maximum tokens of the prompt.
+        tools: JSON schemas of functions.
+
+    Raises:
+        ConversationError: The last turn alone does not fit, or there is no message.
+        RecordError: The template refuses the conversation.
+    """
+    if not messages:
+        raise ConversationError("the conversation is empty; give at least one message")
+    head = next((i for i, message in enumerate(messages) if message["role"] not in SYSTEM_ROLES), len(messages))
+    starts = [i for i, message in enumerate(messages) if i > head and message["role"] == "user"]
+    cuts = [head, *starts]
+
+    def encode(turns: int) -> tuple[int, ...]:
+        return encode_chat([*messages[:head], *messages[cuts[turns] :]], template, tokenizer, tools=tools)
+
+    whole = encode(0)
+    if len(whole) <= room:
+        return Prompt(ids=whole)
+    dropped = bisect_left(range(len(cuts)), True, lo=1, key=lambda turns: len(encode(turns)) <= room)
+    if dropped == len(cuts):
+        least = len(encode(len(cuts) - 1))
+        raise ConversationError(
+            f"the last message{' with the system message' if head else ''} takes {least} tokens, but there is room for "
+            f"{room}; shorten it"
+        )
+    ids = encode(dropped)
+    return Prompt(ids=ids, messages_dropped=cuts[dropped] - head, tokens_dropped=len(whole) - len(ids))
+
+
+def _literal(rendered: Rendered) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which characters come from the template, bool [characters]; as in training, roles count as the template's."""
+    flags = [run[1] == LITERAL or run[2] == "role" for run in rendered.runs]
+    return np.repeat(np.array(flags, np.bool_), [run[0] for run in rendered.runs])
 
 
 def room_for(engine: Engine, sampling: Sampling) -> int:
-    """Tokens that a prompt may have, so that a quarter of the context, or `max_tokens`, is left for the reply."""
+    """Maximum tokens of a prompt that leaves a quarter of the context, or `max_tokens` if less, for the reply."""
     quarter = max(1, engine.context_length // 4)
     return engine.context_length - min(sampling.max_tokens or quarter, quarter)
 
 
 @final
 class Reply:
-    """A reply while it is written: iterate over it for its text, piece by piece; `stop` ends it early.
+    """A reply while it is generated: iterate over it for pieces of its text; `stop` ends it early.
 
     Attributes:
-        prompt: What the model was given, and what was left out of it.
-        text: So far.
-        num_tokens: So far.
-        finish_reason: None until it is complete, and where it was stopped.
+        prompt: The model's prompt, and how much was left out of it.
+        text: The text so far.
+        num_tokens: The number of tokens so far.
+        finish_reason: None until the reply is complete, and if it was stopped.
     """
 
     def __init__(self, session: "ChatSession", asked: dict[str, Any], prompt: Prompt, events: Iterator[Event]) -> None:
@@ -49,7 +154,7 @@ class Reply:
         self._end()
 
     def stop(self) -> None:
-        """Write no more; what there is becomes the reply. Nothing happens where it has ended."""
+        """End the reply with the text so far; nothing happens if it has ended."""
         self._end()
 
     def _end(self) -> None:
@@ -59,11 +164,11 @@ class Reply:
 
 @final
 class ChatSession:
-    """One conversation with one engine, which it has for itself.
+    """A conversation, with an engine that nothing else uses at the same time.
 
     Attributes:
-        messages: So far, without the system's: a user's and the reply to it in turn.
-        system: What the system says, or None.
+        messages: User messages and replies so far, without the system message.
+        system: The system message, or None.
     """
 
     def __init__(
@@ -83,17 +188,17 @@ class ChatSession:
         self._number = 0
 
     def reply(self, text: str) -> Reply:
-        """Say something; the reply is written while it is iterated over.
+        """Send a message; the reply is generated while it is iterated over.
 
-        Each reply of a session draws other numbers: they are of the seed and of the reply's number.
+        Each reply of a session has other draws: they depend on the seed and the reply's number.
 
         Raises:
-            ConfigError: The reply before it is neither read to its end nor stopped.
+            ConfigError: The previous reply was neither read to its end nor stopped.
             ConversationError: The message does not fit the context.
             RecordError: The template refuses the conversation.
         """
         if self._current is not None:
-            raise ConfigError("the last reply is still being written; read it to its end, or stop() it")
+            raise ConfigError("the last reply is still being generated; read it to its end, or stop() it")
         asked = {"role": "user", "content": text}
         prompt = fit_chat(
             [*self.whole(), asked],
@@ -107,15 +212,15 @@ class ChatSession:
         return self._current
 
     def whole(self) -> list[dict[str, Any]]:
-        """The conversation with the system's message."""
+        """The conversation, including the system message."""
         return [*([{"role": "system", "content": self.system}] if self.system else []), *self.messages]
 
     def clear(self) -> None:
-        """Forget all turns; the system's message stays."""
+        """Remove all turns; the system message stays."""
         self.messages, self._number = [], 0
 
     def _keep(self, reply: Reply, asked: dict[str, Any]) -> None:
-        """A turn has ended: it becomes part of the conversation, unless there is nothing in the reply."""
+        """Add an ended turn to the conversation, unless the reply is empty."""
         if self._current is reply:
             self._current = None
             if reply.text.strip():

@@ -1,44 +1,48 @@
-"""How tokens are chosen and when a sequence ends. Imports no torch."""
+"""Sampling settings, and what an engine returns: events for single tokens, or whole sequences. Imports no torch."""
 
 import math
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final
 
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 
 MOST_LOGPROBS = 100
-"""Alternatives told of a token, at most."""
+"""Maximum number of alternatives returned for a token."""
 COLDEST = 1e-6
-"""The lowest temperature but 0: logits divided by much less are no numbers in float32."""
+"""The lowest temperature above 0: logits divided by much less overflow float32."""
+
+FinishReason = Literal["stop", "length"]
+"""stop: a stop id or a stop string; length: `max_tokens`, or the context is full."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How one sequence is written.
+    """How the tokens of a sequence are chosen, and when it ends.
 
-    Filters are applied in the order of the fields, each to what the ones before it kept. Tokens of equal logits are
-    kept or left out together, so what is kept depends on the logits alone.
+    Filters are applied in the order of the fields, each to the tokens that the previous ones kept. Tokens with equal
+    logits are kept or removed together, so the result depends only on the logits.
     """
 
     temperature: float = 1.0
-    """Logits are divided by it; 0 takes the likeliest token. `COLDEST` at least, if not 0."""
+    """Logits are divided by it; 0 takes the most likely token. At least `COLDEST`, if not 0."""
     top_k: int | None = None
-    """Keep the so many likeliest tokens; None: all."""
+    """Sample from the k most likely tokens; None: all."""
     top_p: float = 1.0
-    """Keep the fewest likeliest tokens that have this share of the probability (Holtzman et al. 2020); 1: all."""
+    """Sample from the fewest most likely tokens with this share of the probability (Holtzman et al. 2020); 1: all."""
     min_p: float = 0.0
-    """Keep tokens at least this share as likely as the likeliest (Nguyen et al. 2024, arXiv:2407.01082); 0: all."""
+    """Sample from tokens with at least this share of the most likely token's probability (Nguyen et al. 2024,
+    arXiv:2407.01082); 0: all."""
     seed: int = 0
-    """Draws are a function of it, of the number of the choice and of the place in the sequence."""
+    """A draw is a function of the seed, the choice number and the place in the sequence."""
     min_tokens: int = 0
-    """No stop id is chosen and no stop string looked for before so many tokens."""
+    """Minimum number of tokens before a stop id or a stop string may end the sequence."""
     max_tokens: int | None = 256
-    """Tokens at most; None: as many as the context holds."""
+    """Maximum number of tokens; None: as many as the context holds."""
     stop: tuple[str, ...] = ()
-    """Texts that end the sequence, and are no part of it."""
+    """Texts that end the sequence; they are not part of it."""
     logprobs: int | None = None
-    """Tell the log-probability of each token, and of so many likeliest ones; None: of none."""
+    """Return each token's log-probability, and those of this number of most likely tokens; None: neither."""
 
     def __post_init__(self) -> None:
         warm = self.temperature
@@ -55,9 +59,8 @@ class Sampling:
         if most is not None and self.min_tokens > most:
             raise ConfigError(f"min_tokens {self.min_tokens} is more than max_tokens {most}; change one")
         _check("stop", self.stop, _texts(self.stop), "a tuple of Unicode texts that are not empty")
-        asked = self.logprobs
-        due = f"a whole number, 0 to {MOST_LOGPROBS}"
-        _check("logprobs", asked, asked is None or (_whole(asked, 0) and asked <= MOST_LOGPROBS), due)
+        count, expected = self.logprobs, f"a whole number, 0 to {MOST_LOGPROBS}"
+        _check("logprobs", count, count is None or (_whole(count, 0) and count <= MOST_LOGPROBS), expected)
 
 
 def _whole(value: object, least: int | None) -> bool:
@@ -71,7 +74,7 @@ def _texts(value: object) -> bool:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether it has bytes, that is no half of a surrogate pair."""
+    """Whether a text can be encoded: it has no lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -79,6 +82,43 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _check(name: str, found: object, fine: bool, due: str) -> None:
+def _check(name: str, found: object, fine: bool, expected: str) -> None:
     if not fine:
-        raise ConfigError(f"{name} must be {due}, got {found!r}")
+        raise ConfigError(f"{name} must be {expected}, got {found!r}")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LogProbabilities:
+    """The model's own log-probabilities for a token; natural logarithms."""
+
+    token: float
+    likeliest: tuple[tuple[int, float], ...]
+    """(id, log-probability) of the requested number of alternatives, the most likely first."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One more token of a sequence."""
+
+    sequence: int
+    token: int
+    text: str
+    """The text that became certain: empty while a character or a stop string may have begun."""
+    finish_reason: FinishReason | None = None
+    """None until the last event."""
+    logprobs: LogProbabilities | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A whole sequence, without its prompt."""
+
+    tokens: tuple[int, ...]
+    """All chosen tokens, including a stop id."""
+    text: str
+    finish_reason: FinishReason
+    logprobs: tuple[LogProbabilities, ...] = ()
+    """One per token, if they were requested."""

@@ -1,11 +1,10 @@
 """Model inputs: the arrays of a row, and what a model asks of them."""
 
+from penstock.core.lazy_imports import public_names
 from penstock.inputs._kernels import blank, describe_row, join_rows, write_tokens
 from penstock.inputs.attention import AttentionRule
 from penstock.inputs.encoder_decoder import EncoderDecoderInput, encoder_decoder
-from penstock.inputs.model_input import IGNORE, ModelInput
-from penstock.inputs.packed_documents import pack_documents
-from penstock.inputs.requirements import EVERYTHING, Attention, InputRequirements
+from penstock.inputs.model_input import EVERYTHING, IGNORE, Attention, InputRequirements, ModelInput, pack_documents
 
 __all__ = [
     "EVERYTHING",
@@ -22,3 +21,5 @@ __all__ = [
     "pack_documents",
     "write_tokens",
 ]
+
+__dir__ = public_names(__name__)

@@ -5,8 +5,8 @@ checksum), in loops over slices that become vector code. Copying targets from th
 the bytes.
 """
 
-from penstock.compiled import inline_kernel, kernel
-from penstock.vectors import copy_into, count_up, fill_with
+from penstock.core.compiled import inline_kernel, kernel
+from penstock.core.vectors import copy_into, count_up, fill_with
 
 
 @inline_kernel

@@ -3,8 +3,8 @@
 A query at q may attend to a key at k iff they are in the same document and k ≤ q or both are in the prefix. A prefix is
 the beginning of its document, so three numbers a document say all of it; `AttentionRule` holds these, and document ids,
 prefix flags and a dense mask follow from them. Padding is a document of its own, without a prefix, so that every token
-sees at least itself. With attention="row" the documents of a row are one, and nothing can be in a prefix: what a
-"beginning" would be there nobody can say, so the two together are refused.
+sees at least itself. With attention="row" the documents of a row are one, and nothing can be in a prefix: a
+"beginning" would have no meaning there, so the two together are refused.
 
 Making a rule costs some microseconds and O(documents) bytes; flags are O(row), the dense mask O(row²).
 
@@ -12,15 +12,13 @@ Source of the rule: t5x, `make_decoder_mask` (causal or both in the prefix, and 
 """
 
 from dataclasses import dataclass
-from typing import Any, Self, final
+from typing import Annotated, Self, final
 
 import numpy as np
 
-from penstock.errors import ConfigError
+from penstock.core.arrays import Bool, Int32, Int64
+from penstock.core.errors import ConfigError
 from penstock.inputs.model_input import ModelInput
-
-Ints = np.ndarray[Any, np.dtype[np.int64]]
-Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @final
@@ -28,8 +26,8 @@ Bools = np.ndarray[Any, np.dtype[np.bool_]]
 class AttentionRule:
     """Whom the tokens of one row see. n documents, padding among them; T slots."""
 
-    pieces: Ints
-    """[n, 3] int64: begin, end of the prefix (`begin` without one) and end of each document, in slots of the row."""
+    pieces: Annotated[Int64, "documents 3"]
+    """[n, 3] begin, end of the prefix (`begin` without one) and end of each document, in slots of the row."""
 
     def __post_init__(self) -> None:
         pieces = self.pieces
@@ -62,7 +60,7 @@ class AttentionRule:
                 pieces[: len(lengths), 1] += lengths
             elif lengths.any():
                 raise ConfigError(
-                    f"a row with prefixes has {len(lengths)} documents, but cu_seqlens tell {len(pieces) - padding}: "
+                    f"a row with prefixes has {len(lengths)} documents, but cu_seqlens say {len(pieces) - padding}: "
                     "attention='row' and bidirectional prefixes exclude each other; take attention='document', or a "
                     "causal-only objective (bidirectional=False)"
                 )
@@ -79,32 +77,32 @@ class AttentionRule:
         return bool((self.pieces[:, 1] - self.pieces[:, 0] > 1).any())
 
     @property
-    def cu_seqlens(self) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """[n + 1] int32: where each document begins; the last entry is T."""
+    def cu_seqlens(self) -> Annotated[Int32, "borders"]:
+        """[n + 1] where each document begins; the last entry is T."""
         return np.append(self.pieces[:, 0], self.num_slots).astype(np.int32)
 
     @property
-    def document_ids(self) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """[T] int32: number of each slot's document, from 0."""
+    def document_ids(self) -> Annotated[Int32, "slots"]:
+        """[T] number of each slot's document, from 0."""
         return np.repeat(np.arange(len(self.pieces), dtype=np.int32), self.pieces[:, 2] - self.pieces[:, 0])
 
     @property
-    def prefix(self) -> Bools:
+    def prefix(self) -> Annotated[Bool, "slots"]:
         """[T]: whether the slot is in its document's prefix."""
         begins, prefix_ends, ends = self.pieces.T
         lengths = np.stack([prefix_ends - begins, ends - prefix_ends], axis=1)
         return np.repeat(np.tile([True, False], len(self.pieces)), lengths.ravel())
 
-    def dense_mask(self) -> Bools:
+    def dense_mask(self) -> Annotated[Bool, "slots slots"]:
         """[T, T]: whether the query (first axis) sees the key (second). T² bytes: for small rows and tests."""
         ids, prefix, places = self.document_ids, self.prefix, np.arange(self.num_slots)
-        mask: Bools = prefix[:, None] & prefix[None, :]
+        mask: Bool = prefix[:, None] & prefix[None, :]
         mask |= places[None, :] <= places[:, None]
         mask &= ids[:, None] == ids[None, :]
         return mask
 
 
-def _bounds(row: ModelInput) -> Ints:
+def _bounds(row: ModelInput) -> Annotated[Int64, "borders"]:
     """[n + 1]: where documents begin, and T. Entries that only fill `cu_seqlens` up to a capacity are left out."""
     if row.cu_seqlens is not None:
         bounds = row.cu_seqlens.astype(np.int64)

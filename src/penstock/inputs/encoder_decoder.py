@@ -9,11 +9,12 @@ loss denominator holds. O(row) and no loop: under 0.1 ms for 4,096 slots.
 """
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Annotated, Any, final
 
 import numpy as np
 
-from penstock.errors import ConfigError
+from penstock.core.arrays import Float32, Integers
+from penstock.core.errors import ConfigError
 from penstock.inputs.attention import AttentionRule
 from penstock.inputs.model_input import IGNORE, ModelInput
 
@@ -25,21 +26,21 @@ Array = np.ndarray[Any, Any]
 class EncoderDecoderInput:
     """The two sides of a row. E encoder slots, D decoder slots; integers have the dtype of the row's tokens."""
 
-    encoder_tokens: Array
+    encoder_tokens: Annotated[Integers, "encoder_slots"]
     """[E] tokens that are read."""
-    encoder_document_ids: Array
+    encoder_document_ids: Annotated[Integers, "encoder_slots"]
     """[E] number of the token's document in the row; padding has the number of documents."""
-    encoder_positions: Array
+    encoder_positions: Annotated[Integers, "encoder_slots"]
     """[E] place of the token in its document, from 0; restarts in the padding."""
-    decoder_tokens: Array
+    decoder_tokens: Annotated[Integers, "decoder_slots"]
     """[D] what the decoder is given: `start_id` first in each document, then its targets but the last."""
-    decoder_targets: Array
+    decoder_targets: Annotated[Integers, "decoder_slots"]
     """[D] what it predicts, already shifted; −100 in the padding and where the row has no target."""
-    decoder_loss_weights: np.ndarray[Any, np.dtype[np.float32]]
-    """[D] float32: how much each target counts; 0 where it is −100."""
-    decoder_document_ids: Array
+    decoder_loss_weights: Annotated[Float32, "decoder_slots"]
+    """[D] how much each target counts; 0 where it is −100."""
+    decoder_document_ids: Annotated[Integers, "decoder_slots"]
     """[D] as `encoder_document_ids`."""
-    decoder_positions: Array
+    decoder_positions: Annotated[Integers, "decoder_slots"]
     """[D] place of the slot in its document's decoder side, from 0; restarts in the padding."""
     num_encoder_tokens: int
     """Encoder slots without padding."""

@@ -1,16 +1,24 @@
-"""Inspection: datasets, rows and mixtures made visible, in a terminal or as plain values. No torch.
+"""Inspection: shows datasets, rows and mixtures in a terminal, or gives them as plain values. Does not need torch.
 
-Pages and raw conversations have doors of their own, loaded only when they are used: `html`, `pages`, `samples`,
+Pages and raw conversations are in modules that are imported only when needed: `page`, `page_model`, `pages`,
 `conversations` and `conversation_views`.
 """
 
-from penstock.inspection.datasets import DatasetSummary, DocumentView, summarise, view_document
-from penstock.inspection.dry_run import PlanReport, SourcePlan, dry_run
+from penstock.core.lazy_imports import public_names
+from penstock.core.terminal import visible
+from penstock.inspection.datasets import (
+    DatasetSummary,
+    DocumentView,
+    PlanReport,
+    SourcePlan,
+    dry_run,
+    summarise,
+    view_document,
+)
 from penstock.inspection.rows import RowView, view_rows
-from penstock.inspection.style import Style, make_console
 from penstock.inspection.terminal import dataset_view, document_view, plan_view, row_view, slots_view
+from penstock.inspection.terminal_tokens import Style, make_console
 from penstock.inspection.text import token_texts, tokenizer_of
-from penstock.terminal import visible
 
 __all__ = [
     "DatasetSummary",
@@ -33,3 +41,5 @@ __all__ = [
     "view_rows",
     "visible",
 ]
+
+__dir__ = public_names(__name__)

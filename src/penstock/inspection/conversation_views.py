@@ -1,4 +1,4 @@
-"""What is shown of raw conversations: their page, alone or beside other settings, and their view in a terminal."""
+"""Views of raw conversations: a page, with or without a comparison of settings, and a view in a terminal."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,26 +11,24 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.inspection.conversations import REFUSED, ShownConversations, reason_of
-from penstock.inspection.html import Note, PageData, PageDocument
-from penstock.inspection.html.figures import histograms_of, shares_of
-from penstock.inspection.html.terminal import conversation_view, legend
+from penstock.inspection.page_model import Note, PageData, PageDocument, histograms_of, shares_of
 from penstock.inspection.rows import RowView
-from penstock.inspection.style import Style
+from penstock.inspection.terminal_tokens import Style, conversation_view, legend
 
 NAMED = 5
-"""Reasons for which conversations are refused that a terminal names."""
+"""Maximum number of reasons for refusal that a terminal lists."""
 
 
 def page_of_conversations(
     title: str, shown: ShownConversations, other: ShownConversations | None = None, *, rows: Sequence[RowView] = ()
 ) -> PageData:
-    """The page of conversations, beside the same under other settings where these are given.
+    """The page of conversations.
 
     Args:
-        title: Of the page.
+        title: Title of the page.
         shown: The conversations.
-        other: The same records under other settings.
-        rows: Packed rows to show beside.
+        other: The same records under other settings, for a comparison.
+        rows: Packed rows to show as well.
     """
     documents = shown.flat
     right, label = None, ""
@@ -43,7 +41,7 @@ def page_of_conversations(
         documents = [mine or _absent(theirs) for mine, theirs in pairs]
         label, changed = changed_settings(shown.settings, other.settings)
         if ", " in label:
-            # The page lists them beside such a label.
+            # The page lists the settings next to the label anyway.
             label, changed = "as set", "changed"
         right = PageData(
             title=title,
@@ -69,14 +67,14 @@ def page_of_conversations(
 def conversations_view(
     shown: ShownConversations, style: Style, count: int, max_tokens: int, other: ShownConversations | None = None
 ) -> Group:
-    """Some of the conversations for a terminal, then the figures, and what is refused.
+    """Some of the conversations for a terminal, then the figures and the reasons for refusals.
 
     Args:
         shown: The conversations.
-        style: How the terminal shows what is trained.
-        count: Conversations that are shown in full, spread over all.
-        max_tokens: Tokens of each that are shown, at most.
-        other: The same records under other settings, shown after each.
+        style: How the terminal shows trained tokens.
+        count: Number of conversations to show in full, evenly spread.
+        max_tokens: Maximum number of tokens to show of each.
+        other: The same records under other settings, shown after each conversation.
     """
     parts: list[Any] = []
     ours, theirs = ("", "") if other is None else changed_settings(shown.settings, other.settings)
@@ -103,7 +101,7 @@ def conversations_view(
 
 
 def conversations_as_json(shown: ShownConversations) -> dict[str, Any]:
-    """Settings, figures and reasons as plain values, for a machine."""
+    """Settings, figures and reasons for refusals as plain values."""
     return {
         "settings": shown.settings,
         "summary": summary_of(shown),
@@ -112,7 +110,7 @@ def conversations_as_json(shown: ShownConversations) -> dict[str, Any]:
 
 
 def summary_of(shown: ShownConversations) -> dict[str, Any]:
-    """Counts over the conversations that are shown, in words."""
+    """Counts over the shown conversations, as text."""
     documents = shown.flat
     proven = [document for document in documents if document.ok]
     tokens = sum(len(document.ids) for document in proven)
@@ -135,18 +133,17 @@ def summary_of(shown: ShownConversations) -> dict[str, Any]:
 
 
 def changed_settings(mine: dict[str, str], theirs: dict[str, str]) -> tuple[str, str]:
-    """What to call two settings beside each other: by what differs."""
-    # Unless it is set, train_on_eot is what train_on_eos is.
-    plain = [{**side, "train_on_eot": ""} if _follows(side) else side for side in (mine, theirs)]
+    """Labels for two groups of settings, from the settings that differ."""
+    # Unless it is set, train_on_eot has the value of train_on_eos.
+    plain = [
+        {**side, "train_on_eot": ""} if side.get("train_on_eot") == side.get("train_on_eos") else side
+        for side in (mine, theirs)
+    ]
     names = [name for name in {**mine, **theirs} if plain[0].get(name) != plain[1].get(name)]
     if not names:
         return "these settings", "the same settings"
     ours, others = (", ".join(f"{name}={side.get(name, 'none')}" for name in names) for side in (mine, theirs))
     return ours, others
-
-
-def _follows(settings: dict[str, str]) -> bool:
-    return settings.get("train_on_eot") == settings.get("train_on_eos")
 
 
 def _same(mine: Sequence[PageDocument], theirs: Sequence[PageDocument]) -> bool:
@@ -160,7 +157,7 @@ def _same(mine: Sequence[PageDocument], theirs: Sequence[PageDocument]) -> bool:
 
 
 def _reasons(refused: Sequence[PageDocument]) -> Iterator[str]:
-    """The reasons, the most frequent first, each with the first place where it was met."""
+    """The reasons for refusals, the most frequent first, each with the origin of its first record."""
     first = {reason_of(document): document.origin for document in reversed(refused)}
     found = Counter(reason_of(document) for document in refused).most_common()
     for reason, count in found[:NAMED]:
@@ -170,7 +167,7 @@ def _reasons(refused: Sequence[PageDocument]) -> Iterator[str]:
 
 
 def _absent(other: PageDocument) -> PageDocument:
-    """Stands where the other settings have one more document."""
+    """Placeholder for a document that only the other settings make."""
     nothing = np.zeros(0, np.int64)
     return PageDocument(
         title=other.title,
@@ -183,5 +180,5 @@ def _absent(other: PageDocument) -> PageDocument:
 
 
 def spread(count: int, total: int) -> list[int]:
-    """At most `count` of the numbers below `total`, evenly spread."""
+    """At most `count` numbers from 0 to `total` − 1, evenly spread."""
     return [total * place // count for place in range(count)] if count < total else list(range(total))

@@ -1,7 +1,10 @@
-"""Conversations of raw files as they would be trained, for people to look at before anything is prepared.
+"""Conversations of raw files as they would be trained, to look at before anything is prepared.
 
-Nothing is left out in silence: a record that cannot be read, a conversation that the template refuses or in which
-nothing is trained is shown with the reason. Costs one pass over the input, and about a millisecond a conversation.
+`sample_records` takes some records, evenly spread over an input, in one pass at about 100 MB/s. It holds at most twice
+the requested number of records: when there are more, it drops every second one.
+
+`show_conversations` encodes them, in about a millisecond each. Nothing is silently left out: a record that cannot be
+read, and a conversation that the template refuses or that trains nothing, are shown with the reason.
 """
 
 import json
@@ -20,21 +23,105 @@ from penstock.chat import (
     detect_family,
     read_conversation,
 )
-from penstock.chat.cleaning import clean, fit
-from penstock.errors import PenstockError, RecordError, TokenizerError
-from penstock.inspection.html import Note, PageDocument, from_chat
-from penstock.inspection.samples import RawRecord, Sample
+from penstock.chat.records.cleaning import clean, fit
+from penstock.core.errors import ConfigError, PenstockError, RecordError, TokenizerError
+from penstock.core.terminal import Progress
+from penstock.inspection.page_model import Note, PageDocument, from_chat
 from penstock.inspection.text import in_words, token_texts
 from penstock.prepare import ChatSettings
-from penstock.progress import Progress
+from penstock.sources import Fields, ObjectBlock, number_lines, open_sources
 from penstock.tokenizers import Tokenizer
 
+SHOW_PROGRESS_BYTES = 128 << 20
+"""Inputs of this size and below are read without a progress bar."""
 REFUSED, LEFT_OUT = "refused", "left out"
-"""Kinds of notes: prepare would stop at it, or reject it; the clean-up drops it."""
+"""Kinds of notes: preparation would fail or reject the record; clean-up drops the conversation."""
 SHOW_PROGRESS_RECORDS = 1000
-"""Fewer are encoded before a bar would be of use."""
+"""Up to this number of records are encoded without a progress bar."""
 REFUSED_CHARACTERS = 4000
-"""Of a record that was refused, so much is shown."""
+"""Maximum number of characters to show of a refused record."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawRecord:
+    """One record of an input."""
+
+    number: int
+    """Number in the whole input, from 0."""
+    origin: str
+    """`file:line`, from 1; or `file:row`, from 0, for formats with rows."""
+    value: dict[str, Any] | None
+    """None if it cannot be read."""
+    problem: str = ""
+    """Why it cannot be read."""
+    excerpt: str = ""
+    """Its beginning, if it cannot be read."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Some records of an input."""
+
+    records: tuple[RawRecord, ...]
+    total: int
+    """Number of records in the input."""
+
+
+def sample_records(
+    sources: str | Sequence[str], count: int, *, format: str | None = None, numbers: Sequence[int] | None = None
+) -> Sample:
+    """Read some records.
+
+    Args:
+        sources: Files, folders, globs or URLs of JSON, Parquet or Arrow.
+        count: Maximum number of records, evenly spread.
+        format: jsonl, parquet or arrow; None: by file name.
+        numbers: Numbers of the records to read instead, from 0.
+
+    Raises:
+        RecordError: A file does not exist, or cannot be read in its format.
+        ConfigError: A format is unknown or has no objects, or a number is out of range.
+    """
+    parts = number_lines(open_sources(sources, format=format, fields=Fields(whole=True)))
+    size = sum(part.size_bytes for part in parts)
+    kept: list[RawRecord] = []
+    stride, total = 1, 0
+    with Progress("reading", total=size, unit="B", enabled=size > SHOW_PROGRESS_BYTES) as progress:
+        for block, files in ((block, part.files) for part in parts for block in part.objects()):
+            for record in _records(block, files):
+                if total in numbers if numbers is not None else total % stride == 0:
+                    kept.append(replace(record, number=total))
+                if numbers is None and len(kept) > max(2 * count, 2):
+                    kept, stride = kept[::2], 2 * stride
+                total += 1
+            progress.advance(block.size_bytes)
+    missing = [number for number in numbers or () if not 0 <= number < total]
+    if missing:
+        raise ConfigError(f"there is no record {missing[0]}; the input has {total:,}, numbered from 0")
+    if numbers is None and len(kept) > count:
+        kept = [kept[len(kept) * place // count] for place in range(count)]
+    return Sample(records=tuple(kept), total=total)
+
+
+def _records(block: ObjectBlock, files: tuple[str, ...]) -> Iterator[RawRecord]:
+    """Valid and rejected records of a block in the order of their lines, not yet numbered."""
+    bad = iter([*block.rejects, None])
+    reject = next(bad)
+    for value, line, file in zip(block.objects, block.lines.tolist(), block.files.tolist(), strict=True):
+        while reject is not None and reject.line < line:
+            yield _rejected(reject)
+            reject = next(bad)
+        yield RawRecord(number=-1, origin=f"{files[file]}:{line}", value=value)
+    while reject is not None:
+        yield _rejected(reject)
+        reject = next(bad)
+
+
+def _rejected(reject: Any) -> RawRecord:
+    origin = f"{reject.file}:{reject.line}"
+    return RawRecord(number=-1, origin=origin, value=None, problem=reject.reason, excerpt=reject.excerpt)
 
 
 @final
@@ -43,14 +130,14 @@ class ShownConversations:
     """Some conversations of an input, encoded or refused."""
 
     documents: tuple[tuple[PageDocument, ...], ...]
-    """What each record became; several where the layout or the settings make several of one."""
+    """Documents of each record; several if the layout or the settings split it."""
     total: int
-    """Records of the whole input."""
+    """Number of records in the whole input."""
     layout: str
-    """What the records were taken for, and why."""
+    """The detected layout, and the reason."""
     encoder: ChatEncoder
     settings: dict[str, str]
-    """Each setting as it is in force."""
+    """Each setting with its effective value."""
 
     @property
     def flat(self) -> list[PageDocument]:
@@ -59,17 +146,17 @@ class ShownConversations:
 
     @property
     def refused(self) -> list[PageDocument]:
-        """Those at which prepare would stop, or which it would reject."""
+        """Documents for which preparation would fail, or which it would reject."""
         return [document for document in self.flat if reason_of(document)]
 
 
 def show_conversations(sample: Sample, tokenizer: Tokenizer, chat: ChatSettings) -> ShownConversations:
-    """Encode records as prepare does, and keep what it would refuse or drop, with the reason.
+    """Encode records as preparation does, and keep those that it would refuse or drop, with the reason.
 
     Args:
         sample: The records.
         tokenizer: The tokenizer.
-        chat: Template, how records are read, what is trained, what is cleaned up.
+        chat: Template, layout, mask and clean-up settings.
 
     Raises:
         ConfigError: There is no template.
@@ -87,7 +174,7 @@ def show_conversations(sample: Sample, tokenizer: Tokenizer, chat: ChatSettings)
 
 
 def settings_of(encoder: ChatEncoder, chat: ChatSettings) -> dict[str, str]:
-    """Tokenizer, template, its family, and every setting that is not empty."""
+    """Tokenizer, template, its family, and all settings that are not empty."""
     family = detect_family(encoder.template.source)
     groups = chat.describe().values()
     given = {"chat_template_kwargs": dict(chat.chat_template_kwargs), "date": chat.date}
@@ -95,13 +182,13 @@ def settings_of(encoder: ChatEncoder, chat: ChatSettings) -> dict[str, str]:
     return {
         "tokenizer": encoder.tokenizer.name,
         "template": encoder.template.name,
-        "family": "not one that is known" if family is None else f"{family.name} ({family.title})",
+        "family": "unknown" if family is None else f"{family.name} ({family.title})",
         **{name: in_words(value) for name, value in {**given, **rest}.items() if value not in (None, {}, "")},
     }
 
 
 def _documents(record: RawRecord, encoder: ChatEncoder, chat: ChatSettings) -> Iterator[PageDocument]:
-    """What one record becomes: documents with their certificates, or the reason for which it is refused."""
+    """The documents of one record with their certificates, or the reason for its refusal."""
     title = f"conversation {record.number}"
     if record.value is None:
         yield _refused(title, record.origin, record.problem, [("", record.excerpt)], encoder.tokenizer)
@@ -124,7 +211,7 @@ def _documents(record: RawRecord, encoder: ChatEncoder, chat: ChatSettings) -> I
 def _encoded(
     title: str, conversation: Conversation, encoder: ChatEncoder, chat: ChatSettings
 ) -> Iterator[PageDocument]:
-    """The documents of one conversation, cleaned up, with what its certificates say."""
+    """The documents of one conversation after clean-up, with the notes of their certificates."""
     trains: dict[str, Any] = {
         "roles_to_train": chat.knobs.roles_to_train,
         "train_on_inputs": chat.knobs.train_on_inputs,
@@ -137,10 +224,10 @@ def _encoded(
 
         cleaned, more = fit(cleaned, chat.cleaning, length_of, **trains)
         counts += more
-    told = [
+    notes = [
         Note(kind, what)
         for count, kind, what in (
-            (counts.trimmed, "trimmed", f"{counts.trimmed_messages} messages at the end, which no reply follows"),
+            (counts.trimmed, "trimmed", f"{counts.trimmed_messages} messages at the end, without a reply"),
             (counts.truncated, "truncated", f"{counts.truncated_messages} messages at the end: too long"),
             (counts.empty, LEFT_OUT, "no messages, or no reply to any"),
             (counts.untrained, LEFT_OUT, "no message that the settings train"),
@@ -150,13 +237,13 @@ def _encoded(
         if count
     ]
     if cleaned is None:
-        told = [note for note in told if note.kind == LEFT_OUT]
-        yield _unseen(title, conversation.origin, told, _said(conversation), encoder.tokenizer)
+        notes = [note for note in notes if note.kind == LEFT_OUT]
+        yield _unseen(title, conversation.origin, notes, _said(conversation), encoder.tokenizer)
         return
     chats = encoder.encode(cleaned)
     if not chats:
         reason = Note(REFUSED, "the template rewrites earlier turns, and none of its replies can be trained alone")
-        yield _unseen(title, conversation.origin, [*told, reason], _said(cleaned), encoder.tokenizer)
+        yield _unseen(title, conversation.origin, [*notes, reason], _said(cleaned), encoder.tokenizer)
     for number, one in enumerate(chats):
         page = from_chat(
             one,
@@ -166,20 +253,20 @@ def _encoded(
         )
         errors = [str(problem) for problem in one.certificate.problems if problem.is_error]
         refused = [Note(REFUSED, "; ".join(errors))] if errors else []
-        yield replace(page, notes=(*refused, *page.notes, *told))
+        yield replace(page, notes=(*refused, *page.notes, *notes))
 
 
 def _refused(
     title: str, origin: str, reason: str, texts: Sequence[tuple[str, str]], tokenizer: Tokenizer
 ) -> PageDocument:
-    """The words of a record that would not be prepared, and why."""
+    """A refused record with its text and the reason."""
     return _unseen(title, origin, [Note(REFUSED, reason.removeprefix(f"{origin}: "))], texts, tokenizer)
 
 
 def _unseen(
     title: str, origin: str, notes: Sequence[Note], texts: Sequence[tuple[str, str]], tokenizer: Tokenizer
 ) -> PageDocument:
-    """A document that no model sees: the words of the record, none of them trained."""
+    """A document that is not prepared: the text of the record, all of it untrained."""
     names = tuple(dict.fromkeys(role for role, _ in texts if role))
     ids: list[int] = []
     roles: list[int] = []
@@ -206,12 +293,12 @@ def _unseen(
 
 
 def reason_of(document: PageDocument) -> str:
-    """Why prepare would refuse a document; "" where it would not."""
+    """Why preparation would refuse a document; "": it would not."""
     return "; ".join(note[1] for note in document.notes if note[0] == REFUSED)
 
 
 def _said(conversation: Conversation) -> list[tuple[str, str]]:
-    """(role, text) of each message; what is no text as JSON."""
+    """(role, text) of each message; values that are not text as JSON."""
     said = []
     for message in conversation.messages:
         content = message.get("content")
@@ -223,12 +310,12 @@ def _said(conversation: Conversation) -> list[tuple[str, str]]:
 
 
 def _layout(sample: Sample, settings: LayoutSettings) -> str:
-    """Of the first record that has one; and of how many others there are, where they differ."""
+    """The layouts of the records, with counts if they differ."""
     found: Counter[str] = Counter()
     for record in sample.records:
         try:
             found[describe_layout(record.value or {}, settings, record.origin)] += 1
         except PenstockError:
-            found["none that is known"] += 1
+            found["unknown"] += 1
     lines = [f"{line}{f' ({count:,})' if len(found) > 1 else ''}" for line, count in found.most_common()]
     return "; ".join(line.removeprefix("layout ") for line in lines)

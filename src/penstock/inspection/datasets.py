@@ -1,11 +1,25 @@
-"""What is in a dataset: counts, lengths, single documents. Costs one pass over `lengths.u32`, never over the shards."""
+"""What is in a dataset, and what the first steps of a mixture would hold.
 
-from dataclasses import dataclass
-from typing import Any, final
+Contents of a dataset: counts, lengths, single documents. Reads `lengths.u32` once, and no shard as a whole.
+
+Dry run of a mixture: what its first steps would contain. Plans them and fills a single row.
+"""
+
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, final
 
 import numpy as np
 
+from penstock.core.arrays import Records
+from penstock.core.system import peak_memory_bytes
+from penstock.inspection.rows import rewritings_of
 from penstock.inspection.text import origin_text, token_texts
+from penstock.loader import PIECE, Loader, Plan
+from penstock.sampling import SKIPPED
+from penstock.shards import JoinedCorpus
 
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
 
@@ -13,7 +27,7 @@ QUANTILES = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthBin:
-    """Documents of `low` to `high` tokens, both included."""
+    """Documents of `low` to `high` tokens, both inclusive."""
 
     low: int
     high: int
@@ -32,17 +46,17 @@ class DatasetSummary:
     documents: int
     tokens: int
     trained_tokens: int
-    """Tokens that are a target when their document is whole."""
+    """Tokens that are targets if their document is not cut."""
     text_bytes: int | None
-    """UTF-8 bytes of the text; None where the dataset does not know."""
+    """UTF-8 bytes of the text; None: unknown."""
     shards: int
     token_bytes: int
-    """Bytes that a token takes on disk."""
+    """Bytes per token on disk."""
     has_spans: bool
-    """Whether documents carry loss-weight spans."""
+    """Whether documents have loss-weight spans."""
     has_checksums: bool
     tokenizer: str | None
-    """Name of the tokenizer; None where the dataset does not know."""
+    """Name of the tokenizer; None: unknown."""
     vocab_size: int | None
     length_quantiles: dict[str, int]
     """Tokens of a document at quantiles 0 (shortest) to 1 (longest)."""
@@ -51,7 +65,7 @@ class DatasetSummary:
 
     @property
     def bytes_per_token(self) -> float | None:
-        """UTF-8 bytes of text for each token."""
+        """UTF-8 bytes of text per token."""
         return self.text_bytes / self.tokens if self.text_bytes and self.tokens else None
 
 
@@ -65,13 +79,13 @@ class DocumentView:
     """File and line, or row."""
     tokens: tuple[int, ...]
     texts: tuple[str, ...]
-    """What each token says."""
+    """Text of each token."""
     loss_weights: tuple[float, ...]
 
 
 def summarise(dataset: Any) -> DatasetSummary:
-    """The figures of a dataset, its lengths read once."""
-    table, manifest = dataset.table, getattr(dataset, "manifest", None)
+    """The figures of a dataset."""
+    table = dataset.table
     lengths = np.asarray(table.lengths[:, 0], np.int64)
     tokens = int(lengths.sum())
     trained = table.lengths[:, 1] if table.lengths.shape[1] > 1 else np.maximum(lengths - 1, 0)
@@ -79,12 +93,12 @@ def summarise(dataset: Any) -> DatasetSummary:
     quantiles = np.quantile(lengths, QUANTILES, method="lower") if len(lengths) else np.zeros(len(QUANTILES))
     return DatasetSummary(
         name=str(dataset.name),
-        path=str(getattr(dataset, "path", "")),
+        path=_path_of(dataset),
         fingerprint=str(dataset.fingerprint),
         documents=len(lengths),
         tokens=tokens,
         trained_tokens=int(np.asarray(trained, np.int64).sum()),
-        text_bytes=(manifest.text_bytes or None) if manifest is not None else None,
+        text_bytes=dataset.text_bytes,
         shards=len(table.shard_addresses),
         token_bytes=int(table.token_bytes),
         has_spans=bool(table.has_spans),
@@ -96,11 +110,16 @@ def summarise(dataset: Any) -> DatasetSummary:
     )
 
 
+def _path_of(dataset: Any) -> str:
+    others = f" and {len(dataset.parts) - 1} more" if isinstance(dataset, JoinedCorpus) else ""
+    return f"{getattr(dataset, 'path', '')}{others}"
+
+
 def length_histogram(lengths: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[LengthBin, ...]:
     """Count lengths (int64 [documents]) in bins 0, 1, 2–3, 4–7, … up to the longest, without empty ends."""
     if len(lengths) == 0:
         return ()
-    # The bin of n is its number of binary digits; frexp gives that exactly below 2^53.
+    # The bin of n is its number of binary digits, which frexp gives exactly below 2^53.
     digits = np.frexp(lengths.astype(np.float64))[1]
     counts = np.bincount(digits)
     bins = []
@@ -114,7 +133,7 @@ def length_histogram(lengths: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[Leng
 
 
 def view_document(dataset: Any, number: int, tokenizer: Any, *, lines: bool = False) -> DocumentView:
-    """One document with its text; `tokenizer` may be None; `lines` leaves line ends and tabs as they are.
+    """One document with its text; `tokenizer` and `lines` as in `token_texts`.
 
     Raises:
         IndexError: There is no such document.
@@ -127,3 +146,164 @@ def view_document(dataset: Any, number: int, tokenizer: Any, *, lines: bool = Fa
         texts=tuple(token_texts(tokenizer, document.tokens, lines=lines)),
         loss_weights=tuple(float(weight) for weight in document.loss_weights),
     )
+
+
+TASKS_COUNTED = 4000
+"""Maximum number of documents per source that tasks are counted over."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourcePlan:
+    """What one source contributes to the planned steps."""
+
+    name: str
+    share: float
+    """Requested at the first step, 0 to 1."""
+    share_at_end: float
+    """Requested at the last step, 0 to 1."""
+    share_given: float
+    """Of all planned tokens, 0 to 1."""
+    tokens: int
+    documents: int
+    """Documents begun; a split document counts once."""
+    pieces: int
+    """Documents and parts of split documents in rows."""
+    epochs: float
+    """Passes over the source's documents."""
+    available_documents: int
+    """Documents in the source's slice."""
+    empty_documents: int
+    """Skipped because they have no tokens; this and the counts below include the whole last window planned."""
+    dropped_documents: int
+    """Skipped because they are too long."""
+    dropped_tokens: int
+    """Tokens of dropped documents."""
+    truncated_tokens: int
+    """Tokens cut off documents that are too long."""
+    tasks: dict[str, float]
+    """Share of documents by task of the objective, 0 to 1, most frequent first; empty if it has no tasks. Counted over
+    a sample, spread over all planned documents."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReport:
+    """What the first steps of a mixture would contain."""
+
+    steps: int
+    """Steps planned; fewer than requested if the sources end."""
+    ended: bool
+    """Whether the sources end within the requested steps."""
+    rows: int
+    sequence_length: int
+    rows_per_step: int
+    packing: str
+    tokens: int
+    padding: int
+    """Slots without a token."""
+    pieces: int
+    sources: tuple[SourcePlan, ...]
+    planning_seconds: float
+    row_bytes: int
+    """Bytes of the arrays of one row, as a trainer gets them."""
+    state_bytes: int
+    """Bytes of the loader's state after the last step, as JSON."""
+    peak_memory_bytes: int
+    """Peak resident memory of this process so far, including mapped shards."""
+
+    @property
+    def padding_share(self) -> float:
+        """Share of padding in all slots, 0 to 1."""
+        return self.padding / max(1, self.tokens + self.padding)
+
+
+def dry_run(loader: Loader, steps: int) -> PlanReport:
+    """Plan `steps` steps of a loader and count.
+
+    Args:
+        loader: Its place changes. Create it with one row per rank (`data_parallel=(0, rows_per_step)`), so that only
+            one row is filled.
+        steps: At least 1.
+    """
+    settings = loader.settings
+    began = time.perf_counter()
+    pieces, rows, skipped = _planned(loader, steps * settings.rows_per_step)
+    seconds = time.perf_counter() - began
+    done = -(-rows // settings.rows_per_step)
+    last = next(iter(loader.seek(max(done - 1, 0))))
+    tokens = int(pieces["length"].sum())
+    return PlanReport(
+        steps=done,
+        ended=rows < steps * settings.rows_per_step,
+        rows=rows,
+        sequence_length=settings.sequence_length,
+        rows_per_step=settings.rows_per_step,
+        packing=settings.packing,
+        tokens=tokens,
+        padding=rows * settings.sequence_length - tokens,
+        pieces=len(pieces),
+        sources=_by_source(loader, pieces, skipped, done),
+        planning_seconds=seconds,
+        row_bytes=sum(getattr(getattr(last[0], field.name), "nbytes", 0) for field in fields(last[0])),
+        state_bytes=len(json.dumps(last.resume_state)),
+        peak_memory_bytes=peak_memory_bytes(),
+    )
+
+
+def _planned(
+    loader: Loader, wanted: int
+) -> tuple[Annotated[Records, PIECE, "pieces"], int, Annotated[Records, SKIPPED, "sources"]]:
+    """The pieces of the first `wanted` rows, the number of rows, and the counts of skipped documents."""
+    plan = Plan(loader.mixture, loader.datasets, loader.settings)
+    parts, rows = [], 0
+    for window in plan.windows():
+        taken = min(window.num_rows, wanted - rows)
+        parts.append(window.pieces[: window.row_starts[taken]])
+        rows += taken
+        if rows == wanted:
+            break
+    return np.concatenate(parts), rows, plan.place().skipped
+
+
+def _by_source(loader: Loader, pieces: Records, skipped: Records, steps: int) -> tuple[SourcePlan, ...]:
+    first, last = (np.array(loader.mixture.shares_at(step)) for step in (0, max(steps - 1, 0)))
+    total = max(1, int(pieces["length"].sum()))
+    found = []
+    sources = zip(loader.mixture.sources, loader.datasets, rewritings_of(loader), strict=True)
+    for number, (source, dataset, rewriting) in enumerate(sources):
+        mine = pieces[pieces["source"] == number]
+        low, high = (round(part * len(dataset)) for part in source.slice)
+        begun = int(np.count_nonzero(mine["begin"] == 0))
+        left_out = skipped[number]
+        empty, dropped = int(left_out["empty"]), int(left_out["dropped"])
+        found.append(
+            SourcePlan(
+                name=source.name,
+                share=float(first[number] / first.sum()),
+                share_at_end=float(last[number] / last.sum()),
+                share_given=float(mine["length"].sum() / total),
+                tokens=int(mine["tokens"].sum()),
+                documents=begun,
+                pieces=len(mine),
+                epochs=(begun + empty + dropped) / (high - low),
+                available_documents=high - low,
+                empty_documents=empty,
+                dropped_documents=dropped,
+                dropped_tokens=int(left_out["dropped_tokens"]),
+                truncated_tokens=int(left_out["truncated_tokens"]),
+                tasks=_tasks(rewriting, mine),
+            )
+        )
+    return tuple(found)
+
+
+def _tasks(rewriting: Any, pieces: Records) -> dict[str, float]:
+    task = getattr(rewriting.objective, "task", None)
+    if task is None or not len(pieces):
+        return {}
+    some = pieces[:: -(-len(pieces) // TASKS_COUNTED)]
+    _, _, words = rewriting.words(some)
+    keys = rewriting.keys(some)
+    found = Counter(task(int(length), int(key)) for length, key in zip(words, keys, strict=True) if length)
+    return {name: count / found.total() for name, count in found.most_common()}

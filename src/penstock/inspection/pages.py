@@ -1,4 +1,4 @@
-"""The pages of datasets and of mixtures: documents with their origins, packed rows, lengths and shares."""
+"""Pages of datasets and mixtures: documents with their origins, packed rows, lengths and shares."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,27 +7,26 @@ from typing import Any
 import numpy as np
 
 from penstock.chat import ResolvedBoundary, detect_family, scan
-from penstock.errors import ConfigError
-from penstock.inspection.datasets import DatasetSummary, summarise, view_document
-from penstock.inspection.dry_run import dry_run
-from penstock.inspection.html import Histogram, PageData, PageDocument, from_dataset
+from penstock.core.errors import ConfigError
+from penstock.inspection.datasets import DatasetSummary, dry_run, summarise, view_document
+from penstock.inspection.page_model import Histogram, PageData, PageDocument, from_dataset, with_blanks
 from penstock.inspection.rows import RowView
 from penstock.inspection.terminal import QUANTILE_NAMES
 from penstock.inspection.text import in_words
 from penstock.loader import Loader
 
 SHARE_STEPS = 100
-"""Steps over which the shares of a mixture are counted."""
+"""Number of steps that the shares of a mixture are counted over."""
 
 
 def page_of_dataset(dataset: Any, numbers: Sequence[int], rows: Sequence[RowView], tokenizer: Any) -> PageData:
-    """The page of one dataset; of one of chats, with its settings, and roles where the template's family tells them.
+    """The page of one dataset; for chats with their settings, and with roles if the template's family is known.
 
     Args:
         dataset: An open dataset.
-        numbers: Documents that are shown.
-        rows: Packed rows of it that are shown.
-        tokenizer: Decodes; None shows ids.
+        numbers: Numbers of the documents to show.
+        rows: Packed rows to show.
+        tokenizer: Decodes the tokens; None: show ids.
     """
     controls = control_ids(tokenizer)
     found = summarise(dataset)
@@ -44,7 +43,7 @@ def page_of_dataset(dataset: Any, numbers: Sequence[int], rows: Sequence[RowView
 
 
 def pages_of(dataset: Any, numbers: Sequence[int], tokenizer: Any) -> list[PageDocument]:
-    """Some documents of a dataset; of one of chats with their turns, where the template's family tells them."""
+    """Some documents of a dataset; chats have turns if the template's family is known."""
     controls = control_ids(tokenizer)
     documents = [from_dataset(view_document(dataset, each, tokenizer, lines=True), controls) for each in numbers]
     chat = getattr(dataset, "chat", None)
@@ -53,13 +52,13 @@ def pages_of(dataset: Any, numbers: Sequence[int], tokenizer: Any) -> list[PageD
 
 
 def page_of_mixture(title: str, loader: Loader, rows: Sequence[RowView], tokenizer: Any) -> PageData:
-    """The page of a mixture: rows, and shares as asked for and as given.
+    """The page of a mixture: rows, and requested and actual shares.
 
     Args:
-        title: Of the page.
-        loader: Its loader, which the count of shares moves.
-        rows: The rows that are shown.
-        tokenizer: Tells control tokens; None: none are known.
+        title: Title of the page.
+        loader: The loader of the mixture; counting shares changes its place.
+        rows: The rows to show.
+        tokenizer: Knows the control tokens; None: show none.
     """
     report = dry_run(loader, SHARE_STEPS)
     settings = loader.settings
@@ -79,8 +78,8 @@ def page_of_mixture(title: str, loader: Loader, rows: Sequence[RowView], tokeniz
         },
         rows=rows,
         shares={
-            "share asked for": {source.name: source.share for source in report.sources},
-            f"share given in {report.steps:,} steps": {source.name: source.share_given for source in report.sources},
+            "requested share": {source.name: source.share for source in report.sources},
+            f"actual share in {report.steps:,} steps": {source.name: source.share_given for source in report.sources},
             **{f"tasks of {source.name}, by document": source.tasks for source in report.sources if source.tasks},
         },
         control_ids=control_ids(tokenizer),
@@ -88,7 +87,7 @@ def page_of_mixture(title: str, loader: Loader, rows: Sequence[RowView], tokeniz
 
 
 def summary_of(found: DatasetSummary, shown: int) -> dict[str, Any]:
-    """The figures of a dataset in words."""
+    """The figures of a dataset as text."""
     spread = "" if shown == found.documents else f" of {found.documents:,}, spread over the dataset"
     trained = found.trained_tokens / max(1, found.tokens)
     lengths = (f"{QUANTILE_NAMES.get(q, f'{float(q):.0%}')} {value:,}" for q, value in found.length_quantiles.items())
@@ -104,11 +103,11 @@ def summary_of(found: DatasetSummary, shown: int) -> dict[str, Any]:
 
 
 def with_turns(document: PageDocument, boundaries: Sequence[ResolvedBoundary]) -> PageDocument:
-    """A document of chats with its roles and turns, told by role boundaries over its ids.
+    """A document of chats with roles and turns, found by role boundaries over its ids.
 
     Args:
-        document: Without roles.
-        boundaries: Those of the template's family.
+        document: The document without roles.
+        boundaries: The boundaries of the template's family.
     """
     whole = [replace(boundary, include_start=True) for boundary in boundaries]
     names = tuple(dict.fromkeys(boundary.role for boundary in boundaries))
@@ -119,20 +118,17 @@ def with_turns(document: PageDocument, boundaries: Sequence[ResolvedBoundary]) -
         starts = said & (scan(document.ids, boundaries, {name}) == 0)
         roles[said] = number
         begins |= starts & ~np.append(False, starts[:-1])
-    # A line end between two turns belongs to the one before it.
-    for place in (np.flatnonzero((roles[1:] < 0) & ~begins[1:]) + 1).tolist():
-        if not document.pieces[place].strip():
-            roles[place] = roles[place - 1]
+    roles = with_blanks(document.pieces, roles)
     return replace(document, roles=roles, role_names=names, turns=np.cumsum(begins))
 
 
 def control_ids(tokenizer: Any) -> frozenset[int]:
-    """Ids of the control tokens; none where there is no tokenizer."""
+    """Ids of the control tokens; empty without a tokenizer."""
     return frozenset() if tokenizer is None else frozenset(tokenizer.special_tokens.values())
 
 
 def _lengths(found: DatasetSummary) -> dict[str, Histogram]:
-    """Lengths over the whole dataset, in bins that double."""
+    """Lengths over the whole dataset, in bins of doubling width."""
     if not found.histogram:
         return {}
     edges = [part.low for part in found.histogram] + [found.histogram[-1].high + 1]
@@ -140,7 +136,7 @@ def _lengths(found: DatasetSummary) -> dict[str, Histogram]:
 
 
 def _boundaries(chat: Any, tokenizer: Any) -> tuple[ResolvedBoundary, ...]:
-    """Role boundaries of the template's family; none where it is of no family that is known."""
+    """Role boundaries of the template's family; empty if it is unknown."""
     family = detect_family(chat.template)
     try:
         return () if family is None else family.resolve(tokenizer)
@@ -149,7 +145,7 @@ def _boundaries(chat: Any, tokenizer: Any) -> tuple[ResolvedBoundary, ...]:
 
 
 def settings_of_chats(chat: Any) -> dict[str, Any]:
-    """How the conversations of a dataset were rendered, and what of them is trained."""
+    """Settings that rendered and masked the conversations of a dataset."""
     rest = {name: value for group in chat.settings.values() for name, value in group.items()}
     stops = ", ".join(chat.stop_texts)
     found = {

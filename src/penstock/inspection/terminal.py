@@ -1,5 +1,11 @@
-"""Views for a terminal, readable with colours and without: where there are none, marks say the same."""
+"""Views for a terminal, in colour or with brackets instead of colours.
 
+A rewritten document is shown part by part, then in its original form. A sentinel appears as the number of its span, in
+the span's colour, both in the inputs and before the span, so a gap and its text are easy to match.
+"""
+
+from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 from rich.console import Group
@@ -8,12 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.inputs import IGNORE
-from penstock.inspection.datasets import DatasetSummary, DocumentView
-from penstock.inspection.dry_run import PlanReport
-from penstock.inspection.rewritten_terminal import parts_of_document
-from penstock.inspection.rows import RowDocument, RowView
-from penstock.inspection.style import COLOURS, Style
+from penstock.inspection.datasets import DatasetSummary, DocumentView, PlanReport
+from penstock.inspection.rows import RowDocument, RowView, Stretch
+from penstock.inspection.terminal_tokens import COLOURS, Style
 
+CHARACTERS = 5
+"""Characters of an original document to show, per token of the limit."""
+FEW = 4
+"""Up to this number of parts (including spans), long ones are each shown from both ends."""
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 QUANTILE_NAMES = {"0": "shortest", "0.5": "median", "1": "longest"}
 BAR = 40
@@ -62,7 +70,7 @@ def _histogram(summary: DatasetSummary) -> Table:
 
 
 def document_view(document: DocumentView, style: Style, max_tokens: int) -> Group:
-    """One document with its origin; long ones are shown from both ends."""
+    """One document with its origin; a long one is shown from both ends."""
     head = Text(f"document {document.number}  {document.origin}  {len(document.tokens):,} tokens", style="bold")
     weights = [0.0, *document.loss_weights[1:]] if document.loss_weights else []
     return Group(head, _flow(document.texts, weights, COLOURS[0], style, max_tokens), Text())
@@ -72,7 +80,7 @@ def document_view(document: DocumentView, style: Style, max_tokens: int) -> Grou
 
 
 def row_view(row: RowView, style: Style, max_tokens: int) -> Group:
-    """A row: a strip of its documents, then each document's text as it is trained."""
+    """A row: a strip of its documents, then the text of each as it is trained."""
     padding = row.sequence_length - row.num_tokens
     head = Text.assemble(
         (f"step {row.step} row {row.row}", "bold"),
@@ -96,7 +104,7 @@ def row_view(row: RowView, style: Style, max_tokens: int) -> Group:
 
 
 def slots_view(row: RowView, begin: int, end: int) -> Table:
-    """Slots [begin, end) one a line: token, position, and the targets with their weights at every distance."""
+    """Slots [begin, end), one per line: token, position, and the targets at every distance with their weights."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("slot", "doc", "pos", "id"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -123,7 +131,7 @@ def slots_view(row: RowView, begin: int, end: int) -> Table:
 
 
 def _roles(row: RowView) -> dict[int, str]:
-    """What slots of rewritten documents are for."""
+    """Purpose of each slot of rewritten documents."""
     return {
         slot: f"{each.role} {each.span}" if each.role in ("sentinel", "target") else each.role
         for document in row.documents
@@ -147,14 +155,14 @@ def _document_head(row: RowView, document: RowDocument, number: int) -> Text:
 
 
 def _task(document: RowDocument) -> str:
-    """What was done to a document."""
+    """The task of a document and its number of spans."""
     count = document.num_spans
     spans = f", {count:,} {_plural('span', count)}" if count else ""
     return f"  {document.task}{spans}" if document.task else ""
 
 
 def _strip(row: RowView, width: int) -> Text:
-    """The whole row in one line: each document by its letter, padding by dots."""
+    """The whole row in one line: letters for documents, dots for padding."""
     cells = min(width - 2, row.sequence_length)
     owners = [-1] * row.sequence_length
     for number, document in enumerate(row.documents):
@@ -167,7 +175,7 @@ def _strip(row: RowView, width: int) -> Text:
 
 
 def _flow(texts: Any, weights: list[float], colour: str, style: Style, max_tokens: int) -> Padding:
-    """Running text, one style for each run of equal weight; the middle of what is long is left out, and counted."""
+    """Running text with one style per run of equal weight; the middle of a long text is left out and counted."""
     count = len(texts)
     half = max(1, max_tokens // 2)
     pieces = [(0, count)] if count <= max_tokens else [(0, half), (count - half, count)]
@@ -183,11 +191,121 @@ def _flow(texts: Any, weights: list[float], colour: str, style: Style, max_token
     return Padding(flow, (0, 0, 0, 2), expand=False)
 
 
+# -- rewritten documents -----------------------------------------------------------------------------------------------
+
+
+def parts_of_document(row: RowView, document: RowDocument, weights: Any, style: Style, max_tokens: int) -> list[Any]:
+    """The lines of a rewritten document below its heading.
+
+    Args:
+        row: Its row.
+        document: A document with stretches.
+        weights: [T] loss weight of each slot as a target.
+        style: How the terminal shows trained tokens.
+        max_tokens: Maximum number of tokens to show of each part.
+    """
+    lines: list[Any] = []
+    for name, group in groupby(document.stretches, key=lambda each: each.part):
+        stretches = list(group)
+        begin, end = stretches[0].begin, stretches[-1].end
+        seen = ", see each other" if end - document.begin <= document.prefix else ""
+        lines.append(_label(name, f"{end - begin:,} {'slot' if end - begin == 1 else 'slots'}{seen}"))
+        lines.append(_indented(_rewritten_flow(row, stretches, weights, style, max_tokens)))
+    if document.restored:
+        lines += [_label("as it was", ""), _indented(_as_it_was(document, style, CHARACTERS * max_tokens))]
+    return lines
+
+
+def _label(name: str, about: str) -> Text:
+    return Text.assemble((f"  ▌{name}", "bold"), f"  {about}")
+
+
+def _indented(flow: Text) -> Padding:
+    return Padding(flow, (0, 0, 0, 3), expand=False)
+
+
+def _rewritten_flow(row: RowView, stretches: list[Stretch], weights: Any, style: Style, max_tokens: int) -> Text:
+    """The tokens of a part; the middle of a long one is left out and counted."""
+    begin, end = stretches[0].begin, stretches[-1].end
+    half = max(1, max_tokens // 2)
+    left_out = range(begin + half, end - half) if end - begin > max_tokens else range(end, end)
+    flow = Text(overflow="fold")
+    waiting: list[tuple[str, float | None, str]] = []
+    for stretch in stretches:
+        for slot in range(stretch.begin, stretch.end):
+            if slot in left_out:
+                if slot == left_out.start:
+                    waiting.append((f" …{len(left_out):,} tokens… ", None, "bold"))
+                continue
+            waiting.append((_said(row.texts[slot], stretch, style), float(weights[slot]), _look(stretch, style)))
+    # Without colours, neighbours of equal weight share one pair of brackets.
+    for (weight, look), group in groupby(waiting, key=lambda unit: (unit[1], "" if style.marks else unit[2])):
+        text = "".join(unit[0] for unit in group)
+        if weight is None or (weight == 0 and not style.marks):
+            flow.append(text, f"{look} dim" if weight == 0 else "bold")
+        else:
+            flow.append_text(style.run(text, weight, look))
+    return flow
+
+
+def _said(text: str, stretch: Stretch, style: Style) -> str:
+    """The text of a token, or the number of the span that a sentinel represents."""
+    if stretch.role == "sentinel":
+        return f"⟪{stretch.span}⟫" if style.marks else f" {stretch.span} "
+    return f"⟪{text}⟫" if stretch.is_added and style.marks else text
+
+
+def _look(stretch: Stretch, style: Style) -> str:
+    """Style of a stretch if its tokens are trained."""
+    colour = COLOURS[stretch.span % len(COLOURS)] if stretch.span >= 0 else "default"
+    if stretch.role == "sentinel":
+        return f"{colour} reverse"
+    return f"{colour} italic bold" if stretch.is_added else colour
+
+
+def _as_it_was(document: RowDocument, style: Style, characters: int) -> Text:
+    """The original text, with spans underlined in their colours, or in brackets with their numbers."""
+    flow = Text(overflow="fold")
+    for text, span in _shortened(list(document.restored), characters):
+        if span is None:
+            flow.append(text, "bold")
+        elif span < 0:
+            flow.append(text)
+        elif style.marks:
+            flow.append(f"⟪{span}: {text}⟫")
+        else:
+            flow.append(text, f"underline {COLOURS[span % len(COLOURS)]}")
+    return flow
+
+
+def _shortened(parts: list[tuple[str, int]], characters: int) -> Iterator[tuple[str, int | None]]:
+    """Shorten a text: few parts each lose their middle; of many parts, the middle ones go. Notes have span None."""
+    if len(parts) > FEW:
+        total, at = sum(len(text) for text, _ in parts), 0
+        noted = total <= characters
+        for text, span in parts:
+            if total <= characters or not characters / 2 <= at < total - characters / 2:
+                yield text, span
+            elif not noted:
+                yield f" …{total - characters:,} characters… ", None
+                noted = True
+            at += len(text)
+        return
+    half = characters // len(parts) // 2
+    for text, span in parts:
+        if len(text) <= 2 * half:
+            yield text, span
+            continue
+        yield text[:half], span
+        yield f" …{len(text) - 2 * half:,} characters… ", None
+        yield text[-half:], span
+
+
 # -- plans -------------------------------------------------------------------------------------------------------------
 
 
 def plan_view(report: PlanReport) -> Group:
-    """What the first steps of a mixture would hold."""
+    """The figures of a dry run."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("source", overflow="fold")
     for title in ("share", "given", "tokens", "documents", "epochs", "dropped", "cut off"):
@@ -207,7 +325,7 @@ def plan_view(report: PlanReport) -> Group:
             f"{source.truncated_tokens:,}",
         )
     facts = _facts()
-    ending = ", and there the sources end" if report.ended else ""
+    ending = ", where the sources end" if report.ended else ""
     facts.add_row(
         "planned", f"{report.steps:,} {_plural('step', report.steps)} of {report.rows_per_step:,} rows{ending}"
     )
@@ -233,7 +351,7 @@ def _facts() -> Table:
 
 
 def _bar(share: float, width: int) -> str:
-    """A bar in eighths of a character; anything above 0 shows."""
+    """A bar in eighths of a character; at least one eighth for shares above 0."""
     eighths = max(round(share * width * 8), 1 if share > 0 else 0)
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 

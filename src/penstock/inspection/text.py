@@ -1,7 +1,7 @@
-"""Tokens as text that is safe and honest to show: one string a token, nothing hidden, nothing that moves the cursor.
+"""Tokens as text that is safe to show: one string per token, nothing hidden, nothing that moves the cursor.
 
-A character whose bytes several tokens share is shown at the token that completes it; the tokens before it show their
-bytes as `<e2><82>`. Line ends, tabs and what else does not print are shown by marks.
+If several tokens share the bytes of a character, the token that completes it shows it, and the tokens before it show
+their bytes as `<e2><82>`. Line ends, tabs and other characters that do not print are shown as marks or escapes.
 """
 
 import codecs
@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from penstock.errors import TokenizerError
-from penstock.terminal import visible
+from penstock.core.errors import TokenizerError
+from penstock.core.terminal import visible
 
 
 def token_texts(tokenizer: Any, ids: Any, *, lines: bool = False) -> list[str]:
-    """What each token says, ready to show.
+    """The text of each token, ready to show.
 
     Args:
-        tokenizer: A `Tokenizer`; None shows the ids themselves.
+        tokenizer: A `Tokenizer`; None: show the ids.
         ids: Token ids [tokens].
-        lines: Leave line ends and tabs as they are.
+        lines: Keep line ends and tabs.
     """
     ids = [int(token) for token in ids]
     if tokenizer is None:
@@ -49,14 +49,14 @@ def token_texts(tokenizer: Any, ids: Any, *, lines: bool = False) -> list[str]:
 
 
 def part_texts(tokenizer: Any, parts: Sequence[Sequence[int]], *, lines: bool = False) -> list[str]:
-    """What stretches of a text's tokens say, one after another.
+    """The text of successive stretches of tokens.
 
-    Reads as text, unlike `token_texts`: a character that two parts share is in the one that completes it, once.
+    Unlike in `token_texts`, a character that two parts share is only in the part that completes it.
 
     Args:
-        tokenizer: A `Tokenizer`; None shows the ids themselves.
+        tokenizer: A `Tokenizer`; None: show the ids.
         parts: Token ids of each part.
-        lines: Leave line ends and tabs as they are.
+        lines: Keep line ends and tabs.
     """
     try:
         table = tokenizer.byte_table if tokenizer is not None else None
@@ -75,7 +75,7 @@ def part_texts(tokenizer: Any, parts: Sequence[Sequence[int]], *, lines: bool = 
 
 
 def _decoded(tokenizer: Any, before: int, token: int) -> str:
-    """What a token says after the one before it; alone, many tokenizers would leave out the space that begins it."""
+    """Text of a token after the one before it; for a token alone, many tokenizers omit its first space."""
     alone: str = tokenizer.decode([token])
     if before < 0:
         return alone
@@ -88,18 +88,18 @@ def _as_bytes(spelled: bytes) -> str:
 
 
 def tokenizer_of(dataset: Any) -> Any:
-    """The tokenizer that lies beside a dataset, in its folder `tokenizer`; None where there is none."""
+    """The tokenizer in a dataset's folder `tokenizer`; None if there is none."""
     return getattr(dataset, "loaded_tokenizer", None)
 
 
 def origin_text(origin: Any) -> str:
-    """`web.jsonl:12`; "?" where it is not known."""
+    """`web.jsonl:12`; "?" if it is unknown."""
     file, line = getattr(origin, "file", ""), getattr(origin, "line", None)
     return "?" if not file else f"{file}:{line}"
 
 
 def in_words(value: Any) -> str:
-    """The value of a setting as people read it."""
+    """The value of a setting as readable text."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):

@@ -1,17 +1,16 @@
-"""Working parts for other people's trainers: state, sharding and loss included, because shapes alone leak.
+"""Working parts for other people's trainers, with state, sharding and loss: tensors of the right shape are not enough.
 
-Each integration is a module of its own, `huggingface` and `jax`, and needs its extra; importing this room needs none.
+Each integration is a module (`huggingface`, `jax`) and needs its extra; importing this room needs none.
 """
 
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
+from penstock.core.lazy_imports import lazy
 from penstock.integrations.isolation import IsolationReport, check_isolation
 
-__all__ = ["IsolationReport", "check_isolation"]
+if TYPE_CHECKING:
+    from penstock.integrations import huggingface, jax
+else:
+    __getattr__, __dir__ = lazy(__name__, {}, modules={"huggingface": "huggingface", "jax": "jax"})
 
-
-def __getattr__(name: str) -> Any:
-    if name in ("huggingface", "jax"):
-        return import_module(f"penstock.integrations.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = ["IsolationReport", "check_isolation", "huggingface", "jax"]

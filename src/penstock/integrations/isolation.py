@@ -1,10 +1,14 @@
-"""Does a model keep the documents of a row apart? Two exact questions, asked of a few random tokens.
+"""Checks that a model keeps the documents of a row apart: two exact tests on a few random tokens.
 
-*Apart*: the logits of each document in a packed row must equal those of the document alone. This finds wrong positions,
-masks that reach across, states that are carried over, expert capacity that documents share; within rounding.
-*Dependence*: the gradient of a document's logits with respect to the embeddings of every other document must be zero
-to the last bit. This finds leaks of any size, in any dtype. One forward and one backward for each document and
-two more, of some dozens of tokens; the model, its modes and the random generators are left as they were.
+*Equal logits*: each document in a packed row must give the same logits as the document alone, up to rounding. This
+finds wrong positions, masks that reach across documents, carried-over states and shared expert capacity.
+
+*No gradient*: the gradient of a document's logits with respect to the embeddings of every other document must be zero
+to the last bit. This finds leaks of any size, in any dtype.
+
+Some models of transformers behave differently above a length that their settings name, such as a sliding window; rows
+that reach beyond these lengths are tested too. The check costs one forward and one backward pass per document plus two,
+over a few dozen tokens. The model, its modes and the random generators are left as they were.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,34 +19,47 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.errors import IsolationError
+from penstock.core.errors import IsolationError
 from penstock.inputs import IGNORE, ModelInput
-from penstock.integrations.model_limits import longer_documents, rotary_limit
-
-DOCUMENT_LENGTHS = (13, 1, 18)
-"""Documents of the row that is tried; one has a single token, where restarting positions say least."""
-PADDING = 5
-
-_TOLERANCES = {"float64": 1e-6, "float32": 1e-3, "float16": 0.05, "bfloat16": 0.2}
-"""Largest difference between together and apart that is taken for rounding, in standard deviations of the logits."""
 
 Forward = Callable[[Any, ModelInput], Any]
 """(model, row) → logits [T, vocabulary]."""
+
+DOCUMENT_LENGTHS = (13, 1, 18)
+"""Lengths of the documents in the test row; one has a single token, for which restarting positions matter least."""
+PADDING = 5
+
+CURE = (
+    "Train it with one document per row, Loader(packing='none'), or take another attention implementation or model; "
+    "docs/isolation.md lists those that were measured"
+)
+
+_TOLERANCES = {"float64": 1e-6, "float32": 1e-3, "float16": 0.05, "bfloat16": 0.2}
+"""Largest difference of logits that counts as rounding, in standard deviations of the logits."""
+_MOST_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
+"""Settings of transformers: maximum tokens of a document."""
+WINDOWS = (
+    "sliding_window", "sliding_window_size", "window_size", "attention_window", "attention_window_size",
+    "attention_chunk_size", "local_attention",
+)  # fmt: skip
+"""Settings of transformers: maximum tokens that a token sees."""
+_OTHER_LENGTHS = ("index_topk", "block_size", "chunk_size", "mamba_chunk_size")
+"""Settings of transformers: lengths at which something else changes."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsolationReport:
-    """What `check_isolation` found out about a model that passed."""
+    """What `check_isolation` found about a model that passed."""
 
     model: str
     """Class, model type and attention implementation."""
     difference: float
-    """Largest difference of logits between together and apart, in standard deviations of the logits."""
+    """Largest difference between logits in the row and alone, in standard deviations of the logits."""
     tolerance: float
     """Largest difference that would have passed."""
     dependence_checked: bool
-    """Whether gradients could be asked too; not where a kernel has no backward pass on this device."""
+    """Whether gradients were tested too; False if a kernel has no backward pass on this device."""
 
 
 def check_isolation(
@@ -59,14 +76,14 @@ def check_isolation(
         model: A torch module, unwrapped (before DDP or FSDP), on any device and in any dtype.
         forward: (model, row) → logits [T, vocabulary]; by default the call of a transformers causal language model with
             the arguments of `penstock.huggingface.model_inputs`, which is what the Trainer trains with.
-        lengths: Tokens of the documents that are tried.
-        sequence_length: Slots of the rows that it will see. Where the model's settings name lengths within it, such as
-            that of a sliding window, longer documents are tried, too; and some rotary embeddings change for all
-            documents of a batch when one is longer than a limit: they are refused where one can be. None: neither.
-        seed: Of the random tokens.
+        lengths: Tokens of the documents in the test row.
+        sequence_length: Slots of the rows that the model will see. If the model's settings name shorter lengths, such
+            as a sliding window, longer documents are tested too. Some rotary embeddings change for all documents of a
+            batch if one exceeds a limit; the model is refused if such a document fits a row. None: neither.
+        seed: Seed of the random tokens.
 
     Raises:
-        IsolationError: Documents see each other, or the model cannot be asked; says how much, and the cure.
+        IsolationError: Documents see each other, or the model cannot be checked; says how much, and the cure.
     """
     if sequence_length is not None:
         refuse_changing_rotary(model, sequence_length)
@@ -85,14 +102,14 @@ def try_isolation(
     seed: int = 0,
     gradients: bool = True,
 ) -> IsolationReport:
-    """The check on one row; the arguments and errors of `check_isolation`.
+    """The check on one row, with the arguments and errors of `check_isolation`.
 
     Args:
-        gradients: Whether dependence is asked as well; its backward passes need memory for logits of the whole row.
+        gradients: Whether to test gradients too; the backward passes need memory for the logits of the whole row.
     """
     import torch
 
-    _refuse_unaskable(model)
+    _refuse_uncheckable(model)
     row = _random_row(lengths, PADDING, _vocabulary(model), seed)
     borders = np.concatenate([[0], np.cumsum(lengths)]).tolist()
     with _undisturbed(model), _without_zeros(model, seed) as variant:
@@ -103,9 +120,9 @@ def try_isolation(
             alone = [call(_cut(row, begin, end)) for begin, end in pairwise(borders)]
         _refuse_nan(model, alone)
         dtype = str(together.dtype).removeprefix("torch.")
-        spread = max(_spread(torch.cat(alone)), 1e-30)
+        scale = spread(torch.cat(alone))
         gaps = [
-            largest_difference(together[begin : begin + len(logits)], logits) / spread
+            largest_difference(together[begin : begin + len(logits)], logits) / scale
             for begin, logits in zip(borders, alone, strict=False)
         ]
         worst = int(np.argmax(np.nan_to_num(gaps, nan=np.inf)))
@@ -121,26 +138,28 @@ def try_isolation(
 
 
 def tolerance(dtype: Any) -> float:
-    """Largest difference in standard deviations that is taken for the rounding of a torch dtype."""
+    """Largest difference that counts as rounding in a torch dtype, in standard deviations."""
     return _TOLERANCES.get(str(dtype).removeprefix("torch."), 1e-3)
 
 
 def largest_difference(left: Any, right: Any) -> float:
-    """Of two tensors; infinities of one sign are equal, and NaN where one is NaN or infinite alone."""
+    """Largest absolute difference of two tensors.
+
+    Infinities of the same sign are equal; the result is NaN or infinite if only one of the two is.
+    """
     return float((left - right).float().where(left != right, 0.0).abs().max())
 
 
-def _spread(logits: Any) -> float:
-    """The standard deviation of those that are finite: a head may rule ids out with −inf."""
-    finite = logits[logits.isfinite()].float()
-    return float(finite.std())
+def spread(logits: Any) -> float:
+    """Standard deviation of the finite logits, above 0: a head may exclude ids with −inf."""
+    return max(float(logits[logits.isfinite()].float().std()), 1e-30)
 
 
 def refuse_changing_rotary(model: Any, sequence_length: int) -> None:
-    """Refuse a model whose rotary frequencies depend on the longest document of a batch, if one can be long enough.
+    """Refuse a model with rotary frequencies that depend on the longest document of a batch, if one can be long enough.
 
     Raises:
-        IsolationError: It is one.
+        IsolationError: The model is one of these.
     """
     found = rotary_limit(model)
     if found is not None and sequence_length > found[0]:
@@ -148,7 +167,7 @@ def refuse_changing_rotary(model: Any, sequence_length: int) -> None:
 
 
 def changing_rotary(model: Any, sequence_length: int, limit: int, kind: str) -> str:
-    """What is wrong with rows that are longer than `rotary_limit`, and the cure."""
+    """The message about rows that are longer than `rotary_limit`."""
     return (
         f"{describe(model)}: documents of one row see each other: its rotary embedding ({kind}) changes for all of "
         f"them when one has more than {limit} tokens, and rows have {sequence_length}. Take a sequence_length of "
@@ -156,14 +175,59 @@ def changing_rotary(model: Any, sequence_length: int, limit: int, kind: str) -> 
     )
 
 
-CURE = (
-    "Train it with one document a row, Loader(packing='none'), or take another attention implementation or model; "
-    "docs/isolation.md lists those that were measured"
-)
+def longer_documents(model: Any, sequence_length: int) -> tuple[int, ...] | None:
+    """Document lengths beyond every length within a row that the model's settings name; None if they name none.
+
+    Only longer rows exercise masks of windows and chunks, tables of positions and the like.
+    """
+    named = _named_lengths(_text_config(model))
+    within = [length for length in named.values() if length < sequence_length]
+    if not within:
+        return None
+    limits = [length for name, length in named.items() if name in _MOST_POSITIONS]
+    rotary = rotary_limit(model)
+    return (5, min([max(within) + 8, *limits, *([] if rotary is None else rotary[:1])]), 11)
+
+
+def _named_lengths(config: Any) -> dict[str, int]:
+    found = {name: getattr(config, name, None) for name in (*_MOST_POSITIONS, *WINDOWS, *_OTHER_LENGTHS)}
+    return {name: length for name, length in found.items() if isinstance(length, int) and length > 0}
+
+
+def _text_config(model: Any) -> Any:
+    """A model's settings; those of its text model if it has several."""
+    config: Any = getattr(model, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def rotary_limit(model: Any) -> tuple[int, str] | None:
+    """Document length above which the rotary frequencies of the whole batch change, and the responsible type.
+
+    transformers recomputes the frequencies of types `dynamic` and `longrope` from the highest position of the batch.
+    """
+    config = _text_config(model)
+    limits = []
+    for settings in _rotary_settings(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)):
+        kind = settings.get("rope_type", settings.get("type"))
+        original = settings.get("original_max_position_embeddings")
+        original = original or getattr(config, "original_max_position_embeddings", None)
+        limit = original or getattr(config, "max_position_embeddings", None)
+        if kind in ("dynamic", "longrope") and limit is not None:
+            limits.append((int(limit), str(kind)))
+    return min(limits, default=None)
+
+
+def _rotary_settings(value: Any) -> Iterator[dict[str, Any]]:
+    """Every mapping with a type, at any depth: some models have one for each kind of layer."""
+    if isinstance(value, dict):
+        if "rope_type" in value or "type" in value:
+            yield value
+        for entry in value.values():
+            yield from _rotary_settings(entry)
 
 
 def _check_dependence(model: Any, call: Callable[[ModelInput], Any], row: ModelInput, borders: list[int]) -> bool:
-    """Gradients between documents must be exactly zero; returns False where they cannot be taken."""
+    """Require that gradients between documents are exactly zero; returns False if gradients are not available."""
     import torch
 
     try:
@@ -173,7 +237,7 @@ def _check_dependence(model: Any, call: Callable[[ModelInput], Any], row: ModelI
             scores = (logits * weights).float().sum(-1)
             for number, (begin, end) in enumerate(pairwise(borders), 1):
                 _refuse_dependence(model, _reach(scores[begin:end].sum(), embeddings[0]), number, borders)
-            # The question must have been able to fail: a document's last token depends on an earlier one.
+            # The test must be able to fail: a document's last token depends on an earlier one.
             begin, end = borders[-2:]
             context = _reach(scores[end - 1], embeddings[0])[begin : end - 1]
     except (NotImplementedError, RuntimeError) as error:
@@ -182,15 +246,15 @@ def _check_dependence(model: Any, call: Callable[[ModelInput], Any], row: ModelI
         return False
     if not float(context.max()) > 0:
         raise IsolationError(
-            f"{describe(model)}: the check can say nothing: the last token of a document of {end - begin} depends on "
-            "none before it, so the model uses no context at all, as if it had no attention"
+            f"{describe(model)}: the check is meaningless: the last token of a document of {end - begin} does not "
+            "depend on any token before it, so the model uses no context at all, as if it had no attention"
         )
     return True
 
 
 @contextmanager
 def _embeddings(model: Any) -> Iterator[list[Any]]:
-    """The output of the token embeddings in later forwards, as leaves to which gradients can be taken."""
+    """Collects the output of the token embeddings in later forward passes, as leaves for gradients."""
     found: list[Any] = []
 
     def remember(_module: Any, _inputs: Any, output: Any) -> Any:
@@ -205,7 +269,7 @@ def _embeddings(model: Any) -> Iterator[list[Any]]:
 
 
 def _reach(score: Any, embeddings: Any) -> Any:
-    """[T]: how much each token's embedding moves a score; exactly 0 where there is no way from one to the other."""
+    """[T]: how much each token's embedding moves a score; exactly 0 where no path connects them."""
     import torch
 
     gradient = torch.autograd.grad(score, embeddings, retain_graph=True)[0].float()
@@ -227,7 +291,7 @@ def _refuse_dependence(model: Any, reach: Any, number: int, borders: list[int]) 
 
 
 def _random_row(lengths: Sequence[int], padding: int, vocabulary: int, seed: int) -> ModelInput:
-    """Documents of random tokens, padding at the end."""
+    """A row of documents of random tokens, with padding at the end."""
     pieces = [*lengths, padding]
     slots = sum(pieces)
     return ModelInput(
@@ -244,7 +308,7 @@ def _random_row(lengths: Sequence[int], padding: int, vocabulary: int, seed: int
 
 
 def _cut(row: ModelInput, begin: int, end: int) -> ModelInput:
-    """One document of a row as a row of its own."""
+    """One document of a row, as a separate row."""
     assert row.positions is not None
     return ModelInput(
         tokens=row.tokens[begin:end],
@@ -266,8 +330,8 @@ def _transformers_forward(model: Any, row: ModelInput) -> Any:
     output = model(**model_inputs(row, device))
     if getattr(output, "logits", None) is None:
         raise IsolationError(
-            f"{describe(model)} cannot be checked: it returns no logits; take the model with its head, such as "
-            "AutoModelForCausalLM makes it, or pass forward="
+            f"{describe(model)} cannot be checked: it returns no logits; take the model with its head, as "
+            "AutoModelForCausalLM loads it, or pass forward="
         )
     return output.logits[0]
 
@@ -280,7 +344,7 @@ def _guarded(variant: Any, forward: Forward, model: Any) -> Callable[[ModelInput
             return forward(variant, row)
         except (IsolationError, torch.OutOfMemoryError):
             raise
-        except Exception as error:  # whatever a model's own code raises on rows that it does not know
+        except Exception as error:  # a model's own code may raise anything on packed rows
             found = " ".join(f"{type(error).__name__}: {error}".split())
             raise IsolationError(
                 f"{describe(model)} cannot be run on a row of several documents ({found}). {CURE}"
@@ -289,7 +353,7 @@ def _guarded(variant: Any, forward: Forward, model: Any) -> Callable[[ModelInput
     return call
 
 
-def _refuse_unaskable(model: Any) -> None:
+def _refuse_uncheckable(model: Any) -> None:
     import torch
 
     embeddings = getattr(model, "get_input_embeddings", None) if isinstance(model, torch.nn.Module) else None
@@ -297,14 +361,14 @@ def _refuse_unaskable(model: Any) -> None:
         if callable(embeddings) and embeddings().weight is not None:
             return
     raise IsolationError(
-        f"{type(model).__name__} cannot be checked: no get_input_embeddings(), by which the check follows tokens; "
-        "pass a language model of transformers, unwrapped (model.module of DDP), or give yours that method and pass "
-        "forward=, a function (model, row) → logits [T, vocabulary]"
+        f"{type(model).__name__} cannot be checked: it has no get_input_embeddings(), which the check needs to trace "
+        "tokens; pass a language model of transformers, unwrapped (model.module of DDP), or give yours that method "
+        "and pass forward=, a function (model, row) → logits [T, vocabulary]"
     )
 
 
 def _refuse_nan(model: Any, alone: Sequence[Any]) -> None:
-    """Nothing can be said of logits that are NaN; where weights are, they are named."""
+    """Refuse a model with NaN logits; the error names weights that are not finite."""
     if not any(bool(logits.isnan().any()) for logits in alone):
         return
     broken = not_finite(model.named_parameters())
@@ -316,7 +380,7 @@ def _refuse_nan(model: Any, alone: Sequence[Any]) -> None:
 
 
 def not_finite(weights: Iterable[tuple[str, Any]]) -> list[str]:
-    """Names of the weights that hold NaN or infinity. One pass over them, without a copy."""
+    """Names of the weights that hold NaN or infinity; one pass over them, without a copy."""
     import torch
 
     found = []
@@ -329,7 +393,7 @@ def not_finite(weights: Iterable[tuple[str, Any]]) -> list[str]:
 
 
 def names(found: Sequence[str], most: int = 4) -> str:
-    """Some of many names, and how many there are."""
+    """The first `most` names, and how many there are in all."""
     shown = ", ".join(found[:most])
     return shown if len(found) <= most else f"{shown}, … ({len(found)} in all)"
 
@@ -349,7 +413,7 @@ def describe(model: Any) -> str:
 
 @contextmanager
 def _undisturbed(model: Any) -> Iterator[None]:
-    """Evaluation mode and generators of our own, for a while."""
+    """Evaluation mode and separate random generators within the block."""
     import torch
 
     modes = [(module, module.training) for module in model.modules()]
@@ -365,7 +429,7 @@ def _undisturbed(model: Any) -> Iterator[None]:
 
 @contextmanager
 def _without_zeros(model: Any, seed: int) -> Iterator[Any]:
-    """The model with noise for every parameter that is all zero: projections that start at zero would hide a leak."""
+    """The model with noise in every all-zero parameter: projections that start at zero would hide a leak."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)

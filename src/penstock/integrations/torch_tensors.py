@@ -6,7 +6,7 @@ Arrays become tensors without a copy where the dtype is right and the device is 
 from collections import deque
 from typing import Any
 
-from penstock.errors import MissingExtraError
+from penstock.core.errors import MissingExtraError
 
 try:
     import torch
@@ -18,10 +18,10 @@ import numpy as np
 from penstock.inputs import ModelInput
 
 _INT64 = ("tokens", "targets", "positions")
-"""Fields that torch wants in int64; converted on the device, so that fewer bytes travel."""
+"""Fields that torch needs in int64; converted on the device, so that fewer bytes are copied."""
 
 _in_flight: deque[tuple[Any, list[torch.Tensor]]] = deque()
-"""Copies to a GPU under way, with the page-locked memory they read: the loader must not fill it anew until then."""
+"""Copies to a GPU in progress, with the page-locked memory that they read: the loader must not refill it until then."""
 
 
 def to_torch(
@@ -30,8 +30,8 @@ def to_torch(
     """The fields of a row by name: arrays as tensors (tokens, targets, positions in int64), numbers as they are.
 
     Args:
-        row: What a loader gave.
-        device: Where to; None leaves them on the CPU, sharing memory with the row's arrays where dtypes agree.
+        row: A row of a loader.
+        device: Target device; None: the CPU, sharing memory with the row's arrays if dtypes agree.
         non_blocking: Copy from page-locked memory without waiting.
     """
     fields = {
@@ -47,6 +47,15 @@ def to_torch(
         _hold(list(held.values()), torch.device(device))
     moved = {name: tensor.long() if name in _INT64 else tensor for name, tensor in moved.items()}
     return {**fields, **moved}
+
+
+def unknown_id(row: ModelInput, known: int) -> str | None:
+    """A token id of a row that is not below `known`, with its place, for messages; None: there is none."""
+    slot = int(row.tokens.argmax())
+    if row.tokens[slot] < known:
+        return None
+    place = "padding (the loader's pad_id)" if slot >= row.num_tokens else f"slot {slot} of a row"
+    return f"token id {int(row.tokens[slot])} in {place}"
 
 
 def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:

@@ -1,17 +1,18 @@
 """The loader: a mixture of datasets becomes steps of model inputs."""
 
-from penstock.loader._kernels import PIECE_COLUMNS, SOURCE
+from penstock.core.lazy_imports import public_names
+from penstock.loader._kernels import CURSOR, PIECE
 from penstock.loader.companion import Accompany, Companion, CompanionSource
 from penstock.loader.data_parallel import DataParallel
 from penstock.loader.explain import PieceOrigin
 from penstock.loader.loader import Loader
 from penstock.loader.mixture import Mixture, ShareChange, Source
 from penstock.loader.plan import Place, Plan, PlanSettings, Window
-from penstock.loader.step import Step
+from penstock.loader.steps import Step
 
 __all__ = [
-    "PIECE_COLUMNS",
-    "SOURCE",
+    "CURSOR",
+    "PIECE",
     "Accompany",
     "Companion",
     "CompanionSource",
@@ -27,3 +28,5 @@ __all__ = [
     "Step",
     "Window",
 ]
+
+__dir__ = public_names(__name__)

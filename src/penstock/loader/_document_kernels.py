@@ -6,15 +6,16 @@ spans with their checksum. Nothing outside a mapping is read, whatever a damaged
 
 import numpy as np
 
-from penstock.compiled import inline_kernel, prefetch, view_f32, view_i64, view_u32, view_u64
-from penstock.loader._kernels import SOURCE
-from penstock.sampling import BEGIN, DOCUMENT, TOKENS, TOTAL
+from penstock.core.compiled import inline_kernel, prefetch, view_f32, view_i64, view_u32, view_u64, viewer
+from penstock.core.vectors import CACHE_LINE
 from penstock.shards._kernels import (
-    BATCH_COLUMNS,
     CHUNK_TOKENS,
+    batch_at,
+    checksums_of,
     foreign_tokens,
     has_span_list,
     largest_id,
+    line_of,
     locate,
     null_spans_checksum,
     num_chunks,
@@ -22,26 +23,57 @@ from penstock.shards._kernels import (
     spans_of,
     token_checksum,
     tokens_of,
-    values_of,
 )
-from penstock.vectors import CACHE_LINE
 
-SHARD_STARTS, NUM_SHARDS, FIRST_BATCHES, ADDRESSES, BATCHES, PER_BATCH, OFFSET_BYTES, TOKEN_BYTES = range(8)
-CHECKED, WEIGHTED, LENGTHS, LENGTHS_STRIDE, WEIGHT_SUMS, SHARD_BYTES = range(8, 14)
-OBJECTIVE, PROGRAM, PROGRAM_WORDS, KEY, EPOCH, FRAMED, ID_LIMIT = range(14, 21)
-TABLE_COLUMNS = 21
-"""Columns of a source's line in `tables` (uint64): addresses and numbers of its `DocumentTable`, then of its
-objective: which of the three below, its program and the words of that, the key of the source, documents of an epoch,
-and 1 where all documents begin with BOS plus 2 where all end with EOS; last what every id must be below, 0 where any
-that can be stored will do."""
+TABLE = np.dtype(
+    [
+        # Of its `DocumentTable`, by the same names; arrays by address.
+        ("shard_starts", np.uint64),  # int64 [num_shards + 1], first document of each shard, then their number
+        ("shard_first_batch", np.uint64),  # int64 [num_shards + 1], first batch of each shard, then their number
+        ("shard_addresses", np.uint64),  # uint64 [num_shards], of each mapping
+        ("shard_bytes", np.uint64),  # uint64 [num_shards], bytes of each mapping
+        ("num_shards", np.int64),
+        ("batches", np.uint64),  # `BATCH` [batches]
+        ("documents_per_batch", np.int64),  # in every batch but a shard's last
+        ("token_bytes", np.int64),  # 2 or 4
+        ("offset_bytes", np.int64),  # bytes of one unit of the tokens' offsets
+        ("has_checksums", np.bool_),
+        ("has_spans", np.bool_),
+        ("lengths", np.uint64),  # uint32 [documents, 1 or 2]: tokens, trained tokens
+        ("lengths_stride", np.uint64),  # bytes from one document's length to the next
+        ("weight_sums", np.uint64),  # float64 [documents]; 0 where all loss weights are 0 or 1
+        ("id_limit", np.int64),  # every token id must be below; 0 where any id that can be stored is good
+        # Of its objective.
+        ("objective", np.int64),  # CAUSAL, COMPILED or STAGED
+        ("program", np.uint64),  # address of int64 [program_words], where it is COMPILED
+        ("program_words", np.int64),
+        ("key", np.uint64),  # of seed and source, for what objectives draw
+        ("epoch_documents", np.int64),  # documents of an epoch
+        ("begins_with_bos", np.bool_),  # whether all documents do, and the objective must not touch it
+        ("ends_with_eos", np.bool_),
+    ],
+    align=True,
+)
+"""A source as the fill sees it."""
+
+_view_tables = viewer(TABLE)
+_TABLE_WORDS = TABLE.itemsize // 8
 
 CAUSAL, COMPILED, STAGED = range(3)
-"""Who writes a source's documents: the fill itself; an objective's program; Python, before the fill copies them."""
+"""What writes a source's documents: the fill itself; an objective's program; Python, before the fill copies them."""
 
-FAULT, TOKENS_AT, CHECKSUMS_AT, STORED, ASK_FROM, ASK_TO = range(6)
-FOUND_COLUMNS = 6
-"""Where a piece's document was found (uint64): a fault or OK, address of its first token and first checksum, its length
-in tokens; from and to which address its bytes are still to be asked for."""
+FOUND = np.dtype(
+    [
+        ("fault", np.int64),  # a fault or OK
+        ("stored", np.int64),  # tokens of the document
+        ("tokens", np.uint64),  # address of its first token
+        ("checksums", np.uint64),  # address of its first checksum; 0 where it has none
+        ("ask_from", np.uint64),  # address from which the piece's bytes are not prefetched yet
+        ("ask_to", np.uint64),  # address where they end
+    ],
+    align=True,
+)
+"""Where the document of a piece was found."""
 
 FIRST_LINES = 64
 """Cache lines of a call's first row that are asked for before it is written: no other row is written meanwhile."""
@@ -50,90 +82,104 @@ OK, WRONG_LENGTH, WRONG_CHECKSUM, WRONG_SPANS, WRONG_MEASURE, WRONG_ID = range(6
 
 
 @inline_kernel
+def tables_of(words):
+    """Records `TABLE` from their words (uint64).
+
+    To unpack an argument that is an array of records costs Numba 0.2 µs more than one of numbers, so those that are
+    the same in every call come as words.
+    """
+    return _view_tables(np.uint64(words.ctypes.data), len(words) // _TABLE_WORDS)
+
+
+@inline_kernel
 def find(table, document):
     """(shard address, shard size, address of its line in the batch table, row in the batch) of a document."""
-    num_shards = np.int64(table[NUM_SHARDS])
     shard, batch, row = locate(
         document,
-        view_i64(table[SHARD_STARTS], num_shards + 1),
-        view_i64(table[FIRST_BATCHES], num_shards + 1),
-        np.int64(table[PER_BATCH]),
+        view_i64(table.shard_starts, table.num_shards + 1),
+        view_i64(table.shard_first_batch, table.num_shards + 1),
+        table.documents_per_batch,
     )
-    base = view_u64(table[ADDRESSES], num_shards)[shard]
-    size = view_u64(table[SHARD_BYTES], num_shards)[shard]
-    return base, size, table[BATCHES] + np.uint64(batch * BATCH_COLUMNS * 8), row
+    base = view_u64(table.shard_addresses, table.num_shards)[shard]
+    size = view_u64(table.shard_bytes, table.num_shards)[shard]
+    return base, size, line_of(table.batches, batch), row
+
+
+@inline_kernel
+def stored_tokens(table, document):
+    """Tokens of a document, as the lengths file says (int64 → int64)."""
+    return np.int64(view_u32(table.lengths + np.uint64(document) * table.lengths_stride, 1)[0])
 
 
 @inline_kernel
 def find_tokens(table, document):
     """(fault or OK, address of the document's first token, of its first checksum or 0, its length in tokens).
 
-    Nothing outside the shard's mapping is ever read, whatever stands in its offsets.
+    Nothing outside the shard's mapping is ever read, whatever its offsets say.
     """
     base, size, line, row = find(table, document)
-    length = np.int64(view_u32(table[LENGTHS] + np.uint64(document) * table[LENGTHS_STRIDE], 1)[0])
-    token_bytes, weighted = np.int64(table[TOKEN_BYTES]), table[WEIGHTED] != np.uint64(0)
-    if table[CHECKED] == np.uint64(0):
-        address = foreign_tokens(base, size, line, row, token_bytes, np.int64(table[OFFSET_BYTES]), length)
+    length = stored_tokens(table, document)
+    if not table.has_checksums:
+        address = foreign_tokens(base, size, line, row, table.token_bytes, table.offset_bytes, length)
         return OK if address != np.uint64(0) else WRONG_LENGTH, address, np.uint64(0), length
-    batch = view_u64(line, BATCH_COLUMNS)
-    first, count = tokens_of(base, size, line, row, token_bytes, weighted)
-    address = base + batch[1] + np.uint64(first) * np.uint64(token_bytes)
+    batch = batch_at(line)
+    first, count = tokens_of(base, size, line, row, table.token_bytes, table.has_spans)
+    address = base + batch.tokens + np.uint64(first) * np.uint64(table.token_bytes)
     if count != length:
         return WRONG_LENGTH, address, np.uint64(0), length
-    first, count = values_of(base, size, line, row, 2, batch[3], size, 8)
-    checksums = base + batch[3] + np.uint64(first) * np.uint64(8)
-    return OK if count == num_chunks(length) + np.int64(weighted) else WRONG_CHECKSUM, address, checksums, length
+    first, count = checksums_of(base, size, line, row)
+    checksums = base + batch.checksums + np.uint64(first) * np.uint64(8)
+    fits = count == num_chunks(length) + np.int64(table.has_spans)
+    return OK if fits else WRONG_CHECKSUM, address, checksums, length
 
 
 @inline_kernel
 def find_pieces(tables, pieces, begin, end, found):
-    """Find the documents of the pieces [begin, end) into the lines of `found`, uint64 [end − begin, FOUND_COLUMNS]."""
+    """Find the documents of the pieces [begin, end); `found` (`FOUND` [end − begin]) is written."""
     for p in range(begin, end):
-        table, line = tables[pieces[p, SOURCE]], found[p - begin]
-        status, address, checksums, length = find_tokens(table, pieces[p, DOCUMENT])
-        line[FAULT], line[TOKENS_AT], line[CHECKSUMS_AT], line[STORED] = np.uint64(status), address, checksums, length
-        begins = address + np.uint64(pieces[p, BEGIN]) * table[TOKEN_BYTES]
-        line[ASK_FROM] = begins - begins % np.uint64(CACHE_LINE)
-        line[ASK_TO] = begins + np.uint64(pieces[p, TOKENS]) * table[TOKEN_BYTES]
-        prefetch(checksums)
+        piece, place = pieces[p], found[p - begin]
+        table = tables[piece.source]
+        place.fault, place.tokens, place.checksums, place.stored = find_tokens(table, piece.document)
+        token_bytes = np.uint64(table.token_bytes)
+        first = place.tokens + np.uint64(piece.begin) * token_bytes
+        place.ask_from = first - first % np.uint64(CACHE_LINE)
+        place.ask_to = first + np.uint64(piece.tokens) * token_bytes
+        prefetch(place.checksums)
 
 
 @inline_kernel
-def ask_ahead(found, at, end, lines):
-    """Ask memory for the next `lines` cache lines of the pieces whose lines of `found` are [at, end); the new `at`.
+def prefetch_ahead(found, at, end, lines):
+    """Prefetch the next `lines` cache lines of the pieces found[at:end]; returns the new `at`.
 
     Documents lie anywhere, so that reading one waits for memory. A row's pieces are asked for while the row before it
     is written, a few lines with each of its pieces: more at once would themselves wait, for free line-fill buffers.
     """
     while at < end and lines > 0:
-        line = found[at]
-        while line[ASK_FROM] < line[ASK_TO] and lines > 0:
-            prefetch(line[ASK_FROM])
-            line[ASK_FROM] += np.uint64(CACHE_LINE)
+        place = found[at]
+        while place.ask_from < place.ask_to and lines > 0:
+            prefetch(place.ask_from)
+            place.ask_from += np.uint64(CACHE_LINE)
             lines -= 1
-        at += line[ASK_FROM] >= line[ASK_TO]
+        at += place.ask_from >= place.ask_to
     return at
 
 
 @inline_kernel
 def check_piece(table, piece, found, reach):
     """Check what will be read of a piece's document, `reach` tokens past the piece included; a fault or OK."""
-    status, address, length = np.int64(found[FAULT]), found[TOKENS_AT], np.int64(found[STORED])
-    if status == OK and piece[TOTAL] > length:
+    status, address, length, token_bytes = found.fault, found.tokens, found.stored, table.token_bytes
+    if status == OK and piece.total > length:
         status = WRONG_LENGTH  # the lengths file was changed since the plan read it
-    last = min(piece[BEGIN] + piece[TOKENS] + reach, length)
-    if status == OK and table[CHECKED] != np.uint64(0):
-        words = view_u64(found[CHECKSUMS_AT], num_chunks(length))
-        size = np.int64(table[TOKEN_BYTES])
-        for chunk in range(piece[BEGIN] // CHUNK_TOKENS, num_chunks(last)):
+    last = min(piece.begin + piece.tokens + reach, length)
+    if status == OK and table.has_checksums:
+        words = view_u64(found.checksums, num_chunks(length))
+        for chunk in range(piece.begin // CHUNK_TOKENS, num_chunks(last)):
             count = min(CHUNK_TOKENS, length - chunk * CHUNK_TOKENS)
-            if token_checksum(address, size, chunk, count) != words[chunk]:
+            if token_checksum(address, token_bytes, chunk, count) != words[chunk]:
                 status = WRONG_CHECKSUM
-    if status == OK and table[ID_LIMIT] != np.uint64(0):
-        size = np.int64(table[TOKEN_BYTES])
-        begin = address + np.uint64(piece[BEGIN] * size)
-        if largest_id(begin, last - piece[BEGIN], size) >= np.int64(table[ID_LIMIT]):
+    if status == OK and table.id_limit != 0:
+        begin = address + np.uint64(piece.begin * token_bytes)
+        if largest_id(begin, last - piece.begin, token_bytes) >= table.id_limit:
             status = WRONG_ID
     return status
 
@@ -142,13 +188,13 @@ def check_piece(table, piece, found, reach):
 def read_spans(table, document):
     """A document's spans, checked: (fault or OK, number or −1 when all weights are 1, begins, ends, weights)."""
     base, size, line, row = find(table, document)
-    batch = view_u64(line, BATCH_COLUMNS)
+    batch = batch_at(line)
     status, _, checksums, tokens = find_tokens(table, document)
     first, count = spans_of(base, size, line, row)
     if status == OK and (count < 0 or count > tokens):
         status = WRONG_SPANS
     at = np.uint64(first) * np.uint64(4)
-    begins, ends, values = base + batch[6] + at, base + batch[7] + at, base + batch[8] + at
+    begins, ends, values = base + batch.span_begins + at, base + batch.span_ends + at, base + batch.span_weights + at
     number = count
     if status == OK:
         stored = view_u64(checksums + np.uint64(num_chunks(tokens) * 8), 1)[0]

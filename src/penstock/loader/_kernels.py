@@ -1,18 +1,47 @@
 """Compiled planning: documents from the sources' buffers into the rows of a window.
 
-A piece is what lies in a row without a break: some tokens of one document. Pieces are int64 rows of
-`PIECE_COLUMNS`; columns up to `LENGTH` are the sampling room's, then the number of the source.
+A piece is what lies in a row without a break: some tokens of one document.
 """
 
 import numpy as np
 
-from penstock.compiled import bare, kernel
+from penstock.core.compiled import bare, kernel
+from penstock.core.vectors import fill_with
 from penstock.packing import place_best_fit, place_best_fit_decreasing, place_next_fit
-from penstock.sampling import BEGIN, COLUMNS, EMPTY, LENGTH, POSITION, TOKENS, TOTAL, charge, pick
-from penstock.vectors import copy_into, fill_with
+from penstock.sampling import add_skipped, charge, clear_skipped, pick
 
-SOURCE = LENGTH + 1
-PIECE_COLUMNS = SOURCE + 1
+PIECE = np.dtype(
+    [
+        ("position", np.int64),  # documents of the source's stream before its document, over all epochs
+        ("document", np.int64),  # the document's number in the dataset
+        ("begin", np.int64),  # first token of the document that is here
+        ("tokens", np.int64),  # tokens of the document that are here
+        ("total", np.int64),  # tokens of the document, without those that were truncated
+        ("length", np.int64),  # row slots that it takes, as its objective measured it
+        ("source", np.int64),  # number of the source in the mixture
+    ],
+    align=True,
+)
+"""Tokens of one document that lie side by side in a row."""
+
+CURSOR = np.dtype(
+    [
+        ("position", np.int64),  # documents taken, over all epochs
+        ("begin", np.int64),  # first token of the next part, of a document that was split
+    ],
+    align=True,
+)
+"""How far a source was taken."""
+
+PROGRESS = np.dtype(
+    [
+        ("pieces", np.int64),  # pieces in the window
+        ("rows", np.int64),  # rows in it
+        ("free", np.int64, (1,)),  # free slots of the last row; with BEST_FIT_DECREASING slots taken in the window
+    ],
+    align=True,
+)
+"""How full a window is."""
 
 FINISHED, WINDOW_FULL, PIECES_FULL = -1, -2, -3
 BEST_FIT, BEST_FIT_DECREASING, NEXT_FIT, CONCAT, NONE = range(5)
@@ -25,27 +54,27 @@ def plan_window(
 ):  # fmt: skip
     """Take documents from the sources' buffers, one by one, and give each a row.
 
-    Goes on from `progress` (int64 [3]: pieces, rows, free slots of the last row) and returns why it stopped:
-    WINDOW_FULL, PIECES_FULL, FINISHED (no source has anything left), or the number of a source whose buffer
-    is empty. A document that no longer fits the window is not taken: it stays first of its source. `cursors`
-    (int64 [sources, 2]) is kept just behind the last piece taken of each source: position, first token.
+    Goes on from `progress` (`PROGRESS` [1]) and returns why it stopped: WINDOW_FULL, PIECES_FULL, FINISHED (no source
+    has anything left), or the number of a source that has an empty buffer. A document that no longer fits the window
+    is not taken: it stays first of its source. `cursors` (`CURSOR` [sources]) stands right after the last piece taken
+    of each source, `skipped` (`SKIPPED` [sources]) counts what was left out before it.
     """
     shares, credits, heads, ends, entries = bare(shares), bare(credits), bare(heads), bare(ends), bare(entries)
     skipped, cursors, pieces, row_of = bare(skipped), bare(cursors), bare(pieces), bare(row_of)
     best_fit_heads, best_fit_nexts = bare(best_fit_heads), bare(best_fit_nexts)
     words, summary, progress = bare(words), bare(summary), bare(progress)
-    count, rows = progress[0], progress[1]
-    free = progress[2:3]
+    window = progress[0]
+    count, rows, free = window.pieces, window.rows, window.free
     while True:
         source = pick(shares, credits, heads, ends, entries, unit)
         if source < 0:
-            progress[0], progress[1] = count, rows
+            window.pieces, window.rows = count, rows
             return FINISHED if source == -1 else -2 - source
         if count >= max_pieces:
-            progress[0], progress[1] = count, rows
+            window.pieces, window.rows = count, rows
             return PIECES_FULL
         entry = entries[heads[source]]
-        length = entry[LENGTH]
+        length = entry.length
         if packing == BEST_FIT:
             row = place_best_fit(
                 length, sequence_length, rows, max_rows, best_fit_heads, best_fit_nexts, words, summary
@@ -62,28 +91,31 @@ def plan_window(
         else:
             row = rows if rows < max_rows else -1
         if row < 0:
-            progress[0], progress[1] = count, rows
+            window.pieces, window.rows = count, rows
             return WINDOW_FULL
         rows = max(rows, row + 1)
         piece = pieces[count]
-        copy_into(entry, piece[:SOURCE])
-        piece[SOURCE] = source
+        piece.position = entry.position
+        piece.document = entry.document
+        piece.begin = entry.begin
+        piece.tokens = entry.tokens
+        piece.total = entry.total
+        piece.length = length
+        piece.source = source
         row_of[count] = row
-        for column in range(EMPTY, COLUMNS):
-            skipped[source, column - EMPTY] += entry[column]
+        add_skipped(skipped[source], entry.skipped)
         charge(shares, credits, source, length, unit)
-        if length < entry[LENGTH]:
-            piece[TOKENS] = length
-            piece[LENGTH] = length
-            entry[BEGIN] += length
-            entry[TOKENS] -= length
-            entry[LENGTH] -= length
-            fill_with(entry[EMPTY:], 0)
+        if length < entry.length:
+            piece.tokens = length
+            entry.begin += length
+            entry.tokens -= length
+            entry.length -= length
+            clear_skipped(entry.skipped)
         else:
             heads[source] += 1
-        begin = piece[BEGIN] + piece[TOKENS]
-        cursors[source, 0] = piece[POSITION] + (begin >= piece[TOTAL])
-        cursors[source, 1] = 0 if begin >= piece[TOTAL] else begin
+        begin = piece.begin + piece.tokens
+        cursors[source].position = piece.position + (begin >= piece.total)
+        cursors[source].begin = 0 if begin >= piece.total else begin
         count += 1
 
 
@@ -98,7 +130,7 @@ def sort_by_row(pieces, row_of, num_rows, sorted_pieces, row_starts):
         row_starts[row + 1] += row_starts[row]
     place = row_starts.copy()
     for i in range(len(row_of)):
-        copy_into(pieces[i], sorted_pieces[place[row_of[i]]])
+        sorted_pieces[place[row_of[i]]] = pieces[i]
         place[row_of[i]] += 1
 
 

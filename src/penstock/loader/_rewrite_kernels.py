@@ -1,4 +1,4 @@
-"""Compiled rewriting: pieces of sources whose objective is not causal become slots of a row.
+"""Compiled rewriting: pieces of sources with an objective other than causal become slots of a row.
 
 A piece is written as tokens with the weight of each, straight into the row's tokens where those have 4 bytes (else into
 a buffer first); then each token becomes the target of the positions before it. So every objective gets targets at all
@@ -7,44 +7,28 @@ distances alike. The buffers are a row long and stay in the first caches.
 
 import numpy as np
 
-from penstock.compiled import inline_kernel, kernel, view_f32, view_i32, view_i64, view_u16, view_u32, view_u64
-from penstock.loader._document_kernels import (
-    EPOCH,
-    FRAMED,
-    KEY,
-    LENGTHS,
-    LENGTHS_STRIDE,
-    OK,
-    PROGRAM,
-    PROGRAM_WORDS,
-    TOKEN_BYTES,
-    WEIGHTED,
-    WRONG_MEASURE,
-    read_spans,
-)
+from penstock.core.compiled import inline_kernel, kernel, view_f32, view_i32, view_i64, view_u16, view_u32, view_u64
+from penstock.core.randomness import mix
+from penstock.core.vectors import copy_into, fill_with
+from penstock.loader._document_kernels import OK, WRONG_MEASURE, read_spans, stored_tokens
 from penstock.objectives._denoise_kernels import memory_words
 from penstock.objectives._kernels import measure_words, write_words
-from penstock.randomness import mix
-from penstock.sampling import BEGIN, DOCUMENT, LENGTH, POSITION, TOKENS
-from penstock.vectors import copy_into, fill_with
-
-_BOS, _EOS = np.uint64(1), np.uint64(2)
 
 
 @inline_kernel
 def key_of(table, piece):
     """The key of a piece: of (seed and source, epoch, document, part); as `Rewriting.keys`."""
-    epoch = np.uint64(piece[POSITION]) // table[EPOCH]
-    return mix(mix(mix(table[KEY], epoch), np.uint64(piece[DOCUMENT])), np.uint64(piece[BEGIN]))
+    epoch = np.uint64(piece.position // table.epoch_documents)
+    return mix(mix(mix(table.key, epoch), np.uint64(piece.document)), np.uint64(piece.begin))
 
 
 @inline_kernel
 def frame_of(table, piece):
     """(1 if the piece begins with a BOS to be kept out, 1 if it ends with such an EOS, tokens between them, key)."""
-    stored = np.int64(view_u32(table[LENGTHS] + np.uint64(piece[DOCUMENT]) * table[LENGTHS_STRIDE], 1)[0])
-    head = np.int64(piece[BEGIN] == 0 and (table[FRAMED] & _BOS) != np.uint64(0))
-    tail = np.int64(piece[BEGIN] + piece[TOKENS] == stored and (table[FRAMED] & _EOS) != np.uint64(0))
-    words = piece[TOKENS] - head - tail
+    stored = stored_tokens(table, piece.document)
+    head = np.int64(piece.begin == 0 and table.begins_with_bos)
+    tail = np.int64(piece.begin + piece.tokens == stored and table.ends_with_eos)
+    words = piece.tokens - head - tail
     if words <= 0:
         return np.int64(0), np.int64(0), np.int64(0), np.uint64(0)
     return head, tail, words, key_of(table, piece)
@@ -55,8 +39,8 @@ def measure_piece(table, piece, frame):
     """(slots, prefix, leading tokens that are only read) of a piece of a source with a program."""
     head, tail, words, key = frame
     if words == 0:
-        return piece[TOKENS], np.int64(0), piece[TOKENS]
-    program = view_i64(table[PROGRAM], np.int64(table[PROGRAM_WORDS]))
+        return piece.tokens, np.int64(0), piece.tokens
+    program = view_i64(table.program, table.program_words)
     slots, prefix, reads = measure_words(program, words, key)
     return slots + head + tail, prefix + head if prefix > 0 else prefix, reads + head
 
@@ -85,15 +69,15 @@ def work_space(scratch, slots):
 @inline_kernel
 def read_weights(table, piece, weights):
     """Write a piece's stored loss weights (float32 [tokens]); (fault or OK, whether they are not all 1)."""
-    if table[WEIGHTED] == np.uint64(0):
+    if not table.has_spans:
         return OK, False
-    status, number, begins, ends, values = read_spans(table, piece[DOCUMENT])
+    status, number, begins, ends, values = read_spans(table, piece.document)
     if status != OK or number < 0:
         return status, False
     fill_with(weights, 0)
     for span in range(number):
-        begin = min(max(np.int64(begins[span]) - piece[BEGIN], 0), len(weights))
-        end = min(max(np.int64(ends[span]) - piece[BEGIN], begin), len(weights))
+        begin = min(max(np.int64(begins[span]) - piece.begin, 0), len(weights))
+        end = min(max(np.int64(ends[span]) - piece.begin, begin), len(weights))
         fill_with(weights[begin:end], values[span])
     return OK, True
 
@@ -109,7 +93,7 @@ def run_program(table, frame, words, weights, weighted, out_tokens, out_weights,
             fill_with(out_weights[:slots], 0)
         return
     end = slots - tail
-    program = view_i64(table[PROGRAM], np.int64(table[PROGRAM_WORDS]))
+    program = view_i64(table.program, table.program_words)
     kept, inner = (head + count, end) if weighted else (head, head)
     write_words(
         program, words[head : head + count], weights[head:kept], key, out_tokens[head:end], out_weights[head:inner],
@@ -132,15 +116,15 @@ def rewrite_piece(table, piece, address, out_tokens, out_weights, scratch):
 
     Returns (fault or OK, whether weights were written, leading tokens that are only read where they were not, prefix).
     """
-    count, slots = piece[TOKENS], piece[LENGTH]
+    count, slots = piece.tokens, piece.length
     frame = frame_of(table, piece)
-    due, prefix, reads = measure_piece(table, piece, frame)
-    if due != slots:
+    measured, prefix, reads = measure_piece(table, piece, frame)
+    if measured != slots:
         return WRONG_MEASURE, False, reads, prefix
     words, weights, _, _, memory = work_space(scratch, slots)
     words, weights = words[:count], weights[:count]
-    begin = address + np.uint64(piece[BEGIN]) * table[TOKEN_BYTES]
-    if table[TOKEN_BYTES] == np.uint64(2):
+    begin = address + np.uint64(piece.begin * table.token_bytes)
+    if table.token_bytes == 2:
         copy_into(view_u16(begin, count), words)
     else:
         copy_into(view_u32(begin, count), words)
@@ -201,7 +185,7 @@ def weigh_compiled(table, piece, scratch, sums):
     """
     if scratch is None:
         return np.int64(WRONG_MEASURE)
-    slots, count, frame = piece[LENGTH], piece[TOKENS], frame_of(table, piece)
+    slots, count, frame = piece.length, piece.tokens, frame_of(table, piece)
     _, _, reads = measure_piece(table, piece, frame)
     words, weights, new, new_weights, memory = work_space(scratch, max(count, slots))
     status, weighted = read_weights(table, piece, weights[:count])

@@ -7,34 +7,35 @@ it makes must depend on the row and its pieces alone; then it is the same for an
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from typing import Annotated, Any, Protocol, final
 
-import numpy as np
-
+from penstock.core.arrays import Records
 from penstock.inputs import ModelInput
+from penstock.loader._kernels import PIECE
 from penstock.loader.mixture import Mixture
 from penstock.loader.rewriting import Rewriting
+from penstock.shards import Corpus
 
-Accompany = Callable[[ModelInput, np.ndarray[Any, np.dtype[np.int64]]], Any]
-"""(row, its pieces as in a `Window`, int64 [documents, PIECE_COLUMNS]) → what becomes the row's `distillation`."""
+Accompany = Callable[[ModelInput, Annotated[Records, PIECE, "documents"]], Any]
+"""(row, its pieces as in a `Window`) → what becomes the row's `distillation`."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompanionSource:
-    """What a companion is told of a source of the mixture."""
+    """What a companion knows of a source of the mixture."""
 
     name: str
-    dataset: Any
-    """The opened dataset (a `Corpus`)."""
+    dataset: Corpus
+    """The opened dataset."""
     objective: str
     """Name of its objective."""
     is_rewritten: bool
     """Whether the objective writes other tokens than the document's own."""
     task_names: tuple[str, ...]
     """What the objective may do to a document, by name; its own name where it has no tasks."""
-    tasks: Callable[[np.ndarray[Any, np.dtype[np.int64]]], list[str]]
-    """(pieces of this source, int64 [documents, PIECE_COLUMNS]) → the task of each."""
+    tasks: Callable[[Annotated[Records, PIECE, "documents"]], list[str]]
+    """(pieces of this source) → the task of each."""
 
 
 class Companion(Protocol):
@@ -52,9 +53,9 @@ class Companion(Protocol):
 
 
 def begin(
-    companion: Companion | None, mixture: Mixture, datasets: Sequence[Any], rewritings: Sequence[Rewriting]
+    companion: Companion | None, mixture: Mixture, datasets: Sequence[Corpus], rewritings: Sequence[Rewriting]
 ) -> Accompany | None:
-    """Tell a companion the sources of a loader; None without one."""
+    """Begin a companion with the sources of a loader; None without one."""
     if companion is None:
         return None
     return companion.begin(

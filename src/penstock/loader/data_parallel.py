@@ -5,8 +5,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any, final
 
-from penstock.errors import ConfigError, DistributedError
-from penstock.loader.numbers import whole
+from penstock.core.errors import ConfigError, DistributedError
+from penstock.loader.mixture import whole
 
 
 @final

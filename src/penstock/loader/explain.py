@@ -1,14 +1,15 @@
-"""Where tokens come from: the plan of a step, told in files, lines and text."""
+"""Where tokens come from: the plan of a step as files, lines and text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
-from penstock.errors import ConfigError
-from penstock.loader._kernels import SOURCE
+from penstock.core.arrays import UInt32
+from penstock.core.errors import ConfigError
 from penstock.loader.mixture import Mixture
 from penstock.loader.rewriting import Rewriting
-from penstock.sampling import BEGIN, DOCUMENT, LENGTH, POSITION, TOKENS
+from penstock.loader.steps import StepPlan
+from penstock.shards import Corpus, Origin
 
 
 @final
@@ -25,13 +26,15 @@ class PieceOrigin:
     source: str
     """Name of the source."""
     document: int
-    """Number of the document in its dataset."""
+    """Number of the document in its source: in its dataset, or in all its datasets together."""
     first_token: int
     """First of its tokens that is here; above 0 for a later part of a document that was split."""
     epoch: int
     """How often the source had been read through before."""
-    origin: Any
+    origin: Origin
     """File and line (or row) of the record."""
+    shard: str
+    """Path of the file that holds the document."""
     text: str | None
     """What its tokens say, before the objective rewrites them; None when the tokenizer cannot be loaded."""
     task: str = ""
@@ -48,7 +51,7 @@ class PieceOrigin:
 
 
 def explain(
-    mixture: Mixture, datasets: Sequence[Any], rewritings: Sequence[Rewriting], plan: Any, row: int | None
+    mixture: Mixture, datasets: Sequence[Corpus], rewritings: Sequence[Rewriting], plan: StepPlan, row: int | None
 ) -> list[PieceOrigin]:
     """The pieces of a planned step, or of one of its rows, in order."""
     rows = range(len(plan.row_starts) - 1) if row is None else [row]
@@ -58,22 +61,23 @@ def explain(
             raise ConfigError(f"row must be 0 … {len(plan.row_starts) - 2} in this step, got {number}")
         begin = 0
         for piece in plan.pieces[plan.row_starts[number] : plan.row_starts[number + 1]]:
-            source, dataset = mixture.sources[piece[SOURCE]], datasets[piece[SOURCE]]
-            document, first, slots = int(piece[DOCUMENT]), int(piece[BEGIN]), int(piece[LENGTH])
+            source, dataset = mixture.sources[piece["source"]], datasets[piece["source"]]
+            document, first, slots = int(piece["document"]), int(piece["begin"]), int(piece["length"])
             stored = dataset[document]
             low, high = (round(part * len(dataset)) for part in source.slice)
             found.append(
                 PieceOrigin(
                     row=number, begin=begin, num_tokens=slots, source=source.name, document=document,
-                    first_token=first, epoch=int(piece[POSITION]) // (high - low), origin=stored.origin,
-                    text=_text(dataset, stored.tokens[first : first + int(piece[TOKENS])]),
-                    task=rewritings[piece[SOURCE]].task(piece),
+                    first_token=first, epoch=int(piece["position"]) // (high - low), origin=stored.origin,
+                    shard=str(dataset.table.paths[dataset.table.locate(document)[0]]),
+                    text=_text(dataset, stored.tokens[first : first + int(piece["tokens"])]),
+                    task=rewritings[piece["source"]].task(piece),
                 )
             )  # fmt: skip
             begin += slots
     return found
 
 
-def _text(dataset: Any, tokens: Any) -> str | None:
-    tokenizer = getattr(dataset, "loaded_tokenizer", None)
-    return None if tokenizer is None else str(tokenizer.decode(tokens))
+def _text(dataset: Corpus, tokens: UInt32) -> str | None:
+    tokenizer = dataset.loaded_tokenizer
+    return None if tokenizer is None else tokenizer.decode(tokens)

@@ -1,22 +1,74 @@
-"""The fill: planned rows become model inputs, straight from mapped shards, in one compiled call a step."""
+"""The fill: fills the rows of a step from mapped shards.
+
+Objectives without a compiled form run first, in Python. One kernel call then writes this rank's rows, and another sums
+the loss weights of the whole step. That sum covers all ranks, so every rank runs Python objectives on the pieces of all
+ranks, and their cost does not shrink with more ranks. Compile objectives for large runs, as the built-in ones are.
+"""
 
 from collections.abc import Sequence
-from typing import Any, final, overload
+from dataclasses import dataclass, field
+from typing import Annotated, Any, final, overload
 
 import numpy as np
 
-from penstock.compiled import address_of
-from penstock.errors import ConfigError, CorruptionError, FormatError
+from penstock.core.arrays import Float32, Int32, Int64, Records, UInt64
+from penstock.core.compiled import address_of
+from penstock.core.errors import ConfigError, CorruptionError, FormatError
 from penstock.inputs import InputRequirements, ModelInput, join_rows
 from penstock.loader import _document_kernels as k
-from penstock.loader._fill_kernels import fill_rows, note_places, weigh_rows
-from penstock.loader._kernels import SOURCE
+from penstock.loader._fill_kernels import ROW_ARRAYS, STAGED_ARRAYS, fill_rows, note_places, weigh_rows
+from penstock.loader._kernels import PIECE
 from penstock.loader._rewrite_kernels import scratch_words
+from penstock.loader.buffers import Allocate, BufferPool, Buffers
 from penstock.loader.companion import Accompany
-from penstock.loader.recycling import Allocate, BufferPool, Buffers
 from penstock.loader.rewriting import Rewriting
-from penstock.loader.staging import Staged, stage
-from penstock.sampling import DOCUMENT, LENGTH
+from penstock.shards import Corpus, part_of
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Staged:
+    """What Python objectives wrote for the P pieces of a step, concatenated; other pieces take no space."""
+
+    starts: Annotated[Int64, "pieces"]
+    """[P] first place of each piece in the arrays below; [0] where no source of the mixture is staged."""
+    tokens: Annotated[Int32, "slots"]
+    weights: Annotated[Float32, "slots"]
+    prefixes: Annotated[Int32, "pieces"]
+    """[P] prefix of each piece; as `starts`."""
+    addresses: Annotated[UInt64, "4"] = field(init=False)
+    """Where each of the arrays above begins: the record `STAGED_ARRAYS` as words."""
+
+    def __post_init__(self) -> None:
+        arrays = [getattr(self, name) for name in STAGED_ARRAYS.names or ()]
+        object.__setattr__(self, "addresses", np.array([address_of(array) for array in arrays], np.uint64))
+
+
+_NOTHING = Staged(
+    starts=np.empty(0, np.int64),
+    tokens=np.empty(0, np.int32),
+    weights=np.empty(0, np.float32),
+    prefixes=np.empty(0, np.int32),
+)
+
+
+def stage(rewritings: Sequence[Rewriting], pieces: Annotated[Records, PIECE, "pieces"]) -> Staged:
+    """Rewrite the pieces of sources whose objective has no compiled form (`program()` is absent or None)."""
+    if not any(rewriting.is_staged for rewriting in rewritings):
+        return _NOTHING
+    prefixes = np.zeros(len(pieces), np.int32)
+    staged = np.array([rewriting.is_staged for rewriting in rewritings])[pieces["source"]]
+    lengths = np.where(staged, pieces["length"], 0)
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    total = int(ends[-1]) if len(ends) else 0
+    tokens, weights = np.empty(total, np.int32), np.empty(total, np.float32)
+    for p in np.flatnonzero(staged).tolist():
+        written = rewritings[pieces["source"][p]].write(pieces[p])
+        tokens[starts[p] : ends[p]], weights[starts[p] : ends[p]] = written.tokens, written.weights
+        prefixes[p] = written.prefix
+    return Staged(starts=starts, tokens=tokens, weights=weights, prefixes=prefixes)
+
 
 _FAULTS = {
     k.WRONG_LENGTH: "its length in the shard is not that of the lengths file",
@@ -30,35 +82,28 @@ _NARROW_IDS = 2**31
 
 
 def table_lines(
-    datasets: Sequence[Any], rewritings: Sequence[Rewriting], integer: np.dtype[Any]
-) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """The sources' document tables and objectives as numbers and addresses; the caller keeps them alive.
+    datasets: Sequence[Corpus], rewritings: Sequence[Rewriting], integer: np.dtype[Any]
+) -> Annotated[Records, k.TABLE, "sources"]:
+    """The sources' document tables and objectives for kernels; the caller keeps alive what the addresses lead to.
 
     Rows are of `integer`; objectives always rewrite in int32.
     """
-    lines = np.zeros((len(datasets), k.TABLE_COLUMNS), np.uint64)
+    lines = np.zeros(len(datasets), k.TABLE)
     for line, dataset, rewriting in zip(lines, datasets, rewritings, strict=True):
-        rewriting.table_columns(line)
+        rewriting.describe(line)
         table = dataset.table
         if table.has_spans and not table.has_checksums:
             raise FormatError(f"dataset {dataset.name!r} has loss weights but no checksums: unknown format")
-        line[k.SHARD_STARTS] = address_of(table.shard_starts)
-        line[k.NUM_SHARDS] = len(table.shard_starts) - 1
-        line[k.FIRST_BATCHES] = address_of(table.shard_first_batch)
-        line[k.ADDRESSES] = address_of(table.shard_addresses)
-        line[k.SHARD_BYTES] = address_of(table.shard_bytes)
-        line[k.BATCHES] = address_of(table.batches)
-        line[k.PER_BATCH] = table.documents_per_batch
-        line[k.OFFSET_BYTES] = table.offset_bytes
-        line[k.TOKEN_BYTES] = table.token_bytes
-        line[k.CHECKED] = table.has_checksums
+        for name in ("shard_starts", "shard_first_batch", "shard_addresses", "shard_bytes", "batches", "lengths"):
+            line[name] = address_of(getattr(table, name))
+        for name in ("documents_per_batch", "token_bytes", "offset_bytes", "has_checksums", "has_spans"):
+            line[name] = getattr(table, name)
+        line["num_shards"] = len(table.shard_starts) - 1
+        line["lengths_stride"] = table.lengths.strides[0]
+        line["weight_sums"] = 0 if table.weight_sums is None else address_of(table.weight_sums)
         narrow = integer.itemsize == 4 or not rewriting.is_causal
         id_limit = min(table.vocab_size or 2**32, _NARROW_IDS if narrow else 2**32)
-        line[k.ID_LIMIT] = 0 if id_limit >= 2 ** (8 * table.token_bytes) else id_limit
-        line[k.WEIGHTED] = table.has_spans
-        line[k.LENGTHS] = address_of(table.lengths)
-        line[k.LENGTHS_STRIDE] = table.lengths.strides[0]
-        line[k.WEIGHT_SUMS] = 0 if table.weight_sums is None else address_of(table.weight_sums)
+        line["id_limit"] = 0 if id_limit >= 2 ** (8 * table.token_bytes) else id_limit
     return lines
 
 
@@ -68,10 +113,10 @@ class FilledRows(Sequence[ModelInput]):
 
     Args:
         need: Which arrays the rows have.
-        row_starts: int64 [R + 1], as in a window.
+        row_starts: As in a window, of R rows.
         arrays: tokens [R, T], targets [R, D, T], weights [R, D, T or 0], positions and document ids [R, T or 0],
             whether in a prefix [R, T or 0].
-        notes: int32, what the kernel notes: (tokens, longest document) of each row, source of each document, prefix
+        notes: What the kernel notes: (tokens, longest document) of each row, source of each document, prefix
             of each, all rows' cumulative lengths, end to end.
     """
 
@@ -80,16 +125,16 @@ class FilledRows(Sequence[ModelInput]):
     def __init__(
         self,
         need: InputRequirements,
-        row_starts: np.ndarray[Any, np.dtype[np.int64]],
+        row_starts: Annotated[Int64, "rows+1"],
         arrays: Buffers,
-        notes: np.ndarray[Any, np.dtype[np.int32]],
+        notes: Annotated[Int32, "notes"],
     ) -> None:
         self._need, self._row_starts, self._arrays, self._notes = need, row_starts, arrays, notes
         self._companions: list[Any] | None = None
         self._starts: list[int] = []
         self._facts: list[int] = []
 
-    def accompany(self, make: Accompany, pieces: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+    def accompany(self, make: Accompany, pieces: Annotated[Records, PIECE, "pieces"]) -> None:
         """Let a companion make its part of every row; `pieces` are those that `row_starts` counts in."""
         starts = self._row_starts
         self._companions = [make(row, pieces[starts[i] : starts[i + 1]]) for i, row in enumerate(self)]
@@ -108,7 +153,7 @@ class FilledRows(Sequence[ModelInput]):
             raise IndexError(f"row {index} of {len(self)}")
         row, need, notes, starts = index % len(self), self._need, self._notes, self._starts
         if not starts:
-            # Once for all rows, if somebody looks at one. The starts last: they tell other threads that both are there.
+            # Once for all rows, when the first is asked for. The starts last: other threads take them as the sign.
             self._facts = notes[: 2 * len(self)].tolist()
             starts = self._starts = (self._row_starts - self._row_starts[0]).tolist()
         tokens, targets, weights, positions, document_ids, prefix = (array[row] for array in self._arrays)
@@ -148,16 +193,16 @@ class Fill:
         requirements: Which arrays, in what form.
         pad_id: What padding holds.
         rewritings: The objective of each source.
-        keep: Sets of buffers that are kept for another use.
+        keep: Maximum number of buffer sets kept for reuse, per number of rows.
         allocate: Where buffers come from.
 
     Raises:
-        ConfigError: What is asked for cannot hold what the data or an objective says.
+        ConfigError: The requested dtype, weights or prefixes cannot represent what a dataset or objective produces.
     """
 
     def __init__(
         self,
-        datasets: Sequence[Any],
+        datasets: Sequence[Corpus],
         sequence_length: int,
         requirements: InputRequirements,
         pad_id: int,
@@ -170,20 +215,21 @@ class Fill:
         self._pad_id, self._slots = pad_id, sequence_length
         integer, floating = np.dtype(requirements.dtype or "int32"), np.dtype(np.float32)
         self._tables = table_lines(datasets, rewritings, integer)
+        self._table_words = self._tables.view(np.uint64)
         self._require_narrow_vocabularies()
         compiled = any(not rewriting.is_causal and not rewriting.is_staged for rewriting in rewritings)
         self._scratch_words = scratch_words(sequence_length) if compiled else 0
         has_prefixes = _has_prefixes(requirements, rewritings)
         self._distances = requirements.target_distances or 1
-        layout = (
-            ((sequence_length,), integer),
-            ((self._distances, sequence_length), integer),
-            ((self._distances, sequence_length if requirements.loss_weights else 0), floating),
-            ((sequence_length if requirements.positions else 0,), integer),
-            ((sequence_length if requirements.document_ids else 0,), integer),
-            ((sequence_length if has_prefixes else 0,), np.dtype(np.bool_)),
-        )
-        self._pool = BufferPool(layout, keep, allocate)
+        layout = {
+            "tokens": ((sequence_length,), integer),
+            "targets": ((self._distances, sequence_length), integer),
+            "weights": ((self._distances, sequence_length if requirements.loss_weights else 0), floating),
+            "positions": ((sequence_length if requirements.positions else 0,), integer),
+            "document_ids": ((sequence_length if requirements.document_ids else 0,), integer),
+            "prefix": ((sequence_length if has_prefixes else 0,), np.dtype(np.bool_)),
+        }
+        self._pool = BufferPool([layout[name] for name in ROW_ARRAYS.names or ()], keep, allocate)
         if not requirements.loss_weights:
             for dataset in datasets:
                 if dataset.table.weight_sums is not None:
@@ -193,10 +239,10 @@ class Fill:
                     )
 
     def _require_narrow_vocabularies(self) -> None:
-        """Refuse vocabularies whose ids may be too high; where none is known, each piece is checked when it is read."""
+        """Refuse vocabularies with too high ids; where none is known, pieces are checked as they are read."""
         for number, dataset in enumerate(self._datasets):
-            info = getattr(dataset, "tokenizer", None)
-            if info is not None and info.vocab_size > _NARROW_IDS and self._tables[number, k.ID_LIMIT] == _NARROW_IDS:
+            info = dataset.tokenizer
+            if info is not None and info.vocab_size > _NARROW_IDS and self._tables["id_limit"][number] == _NARROW_IDS:
                 cure = self._cure_of_wide_ids(number)
                 raise ConfigError(f"dataset {dataset.name!r} has a vocabulary of {info.vocab_size} ids; {cure}")
 
@@ -206,11 +252,11 @@ class Fill:
             return f"objective {rewriting.objective.name!r} works on ids below 2^31 only: give ids below that"
         return 'int32 rows hold ids below 2^31: give ids below that, or require InputRequirements(dtype="int64")'
 
-    def stage(self, pieces: np.ndarray[Any, Any]) -> Staged:
+    def stage(self, pieces: Annotated[Records, PIECE, "pieces"]) -> Staged:
         """Rewrite what Python rewrites of a step's pieces.
 
         Raises:
-            ConfigError: An objective does not write what it measured, or weights that nobody asked for.
+            ConfigError: An objective does not write what it measured, or writes weights that are not required.
         """
         staged = stage(self._rewritings, pieces)
         if len(staged.weights) and not self._requirements.loss_weights and not np.isin(staged.weights, (0, 1)).all():
@@ -220,25 +266,33 @@ class Fill:
             )
         return staged
 
-    def weigh(self, pieces: np.ndarray[Any, Any], staged: Staged) -> tuple[float, ...]:
-        """Sum of loss weights over all targets of the pieces, for each distance."""
+    def weigh(self, pieces: Annotated[Records, PIECE, "pieces"], staged: Staged) -> tuple[float, ...]:
+        """Sum of loss weights over all targets of the pieces, for each distance.
+
+        Raises:
+            CorruptionError: As `rows`, also for a piece of another rank.
+            ConfigError: As `rows`.
+        """
         sums = np.zeros(self._distances)
-        outcome = weigh_rows(self._tables, pieces, sums, staged.starts, staged.weights, self._scratch())
+        outcome = weigh_rows(self._table_words, pieces, sums, staged.starts, staged.weights, self._scratch())
         self._check(outcome, pieces)
         return tuple(sums.tolist())
 
-    def _scratch(self) -> np.ndarray[Any, Any] | None:
+    def _scratch(self) -> Annotated[UInt64, "words"] | None:
         """Room for rewriting a piece; each thread needs its own.
 
-        None where no source has a program: then Numba leaves all compiled objectives out, half of the time to compile.
+        None if no source has a compiled objective: then Numba leaves them all out, which halves the time to compile.
         """
         return np.empty(self._scratch_words, np.uint64) if self._scratch_words else None
 
-    def rows(self, pieces: np.ndarray[Any, Any], row_starts: np.ndarray[Any, Any], staged: Staged) -> "FilledRows":
+    def rows(
+        self, pieces: Annotated[Records, PIECE, "pieces"], row_starts: Annotated[Int64, "rows+1"], staged: Staged
+    ) -> FilledRows:
         """Model inputs of len(row_starts) − 1 rows.
 
         Raises:
             CorruptionError: Stored bytes are not what was written; names dataset and document.
+            ConfigError: A token id does not fit int32, and the dataset does not know its vocabulary.
         """
         rows, need = len(row_starts) - 1, self._requirements
         count = row_starts.item(-1) - row_starts.item(0)
@@ -249,7 +303,7 @@ class Fill:
         _, _, borders = note_places(rows, count)
         notes = np.empty(borders + (rows * capacity or count + 2 * rows), np.int32)
         outcome = fill_rows(
-            self._tables, pieces, row_starts, self._pad_id, arrays[0], self._distances, addresses, capacity, notes,
+            self._table_words, pieces, row_starts, self._pad_id, arrays[0], self._distances, addresses, capacity, notes,
             staged.addresses, self._scratch(),
         )  # fmt: skip
         self._check(outcome, pieces)
@@ -259,12 +313,14 @@ class Fill:
             notes = np.concatenate([notes[:borders], cu_seqlens.ravel()])
         return FilledRows(need, row_starts, arrays, notes)
 
-    def check_capacity(self, pieces: np.ndarray[Any, Any], row_starts: np.ndarray[Any, Any]) -> None:
-        """Refuse a step, on all ranks alike, of which a row has more borders than `cu_seqlens_capacity`."""
+    def check_capacity(
+        self, pieces: Annotated[Records, PIECE, "pieces"], row_starts: Annotated[Int64, "rows+1"]
+    ) -> None:
+        """Refuse a step, on all ranks alike, in which a row has more borders than `cu_seqlens_capacity`."""
         capacity = self._requirements.cu_seqlens_capacity
         if capacity is None:
             return
-        ends = np.concatenate([[0], np.cumsum(pieces[:, LENGTH])])[row_starts]
+        ends = np.concatenate([[0], np.cumsum(pieces["length"])])[row_starts]
         documents = np.diff(row_starts)
         if self._requirements.attention == "row":
             documents = np.minimum(documents, 1)
@@ -272,21 +328,21 @@ class Fill:
         if borders.max(initial=0) > capacity:
             raise ConfigError(f"cu_seqlens_capacity is {capacity}, but a row needs {borders.max()} entries; raise it")
 
-    def _check(self, outcome: tuple[int, int], pieces: np.ndarray[Any, Any]) -> None:
+    def _check(self, outcome: tuple[int, int], pieces: Annotated[Records, PIECE, "pieces"]) -> None:
         """Raise what a kernel found."""
         fault, place = outcome
         if fault == k.OK:
             return
-        source, document = int(pieces[place, SOURCE]), int(pieces[place, DOCUMENT])
-        dataset = self._datasets[source]
+        source, document = int(pieces["source"][place]), int(pieces["document"][place])
+        dataset, document = part_of(self._datasets[source], document)
         if fault == k.WRONG_ID and dataset.table.vocab_size is None:
             raise ConfigError(
                 f"dataset {dataset.name!r} ({dataset.path}): document {document} has a token id of 2^31 or more; "
                 f"{self._cure_of_wide_ids(source)}"
             )
         raise CorruptionError(
-            f"dataset {dataset.name!r} ({dataset.path}): document {document}: {_FAULTS[fault]}; nothing of it was "
-            f"trained. `penstock verify {dataset.path}` names all that is damaged; prepare it again or restore a copy"
+            f"dataset {dataset.name!r} ({dataset.path}): document {document}: {_FAULTS[fault]}; the step was not "
+            f"returned. `penstock verify {dataset.path}` names all that is damaged; prepare it again or restore a copy"
         )
 
 
@@ -295,7 +351,7 @@ def _has_prefixes(requirements: InputRequirements, rewritings: Sequence[Rewritin
     makes = next((rewriting for rewriting in rewritings if rewriting.bidirectional), None)
     if makes is None:
         return False
-    who = f"{makes.where}: objective {makes.objective.name!r} has prefixes whose tokens see each other"
+    who = f"{makes.where}: objective {makes.objective.name!r} makes bidirectional prefixes"
     if requirements.prefix is not True:
         cannot = "cannot honour them" if requirements.prefix is False else "does not say that it honours them"
         raise ConfigError(

@@ -1,41 +1,37 @@
 """The loader: steps of model inputs, blended, shuffled, packed, resumable at every step.
 
-Every rank runs the same plan and fills only its own rows. With `threads` a planning thread works ahead and a pool
-fills steps; without, all happens in the caller's thread: the steps are the same bit for bit. Working ahead never
-shows in a state: `step.resume_state` is the place after that step.
+Every rank runs the same plan and fills only its own rows. With `threads` > 0, worker threads take turns planning and
+fill steps in parallel; with 0, everything runs in the caller's thread. The steps are the same bit for bit. Prefetching
+is never part of a state: `step.resume_state` is the position after that step.
 
-Which of the steps that were handed out are trained, only their consumer knows; some take steps ahead of training. So
-`state_dict()` is refused while an iterator is held that gave a step.
+Only the consumer knows which of the returned steps are trained, since some consumers take steps ahead of training. So
+`state_dict()` is refused while an iterator that returned a step is alive.
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any, Self, cast, final
 
-from penstock.errors import ConfigError, StateError
+from penstock.core.errors import ConfigError, StateError
+from penstock.core.notebook import card, table
 from penstock.inputs import EVERYTHING, Attention, InputRequirements
 from penstock.loader import companion as companions
 from penstock.loader import state as states
+from penstock.loader.buffers import heap, pinned
 from penstock.loader.companion import Companion
 from penstock.loader.data_parallel import DataParallel, refuse_worker_process
 from penstock.loader.explain import PieceOrigin, explain
 from penstock.loader.fill import Fill
-from penstock.loader.mixture import Mixture, Source
-from penstock.loader.numbers import whole
+from penstock.loader.mixture import Mixture, Sources, whole
 from penstock.loader.plan import Plan, PlanSettings
-from penstock.loader.recycling import heap, pinned
-from penstock.loader.replay import Watch, replay_progress
-from penstock.loader.run import Run
-from penstock.loader.step import Step
-from penstock.loader.steps import StepPlace, StepPlan, StepPlanner
+from penstock.loader.step_iterator import StepPipeline
+from penstock.loader.steps import Step, StepPlace, StepPlan, StepPlanner, Watch, replay_progress
 from penstock.loader.untrained import TargetWatch
 from penstock.packing import Packing
-from penstock.sampling import LENGTH
-from penstock.shards import open_dataset
+from penstock.shards import Corpus, TokenizerInfo
 
 
 @final
@@ -43,7 +39,7 @@ class Loader:
     """Model inputs from a mixture, one optimiser step after another.
 
     ```python
-    loader = ps.Loader(ps.Mixture([ps.Source("data/web")]), sequence_length=4096, rows_per_step=64, seed=7)
+    loader = ps.Loader({"data/web": 0.7, "data/code": 0.3}, sequence_length=4096, rows_per_step=64, seed=7)
     for step in loader:
         for row in step: ...
         save(step.resume_state)
@@ -53,7 +49,8 @@ class Loader:
     `max_epochs`. A last, short step is filled up with empty rows, so that all ranks have as many.
 
     Args:
-        mixture: The sources; a single `Source`, a path or an opened dataset will do.
+        mixture: The sources; a single `Source`, a path, an opened dataset, a list of these, or a mapping of path →
+            share will do.
         sequence_length: Token slots of a row.
         rows_per_step: Rows of one optimiser step over all ranks.
         seed: Seed of orders and keys.
@@ -71,7 +68,7 @@ class Loader:
         prefetch: Steps that are prepared ahead, at most; none are without threads.
         pin_memory: Write into page-locked memory; by default when CUDA is there and torch is already imported. Copy
             such rows with `penstock.to_torch`: it holds them until the GPU has read them, and the loader fills
-            buffers again that nobody holds.
+            buffers again that have no holder.
         companion: Makes something more of each row, in the filling threads; it becomes the row's `distillation`.
 
     Raises:
@@ -81,7 +78,7 @@ class Loader:
 
     def __init__(
         self,
-        mixture: Mixture | Source | Any,
+        mixture: Mixture | Sources,
         *,
         sequence_length: int,
         rows_per_step: int,
@@ -97,7 +94,7 @@ class Loader:
         pin_memory: bool | None = None,
         companion: Companion | None = None,
     ) -> None:
-        self.mixture: Mixture = mixture if isinstance(mixture, Mixture) else Mixture(cast("Any", mixture))
+        given: Mixture = mixture if isinstance(mixture, Mixture) else Mixture(cast(Any, mixture))
         self.settings = PlanSettings(
             sequence_length=whole("sequence_length", sequence_length),
             rows_per_step=whole("rows_per_step", rows_per_step),
@@ -116,10 +113,11 @@ class Loader:
         if not isinstance(self.requirements, InputRequirements):
             raise ConfigError(f"requirements must be penstock.InputRequirements, got {requirements!r}")
         if attention is not None:
-            told = InputRequirements(asked_by=f"Loader(attention={attention!r})", attention=attention)
-            self.requirements = self.requirements.merge(told)
+            own = InputRequirements(asked_by=f"Loader(attention={attention!r})", attention=attention)
+            self.requirements = self.requirements.merge(own)
         self.requirements.require_effect()
-        self.datasets = [_as_dataset(source.path) for source in self.mixture.sources]
+        self.datasets: list[Any] = [source.open() for source in given.sources]
+        self.mixture = given.weighed(self.datasets)
         _require_one_tokenizer(self.mixture, self.datasets)
         self._threads, self._prefetch_steps, self._companion = threads, prefetch, companion
         self._for_pickling = {"pad_id": pad_id, "threads": threads, "prefetch": prefetch, "pin_memory": pin_memory}
@@ -137,9 +135,9 @@ class Loader:
         self._accompany = companions.begin(companion, self.mixture, self.datasets, self._plan.rewritings)
         self._description = states.describe(self._plan)
         self._planner = StepPlanner(self._plan, self.data_parallel.size)
-        self._run: Run | None = None
+        self._run: StepPipeline[StepPlan, Step] | None = None
         self._after = self._planner.first
-        # The iterator that gave the last step, as long as somebody holds it.
+        # The iterator that gave the last step, as long as it has a holder.
         self._giver: weakref.ref[Iterator[Step]] | None = None
 
     def __iter__(self) -> Iterator[Step]:
@@ -159,7 +157,7 @@ class Loader:
         """The iterator; `itself` refers to it."""
         self._move(self._after)
         watch = TargetWatch([source.name for source in self.mixture.sources], self._plan.sizes, self._after)
-        run = self._run = Run(self._planner.next, self._make, self._threads, self._prefetch_steps)
+        run = self._run = StepPipeline(self._planner.next, self._build_step, self._threads, self._prefetch_steps)
         try:
             while (item := run.next()) is not None:
                 plan, step = item
@@ -198,10 +196,35 @@ class Loader:
             f"rank {place.rank} of {place.size})"
         )
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: how steps are made, and what flows into them."""
+        settings = self.settings
+        facts = [
+            ("step", f"{settings.rows_per_step} rows of {settings.sequence_length:,} tokens"),
+            ("packing", settings.packing),
+            ("next step", self.step),
+            ("rank", f"{self.data_parallel.rank} of {self.data_parallel.size}"),
+        ]
+        sources = [
+            (source.name, f"{source.share:g}", type(source.objective).__name__, source.max_epochs or "no limit")
+            for source in self.mixture.sources
+        ]
+        return card("Loader", facts, table(("source", "share", "objective", "epochs at most"), sources))
+
     @property
     def step(self) -> int:
         """Number of the step that comes next."""
         return self._after.step
+
+    @property
+    def filling(self) -> dict[str, Any]:
+        """The arguments that change no plan: `pad_id`, `threads`, `prefetch`, `pin_memory`."""
+        return dict(self._for_pickling)
+
+    @property
+    def companion(self) -> Companion | None:
+        """What else is made of each row."""
+        return self._companion
 
     @property
     def needs_isolation(self) -> bool:
@@ -210,7 +233,7 @@ class Loader:
 
     @property
     def bidirectional_source(self) -> str | None:
-        """Name of the first source whose objective makes bidirectional prefixes; None where there is none."""
+        """Name of the first source with an objective that makes bidirectional prefixes; None where there is none."""
         pairs = zip(self.mixture.sources, self._plan.rewritings, strict=True)
         return next((source.name for source, rewriting in pairs if rewriting.bidirectional), None)
 
@@ -242,7 +265,7 @@ class Loader:
         """
         if self._giver is not None and self._giver() is not None:
             raise StateError(
-                f"state_dict() of a Loader whose iterator is under way, after step {self.step - 1}: whoever iterates "
+                f"state_dict() of a Loader with an iterator under way, after step {self.step - 1}: whoever iterates "
                 "may have taken steps that are not trained yet, which a resume would leave out; save "
                 "`step.resume_state` of the last step that was trained"
             )
@@ -302,8 +325,8 @@ class Loader:
         self._after, self._giver = place, None
         self._planner.start(place)
 
-    def _make(self, plan: StepPlan) -> Step:
-        """Fill this rank's rows of a planned step."""
+    def _build_step(self, plan: StepPlan) -> Step:
+        """Build one step: run Python objectives on all pieces, fill this rank's rows, sum all loss weights."""
         begin, end = self.data_parallel.rows(len(plan.row_starts) - 1)
         self._fill.check_capacity(plan.pieces, plan.row_starts)
         staged = self._fill.stage(plan.pieces)
@@ -314,7 +337,7 @@ class Loader:
             plan.index,
             rows,
             self._fill.weigh(plan.pieces, staged),
-            int(plan.pieces[:, LENGTH].sum()),
+            int(plan.pieces["length"].sum()),
             partial(states.save, self._description, plan.after),
         )
 
@@ -332,11 +355,11 @@ def _step_number(value: Any) -> int:
     return step
 
 
-def _require_one_tokenizer(mixture: Mixture, datasets: list[Any]) -> None:
-    """Ids of two tokenizers mean different things; sources that do not say whose theirs are (Megatron) pass."""
-    first: tuple[str, Any] | None = None
+def _require_one_tokenizer(mixture: Mixture, datasets: Sequence[Corpus]) -> None:
+    """Ids of two tokenizers mean different things; sources that do not name their tokenizer (Megatron) pass."""
+    first: tuple[str, TokenizerInfo] | None = None
     for source, dataset in zip(mixture.sources, datasets, strict=True):
-        info = getattr(dataset, "tokenizer", None)
+        info = dataset.tokenizer
         if info is None or not info.fingerprint:
             continue
         if first is None:
@@ -347,14 +370,6 @@ def _require_one_tokenizer(mixture: Mixture, datasets: list[Any]) -> None:
                 f"{first[0]!r} with {first[1].name!r} ({first[1].fingerprint[:8]}): their ids mean different tokens; "
                 "prepare both with one tokenizer"
             )
-
-
-def _as_dataset(value: Any) -> Any:
-    if isinstance(value, (str, Path)):
-        return open_dataset(value)
-    if not hasattr(value, "table"):
-        raise ConfigError(f"a source must be a path or an opened dataset, got {value!r}")
-    return value
 
 
 def _cuda_in_use() -> bool:

@@ -1,22 +1,58 @@
-"""What flows into a loader: sources with their shares."""
+"""What flows into a loader: sources with their shares.
+
+Numbers that users pass, checked where they come in, so that a wrong one is named and not found later.
+"""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal, TypeAlias, cast, final
 
-from penstock.errors import ConfigError
-from penstock.loader.numbers import real, whole
-from penstock.locations import local_path
+import numpy as np
+
+from penstock.core.errors import ConfigError
+from penstock.core.folders import local_path
 from penstock.objectives import Causal, Objective
 from penstock.sampling import SHUFFLE_CODES, Shuffle, integer_shares
+from penstock.shards import Corpus, corpus_name, is_corpus, open_dataset
+
+
+def whole(name: str, value: Any) -> int:
+    """A whole number of any kind (NumPy's and torch's too) as an int.
+
+    Raises:
+        ConfigError: It is something else; floats are, even without a fraction.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ConfigError(f"{name} must be a whole number, got {value!r}") from None
+
+
+def real(name: str, value: Any) -> float:
+    """A number of any kind as a float; inf and nan are floats too.
+
+    Raises:
+        ConfigError: It is not a number; text that spells one is none.
+    """
+    if not isinstance(value, (str, bytes)):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            pass
+    raise ConfigError(f"{name} must be a number, got {value!r}")
+
 
 TooLong = Literal["split", "drop", "truncate", "error"]
 """A document longer than a row. `split`: in parts, each a document of its own, and no target is lost. `drop`,
 `truncate`: counted. `error`: refused, naming its origin."""
 
 TOO_LONG: tuple[str, ...] = ("split", "drop", "truncate", "error")
+
+TOKENS: Literal["tokens"] = "tokens"
+"""The share of a source that counts as much as it has tokens."""
 
 
 @final
@@ -39,14 +75,16 @@ class ShareChange:
 @final
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One dataset in a mixture."""
+    """One corpus in a mixture: a dataset, or several whose documents are shuffled together."""
 
-    path: Any
-    """A dataset folder, a Megatron prefix, or an opened dataset."""
-    share: float = 1.0
-    """Share of the tokens, relative to the other sources'."""
+    path: str | Path | Corpus | Sequence[str | Path | Corpus]
+    """A dataset folder, a Megatron prefix, or an opened dataset; or a list of these or a glob, as one corpus."""
+    share: float | Literal["tokens"] = 1.0
+    """Share of the tokens, relative to the other sources'. tokens: the tokens of the documents in use; then of all
+    sources."""
     name: str = ""
-    """Unique in the mixture; shuffle and keys depend on it. By default the last part of the path."""
+    """Unique in the mixture; shuffle and keys depend on it. By default the last part of the path, or of the glob; of a
+    list that of its first entry, and how many more there are."""
     objective: Objective = field(default_factory=Causal)
     """What is trained on these documents."""
     max_epochs: float | None = None
@@ -60,14 +98,16 @@ class Source:
 
     def __post_init__(self) -> None:
         if not self.name:
-            path = getattr(self.path, "name", None) if not isinstance(self.path, (str, Path)) else Path(self.path).name
-            object.__setattr__(self, "name", str(path))
+            object.__setattr__(self, "name", corpus_name(self.path))
         where = f"source {self.name!r}"
-        if isinstance(self.path, (str, Path)):
-            local_path(self.path, f"the dataset of {where}")
-        object.__setattr__(self, "share", real(f"{where}: share", self.share))
-        if not (self.share >= 0 and math.isfinite(self.share)):
-            raise ConfigError(f"{where}: share must be at least 0 and finite, got {self.share:g}")
+        self._accept_path(where)
+        if isinstance(self.share, str) and self.share != TOKENS:
+            raise ConfigError(f"{where}: share must be a number or 'tokens', got {self.share!r}")
+        if not isinstance(self.share, str):
+            share = real(f"{where}: share", self.share)
+            if not (share >= 0 and math.isfinite(share)):
+                raise ConfigError(f"{where}: share must be at least 0 and finite, got {share:g}")
+            object.__setattr__(self, "share", share)
         if self.max_epochs is not None:
             object.__setattr__(self, "max_epochs", real(f"{where}: max_epochs", self.max_epochs))
         if self.max_epochs is not None and not (self.max_epochs > 0 and math.isfinite(self.max_epochs)):
@@ -91,31 +131,75 @@ class Source:
         if self.too_long is not None and self.too_long not in TOO_LONG:
             raise ConfigError(f"{where}: too_long must be one of {', '.join(TOO_LONG)}, got {self.too_long!r}")
 
+    def _accept_path(self, where: str) -> None:
+        """Check what can be checked before anything is opened; freeze a list."""
+        given: Any = self.path
+        if listed := isinstance(given, (list, tuple)):
+            given = tuple(given)
+            object.__setattr__(self, "path", given)
+            if not given:
+                raise ConfigError("a source needs at least one dataset, got an empty list")
+        for path in given if listed else [given]:
+            if isinstance(path, (str, Path)):
+                local_path(path, f"the dataset of {where}")
+            elif not is_corpus(path):
+                what = f"{where}: each part" if listed else "a source"
+                raise ConfigError(f"{what} must be a path or an opened dataset, got {path!r}")
+
+    def open(self) -> Corpus:
+        """The dataset at the path, or those at the paths joined; an opened one as it is.
+
+        Raises:
+            FormatError: There is no dataset, or nothing matches a glob.
+            CorruptionError: One is damaged.
+            ConfigError: One needs more to be opened than a path, or two cannot be one corpus.
+        """
+        given: Any = self.path
+        return cast(Corpus, given) if is_corpus(given) else open_dataset(given)
+
+    def count_tokens(self, corpus: Corpus) -> int:
+        """Tokens of the documents in use, those that `slice` leaves."""
+        if self.slice == (0.0, 1.0):
+            return corpus.num_tokens
+        first, last = (round(edge * len(corpus)) for edge in self.slice)
+        return int(corpus.table.lengths[first:last, 0].sum(dtype=np.int64))
+
+
+Sources: TypeAlias = Source | str | Path | Corpus | Sequence[Source | str | Path | Corpus] | Mapping[str, float]
+"""What a mixture is made of: one source or several, or a mapping of path → share."""
+
 
 @final
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Sources blended by share, token-exact; shares may change at given steps."""
+    """Sources blended by share, token-exact; shares may change at given steps.
+
+    ```python
+    Mixture([Source("data/web", 0.7), Source("data/code", 0.3, max_epochs=4)])
+    Mixture({"data/web-*": 0.7, "data/code": 0.3})
+    ```
+    """
 
     sources: Sequence[Source]
-    """At least one; names are unique."""
+    """At least one; names are unique. Also a single one, a path, or a mapping of path → share."""
     changes: Sequence[ShareChange] = ()
     """Changes of shares, by rising step."""
 
     def __post_init__(self) -> None:
         given: Any = self.sources
-        if isinstance(given, (Source, str, Path)) or hasattr(given, "table") or not isinstance(given, Iterable):
+        if isinstance(given, Mapping):
+            given = [Source(path, share) for path, share in given.items()]
+        elif isinstance(given, (Source, str, Path)) or is_corpus(given) or not isinstance(given, Iterable):
             given = [given]
         sources = tuple(source if isinstance(source, Source) else Source(source) for source in given)
         object.__setattr__(self, "sources", sources)
         names = [source.name for source in self.sources]
         if not names:
             raise ConfigError("a mixture needs at least one source")
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ConfigError(
-                f"two sources are called {twice[0]!r}; give each its own name, as order and keys depend on it"
-            )
+        for name in names:
+            if names.count(name) > 1:
+                self._refuse_twice(name)
+        self._check_shares_by_tokens(names)
         steps = [change.step for change in self.changes]
         if steps != sorted(set(steps)) or (steps and steps[0] < 1):
             raise ConfigError(f"changes of shares must be at rising steps from 1 on, got {steps}")
@@ -126,15 +210,70 @@ class Mixture:
                     f"the change at step {change.step} names {unknown[0]!r}; sources are {', '.join(names)}"
                 )
 
-        for step, shares in self.phases():
+        numbers = [1.0 if source.share == TOKENS else float(source.share) for source in self.sources]
+        for step, shares in self._phases(numbers):
             try:
                 integer_shares(shares)
             except ConfigError as error:
                 raise ConfigError(f"from step {step} on: {error}") from None
 
+    def _refuse_twice(self, name: str) -> None:
+        first, second, *_ = (source.path for source in self.sources if source.name == name)
+        if isinstance(first, (str, Path)) and isinstance(second, (str, Path)):
+            if Path(first).resolve() == Path(second).resolve():
+                raise ConfigError(
+                    f"{first} is given twice; add its shares up, or give each source its own name, objective or slice"
+                )
+            name = f"{name!r} ({first} and {second})"
+        else:
+            name = repr(name)
+        raise ConfigError(
+            f"two sources are called {name}; give each its own name, as order and keys depend on it: Source(path, "
+            "share, name=…)"
+        )
+
+    @property
+    def by_tokens(self) -> bool:
+        """Whether sources have the share `tokens`, which `weighed` makes numbers of."""
+        return any(source.share == TOKENS for source in self.sources)
+
+    def _check_shares_by_tokens(self, names: Sequence[str]) -> None:
+        """All sources have the share `tokens` or none; a change from it to numbers gives one to each source."""
+        other = next((source for source in self.sources if source.share != TOKENS), None)
+        if not self.by_tokens:
+            return
+        if other is not None:
+            first = next(source for source in self.sources if source.share == TOKENS)
+            raise ConfigError(
+                f"source {first.name!r} has share 'tokens' and source {other.name!r} has share {other.share:g}, which "
+                "is no number of tokens; give all sources 'tokens', or all of them numbers"
+            )
+        if self.changes and (left := [name for name in names if name not in self.changes[0].shares]):
+            raise ConfigError(
+                f"the change at step {self.changes[0].step} gives no share to {left[0]!r}, whose share is 'tokens' so "
+                "far: the first change must name every source"
+            )
+
+    def weighed(self, corpora: Sequence[Corpus]) -> "Mixture":
+        """The same with numbers of tokens in place of the share `tokens`; `corpora` are the opened sources."""
+        if not self.by_tokens:
+            return self
+        pairs = zip(self.sources, corpora, strict=True)
+        sources = [replace(source, share=float(source.count_tokens(corpus))) for source, corpus in pairs]
+        return Mixture(sources, self.changes)
+
     def phases(self) -> list[tuple[int, list[float]]]:
-        """(first step, shares in the order of the sources) of each stretch with the same shares, from step 0."""
-        shares = {source.name: source.share for source in self.sources}
+        """(first step, shares in the order of the sources) of each stretch with the same shares, from step 0.
+
+        Raises:
+            ConfigError: Shares are `tokens`, and the mixture was not `weighed`.
+        """
+        if self.by_tokens:
+            raise ConfigError("the shares are 'tokens': numbers of them are known once the sources are open (weighed)")
+        return self._phases([float(source.share) for source in self.sources])
+
+    def _phases(self, first: Sequence[float]) -> list[tuple[int, list[float]]]:
+        shares = dict(zip((source.name for source in self.sources), first, strict=True))
         phases = [(0, list(shares.values()))]
         for change in self.changes:
             shares.update(change.shares)

@@ -8,18 +8,22 @@ second. A window is packed as a whole and never reaches over a change of shares,
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Annotated, final
 
 import numpy as np
 
-from penstock.compiled import address_of
-from penstock.errors import ConfigError, RecordError, StateError
+from penstock.core.arrays import Int64, Records
+from penstock.core.compiled import address_of
+from penstock.core.errors import ConfigError, RecordError, StateError
+from penstock.core.randomness import key_for, mix
 from penstock.inputs import Attention
 from penstock.loader._kernels import (
     BEST_FIT_DECREASING,
+    CURSOR,
     FINISHED,
-    PIECE_COLUMNS,
+    PIECE,
     PIECES_FULL,
+    PROGRESS,
     WINDOW_FULL,
     pack_window,
     plan_window,
@@ -29,28 +33,22 @@ from penstock.loader.mixture import TOO_LONG, Mixture, Source
 from penstock.loader.rewriting import Rewriting
 from penstock.loader.untrained import require_targets
 from penstock.packing import PACKINGS, Packing, scratch
-from penstock.randomness import key_for, mix
 from penstock.sampling import (
-    COLUMNS,
-    DROPPED,
-    EMPTY,
-    LENGTH,
-    POSITION,
+    ENTRY,
     SHUFFLE_CODES,
+    SKIPPED,
     UNIT,
     Permutation,
     draw,
     integer_shares,
 )
-
-Int64 = np.ndarray[Any, np.dtype[np.int64]]
+from penstock.shards import Corpus
 
 FIRST_WINDOW_ROWS = 16
 """Rows of the first window; each later one is twice as large, up to `window_rows`: the first row comes at once."""
 BUFFER_ENTRIES = 32768
 """Entries in the buffers of all sources together."""
 UNLIMITED = np.iinfo(np.int64).max
-_SKIPPED = [EMPTY, DROPPED]
 _TOGETHER = 1 << 20
 """Skipped documents that are looked at together, for the memory."""
 
@@ -58,7 +56,7 @@ _TOGETHER = 1 << 20
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings:
-    """What decides the plan, besides the mixture."""
+    """What decides the plan, apart from the mixture."""
 
     sequence_length: int
     """Token slots of a row."""
@@ -113,12 +111,12 @@ class Place:
     """Rows planned before it."""
     window: int
     """Windows planned before it."""
-    cursors: Int64
-    """[sources, 2]: documents taken over all epochs, and the first token of the next part of a split document."""
-    credits: Int64
-    """[sources]: what each source is owed, in tokens times UNIT."""
-    skipped: Int64
-    """[sources, 4]: empty documents, dropped documents, their tokens, tokens cut off; since the beginning."""
+    cursors: Annotated[Records, CURSOR, "sources"]
+    """How far each was taken."""
+    credits: Annotated[Int64, "sources"]
+    """Tokens that each source may still take before the others, times UNIT; below 0: it is ahead."""
+    skipped: Annotated[Records, SKIPPED, "sources"]
+    """What was left out since the beginning."""
 
 
 @final
@@ -128,10 +126,10 @@ class Window:
 
     place: Place
     """Where the window begins."""
-    pieces: Int64
-    """[pieces, PIECE_COLUMNS], row after row."""
-    row_starts: Int64
-    """[rows + 1]: the pieces of row i are row_starts[i] … row_starts[i + 1] − 1."""
+    pieces: Annotated[Records, PIECE, "pieces"]
+    """Row after row."""
+    row_starts: Annotated[Int64, "rows+1"]
+    """The pieces of row i are row_starts[i] … row_starts[i + 1] − 1."""
 
     @property
     def num_rows(self) -> int:
@@ -145,11 +143,11 @@ class Plan:
 
     Args:
         mixture: The sources; `datasets` are theirs, opened.
-        datasets: One for each source, with `table` and `fingerprint`.
-        settings: What decides the plan besides.
+        datasets: One for each source.
+        settings: What else decides the plan.
     """
 
-    def __init__(self, mixture: Mixture, datasets: Sequence[Any], settings: PlanSettings) -> None:
+    def __init__(self, mixture: Mixture, datasets: Sequence[Corpus], settings: PlanSettings) -> None:
         settings.require_effect(mixture)
         self.mixture, self.datasets, self.settings = mixture, list(datasets), settings
         self._draws = [
@@ -160,17 +158,17 @@ class Plan:
         self._phase_shares = [shares for _, shares in phases]
         count = len(self._draws)
         self._capacity = min(4096, max(64, BUFFER_ENTRIES // count))
-        self._entries = np.zeros((count * (self._capacity + 1), COLUMNS), np.int64)
+        self._entries = np.zeros(count * (self._capacity + 1), ENTRY)
         self._scratch = scratch(settings.sequence_length, settings.window_rows)
-        self._pieces = np.empty((4096, PIECE_COLUMNS), np.int64)
+        self._pieces = np.empty(4096, PIECE)
         self._row_of = np.empty(4096, np.int64)
         self.restore(
             Place(
                 row=0,
                 window=0,
-                cursors=np.zeros((count, 2), np.int64),
+                cursors=np.zeros(count, CURSOR),
                 credits=np.zeros(count, np.int64),
-                skipped=np.zeros((count, 4), np.int64),
+                skipped=np.zeros(count, SKIPPED),
             )
         )
 
@@ -180,8 +178,8 @@ class Plan:
         return [draw.rewriting for draw in self._draws]
 
     @property
-    def sizes(self) -> Int64:
-        """Documents of an epoch of each source, [sources]."""
+    def sizes(self) -> Annotated[Int64, "sources"]:
+        """Documents of an epoch of each source."""
         return np.array([draw.size for draw in self._draws], np.int64)
 
     def place(self) -> Place:
@@ -204,8 +202,10 @@ class Plan:
         self._heads = np.arange(count, dtype=np.int64) * (self._capacity + 1)
         self._ends = self._heads.copy()
         self._refill_size = np.full(count, min(64, self._capacity))
-        self._tail_skips = np.zeros((count, 4), np.int64)
-        self._finished = np.array([draw.is_finished(place.cursors[i, 0]) for i, draw in enumerate(self._draws)])
+        self._tail_skips = np.zeros(count, SKIPPED)
+        self._finished = np.array(
+            [draw.is_finished(place.cursors["position"][i]) for i, draw in enumerate(self._draws)]
+        )
 
     def windows(self) -> Iterator[Window]:
         """Windows from here on, until every source is finished."""
@@ -223,7 +223,7 @@ class Plan:
             count, rows = self._take_and_sort(place, max_rows)
         if count == 0:
             return None
-        pieces, row_starts = np.empty((count, PIECE_COLUMNS), np.int64), np.empty(rows + 1, np.int64)
+        pieces, row_starts = np.empty(count, PIECE), np.empty(rows + 1, np.int64)
         sort_by_row(self._pieces[:count], self._row_of[:count], rows, pieces, row_starts)
         self._row += rows
         self._window += 1
@@ -235,7 +235,7 @@ class Plan:
         following = bisect_right(self._phase_rows, self._row)
         return min(rows, self._phase_rows[following] - self._row) if following < len(self._phase_rows) else rows
 
-    def _shares(self) -> Int64:
+    def _shares(self) -> Annotated[Int64, "sources"]:
         """The shares in force for the next window, without finished sources."""
         phase = bisect_right(self._phase_rows, self._row) - 1
         shares = self._phase_shares[phase]
@@ -259,7 +259,7 @@ class Plan:
     def _take(self, packing: int, max_rows: int, max_pieces: int) -> tuple[int, int]:
         """Run the window kernel to its end, refilling buffers; returns (pieces, rows)."""
         shares = self._shares()
-        progress = np.zeros(3, np.int64)
+        progress = np.zeros(1, PROGRESS)
         self._scratch[2][:] = 0
         self._scratch[3][:] = 0
         while True:
@@ -268,10 +268,12 @@ class Plan:
                 self._credits, self._heads, self._ends, self._entries, UNIT, self._skipped, self._cursors,
                 self._pieces, self._row_of, progress, *self._scratch,
             )  # fmt: skip
-            if status in (WINDOW_FULL, FINISHED) or (status == PIECES_FULL and progress[0] == max_pieces):
-                return int(progress[0]), int(progress[1])
+            pieces, rows = int(progress["pieces"][0]), int(progress["rows"][0])
+            if status in (WINDOW_FULL, FINISHED) or (status == PIECES_FULL and pieces == max_pieces):
+                return pieces, rows
             if status == PIECES_FULL:
-                self._pieces = np.concatenate([self._pieces, np.empty_like(self._pieces)])
+                taken, self._pieces = self._pieces, np.empty(2 * len(self._pieces), PIECE)
+                self._pieces[: len(taken)] = taken
                 self._row_of = np.concatenate([self._row_of, np.empty_like(self._row_of)])
             elif not self._refill(status):
                 self._finished[status] = True
@@ -281,7 +283,7 @@ class Plan:
         """Best fit, longest first: take a window's worth of tokens; if it needs more rows, take fewer and try again."""
         count, _ = self._take(BEST_FIT_DECREASING, max_rows, UNLIMITED)
         while count:
-            lengths = np.ascontiguousarray(self._pieces[:count, LENGTH])
+            lengths = np.ascontiguousarray(self._pieces["length"][:count])
             rows = pack_window(
                 lengths,
                 self.settings.sequence_length,
@@ -301,16 +303,18 @@ class Plan:
         base = source * (self._capacity + 1)
         size = int(self._refill_size[source])
         buffer = self._entries[base : base + size + 1]
-        buffer[0, EMPTY:] = self._tail_skips[source]
+        skipped = buffer["skipped"]
+        skipped[0] = self._tail_skips[source]
         count, position, begin = self._draws[source].fill(buffer, *self._drawn[source])
         self._drawn[source] = position, begin
         self._refill_size[source] = min(2 * size, self._capacity)
         if count == 0:
-            self._skipped[source] += buffer[0, EMPTY:]
+            for name in SKIPPED.names or ():
+                self._skipped[name][source] += skipped[name][0]
             self._tail_skips[source] = 0
             self._cursors[source] = position, 0
             return False
-        self._tail_skips[source] = buffer[count, EMPTY:]
+        self._tail_skips[source] = skipped[count]
         self._heads[source], self._ends[source] = base, base + count
         return True
 
@@ -319,7 +323,7 @@ class Plan:
 class _Draw:
     """One source's stream: positions to entries."""
 
-    def __init__(self, source: Source, dataset: Any, settings: PlanSettings) -> None:
+    def __init__(self, source: Source, dataset: Corpus, settings: PlanSettings) -> None:
         table = dataset.table
         self.source, self.dataset = source, dataset
         self.first = round(source.slice[0] * table.num_documents)
@@ -357,7 +361,7 @@ class _Draw:
         """Whether nothing is left from this position on."""
         return position >= self.last
 
-    def fill(self, entries: Int64, position: int, begin: int) -> tuple[int, int, int]:
+    def fill(self, entries: Annotated[Records, ENTRY, "entries"], position: int, begin: int) -> tuple[int, int, int]:
         """Entries from (position, begin) on; returns (number, next position, next begin).
 
         Raises:
@@ -367,24 +371,29 @@ class _Draw:
         """
         # At most two epochs, in which there is a document that may be used: some are nearly all skipped.
         stop, before = min(self.last, int(position) + max(2 * self.size, len(entries))), position
-        skipped = entries[0, _SKIPPED].sum()
+        known = self._left_out(entries[:1])
         count, position, begin, refused = draw(
             position, begin, stop, self.size, self.first, np.uint64(self.key), SHUFFLE_CODES[self.source.shuffle],
             np.uint64(address_of(self.lengths)), np.uint64(self.lengths.strides[0]), self.limit,
             TOO_LONG.index(self.too_long), entries,
         )  # fmt: skip
-        if entries[: count + 1, _SKIPPED].sum() > skipped:
-            self._check_skipped(before, position, entries[:count, POSITION])
+        if self._left_out(entries[: count + 1]) > known:
+            self._check_skipped(before, position, entries["position"][:count])
         if refused >= 0 and count == 0:
             self._refuse(refused, begin)
         if count and not self.rewriting.is_causal:
             self.rewriting.measure(entries[:count])
         return count, position, begin
 
-    def _check_skipped(self, begin: int, end: int, taken: Int64) -> None:
-        """Hold the lengths of the documents that were not taken from [begin, end) against their shards.
+    @staticmethod
+    def _left_out(entries: Annotated[Records, ENTRY, "entries"]) -> int:
+        """Documents that were left out before these entries."""
+        return int(entries["skipped"]["empty"].sum() + entries["skipped"]["dropped"].sum())
 
-        A row holds those that were taken, and the fill checks them then; nobody else reads these.
+    def _check_skipped(self, begin: int, end: int, taken: Annotated[Int64, "entries"]) -> None:
+        """Check the lengths of the documents that were not taken from [begin, end) against their shards.
+
+        A row holds those that were taken, and the fill checks them then; the others are checked only here.
         """
         while begin < end:
             epoch, place = divmod(begin, self.size)

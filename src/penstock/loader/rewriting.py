@@ -5,19 +5,21 @@ measured and rewritten, and put back at the very beginning and end. The key of a
 (seed, source, epoch, document, part).
 """
 
-from typing import Any, final
+from typing import Annotated, Any, final
 
 import numpy as np
 
-from penstock.compiled import address_of
-from penstock.errors import ConfigError
+from penstock.core.arrays import Int64, Records, UInt64
+from penstock.core.compiled import address_of
+from penstock.core.errors import ConfigError
+from penstock.core.randomness import key_for, mix_array
 from penstock.loader import _document_kernels as k
+from penstock.loader._kernels import PIECE
 from penstock.loader.mixture import Source
 from penstock.objectives import Causal, Facts, Objective, Written
-from penstock.randomness import key_for, mix_array
-from penstock.sampling import BEGIN, DOCUMENT, LENGTH, POSITION, TOKENS
-
-Int64 = np.ndarray[Any, np.dtype[np.int64]]
+from penstock.sampling import ENTRY
+from penstock.shards import Corpus
+from penstock.tokenizers import Tokenizer
 
 
 @final
@@ -25,18 +27,18 @@ class Rewriting:
     """The objective of one source, resolved.
 
     Args:
-        source: Whose objective it is.
+        source: The source that has the objective.
         dataset: Its documents.
         size: Documents of an epoch.
         seed: The run's.
         sequence_length: Token slots of a row.
 
     Raises:
-        ConfigError: The objective cannot work with this tokenizer or row, or says itself in a way that changes from
-            process to process.
+        ConfigError: The objective cannot work with this tokenizer or row, or its repr contains a memory
+            address, so it differs between processes.
     """
 
-    def __init__(self, source: Source, dataset: Any, size: int, seed: int, sequence_length: int) -> None:
+    def __init__(self, source: Source, dataset: Corpus, size: int, seed: int, sequence_length: int) -> None:
         self.where, self.sequence_length = f"source {source.name!r}", sequence_length
         self._dataset, self._size = dataset, size
         self._key = np.uint64(key_for(seed, "objective", source.name))
@@ -60,7 +62,7 @@ class Rewriting:
 
     @property
     def bidirectional(self) -> bool:
-        """Whether documents may have a prefix whose tokens see each other."""
+        """Whether documents may have a prefix with tokens that see each other."""
         return bool(getattr(self.objective, "bidirectional", False))
 
     @property
@@ -76,50 +78,49 @@ class Rewriting:
             where=self.where,
             tokenizer=self._tokenizer,
             sequence_length=self.sequence_length,
-            longest=int(self._dataset.longest),
+            longest=self._dataset.longest,
         )
         resolved: Objective = resolve(facts)
         return resolved
 
-    def _tokenizer(self) -> Any:
-        tokenizer = getattr(self._dataset, "loaded_tokenizer", None)
+    def _tokenizer(self) -> Tokenizer:
+        tokenizer = self._dataset.loaded_tokenizer
         if tokenizer is None:
             raise ConfigError(
                 f"{self.where}: no tokenizer lies in the dataset's folder, so tokens have no names; give ids instead"
             )
         return tokenizer
 
-    def table_columns(self, line: np.ndarray[Any, np.dtype[np.uint64]]) -> None:
-        """Fill in the columns of a source's line that say what is done with its documents."""
-        line[k.KEY], line[k.EPOCH] = self._key, self._size
-        line[k.FRAMED] = self._framed[0] + 2 * self._framed[1]
-        line[k.OBJECTIVE] = k.CAUSAL if self.is_causal else k.STAGED
+    def describe(self, line: np.void) -> None:
+        """Fill in the fields of a source's record `TABLE` that say what is done with its documents."""
+        line["key"], line["epoch_documents"] = self._key, self._size
+        line["begins_with_bos"], line["ends_with_eos"] = self._framed
+        line["objective"] = k.CAUSAL if self.is_causal else k.STAGED
         if self._program is not None:
-            line[k.OBJECTIVE], line[k.PROGRAM], line[k.PROGRAM_WORDS] = (
-                k.COMPILED,
-                address_of(self._program),
-                len(self._program),
-            )
+            line["objective"] = k.COMPILED
+            line["program"], line["program_words"] = address_of(self._program), len(self._program)
 
-    def words(self, pieces: Int64) -> tuple[Int64, Int64, Int64]:
-        """For each piece: whether BOS is taken off, whether EOS is, and how many tokens are left; int64 [pieces] each.
+    def words(
+        self, pieces: Annotated[Records, "pieces"]
+    ) -> tuple[Annotated[Int64, "pieces"], Annotated[Int64, "pieces"], Annotated[Int64, "pieces"]]:
+        """For each piece, or each entry: whether BOS is taken off, whether EOS is, and how many tokens are left.
 
         Where nothing would be left, nothing is taken off, and there are 0 words.
         """
-        stored = self._dataset.table.lengths[pieces[:, DOCUMENT], 0].astype(np.int64)
-        head = ((pieces[:, BEGIN] == 0) & self._framed[0]).astype(np.int64)
-        tail = ((pieces[:, BEGIN] + pieces[:, TOKENS] == stored) & self._framed[1]).astype(np.int64)
-        words = pieces[:, TOKENS] - head - tail
+        stored = self._dataset.table.lengths[pieces["document"], 0].astype(np.int64)
+        head = ((pieces["begin"] == 0) & self._framed[0]).astype(np.int64)
+        tail = ((pieces["begin"] + pieces["tokens"] == stored) & self._framed[1]).astype(np.int64)
+        words = pieces["tokens"] - head - tail
         head[words <= 0] = tail[words <= 0] = 0
         return head, tail, np.maximum(words, 0)
 
-    def keys(self, pieces: Int64) -> np.ndarray[Any, np.dtype[np.uint64]]:
-        """The key of each piece, uint64 [pieces]."""
-        epoch = pieces[:, POSITION] // self._size
-        return mix_array(mix_array(mix_array(self._key, epoch), pieces[:, DOCUMENT]), pieces[:, BEGIN])
+    def keys(self, pieces: Annotated[Records, "pieces"]) -> Annotated[UInt64, "pieces"]:
+        """The key of each piece, or of each entry."""
+        epoch = pieces["position"] // self._size
+        return mix_array(mix_array(mix_array(self._key, epoch), pieces["document"]), pieces["begin"])
 
-    def measure(self, entries: Int64) -> None:
-        """Write how many slots each entry takes into its LENGTH.
+    def measure(self, entries: Annotated[Records, ENTRY, "entries"]) -> None:
+        """Write how many slots each entry takes into its `length`.
 
         Raises:
             ConfigError: The objective gives an impossible number.
@@ -130,28 +131,28 @@ class Rewriting:
         if measured.shape != (some.sum(),) or measured.dtype.kind not in "iu":
             raise ConfigError(
                 f"{self.where}: objective {self.objective.name!r} measures {some.sum()} documents as {measured.dtype} "
-                f"{list(measured.shape)}; due is a whole number for each"
+                f"{list(measured.shape)}; expected a whole number for each"
             )
-        entries[some, LENGTH] = measured + head[some] + tail[some]
-        lengths = entries[:, LENGTH]
+        lengths = entries["length"]
+        lengths[some] = measured + head[some] + tail[some]
         if len(bad := np.flatnonzero((lengths < 1) | (lengths > self.sequence_length))):
             raise ConfigError(
-                f"{self.where}: objective {self.objective.name!r} measures a document of {entries[bad[0], TOKENS]} "
+                f"{self.where}: objective {self.objective.name!r} measures a document of {entries['tokens'][bad[0]]} "
                 f"tokens as {lengths[bad[0]]}; rows hold 1 … {self.sequence_length}"
             )
 
-    def task(self, piece: Int64) -> str:
+    def task(self, piece: np.void) -> str:
         """The name of what is done to a piece; empty where the objective has no names."""
         name = getattr(self.objective, "task", None)
-        words = int(self.words(piece[None])[2][0])
-        return "" if name is None or not words else str(name(words, int(self.keys(piece[None])[0])))
+        words = int(self.words(_alone(piece))[2][0])
+        return "" if name is None or not words else str(name(words, int(self.keys(_alone(piece))[0])))
 
     @property
     def task_names(self) -> tuple[str, ...]:
         """What `tasks` may give."""
         return tuple(getattr(self.objective, "task_names", ())) or (self.objective.name,)
 
-    def tasks(self, pieces: Int64) -> list[str]:
+    def tasks(self, pieces: Annotated[Records, PIECE, "pieces"]) -> list[str]:
         """What is done to each piece, one of `task_names`; the first of them where nothing of it can be trained."""
         first, *others = self.task_names
         if not others:
@@ -160,18 +161,18 @@ class Rewriting:
         words, keys = self.words(pieces)[2].tolist(), self.keys(pieces).tolist()
         return [name(length, key) if length else first for length, key in zip(words, keys, strict=True)]
 
-    def write(self, piece: Int64) -> Written:
-        """Rewrite one piece in Python; what the compiled fill does, for any objective.
+    def write(self, piece: np.void) -> Written:
+        """Rewrite one piece in Python: equivalent to the compiled rewriting, and works for every objective.
 
         Raises:
             ConfigError: The objective does not write what it measured.
         """
-        head, tail, words = (int(part[0]) for part in self.words(piece[None]))
-        document = self._dataset[int(piece[DOCUMENT])]
-        here = slice(int(piece[BEGIN]), int(piece[BEGIN] + piece[TOKENS]))
+        head, tail, words = (int(part[0]) for part in self.words(_alone(piece)))
+        document = self._dataset[int(piece["document"])]
+        here = slice(int(piece["begin"]), int(piece["begin"] + piece["tokens"]))
         if document.tokens[here].max(initial=0) >= 2**31:
             raise ConfigError(
-                f"{self.where}: document {int(piece[DOCUMENT])} has a token id of 2^31 or more; objective "
+                f"{self.where}: document {int(piece['document'])} has a token id of 2^31 or more; objective "
                 f"{self.objective.name!r} works on ids below 2^31 only"
             )
         tokens, weights = document.tokens[here].astype(np.int32), document.loss_weights[here]
@@ -180,9 +181,9 @@ class Rewriting:
         inner = slice(head, head + words)
         weighted = self._dataset.table.has_spans
         written = self.objective.write(
-            tokens[inner], weights[inner] if weighted else None, int(self.keys(piece[None])[0])
+            tokens[inner], weights[inner] if weighted else None, int(self.keys(_alone(piece))[0])
         )
-        self._check(written, int(piece[LENGTH]) - head - tail)
+        self._check(written, int(piece["length"]) - head - tail)
         inside = np.ones(len(written.tokens), np.float32) if written.weights is None else written.weights
         kept, eos = len(inside) - written.padding, slice(head + words, None)
         parts = [written.tokens[:kept], tokens[eos], written.tokens[kept:]]
@@ -194,22 +195,27 @@ class Rewriting:
             padding=written.padding,
         )
 
-    def _check(self, written: Written, due: int) -> None:
+    def _check(self, written: Written, slots: int) -> None:
         name, tokens, weights = self.objective.name, np.asarray(written.tokens), written.weights
         problem = None
-        if tokens.shape != (due,) or tokens.dtype.kind not in "iu":
-            problem = f"wrote {tokens.dtype} {list(tokens.shape)} tokens where it had measured {due}"
-        elif weights is not None and (np.shape(weights) != (due,) or not np.isfinite(weights).all()):
-            problem = f"wrote weights of shape {list(np.shape(weights))} that are not {due} finite numbers"
+        if tokens.shape != (slots,) or tokens.dtype.kind not in "iu":
+            problem = f"wrote {tokens.dtype} {list(tokens.shape)} tokens where it had measured {slots}"
+        elif weights is not None and (np.shape(weights) != (slots,) or not np.isfinite(weights).all()):
+            problem = f"wrote weights of shape {list(np.shape(weights))} that are not {slots} finite numbers"
         elif tokens.min(initial=0) < 0 or tokens.max(initial=0) >= 2**31:
             problem = "wrote ids outside 0 … 2^31 − 1"
-        elif not 0 <= written.prefix <= due or (written.prefix and not self.bidirectional):
-            problem = f"wrote a prefix of {written.prefix} in {due} tokens, with bidirectional = {self.bidirectional}"
-        elif not 0 <= written.padding < due or (written.padding and weights is None):
-            problem = f"wrote {written.padding} slots of padding in {due}, which need weights of 0"
-        elif weights is not None and np.any(weights[due - written.padding :]):
-            problem = f"wrote {written.padding} slots of padding whose weights are not 0"
+        elif not 0 <= written.prefix <= slots or (written.prefix and not self.bidirectional):
+            problem = f"wrote a prefix of {written.prefix} in {slots} tokens, with bidirectional = {self.bidirectional}"
+        elif not 0 <= written.padding < slots or (written.padding and weights is None):
+            problem = f"wrote {written.padding} slots of padding in {slots}, which need weights of 0"
+        elif weights is not None and np.any(weights[slots - written.padding :]):
+            problem = f"wrote {written.padding} slots of padding with weights other than 0"
         if problem:
             raise ConfigError(
                 f"{self.where}: objective {name!r} {problem}; penstock.objectives.check_objective tries an objective"
             )
+
+
+def _alone(piece: np.void) -> Annotated[Records, "1"]:
+    """A piece as an array of one."""
+    return np.asarray(piece).reshape(1)

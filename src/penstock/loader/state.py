@@ -1,4 +1,11 @@
-"""What a loader saves: a place in the plan, and what the plan was made from.
+"""What a loader saves: a place in the plan, and what the plan was made from, in few bytes.
+
+Columns of integers in few bytes: each number takes the bits that its column needs, and a zero takes one.
+
+For states: their counters differ by source and grow during a run, so their bytes alone compress badly. A number
+costs the bits of the difference between the largest and the smallest of its column, whatever their size.
+
+What a loader saves: a place in the plan, and what the plan was made from.
 
 A state is a small dict that JSON can hold. It fits any number of ranks that divides the step, and any number of
 threads. What the model is given of a row (arrays, dtypes, who attends to whom) is no part of it: it changes no plan.
@@ -10,15 +17,65 @@ import hashlib
 import json
 import struct
 import zlib
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from penstock.errors import StateError
-from penstock.loader.compact import pack, unpack
+from penstock.core.arrays import Int64, Records
+from penstock.core.errors import StateError
+from penstock.loader._kernels import CURSOR
 from penstock.loader.mixture import TOO_LONG
 from penstock.loader.plan import Place, Plan
 from penstock.loader.steps import StepPlace
+from penstock.sampling import SKIPPED
+
+_HEAD = struct.Struct("<qB")
+"""Of each column: its smallest number that is not 0, and the bits of each number's distance from it."""
+
+
+def pack(numbers: Annotated[Int64, "rows columns"]) -> bytes:
+    """Numbers as bytes, for `unpack`."""
+    present = numbers != 0
+    heads, bits = b"", []
+    for column, there in zip(numbers.T, present.T, strict=True):
+        values = column[there]
+        low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+        width = (high - low).bit_length()
+        heads += _HEAD.pack(low, width)
+        # Unsigned, so that the distance of any two numbers has room.
+        distances = values.view(np.uint64) - np.int64(low).view(np.uint64)
+        octets = distances.astype(">u8").view(np.uint8).reshape(-1, 8)
+        bits.append(np.unpackbits(octets, axis=1)[:, 64 - width :].ravel())
+    return zlib.compress(heads + np.packbits(present).tobytes() + np.packbits(np.concatenate(bits)).tobytes(), 9)
+
+
+def unpack(packed: bytes, rows: int, columns: int) -> Annotated[Int64, "rows columns"]:
+    """The numbers that `pack` was given.
+
+    Raises:
+        ValueError, zlib.error, struct.error: These bytes do not come from `pack` with as many rows and columns.
+    """
+    # What packs to some bytes may unpack to gigabytes.
+    stream, most = zlib.decompressobj(), columns * _HEAD.size + rows * columns * 8 + -(-rows * columns // 8) + 8
+    data = stream.decompress(packed, most)
+    if stream.unconsumed_tail or not stream.eof:
+        raise ValueError(f"more than {most} bytes, or cut")
+    heads = [_HEAD.unpack_from(data, column * _HEAD.size) for column in range(columns)]
+    body = np.unpackbits(np.frombuffer(data, np.uint8, offset=columns * _HEAD.size))
+    present = body[: rows * columns].reshape(rows, columns).astype(bool)
+    place = -(-rows * columns // 8) * 8
+    numbers = np.zeros((rows, columns), np.int64)
+    for (low, width), there, column in zip(heads, present.T, numbers.T, strict=True):
+        count = int(there.sum())
+        bits = np.zeros((count, 64), np.uint8)
+        bits[:, 64 - width :] = body[place : place + count * width].reshape(count, width)
+        distances = np.packbits(bits, axis=1).view(">u8").ravel().astype(np.uint64)
+        column[there] = (distances + np.int64(low).view(np.uint64)).view(np.int64)
+        place += count * width
+    if not 0 <= len(body) - place < 8:
+        raise ValueError(f"{len(body) - place} bits are left over")
+    return numbers
+
 
 FORMAT = 2
 _DIGEST_BYTES = 8
@@ -35,7 +92,7 @@ def describe(plan: Plan) -> dict[str, Any]:
     """What the plan was made from: settings by name, and digests of the sources.
 
     One digest of 8 bytes is of all sources together and finds every change; after it come two bytes a source, of its
-    data and of its settings, which only tell what has changed.
+    data and of its settings, which only show what has changed.
     """
     whole, hints = [], b""
     for source, dataset, rewriting in zip(plan.mixture.sources, plan.datasets, plan.rewritings, strict=True):
@@ -61,7 +118,7 @@ def describe(plan: Plan) -> dict[str, Any]:
 def save(plan_description: dict[str, Any], after: StepPlace) -> dict[str, Any]:
     """The state at a place between steps."""
     place = after.place
-    packed = pack(np.column_stack([place.cursors, place.credits, place.skipped]))
+    packed = pack(np.column_stack([_columns(place.cursors), place.credits, _columns(place.skipped)]))
     return {
         "format": FORMAT,
         "step": after.step,
@@ -71,6 +128,11 @@ def save(plan_description: dict[str, Any], after: StepPlace) -> dict[str, Any]:
         "place": base64.b85encode(packed).decode(),
         "made_from": plan_description,
     }
+
+
+def _columns(records: Annotated[Records, "sources"]) -> Annotated[Int64, "sources fields"]:
+    """Records of int64 as a column for each field."""
+    return np.ascontiguousarray(records).view(np.int64).reshape(len(records), -1)
 
 
 def load(plan: Plan, state: dict[str, Any]) -> StepPlace:
@@ -89,9 +151,9 @@ def load(plan: Plan, state: dict[str, Any]) -> StepPlace:
         place = Place(
             row=int(state["row"]),
             window=int(state["window"]),
-            cursors=numbers[:, :2].copy(),
+            cursors=numbers[:, :2].copy().view(CURSOR)[:, 0],
             credits=numbers[:, 2].copy(),
-            skipped=numbers[:, 3:].copy(),
+            skipped=numbers[:, 3:].copy().view(SKIPPED)[:, 0],
         )
         if (
             min(state[name] for name in ("step", "row", "window", "rows")) < 0
@@ -134,12 +196,12 @@ def _refuse_changes(plan: Plan, then: dict[str, Any]) -> None:
     if changed:
         raise StateError(
             f"the state was saved from other data or settings: {'; '.join(changed)}. "
-            "Load it into a loader made as it was, or start anew without it"
+            "Load it into a loader made as it was, or start without it"
         )
 
 
 def _changed_sources(plan: Plan, then: bytes, now: bytes) -> list[str]:
-    """Which sources differ, as far as a byte for each can tell."""
+    """Which sources differ, as far as a byte for each can show."""
     changed = []
     for i, source in enumerate(plan.mixture.sources):
         data = _DIGEST_BYTES + 2 * i

@@ -1,13 +1,124 @@
-"""From windows to steps: the rows of each optimiser step, for all ranks, from any place on."""
+"""Steps: the rows of each optimiser step, cut from the plan's windows for all ranks, from any position on."""
 
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Annotated, Any, final, overload
 
 import numpy as np
 
-from penstock.errors import ConfigError, StateError
+from penstock.core.arrays import Int64, Records
+from penstock.core.errors import ConfigError, StateError
+from penstock.core.notebook import card
+from penstock.core.terminal import PLAIN_SECONDS, Progress
+from penstock.inputs import ModelInput
+from penstock.loader._kernels import PIECE
 from penstock.loader.plan import Place, Plan, Window
-from penstock.loader.replay import Watch
+
+_SHOWN_ROWS = 8
+"""Rows of a step that a notebook shows."""
+
+
+@final
+class Step:
+    """This rank's model inputs of one optimiser step.
+
+    Attributes:
+        index: Number of the step, from 0.
+        loss_denominator: Sum of the loss weights of all targets at distance 1 in the whole step, over all ranks:
+            divide the sum of weighted losses by it, and micro-batching, packing and ranks do not change the loss.
+        loss_denominators: The same for each target distance.
+        num_tokens: Tokens of the whole step over all ranks, without padding.
+    """
+
+    __slots__ = ("_resume_state", "_rows", "index", "loss_denominators", "num_tokens")
+
+    def __init__(
+        self,
+        index: int,
+        rows: Sequence[ModelInput],
+        loss_denominators: tuple[float, ...],
+        num_tokens: int,
+        resume_state: Callable[[], dict[str, Any]],
+    ) -> None:
+        self.index, self._rows, self.num_tokens = index, rows, num_tokens
+        self.loss_denominators = loss_denominators
+        self._resume_state = resume_state
+
+    def __repr__(self) -> str:
+        return (
+            f"Step({self.index}: {len(self)} rows here; over all ranks {self.num_tokens} tokens, "
+            f"loss_denominator {self.loss_denominator:g})"
+        )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the step's totals, and its first rows as strips."""
+        facts = [
+            ("rows of this rank", len(self)),
+            ("tokens over all ranks", f"{self.num_tokens:,}"),
+            ("loss denominator", f"{self.loss_denominator:g}"),
+        ]
+        rows = [row.strip_html() for row in self._rows[:_SHOWN_ROWS]]
+        more = [f"<div>and {len(self) - _SHOWN_ROWS} rows more</div>"] if len(self) > _SHOWN_ROWS else []
+        return card(f"Step {self.index}", facts, *rows, *more)
+
+    @property
+    def loss_denominator(self) -> float:
+        """See the class."""
+        return self.loss_denominators[0]
+
+    @property
+    def resume_state(self) -> dict[str, Any]:
+        """State of the loader after this step, whatever was prefetched: JSON-serialisable, a kilobyte or two."""
+        return self._resume_state()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> ModelInput: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ModelInput]: ...
+    def __getitem__(self, index: int | slice) -> ModelInput | Sequence[ModelInput]:
+        return self._rows[index]
+
+    def __iter__(self) -> Iterator[ModelInput]:
+        return iter(self._rows)
+
+
+SHOW_AFTER = 1.0
+"""Seconds until the bar appears in a terminal; elsewhere plain lines begin after `PLAIN_SECONDS`."""
+
+Watch = Callable[[int, int | None], None]
+"""(rows planned so far, rows to plan or None when that is not known)."""
+
+
+@contextmanager
+def replay_progress(title: str, *, enabled: bool = True) -> Iterator[Watch]:
+    """Gives a function that takes the progress; each call costs a look at the clock.
+
+    Args:
+        title: What is being done, a few words.
+        enabled: False shows nothing; let one rank show it.
+    """
+    began, wait = time.monotonic(), SHOW_AFTER if sys.stderr.isatty() else PLAIN_SECONDS
+    bar: Progress | None = None
+    before = 0
+    with ExitStack() as stack:
+
+        def watch(done: int, total: int | None) -> None:
+            nonlocal bar, before
+            if bar is None:
+                if not enabled or time.monotonic() - began < wait:
+                    return
+                bar = stack.enter_context(Progress(title, total=None if total is None else total - done, unit=" rows"))
+                before = done
+            bar.advance(done - before - bar.done)
+
+        yield watch
+
 
 ANCHORS = 256
 """Places that are remembered at most, evenly spread over what was planned, so that `seek` replays little."""
@@ -31,10 +142,10 @@ class StepPlace:
 class StepPlan:
     """What one step holds, for all ranks."""
 
-    pieces: np.ndarray[Any, np.dtype[np.int64]]
-    """[pieces, PIECE_COLUMNS], row after row."""
-    row_starts: np.ndarray[Any, np.dtype[np.int64]]
-    """[rows + 1]: the pieces of row i are row_starts[i] … row_starts[i + 1] − 1."""
+    pieces: Annotated[Records, PIECE, "pieces"]
+    """Row after row."""
+    row_starts: Annotated[Int64, "rows+1"]
+    """The pieces of row i are row_starts[i] … row_starts[i + 1] − 1."""
     after: StepPlace
     """The place after this step."""
 
@@ -49,7 +160,7 @@ class StepPlanner:
     """Step plans one after another.
 
     Args:
-        plan: Where windows come from; nobody else may use it.
+        plan: Where windows come from; it must have no other user.
         row_multiple: A last, short step gets empty rows up to a multiple of this, so that all ranks have as many.
         anchors: Places of the same plan that are known already.
     """
@@ -71,7 +182,7 @@ class StepPlanner:
 
     def next(self) -> StepPlan | None:
         """Gather the rows of the next step from windows; None when every source is finished."""
-        parts: list[np.ndarray[Any, Any]] = []
+        parts: list[Records] = []
         starts = [np.zeros(1, np.int64)]
         rows = pieces = 0
         while rows < self._rows_per_step and (window := self._open_window()) is not None:
@@ -84,12 +195,14 @@ class StepPlanner:
             return None
         starts.append(np.full(-rows % self._row_multiple, pieces, np.int64))
         self._after = StepPlace(step=self._after.step + 1, place=self._window.place, rows=self._used)
-        return StepPlan(pieces=np.concatenate(parts), row_starts=np.concatenate(starts), after=self._after)
+        # Not the dtype that concatenate makes, which is equal: Numba knows a record's dtype by its object.
+        joined = np.concatenate(parts, out=np.empty(pieces, PIECE))
+        return StepPlan(pieces=joined, row_starts=np.concatenate(starts), after=self._after)
 
     def find(self, step: int, near: StepPlace | None = None, watch: Watch | None = None) -> StepPlace:
         """The place before step number `step`, replaying the plan from the nearest place that is known.
 
-        `watch` is told after each window how far the replay is.
+        `watch` is called after each window with the progress of the replay.
 
         Raises:
             ConfigError: The sources end before it.

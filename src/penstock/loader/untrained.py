@@ -1,17 +1,16 @@
-"""Sources of which nothing can be trained: each step would have a loss denominator of 0, for ever.
+"""Sources without a trainable token: each step would have a loss denominator of 0, for ever.
 
-One step without a target may happen, where weights of 0 meet in it. Two things may not: a source of whose documents
-none has a target, found in the lengths when the loader is made; and an iteration in which a whole epoch of a source
+One step without a target may happen, where weights of 0 meet in it. Two things may not: a source without a document
+that has a target, found in the lengths when the loader is made; and an iteration in which a whole epoch of a source
 passed while no step had a target, or which has gone from the first step to the last without any. The second rule finds
 what lengths do not say, such as an objective that writes no targets. Both depend on the plan alone.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Annotated, final
 
-import numpy as np
-
-from penstock.errors import ConfigError
+from penstock.core.arrays import Int64, UInt32
+from penstock.core.errors import ConfigError
 
 if TYPE_CHECKING:
     # The plan itself asks `require_targets`.
@@ -19,17 +18,19 @@ if TYPE_CHECKING:
     from penstock.loader.steps import StepPlace
 
 _FIRST_LOOK, _LONGEST_LOOK = 1 << 10, 1 << 20
-"""Documents whose lengths are looked at together: few at first, as nearly always one of them will do."""
+"""Documents that are looked at together: few at first, as nearly always one of them will do."""
 
 
-def require_targets(where: str, lengths: np.ndarray[Any, Any], longest: int | None, *, by_weights: bool) -> None:
-    """Refuse a source whose lengths say that none of its documents can be trained.
+def require_targets(
+    where: str, lengths: Annotated[UInt32, "documents columns"], longest: int | None, *, by_weights: bool
+) -> None:
+    """Refuse a source if its lengths say that none of its documents can be trained.
 
     Reads lengths up to the first document that can; all of them only where none can.
 
     Args:
         where: The source, for the message.
-        lengths: [n, 2]: tokens and trained tokens of its documents; [n, 1] where all but the first are trained.
+        lengths: Tokens and trained tokens of its documents [n, 2]; [n, 1] where all but the first are trained.
         longest: Documents of more tokens are dropped; None: none are.
         by_weights: Whether targets are the trained tokens; else any document with tokens may have some.
 
@@ -62,11 +63,11 @@ class TargetWatch:
 
     Args:
         names: Of the sources.
-        sizes: int64 [sources], documents of an epoch of each.
+        sizes: Documents of an epoch of each.
         begin: Where the iteration begins.
     """
 
-    def __init__(self, names: Sequence[str], sizes: np.ndarray[Any, Any], begin: "StepPlace") -> None:
+    def __init__(self, names: Sequence[str], sizes: Annotated[Int64, "sources"], begin: "StepPlace") -> None:
         self._names, self._sizes = names, sizes
         self._from_start, self._steps, self._any = begin.step == 0, 0, False
         # Windows up to this one may hold rows with targets; `_since` is the beginning of the first that does not.
@@ -100,7 +101,7 @@ class TargetWatch:
 
     def _refuse_epoch(self, since: "Place", now: "Place", step: int) -> None:
         # The first document may have begun before, so one more than an epoch.
-        passed = now.cursors[:, 0] - since.cursors[:, 0] > self._sizes
+        passed = now.cursors["position"] - since.cursors["position"] > self._sizes
         if passed.any():
             names = [name for name, whole in zip(self._names, passed, strict=True) if whole]
             raise ConfigError(

@@ -1,7 +1,7 @@
-"""A model in the Hugging Face layout, for transformers, vLLM and llama.cpp: weights, tokenizer, template, stop ids.
+"""Exports a model in the Hugging Face layout (weights, tokenizer, template, stop ids), for transformers and vLLM.
 
-A `Transformer` becomes a LlamaForCausalLM, or a MistralForCausalLM where it has a sliding window; its first prediction
-head is the model, further ones are left out. Logits are the same within rounding.
+The folder also works with llama.cpp. A `Transformer` becomes a LlamaForCausalLM, or a MistralForCausalLM if it has a
+sliding window; only its first prediction head is exported. Logits are equal up to rounding.
 """
 
 import json
@@ -12,15 +12,15 @@ from typing import Any
 from torch import Tensor
 
 from penstock.chat import Template
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
+from penstock.models.importing import llama_name
 from penstock.models.language_model import LanguageModel
-from penstock.models.layout import llama_name
 from penstock.models.transformer import Transformer
 from penstock.shards import new_folder, usual_mode
 from penstock.tokenizers import Tokenizer
 
 _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
-"""Variables of a template that transformers fills in from its tokenizer."""
+"""Template variables that transformers fills in from its tokenizer."""
 
 
 def export(
@@ -35,25 +35,25 @@ def export(
     """Write a folder that transformers' `from_pretrained` loads.
 
     Args:
-        model: To export; LoRA is merged into it beforehand.
-        folder: Where to, new or empty; emptied again if writing fails.
-        tokenizer: Its files go along.
-        template: Of chats; goes along with the variables it was trained with as defaults.
-        stop_ids: Tokens that end a generation; EOS where there are none.
-        context_length: Tokens it was trained on at once; a limit in transformers and vLLM.
+        model: The model; its LoRA must be merged first.
+        folder: Target folder, new or empty; emptied again if writing fails.
+        tokenizer: Its files are exported too.
+        template: Chat template; exported with the variables of its training as defaults.
+        stop_ids: Tokens that end a generation; empty: EOS.
+        context_length: Tokens of a training sequence; a limit in transformers and vLLM.
 
     Returns:
-        What was left out or cannot be read there, for people; nothing if all is well.
+        Messages about what was left out or may not be readable elsewhere.
 
     Raises:
         ConfigError: The model has LoRA that is not merged.
-        OutputError: The folder holds something, or cannot be made.
+        OutputError: The folder is not empty, or cannot be made.
         OSError: It cannot be written.
     """
     if model.lora is not None:
-        raise ConfigError("export: the model has LoRA beside its weights; merge_lora(model) first")
+        raise ConfigError("export: the model has LoRA that is not merged; call merge_lora(model) first")
     with new_folder(folder) as folder:
-        # The model last, so that a folder in which something is missing has none.
+        # The model comes last, so that an incomplete folder has none.
         if tokenizer is not None:
             _export_tokenizer(tokenizer, folder, context_length)
         if template is not None:
@@ -64,7 +64,11 @@ def export(
         else:
             from penstock.models.huggingface_model import HuggingFaceModel
 
-            assert isinstance(model, HuggingFaceModel)
+            if not isinstance(model, HuggingFaceModel):
+                raise ConfigError(
+                    "export: a model of your own has no layout that transformers knows; read its weights from "
+                    "RUN/checkpoints/step-…/model/model.safetensors"
+                )
             model.inner.save_pretrained(folder)
             _write_json(folder / "generation_config.json", _generation(tokenizer, list(stop_ids)))
         usual_mode(*folder.glob("*.safetensors"))
@@ -73,14 +77,14 @@ def export(
 
 def _notices(model: LanguageModel, tokenizer: Tokenizer | None) -> Iterator[str]:
     if (further := len(model.prediction_weights) - 1) > 0:
-        yield f"{further} further prediction heads are left out: the layout has no place for them"
+        yield f"{further} further prediction heads are left out: the layout does not support them"
     if tokenizer is not None and "tokenizer.json" not in tokenizer.source_bytes:
         files = ", ".join(tokenizer.source_bytes)
         yield f"the vocabulary is {tokenizer.kind} ({files}), which penstock reads and transformers may not"
 
 
 def template_text(template: Template) -> str:
-    """A template's text, with its own variables set where whoever renders it does not."""
+    """A template's text, with defaults for its own variables."""
     own = {name: value for name, value in template.variables.items() if name not in _TOKENS}
     return "".join(f"{{% set {n} = {n} if {n} is defined else {v!r} %}}" for n, v in own.items()) + template.source
 
@@ -114,7 +118,7 @@ def _config(model: Transformer, context_length: int) -> dict[str, Any]:
         "max_position_embeddings": context_length,
         "hidden_act": "silu",
         "rms_norm_eps": settings.norm_eps,
-        # Two places, as tools of different ages look in one or the other.
+        # Two places, because older and newer tools look in different ones.
         "rope_theta": settings.rope_theta,
         "rope_parameters": {"rope_type": "default", "rope_theta": settings.rope_theta},
         "tie_word_embeddings": settings.tied,
@@ -139,13 +143,13 @@ def _generation(tokenizer: Tokenizer | None, stop_ids: list[int]) -> dict[str, A
 
 def _export_tokenizer(tokenizer: Tokenizer, folder: Path, context_length: int) -> None:
     tokenizer.save(folder)
-    (folder / "chat_template.jinja").unlink(missing_ok=True)  # it is the run's that counts
+    (folder / "chat_template.jinja").unlink(missing_ok=True)  # the run's template is written instead
     if "tokenizer.json" not in tokenizer.source_bytes:
         return
     texts = {token_id: text for text, token_id in tokenizer.special_tokens.items()}
     named = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
     own = json.loads(tokenizer.source_bytes.get("tokenizer_config.json", b"{}"))
-    # The template of the run goes into its own file, so that there are not two.
+    # The run's template goes into its own file; there must not be two.
     own.pop("chat_template", None)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -1,11 +1,11 @@
-"""What losses need that take the gradient of a block of logits at once, while they are still in the cache."""
+"""Helpers for losses that take the gradient of a block of logits immediately, while it is still in the cache."""
 
 import torch
 from torch import Tensor
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which sums over blocks are kept."""
+    """The dtype for sums over blocks."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

@@ -1,21 +1,21 @@
-"""Any causal model of transformers behind the door of our own, on the same rows.
+"""Any causal model of transformers with the interface of our own models, on the same rows.
 
-Where the model lets us, its attention is ours: a function under the name "penstock" in transformers' attention
-interface, which gets what attends through the keyword arguments that models hand down to it. So packed rows, prefixes,
-caches and micro-sequences work as for our own transformer, and documents are kept apart without a mask. Whether it lets
-us is tried on a few tokens when it is loaded: the logits of a document, and those of a prompt and single steps through
-the cache, must be those that transformers gives for the whole document alone. Layers of other kinds, soft caps, sinks,
-dropout and layers with different windows do not pass. Such a model runs as transformers runs packed rows
-(`model_inputs`), where `packing` allows it, without prefixes; and it writes by reading the whole text again for each
-token.
+If possible, our attention replaces the model's (see `their_attention`). Then packed rows, prefixes, caches and
+micro-sequences work as for our own transformer, and documents are kept apart without a mask. Whether it is possible is
+tested on a few tokens when the model is loaded: the logits of a document, and those of a prompt and single steps
+through the cache, must equal transformers' logits for the whole document alone. Models with other kinds of layers, soft
+caps, sinks, dropout or layers with different windows fail this test. They run as transformers runs packed rows
+(`model_inputs`), if `packing` allows it, without prefixes; for generation they read the whole text again per token.
 
-Exact means: as the document alone in transformers, but for rounding. Rows of one document run as that document.
+Exact means: equal to the document alone in transformers, up to rounding. Rows of one document run as that document.
+A folder with a model that would compute something else is refused.
 """
 
 import logging
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -23,30 +23,44 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from penstock.errors import ConfigError, IsolationError
+from penstock.core.errors import ConfigError, CorruptionError, IsolationError
 from penstock.inputs import AttentionRule, InputRequirements, ModelInput
 from penstock.integrations.huggingface import REQUIREMENTS, model_inputs
-from penstock.integrations.isolation import DOCUMENT_LENGTHS, changing_rotary, describe, try_isolation
-from penstock.integrations.model_limits import longer_documents, rotary_limit
-from penstock.models.cache import Cache, LayerAttend
+from penstock.integrations.isolation import (
+    DOCUMENT_LENGTHS,
+    changing_rotary,
+    describe,
+    longer_documents,
+    rotary_limit,
+    try_isolation,
+)
+from penstock.models.attention.windows import attention_of
+from penstock.models.cache import Cache, LayerAttend, TextCache
+from penstock.models.importing import read_config, refuse_incomplete, refuse_not_finite, refuse_quantised
+from penstock.models.language_model import PackingVerdict, RowTensors, require_packed_rows
 from penstock.models.lora import LoraSettings
-from penstock.models.packing import PackingVerdict, require_packed_rows
-from penstock.models.row_tensors import RowTensors
-from penstock.models.text_cache import TextCache
-from penstock.models.their_attention import AttentionShape, UnfitAttentionError, take_attention, values_alone
-from penstock.models.trials import (
+from penstock.models.their_attention import (
     PROMPT,
+    AttentionShape,
+    UnfitAttentionError,
     distance,
     evaluating,
     one_line,
     restart_rotary,
     rounding,
+    take_attention,
     trial_tokens,
     true_logits,
+    values_alone,
 )
-from penstock.models.windows import attention_of
 
 _log = logging.getLogger("penstock.models")
+
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "base_model": lambda inner: inner.base_model,
+    "get_decoder": lambda inner: inner.get_decoder(),
+}
+"""Ways to the part of a model that returns hidden states; for some models, one of them is the whole model."""
 
 
 @final
@@ -55,7 +69,7 @@ class HuggingFaceModel(nn.Module):
 
     Attributes:
         inner: The model itself.
-        lora: What trains beside it, see `add_lora`.
+        lora: The LoRA that trains next to it; see `add_lora`.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -64,7 +78,7 @@ class HuggingFaceModel(nn.Module):
         self.lora: LoraSettings | None = None
         self._packings: dict[int, PackingVerdict] = {}
         self._mixing: dict[tuple[int, ...], str | None] = {}
-        self._said = False
+        self._warned_slow = False
         self._decoder: str | None = None
         own, truth = inner.config._attn_implementation, true_logits(inner)
         self._limit, self._width = rotary_limit(inner), truth.shape[-1]
@@ -73,39 +87,39 @@ class HuggingFaceModel(nn.Module):
             self._take_attention(truth)
         except UnfitAttentionError as reason:
             self._shape = None
-            self._why_theirs = str(reason)
+            self._fallback_reason = str(reason)
             inner.set_attn_implementation(own)
         self._decoder = self._find_decoder()
 
     @property
-    def ours(self) -> bool:
-        """Whether our attention stands in for the model's own, and keys and values are all that it keeps of a text."""
+    def uses_our_attention(self) -> bool:
+        """Whether our attention replaces the model's own, so that a cache of keys and values is enough."""
         return self._shape is not None
 
     def packing(self, slots: int) -> PackingVerdict:
-        """Whether documents may share a row of this many slots; tried once, on random tokens."""
+        """Whether documents may share a row of `slots` slots; tested once, on random tokens."""
         if slots not in self._packings:
             self._packings[slots] = self._try_packing(slots)
         return self._packings[slots]
 
     def _try_packing(self, slots: int) -> PackingVerdict:
-        reason = self._why_mixed(DOCUMENT_LENGTHS)
+        reason = self._mixing_reason(DOCUMENT_LENGTHS)
         longer = longer_documents(self, slots)
         if reason is None and longer is not None:
-            reason = self._why_mixed(longer)
+            reason = self._mixing_reason(longer)
         if reason is not None:
             return PackingVerdict(0, reason)
         if self._limit is not None and slots > self._limit[0]:
             return PackingVerdict(self._limit[0], changing_rotary(self, slots, *self._limit))
         return PackingVerdict(slots)
 
-    def _why_mixed(self, lengths: tuple[int, ...]) -> str | None:
-        """What `try_isolation` finds of documents of these lengths; None where they are apart."""
+    def _mixing_reason(self, lengths: tuple[int, ...]) -> str | None:
+        """The error of `try_isolation` for documents of these lengths; None: they are kept apart."""
         long = lengths != DOCUMENT_LENGTHS
 
         def forward(_: Any, row: ModelInput) -> Tensor:
             hidden = self(self._tensors(row))
-            # Logits of a long row would take much memory, and hidden states show a leak just as well.
+            # Logits of a long row would take much memory, and hidden states reveal a leak just as well.
             return hidden[0] if long else self.logits(hidden)[0]
 
         if lengths not in self._mixing:
@@ -117,8 +131,8 @@ class HuggingFaceModel(nn.Module):
         return self._mixing[lengths]
 
     def forward(self, row: RowTensors) -> Tensor:
-        """Final hidden states [1, T, width] of a row; zeros in the padding of a row of one document."""
-        if self.ours:
+        """Final hidden states [1, T, width] of a row; zeros in the padding if it holds one document."""
+        if self.uses_our_attention:
             return self.run(row.tokens, row.positions, lambda layer, q, k, v: row.attention(q, k, v))
         if len(_documents(row)) > 1:
             return self._hidden(model_inputs(row.source, self.device))
@@ -126,12 +140,12 @@ class HuggingFaceModel(nn.Module):
         return pad(self._document(row.tokens[:used]), (0, 0, 0, slots - used))
 
     def run(self, tokens: Tensor, positions: Tensor, attend: LayerAttend, distances: int | None = None) -> Tensor:
-        """Final hidden states [1, ..., width] of tokens [T] or [B, n], attending by a function of yours.
+        """Final hidden states [1, ..., width] of tokens [T] or [B, n], with `attend` as the attention.
 
         Raises:
-            ConfigError: Our attention cannot stand in for that of this model.
+            ConfigError: Our attention cannot replace that of this model.
         """
-        self._refuse_without_ours()
+        self._require_our_attention()
         batched = tokens.ndim == 2
 
         def call(layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
@@ -148,10 +162,10 @@ class HuggingFaceModel(nn.Module):
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
     def new_cache(self, sequences: int, capacity: int) -> Cache | TextCache:
-        """Room for so many sequences of at most so many tokens.
+        """An empty cache for `sequences` sequences of at most `capacity` tokens.
 
-        Of a model that keeps more than keys and values, and of sequences that change its rotary frequencies, it is a
-        cache of texts: exact, and slow.
+        For a model that needs more than keys and values, and for sequences so long that its rotary frequencies change,
+        it is a cache of texts: exact, but slow.
         """
         if self._shape is None:
             return TextCache(sequences, capacity, self.device)
@@ -176,7 +190,7 @@ class HuggingFaceModel(nn.Module):
     def extend(
         self, tokens: Tensor, lengths: Tensor, cache: Cache | TextCache, sequences: Tensor | None = None
     ) -> Tensor:
-        """As `Transformer.extend`."""
+        """Like `Transformer.extend`."""
         if isinstance(cache, TextCache):
             return self._extend_texts(tokens, lengths, cache, sequences)
         growth = cache.growth(tokens, lengths, sequences)
@@ -185,7 +199,7 @@ class HuggingFaceModel(nn.Module):
         return self.logits(hidden[growth.last])
 
     def _extend_texts(self, tokens: Tensor, lengths: Tensor, cache: TextCache, sequences: Tensor | None) -> Tensor:
-        """`extend` where keys are right for some sequences, or for none."""
+        """`extend` if cached keys are valid for some sequences, or for none."""
         chosen = cache.append(tokens, lengths, sequences)
         rows = [(row, sequence) for row, sequence in enumerate(chosen) if lengths[row] > 0]
         by_keys = [pair for pair in rows if cache.keys is not None and cache.lengths[pair[1]] <= cache.keys.capacity]
@@ -199,27 +213,27 @@ class HuggingFaceModel(nn.Module):
             found = {row: one for (row, _), one in zip(by_keys, logits, strict=True)}
         for row, sequence in rows:
             if row not in found:
-                self._say_slow()
+                self._warn_slow()
                 found[row] = self.logits(self._document(cache.text(sequence))[0, -1])
         dtype = torch.promote_types(self.compute_dtype, torch.float32)
         nothing = torch.zeros(self._width, dtype=dtype, device=self.device)
         return torch.stack([found.get(row, nothing) for row in range(len(chosen))])
 
-    def _say_slow(self) -> None:
-        if self._said:
+    def _warn_slow(self) -> None:
+        if self._warned_slow:
             return
-        self._said = True
+        self._warned_slow = True
         if self._shape is None:
-            cause = f"writes without a cache: {self._why_theirs}"
+            cause = f"generates without a cache: {self._fallback_reason}"
         else:
             assert self._limit is not None
-            cause = f"writes texts of more than {self._limit[0]} tokens without a cache: its rotary embedding "
+            cause = f"generates beyond {self._limit[0]} tokens without a cache: its rotary embedding "
             cause += f"({self._limit[1]}) changes there"
-        _log.warning("%s %s. Each new token reads the whole text again, which is exact and slow", describe(self), cause)
+        _log.warning("%s %s. Each new token reads the whole text again, which is exact but slow", describe(self), cause)
 
     def _document(self, tokens: Tensor) -> Tensor:
-        """Final hidden states [1, n, width] of one document [n]; the logits themselves where `_hidden` gives these."""
-        if not self.ours:
+        """Final hidden states [1, n, width] of one document [n]; logits if `_hidden` returns these."""
+        if not self.uses_our_attention:
             return self._hidden({"input_ids": tokens[None], "use_cache": False})
         assert self._shape is not None
         rule = AttentionRule(np.array([[0, 0, len(tokens)]]))
@@ -228,11 +242,11 @@ class HuggingFaceModel(nn.Module):
         return self.run(tokens, places, lambda layer, q, k, v: attention(q, k, v))
 
     def tensors(self, row: ModelInput, backend: str = "auto") -> RowTensors:
-        """A row on the model's device, with attention as this model attends.
+        """A row on the model's device, ready for this model's attention.
 
         Raises:
             ConfigError: As `RowTensors.of`.
-            IsolationError: Several documents share the row, and the model would let them see each other.
+            IsolationError: The row holds several documents, and the model would let them see each other.
         """
         made = self._tensors(row, backend)
         documents = _documents(made)
@@ -243,7 +257,7 @@ class HuggingFaceModel(nn.Module):
     def _tensors(self, row: ModelInput, backend: str = "auto") -> RowTensors:
         window = None if self._shape is None else self._shape.window
         if self._limit is not None and row.positions is not None:
-            # Padding may be longer than any document, and the highest position is what frequencies depend on.
+            # Frequencies depend on the highest position, and padding may be longer than any document.
             row = replace(row, positions=np.where(np.arange(row.sequence_length) < row.num_tokens, row.positions, 0))
         return RowTensors.of(
             row,
@@ -255,7 +269,7 @@ class HuggingFaceModel(nn.Module):
         )
 
     def requirements(self) -> InputRequirements:
-        """What a loader must give for it."""
+        """What a loader must provide for it."""
         prefixes = self._shape is not None and self._shape.window is None
         return InputRequirements(
             asked_by=f"the model {type(self.inner).__name__}", loss_weights=True, positions=True, cu_seqlens=True,
@@ -263,28 +277,28 @@ class HuggingFaceModel(nn.Module):
         )  # fmt: skip
 
     def get_input_embeddings(self) -> nn.Module:
-        """The embedding: by it `check_isolation` follows tokens."""
+        """The embedding; `check_isolation` needs it to trace tokens."""
         embeddings: nn.Module = self.inner.get_input_embeddings()
         return embeddings
 
     @property
     def config(self) -> Any:
-        """That of the model itself."""
+        """The settings of the model itself."""
         return self.inner.config
 
     @property
     def vocab_size(self) -> int:
-        """Ids below it are known: they have an embedding, and logits."""
+        """Number of known ids, which have an embedding and logits."""
         return min(int(self.inner.get_input_embeddings().weight.shape[0]), self._width)
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """Device of the weights."""
         return next(self.inner.parameters()).device  # type: ignore[no-any-return]
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """That of its weights."""
+        """Dtype of the weights."""
         return next(self.inner.parameters()).dtype  # type: ignore[no-any-return]
 
     @property
@@ -293,7 +307,7 @@ class HuggingFaceModel(nn.Module):
         return (1.0,)
 
     def _hidden(self, given: dict[str, Any]) -> Tensor:
-        """[B, n, width], or the logits themselves where the head is more than a matrix."""
+        """Hidden states [B, n, width]; logits if the head is more than a matrix."""
         if self._limit is not None:
             restart_rotary(self.inner)
         if self._decoder is None:
@@ -303,11 +317,13 @@ class HuggingFaceModel(nn.Module):
         return hidden
 
     def _find_decoder(self) -> str | None:
-        """Where final hidden states come from, of which logits are the output matrix: to the last bit, as a soft cap
-        changes small logits hardly at all. None where there are none."""
+        """The way to hidden states that the output matrix alone turns into logits; None: there is none.
+
+        Logits must be equal to the last bit, because a soft cap hardly changes small logits.
+        """
         head = self.inner.get_output_embeddings()
         given: dict[str, Any] = {"input_ids": trial_tokens(self.inner)[None, :2], "use_cache": False}
-        if self.ours:
+        if self.uses_our_attention:
             given["penstock_attend"] = values_alone
         with evaluating(self.inner):
             truth = self.inner(**given).logits
@@ -320,10 +336,10 @@ class HuggingFaceModel(nn.Module):
         return None
 
     def _take_attention(self, truth: Tensor) -> None:
-        """Put our attention in place of the model's own, and hold what comes of it against the truth.
+        """Replace the model's attention by ours, and compare the results with the reference.
 
         Raises:
-            UnfitAttentionError: It cannot stand there, or does not give the same; says why.
+            UnfitAttentionError: Our attention does not fit, or gives other results; says why.
         """
         self._shape = take_attention(self.inner)
         tokens, allowed = trial_tokens(self.inner), rounding(self.inner)
@@ -333,7 +349,7 @@ class HuggingFaceModel(nn.Module):
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            raise UnfitAttentionError(f"our attention cannot stand in for its own ({one_line(error)})") from None
+            raise UnfitAttentionError(f"our attention cannot replace its own ({one_line(error)})") from None
         if not (far := distance(whole, truth)) <= allowed:
             raise UnfitAttentionError(f"with our attention its logits are {far:.2g} standard deviations off")
         if not (far := distance(steps, truth[-len(steps) :])) <= allowed:
@@ -343,30 +359,59 @@ class HuggingFaceModel(nn.Module):
             )
 
     def _step(self, tokens: Tensor) -> Tensor:
-        """Logits after a prompt, which comes in two parts, and after each single step to the end."""
+        """Logits after a prompt in two parts, and after each single step to the end."""
         cache, cuts = self._keys(1, len(tokens)), [0, PROMPT // 2, *range(PROMPT, len(tokens) + 1)]
         found = [
             self.extend(tokens[None, begin:end], torch.tensor([end - begin]), cache) for begin, end in pairwise(cuts)
         ]
         return torch.cat(found[1:])
 
-    def _refuse_without_ours(self) -> None:
-        if not self.ours:
+    def _require_our_attention(self) -> None:
+        if not self.uses_our_attention:
             raise ConfigError(
-                f"{describe(self)} has no micro-sequences here and cannot attend by another function: "
-                f"{self._why_theirs}; set micro_sequences to 1"
+                f"{describe(self)} does not support micro-sequences or another attention function: "
+                f"{self._fallback_reason}; set micro_sequences to 1"
             )
 
 
-_DECODERS: dict[str, Callable[[Any], Any]] = {
-    "base_model": lambda inner: inner.base_model,
-    "get_decoder": lambda inner: inner.get_decoder(),
-}
-"""Ways to the part of a model that gives hidden states; for some, one of them is the whole model."""
-
-
 def _documents(row: RowTensors) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Tokens of each document of a row that may not see the others, padding left out."""
+    """Lengths of a row's documents, without padding."""
     begins, _, ends = row.rule.pieces.T
     lengths: np.ndarray[Any, np.dtype[np.int64]] = (ends - begins)[begins < row.source.num_tokens]
     return lengths
+
+
+def load_huggingface(
+    folder: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+) -> HuggingFaceModel:
+    """Load a causal model of transformers from a folder.
+
+    Args:
+        folder: A folder in the Hugging Face layout.
+        device: Target device.
+        dtype: Dtype of the weights; None: as stored.
+
+    Raises:
+        ConfigError: There is no causal model, or transformers cannot run it.
+        FormatError: The weights are quantised.
+        CorruptionError: Weights are damaged, missing, left over, or not finite.
+    """
+    from transformers import AutoModelForCausalLM
+
+    path = Path(folder)
+    if (path / "config.json").is_file():
+        refuse_quantised(path, read_config(path))
+    try:
+        inner, found = AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=dtype or "auto", trust_remote_code=False, output_loading_info=True
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise ConfigError(f"{folder}: no causal model of transformers there: {one_line(error)}") from None
+    except Exception as error:  # transformers, torch and safetensors may raise anything for a damaged folder
+        raise CorruptionError(f"{folder}: the model cannot be read: {one_line(error)}; copy it again") from None
+    refuse_quantised(path, inner.config.to_dict())
+    refuse_incomplete(path, found["missing_keys"], found["unexpected_keys"])
+    refuse_not_finite(path, inner.named_parameters())
+    return HuggingFaceModel(inner.to(device).train())

@@ -1,10 +1,14 @@
-"""A folder of a plain Llama or Mistral model as our own transformer, without transformers.
+"""Reads a Hugging Face folder of a plain Llama or Mistral model as our own transformer, without transformers.
 
-What our transformer does not have (biases, scaled rotary positions, other activations, layers of different kinds) is
-refused by name; such models run as `hf:path`.
+What our transformer lacks (biases, scaled rotary positions, other activations, layers of different kinds) is refused by
+name; such models run as `hf:path`. For all models, weights that are quantised, missing, left over or NaN are refused:
+each would load without an error and give a model that computes something else.
 """
 
 import json
+import re
+import struct
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +16,145 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.errors import CorruptionError, FormatError
-from penstock.models.building import empty_transformer
-from penstock.models.layout import llama_name
+from penstock.core.errors import CorruptionError, FormatError
+from penstock.integrations.isolation import names, not_finite
 from penstock.models.settings import ModelSettings
-from penstock.models.stored_weights import refuse_incomplete, refuse_not_finite, refuse_quantised
-from penstock.models.transformer import Transformer
-from penstock.models.trials import one_line
+from penstock.models.their_attention import one_line
+from penstock.models.transformer import Transformer, empty_transformer
+
+_BLOCK = {
+    "attention_norm.weight": "input_layernorm.weight",
+    "attention.query.weight": "self_attn.q_proj.weight",
+    "attention.key.weight": "self_attn.k_proj.weight",
+    "attention.value.weight": "self_attn.v_proj.weight",
+    "attention.output.weight": "self_attn.o_proj.weight",
+    "mlp_norm.weight": "post_attention_layernorm.weight",
+    "mlp.gate.weight": "mlp.gate_proj.weight",
+    "mlp.up.weight": "mlp.up_proj.weight",
+    "mlp.down.weight": "mlp.down_proj.weight",
+}
+_OUTSIDE = {
+    "embedding.weight": "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "unembedding.weight": "lm_head.weight",
+}
+
 
 _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
+_SMALL = ("F8", "F6", "F4", "I8", "U8", "I4", "U4")
+"""Prefixes of type names in safetensors that mean nothing without scales."""
+_COPY = (
+    "give a copy that transformers made: AutoModelForCausalLM.from_pretrained({folder!r}{how}, "
+    "dtype='bfloat16').save_pretrained(COPY)"
+)
+_DEQUANTIZE = {
+    "fp8": "FineGrainedFP8Config(dequantize=True)",
+    "mxfp4": "Mxfp4Config(dequantize=True)",
+    "compressed-tensors": "CompressedTensorsConfig(dequantize=True)",
+    "metal": "MetalConfig(dequantize=True)",
+}
+"""Quantisation method → the settings of transformers that undo it."""
+_HARMLESS = re.compile(
+    r"(^|\.)(rotary_emb|rotary_embed|rotary_pos_emb)\.|inv_freq$|masked_bias$|(^|\.)(attn|attention)\.bias$|position_ids$"
+)
+"""Buffers in older checkpoints that models create themselves."""
+_OTHER_PARTS = re.compile(
+    r"^(model\.)?(mtp|nextn|vision\w*|visual|image\w*|video\w*|audio\w*|multi_modal\w*|mm_\w*|score|v_head|value_head"
+    r"|classifier)\b"
+)
+"""Parts next to the language model: further prediction heads, media encoders, heads of reward models."""
+
+
+def llama_name(name: str, layers: int) -> str | None:
+    """One of our weight names in the Llama layout of Hugging Face; None for further prediction heads."""
+    block = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)
+    if block is None:
+        return _OUTSIDE[name]
+    return f"model.layers.{block[1]}.{_BLOCK[block[2]]}" if int(block[1]) < layers else None
+
+
+def refuse_quantised(folder: Path, config: Mapping[str, Any]) -> None:
+    """Refuse a folder with quantised weights; `config` is its `config.json`.
+
+    Raises:
+        FormatError: Weights are quantised, by the settings or by how they are stored; says how, and the cure.
+    """
+    nested = [one for one in config.values() if isinstance(one, Mapping)]
+    found = [
+        one[name] for one in (config, *nested) for name in ("quantization_config", "compression_config") if name in one
+    ]
+    methods = [one.get("quant_method", "an unknown method") for one in found if isinstance(one, Mapping)]
+    if methods:
+        raise FormatError(f"{folder}: its weights are quantised ({methods[0]}); {_cure(folder, str(methods[0]))}")
+    stored = {name: kind for name, (kind, rank) in _stored(folder).items() if rank > 1 and kind.startswith(_SMALL)}
+    if unread := sorted(name for name in stored if not _HARMLESS.search(name)):
+        raise FormatError(
+            f"{folder}: its weights are quantised: {names(unread)} stored as {stored[unread[0]]}, expected F32, F16 or "
+            f"BF16; {_cure(folder, '')}"
+        )
+
+
+def refuse_incomplete(folder: Path, missing: Iterable[str], left_over: Iterable[str]) -> None:
+    """Refuse weights that are not those of the model that `config.json` describes.
+
+    Args:
+        folder: Where they are.
+        missing: Names that the model has and the files lack, without tied weights.
+        left_over: Names that the files have and the model lacks.
+
+    Raises:
+        CorruptionError: Some of these change what the model computes; lists them.
+    """
+    if gone := sorted(missing):
+        raise CorruptionError(
+            f"{folder}: the files lack {len(gone)} weights of the model that config.json describes, which would be "
+            f"random: {names(gone)}; copy the model again, with all its files"
+        )
+    unused = sorted(name for name in left_over if not (_HARMLESS.search(name) or _OTHER_PARTS.search(name)))
+    if unused:
+        raise CorruptionError(
+            f"{folder}: the files have {len(unused)} weights that the model of config.json does not use: "
+            f"{names(unused)}; take the config.json that belongs to them, or, if they are not needed, "
+            f"{_COPY.format(folder=str(folder), how='')}"
+        )
+
+
+def refuse_not_finite(folder: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse weights that are NaN or infinite.
+
+    Raises:
+        CorruptionError: Some are; lists them.
+    """
+    if broken := not_finite(weights):
+        raise CorruptionError(
+            f"{folder}: NaN or infinity in the weights {names(broken)}; copy the model again, or take an earlier "
+            "checkpoint"
+        )
+
+
+def _cure(folder: Path, method: str) -> str:
+    if method in _DEQUANTIZE:
+        return _COPY.format(folder=str(folder), how=f", quantization_config={_DEQUANTIZE[method]}")
+    return "take the float32 or bfloat16 folder that it was made from, or save a dequantised copy with transformers"
+
+
+def _stored(folder: Path) -> dict[str, tuple[str, int]]:
+    """Name → (type, number of dimensions) of the weights in a folder's safetensors, from their headers alone.
+
+    Raises:
+        CorruptionError: A header cannot be read.
+    """
+    found: dict[str, tuple[str, int]] = {}
+    for path in sorted(folder.glob("model*.safetensors")):
+        try:
+            with path.open("rb") as file:
+                (size,) = struct.unpack("<Q", file.read(8))
+                header = json.loads(file.read(min(size, path.stat().st_size)))
+            entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+            found |= {name: (str(entry["dtype"]), len(entry["shape"])) for name, entry in entries.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+            raise CorruptionError(f"{path}: not a safetensors file: {error!r}; copy the model again") from None
+    return found
 
 
 def import_llama(
@@ -29,12 +163,12 @@ def import_llama(
     """Read a model in the Hugging Face layout.
 
     Args:
-        folder: With `config.json` and safetensors.
-        device: Where to.
-        dtype: What weights are kept and computed with in; None: both as they are stored.
+        folder: A folder with `config.json` and safetensors.
+        device: Target device.
+        dtype: Dtype of weights and computation; None: as stored.
 
     Raises:
-        FormatError: It is another kind of model, or quantised; says what of it.
+        FormatError: It is another kind of model, or quantised; says what is different.
         CorruptionError: Weights are missing, left over or not finite, or do not fit.
     """
     folder = Path(folder)
@@ -109,7 +243,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The `config.json` of a folder.
 
     Raises:
-        FormatError: There is none, or it is no JSON object.
+        FormatError: There is none, or it is not a JSON object.
     """
     try:
         config: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -1,69 +1,215 @@
-"""The door that every model has, our own and those of transformers: what training and generation rely on."""
+"""What every model offers to training and generation, and a row as torch tensors with its attention made ready.
 
+A row as torch tensors with its attention prepared: the input of a model's forward pass.
+
+The interface that training and generation use, common to our own model and to those of transformers.
+
+It includes whether a model may see several documents in one row; each model decides that itself. Code that must pack
+rows (training, teachers) calls `require_packed_rows`. Code that can do without (scores, held-out losses) calls
+`most_packed`, and gives longer documents, or all of them, separate rows.
+"""
+
+import logging
 from collections.abc import Iterator
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, final
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
-from penstock.inputs import InputRequirements, ModelInput
+from penstock.core.errors import ConfigError, IsolationError
+from penstock.inputs import IGNORE, AttentionRule, InputRequirements, ModelInput
+from penstock.integrations.torch_tensors import to_torch, unknown_id
+from penstock.models.attention import RowAttention
+from penstock.models.attention.windows import attention_of
 from penstock.models.cache import LayerAttend, SequenceCache
 from penstock.models.lora import LoraSettings
-from penstock.models.packing import PackingVerdict
-from penstock.models.row_tensors import RowTensors
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowTensors:
+    """One row on a device. T slots, D target distances."""
+
+    tokens: Tensor
+    """int64 [T]."""
+    positions: Tensor
+    """int64 [T], position of each token in its document."""
+    targets: Tensor
+    """int64 [D, T], already shifted; −100: none."""
+    loss_weights: Tensor
+    """float32 [D, T], 0 without a target."""
+    attention: RowAttention
+    """(q, k, v) → the heads' outputs; documents are kept apart, prefixes are bidirectional."""
+    rule: AttentionRule
+    """Which slots each slot sees, without the sliding window."""
+    window: int | None
+    """Maximum tokens that a token sees, including itself; None: all before it."""
+    source: ModelInput
+    """The row itself."""
+
+    @classmethod
+    def of(
+        cls,
+        row: ModelInput,
+        *,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        backend: str = "auto",
+        window: int | None = None,
+        vocab_size: int | None = None,
+    ) -> Self:
+        """Move a row to a device; a model's `tensors(row)` fills in the rest.
+
+        Args:
+            row: A row of a loader, with positions and `cu_seqlens` or `document_ids`.
+            device: The model's device.
+            dtype: The model's compute dtype.
+            backend: Attention backend, a name of `penstock.models.attention.BACKENDS`, or auto.
+            window: Maximum tokens that a token sees, including itself; None: all before it.
+            vocab_size: Number of known ids; None: ids are not checked.
+
+        Raises:
+            ConfigError: The row lacks positions or has an unknown id, or the backend does not support the row.
+        """
+        if vocab_size is not None:
+            _check_ids(row, vocab_size)
+        if row.positions is None:
+            raise ConfigError("the row has no positions; make the loader with the model's requirements()")
+        rule = AttentionRule.of(row)
+        device = torch.device(device)
+        moved = to_torch(row, device)
+        targets = moved["targets"]
+        assert isinstance(targets, Tensor)
+        weights = moved["loss_weights"]
+        return cls(
+            tokens=moved["tokens"],  # type: ignore[arg-type]
+            positions=moved["positions"],  # type: ignore[arg-type]
+            targets=targets,
+            loss_weights=weights if isinstance(weights, Tensor) else (targets != IGNORE).float(),
+            attention=attention_of(rule, window, device=device, dtype=dtype, backend=backend),
+            rule=rule,
+            window=window,
+            source=row,
+        )
+
+
+def _check_ids(row: ModelInput, vocab_size: int) -> None:
+    """Refuse unknown ids; torch's own error says neither where they are nor, on a GPU, what is wrong."""
+    if found := unknown_id(row, vocab_size):
+        raise ConfigError(
+            f"{found}, but the model knows ids below {vocab_size}; the data were made with another tokenizer: prepare "
+            "them with the model's, or set model.vocab_size"
+        )
+
+
+_log = logging.getLogger("penstock.models")
+_warned: "WeakSet[LanguageModel]" = WeakSet()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """Rows that hold several documents, which must not see each other."""
+
+    slots: int
+    longest: int
+    """Maximum tokens of a document."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PackingVerdict:
+    """Which documents may share a row of some number of slots."""
+
+    longest: int
+    """Documents of at most this many tokens may share a row; 0: none may."""
+    reason: str | None = None
+    """Why longer documents may not share a row; None: all that fit may."""
+
+
+def require_packed_rows(model: "LanguageModel", slots: int, longest: int | None = None) -> None:
+    """Refuse a model that must not see several documents in one row.
+
+    Args:
+        model: The model that gets the rows.
+        slots: Slots of a row.
+        longest: Maximum tokens of a document; None: the slots of a row.
+
+    Raises:
+        IsolationError: Documents of a row would see each other; says how much, and the cure.
+    """
+    found = model.packing(slots)
+    if found.reason is not None and (slots if longest is None else longest) > found.longest:
+        raise IsolationError(found.reason)
+
+
+def most_packed(model: "LanguageModel", slots: int) -> int:
+    """Maximum tokens in a row of several documents; 0: each document needs its own row, which is logged once.
+
+    Args:
+        model: The model that gets the rows.
+        slots: Slots of a row.
+    """
+    found = model.packing(slots)
+    if found.longest == 0 and model not in _warned:
+        _warned.add(model)
+        _log.warning("scores one document per row, which is exact but slower: %s", found.reason)
+    return min(found.longest, slots)
 
 
 class LanguageModel(Protocol):
     """A causal language model over packed rows; also a torch module."""
 
     lora: LoraSettings | None
-    """What trains beside the frozen weights; see `add_lora`."""
+    """The LoRA that trains next to the frozen weights; see `add_lora`."""
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the embedding: ids below it are known."""
+        """Number of known ids."""
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """Device of the weights."""
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Of hidden states, queries and keys."""
+        """Dtype of hidden states, queries and keys."""
 
     @property
     def prediction_weights(self) -> tuple[float, ...]:
-        """How much each target distance counts in the loss: D numbers."""
+        """How much each of the D target distances counts in the loss."""
 
     def requirements(self) -> InputRequirements:
-        """What a loader must give for it."""
+        """What a loader must provide for it."""
 
     def packing(self, slots: int) -> PackingVerdict:
-        """Whether documents may share a row of this many slots: only if each gives what it gives alone."""
+        """Whether documents may share a row of `slots` slots: only if each gives the same result as alone."""
 
     def tensors(self, row: ModelInput, backend: str = "auto") -> RowTensors:
-        """A row on the model's device, with attention as this model attends; refused where `packing` does."""
+        """A row on the model's device, ready for its attention; refused if `packing` does not allow it."""
 
     def __call__(self, row: RowTensors) -> Tensor:
-        """Final hidden states [D, T, width] of a row, one for each target distance."""
+        """Final hidden states [D, T, width] of a row, for each target distance."""
 
     def run(self, tokens: Tensor, positions: Tensor, attend: LayerAttend) -> Tensor:
-        """Final hidden states [D, ..., width] of tokens int64 [...], attending by a function of yours."""
+        """Final hidden states [D, ..., width] of tokens int64 [...], with `attend` as the attention."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] → [..., vocab], float32 or wider."""
 
     def new_cache(self, sequences: int, capacity: int) -> SequenceCache:
-        """Room for a number of sequences with a number of tokens each; what it keeps of them is the model's to know."""
+        """An empty cache for a number of sequences with at most `capacity` tokens each."""
 
     def extend(self, tokens: Tensor, lengths: Tensor, cache: Any, sequences: Tensor | None = None) -> Tensor:
-        """Feed new tokens of sequences; logits [B, vocab] after each one's last new token. `cache`: of `new_cache`."""
+        """Append new tokens to sequences of a `new_cache`; logits [B, vocab] after the last new token of each."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """All weights, as torch has them; so are the two below."""
+        """All weights, as in torch."""
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """All parts by name."""
+        """All modules by name."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """All weights by name."""

@@ -1,15 +1,15 @@
-"""LoRA through peft: small matrices beside frozen ones are all that trains, and are merged into them for export.
+"""LoRA through peft: only small matrices next to frozen ones are trained; for export they are merged.
 
-Source: LoRA, arXiv:2106.09685. First weights are a function of the seed and of each matrix's name, drawn on the CPU, as
-those of models are. `LoraSettings` can be read without torch and peft.
+Source: LoRA, arXiv:2106.09685. Initial weights are a function of the seed and of each matrix's name, drawn on the CPU,
+like those of models. `LoraSettings` can be read without torch and peft.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
-from penstock.errors import ConfigError, MissingExtraError
-from penstock.randomness import key_for
+from penstock.core.errors import ConfigError, MissingExtraError
+from penstock.core.randomness import key_for
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,14 +22,14 @@ MOST_RANK = 1 << 16
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSettings:
-    """What is trained beside a frozen model."""
+    """Small matrices that are trained next to a frozen model."""
 
     rank: int = 8
-    """Columns and rows between the two small matrices."""
+    """Inner dimension of the two small matrices."""
     alpha: float = 16.0
-    """What they add counts alpha / rank."""
+    """Their product is scaled by alpha / rank."""
     targets: tuple[str, ...] = ()
-    """Last parts of the names of the matrices that get them, such as query or q_proj; empty: all but the output."""
+    """Matrices that get LoRA, by the last part of their name, such as query or q_proj; empty: all but the output."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.rank <= MOST_RANK or not 0 < self.alpha < float("inf"):
@@ -39,10 +39,10 @@ class LoraSettings:
 
 
 def add_lora(model: "LanguageModel", settings: LoraSettings, *, seed: int = 0) -> None:
-    """Freeze a model and put LoRA beside its matrices, in place; it computes what it did before.
+    """Freeze a model and add LoRA to its matrices, in place; its output does not change.
 
     Raises:
-        ConfigError: It has LoRA already, or no matrices of these names.
+        ConfigError: It already has LoRA, or no matrices of these names.
         MissingExtraError: peft is not installed.
     """
     try:
@@ -52,7 +52,9 @@ def add_lora(model: "LanguageModel", settings: LoraSettings, *, seed: int = 0) -
     import torch
 
     if model.lora is not None:
-        raise ConfigError("the model has LoRA already; merge_lora(model) makes room for another")
+        raise ConfigError("the model already has LoRA; call merge_lora(model) first")
+    if not (hasattr(model, "inner") or hasattr(model, "unembedding")):
+        raise ConfigError("lora: a model of your own has none here; train a transformer of ours or one of transformers")
     names = _targets(model, settings.targets)
     config = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=names)  # type: ignore[arg-type]
     inject_adapter_in_model(config, model)  # type: ignore[arg-type]
@@ -67,7 +69,7 @@ def add_lora(model: "LanguageModel", settings: LoraSettings, *, seed: int = 0) -
 
 
 def merge_lora(model: "LanguageModel") -> None:
-    """Add LoRA's matrices to those they stand beside, in place; all weights can be trained again."""
+    """Merge LoRA into the model's matrices, in place; all weights become trainable again."""
     for parent, name, layer in list(_layers(model)):
         layer.merge()
         setattr(parent, name, layer.get_base_layer())
@@ -77,12 +79,12 @@ def merge_lora(model: "LanguageModel") -> None:
 
 
 def lora_weights(weights: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
-    """Those of a model's weights that are LoRA's; views, which share memory with the model where `weights` do."""
+    """The LoRA weights among a model's weights; they share memory with the model if `weights` do."""
     return {name: weight.detach().contiguous() for name, weight in weights.items() if ".lora_" in name}
 
 
 def without_lora(weights: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
-    """The others, under the names that they have without LoRA."""
+    """The other weights, under their names without LoRA."""
     others = {name: weight for name, weight in weights.items() if ".lora_" not in name}
     return {name.replace(".base_layer.", "."): weight.detach().contiguous() for name, weight in others.items()}
 
@@ -96,7 +98,7 @@ def _targets(model: "LanguageModel", wanted: tuple[str, ...]) -> list[str]:
     found = [name for name in known if not wanted or name.endswith(wanted)]
     if not found:
         ends = sorted({name.rsplit(".", 1)[-1] for name in known})
-        raise ConfigError(f"lora.targets {list(wanted)} fit no matrix of the model; known: {', '.join(ends)}")
+        raise ConfigError(f"lora.targets {list(wanted)} match no matrix of the model; known: {', '.join(ends)}")
     return found
 
 

@@ -1,13 +1,18 @@
-"""A row in equal parts, with the gradients of the uncut row and the memory of one part.
+"""Trains a row in equal parts (micro-sequences), with the gradients of the uncut row and the memory of one part.
 
-First the keys and values of all parts are computed without gradients. Then come the parts from last to first: each is
-computed again, with gradients, on the keys and values of what lies before it; its backward pass takes in what later
-parts asked of its own keys and values, and gives what it asks of earlier ones. So every way by which a token moves the
-loss is walked exactly once. (Taking past keys for constants instead gives the same loss and a gradient that is wrong.)
+First the keys and values of all parts are computed without gradients. Then come the parts from last to first. Each is
+computed again, with gradients, on the keys and values of what precedes it. Its backward pass includes the gradients
+that later parts have for its keys and values, and adds its own to those of earlier parts. So every path from a token to
+the loss is followed exactly once. (Treating past keys as constants would give the same loss, but a wrong gradient.)
 
-Costs: one more forward pass, and keys and values of the whole row with their gradients; the graph is that of one part.
-Works for every model of this room. Backward passes run inside, one for each part: data parallelism that sums gradients
-in hooks has to wait for the last.
+Attention to the past takes two calls of torch's kernel on the CPU: the past in full, and the part's own tokens
+causally. The outputs are joined by their log-sum-exp. Each half has the kernel's own backward pass, given the joined
+output and sums, so there is never a mask, and memory is O(tokens). On other devices it is one call, aligned
+bottom-right. Source: the joining is that of Ring Attention, arXiv:2310.01889.
+
+Cost: one more forward pass, and the keys and values of the whole row with their gradients; the graph covers one part.
+This works for every model of this room. It runs one backward pass per part, so data parallelism that sums gradients in
+hooks must wait for the last.
 """
 
 from collections.abc import Callable
@@ -16,38 +21,94 @@ from typing import Any, final
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 from penstock.inputs import AttentionRule
 from penstock.models.attention import RowAttention
-from penstock.models.language_model import LanguageModel
-from penstock.models.past_attention import attend_past
-from penstock.models.row_tensors import RowTensors
+from penstock.models.language_model import LanguageModel, RowTensors
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def attend_past(q: Tensor, k: Tensor, v: Tensor, past_k: Tensor, past_v: Tensor) -> Tensor:
+    """Attend to the past in full, and causally to the new tokens themselves.
+
+    Args:
+        q: [n, heads, dim].
+        k: [n, kv_heads, dim], kv_heads a divisor of heads.
+        v: [n, kv_heads, dim].
+        past_k: [p, kv_heads, dim], of the p tokens before, p ≥ 1.
+        past_v: [p, kv_heads, dim].
+
+    Returns:
+        [n, heads, dim].
+    """
+    parts = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v, past_k, past_v)]
+    if q.device.type == "cpu":
+        out: Tensor = _Joined.apply(*parts)
+    else:
+        out = attend_aligned(*parts)
+    return out.squeeze(0).transpose(0, 1)
+
+
+def attend_aligned(q: Tensor, k: Tensor, v: Tensor, past_k: Tensor, past_v: Tensor) -> Tensor:
+    """`attend_past` in one call; [1, heads, tokens, dim] each. On the CPU it makes a mask."""
+    # This imports torch's whole compiler, which would cost every start seconds.
+    from torch.nn.attention.bias import causal_lower_right
+
+    keys, values = torch.cat([past_k, k], dim=2), torch.cat([past_v, v], dim=2)
+    aligned = causal_lower_right(q.shape[2], keys.shape[2])
+    return scaled_dot_product_attention(q, keys, values, attn_mask=aligned, enable_gqa=q.shape[1] != k.shape[1])
+
+
+class _Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, past_k: Tensor, past_v: Tensor) -> Tensor:
+        q, k, v, past_k, past_v = (x.contiguous() for x in (q, k, v, past_k, past_v))
+        before, before_sums = _flash(q, past_k, past_v, 0.0, False)
+        own, own_sums = _flash(q, k, v, 0.0, True)
+        sums = torch.logaddexp(before_sums, own_sums)
+        shares = ((part - sums).exp()[..., None] for part in (before_sums, own_sums))
+        out = sum((part * share).to(q.dtype) for part, share in zip((before, own), shares, strict=True))
+        assert isinstance(out, Tensor)
+        ctx.save_for_backward(q, k, v, past_k, past_v, out, sums)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        q, k, v, past_k, past_v, out, sums = ctx.saved_tensors
+        gradient = gradients[0].contiguous()
+        of_before, of_past_k, of_past_v = _flash_backward(gradient, q, past_k, past_v, out, sums, 0.0, False)
+        of_own, of_k, of_v = _flash_backward(gradient, q, k, v, out, sums, 0.0, True)
+        return of_before + of_own, of_k, of_v, of_past_k, of_past_v
+
 
 PartLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(hidden [D, S, width], targets [D, S], loss weights [D, S]) → the part's share of the loss, a scalar."""
+"""(hidden [D, S, width], targets [D, S], loss weights [D, S]) → the part's contribution to the loss, a scalar."""
 
 
 def backward_in_parts(model: LanguageModel, row: RowTensors, parts: int, loss_of: PartLoss) -> Tensor:
     """Add the gradients of a row's loss to those of the model's weights.
 
     Args:
-        model: Any of this room.
-        row: T slots, on its device.
+        model: Any model of this room.
+        row: T slots, on the model's device.
         parts: k, a divisor of T.
-        loss_of: The loss of a part; that of the row is their sum.
+        loss_of: The loss of a part; the row's loss is the sum.
 
     Returns:
         The loss, a scalar without gradients.
 
     Raises:
-        ConfigError: T is no multiple of k, a bidirectional prefix lies across a cut, or the model has a window.
+        ConfigError: T is not a multiple of k, a cut divides a bidirectional prefix, or the model has a window.
     """
     cuts = _cuts(row, parts)
     keys = _KeysAndValues()
     with torch.no_grad():
         for begin, end in cuts[:-1]:
-            # Of the last part nobody needs keys.
+            # Keys of the last part are not needed.
             model.run(row.tokens[begin:end], row.positions[begin:end], _Part(row, begin, end, keys).attend)
     total = torch.zeros((), device=row.tokens.device)
     for begin, end in reversed(cuts):
@@ -60,20 +121,20 @@ def backward_in_parts(model: LanguageModel, row: RowTensors, parts: int, loss_of
 
 
 def check_cuts(slots: int, parts: int, window: int | None) -> None:
-    """Refuse what no row of a model could be cut in.
+    """Refuse a number of parts that no row can be cut into.
 
     Args:
         slots: T.
         parts: k.
-        window: Tokens that a token sees, itself among them; None: all before it.
+        window: The model's sliding window; None: it has none.
 
     Raises:
-        ConfigError: T is no multiple of k, or the model has a window.
+        ConfigError: T is not a multiple of k, or the model has a window.
     """
     if parts < 1 or slots % parts:
-        raise ConfigError(f"a row of {slots} slots cannot be cut in {parts} equal parts; take a divisor of {slots}")
+        raise ConfigError(f"a row of {slots} slots cannot be cut into {parts} equal parts; take a divisor of {slots}")
     if window is not None and parts > 1:
-        raise ConfigError("micro-sequences do not know sliding windows; take 1 part, or a model without a window")
+        raise ConfigError("micro-sequences do not support sliding windows; take 1 part, or a model without a window")
 
 
 def _cuts(row: RowTensors, parts: int) -> list[tuple[int, int]]:
@@ -92,7 +153,7 @@ def _cuts(row: RowTensors, parts: int) -> list[tuple[int, int]]:
 
 @final
 class _KeysAndValues:
-    """Of a whole row, a pair [T, kv_heads, dim] a layer, and the gradients that later parts ask of them."""
+    """Keys and values of a whole row, a pair [T, kv_heads, dim] per layer, and their gradients from later parts."""
 
     def __init__(self) -> None:
         self.pairs: dict[int, tuple[Tensor, Tensor]] = {}
@@ -104,8 +165,8 @@ class _KeysAndValues:
         for kept, new in zip(self.pairs[layer], pair, strict=True):
             kept[slots] = new
 
-    def ask(self, layer: int, slots: slice, gradients: tuple[Tensor | None, ...]) -> None:
-        """Add gradients; in float32 or wider, as several parts add to the same."""
+    def add_gradients(self, layer: int, slots: slice, gradients: tuple[Tensor | None, ...]) -> None:
+        """Add gradients; in float32 or wider, because several parts add to the same slots."""
         if layer not in self.gradients:
             wide = torch.promote_types(self.pairs[layer][0].dtype, torch.float32)
             self.gradients[layer] = tuple(torch.zeros_like(x, dtype=wide) for x in self.pairs[layer])  # type: ignore[assignment]
@@ -116,7 +177,7 @@ class _KeysAndValues:
 
 @final
 class _Part:
-    """Slots begin to end of a row. Its first document may have begun before."""
+    """Slots [begin, end) of a row; the first document may have begun before."""
 
     def __init__(self, row: RowTensors, begin: int, end: int, keys: _KeysAndValues) -> None:
         pieces = row.rule.pieces
@@ -124,9 +185,9 @@ class _Part:
         local = np.clip(here, begin, end) - begin
         self._slots, self._total, self._keys = slice(begin, end), row.rule.num_slots, keys
         self._past = slice(int(here[0, 0]), begin)
-        # So many of the own tokens continue a document of an earlier part.
+        # Number of own tokens that continue a document of an earlier part.
         self._continued = int(local[0, 2]) if here[0, 0] < begin else 0
-        self._wanted = here[-1, 2] > end
+        self._continues = here[-1, 2] > end
         rest = local[1:] - self._continued if self._continued else local
         self._rest = None
         if len(rest):
@@ -136,7 +197,7 @@ class _Part:
         self._leaves: dict[int, tuple[Tensor, Tensor]] = {}
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """`LayerAttend`: with what came before; keeps keys and values, or their places in the graph."""
+        """`LayerAttend` with the past included; stores keys and values, or keeps them in the graph."""
         if torch.is_grad_enabled():
             self._own[layer] = (k, v)
         else:
@@ -151,16 +212,16 @@ class _Part:
         return torch.cat(out) if len(out) > 1 else out[0]
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of the loss and of what later parts ask; asks the same of earlier ones."""
-        asked: list[tuple[Tensor, Any]] = [(loss, None)]
-        if self._wanted:
+        """Backward pass from the loss and from later parts' gradients; adds gradients for earlier parts."""
+        starts: list[tuple[Tensor, Any]] = [(loss, None)]
+        if self._continues:
             for layer, gradients in self._keys.gradients.items():
                 pair = zip(self._own[layer], gradients, strict=True)
-                asked += [(x, gradient[self._slots].to(x.dtype)) for x, gradient in pair]
-        # Of a part without targets nothing may be asked.
-        asked = [(x, gradient) for x, gradient in asked if x.requires_grad]
-        if not asked:
+                starts += [(x, gradient[self._slots].to(x.dtype)) for x, gradient in pair]
+        # A part without targets may have no gradients at all.
+        starts = [(x, gradient) for x, gradient in starts if x.requires_grad]
+        if not starts:
             return
-        torch.autograd.backward([x for x, _ in asked], [gradient for _, gradient in asked])
+        torch.autograd.backward([x for x, _ in starts], [gradient for _, gradient in starts])
         for layer, leaves in self._leaves.items():
-            self._keys.ask(layer, self._past, tuple(leaf.grad for leaf in leaves))
+            self._keys.add_gradients(layer, self._past, tuple(leaf.grad for leaf in leaves))

@@ -1,7 +1,7 @@
-"""A model on disk: `model.safetensors` and `model.json` with its settings; LoRA in `lora.safetensors` beside it.
+"""Saves and loads models: `model.safetensors`, `model.json` with the settings, and LoRA in `lora.safetensors`.
 
-Exact: weights are stored in their own dtype. Models of transformers are stored in their own layout, with a
-`model.json` that says so. Safe writing (aside, fsync, rename, checksum) is the checkpoint's business.
+Saving is exact: weights are stored in their own dtype. Models of transformers are stored in their own layout, with a
+`model.json` that says so. Safe writing (temporary folder, fsync, rename, checksum) is the task of checkpoints.
 """
 
 import json
@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.errors import CorruptionError, FormatError
-from penstock.models.building import empty_transformer
+from penstock.core.errors import CorruptionError, FormatError
+from penstock.models.importing import refuse_not_finite
 from penstock.models.language_model import LanguageModel
 from penstock.models.lora import LoraSettings, add_lora, lora_weights, without_lora
+from penstock.models.own_model import PREFIX, OwnModel, load_own, own_description
 from penstock.models.settings import ModelSettings
-from penstock.models.stored_weights import refuse_not_finite
-from penstock.models.transformer import Transformer
-from penstock.models.trials import one_line
+from penstock.models.their_attention import one_line
+from penstock.models.transformer import Transformer, empty_transformer
 from penstock.shards import usual_mode
 
 MODEL, WEIGHTS, LORA = "model.json", "model.safetensors", "lora.safetensors"
@@ -28,12 +28,12 @@ _FORMAT = 1
 
 
 def save_model(model: LanguageModel, folder: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
-    """Write a model into a folder, which is made where it is missing.
+    """Write a model to a folder, which is created if it is missing.
 
     Args:
-        model: What it is.
-        folder: Where to.
-        weights: Its weights where the model itself holds only a share of them; None: the model's.
+        model: The model.
+        folder: Target folder.
+        weights: All weights, if the model itself holds only a shard of them; None: the model's.
     """
     from safetensors.torch import save_file
 
@@ -45,6 +45,8 @@ def save_model(model: LanguageModel, folder: str | Path, weights: Mapping[str, T
     if isinstance(model, Transformer):
         save_file(base, folder / WEIGHTS)
         described |= {"kind": "transformer", "settings": asdict(model.settings)}
+    elif isinstance(model, OwnModel):
+        described |= _save_own(model, base, folder)
     else:
         from penstock.models.huggingface_model import HuggingFaceModel
 
@@ -60,27 +62,41 @@ def save_model(model: LanguageModel, folder: str | Path, weights: Mapping[str, T
     (folder / MODEL).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
 
 
+def _save_own(model: OwnModel, weights: Mapping[str, Tensor], folder: Path) -> dict[str, Any]:
+    """Write the weights of a model of one's own; what `model.json` says of it."""
+    from safetensors.torch import save_file
+
+    # A file holds no weight twice; one that has two names is written under both.
+    save_file({name.removeprefix(PREFIX): weight.clone() for name, weight in weights.items()}, folder / WEIGHTS)
+    return own_description(model)
+
+
 def load_model(
-    folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+    folder: str | Path,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    *,
+    module: torch.nn.Module | None = None,
 ) -> LanguageModel:
-    """Read a model: what `save_model` wrote, or a folder in the Hugging Face layout.
+    """Read a model that `save_model` wrote, or a folder in the Hugging Face layout.
+
+    Plain Llama and Mistral models in that layout become a `Transformer`, without transformers.
 
     Args:
-        folder: Where it is.
-        device: Where to.
-        dtype: What weights are kept and computed with in; None: both as they were.
-
-    Of folders in that layout those of plain Llama and Mistral models become a `Transformer`, without transformers.
+        folder: Where the model is.
+        device: Target device.
+        dtype: Dtype of weights and computation; None: as stored.
+        module: Your own module, whose weights are in the folder; None: made by the code that the folder names.
 
     Raises:
-        FormatError: There is no model there, or one of another format, or its weights are quantised.
-        CorruptionError: Its weights do not fit its settings, or are not finite.
+        FormatError: There is no model, its format is unknown, or its weights are quantised.
+        CorruptionError: The weights do not fit the settings, or are not finite.
         ConfigError: transformers has no causal model for it, or cannot run it.
     """
     folder = Path(folder)
     if not (folder / MODEL).is_file():
         if not (folder / "config.json").is_file():
-            raise FormatError(f"{folder}: no model there, neither {MODEL} nor config.json; give the folder of one")
+            raise FormatError(f"{folder}: has neither {MODEL} nor config.json; give the folder of a model")
         from penstock.models.importing import import_llama, refusal
 
         if refusal(folder) is None:
@@ -90,6 +106,8 @@ def load_model(
     model: LanguageModel
     if described["kind"] == "huggingface":
         model = _load_huggingface(folder, device, dtype)
+    elif described["kind"] == "own":
+        model = _load_own(folder, described, module, device, dtype)
     else:
         model = _load_transformer(folder, described["settings"], device, dtype)
     if described.get("lora") is not None:
@@ -114,9 +132,40 @@ def _load_lora(model: LanguageModel, folder: Path, written: dict[str, Any]) -> N
 
 
 def _load_huggingface(folder: Path, device: torch.device | str, dtype: torch.dtype | None) -> LanguageModel:
-    from penstock.models.huggingface_loading import load_huggingface
+    from penstock.models.huggingface_model import load_huggingface
 
     return load_huggingface(folder, device=device, dtype=dtype)
+
+
+def _load_own(
+    folder: Path,
+    described: dict[str, Any],
+    module: torch.nn.Module | None,
+    device: torch.device | str,
+    dtype: torch.dtype | None,
+) -> LanguageModel:
+    model = load_own(folder, described, module)
+    try:
+        model.load_state_dict(own_weights(folder))
+    except RuntimeError as error:
+        raise CorruptionError(f"{folder / WEIGHTS}: is of another module: {one_line(error)}") from None
+    refuse_not_finite(folder, model.named_parameters())
+    return model.to(device=device, dtype=dtype)
+
+
+def own_weights(folder: Path) -> dict[str, Tensor]:
+    """Weights of a model of one's own, by the names that they have behind our door.
+
+    Raises:
+        CorruptionError: They cannot be read.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return {f"{PREFIX}{name}": weight for name, weight in load_file(folder / WEIGHTS).items()}
+    except (OSError, SafetensorError) as error:
+        raise CorruptionError(f"{folder / WEIGHTS}: {one_line(error)}; copy the model again") from None
 
 
 def _described(path: Path) -> dict[str, Any]:
@@ -125,10 +174,10 @@ def _described(path: Path) -> dict[str, Any]:
         found, kind = described["format"], described["kind"]
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptionError(f"{path}: {error!r}; copy the model again") from None
-    if found != _FORMAT or kind not in ("transformer", "huggingface"):
+    if found != _FORMAT or kind not in ("transformer", "huggingface", "own"):
         raise FormatError(
-            f"{path}: a model of format {found} and kind {kind!r}, this penstock reads format {_FORMAT}; use the "
-            "penstock that wrote it"
+            f"{path}: a model of format {found} and kind {kind!r}, but this version of penstock reads format "
+            f"{_FORMAT}; use the version that wrote it"
         )
     return described
 
@@ -141,7 +190,7 @@ def _load_transformer(
 
     known = {field.name for field in fields(ModelSettings)}
     if unknown := sorted(set(written) - known):
-        raise FormatError(f"{folder / MODEL}: unknown settings {', '.join(unknown)}; use the penstock that wrote it")
+        raise FormatError(f"{folder / MODEL}: unknown settings {', '.join(unknown)}; use the version that wrote it")
     settings = ModelSettings(**{**written, "prediction_weights": tuple(written.get("prediction_weights", ()))})
     if dtype == torch.float32:
         settings = replace(settings, dtype="float32")

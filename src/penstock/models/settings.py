@@ -1,15 +1,15 @@
-"""What a transformer is made of, in numbers; read from the section `model` of a run file. Imports no torch."""
+"""The size and shape of a transformer, read from the section `model` of a run file. Imports no torch."""
 
 from dataclasses import dataclass, replace
 from typing import Literal, final
 
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 from penstock.inputs import InputRequirements
 
 MOST = 1 << 31
-"""Of whatever is counted in a model; torch numbers places in a tensor by 64 bits."""
+"""Upper bound of every count in a model; torch indexes tensors with 64 bits."""
 MOST_DISTANCES = 64
-"""Target distances that a loader gives."""
+"""Maximum number of target distances that a loader gives."""
 Dtype = Literal["float32", "bfloat16", "float64"]
 
 
@@ -19,36 +19,36 @@ class ModelSettings:
     """A decoder-only transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases."""
 
     vocab_size: int | None = None
-    """Rows of the embedding; None: as many as the tokenizer has ids."""
+    """Rows of the embedding; None: the tokenizer's number of ids."""
     layers: int = 4
-    """Blocks between a token and its prediction of the next one."""
+    """Number of blocks."""
     width: int = 128
-    """Numbers a token is inside the model."""
+    """Size of a token's hidden state."""
     heads: int = 4
-    """Heads of attention queries."""
+    """Number of query heads."""
     kv_heads: int | None = None
-    """Heads of keys and values, a divisor of `heads`; None: as many as `heads`."""
+    """Number of key and value heads, a divisor of `heads`; None: `heads`."""
     head_width: int | None = None
-    """Numbers a head, even; None: width / heads."""
+    """Size of a head, even; None: width / heads."""
     mlp_width: int | None = None
-    """Numbers inside the SwiGLU; None: 8/3 of the width, rounded up to a multiple of 32."""
+    """Inner size of the SwiGLU; None: 8/3 of the width, rounded up to a multiple of 32."""
     rope_theta: float = 10000.0
     """Base of the wavelengths of rotary positions."""
     norm_eps: float = 1e-5
     """Added to the mean square in RMSNorm."""
     tied: bool = True
-    """Whether the embedding is the output matrix too."""
+    """Use the embedding as the output matrix too."""
     prediction_heads: int = 1
-    """Multi-token prediction: a position predicts the tokens at distance 1 to this many, each further distance by one
-    more block on the trunk. Only the first is used to generate and exported."""
+    """Multi-token prediction: a position predicts the tokens at distances 1 to this number, each further distance with
+    one more block on the trunk. Only the first head is exported and used for generation."""
     prediction_weights: tuple[float, ...] = ()
-    """How much each distance counts in the loss, one number a head; empty: 1 each."""
+    """How much each distance counts in the loss, one number per head; empty: 1 each."""
     sliding_window: int | None = None
-    """A token sees at most this many tokens, itself among them; None: all before it in its document."""
+    """Maximum tokens that a token sees, including itself; None: all before it in its document."""
     init_std: float = 0.02
-    """Standard deviation of the first weights; of those that write into the residual stream, over √(2 × layers)."""
+    """Standard deviation of initial weights; divided by √(2 × layers) for those that write to the residual stream."""
     dtype: Dtype = "float32"
-    """What is computed in. Weights are kept in float32 for bfloat16 too; float64 is for exact comparisons."""
+    """Dtype of computation. Weights are kept in float32 for bfloat16 too; float64 is for exact comparisons."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads", "prediction_heads"):
@@ -63,7 +63,7 @@ class ModelSettings:
                 raise ConfigError(f"model.{name} must be above 0, got {getattr(self, name)!r}")
         if self.head_width is None and self.width % self.heads:
             raise ConfigError(
-                f"model.width {self.width} is no multiple of model.heads {self.heads}; change one, or give head_width"
+                f"model.width {self.width} is not a multiple of model.heads {self.heads}; change one, or set head_width"
             )
         if self.each_head % 2:
             raise ConfigError(f"model.head_width must be even for rotary positions, got {self.each_head}")
@@ -79,22 +79,22 @@ class ModelSettings:
 
     @property
     def key_heads(self) -> int:
-        """Heads of keys and values."""
+        """Number of key and value heads."""
         return self.kv_heads or self.heads
 
     @property
     def each_head(self) -> int:
-        """Numbers a head."""
+        """Size of a head."""
         return self.head_width or self.width // self.heads
 
     @property
     def inner_width(self) -> int:
-        """Numbers inside the SwiGLU."""
+        """Inner size of the SwiGLU."""
         return self.mlp_width or -(-8 * self.width // (3 * 32)) * 32
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the trunk and of all prediction heads."""
+        """Number of blocks, of the trunk and of all prediction heads."""
         return self.layers - 1 + self.prediction_heads
 
     @property
@@ -103,10 +103,10 @@ class ModelSettings:
         return self.prediction_weights or (1.0,) * self.prediction_heads
 
     def with_vocabulary(self, vocab_size: int) -> "ModelSettings":
-        """The same for a tokenizer of so many ids.
+        """The settings for a tokenizer with `vocab_size` ids.
 
         Raises:
-            ConfigError: `vocab_size` is set, and too small for it.
+            ConfigError: `vocab_size` is already set, and too small.
         """
         if self.vocab_size is not None and self.vocab_size < vocab_size:
             raise ConfigError(
@@ -116,7 +116,7 @@ class ModelSettings:
         return replace(self, vocab_size=self.vocab_size or vocab_size)
 
     def num_parameters(self) -> int:
-        """Weights of the model, those of further prediction heads included.
+        """Number of weights, including those of further prediction heads.
 
         Raises:
             ConfigError: `vocab_size` is not known yet.
@@ -128,7 +128,7 @@ class ModelSettings:
         return self.num_blocks * block + self.width + self.vocab_size * self.width * (1 if self.tied else 2)
 
     def requirements(self) -> InputRequirements:
-        """What a loader must give for it."""
+        """What a loader must provide for it."""
         return InputRequirements(
             asked_by="the model",
             target_distances=self.prediction_heads,

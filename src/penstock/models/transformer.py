@@ -1,12 +1,15 @@
-"""A decoder-only transformer over packed rows, to be read from top to bottom.
+"""A decoder-only transformer over packed rows, written to be read from top to bottom, and `build_model`.
 
 RMSNorm before each part (Zhang & Sennrich 2019), rotary positions (RoFormer, arXiv:2104.09864; halves of a head rotate,
 as in Llama's Hugging Face layout), grouped-query attention (arXiv:2305.13245), SwiGLU (arXiv:2002.05202), no biases.
 Further prediction heads are blocks on the trunk that share norm and unembedding (Gloeckle et al. 2024,
 arXiv:2404.19737): the last block of the plain model is the head of distance 1.
 
-Tokens are told apart by their positions and by how they attend, both given from outside. So one pass serves a packed
-row, sequences with a cache, and a part of a row, and nothing in here knows of documents.
+Positions and the attention function are given from outside. So the same code runs a packed row, sequences with a cache,
+and a part of a row; it knows nothing about documents.
+
+Initial weights are a function of the seed and of each weight's name, drawn on the CPU: the same on every device and
+rank, and for every weight that two models of different depth share.
 """
 
 from typing import final
@@ -15,18 +18,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, silu
 
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
+from penstock.core.randomness import key_for
 from penstock.inputs import InputRequirements, ModelInput
 from penstock.models.cache import Cache, LayerAttend
+from penstock.models.language_model import LanguageModel, PackingVerdict, RowTensors
 from penstock.models.lora import LoraSettings
-from penstock.models.packing import PackingVerdict
-from penstock.models.row_tensors import RowTensors
+from penstock.models.own_code import is_own_code
+from penstock.models.own_model import build_own
 from penstock.models.settings import ModelSettings
+
+HUGGING_FACE = "hf:"
+"""Prefix of a folder of transformers in a run file."""
 
 
 @final
 class Linear(nn.Linear):
-    """A matrix without a bias, in the dtype of what it is applied to: weights may be kept in a wider one."""
+    """A matrix without a bias, applied in the dtype of its input: weights may be kept in a wider one."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
@@ -38,7 +46,7 @@ class Linear(nn.Linear):
 
 @final
 class RMSNorm(nn.Module):
-    """Numbers over their root mean square, times a weight each."""
+    """Divides by the root mean square and multiplies by weights."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -51,14 +59,14 @@ class RMSNorm(nn.Module):
 
 
 def rotary_angles(positions: Tensor, head_width: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [..., 1, head_width / 2] of positions [...]; angles in float32, as transformers has them."""
+    """Cosines and sines [..., 1, head_width / 2] of positions [...]; angles in float32, as in transformers."""
     steps = torch.arange(0, head_width, 2, device=positions.device).float() / head_width
     angles = positions[..., None, None].float() * (1.0 / theta**steps)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn each pair (i, i + half) of a head's numbers by its angle; a new tensor, [..., heads, head_width]."""
+    """Rotate each pair (i, i + half) of a head by its angle; a new tensor, [..., heads, head_width]."""
     cos, sin = rotary
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
@@ -66,7 +74,7 @@ def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
 
 @final
 class Attention(nn.Module):
-    """Queries, keys and values; how they attend is given."""
+    """Projections to queries, keys and values, and to the output; `attend` does the rest."""
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
@@ -86,7 +94,7 @@ class Attention(nn.Module):
 
 @final
 class SwiGLU(nn.Module):
-    """silu(gate) × up, and down again."""
+    """down(silu(gate(x)) × up(x))."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -100,7 +108,7 @@ class SwiGLU(nn.Module):
 
 @final
 class Block(nn.Module):
-    """Attention, then the SwiGLU, each added to what comes in."""
+    """Attention, then the SwiGLU, each added to its input."""
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
@@ -121,9 +129,9 @@ class Transformer(nn.Module):
     """The model; make it with `build_model`, which initialises its weights.
 
     Attributes:
-        settings: What it is made of.
-        lora: What trains beside it, see `add_lora`.
-        blocks: `layers` of them, of which the last is the head of distance 1, then one for each further distance.
+        settings: Its size and shape.
+        lora: The LoRA that trains next to it; see `add_lora`.
+        blocks: `layers` blocks, the last of which is the head of distance 1, then one for each further distance.
     """
 
     def __init__(self, settings: ModelSettings) -> None:
@@ -138,17 +146,17 @@ class Transformer(nn.Module):
         self.unembedding = None if settings.tied else Linear(settings.width, settings.vocab_size)
 
     def forward(self, row: RowTensors) -> Tensor:
-        """Final hidden states [D, T, width] of a row, one for each target distance."""
+        """Final hidden states [D, T, width] of a row, for each target distance."""
         return self.run(row.tokens, row.positions, lambda layer, q, k, v: row.attention(q, k, v))
 
     def run(self, tokens: Tensor, positions: Tensor, attend: LayerAttend, distances: int | None = None) -> Tensor:
-        """Final hidden states, attending by a function of yours.
+        """Final hidden states, with `attend` as the attention.
 
         Args:
             tokens: int64 [...].
             positions: int64 [...].
-            attend: Called once a block, in order.
-            distances: How many prediction heads are run; None: all.
+            attend: Called once per block, in order.
+            distances: Number of prediction heads to run; None: all.
 
         Returns:
             [D, ..., width].
@@ -169,11 +177,11 @@ class Transformer(nn.Module):
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
     def packing(self, slots: int) -> PackingVerdict:
-        """Documents may share any row: attention alone mixes tokens, and it is given a document's only."""
+        """Documents may share any row: only attention mixes tokens, and it sees one document at a time."""
         return PackingVerdict(slots)
 
     def new_cache(self, sequences: int, capacity: int) -> Cache:
-        """Room for so many sequences of at most so many tokens."""
+        """An empty cache for `sequences` sequences of at most `capacity` tokens."""
         return Cache(
             layers=self.settings.layers,
             sequences=sequences,
@@ -187,19 +195,19 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def extend(self, tokens: Tensor, lengths: Tensor, cache: Cache, sequences: Tensor | None = None) -> Tensor:
-        """Feed new tokens of sequences, which grow by `lengths`.
+        """Append new tokens to sequences, which grow by `lengths`.
 
         Args:
             tokens: int64 [B, n] on the model's device, right-padded with any id.
-            lengths: int64 [B], best on the CPU: tokens of each row. A row of none has no meaning in the result.
-            cache: Of `new_cache`.
-            sequences: int64 [B]: which of the cache's sequences the rows are; None: all, in order.
+            lengths: int64 [B], preferably on the CPU: tokens of each row. Results of a row with 0 are undefined.
+            cache: From `new_cache`.
+            sequences: int64 [B]: the cache's sequence of each row; None: all, in order.
 
         Returns:
             Logits [B, vocab] after each row's last new token.
 
         Raises:
-            ConfigError: Shapes do not fit, or a sequence outgrows the cache.
+            ConfigError: Shapes do not fit, or a sequence exceeds the cache's capacity.
         """
         growth = cache.growth(tokens, lengths, sequences)
         hidden = self.run(tokens, growth.positions, growth.attend, distances=1)[0]
@@ -207,7 +215,7 @@ class Transformer(nn.Module):
         return self.logits(hidden[growth.last])
 
     def tensors(self, row: ModelInput, backend: str = "auto") -> RowTensors:
-        """A row on the model's device, with attention as this model attends.
+        """A row on the model's device, ready for this model's attention.
 
         Raises:
             ConfigError: As `RowTensors.of`.
@@ -222,26 +230,26 @@ class Transformer(nn.Module):
         )
 
     def requirements(self) -> InputRequirements:
-        """What a loader must give for it."""
+        """What a loader must provide for it."""
         return self.settings.requirements()
 
     def get_input_embeddings(self) -> nn.Module:
-        """The embedding, as transformers' models have it: by it `check_isolation` follows tokens."""
+        """The embedding, under transformers' name: `check_isolation` needs it to trace tokens."""
         return self.embedding
 
     @property
     def vocab_size(self) -> int:
-        """Ids below it are known."""
+        """Number of known ids."""
         return self.embedding.num_embeddings
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """Device of the weights."""
         return self.embedding.weight.device
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """That of the settings while weights are in float32, else that of the weights."""
+        """The dtype of the settings if weights are in float32, otherwise that of the weights."""
         kept = self.embedding.weight.dtype
         return getattr(torch, self.settings.dtype) if kept == torch.float32 else kept
 
@@ -249,3 +257,81 @@ class Transformer(nn.Module):
     def prediction_weights(self) -> tuple[float, ...]:
         """How much each target distance counts in the loss."""
         return self.settings.distance_weights
+
+
+def build_model(
+    settings: ModelSettings | str,
+    *,
+    vocab_size: int,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    seed: int = 0,
+) -> LanguageModel:
+    """Make a model that is ready to train, with initial weights or from a folder of transformers.
+
+    Args:
+        settings: Settings of a transformer, or "hf:path", or "module:function" of your own code (see `own_model`).
+        vocab_size: Number of ids of the tokenizer; the model has at least as many.
+        device: Target device.
+        dtype: Dtype of the weights; None: float32, or float64 if the settings compute in it.
+        seed: Seed of the initial weights.
+
+    Raises:
+        ConfigError: The vocabulary does not fit, or there is no such model.
+        FormatError: The weights of the folder are quantised.
+        CorruptionError: The weights of the folder are damaged, missing, left over, or not finite.
+    """
+    if isinstance(settings, str):
+        if not settings.startswith(HUGGING_FACE):
+            return _own(settings, vocab_size, seed, device, dtype)
+        from penstock.models.huggingface_model import load_huggingface
+
+        path = settings.removeprefix(HUGGING_FACE)
+        wrapped = load_huggingface(path, device=device, dtype=dtype or torch.float32)
+        if vocab_size > wrapped.vocab_size:
+            raise ConfigError(
+                f"{path}: the model has embeddings for {wrapped.vocab_size} ids and the tokenizer has {vocab_size}; "
+                "prepare the data with the model's tokenizer"
+            )
+        return wrapped
+    settings = settings.with_vocabulary(vocab_size)
+    dtype = dtype or (torch.float64 if settings.dtype == "float64" else torch.float32)
+    model = empty_transformer(settings, device, dtype)
+    initialise(model, seed)
+    return model
+
+
+def _own(code: str, vocab_size: int, seed: int, device: torch.device | str, dtype: torch.dtype | None) -> LanguageModel:
+    if not is_own_code(code):
+        raise ConfigError(
+            f"model {code!r} is unknown; give the settings of a transformer, hf:path, from:RUN, or module:function of "
+            "your own code"
+        )
+    return build_own(code, vocab_size, seed).to(device=device, dtype=dtype or torch.float32)
+
+
+def empty_transformer(settings: ModelSettings, device: torch.device | str, dtype: torch.dtype) -> Transformer:
+    """A transformer with uninitialised weights."""
+    with torch.device("meta"):
+        model = Transformer(settings)
+    return model.to(dtype).to_empty(device=device)
+
+
+def initialise(model: Transformer, seed: int) -> None:
+    """Initialise weights: norms with 1, all others from a normal distribution.
+
+    Weights that write to the residual stream are smaller by √(2 × layers), so that its variance does not grow with
+    depth.
+
+    Source: GPT-2 (Radford et al. 2019), section 2.3.
+    """
+    settings = model.settings
+    for name, weight in model.named_parameters():
+        if weight.ndim == 1:
+            nn.init.ones_(weight)
+            continue
+        writes = name.endswith(("attention.output.weight", "mlp.down.weight"))
+        std = settings.init_std / (2 * settings.layers) ** 0.5 if writes else settings.init_std
+        generator = torch.Generator("cpu").manual_seed(key_for(seed, "weights", name))
+        with torch.no_grad():
+            weight.copy_(torch.randn(weight.shape, generator=generator) * std)

@@ -1,11 +1,10 @@
 """Objectives: what turns a document into tokens with targets."""
 
-from penstock.objectives.causal import Causal
-from penstock.objectives.check import check_objective
+from penstock.core.lazy_imports import public_names
 from penstock.objectives.denoise import Denoise
+from penstock.objectives.denoise_tasks import CausalLM, PrefixLM, SpanCorruption
 from penstock.objectives.infill import Infill
-from penstock.objectives.objective import Facts, Objective, Written
-from penstock.objectives.tasks import CausalLM, PrefixLM, SpanCorruption
+from penstock.objectives.objective import Causal, Facts, Objective, Written, check_objective
 
 __all__ = [
     "Causal",
@@ -19,3 +18,5 @@ __all__ = [
     "Written",
     "check_objective",
 ]
+
+__dir__ = public_names(__name__)

@@ -14,9 +14,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from penstock.compiled import bare, inline_kernel, kernel, trailing_zeros, view_u32, view_u64
-from penstock.randomness import LOW_32, below, philox, philox_rounds
-from penstock.vectors import fill_with
+from penstock.core.compiled import bare, inline_kernel, kernel, trailing_zeros, view_u32, view_u64
+from penstock.core.randomness import LOW_32, below, philox, philox_rounds
+from penstock.core.vectors import fill_with
 
 KIND = 1
 """What program[0] says of a denoiser."""

@@ -1,15 +1,15 @@
-"""The draws and the rewriting of fill-in-the-middle: four words of one Philox block a document, then three copies.
+"""The draws and the rewriting of fill-in-the-middle: four words of one Philox block per document, then three copies.
 
-A program is int64 numbers: INFILL, the rates as whole numbers of 2^32, the ids, whether the context is trained, and
-the room that character splits keep. Constant time to measure; writing costs a copy and, with weights, a second look
-at them.
+A program is int64 numbers: INFILL, the rates as multiples of 2^-32, the ids, whether the context is trained, and the
+room of character splits. Measuring takes constant time; writing costs a copy and, with weights, a second pass over
+them.
 """
 
 import numpy as np
 
-from penstock.compiled import inline_kernel, kernel
-from penstock.randomness import below, philox
-from penstock.vectors import copy_into
+from penstock.core.compiled import inline_kernel, kernel
+from penstock.core.randomness import below, philox
+from penstock.core.vectors import copy_into
 
 INFILL = 2
 """The kind of these programs."""
@@ -23,9 +23,9 @@ DECIDE = 3
 
 @inline_kernel
 def decide_infill(program, units, key):
-    """What is done to a document of so many units (tokens, or characters): order and split points, 0 ≤ first ≤ second.
+    """Order and split points, 0 ≤ first ≤ second, of a document of `units` tokens (or characters).
 
-    The points are drawn one by one from the units + 1 gaps, both ends included, and put in order.
+    The points are drawn independently from the units + 1 gaps, both ends included, and sorted.
     """
     whether, which, word_1, word_2 = philox(np.uint64(0), np.uint64(DECIDE), key)
     if whether >= np.uint64(program[RATE]):
@@ -38,7 +38,7 @@ def decide_infill(program, units, key):
 
 @inline_kernel
 def measure_infill(program, length, key):
-    """(slots, prefix, reads) of a document: what it takes, none bidirectional, how many leading tokens weigh 0."""
+    """(slots, prefix, reads) of a document; `prefix` is 0, `reads` counts leading tokens with weight 0."""
     order, first, second = decide_infill(program, length, key)
     if order == CAUSAL:
         return np.int64(length), np.int64(0), np.int64(0)

@@ -1,9 +1,9 @@
-"""The built-in objectives, compiled: one measure and one writer that look at the first number of a program.
+"""The built-in objectives, compiled: one measuring kernel and one writing kernel for all of them.
 
-A program is what a resolved objective is to a kernel: int64 numbers, of which the first says whose they are.
+A program is a resolved objective as int64 numbers; its first number selects the objective.
 """
 
-from penstock.compiled import inline_kernel, kernel
+from penstock.core.compiled import inline_kernel, kernel
 from penstock.objectives._denoise_kernels import measure_denoise, write_denoise
 from penstock.objectives._infill_kernels import measure_infill, write_infill
 
@@ -12,7 +12,7 @@ DENOISE, INFILL = 1, 2
 
 @inline_kernel
 def measure_words(program, length, key):
-    """(slots, prefix, leading tokens that are only read) of a document of `length` tokens, in constant time."""
+    """(slots, prefix, leading tokens that are input only) of a document of `length` tokens, in constant time."""
     if program[0] == DENOISE:
         return measure_denoise(program, length, key)
     return measure_infill(program, length, key)
@@ -23,13 +23,13 @@ def write_words(program, tokens, weights, key, out_tokens, out_weights, memory):
     """Rewrite one document.
 
     Args:
-        program: Of the objective.
+        program: Program of the objective.
         tokens: int32 [n].
-        weights: float32 [n], or [0] where every target counts 1.
+        weights: float32 [n], or [0] if every target counts 1.
         key: uint64.
         out_tokens: int32 [slots], written.
         out_weights: float32 [slots] or [0], written.
-        memory: uint64 [memory_words(n) or more], to work in.
+        memory: uint64 [memory_words(n) or more], working memory.
     """
     if program[0] == DENOISE:
         write_denoise(program, tokens, weights, key, out_tokens, out_weights, memory)

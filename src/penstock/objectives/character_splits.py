@@ -1,8 +1,8 @@
-"""Cut a tokenized document between characters: the token that a cut falls in is split, the text around it encoded anew.
+"""Cut a tokenized document between characters: the token at a cut is split, the text around it encoded again.
 
-Guarantees: the sections spell the document's bytes, in order; tokens far from a cut stay what they are; control tokens
-are never cut or encoded. A cut whose sides cannot be encoded exactly, or that makes too many tokens, moves to the
-border of its token: nothing is lost.
+Guarantees: the sections spell the document's bytes, in order; tokens far from a cut are unchanged; control tokens are
+never cut or encoded. A cut moves to the border of its token if its sides cannot be encoded exactly, or if it makes too
+many tokens; so nothing is lost.
 
 Costs: a sum over the document's tokens, and one encoding of a few tokens' text on each side of a cut.
 """
@@ -14,7 +14,7 @@ from typing import Any, final
 import numpy as np
 
 WINDOWS = (4, 16)
-"""Tokens beside a cut that are encoded anew with it: the first number at which the far end comes out as it was.
+"""Tokens next to a cut that are encoded again with it: the first number that leaves the far end unchanged.
 
 Byte pairs merge within a word (or another piece that the tokenizer's pattern cuts out), so a few tokens on, encoding
 falls back into step; where even the larger number does not (a long run without a space), the cut token is
@@ -22,7 +22,7 @@ encoded alone.
 """
 
 REACH = max(WINDOWS) + 4
-"""Tokens beside a cut that are looked at: a few more, where a window would end inside a character of several tokens."""
+"""Tokens next to a cut that are read: a few more, because a window may end inside a character of several tokens."""
 
 GUARD = "\n"
 """Put before a piece for tokenizers that put a space before every text; its tokens are taken off again."""
@@ -35,7 +35,7 @@ Place = tuple[int, int]
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Section:
-    """Ids, int32 [n], and how much each counts, float32 [n]."""
+    """Ids, int32 [n], and their weights, float32 [n]."""
 
     ids: Tokens
     weights: np.ndarray[Any, np.dtype[np.float32]]
@@ -81,8 +81,8 @@ class CharacterSplitter:
 
         Args:
             tokens: [n] the document.
-            weights: [n] how much each token counts; a token encoded anew counts as the one that its last byte
-                comes from, as tokens of chats count by their last character.
+            weights: [n] weight of each token; a token encoded again gets the weight of the token that its last byte
+                comes from, as tokens of chats get theirs by their last character.
             first: 0 to `count`, at most `second`.
             second: 0 to `count`.
             room: The sections have at most n + room tokens.
@@ -117,7 +117,7 @@ class CharacterSplitter:
         return token, int(np.flatnonzero(self._begins[spelled])[inside])
 
     def _section(self, tokens: Tokens, weights: Any, begin: Place, end: Place) -> Section | None:
-        """What lies between two places; None where it cannot be encoded."""
+        """The section between two places; None if it cannot be encoded."""
         (first, begin_byte), (last, end_byte) = begin, end
         if begin == end:
             return Section.joined(())
@@ -173,7 +173,7 @@ class CharacterSplitter:
         return first + int(silent[-1]) + 1 if len(silent) else first
 
     def _encoded(self, tokens: Tokens, weights: Any, begin: Place, end: Place) -> Section | None:
-        """The text between two places, encoded anew."""
+        """The text between two places, encoded again."""
         touched = slice(begin[0], end[0] + (end[1] > 0))
         lengths = self._table.lengths[tokens[touched]]
         cut_off = int(lengths[-1]) - end[1] if end[1] else 0
@@ -185,7 +185,7 @@ class CharacterSplitter:
         return Section(ids, of_bytes[np.cumsum(self._table.lengths[ids]) - 1])
 
     def _encode(self, spelled: bytes) -> Tokens | None:
-        """Ids that spell exactly these bytes; None where the tokenizer has none, or they are no whole characters."""
+        """Ids that spell exactly these bytes; None if the tokenizer has none, or they are not whole characters."""
         try:
             text = spelled.decode()
         except UnicodeDecodeError:

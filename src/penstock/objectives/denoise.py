@@ -5,30 +5,29 @@ A denoised document is written as
     [mode] kept words, sentinel i in place of span i [input end] | sentinel 0, span 0, sentinel 1, span 1, … [final]
 
 Before the bar are the inputs: they see each other in both directions and are not predicted. After it are the targets,
-predicted one by one. `encoder_decoder` gives the two apart. The document's BOS and EOS are no part of its words: the
-loader keeps them out of the noise and puts them around what is written.
+predicted one by one. `encoder_decoder` returns the two separately. The document's BOS and EOS are not among its words:
+the loader keeps them out of the noise and puts them around the result.
 
 Guarantees: lengths and masks are integer arithmetic on (length, key), so they are the same on every machine, and JAX
-draws the same ones; inputs and targets together give the document back, `restore`, whatever ids it holds; there is a
-sentinel for every span of the longest document, or an error at set-up. Costs: a few times a copy of the tokens.
+draws the same ones; `restore` gets the document back from inputs and targets, whatever ids it holds; there is a
+sentinel for every span of the longest document, or an error at set-up. Cost: a few times that of copying the tokens.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import lru_cache
-from typing import Any, TypedDict, Unpack, final
+from typing import Annotated, Any, TypedDict, Unpack, final
 
 import numpy as np
 
-from penstock.errors import ConfigError
+from penstock.core.arrays import Float32, Int32, Int64, UInt64
+from penstock.core.errors import ConfigError
 from penstock.objectives import _denoise_kernels as kernels
-from penstock.objectives.objective import Facts, Int64, Keys, Written
-from penstock.objectives.tasks import PrefixLM, SpanCorruption, Task, cumulative
+from penstock.objectives.denoise_tasks import PrefixLM, SpanCorruption, Task, cumulative
+from penstock.objectives.objective import Facts, Written
 
 Token = int | str
 """A token's id, or the name of a control entry."""
-Int32 = np.ndarray[Any, np.dtype[np.int32]]
-Float32 = np.ndarray[Any, np.dtype[np.float32]]
 
 MODES: Mapping[str, Token] = {"R": "[NLU]", "X": "[NLG]", "S": "[S2S]"}
 """Mode tokens of UL2 and UL2R by denoiser."""
@@ -55,7 +54,7 @@ class Denoise:
     """A mixture of denoising tasks; each document gets one, by its key."""
 
     tasks: Sequence[Task]
-    """What may be done to a document, each with its weight."""
+    """The possible tasks, each with its weight."""
     _: KW_ONLY
     sentinels: Sequence[Token] | None = None
     """Ids or names of the tokens that stand for spans, in order; None: the tokenizer's own sentinels (`<extra_id_0>`…),
@@ -69,22 +68,22 @@ class Denoise:
     bidirectional: bool = True
     """Whether inputs see each other in both directions; False: causal attention throughout."""
     train_on_inputs: bool = False
-    """Predict the inputs too, but for the mode token; needs `bidirectional=False`, or they would see themselves."""
+    """Predict the inputs too, except the mode token; needs `bidirectional=False`, or they would see themselves."""
     max_length: int | None = None
-    """Documents are split at so many tokens, where their row would not split them before: bounds the sentinels."""
+    """Split documents at this many tokens, unless rows split them earlier; bounds the number of sentinels."""
     tokenizer: str | None = field(default=None, repr=False)
     """A tokenizer with more control entries than the dataset's, in which names are looked up; see `penstock tokenizer
-    add`. None: the dataset's. It is in no repr, and so in no state: what counts are the ids found, not its path."""
+    add`. None: the dataset's. It is not in the repr, and so not in states: the ids found count, not the path."""
     name: str = "denoise"
     """Its name in plans and states."""
 
     def __post_init__(self) -> None:
-        from penstock.objectives.denoise_setup import check_settings, plain_token
+        from penstock.objectives.denoise_tasks import check_settings, plain_token
 
         for name in ("tasks", "sentinels"):
             listed: Any = getattr(self, name)
             if isinstance(listed, str) or not isinstance(listed, Iterable | None):
-                raise ConfigError(f"Denoise: {name} is {listed!r}; due: a list")
+                raise ConfigError(f"Denoise: {name} is {listed!r}; expected a list")
         object.__setattr__(self, "tasks", tuple(self.tasks))
         if self.sentinels is not None:
             tokens = (plain_token(token, f"sentinel {number}") for number, token in enumerate(self.sentinels))
@@ -136,43 +135,47 @@ class Denoise:
         return cls([SpanCorruption(0.15, 3)], **options)
 
     def resolve(self, facts: Facts) -> "Denoise":
-        """The same with ids for names, after a check that the longest document has sentinels enough.
+        """The same objective with ids for names, after checking that sentinels suffice for the longest document.
 
         Raises:
             ConfigError: A name is unknown, two roles have one id, or there are too few sentinels.
         """
-        from penstock.objectives.denoise_setup import resolve
+        from penstock.objectives.denoise_tasks import resolve
 
         return resolve(self, facts)
 
     def document_limit(self, sequence_length: int) -> int:
-        """The longest document that fits in every task and for every key, `max_length` at most; 0 if none does."""
-        from penstock.objectives.denoise_setup import longest_that
+        """The longest document that fits for every task and key, at most `max_length`; 0 if none does."""
+        from penstock.objectives.denoise_tasks import longest_that
 
         limit = longest_that(lambda length: self.worst(length)[0] <= sequence_length, sequence_length)
         return limit if self.max_length is None else min(limit, self.max_length)
 
     def worst(self, length: int) -> tuple[int, int, str]:
-        """(slots, sentinels, task that needs these sentinels) that a document of `length` takes at most."""
+        """Maximum (slots, sentinels) of a document of `length`, and the task that needs these sentinels."""
         program = _program(self)
         needs = [kernels.worst_of_task(program, number, length) for number in range(len(self.tasks))]
         sentinels, hungriest = max((sentinels, -number) for number, (_, sentinels) in enumerate(needs))
         return max(slots for slots, _ in needs), sentinels, self.tasks[-hungriest].name
 
-    def measure(self, lengths: Int64, keys: Keys) -> Int64:
-        """Slots of each document, int64 [documents], in constant time each."""
+    def measure(
+        self, lengths: Annotated[Int64, "documents"], keys: Annotated[UInt64, "documents"]
+    ) -> Annotated[Int64, "documents"]:
+        """Slots of each document, in constant time each."""
         slots = np.empty(len(lengths), np.int64)
         lengths, keys = np.ascontiguousarray(lengths, np.int64), np.ascontiguousarray(keys, np.uint64)
         kernels.measure_documents(_program(self), lengths, keys, slots)
         return slots
 
-    def write(self, tokens: Int32, weights: Float32 | None, key: int) -> Written:
+    def write(
+        self, tokens: Annotated[Int32, "length"], weights: Annotated[Float32, "length"] | None, key: int
+    ) -> Written:
         """Denoise one document.
 
         Args:
-            tokens: [n] its words, any ids.
-            weights: [n] how much each counts where it is a target; None = 1. Sentinels count as the heaviest token of
-                their span, the final one as the heaviest of all spans.
+            tokens: [n] words of the document, any ids.
+            weights: [n] weight of each token as a target; None = 1. A sentinel gets the largest weight in its span,
+                the final sentinel the largest of all spans.
             key: uint64; decides task and noise.
 
         Raises:
@@ -181,7 +184,7 @@ class Denoise:
         """
         if weights is not None and len(weights) != len(tokens):
             raise ConfigError(
-                f"{self.name}: a document of {len(tokens)} tokens has {len(weights)} weights; due: one each"
+                f"{self.name}: a document of {len(tokens)} tokens has {len(weights)} weights; expected one each"
             )
         program, length = self._checked_program(len(tokens)), len(tokens)
         slots, prefix, reads = kernels.measure_document(program, length, np.uint64(key))
@@ -196,17 +199,19 @@ class Denoise:
         )  # fmt: skip
         return Written(tokens=out_tokens, weights=out_weights, prefix=prefix)
 
-    def encoder_decoder(self, tokens: Int32, key: int) -> tuple[Int32, Int32]:
-        """(inputs, targets) of one document, int32: what an encoder reads, and a decoder predicts; no BOS, no EOS."""
+    def encoder_decoder(
+        self, tokens: Annotated[Int32, "length"], key: int
+    ) -> tuple[Annotated[Int32, "inputs"], Annotated[Int32, "targets"]]:
+        """(inputs of an encoder, targets of a decoder) of one document, without BOS and EOS."""
         written = self.write(tokens, None, key).tokens
         bar = kernels.bar_of(_program(self), len(tokens), np.uint64(key))
         return written[:bar], written[bar:]
 
-    def restore(self, written: Int32, length: int, key: int) -> Int32:
-        """The document, int32 [length], from what was written of it; places decide, not ids.
+    def restore(self, written: Annotated[Int32, "slots"], length: int, key: int) -> Annotated[Int32, "length"]:
+        """Restore the document from its written form, by positions, not ids.
 
         Raises:
-            ConfigError: It has another number of slots than are written of a document of this length and key.
+            ConfigError: The number of slots differs from that of a document of this length and key.
         """
         program = _program(self)
         slots = kernels.measure_document(program, length, np.uint64(key))[0]
@@ -230,18 +235,18 @@ class Denoise:
         return document
 
     def spans(self, length: int, key: int) -> list[tuple[int, int]]:
-        """(begin, end) of the spans of a document that are taken out of it, ascending; the continuation of a prefix."""
+        """(begin, end) of the spans taken out of a document, ascending; for a prefix task, its continuation."""
         begins, ends, _, _ = self._layout(length, key)
         return list(zip(begins, ends, strict=True))
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        """All that `task` may give."""
+        """All names that `task` may return."""
         return tuple(dict.fromkeys(task.name for task in self.tasks))
 
     @property
     def added_tokens(self) -> tuple[int, ...]:
-        """Ids that it puts among a document's own, those that are known already."""
+        """Ids that it inserts into documents, as far as they are known."""
         tokens = [*(self.sentinels or ()), self.input_end, *(task.mode for task in self.tasks)]
         return tuple(token for token in tokens if isinstance(token, int))
 
@@ -249,8 +254,8 @@ class Denoise:
         """The name of the task that a document gets."""
         return self.tasks[self._task(length, key)].name
 
-    def program(self) -> Int64:
-        """Itself as numbers, for the compiled writer; see `_denoise_kernels`.
+    def program(self) -> Annotated[Int64, "numbers"]:
+        """The objective as numbers, for the compiled writer; see `_denoise_kernels`.
 
         Raises:
             ConfigError: Names were not looked up yet.
@@ -265,7 +270,7 @@ class Denoise:
         return _program(self)
 
     def _checked_program(self, length: int) -> Int64:
-        from penstock.objectives.denoise_setup import check_capacity
+        from penstock.objectives.denoise_tasks import check_capacity
 
         program = self.program()
         check_capacity(self, length, self.name)
@@ -290,7 +295,7 @@ def _mode_of(modes: Mapping[str, Token] | None) -> Callable[[str], Token | None]
     given = {} if modes is None else dict(modes)
     if unknown := set(given) - set(MODES):
         raise ConfigError(
-            f"Denoise: modes names {', '.join(sorted(map(repr, unknown)))}; due: the denoisers {', '.join(MODES)}"
+            f"Denoise: modes names {', '.join(sorted(map(repr, unknown)))}; expected denoisers among {', '.join(MODES)}"
         )
     return given.get
 

@@ -1,11 +1,11 @@
 """Fill-in-the-middle: a document is cut in three, and its middle moved to the end, to be predicted from both sides.
 
-Guarantees: nothing of a document is lost or changed but the order; what is drawn comes from the document's key alone;
-lengths are known from (length, key), in constant time. Documents are split to fit a row *before* they are infilled
-(`document_limit`), so each one stands whole in its row, never a prefix without its middle: what the paper calls
-context-level infilling. (Megatron-LM and its heirs infill first and then cut the end of the suffix off.)
+Guarantees: only the order of a document changes; all draws depend on the document's key alone; lengths follow from
+(length, key), in constant time. Documents are split to fit a row *before* they are infilled (`document_limit`), so each
+one is whole in its row, never a prefix without its middle: what the paper calls context-level infilling. (Megatron-LM
+and its descendants infill first and then cut off the end of the suffix.)
 
-Costs: token splits are compiled, a copy of the tokens; character splits are Python, 0.1 to 0.2 ms a document.
+Costs: token splits are compiled and cost a copy of the tokens; character splits are Python, 0.1 to 0.2 ms per document.
 
 Source: Bavarian et al. 2022, "Efficient Training of Language Models to Fill in the Middle", arXiv:2207.14255.
 """
@@ -14,11 +14,12 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Literal, final
+from typing import Annotated, Any, Literal, final
 
 import numpy as np
 
-from penstock.errors import ConfigError, TokenizerError
+from penstock.core.arrays import Float32, Int32, Int64, UInt64
+from penstock.core.errors import ConfigError, TokenizerError
 from penstock.objectives._infill_kernels import (
     CAUSAL,
     INFILL,
@@ -29,30 +30,26 @@ from penstock.objectives._infill_kernels import (
     write_infill,
 )
 from penstock.objectives.character_splits import CharacterSplitter, Section
-from penstock.objectives.control_tokens import tokenizer_of
-from penstock.objectives.infill_tokens import infill_ids, refuse_same
-from penstock.objectives.objective import Facts, Int64, Keys, Written
-
-Tokens = np.ndarray[Any, np.dtype[np.int32]]
-Weights = np.ndarray[Any, np.dtype[np.float32]]
+from penstock.objectives.control_tokens import infill_ids, refuse_same, tokenizer_of
+from penstock.objectives.objective import Facts, Written
 
 ORDERS = ("causal", "PSM", "SPM")
-"""What `task` says, by the kernels' numbers."""
+"""Names that `task` returns, by the kernels' numbers."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Infill:
-    """Fill-in-the-middle. An infilled document takes three slots more than it has tokens, and the room.
+    """Fill-in-the-middle. An infilled document takes three slots more than it has tokens, plus `room`.
 
     PSM is `<prefix> prefix <suffix> suffix <middle> middle`; SPM is `<prefix> <suffix> suffix <middle> prefix middle`,
     the paper's variant that shares prefix and middle tokens with PSM, as SantaCoder, StarCoder and Megatron-LM train
-    it. The two split points are drawn apart, each uniform over the length + 1 gaps, both ends included, and then put in
-    order, as those do: sections may be empty, and two different points come twice as often as two equal ones. Rates
-    are exact in whole numbers of 2^32.
+    it. The two split points are drawn independently, each uniform over the length + 1 gaps, both ends included, then
+    sorted, as those do: sections may be empty, and a pair of different points is twice as likely as a pair of equal
+    ones. Rates are multiples of 2^-32.
 
-    A token for infilling weighs as the heaviest token between it and the next such token; where there is none, as the
-    heaviest of the document.
+    An infilling token gets the largest weight of the tokens between it and the next infilling token; if there are
+    none, the largest weight of the document.
     """
 
     rate: float = 0.5
@@ -60,19 +57,19 @@ class Infill:
     spm_rate: float = 0.5
     """The share of SPM among the infilled ones; the others are PSM."""
     split: Literal["token", "character"] = "token"
-    """Where documents may be cut: between tokens, or between characters, as users' cursors do; there the text around
-    the cut is encoded anew."""
+    """Where documents may be cut: between tokens, or between characters, as at a user's cursor; then the text around
+    the cut is encoded again."""
     tokens: Sequence[int | str] | None = None
     """Prefix, middle, suffix and, for character splits, padding token, as ids or names; by default those of the first
     known family that the tokenizer has."""
     train_on_context: bool = True
     """Whether prefix and suffix are targets too, as in the paper; False: only the middle is."""
     room: int = 8
-    """Character splits: slots kept for the tokens that cutting makes, filled up with padding at the end of the
-    document; a cut that needs more moves to the border of its token."""
+    """Character splits: slots reserved for the extra tokens of a cut; unused ones hold padding at the end of the
+    document. A cut that needs more moves to the border of its token."""
     tokenizer: str | None = dataclasses.field(default=None, repr=False)
     """A tokenizer with more control entries than the dataset's, in which names are looked up; see `penstock tokenizer
-    add`. None: the dataset's. It is in no repr, and so in no state: what counts are the ids found, not its path."""
+    add`. None: the dataset's. It is not in the repr, and so not in states: the ids found count, not the path."""
     splitter: CharacterSplitter | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
     """Cuts at characters; made by `resolve`."""
 
@@ -98,7 +95,7 @@ class Infill:
 
     @property
     def bidirectional(self) -> bool:
-        """Attention is causal; nothing is lost by it, since the middle comes after all that it is predicted from."""
+        """False: attention is causal, which loses nothing, since the middle comes after all its context."""
         return False
 
     def resolve(self, facts: Facts) -> "Infill":
@@ -110,7 +107,7 @@ class Infill:
         where = f"{facts.where}: infill"
         if self.document_limit(facts.sequence_length) < 1:
             raise ConfigError(
-                f"{where}: rows of {facts.sequence_length} slots leave none for a document beside {self._extra} for "
+                f"{where}: rows of {facts.sequence_length} slots leave none for a document and {self._extra} for "
                 "infilling; give a longer sequence_length"
             )
         if self.split == "token" and self.tokens is not None and all(isinstance(token, int) for token in self.tokens):
@@ -123,37 +120,43 @@ class Infill:
         return resolved
 
     def document_limit(self, sequence_length: int) -> int:
-        """The longest document, in tokens, that fits a row whatever is drawn."""
+        """The longest document, in tokens, that fits a row for every key."""
         return sequence_length - (self._extra if self.rate else 0)
 
-    def measure(self, lengths: Int64, keys: Keys) -> Int64:
-        """Slots, int64 [documents]: the length, and 3 more with the room where a document is infilled."""
+    def measure(
+        self, lengths: Annotated[Int64, "documents"], keys: Annotated[UInt64, "documents"]
+    ) -> Annotated[Int64, "documents"]:
+        """Slots: the length, plus 3 and `room` for an infilled document."""
         slots = np.empty(len(lengths), np.int64)
         measure_each(self._program(), np.asarray(lengths, np.int64), np.asarray(keys, np.uint64), slots)
         return slots
 
-    def program(self) -> Int64 | None:
-        """What the compiled writer needs, after `resolve`; None for character splits, which `write` does."""
+    def program(self) -> Annotated[Int64, "numbers"] | None:
+        """The program of the compiled writer, after `resolve`; None for character splits, which `write` handles."""
         return self._program() if self.split == "token" else None
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        """All that `task` may give."""
+        """All names that `task` may return."""
         return ORDERS
 
     @property
     def added_tokens(self) -> tuple[int, ...]:
-        """Ids that it puts among a document's own, those that are known already."""
+        """Ids that it inserts into documents, as far as they are known."""
         return tuple(token for token in self.tokens or () if isinstance(token, int))
 
     def task(self, length: int, key: int) -> str:
         """ "PSM", "SPM" or "causal"."""
         return ORDERS[decide_infill(self._program(), length, np.uint64(key))[0]]
 
-    def write(self, tokens: Tokens, weights: Weights | None, key: int) -> Written:
-        """Rewrite one document; see the class. A ConfigError where there are not as many weights as tokens."""
+    def write(
+        self, tokens: Annotated[Int32, "length"], weights: Annotated[Float32, "length"] | None, key: int
+    ) -> Written:
+        """Rewrite one document; see the class. A ConfigError if the numbers of weights and tokens differ."""
         if weights is not None and len(weights) != len(tokens):
-            raise ConfigError(f"infill: a document of {len(tokens)} tokens has {len(weights)} weights; due: one each")
+            raise ConfigError(
+                f"infill: a document of {len(tokens)} tokens has {len(weights)} weights; expected one each"
+            )
         program, tokens = self._program(), np.ascontiguousarray(tokens, np.int32)
         order = decide_infill(program, len(tokens), np.uint64(key))[0]
         if order == CAUSAL:
@@ -167,11 +170,11 @@ class Infill:
         plain = weights is None and self.train_on_context
         return Written(tokens=out_tokens, weights=None if plain else out_weights)
 
-    def restore(self, written: Tokens, length: int, key: int) -> Tokens:
-        """The document that was written: its ids, int32 [length]; of a character split, ids that spell the same text.
+    def restore(self, written: Annotated[Int32, "slots"], length: int, key: int) -> Annotated[Int32, "tokens"]:
+        """Restore the document from its written form: its ids, or for a character split ids that spell the same text.
 
-        Character splits are found by their tokens, so a document that holds these itself, or ends with padding, is
-        not restored.
+        Character splits are found by the infilling tokens, so a document that holds these tokens itself, or ends with
+        padding, is not restored.
         """
         order, first, second = decide_infill(self._program(), length, np.uint64(key))
         if order == CAUSAL:
@@ -185,7 +188,7 @@ class Infill:
         sections = [(prefix, first), (middle, second - first), (suffix, length - second)]
         return np.concatenate([written[begin : begin + size] for begin, size in sections])
 
-    def _write_at_characters(self, tokens: Tokens, weights: Weights, key: int) -> Written:
+    def _write_at_characters(self, tokens: Int32, weights: Float32, key: int) -> Written:
         if self.splitter is None:
             raise ConfigError("infill: character splits need the tokenizer; call resolve(facts) first")
         units = self.splitter.count(tokens)
@@ -217,7 +220,7 @@ class Infill:
         return tuple(int(token) for token in self.tokens)
 
     def _program(self) -> Int64:
-        """See `_infill_kernels`; ids that are not known yet are -1, which measuring does not look at."""
+        """See `_infill_kernels`; unknown ids are -1, which measuring ignores."""
         known = [token if isinstance(token, int) else -1 for token in self.tokens or (-1, -1, -1)]
         prefix, middle, suffix = known[:3]
         rates = [round(rate * 2**32) for rate in (self.rate, self.spm_rate)]

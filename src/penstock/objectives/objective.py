@@ -1,21 +1,26 @@
-"""What an objective is: it rewrites a document, and says beforehand how many tokens that makes.
+"""The protocol of objectives, the causal objective, and `check_objective`, which tests the contract.
 
-The plan sees only lengths, so `measure` answers from (length, key) alone; `write` then makes exactly that many tokens,
-or it is a bug that the loader names. Documents are split before they are measured. What follows from the rewritten
-tokens is the same for every objective and not its business: targets at all distances, loss weights, positions, packing.
+An objective rewrites a document, and knows beforehand how many tokens that gives. The plan sees only lengths, so
+`measure` answers from (length, key) alone; `write` must then give exactly that many tokens, or the loader reports the
+bug. Documents are split before they are measured. Everything after the rewriting is the same for every objective:
+targets at all distances, loss weights, positions, packing.
 
-Everything random is drawn from the key, which is of (seed, source, epoch, document, part): so a document is treated in
-the same way wherever it is packed, on any number of ranks, and differently in each epoch.
+All randomness comes from the key, which depends on (seed, source, epoch, document, part). So a document is rewritten
+in the same way wherever it is packed, on any number of ranks, and differently in each epoch.
+
+`Causal` is next-token prediction: a document is its own input, and each token is the target of the one before it.
+`check_objective` tries the contract on random documents, in a few hundred calls of `write`; use it in tests of your own
+objectives.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Annotated, Any, Protocol, final, runtime_checkable
 
 import numpy as np
 
-Int64 = np.ndarray[Any, np.dtype[np.int64]]
-Keys = np.ndarray[Any, np.dtype[np.uint64]]
+from penstock.core.arrays import Float32, Int32, Int64, UInt64
+from penstock.core.errors import ConfigError
 
 
 @final
@@ -23,45 +28,45 @@ Keys = np.ndarray[Any, np.dtype[np.uint64]]
 class Written:
     """A document as the model sees it. n slots."""
 
-    tokens: np.ndarray[Any, np.dtype[np.int32]]
+    tokens: Annotated[Int32, "slots"]
     """[n] token ids. Each is what the position before it predicts, if it has a weight."""
-    weights: np.ndarray[Any, np.dtype[np.float32]] | None = None
-    """[n] how much each token counts as a target, 0 = it is only read; None = each counts 1. The first token is no
-    target whatever its weight: nothing comes before it."""
+    weights: Annotated[Float32, "slots"] | None = None
+    """[n] weight of each token as a target, 0 = input only; None = each counts 1. The first token is never a target,
+    because nothing comes before it."""
     prefix: int = 0
-    """So many tokens at the beginning see each other in both directions; all others see only what is before them."""
+    """Number of leading tokens that see each other in both directions; all others see only what is before them."""
     padding: int = 0
-    """So many tokens at the end only fill up what was measured; a document's EOS goes before them."""
+    """Number of trailing tokens that only fill the measured slots; a document's EOS goes before them."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What an objective may know of the data before the first document, for `resolve`."""
+    """Facts of the data that an objective gets before the first document, in `resolve`."""
 
     where: str
-    """Whose objective it is, for errors: "source 'web'"."""
+    """The source with the objective, for errors: "source 'web'"."""
     tokenizer: Callable[[], Any]
-    """Gives the tokenizer of the dataset; raises a ConfigError when it cannot be loaded."""
+    """Returns the tokenizer of the dataset; raises a ConfigError if it cannot be loaded."""
     sequence_length: int
-    """Token slots of a row."""
+    """Token slots per row."""
     longest: int
-    """Tokens of the longest document there is; longer than a row where documents will be split."""
+    """Tokens of the longest document; longer than a row if documents will be split."""
 
 
 @runtime_checkable
 class Objective(Protocol):
-    """The protocol of objectives. Your own needs these four; make it a frozen dataclass.
+    """The protocol of objectives. Your own needs these four members; make it a frozen dataclass.
 
-    More are used where an objective has them: `resolve(facts: Facts) -> Objective`, called once at set-up, to look up
-    token ids and refuse what cannot work; `task(length: int, key: int) -> str`, the name of what is done to a document,
-    for inspection, and `task_names: tuple[str, ...]`, all such names, so that metrics can tell tasks apart;
-    `added_tokens: tuple[int, ...]`, ids that are put among a document's own, held against the model's vocabulary;
-    `bidirectional: bool`, True when a `prefix` may be above 0. (The built-in ones have `program() -> int64 array |
-    None` too, which makes the compiled writer do what `write` does.)
+    An objective may also have: `resolve(facts: Facts) -> Objective`, called once at set-up, to look up token ids and
+    refuse what cannot work; `task(length: int, key: int) -> str`, the name of the task that a document gets, for
+    inspection, and `task_names: tuple[str, ...]`, all such names, so that metrics can separate tasks;
+    `added_tokens: tuple[int, ...]`, the ids it inserts into documents, checked against the model's vocabulary;
+    `bidirectional: bool`, True if a `prefix` may be above 0. (The built-in ones also have `program() -> int64 array |
+    None`, which lets the compiled writer replace `write`.)
 
-    `check_objective` tries whether an objective keeps the promises. Its `repr` goes into a state's digest, so that a
-    run is not resumed with another objective: it must say all settings, and be the same in every process.
+    `check_objective` tests whether an objective meets the contract. Its `repr` goes into a state's digest, so that no
+    run is resumed with another objective; it must contain all settings, and be the same in every process.
     """
 
     @property
@@ -69,22 +74,140 @@ class Objective(Protocol):
         """A short name, shown in plans and kept in states."""
 
     def document_limit(self, sequence_length: int) -> int:
-        """The longest document, in tokens, whose measured length fits a row of `sequence_length` for every key."""
+        """The longest document, in tokens, that fits a row of `sequence_length` for every key, as measured."""
 
-    def measure(self, lengths: Int64, keys: Keys) -> Int64:
-        """Row slots that each document takes, int64 [documents], from its length and its key alone."""
+    def measure(
+        self, lengths: Annotated[Int64, "documents"], keys: Annotated[UInt64, "documents"]
+    ) -> Annotated[Int64, "documents"]:
+        """Row slots that each document takes, from its length and its key alone."""
 
     def write(
         self,
-        tokens: np.ndarray[Any, np.dtype[np.int32]],
-        weights: np.ndarray[Any, np.dtype[np.float32]] | None,
+        tokens: Annotated[Int32, "length"],
+        weights: Annotated[Float32, "length"] | None,
         key: int,
     ) -> Written:
         """Rewrite one document.
 
         Args:
-            tokens: [length] its ids, BOS and EOS not among them where all documents of the dataset have those: they
-                are put around what is written.
-            weights: [length] how much each counts, where its dataset has loss weights; None = all 1.
+            tokens: [length] ids of the document, without BOS and EOS if all documents of the dataset have them; the
+                loader puts these around the result.
+            weights: [length] loss weights, if the dataset has any; None = all 1.
             key: As given to `measure`.
         """
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Causal:
+    """Predict the token at distance 1, 2, … (multi-token prediction) inside the document, under causal attention."""
+
+    name: str = "causal"
+
+    def document_limit(self, sequence_length: int) -> int:
+        """A document takes as many slots as it has tokens."""
+        return sequence_length
+
+    def measure(
+        self, lengths: Annotated[Int64, "documents"], keys: Annotated[UInt64, "documents"]
+    ) -> Annotated[Int64, "documents"]:
+        """The lengths themselves; nothing is drawn."""
+        return lengths
+
+    def write(
+        self,
+        tokens: Annotated[Int32, "length"],
+        weights: Annotated[Float32, "length"] | None,
+        key: int,
+    ) -> Written:
+        """The document, unchanged."""
+        return Written(tokens=tokens, weights=weights)
+
+
+LENGTHS = (1, 2, 3, 5, 8, 21, 64, 300)
+
+
+def check_objective(objective: Objective, *, sequence_length: int = 512, vocab_size: int = 1000, seed: int = 0) -> None:
+    """Test the contract of `Objective` on an objective that is resolved (or needs no resolving).
+
+    Its repr must contain its settings. It must measure whole numbers from 1 on, the same for a document alone and
+    among others; write exactly that many tokens, the same each time, without changing its arguments; fit documents of
+    up to `document_limit` tokens into the row; and give no weight to a document with weights that are all 0.
+
+    Args:
+        objective: The objective to test.
+        sequence_length: Token slots per row.
+        vocab_size: Ids of the random documents are below this.
+        seed: Seed of the random documents and keys.
+
+    Raises:
+        ConfigError: A rule is broken; the message names the first one and the document.
+    """
+    numbers = np.random.default_rng(seed)
+    if " at 0x" in repr(objective):
+        raise ConfigError(f"{objective.name}: repr must say its settings, found {objective!r}; use a frozen dataclass")
+    limit = objective.document_limit(sequence_length)
+    _require(limit >= 1, objective, f"document_limit({sequence_length}) is {limit}, so it can use no document")
+    lengths = np.array([*(length for length in LENGTHS if length < limit), limit] * 8, np.int64)
+    keys = numbers.integers(0, 2**64, len(lengths), np.uint64)
+    measured = np.asarray(objective.measure(lengths.copy(), keys.copy()))
+    _require(
+        measured.shape == lengths.shape and measured.dtype.kind in "iu",
+        objective,
+        f"measure must give a whole number for each of {len(lengths)} documents, gave {measured.dtype} "
+        f"{list(measured.shape)}",
+    )
+    for length, key, slots in zip(lengths.tolist(), keys, measured.tolist(), strict=True):
+        what = f"a document of {length} tokens with key {key}"
+        fits = 1 <= slots <= sequence_length
+        _require(fits, objective, f"{what} is measured as {slots} in rows of {sequence_length}")
+        alone = np.asarray(objective.measure(np.array([length]), np.array([key]))).tolist()
+        _require(alone == [slots], objective, f"{what} is measured as {slots} among others and as {alone} alone")
+        _check_writing(objective, numbers.integers(0, vocab_size, length, np.int32), int(key), slots, what)
+
+
+def _check_writing(
+    objective: Objective, tokens: np.ndarray[Any, np.dtype[np.int32]], key: int, slots: int, what: str
+) -> None:
+    before, ones, zeros = tokens.copy(), np.ones(len(tokens), np.float32), np.zeros(len(tokens), np.float32)
+    written = objective.write(tokens, None, key)
+    _check_written(objective, written, slots, what)
+    again = objective.write(tokens, ones, key)
+    _check_written(objective, again, slots, what)
+    _require(np.array_equal(tokens, before), objective, f"write changed the tokens of {what}")
+    same = np.array_equal(written.tokens, again.tokens) and np.array_equal(_weights(written), _weights(again))
+    _require(same, objective, f"{what} is written otherwise the second time, or with weights that are all 1")
+    untrained = _weights(objective.write(tokens, zeros, key))
+    _require(
+        not untrained[1:].any(),
+        objective,
+        f"{what} has weights 0, but {np.count_nonzero(untrained)} of its tokens count",
+    )
+
+
+def _check_written(objective: Objective, written: Written, slots: int, what: str) -> None:
+    tokens, weights = np.asarray(written.tokens), _weights(written)
+    _require(tokens.shape == (slots,), objective, f"{what} is measured as {slots} and written as {list(tokens.shape)}")
+    _require(
+        tokens.dtype.kind in "iu" and tokens.min() >= 0 and tokens.max() < 2**31,
+        objective,
+        f"{what} is written as {tokens.dtype} between {tokens.min()} and {tokens.max()}; expected ids below 2^31",
+    )
+    _require(
+        weights.shape == (slots,) and bool(np.isfinite(weights).all()), objective, f"{what} has weights {weights!r}"
+    )
+    bidirectional = bool(getattr(objective, "bidirectional", False))
+    _require(
+        0 <= written.prefix <= slots and (bidirectional or not written.prefix),
+        objective,
+        f"{what} has a prefix of {written.prefix} in {slots} slots, with bidirectional = {bidirectional}",
+    )
+
+
+def _weights(written: Written) -> np.ndarray[Any, Any]:
+    return np.ones(len(written.tokens), np.float32) if written.weights is None else np.asarray(written.weights)
+
+
+def _require(holds: bool, objective: Objective, problem: str) -> None:
+    if not holds:
+        raise ConfigError(f"objective {objective.name!r}: {problem}")

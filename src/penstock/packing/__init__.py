@@ -1,5 +1,6 @@
 """Packing: which documents share a row."""
 
+from penstock.core.lazy_imports import public_names
 from penstock.packing._kernels import (
     open_rows_clear,
     place_best_fit,
@@ -18,3 +19,5 @@ __all__ = [
     "place_next_fit",
     "scratch",
 ]
+
+__dir__ = public_names(__name__)

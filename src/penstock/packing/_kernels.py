@@ -7,7 +7,7 @@ instructions whatever the number of open rows. Among rows of equal free space th
 
 import numpy as np
 
-from penstock.compiled import inline_kernel, kernel, trailing_zeros
+from penstock.core.compiled import inline_kernel, kernel, trailing_zeros
 
 _ONE = np.uint64(1)
 _SIX = np.uint64(6)

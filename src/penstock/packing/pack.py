@@ -1,10 +1,12 @@
 """Packing on its own: lengths in, row numbers out. The loader runs the same kernels inside its plan."""
 
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from penstock.errors import ConfigError
+from penstock.core.arrays import Int32, Int64, UInt64
+from penstock.core.errors import ConfigError
 from penstock.packing._kernels import pack_best_fit, pack_best_fit_decreasing, pack_next_fit
 
 Packing = Literal["best_fit", "best_fit_decreasing", "next_fit", "concat", "none"]
@@ -16,8 +18,17 @@ Packing = Literal["best_fit", "best_fit_decreasing", "next_fit", "concat", "none
 PACKINGS: tuple[str, ...] = ("best_fit", "best_fit_decreasing", "next_fit", "concat", "none")
 
 
-def scratch(sequence_length: int, max_rows: int) -> tuple[np.ndarray[Any, Any], ...]:
-    """Working memory of best fit: heads [S + 1], nexts [max_rows] (int32), bitmap words and their summary (uint64)."""
+def scratch(
+    sequence_length: int, max_rows: int
+) -> tuple[
+    Annotated[Int32, "free_spaces"], Annotated[Int32, "rows"], Annotated[UInt64, "words"], Annotated[UInt64, "groups"]
+]:
+    """Working memory of best fit for rows of S slots.
+
+    Returns:
+        (first row of each list [S + 1], next row of each row [max_rows], bitmap of the lists that are not empty, bitmap
+        of the words of that bitmap that are not 0).
+    """
     words = (sequence_length >> 6) + 1
     return (
         np.empty(sequence_length + 1, np.int32),
@@ -28,18 +39,18 @@ def scratch(sequence_length: int, max_rows: int) -> tuple[np.ndarray[Any, Any], 
 
 
 def pack(
-    lengths: Any, sequence_length: int, packing: Packing = "best_fit", window_rows: int = 1024
-) -> tuple[np.ndarray[Any, np.dtype[np.int64]], int]:
+    lengths: ArrayLike, sequence_length: int, packing: Packing = "best_fit", window_rows: int = 1024
+) -> tuple[Annotated[Int64, "documents"], int]:
     """Assign whole documents to rows of `sequence_length` tokens.
 
     Args:
-        lengths: Tokens of each document, 1 … sequence_length, in stream order.
+        lengths: Whole numbers [documents]: tokens of each, 1 … sequence_length, in stream order.
         sequence_length: Token slots of a row.
         packing: `best_fit`, `best_fit_decreasing` (over windows of about `window_rows` rows), `next_fit` or `none`.
         window_rows: Rows that are open together.
 
     Returns:
-        (row of each document, int64; number of rows).
+        (row of each document, number of rows).
 
     Raises:
         ConfigError: A length does not fit a row, or `packing` does not keep documents whole.

@@ -1,8 +1,10 @@
-"""Sources to shards: encoded in several processes, resumable at any moment, accounted for to the last record."""
+"""Turns sources into shards: in several processes, resumable at any moment, with every record accounted for."""
 
-from penstock.prepare.chat_settings import ChatSettings
-from penstock.prepare.preparing import prepare
+from penstock.core.lazy_imports import public_names
+from penstock.prepare.preparation import prepare
 from penstock.prepare.report import PrepareReport, SplitReport
-from penstock.prepare.settings import PrepareSettings
+from penstock.prepare.settings import ChatOptions, ChatSettings, PrepareSettings
 
-__all__ = ["ChatSettings", "PrepareReport", "PrepareSettings", "SplitReport", "prepare"]
+__all__ = ["ChatOptions", "ChatSettings", "PrepareReport", "PrepareSettings", "SplitReport", "prepare"]
+
+__dir__ = public_names(__name__)

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from penstock.compiled import bare, kernel
-from penstock.randomness import mix
-from penstock.vectors import copy_into
+from penstock.core.compiled import bare, kernel
+from penstock.core.randomness import mix
+from penstock.core.vectors import copy_into
 
 _ZERO, _EIGHT = np.uint64(0), np.uint64(8)
 
@@ -16,7 +16,7 @@ def frame(values, offsets, rows, bos, eos, out, out_offsets):
     Args:
         values: uint32 [tokens]; offsets: int64 [documents + 1].
         rows: int64 [n], which documents, rising.
-        bos: Id, or -1 for none; eos likewise.
+        bos: Id, or −1: none; eos likewise.
         out: uint16 or uint32 [tokens of the rows + 2 n], written from the start.
         out_offsets: int64 [n + 1], written.
     """
@@ -60,7 +60,7 @@ def hash_texts(data, offsets, key, out):
 
 @kernel
 def characters_to_bytes(data, offsets, range_offsets, begin, end, out_begin, out_end):
-    """Turn character positions into byte positions, within each text; ranges rise and do not overlap.
+    """Turn character positions into byte positions within each text; ranges are in order and do not overlap.
 
     Args:
         data: uint8 [bytes], UTF-8; offsets: int64 [documents + 1].
@@ -71,14 +71,14 @@ def characters_to_bytes(data, offsets, range_offsets, begin, end, out_begin, out
         position = offsets[row]
         character = 0
         for r in range(range_offsets[row], range_offsets[row + 1]):
-            for due in range(2):
-                target = begin[r] if due == 0 else end[r]
+            for edge in range(2):
+                target = begin[r] if edge == 0 else end[r]
                 while character < target:
                     position += 1
                     while position < offsets[row + 1] and (data[position] & 0xC0) == 0x80:
                         position += 1
                     character += 1
-                if due == 0:
+                if edge == 0:
                     out_begin[r] = position - offsets[row]
                 else:
                     out_end[r] = position - offsets[row]
@@ -86,21 +86,21 @@ def characters_to_bytes(data, offsets, range_offsets, begin, end, out_begin, out
 
 @kernel
 def mark_spans(sizes, ends, offsets, ranges, present, first, extra, out, out_offsets):
-    """Loss-weight spans of tokens from byte ranges: a token weighs what its last byte weighs.
+    """Loss-weight spans of tokens from byte ranges: a token has the weight of its last byte.
 
-    A token without bytes weighs what the byte after it does; EOS, what the last byte of the text does; BOS nothing.
+    A token without bytes has the weight of the byte after it; EOS that of the text's last byte; BOS has weight 0.
 
     Args:
         sizes: int64 [documents], bytes of each text.
         ends: int64 [tokens], byte position after each token; offsets: int64 [documents + 1].
         ranges: (offsets int64 [documents + 1], begin int64, end int64, weight float32), in bytes of the text.
-        present: bool [documents], False where a document has no ranges and counts in full.
-        first: int64 [documents], tokens put before the text; extra: int64 [documents], tokens put after it.
+        present: bool [documents], False: the document has no ranges and counts in full.
+        first: int64 [documents], tokens added before the text; extra: int64 [documents], tokens added after it.
         out: (begin uint32, end uint32, weight float32), [ranges + documents], written from the start.
         out_offsets: int64 [documents + 1], written.
 
     Returns:
-        How many tokens hold bytes of different weights.
+        Number of tokens that hold bytes of different weights.
     """
     range_offsets, range_begin, range_end, range_weight = ranges
     out_begin, out_end, out_weight = out

@@ -1,23 +1,29 @@
-"""What a preparation found out about chats: added up over conversations, then over parts, then told."""
+"""Statistics about chats: summed over conversations, then over parts, then reported.
+
+Also the description of a chat preparation: for people before it begins, and in the dataset for serving.
+"""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, final
 
 import numpy as np
 
-from penstock.chat import EncodedChat
-from penstock.chat.certificate import Kind
-from penstock.chat.cleaning import DROPPING, Counts
+from penstock.chat import ChatEncoder, EncodedChat, describe_layout, detect_family
+from penstock.chat.masks.certificate import Kind
+from penstock.chat.records.cleaning import DROPPING, Counts
+from penstock.core.errors import RecordError
+from penstock.prepare.settings import CROSS_CHECK, ChatSettings, day_of
+from penstock.shards import ChatInfo
 
 MEANINGS: dict[Kind, str] = {
     "nothing_trained": "no token would be trained",
     "missing_terminator": "a trained turn has no terminator, so the model would not learn to stop",
     "unterminated": "a trained turn has no terminator",
-    "not_written": "the template leaves out a message that is to be trained",
+    "not_written": "the template leaves out a message that should be trained",
     "foreign_text": "words of a message that is not trained would be trained",
-    "untraced": "trained words are written where no turn can be followed",
+    "untraced": "trained words are written where no turn can be traced",
     "unsupplied_header": "the template begins a reply with a header that its generation prompt does not supply",
     "escaped": "the template escapes quotes and brackets of messages",
     "control_text": "a message of a trained role holds control text in its own words",
@@ -29,10 +35,10 @@ MEANINGS: dict[Kind, str] = {
     "empty_reply": "a trained reply says nothing",
     "forged": "messages hold control text, which was encoded as ordinary text",
 }
-"""What each kind of problem means for a conversation."""
+"""Kind of problem → what it means for a conversation."""
 
 TEMPLATE = "(template)"
-"""What stands for a role where a token is in no message's turn."""
+"""Role of a token that belongs to no message's turn."""
 
 
 @final
@@ -43,7 +49,7 @@ class RoleCounts:
     messages: int = 0
     tokens: int = 0
     trained: int = 0
-    """Tokens from the second of each document on whose loss weight is not 0."""
+    """Tokens with a loss weight other than 0, without the first token of each document."""
 
 
 @final
@@ -54,7 +60,7 @@ class TerminatorCounts:
     seen: int = 0
     trained: int = 0
     is_control: bool = True
-    """Whether it is one control token of the tokenizer; a template of another model's writes its own as plain text."""
+    """Whether it is one control token of the tokenizer; the template of another model writes its own as plain text."""
 
 
 @final
@@ -65,33 +71,33 @@ class ProblemCounts:
     conversations: int = 0
     is_error: bool = False
     example: str = ""
-    """The first of them, with file and line."""
+    """The first one, with file and line."""
 
 
 @final
 @dataclass(slots=True, kw_only=True)
 class ChatSummary:
-    """Figures of some conversations; those of rejected records count among the problems only."""
+    """Statistics of some conversations; those of rejected records count only among the problems."""
 
     cleaned: Counts = field(default_factory=Counts)
     dropped: dict[str, str] = field(default_factory=dict)
-    """Rule of the clean-up that dropped conversations → where the first of them is."""
+    """Rule of the clean-up that dropped conversations → place of the first one."""
     layouts: dict[str, int] = field(default_factory=dict)
-    """Layout → records."""
+    """Layout → number of records."""
     documents: int = 0
     roles: dict[str, RoleCounts] = field(default_factory=dict)
     terminators: dict[str, TerminatorCounts] = field(default_factory=dict)
     problems: dict[Kind, ProblemCounts] = field(default_factory=dict)
     checks: dict[str, int] = field(default_factory=dict)
-    """What another method said of the mask → documents."""
+    """Result of another method that checks the mask → number of documents."""
     straddling_tokens: int = 0
     forged: int = 0
-    """Control text in messages that stayed text."""
+    """Occurrences of control text in messages that stayed text."""
     typed: int = 0
-    """Control text in messages that became control tokens, because the settings said so."""
+    """Occurrences of control text in messages that became control tokens, as the settings say."""
 
     def add_documents(self, chats: Sequence[EncodedChat], control: Collection[str]) -> None:
-        """Count documents that go into the dataset; `control` are the tokenizer's control tokens."""
+        """Count documents of the dataset; `control` are the tokenizer's control tokens."""
         self.documents += len(chats)
         self._add_roles(chats)
         endings = Counter((text, trained) for chat in chats for _, text, trained in chat.certificate.terminators)
@@ -105,11 +111,11 @@ class ChatSummary:
         self.typed += sum(len(chat.certificate.typed) for chat in chats)
 
     def _add_roles(self, chats: Sequence[EncodedChat]) -> None:
-        """Count the tokens of each role, of all documents at once."""
+        """Count the tokens of each role, for all documents at once."""
         if not chats:
             return
         numbers: dict[str, int] = {TEMPLATE: 0}
-        roles: list[int] = []  # number of the role of "no message", then of each message, document after document
+        roles: list[int] = []  # for each document: the role of "no message", then of each message, as numbers
         firsts = []
         for chat in chats:
             firsts.append(len(roles))
@@ -131,7 +137,7 @@ class ChatSummary:
             entry.trained += trained[number]
 
     def add_cleaned(self, counts: Iterable[tuple[str, Counts]]) -> None:
-        """Count what the clean-up did; each with the origin of its record."""
+        """Count what the clean-up did, given with the origin of each record."""
         found = list(counts)
         for origin, one in found:
             if one.dropped:
@@ -152,7 +158,7 @@ class ChatSummary:
             entry.example = entry.example or f"{origin}: {problem}"
 
     def add(self, other: "ChatSummary") -> None:
-        """Count all that another counted."""
+        """Add another summary."""
         self.cleaned = self.cleaned + other.cleaned
         self.dropped = other.dropped | self.dropped
         self.documents += other.documents
@@ -184,12 +190,12 @@ class ChatSummary:
         return whole
 
     def as_json(self) -> dict[str, Any]:
-        """For machines."""
+        """The summary as JSON."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "ChatSummary":
-        """What `as_json` gave."""
+        """The inverse of `as_json`."""
         return cls(
             **{
                 **value,
@@ -201,7 +207,7 @@ class ChatSummary:
         )
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The summary as text."""
         layouts = ", ".join(f"{name} {count:,}" for name, count in self.layouts.items())
         lines = [f"conversations: {'; '.join(self.cleaned.lines(self.dropped))} (layout: {layouts})"]
         tokens, trained = (sum(getattr(role, name) for role in self.roles.values()) for name in ("tokens", "trained"))
@@ -217,8 +223,8 @@ class ChatSummary:
         plain = [repr(text) for text, ending in self.terminators.items() if not ending.is_control]
         if plain:
             lines.append(
-                f"warning: no control token of this tokenizer, so plain text: {', '.join(plain)}; is the template that "
-                "of another model?"
+                f"warning: plain text, because this tokenizer has no such control token: {', '.join(plain)}; does the "
+                "template belong to another model?"
             )
         lines += [f"cross-check: {check}: {count:,} of {self.documents:,}" for check, count in self.checks.items()]
         for kind, problem in self.problems.items():
@@ -239,3 +245,60 @@ def _add_counts(mine: dict[str, int], theirs: Mapping[str, int]) -> None:
 
 def _share(part: int, whole: int) -> str:
     return f"{100 * part / max(whole, 1):.1f} %"
+
+
+def describe_chat(encoder: ChatEncoder, chat: ChatSettings, summary: ChatSummary) -> ChatInfo:
+    """The chat information in a dataset: template, settings, and the tokens that end a generation.
+
+    These are the control tokens at the end of trained turns, the known stop tokens of the template's family, and EOS.
+    """
+    tokenizer, template = encoder.tokenizer, encoder.template
+    control = tokenizer.special_tokens
+    family = detect_family(template.source)
+    learned = [text for text, counts in summary.terminators.items() if counts.trained]
+    ids = {control[text] for text in (*learned, *(family.stop if family else ())) if text in control}
+    if tokenizer.eos_id is not None:
+        ids.add(tokenizer.eos_id)
+    return ChatInfo(
+        template=template.source,
+        template_name=template.name,
+        template_fingerprint=template.fingerprint,
+        variables=dict(template.variables),
+        date=day_of(template),
+        stop_ids=tuple(sorted(ids)),
+        stop_texts=tuple(learned),
+        settings=chat.describe(),
+    )
+
+
+def chat_notices(encoder: ChatEncoder, chat: ChatSettings, first: tuple[dict[str, Any], str] | None) -> Iterator[str]:
+    """The settings in effect, one line per group; role boundaries as ids; and the layout of the first record.
+
+    Args:
+        encoder: The encoder, with its template.
+        chat: The settings.
+        first: The first record and its origin, if there is one.
+    """
+    template = encoder.template
+    family = detect_family(template.source)
+    known = f", of the family {family.name}" if family else ""
+    day = f", which writes the day {day_of(template)}" if template.now else ""
+    yield f"chat template: {template.name}{known}{day}"
+    if first is not None:
+        try:
+            yield f"first record: {describe_layout(first[0], chat.layout, first[1])}"
+        except RecordError as error:
+            yield f"first record: {error}"
+    for boundary in encoder.boundaries:
+        yield f"masks are checked against the role boundary {boundary}"
+    for group, settings in chat.describe().items():
+        if group == CROSS_CHECK:
+            continue
+        shown = [f"{name} {_shown(value)}" for name, value in settings.items() if value not in (None, {})]
+        yield f"{group}: {', '.join(shown)}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "+".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,9 +1,9 @@
-"""From a block of records to documents of conversations: read, cleaned up, encoded, held to their certificates.
+"""Turns blocks of records into documents of conversations: reads, cleans up, encodes and checks them.
 
-A record is one unit: it is rejected whole where one of its conversations cannot be read, rendered, or certified (a tree
-may give several), and dropped where the clean-up leaves nothing of them. Its documents are one for each conversation,
-or with on_rewrite "split", one for each reply; all of them go to the same split, by a hash of the first conversation as
-it was read, so that neither the template nor the clean-up moves a record from train to validation.
+A record is one unit, even if it gives several conversations (a tree may). It is rejected as a whole if one of them
+cannot be read, rendered, or certified, and dropped if the clean-up leaves nothing of it. There is one document per
+conversation, or with on_rewrite "split", one per reply. All documents of a record go to the same split, by a hash of
+its first conversation as it was read, so that neither the template nor the clean-up moves it from train to validation.
 """
 
 import json
@@ -14,16 +14,15 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.arrow import from_texts
 from penstock.chat import ChatEncoder, Conversation, EncodedChat, detect_layout, read_conversation
-from penstock.chat.cleaning import Counts, clean, fit
-from penstock.chat.forms import normalise
-from penstock.errors import RecordError, TokenizerError
-from penstock.prepare.chat_settings import ChatSettings
+from penstock.chat.records.cleaning import Counts, clean, fit
+from penstock.chat.render.forms import normalise
+from penstock.core.arrays import Ragged
+from penstock.core.arrow import from_texts
+from penstock.core.errors import RecordError, TokenizerError
 from penstock.prepare.chat_summary import ChatSummary
 from penstock.prepare.documents import Documents, Encoded, split_rows
-from penstock.prepare.settings import PrepareSettings
-from penstock.ragged import Ragged
+from penstock.prepare.settings import ChatSettings, PrepareSettings
 from penstock.shards import SPAN, SpanBlock
 from penstock.sources import ObjectBlock, Reject
 from penstock.sources.records import excerpt
@@ -35,12 +34,12 @@ BATCH = 256
 @final
 @dataclass(slots=True)
 class _Record:
-    """One record on its way."""
+    """One record while it is processed."""
 
     row: int
     origin: str
     key: str = ""
-    """What decides its split."""
+    """The text that determines its split."""
     counts: list[Counts] = field(default_factory=list)
     layout: str = ""
     waiting: list[Conversation] = field(default_factory=list)
@@ -49,7 +48,7 @@ class _Record:
     """Why it is rejected."""
 
     def fail(self, error: Exception | str) -> None:
-        """Reject it, for the first reason."""
+        """Reject the record; the first reason is kept."""
         self.reason = self.reason or str(error).removeprefix(f"{self.origin}: ")
 
 
@@ -61,7 +60,7 @@ def encode_chats(
     Args:
         block: The records.
         files: Names that `block.files` points into.
-        encoder: Renders and encodes.
+        encoder: Renders and encodes conversations.
         chat: How records are read and cleaned up.
         settings: Split, and whether texts are kept.
     """
@@ -116,7 +115,7 @@ def _read(record: _Record, value: dict[str, Any], chat: ChatSettings, *, needs_k
 def _encode(
     jobs: Sequence[tuple[_Record, Conversation]], encoder: ChatEncoder
 ) -> list[tuple[tuple[_Record, Conversation], list[EncodedChat]]]:
-    """Encode together what can be; halve what holds one that cannot, until that one stands alone and is rejected."""
+    """Encode conversations together; if one fails, halve the batch until it is isolated and rejected."""
     try:
         return list(zip(jobs, encoder.encode_batch([conversation for _, conversation in jobs]), strict=True))
     except (RecordError, TokenizerError) as error:
@@ -135,7 +134,7 @@ def _accept(
     chat: ChatSettings,
     summary: ChatSummary,
 ) -> None:
-    """Hold an encoded conversation to the length limit and to its certificates."""
+    """Apply the length limit to an encoded conversation, and check its certificates."""
     encoded = {len(conversation.messages): chats}
 
     def length_of(head: Conversation) -> int:
@@ -157,7 +156,7 @@ def _accept(
     if errors:
         record.fail("; ".join(map(str, errors)))
     elif not chats:
-        record.fail("the template rewrites earlier turns, and none of its replies can be trained on its own")
+        record.fail("the template rewrites earlier turns, and none of its replies can be trained separately")
     record.chats += chats
     return None
 
@@ -193,7 +192,7 @@ def _documents(
 
 
 def spans_of(weights: Ragged) -> SpanBlock:
-    """Loss-weight spans of documents, from a weight for each token (float32, a row for each document)."""
+    """Loss-weight spans of documents, from a weight per token (float32, one row per document)."""
     values, offsets = weights.values, weights.offsets
     starts = np.zeros(len(values), np.bool_)
     starts[1:] = values[1:] != values[:-1]

@@ -1,11 +1,11 @@
-"""From a block of records to documents: encoded, framed with BOS and EOS, with loss-weight spans on their tokens.
+"""Turns blocks of texts into documents: encodes them, adds BOS and EOS, and puts loss-weight spans on the tokens.
 
-Spans come from character ranges and have no effect on the tokenization. A token weighs what its last byte weighs: most
-vocabularies put a space before a word into its token, so an answer that begins after a space keeps its first word.
-EOS weighs what the last character of the text does; BOS is never a target.
+Spans come from character ranges and do not affect the tokenization. A token has the weight of its last byte: most
+vocabularies put the space before a word into the word's token, so an answer that begins after a space keeps its first
+word. EOS has the weight of the text's last character; BOS is never a target.
 
-Text that spells BOS at its very start, or EOS at its very end, is replaced by the one that is added, so that neither
-is doubled; where none is added it stays text.
+Text that spells BOS at its very start, or EOS at its very end, is replaced by the added token, so that neither occurs
+twice; if none is added, it stays text.
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.arrow import from_numpy, from_texts, to_numpy
-from penstock.errors import ConfigError, TokenizerError
+from penstock.core.arrays import Ragged
+from penstock.core.arrow import from_numpy, from_texts, to_numpy
+from penstock.core.errors import ConfigError, TokenizerError
+from penstock.core.randomness import key_for
 from penstock.prepare import _kernels as k
 from penstock.prepare.chat_summary import ChatSummary
 from penstock.prepare.settings import PrepareSettings
-from penstock.ragged import Ragged
-from penstock.randomness import key_for
 from penstock.shards import SPAN, SpanBlock
 from penstock.sources import RecordBlock, Reject, Weights
 from penstock.sources.records import excerpt
@@ -34,7 +34,7 @@ _SPLIT_KEY = np.uint64(key_for(0, "prepare", "validation"))
 @final
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """Which control tokens stand around each document; -1 for none."""
+    """The control tokens around each document; −1: none."""
 
     bos: int
     eos: int
@@ -43,10 +43,10 @@ class Framing:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, settings: PrepareSettings) -> "Framing":
-        """Decide by the tokenizer and the settings.
+        """Choose by tokenizer and settings.
 
         Raises:
-            ConfigError: A control token is asked for that the tokenizer has not.
+            ConfigError: The settings require a control token that the tokenizer lacks.
         """
         for name, choice, token_id in (
             ("add_bos", settings.add_bos, tokenizer.bos_id),
@@ -72,7 +72,7 @@ class Framing:
 @final
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Encoded documents of one block; those of one split."""
+    """Encoded documents of one block and one split."""
 
     tokens: Ragged
     spans: SpanBlock | None
@@ -85,7 +85,7 @@ class Documents:
 @final
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """What became of one block of records."""
+    """The result of one block of records."""
 
     splits: dict[str, Documents]
     rejects: list[Reject]
@@ -94,11 +94,11 @@ class Encoded:
     edge_controls: int
     """Texts that spelled BOS at their start or EOS at their end."""
     dropped: int = 0
-    """Records that the clean-up of chats left nothing of."""
+    """Records removed by the clean-up of chats."""
     more_documents: int = 0
     """Documents beyond the first of their record."""
     chats: ChatSummary | None = None
-    """What was found out about chats."""
+    """Statistics about chats."""
     weighted: int = 0
     """Records with loss weights of their own."""
 
@@ -111,7 +111,7 @@ def encode_block(
     Args:
         block: The records.
         files: Names that `block.files` points into.
-        tokenizer: Encodes.
+        tokenizer: The tokenizer.
         framing: BOS and EOS.
         settings: Split and spans.
     """
@@ -173,7 +173,7 @@ def text_bytes(texts: pa.Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def split_rows(texts: pa.Array, settings: PrepareSettings) -> dict[str, np.ndarray[Any, np.dtype[np.bool_]]]:
-    """Which documents belong to which split, by a hash of the text alone: bool [texts] for each split."""
+    """Split → bool [texts], which documents belong to it; decided by a hash of the text alone."""
     if not settings.validation:
         return {"": np.ones(len(texts), np.bool_)}
     hashes = np.empty(len(texts), np.uint64)
@@ -183,7 +183,7 @@ def split_rows(texts: pa.Array, settings: PrepareSettings) -> dict[str, np.ndarr
 
 
 def _without_edges(texts: pa.Array, weights: Weights | None, framing: Framing) -> tuple[pa.Array, Weights | None, int]:
-    """Take a spelled BOS from the start and a spelled EOS from the end of texts that will get the real ones."""
+    """Remove a spelled BOS from the start and a spelled EOS from the end of texts that will get the real tokens."""
     starts = to_numpy(pc.starts_with(texts, framing.bos_text)) if framing.bos_text else np.zeros(len(texts), np.bool_)
     stops = to_numpy(pc.ends_with(texts, framing.eos_text)) if framing.eos_text else np.zeros(len(texts), np.bool_)
     rows = np.flatnonzero(starts | stops)
@@ -212,7 +212,7 @@ def _token_ends(
     weights: Weights,
     good: np.ndarray[Any, np.dtype[np.bool_]],
 ) -> tuple[Integers, dict[int, str]]:
-    """Byte position after each token; and what stands against it, by document, where there is no such thing."""
+    """Byte position after each token; and document → the reason why its tokens have no byte positions."""
     try:
         return tokenizer.token_ends_batch(texts, ids).values, {}
     except TokenizerError:

@@ -1,12 +1,12 @@
-"""The output folder: empty, or holding a preparation with the same settings, or refused; one preparation at a time.
+"""The output folder of a preparation: new, or with a preparation of the same settings; anything else is refused.
 
-`prepare.json` says what is prepared here: the settings, and the input with sizes and times. It is written first and
-stays. A lock, which the system lets go when its processes end, however they end, keeps a second preparation out;
-workers hold it too, so that none of a killed run can still write into a new one.
+`prepare.json` describes the preparation: the settings, and the input with sizes and times. It is written first and
+stays. A lock keeps a second preparation out. The system releases it when its processes end, however they end; workers
+hold it too, so that none of a killed run can write to a new one.
 
-Where the input is another than that of what is there, the new preparation is made in a folder of its own inside the
-working folder, out of the parts that can be used again, and takes the place of the old one when it is complete: until
-then nothing of the old one is touched. Killed while it does so, it goes on at the next start.
+If the input has changed, the new preparation is made in a separate folder inside the working folder, from reusable and
+new parts. It replaces the old one when it is complete; until then nothing of the old one is touched. If it is killed
+during the replacement, the next start continues it.
 """
 
 import json
@@ -18,35 +18,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from penstock.errors import OutputError
-from penstock.locks import lock_folder
+from penstock.core.errors import OutputError
+from penstock.core.folders import lock_folder
 from penstock.prepare.part import PARTS, REJECTED, REPORT, WORK
 from penstock.prepare.settings import RETIRED, fingerprint
 from penstock.shards import Manifest, output_errors, write_json
 
 PLAN, MANIFEST, LOCK = "prepare.json", "manifest.json", "lock"
 NEXT = "next-"
-"""Folders of preparations that will take the place of the one that is there begin so."""
+"""Prefix of folders with preparations that will replace the present one."""
 
 SPLITS = ("", "train", "validation")
 OURS = (
-    WORK,
-    PLAN,
-    REPORT,
-    PARTS,
-    REJECTED,
-    MANIFEST,
-    "lengths.u32",
-    "batches.u64",
-    "weight_sums.f64",
-    "files.json",
-    "unfinished",
-    "tokenizer",
-    "chat.json",
-    "chat_template.jinja",
-    *SPLITS[1:],
-)
-"""Names that a preparation makes, besides its shards."""
+    WORK, PLAN, REPORT, PARTS, REJECTED, MANIFEST, "lengths.u32", "batches.u64", "weight_sums.f64", "files.json",
+    "unfinished", "tokenizer", "chat.json", "chat_template.jinja", *SPLITS[1:],
+)  # fmt: skip
+"""Names that a preparation creates, in addition to its shards."""
 
 
 @final
@@ -56,14 +43,14 @@ class Place:
 
     path: Path
     earlier: tuple[Path, ...] = ()
-    """Folders whose finished parts it may use."""
+    """Folders with finished parts that it may reuse."""
     finished: bool = False
-    """Whether it is there already, of the same input."""
+    """Whether it is already finished, for the same input."""
 
 
 @final
 class OutputFolder:
-    """The folder of one preparation; use as a context manager, which locks it.
+    """The folder of one preparation; use it as a context manager, which locks it.
 
     Raises:
         OutputError: It cannot be written, is in use, or holds something else.
@@ -93,7 +80,7 @@ class OutputFolder:
             self.lock = -1
 
     def adopt(self, plan: dict[str, Any], *, overwrite: bool) -> Place:
-        """Begin, or go on with, the preparation that `plan` describes.
+        """Begin or continue the preparation that `plan` describes.
 
         Raises:
             OutputError: The folder holds a preparation with other settings.
@@ -113,12 +100,12 @@ class OutputFolder:
             raise OutputError(
                 f"{self.path}: holds another preparation: {'; '.join(changes[:4])}"
                 f"{f'; and {len(changes) - 4} more changes' if len(changes) > 4 else ''}; "
-                "choose another folder, or replace what is there: --overwrite"
+                "choose another folder, or replace it: --overwrite"
             )
         return self.renew(plan)
 
     def renew(self, plan: dict[str, Any]) -> Place:
-        """A place for a preparation that will take the place of what is there, and may use its parts."""
+        """A place for a preparation that will replace the present one and may reuse its parts."""
         place = self.path / WORK / f"{NEXT}{fingerprint(plan)}"
         others = sorted(path for path in (self.path / WORK).glob(f"{NEXT}*") if path != place)
         with output_errors(place):
@@ -127,7 +114,7 @@ class OutputFolder:
         return Place(place, (*others, self.path))
 
     def promote(self, place: Path) -> None:
-        """Put a complete preparation in the place of the one that is there; again, when it was killed meanwhile."""
+        """Replace the present preparation by a complete one; can be repeated if it was killed meanwhile."""
         with output_errors(self.path):
             (self.path / REPORT).unlink(missing_ok=True)
             files = [path for path in place.rglob("*") if path.is_file() and WORK not in path.relative_to(place).parts]
@@ -135,7 +122,7 @@ class OutputFolder:
             for path in waiting:
                 if path.name == MANIFEST:
                     (self.path / path.relative_to(place)).unlink(missing_ok=True)
-            # A manifest says that the rest is there.
+            # Manifests come last: a manifest means that the rest is there.
             for path in sorted(waiting, key=lambda path: (path.name == MANIFEST, str(path))):
                 target = self.path / path.relative_to(place)
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -144,17 +131,17 @@ class OutputFolder:
             os.replace(place / REPORT, self.path / REPORT)
 
     def refresh(self, place: Path, report: dict[str, Any]) -> None:
-        """Note other times of the same input next to a finished preparation that stays as it is."""
+        """Record new times of the same input in a finished preparation that stays as it is."""
         write_json(self.path / PARTS, [json.loads(path.read_bytes()) for path in sorted((place / WORK).glob("*.json"))])
         write_json(self.path / REPORT, report)
         write_json(self.path / PLAN, json.loads((place / PLAN).read_bytes()))
 
     def close_work(self) -> None:
-        """Remove what lay between the parts; the last thing that a preparation does."""
+        """Remove temporary files; the last step of a preparation."""
         shutil.rmtree(self.path / WORK, ignore_errors=True)
 
     def plan(self) -> dict[str, Any] | None:
-        """What is prepared here, without what no longer decides anything; None where that is nothing yet.
+        """The plan of the preparation in this folder, without retired settings; None: there is none yet.
 
         Raises:
             OutputError: It is damaged.
@@ -164,7 +151,7 @@ class OutputFolder:
         except FileNotFoundError:
             return None
         except ValueError as error:
-            raise OutputError(f"{self.path / PLAN}: damaged: {error}; prepare anew with --overwrite") from error
+            raise OutputError(f"{self.path / PLAN}: damaged: {error}; prepare again with --overwrite") from error
         settings = plan.get("settings", {}).items()
         return {**plan, "settings": {name: value for name, value in settings if name not in RETIRED}}
 
@@ -176,10 +163,10 @@ class OutputFolder:
         names = sorted(name for name in os.listdir(self.path) if name not in (WORK, f"{PLAN}.partial"))
         if names and PLAN not in names:
             shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-            raise OutputError(f"{self.path}: holds something else ({shown}); name an empty or a new folder")
+            raise OutputError(f"{self.path}: holds other files ({shown}); name an empty or a new folder")
 
     def _drop_leftovers(self, report: dict[str, Any]) -> None:
-        """Remove what an earlier preparation had and the one that took its place has not."""
+        """Remove files of the replaced preparation that the new one does not have."""
         if not report["rejects"]:
             (self.path / REJECTED).unlink(missing_ok=True)
         for folder in (self.path / split for split in SPLITS if (self.path / split / MANIFEST).is_file()):
@@ -191,7 +178,7 @@ class OutputFolder:
             shutil.rmtree(folder / "unfinished", ignore_errors=True)
 
     def _clear(self) -> None:
-        """Remove an earlier preparation: what says that it is finished first, what says that it is ours last."""
+        """Remove an earlier preparation: first the report, which marks it as finished; last the plan."""
         with output_errors(self.path):
             (self.path / REPORT).unlink(missing_ok=True)
             for path in (self.path / WORK).iterdir():
@@ -203,7 +190,7 @@ class OutputFolder:
             (self.path / PLAN).unlink(missing_ok=True)
 
     def _tidy(self) -> None:
-        """Leave nothing behind of a preparation that was refused, or failed before its first part was finished."""
+        """Remove what is left of a preparation that was refused, or failed before its first part was finished."""
         work = self.path / WORK
         if any(path.name != LOCK for path in work.iterdir()):
             return
@@ -225,7 +212,7 @@ def _remove(path: Path) -> None:
 
 
 def begun_on(output: Path) -> str | None:
-    """The day that a preparation which was begun in a folder writes into its chats."""
+    """The date in the chats of a preparation that was begun in a folder; None: there is none."""
     try:
         day: str | None = json.loads((output / PLAN).read_bytes())["settings"].get("chat.date")
     except (OSError, ValueError, KeyError):
@@ -240,9 +227,9 @@ def _changes(old: dict[str, Any], new: dict[str, Any]) -> Sequence[str]:
 
 
 def input_changes(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, str]:
-    """What became of each file of the input that is not as it was: "changed", "new" or "gone".
+    """File → "changed", "new" or "gone", for each file of the input that is not as it was.
 
-    Nothing is known of what an earlier version of penstock prepared.
+    Empty for a preparation by an earlier version of penstock, which did not record its files.
     """
     if before is None or "files" not in before:
         return {}

@@ -1,24 +1,31 @@
-"""One unit of work: a part of the input becomes a shard of each split, and a record that says so, written last."""
+"""Prepares one part of the input: a shard for each split, a file of rejected records, and a part record, written last.
+
+Rejected records are written as they come, so memory does not grow with their number.
+"""
 
 import hashlib
 import json
-from collections.abc import Callable
+import os
+import shutil
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any, final
+from types import TracebackType
+from typing import IO, Any, Self, final
 
 import numpy as np
 
+from penstock.core.errors import RecordError
 from penstock.prepare.chat_summary import ChatSummary
 from penstock.prepare.recipe import Recipe
-from penstock.prepare.rejects import RejectFile, in_order
 from penstock.prepare.settings import PrepareSettings
 from penstock.prepare.transform import Transform
 from penstock.shards import ShardLayout, ShardWriter, checksum, output_errors, write_json
-from penstock.sources import Part
-from penstock.sources.damage import Unreadable
+from penstock.sources import Part, Reject
 from penstock.sources.files import open_ranges
+from penstock.sources.records import Unreadable
 from penstock.tokenizers import Tokenizer
 
 Progressed = Callable[[int, int, int], None]
@@ -28,10 +35,123 @@ DIGEST_BYTES = 4 << 20
 """Bytes that are hashed at once."""
 
 WORK = ".prepare"
-"""Folder inside the output for what a preparation leaves between its parts; it is gone at the end."""
+"""Folder inside the output for temporary files of a preparation; removed at the end."""
 
 REPORT, PARTS, REJECTED = "report.json", "parts.json", "rejected.jsonl"
-"""Of a finished preparation: what came out, the record of each part, and the rejects of all parts."""
+"""Files of a finished preparation: the report, the record of each part, and the rejects of all parts."""
+
+
+@final
+class RejectFile:
+    """Writes the rejects of one part; use it as a context manager, and call `finish` inside.
+
+    Without rejects there is no file; leaving without `finish` removes the file.
+
+    Args:
+        path: Target file, one JSON object per line.
+        settings: Whether a reject stops the work, and how many are allowed.
+    """
+
+    def __init__(self, path: Path, settings: PrepareSettings) -> None:
+        self.count = 0
+        self._path, self._settings = path, settings
+        self._partial = path.with_name(f"{path.name}.partial")
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._partial.unlink(missing_ok=True)
+
+    def stop_at(self, found: Sequence[Reject]) -> None:
+        """Raise if the settings allow no rejects, or fewer.
+
+        Raises:
+            RecordError: With the first reject, or the last.
+        """
+        if not found:
+            return
+        if self._settings.on_error == "stop":
+            raise RecordError(f"{found[0]} (or skip such records: --on-error skip)")
+        limit = self._settings.reject_count
+        if limit is not None and self.count + len(found) > limit:
+            raise RecordError(
+                f"{found[-1]}; more than {self._settings.max_rejects} records were rejected: raise --max-rejects"
+            )
+
+    def write(self, found: Iterable[Reject]) -> None:
+        """Write some rejects."""
+        for reject in found:
+            with output_errors(self._path):
+                self._file = self._file or open(self._partial, "wb")  # noqa: SIM115  (closed on exit)
+                line = json.dumps(asdict(reject), ensure_ascii=False) + "\n"
+                self._file.write(line.encode("utf-8", "backslashreplace"))
+            self.count += 1
+
+    def finish(self) -> None:
+        """Force the rejects to the disk and rename the file, replacing an older one."""
+        with output_errors(self._path):
+            if self._file is None:
+                self._path.unlink(missing_ok=True)
+                return
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._file = None
+            os.replace(self._partial, self._path)
+
+
+def join_files(paths: Iterable[Path], target: Path) -> None:
+    """Join files end to end into `target`, forced to the disk, then renamed; without any, `target` is removed."""
+    partial = target.with_name(f"{target.name}.partial")
+    with output_errors(target):
+        listed = list(paths)
+        if not listed:
+            target.unlink(missing_ok=True)
+            return
+        with open(partial, "wb") as joined:
+            for path in listed:
+                with open(path, "rb") as one:
+                    shutil.copyfileobj(one, joined)
+            joined.flush()
+            os.fsync(joined.fileno())
+        os.replace(partial, target)
+
+
+def copy_lines(source: Path, first: int, count: int, target: Path) -> bool:
+    """Copy `count` lines of a file, from number `first` on, to another file.
+
+    Returns:
+        Whether all were copied; False if `source` cannot be opened or holds too few.
+    """
+    partial, found = target.with_name(f"{target.name}.partial"), 0
+    try:
+        lines = open(source, "rb")  # noqa: SIM115  (closed below)
+    except OSError:
+        return False
+    with lines, output_errors(target):
+        with open(partial, "wb") as copied:
+            for line in islice(lines, first, first + count):
+                copied.write(line)
+                found += line.endswith(b"\n")
+            copied.flush()
+            os.fsync(copied.fileno())
+        if found == count:
+            os.replace(partial, target)
+        else:
+            partial.unlink()
+    return found == count
+
+
+def in_order(rejects: list[Reject], files: tuple[str, ...]) -> list[Reject]:
+    """Sort rejects by the files of their part, then by line."""
+    numbers = {name: number for number, name in enumerate(files)}
+    return sorted(rejects, key=lambda reject: (numbers.get(reject.file, 0), reject.line))
 
 
 @final
@@ -60,18 +180,18 @@ class Task:
 @final
 @dataclass(slots=True)
 class PartRecord:
-    """What became of a part; a later run of the same preparation uses it again where its input is still the same."""
+    """The result of a part; a later run of the same preparation reuses it if its input is still the same."""
 
     identity: str
-    """What was read: the path of a file, and what of it; of records from Python, their hash."""
+    """What was read: a path, and which stretch of the file; for records from Python, their hash."""
     stamp: str = ""
     """Sizes and times of its files when the work began."""
     digest: str = ""
-    """Of the bytes that were read; empty where they are not on this machine."""
+    """Hash of the bytes that were read; empty if they are not on this machine."""
     files: list[int] = field(default_factory=list)
     """Numbers of its files among all files of the dataset, which its shards hold."""
     encoder: str = ""
-    """Who encoded its texts, as `Tokenizer.encoder`: the look at other input may choose another."""
+    """`Tokenizer.encoder` that encoded its texts; with other input, the check of the encoder may choose another."""
     records: int = 0
     documents: int = 0
     weighted: int = 0
@@ -87,21 +207,21 @@ class PartRecord:
     damaged: list[dict[str, Any]] = field(default_factory=list)
     """Stretches of its files that could not be read, as `Damage`."""
     shards: dict[str, str] = field(default_factory=dict)
-    """Split → file name, of the splits that got documents."""
+    """Split → file name, for the splits that got documents."""
 
 
 def shard_name(number: int) -> str:
-    """File name of the shard that part `number` becomes."""
+    """File name of the shard of part `number`."""
     return f"part-{number:06}.arrow"
 
 
 def record_path(output: Path, number: int) -> Path:
-    """Where the record of part `number` is."""
+    """Path of the record of part `number`."""
     return output / WORK / f"part-{number:06}.json"
 
 
 def rejects_path(output: Path, number: int) -> Path:
-    """Where the rejects of part `number` are."""
+    """Path of the rejects of part `number`."""
     return output / WORK / f"part-{number:06}.rejected.jsonl"
 
 
@@ -110,14 +230,14 @@ def prepare_part(shop: Workshop, task: Task, report: Progressed) -> PartRecord:
 
     Args:
         shop: Tokenizer and settings.
-        task: What to do.
+        task: The part.
         report: Called after each block with raw bytes, tokens and rejects.
 
     Raises:
-        RecordError: A record or the rest of a file cannot be read, and the settings say stop; or too many cannot.
-        OutputError: The disk is full, or the folder went away.
+        RecordError: A record or the rest of a file cannot be read, and the settings say stop; or there are too many.
+        OutputError: The disk is full, or the folder was removed.
     """
-    # The digest comes first: what changes while the part is read then differs from it, and is read again another time.
+    # The digest comes first: input that changes during reading then differs from it, and is read again next time.
     record = PartRecord(
         identity=task.part.identity,
         stamp=stamp_of(task.part),
@@ -175,12 +295,12 @@ def prepare_part(shop: Workshop, task: Task, report: Progressed) -> PartRecord:
 
 
 def save_record(output: Path, number: int, record: PartRecord) -> None:
-    """Write down that a part is finished."""
+    """Write the record that marks a part as finished."""
     write_json(record_path(output, number), asdict(record))
 
 
 def forget_part(output: Path, number: int, record: PartRecord) -> None:
-    """Remove a finished part; first what says that it is finished."""
+    """Remove a finished part, its record first."""
     with output_errors(output):
         record_path(output, number).unlink(missing_ok=True)
         rejects_path(output, number).unlink(missing_ok=True)
@@ -189,12 +309,12 @@ def forget_part(output: Path, number: int, record: PartRecord) -> None:
 
 
 def finished_numbers(output: Path) -> list[int]:
-    """Numbers of the parts of which there is a record, in order."""
+    """Numbers of the parts that have a record, in order."""
     return sorted(int(path.stem.removeprefix("part-")) for path in (output / WORK).glob("part-??????.json"))
 
 
 def load_record(output: Path, number: int) -> PartRecord | None:
-    """The record of a part that is finished; None when it is not."""
+    """The record of a finished part; None if it is not finished."""
     try:
         return PartRecord(**json.loads(record_path(output, number).read_bytes()))
     except (OSError, ValueError, TypeError):
@@ -207,7 +327,7 @@ def stamp_of(part: Part) -> str:
 
 
 def digest_of(part: Part) -> str:
-    """A hash of the bytes of local files that decide what comes of a part; empty where they are elsewhere."""
+    """A hash of the bytes of local files that determine a part's result; empty if the files are not local."""
     digest = hashlib.blake2b(digest_size=16)
     try:
         extents = part.extents()

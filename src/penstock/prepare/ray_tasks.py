@@ -1,24 +1,39 @@
-"""Tasks of a Ray cluster as a crew: parts are prepared on any of its nodes, into one folder that all of them see.
+"""A crew of Ray tasks: parts are prepared on any node of a cluster, into one folder that all nodes see.
 
-The cluster is the one this program is connected to, that of RAY_ADDRESS, or a new one on this machine. Nodes need the
-same penstock, the sources, and the output folder under the same path; each task checks that (see `ray_node`). Ray runs
-a task again when its node is lost.
+The cluster is the one that this program is connected to, that of RAY_ADDRESS, or a new one on this machine. Nodes need
+the same version of penstock, the sources, and the output folder under the same path; each task checks this. Ray runs a
+task again if its node is lost.
+
+Each run puts its own marker into the output's working folder. A task looks for the marker and holds a lock on it while
+it works. So a node that sees another disk is detected at once, and a later run waits until the tasks of a killed run
+have ended. The locks are `flock`: they are released however a process ends, but the shared file system must support
+them.
 """
 
 import contextlib
+import fcntl
 import os
 import pickle
+import queue
 import socket
 import sys
+import threading
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, final
 
-from penstock.errors import MissingExtraError, OutputError, PenstockError
+from penstock.core.errors import MissingExtraError, OutputError, PenstockError
 from penstock.prepare.pool import Function, Message
-from penstock.prepare.ray_node import MARKER, Place, end_run, last_words, serve
+
+MARKER = "ray-run-"
+"""Prefix of marker files in the working folder; a unique id of the run follows."""
+
+CLOSING_SECONDS = 30.0
+"""How long to wait for tasks of a killed or cancelled run to end."""
 
 STORE_BYTES = 256 << 20
 """Ray's shared memory for objects on this machine: a tokenizer and short messages go through it."""
@@ -27,7 +42,124 @@ CONNECT_SECONDS = 10.0
 """How long to wait for the head of a cluster."""
 
 AHEAD = 2
-"""Tasks given to Ray for each core, so that none waits, and a cluster that can grow sees that there is more."""
+"""Tasks given to Ray per core, so that no core waits, and an elastic cluster sees that there is more work."""
+
+_fetched: dict[Any, Any] = {}
+"""The last state of this worker process: unpickling a tokenizer takes longer than a small part."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The run that a task belongs to, and its environment on any node."""
+
+    marker: Path
+    folder: str
+    """The working directory of this program, for relative paths."""
+
+    paths: tuple[str, ...]
+    """Where this program imports modules from, for the user's transform."""
+
+    version: str
+
+
+def serve(place: Place, state: list[Any], work: bytes) -> Iterator[tuple[str, Any]]:
+    """The task: does the work in a thread, and streams its messages."""
+    messages: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_work, args=(place, state[0], work, messages.put), daemon=True).start()
+    kind = "report"
+    while kind == "report":
+        kind, value = messages.get()
+        yield kind, value
+
+
+def _work(place: Place, state: Any, work: bytes, send: Callable[[tuple[str, Any]], None]) -> None:
+    try:
+        name = "a task"
+        with _hold(place), contextlib.chdir(place.folder if os.path.isdir(place.folder) else "."):
+            sys.path += [path for path in place.paths if path not in sys.path]
+            name, function, argument = pickle.loads(work)
+            result = function(_fetch(state), argument, lambda *figures: send(("report", figures)))
+        send(("done", result))
+    except PenstockError as error:
+        send(("failed", error))
+    except BaseException as error:  # any error must be sent: nothing else would report it
+        send(("failed", PenstockError(f"{name}: failed on node {_node()}: {last_line(error)}")))
+
+
+def _fetch(state: Any) -> Any:
+    import ray
+
+    if state not in _fetched:
+        _fetched.clear()
+        _fetched[state] = ray.get(state)
+    return _fetched[state]
+
+
+@contextlib.contextmanager
+def _hold(place: Place) -> Iterator[None]:
+    """Check that this node fits the run, and keep later runs waiting meanwhile."""
+    if (found := version("penstock")) != place.version:
+        raise PenstockError(
+            f"node {_node()}: has penstock {found}, expected: {place.version}, the version that started the run"
+        )
+    try:
+        marker = os.open(place.marker, os.O_RDWR)
+    except OSError as error:
+        raise OutputError(
+            f"node {_node()}: does not see {place.marker.parent.parent} of this run ({error.strerror}); the output "
+            "must be on a file system that all nodes share, under the same path, with one preparation at a time"
+        ) from None
+    try:
+        fcntl.flock(marker, fcntl.LOCK_SH)
+        if not place.marker.exists():
+            raise OutputError(f"node {_node()}: the run of this task has ended")
+        yield
+    finally:
+        os.close(marker)
+
+
+def last_line(error: BaseException) -> str:
+    """An error on one line; Ray's errors contain tracebacks, which end with the cause."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
+
+
+def _node() -> str:
+    return f"{socket.gethostname()} (process {os.getpid()})"
+
+
+def end_earlier_runs(work: Path) -> None:
+    """Wait until no task of a killed run can write to the folder any more.
+
+    Args:
+        work: Folder for markers, inside the output.
+
+    Raises:
+        OutputError: Such tasks do not end.
+    """
+    for marker in work.glob(f"{MARKER}*"):
+        end_run(marker)
+
+
+def end_run(marker: Path) -> None:
+    """Remove a marker once no task holds it, so that none can begin."""
+    handle = os.open(marker, os.O_RDWR)
+    deadline = time.monotonic() + CLOSING_SECONDS
+    try:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise OutputError(
+                        f"{marker.parent.parent}: Ray tasks of an earlier run still write to it; stop that job "
+                        "(`ray list tasks` shows it), then run it again"
+                    ) from None
+                time.sleep(0.05)
+        marker.unlink(missing_ok=True)
+    finally:
+        os.close(handle)
 
 
 @final
@@ -37,7 +169,7 @@ class RayTasks:
     Args:
         state: What every task needs; put into Ray's memory when the first task starts.
         work: Folder for markers, inside the output.
-        limit: Tasks given to Ray at once; None: some more than the cluster has cores.
+        limit: Maximum tasks given to Ray at once; None: `AHEAD` per core of the cluster.
 
     Raises:
         MissingExtraError: Ray is not installed.
@@ -76,31 +208,31 @@ class RayTasks:
         self._running[stream] = (number, name)
 
     def receive(self) -> Iterator[Message]:
-        """What the tasks say next, at least one message."""
+        """The next messages of the tasks, at least one."""
         ready, _ = self._ray.wait(list(self._running), num_returns=1)
         for stream in ready:
             number, name = self._running[stream]
             try:
                 kind, value = self._ray.get(next(stream))
             except self._ray.exceptions.RayError as error:
-                words = f"{name}: Ray could not finish it: {last_words(error)}; run it again: finished parts are kept"
-                kind, value = "failed", PenstockError(words)
+                text = f"{name}: Ray could not finish it: {last_line(error)}; run it again: finished parts are kept"
+                kind, value = "failed", PenstockError(text)
             if kind != "report":
                 del self._running[stream]
             yield number, kind, value
 
     def renew(self) -> None:
-        """Give the tasks that follow the state as it is then."""
+        """Give later tasks the state at that time."""
         self._shared = None
 
     def close(self) -> None:
-        """End what still runs, and wait until it has let go of the folder; leave the cluster if we joined it."""
+        """Cancel running tasks and wait until they have released the folder; shut Ray down if we started it."""
         for stream in self._running:
             self._ray.cancel(stream, force=True)
         self._running = {}
         if self._ours:
             self._ray.shutdown()
-        with contextlib.suppress(OutputError):  # then the marker stays, and the next run waits for it
+        with contextlib.suppress(OutputError):  # the marker stays then, and the next run waits for it
             end_run(self._place.marker)
 
 
@@ -121,15 +253,15 @@ def _connect(ray: Any, limit: int | None) -> None:
     address = os.environ.get("RAY_ADDRESS") or "local"
     if address.startswith("ray://"):
         raise PenstockError(
-            f"RAY_ADDRESS is {address}: Ray Client cannot stream what tasks say; run this on a node of the cluster, "
-            "with RAY_ADDRESS=auto (ray job submit does both)"
+            f"RAY_ADDRESS is {address}: Ray Client cannot stream messages of tasks; run this on a node of the cluster, "
+            "with RAY_ADDRESS=auto (`ray job submit` does both)"
         )
     here: dict[str, Any] = {"num_cpus": limit, "include_dashboard": False, "object_store_memory": STORE_BYTES}
     host, colon, port = address.rpartition(":")
     try:
-        if colon and port.isdecimal():  # Ray itself tries for minutes
+        if colon and port.isdecimal():  # Ray itself would try for minutes
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
-        # What a transform prints stays in Ray's logs: it must not mix with our JSON.
+        # Prints of a transform stay in Ray's logs: they must not mix with our JSON.
         ray.init(address, log_to_driver=False, logging_level="ERROR", **(here if address == "local" else {}))
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise PenstockError(f"Ray at {address!r} cannot be reached: {error}; set RAY_ADDRESS, or unset it") from error

@@ -1,4 +1,4 @@
-"""How records become documents: two recipes, for texts and for chats, which all that prepares a part goes by."""
+"""How records become documents: one recipe for texts, one for chats, with the same interface."""
 
 import gc
 from collections.abc import Iterator
@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol, final
 
 from penstock.chat import ChatEncoder
-from penstock.prepare.chat_settings import ChatSettings
 from penstock.prepare.chats import encode_chats
 from penstock.prepare.documents import Encoded, Framing, encode_block
-from penstock.prepare.settings import PrepareSettings
+from penstock.prepare.settings import ChatSettings, PrepareSettings
 from penstock.prepare.transform import Transform, apply_transform, transform_objects
 from penstock.sources import ObjectBlock, OnDamage, Part, RecordBlock, texts_of
 from penstock.tokenizers import Tokenizer
@@ -18,30 +17,30 @@ from penstock.tokenizers import Tokenizer
 Block = RecordBlock | ObjectBlock
 
 COLLECT_AFTER = 100_000
-"""New objects after which Python looks for cyclic garbage, while chats are encoded."""
+"""Number of new objects after which Python collects cyclic garbage, while chats are encoded."""
 
 
 class Recipe(Protocol):
-    """What is done to the records of a part, block by block."""
+    """How the records of a part are processed, block by block."""
 
     def blocks(self, part: Part, damaged: OnDamage) -> Iterator[Block]:
-        """The records of a part; `damaged` is called where a file cannot be read further."""
+        """The records of a part; `damaged` is called if a file cannot be read further."""
 
     def transform(self, function: Transform, block: Block, files: tuple[str, ...]) -> Block:
-        """Run the user's function over them."""
+        """Apply the user's function to the records."""
 
     def encode(self, block: Block, files: tuple[str, ...]) -> Encoded:
-        """Make documents of them."""
+        """Make documents from the records."""
 
     def sample(self, block: Block) -> Iterator[str]:
-        """Some of their texts, to try the encoder on."""
+        """Texts of the records, for checking the encoder."""
 
 
 @contextmanager
 def _rare_collection() -> Iterator[None]:
-    """Look for cyclic garbage rarely: decoded records and rendered text are many small objects that hold no cycles.
+    """Collect cyclic garbage rarely: decoded records and rendered text are many small objects without cycles.
 
-    At Python's own pace the looking took a fifth of the time.
+    At Python's default rate, collection took a fifth of the time.
     """
     before = gc.get_threshold()
     gc.set_threshold(COLLECT_AFTER, *before[1:])
@@ -54,7 +53,7 @@ def _rare_collection() -> Iterator[None]:
 @final
 @dataclass(frozen=True, slots=True)
 class TextRecipe:
-    """A record is a text, and becomes one document."""
+    """A record is a text and becomes one document."""
 
     tokenizer: Tokenizer
     framing: Framing
@@ -65,17 +64,17 @@ class TextRecipe:
         return part.blocks(damaged)
 
     def transform(self, function: Transform, block: Block, files: tuple[str, ...]) -> RecordBlock:
-        """Run the user's function over them."""
+        """Apply the user's function to the records."""
         assert isinstance(block, RecordBlock)
         return apply_transform(function, block, files, self.settings.fields)
 
     def encode(self, block: Block, files: tuple[str, ...]) -> Encoded:
-        """Make documents of them."""
+        """Make documents from the records."""
         assert isinstance(block, RecordBlock)
         return encode_block(block, files, self.tokenizer, self.framing, self.settings)
 
     def sample(self, block: Block) -> Iterator[str]:
-        """Some of their texts, to try the encoder on."""
+        """Texts of the records, for checking the encoder."""
         assert isinstance(block, RecordBlock)
         return (text.as_py() for text in block.texts)
 
@@ -83,28 +82,28 @@ class TextRecipe:
 @final
 @dataclass(frozen=True, slots=True)
 class ChatRecipe:
-    """A record is one conversation or several, and becomes documents with loss weights."""
+    """A record is one or several conversations and becomes documents with loss weights."""
 
     encoder: ChatEncoder
     chat: ChatSettings
     settings: PrepareSettings
 
     def blocks(self, part: Part, damaged: OnDamage) -> Iterator[ObjectBlock]:
-        """The records of a part, whole."""
+        """The whole records of a part."""
         with _rare_collection():
             yield from part.objects(damaged)
 
     def transform(self, function: Transform, block: Block, files: tuple[str, ...]) -> ObjectBlock:
-        """Run the user's function over them."""
+        """Apply the user's function to the records."""
         assert isinstance(block, ObjectBlock)
         return transform_objects(function, block, files)
 
     def encode(self, block: Block, files: tuple[str, ...]) -> Encoded:
-        """Make documents of them."""
+        """Make documents from the records."""
         assert isinstance(block, ObjectBlock)
         return encode_chats(block, files, self.encoder, self.chat, self.settings)
 
     def sample(self, block: Block) -> Iterator[str]:
-        """Some of their texts, to try the encoder on."""
+        """Texts of the records, for checking the encoder."""
         assert isinstance(block, ObjectBlock)
         return (text for value in block.objects for text in texts_of(value))

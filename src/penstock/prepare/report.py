@@ -1,28 +1,52 @@
-"""The report of a preparation: what went in, what came out, and that the two agree."""
+"""Finished datasets and the report: what went in, what came out, and that the two agree.
+
+The report of a preparation: its input, its output, and that the two agree.
+
+Makes finished datasets from prepared parts: their shards, the manifests, the report.
+
+Only the small files next to the shards are read. A preparation without any document is an error, because an empty
+dataset is useless and hides a mistake.
+"""
 
 import json
-from dataclasses import asdict, dataclass, field
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, final
 
-from penstock.errors import PenstockError
-from penstock.prepare.chat_summary import ChatSummary
-from penstock.prepare.part import REPORT
-from penstock.sources import Damage
+from penstock.core.errors import OutputError, PenstockError, RecordError
+from penstock.prepare.chat_summary import ChatSummary, describe_chat
+from penstock.prepare.part import PARTS, REJECTED, REPORT, PartRecord, Workshop, forget_part, join_files, rejects_path
+from penstock.prepare.recipe import ChatRecipe
+from penstock.prepare.settings import fingerprint
+from penstock.shards import (
+    TOKENIZER_FOLDER,
+    ChatInfo,
+    DamagedSource,
+    Manifest,
+    ShardInfo,
+    TokenizerInfo,
+    finish_dataset,
+    load_shard,
+    write_json,
+)
+from penstock.sources import Damage, Reject
 
 BAR = 30
 """Characters of the longest bar of the histogram."""
 
 SHOWN = 5
-"""Files that are listed by name, at most."""
+"""Maximum number of files listed by name."""
 
 PASSING = ("output", "seconds", "parts_resumed", "input_changes")
-"""Fields that are no property of the data."""
+"""Fields that describe the run, not the data."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitReport:
-    """One dataset that came out."""
+    """One resulting dataset."""
 
     path: str
     documents: int
@@ -33,17 +57,17 @@ class SplitReport:
     shards: int
     fingerprint: str
     histogram: tuple[int, ...]
-    """Documents by length: bin b counts those whose number of tokens takes b bits."""
+    """Documents by length: bin b counts those with a number of tokens of b bits (0, 1, 2–3, 4–7, …)."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareReport:
-    """What `prepare` returns; `report.json` holds it without the times, which are no property of the data."""
+    """What `prepare` returns; `report.json` holds it without the fields that describe only the run."""
 
     output: str
     records: int
-    """Records that were read, good and bad."""
+    """Records read, good and bad."""
     documents: int
     rejects: int
     filtered: int
@@ -53,50 +77,50 @@ class PrepareReport:
     raw_bytes: int
     parts: int
     straddling_tokens: int
-    """Tokens that hold characters of different loss weights; each weighs what its last byte does."""
+    """Tokens that hold characters of different loss weights; each has the weight of its last byte."""
     edge_controls: int
-    """Texts that spelled BOS at their start or EOS at their end, which took the place of the added ones."""
+    """Texts that spelled BOS at their start or EOS at their end, which replaced the added token."""
     encoder: str
     fallback_reason: str | None
     input: str
-    """Fingerprint of the input: names, sizes and times of files, or the content of what Python handed over."""
+    """Fingerprint of the input: names, sizes and times of files, or the content of records from Python."""
     splits: dict[str, SplitReport]
     weighted: int | None = None
-    """Records with loss weights of their own; None where no field for them was named."""
+    """Records with loss weights of their own; None if no field for them was named."""
     damaged: tuple[dict[str, Any], ...] = ()
-    """Files that could not be read whole: file, line, reason, size_bytes, unread_bytes (see `DamagedSource`)."""
+    """Files that could not be read completely: file, line, reason, size_bytes, unread_bytes (see `DamagedSource`)."""
     unread_bytes: int = 0
-    """Bytes of the input that could not be read, and are not in `raw_bytes`."""
+    """Bytes of the input that could not be read; not part of `raw_bytes`."""
     dropped: int = 0
-    """Records of which the clean-up of chats left nothing."""
+    """Records removed by the clean-up of chats."""
     more_documents: int = 0
     """Documents beyond the first of their record: other paths of a tree, other replies of a rewritten chat."""
     chats: dict[str, Any] | None = None
-    """What was found out about chats: a `ChatSummary` as JSON."""
+    """Statistics about chats: a `ChatSummary` as JSON."""
     seconds: float | None = None
-    """Time of this run; None when there was nothing left to do."""
+    """Time of this run; None if there was nothing left to do."""
     parts_resumed: int = 0
     """Parts that an earlier run had finished."""
     input_changes: dict[str, str] = field(default_factory=dict)
-    """File → "changed", "new" or "gone" since the last run, where there was one."""
+    """File → "changed", "new" or "gone" since the last run, if there was one."""
 
     def __post_init__(self) -> None:
         total = sum(split.documents for split in self.splits.values())
         used = total - self.more_documents
         if self.records != used + self.rejects + self.filtered + self.dropped or total != self.documents:
             raise PenstockError(
-                f"{self.output}: {self.records} records went in, but {used} that gave documents, {self.rejects} "
-                f"rejects, {self.filtered} filtered and {self.dropped} dropped came out; this is a bug of penstock: "
-                "please report it with this line"
+                f"{self.output}: {self.records} records were read, but {used} with documents, {self.rejects} "
+                f"rejects, {self.filtered} filtered and {self.dropped} dropped were counted; this is a bug of penstock:"
+                " please report it with this line"
             )
 
     @property
     def bytes_per_token(self) -> float:
-        """UTF-8 bytes of text for each token, BOS and EOS counted."""
+        """UTF-8 bytes of text per token, including BOS and EOS."""
         return self.text_bytes / max(self.tokens, 1)
 
     def as_json(self, *, lasting: bool = False) -> dict[str, Any]:
-        """For machines; `lasting` leaves out what differs between runs."""
+        """The report as JSON; `lasting` leaves out what differs between runs."""
         value = asdict(self) | {"bytes_per_token": round(self.bytes_per_token, 4)}
         if lasting:
             for name in PASSING:
@@ -106,12 +130,12 @@ class PrepareReport:
         return value
 
     def warnings(self) -> list[str]:
-        """What may not be as it was meant, a line each."""
+        """Signs of a mistake, one line each."""
         lines = []
         if self.damaged:
             lines.append(
-                f"WARNING: {_count(len(self.damaged), 'file')} could not be read whole; {self.unread_bytes:,} bytes "
-                "were not read, and what was cut off is not counted:"
+                f"WARNING: {_count(len(self.damaged), 'file')} could not be read completely; {self.unread_bytes:,} "
+                "bytes were not read, not counting what was cut off:"
             )
             lines += [f"  {Damage(**one)}" for one in self.damaged[:SHOWN]]
             if len(self.damaged) > SHOWN:
@@ -119,20 +143,20 @@ class PrepareReport:
         if self.weighted == 0:
             lines.append("warning: no record has the field of --weights-field, so all tokens count in full")
         lines += [
-            f"warning: {name} is empty: there are too few documents for this --validation share"
+            f"warning: {name} is empty: too few documents for this --validation share"
             for name, split in self.splits.items()
             if not split.documents
         ]
         return lines
 
     def as_text(self) -> str:
-        """For people."""
+        """The report as text."""
         documents, tokens, records = (
             _count(getattr(self, noun), noun.removesuffix("s")) for noun in ("documents", "tokens", "records")
         )
         good, dropped = self.documents - self.more_documents, f", {self.dropped:,} dropped" if self.chats else ""
         lines = [
-            f"{documents}, {tokens}, {self.bytes_per_token:.2f} bytes a token",
+            f"{documents}, {tokens}, {self.bytes_per_token:.2f} bytes per token",
             f"{records}: {good:,} good, {self.rejects:,} rejected, {self.filtered:,} filtered{dropped}",
         ]
         if self.chats:
@@ -146,7 +170,7 @@ class PrepareReport:
         if self.straddling_tokens:
             lines.append(f"tokens that hold characters of different loss weights: {self.straddling_tokens:,}")
         if self.edge_controls:
-            lines.append(f"texts that spelled BOS or EOS at their edge, which was not doubled: {self.edge_controls:,}")
+            lines.append(f"texts that spell BOS or EOS at their edge (not added again): {self.edge_controls:,}")
         lines.append(f"encoder: {self.encoder}{f' ({self.fallback_reason})' if self.fallback_reason else ''}")
         if self.input_changes:
             lines.append(f"since the last run {describe_changes(self.input_changes)}")
@@ -154,7 +178,7 @@ class PrepareReport:
             resumed = f", {self.parts_resumed} of {self.parts} parts from an earlier run" if self.parts_resumed else ""
             lines.append(f"{self.seconds:.1f} s{resumed}")
         else:
-            lines.append("nothing to do: it was already prepared")
+            lines.append("nothing to do: already prepared")
         return "\n".join([*lines, *self._bars()])
 
     def _bars(self) -> list[str]:
@@ -172,7 +196,7 @@ class PrepareReport:
 
 
 def describe_changes(changes: dict[str, str]) -> str:
-    """`{"b.jsonl": "gone"}` → "b.jsonl is gone", at most some files by name."""
+    """`{"b.jsonl": "gone"}` → "b.jsonl is gone"; at most `SHOWN` files by name."""
     verbs = {"changed": "changed", "new": "is new", "gone": "is gone"}
     shown = ", ".join(f"{file} {verbs[change]}" for file, change in list(changes.items())[:SHOWN])
     return shown if len(changes) <= SHOWN else f"{shown}, and {len(changes) - SHOWN} more files changed"
@@ -183,7 +207,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def read_report(content: bytes, output: str) -> PrepareReport:
-    """A report from `report.json`."""
+    """The report in `report.json`."""
     value = json.loads(content)
     del value["bytes_per_token"]
     splits = {
@@ -191,3 +215,166 @@ def read_report(content: bytes, output: str) -> PrepareReport:
         for name, split in value.pop("splits").items()
     }
     return PrepareReport(**{**value, "damaged": tuple(value["damaged"])}, splits=splits, output=output)
+
+
+def refuse_empty(output: Path, records: Sequence[PartRecord], files: Sequence[str]) -> None:
+    """Raise if there is no document, and remove the finished parts, so that the next try may have other settings.
+
+    Args:
+        output: The folder of the preparation.
+        records: The record of each part.
+        files: Names of all files.
+
+    Raises:
+        RecordError: There is no document; the message says what happened to the records.
+    """
+    if any(record.documents for record in records):
+        return
+    reason = _reason(output, records, files)
+    for number, record in enumerate(records):
+        forget_part(output, number, record)
+    raise RecordError(f"the input gave no document, so there is no dataset: {reason}")
+
+
+def _reason(output: Path, records: Sequence[PartRecord], files: Sequence[str]) -> str:
+    total, rejects, filtered = (
+        sum(getattr(record, name) for record in records) for name in ("records", "rejects", "filtered")
+    )
+    damaged = [one for record in records for one in record.damaged]
+    if not total and damaged:
+        return f"no record could be read; the first damaged file: {Damage(**damaged[0])}"
+    if not total:
+        others = len(files) - 1
+        more = f" and {others} more {'file' if others == 1 else 'files'}" if others > 0 else ""
+        return f"no record in {files[0] if files else 'the input'}{more}; name files that contain records"
+    if not rejects and not filtered:
+        return (
+            f"the clean-up of chats dropped all {total:,} records, because none has a reply that is trained; "
+            "is the role of the replies in roles_to_train?"
+        )
+    if not rejects:
+        return f"the transform dropped all {total:,} records"
+    number = next(number for number, record in enumerate(records) if record.rejects)
+    with open(rejects_path(output, number), "rb") as rejected:
+        first = Reject(**json.loads(rejected.readline()))
+    dropped = f" and the transform dropped {filtered:,}" if filtered else ""
+    return f"{rejects:,} of {total:,} records were rejected{dropped}; the first: {first}"
+
+
+def finish(shop: Workshop, records: list[PartRecord], files: list[str], configuration: str) -> PrepareReport:
+    """Turn the finished shards into datasets, and write the report, which marks the preparation as complete."""
+    settings = shop.settings
+    refuse_empty(shop.output, records, files)
+    total, rejects = sum(record.records for record in records), sum(record.rejects for record in records)
+    if rejects > (limit := settings.reject_limit(total)):
+        allowed = f"the {limit} that are allowed" if settings.max_rejects is None else settings.max_rejects
+        raise RecordError(
+            f"{rejects} of {total} records were rejected, more than {allowed}; see "
+            f"{rejects_path(shop.output, 0).parent}/*.rejected.jsonl, then raise --max-rejects: finished parts are kept"
+        )
+    rejected = [rejects_path(shop.output, n) for n, record in enumerate(records) if record.rejects]
+    join_files(rejected, shop.output / REJECTED)
+    damaged = _damaged(records)
+    chats = ChatSummary.total(record.chats for record in records) if settings.chat is not None else None
+    info = None
+    if isinstance(shop.recipe, ChatRecipe) and chats is not None:
+        info = describe_chat(shop.recipe.encoder, shop.recipe.chat, chats)
+    splits = {}
+    for split in settings.splits:
+        manifest = _finish_split(shop, split, records, files, configuration, info, damaged)
+        splits[split] = SplitReport(
+            path=str(shop.output / split),
+            documents=manifest.documents,
+            tokens=manifest.tokens,
+            trained_tokens=manifest.trained_tokens,
+            text_bytes=manifest.text_bytes,
+            longest=manifest.longest,
+            shards=len(manifest.shards),
+            fingerprint=manifest.fingerprint,
+            histogram=manifest.histogram,
+        )
+    report = PrepareReport(
+        output=str(shop.output),
+        records=total,
+        documents=sum(record.documents for record in records),
+        rejects=rejects,
+        filtered=sum(record.filtered for record in records),
+        tokens=sum(split.tokens for split in splits.values()),
+        text_bytes=sum(split.text_bytes for split in splits.values()),
+        raw_bytes=sum(record.raw_bytes for record in records),
+        parts=len(records),
+        dropped=sum(record.dropped for record in records),
+        more_documents=sum(record.more_documents for record in records),
+        chats=chats.as_json() if chats is not None else None,
+        straddling_tokens=sum(record.straddling for record in records),
+        edge_controls=sum(record.edge_controls for record in records),
+        weighted=sum(record.weighted for record in records) if settings.fields.weights else None,
+        damaged=tuple(map(asdict, damaged)),
+        unread_bytes=sum(one.unread_bytes for one in damaged),
+        input=input_of(records),
+        encoder=shop.tokenizer.encoder,
+        fallback_reason=shop.tokenizer.fallback_reason,
+        splits=splits,
+    )
+    write_json(shop.output / PARTS, [asdict(record) for record in records])
+    write_json(shop.output / REPORT, report.as_json(lasting=True))
+    return report
+
+
+def input_of(records: Iterable[PartRecord]) -> str:
+    """A hash of what the parts read, with sizes and times."""
+    return fingerprint([[record.identity, record.stamp] for record in records])
+
+
+def _damaged(records: Iterable[PartRecord]) -> list[DamagedSource]:
+    """The damaged files, each once, in order."""
+    files: dict[str, DamagedSource] = {}
+    for found in (DamagedSource(**one) for record in records for one in record.damaged):
+        before = files.get(found.file)
+        files[found.file] = (
+            found
+            if before is None
+            else replace(
+                before,
+                size_bytes=before.size_bytes + found.size_bytes,
+                unread_bytes=before.unread_bytes + found.unread_bytes,
+            )
+        )
+    return list(files.values())
+
+
+def _finished_shard(folder: Path, name: str) -> ShardInfo:
+    info = load_shard(folder, name)
+    if info is None:
+        raise OutputError(f"{folder / name}: was removed or cut meanwhile; run it again: finished parts are kept")
+    return info
+
+
+def _finish_split(
+    shop: Workshop,
+    split: str,
+    records: list[PartRecord],
+    files: list[str],
+    configuration: str,
+    chat: ChatInfo | None,
+    damaged: list[DamagedSource],
+) -> Manifest:
+    folder = shop.output / split
+    if (folder / "manifest.json").is_file():
+        # A killed run wrote it, and nothing has changed since; otherwise it would be gone (see `Interrupted`).
+        shutil.rmtree(folder / "unfinished", ignore_errors=True)
+        return Manifest.load(folder)
+    # The dataset contains its tokenizer, so that its tokens can be decoded wherever it is opened.
+    shop.tokenizer.save(folder / TOKENIZER_FOLDER)
+    sealed = chat.save(folder) if chat is not None else ()
+    shards = [_finished_shard(folder, record.shards[split]) for record in records if split in record.shards]
+    return finish_dataset(
+        folder,
+        shards=shards,
+        layout=shop.layout,
+        tokenizer=TokenizerInfo.of(shop.tokenizer),
+        configuration=configuration,
+        files=files,
+        sealed=sealed,
+        damaged=damaged,
+    )

@@ -1,7 +1,7 @@
-"""The user's own function that changes or drops records on their way, one at a time.
+"""Applies the user's own function, which changes or drops records one at a time.
 
-It gets a record as a dict of the fields asked for, and returns it, changed or not, or None to drop it. What it gives
-back is checked like any other record. Being Python for each record, it sets the speed.
+It gets a record as a dict of the requested fields, and returns it, changed or not, or None to drop it. The result is
+checked like any other record. As Python code per record, it limits the speed.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import ConfigError, RecordError
+from penstock.core.errors import ConfigError, RecordError
 from penstock.sources import Fields, ObjectBlock, RecordBlock, Reject
 from penstock.sources.checks import check_table, diagnose
 from penstock.sources.records import excerpt
@@ -36,15 +36,15 @@ def load_transform(given: str | Transform | None) -> Transform | None:
         for part in name.split("."):
             function = getattr(function, part)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"transform {given!r} cannot be imported: {error}; due: module:function") from error
+        raise ConfigError(f"transform {given!r} cannot be imported: {error}; expected: module:function") from error
     if not colon or not callable(function):
-        raise ConfigError(f"transform {given!r} is not a function; due: module:function")
+        raise ConfigError(f"transform {given!r} is not a function; expected: module:function")
     loaded: Transform = function
     return loaded
 
 
 def describe_transform(function: Transform | None) -> str | None:
-    """Its name and a hash of its code, which change when it does."""
+    """The function's name and a hash of its code; changes when the function does."""
     if function is None:
         return None
     try:
@@ -56,7 +56,7 @@ def describe_transform(function: Transform | None) -> str | None:
 
 
 def require_picklable(function: Transform) -> None:
-    """Raise when other processes could not import the function.
+    """Refuse a function that other processes cannot import.
 
     Raises:
         ConfigError: It is a lambda, a local function, or in the main script.
@@ -69,7 +69,7 @@ def require_picklable(function: Transform) -> None:
     if not reachable:
         name = getattr(function, "__qualname__", repr(function))
         raise ConfigError(
-            f"transform {name} cannot be imported by other processes; put it at the top of a module of its own, "
+            f"transform {name} cannot be imported by other processes; define it at the top level of a separate module, "
             "or use processes=1"
         )
 
@@ -78,7 +78,7 @@ def apply_transform(function: Transform, block: RecordBlock, files: tuple[str, .
     """Run a function over the records of a block.
 
     Returns:
-        The block that is left; what it gave back that is no usable record is among the rejects.
+        The remaining block; results that are not usable records are among the rejects.
 
     Raises:
         RecordError: The function itself failed.
@@ -110,7 +110,7 @@ def transform_objects(function: Transform, block: ObjectBlock, files: tuple[str,
     """Run a function over the whole records of a block.
 
     Returns:
-        The block that is left.
+        The remaining block.
 
     Raises:
         RecordError: The function itself failed.
@@ -123,7 +123,7 @@ def transform_objects(function: Transform, block: ObjectBlock, files: tuple[str,
 def _changed(
     function: Transform, records: Sequence[dict[str, Any]], block: RecordBlock | ObjectBlock, files: tuple[str, ...]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows that the function keeps of a block, and what it made of them."""
+    """The rows that the function keeps, and its results for them."""
     for row, record in enumerate(records):
         place = f"{files[block.files[row]]}:{block.lines[row]}"
         try:
@@ -133,12 +133,14 @@ def _changed(
         if changed is None:
             continue
         if not isinstance(changed, dict):
-            raise RecordError(f"{place}: transform gave {type(changed).__name__}; due: the record as a dict, or None")
+            raise RecordError(
+                f"{place}: transform returned {type(changed).__name__}; expected: the record as a dict, or None"
+            )
         yield row, changed
 
 
 def as_records(block: RecordBlock, fields: Fields) -> list[dict[str, Any]]:
-    """The records of a block as dicts, by the names of the fields."""
+    """The records of a block as dicts of their fields."""
     columns = {fields.text: block.texts.to_pylist()}
     columns |= {name: column.to_pylist() for name, column in block.columns.items()}
     if block.weights is not None and fields.weights:

@@ -1,6 +1,6 @@
-"""The child process of a pool: takes tasks from a pipe until it closes, sends back reports and results.
+"""A pool's child process: takes tasks from a pipe until the pipe closes, and sends back reports and results.
 
-Ctrl-C is the parent's business. When the parent is gone, its end of standard input closes, and the worker ends at once.
+The parent handles Ctrl-C. If the parent dies, its end of standard input closes, and the worker ends at once.
 """
 
 import os
@@ -11,11 +11,11 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
-from penstock.errors import PenstockError
+from penstock.core.errors import PenstockError
 
 
 def main() -> None:
-    """Serve the pipe whose number is the argument."""
+    """Serve the pipe with the file descriptor in the argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     lifeline = os.dup(0)
     os.set_inheritable(lifeline, False)

@@ -1,52 +1,40 @@
 """Sampling: in which order documents come, and from which source the next one is."""
 
+from penstock.core.lazy_imports import public_names
 from penstock.sampling._kernels import (
-    BEGIN,
-    COLUMNS,
-    DOCUMENT,
-    DROPPED,
-    DROPPED_TOKENS,
-    EMPTY,
-    LENGTH,
-    POSITION,
+    ENTRY,
+    SKIPPED,
     SMALL,
-    TOKENS,
     TOO_LONG_DROP,
     TOO_LONG_ERROR,
     TOO_LONG_SPLIT,
     TOO_LONG_TRUNCATE,
-    TOTAL,
-    TRUNCATED_TOKENS,
+    add_skipped,
     charge,
+    clear_skipped,
     draw,
     pick,
 )
-from penstock.sampling.permutation import SHUFFLE_CODES, Permutation, Shuffle
-from penstock.sampling.shares import UNIT, integer_shares
+from penstock.sampling.order import SHUFFLE_CODES, UNIT, Permutation, Shuffle, integer_shares
 
 __all__ = [
-    "BEGIN",
-    "COLUMNS",
-    "DOCUMENT",
-    "DROPPED",
-    "DROPPED_TOKENS",
-    "EMPTY",
-    "LENGTH",
-    "POSITION",
+    "ENTRY",
     "SHUFFLE_CODES",
+    "SKIPPED",
     "SMALL",
-    "TOKENS",
     "TOO_LONG_DROP",
     "TOO_LONG_ERROR",
     "TOO_LONG_SPLIT",
     "TOO_LONG_TRUNCATE",
-    "TOTAL",
-    "TRUNCATED_TOKENS",
     "UNIT",
     "Permutation",
     "Shuffle",
+    "add_skipped",
     "charge",
+    "clear_skipped",
     "draw",
     "integer_shares",
     "pick",
 ]
+
+__dir__ = public_names(__name__)

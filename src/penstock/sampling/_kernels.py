@@ -9,19 +9,39 @@ random; there `small_permutation` shuffles a table (Fisher and Yates).
 
 import numpy as np
 
-from penstock.compiled import bare, inline_kernel, kernel, view_u32
-from penstock.randomness import mix
-from penstock.vectors import copy_into, count_up, fill_with
+from penstock.core.compiled import bare, inline_kernel, kernel, view_u32
+from penstock.core.randomness import mix
+from penstock.core.vectors import copy_into, count_up
 
 ROUNDS = 6
 SMALL = 256
 SHUFFLE_NONE, SHUFFLE_FULL, SHUFFLE_BLOCK = 0, 1, 2
 TOO_LONG_SPLIT, TOO_LONG_DROP, TOO_LONG_TRUNCATE, TOO_LONG_ERROR = 0, 1, 2, 3
 
-POSITION, DOCUMENT, BEGIN, TOKENS, TOTAL, LENGTH, EMPTY, DROPPED, DROPPED_TOKENS, TRUNCATED_TOKENS = range(10)
-"""Columns of an entry: place in the source's stream, document number, first token of this part, tokens of this part,
-tokens of the document (as cut), length after the objective; then what was skipped before it."""
-COLUMNS = 10
+SKIPPED = np.dtype(
+    [
+        ("empty", np.int64),  # documents without tokens
+        ("dropped", np.int64),  # documents that were too long
+        ("dropped_tokens", np.int64),  # tokens of those
+        ("truncated_tokens", np.int64),  # tokens cut off the end of documents that were too long
+    ],
+    align=True,
+)
+"""What a source left out between two documents, or since its beginning."""
+
+ENTRY = np.dtype(
+    [
+        ("position", np.int64),  # documents of the source's stream before this one, over all epochs
+        ("document", np.int64),  # its number in the dataset
+        ("begin", np.int64),  # first token of this part of it
+        ("tokens", np.int64),  # tokens of this part
+        ("total", np.int64),  # tokens of the document, without those that were truncated
+        ("length", np.int64),  # row slots that the part takes, as its objective measured it
+        ("skipped", SKIPPED),  # what was left out since the entry before it
+    ],
+    align=True,
+)
+"""A document, or a part of one, in a source's buffer."""
 
 BLOCK_DOCUMENTS = 256
 """Documents that block shuffle keeps together, so that a remote store is read in runs."""
@@ -36,7 +56,7 @@ _MULTIPLIER_2 = np.uint64(0xD6E8FEB86659FD93)
 
 @inline_kernel
 def _round(value, key):
-    """Uint64 → uint64 whose low 32 bits depend on every bit of the low 32 bits of `value`."""
+    """Uint64 → uint64; its low 32 bits depend on every bit of the low 32 bits of `value`."""
     value = (value ^ key) * _MULTIPLIER_1
     value = (value ^ (value >> _SHIFT)) * _MULTIPLIER_2
     return value >> _SHIFT
@@ -61,7 +81,7 @@ def key_schedule(size, key):
 
 @inline_kernel
 def _encipher(value, schedule):
-    """Image of a number under the permutation of all numbers of so many bits (uint64, schedule → uint64)."""
+    """Image of a number under the schedule's permutation of all numbers with its bits (uint64, schedule → uint64)."""
     bits, key_0, key_1, key_2, key_3, key_4, key_5 = schedule
     low_bits = bits >> _ONE
     low_mask = (_ONE << low_bits) - _ONE
@@ -150,21 +170,39 @@ def permute_range(begin, size, key, mode, out):
             _permute_block(begin + i, size, schedule, places, out[i : i + SMALL])
 
 
+@inline_kernel
+def add_skipped(total, part):
+    """Add the counts of `part` to those of `total` (records `SKIPPED`)."""
+    total.empty += part.empty
+    total.dropped += part.dropped
+    total.dropped_tokens += part.dropped_tokens
+    total.truncated_tokens += part.truncated_tokens
+
+
+@inline_kernel
+def clear_skipped(counts):
+    """Set all counts of a record `SKIPPED` to 0."""
+    counts.empty = 0
+    counts.dropped = 0
+    counts.dropped_tokens = 0
+    counts.truncated_tokens = 0
+
+
 @kernel
 def draw(
     position, begin, last_position, size, first, key, mode, lengths_address, lengths_stride, limit, too_long, entries
 ):  # fmt: skip
-    """Fill `entries` (int64 [capacity, COLUMNS]) with the next documents of one source.
+    """Fill `entries` (`ENTRY` [capacity + 1]) with the next documents of one source.
 
     Goes on from place (`position`, `begin`): the position counts documents over all epochs, `begin` is the first
     token of the next part. Documents over `limit` tokens are split, dropped or cut. Stops at `last_position` or when
-    `entries` is full. What was skipped is booked on the entry after it, so that counts stay exact at every place; the
-    caller sets what the first entry begins with.
+    `entries` is full. What was skipped is counted in the entry after it, so that counts stay exact at every place; the
+    caller sets `skipped` of the first entry.
 
     Returns:
-        (entries written, next position, next begin, place of a document that is refused or −1: it is too long, or ends
-        before `begin`, which only a damaged place or length can say). The entry after the last
-        one written holds what was skipped since, if there is room for it.
+        (entries written, next position, next begin, number of a document that is refused or −1). A document is
+        refused that is too long, or that ends before `begin`, which only a damaged place or length can say. The entry
+        after the last one written holds what was skipped since.
     """
     entries = bare(entries)
     count = 0
@@ -189,35 +227,34 @@ def draw(
             document = first + block_permute(index, size, epoch_key)
         else:
             document = first + permute(index, size, schedule)
-        entry = view_u32(lengths_address + np.uint64(document) * lengths_stride, 2)
-        total = np.int64(entry[0])
+        total = np.int64(view_u32(lengths_address + np.uint64(document) * lengths_stride, 1)[0])
         if total == 0:
-            entries[count, EMPTY] += 1
+            entries[count].skipped.empty += 1
             position += 1
             continue
         if total > limit:
             if too_long == TOO_LONG_ERROR:
                 return count, position, begin, document
             if too_long == TOO_LONG_DROP:
-                entries[count, DROPPED] += 1
-                entries[count, DROPPED_TOKENS] += total
+                entries[count].skipped.dropped += 1
+                entries[count].skipped.dropped_tokens += total
                 position += 1
                 continue
             if too_long == TOO_LONG_TRUNCATE:
-                entries[count, TRUNCATED_TOKENS] += total - limit
+                entries[count].skipped.truncated_tokens += total - limit
                 total = limit
         if begin >= total:
             return count, position, begin, document
         part = min(total - begin, limit)
-        line = entries[count]
-        line[POSITION] = position
-        line[DOCUMENT] = document
-        line[BEGIN] = begin
-        line[TOKENS] = part
-        line[TOTAL] = total
-        line[LENGTH] = part
+        entry = entries[count]
+        entry.position = position
+        entry.document = document
+        entry.begin = begin
+        entry.tokens = part
+        entry.total = total
+        entry.length = part
         count += 1
-        fill_with(entries[count, EMPTY:], 0)
+        clear_skipped(entries[count].skipped)
         begin += part
         if begin >= total:
             position += 1
@@ -227,16 +264,17 @@ def draw(
 
 @inline_kernel
 def pick(shares, credits, heads, ends, entries, unit):
-    """The source whose turn it is, −1 when all are finished, −2 − i when source i's buffer is empty.
+    """The next source, −1 when all are finished, −2 − i when source i's buffer is empty.
 
-    Among sources with credit left, the one whose credit covers its next document soonest (Tijdeman's and Baruah's
-    deadline rule, with documents for jobs): the overshoot after the pick, over the share. Least overshoot alone
+    Among sources with credit left, the one with the credit that covers its next document soonest (the deadline rule of
+    Tijdeman and Baruah, with documents for jobs): the overshoot after the pick, over the share. Least overshoot alone
     lets a source run 1.3 longest documents ahead; this keeps every source within one, both ways (measured).
 
     Args:
-        shares: int64, sum `unit`; 0 for a source that is finished.
-        credits: int64, `unit` to a token.
-        heads, ends: int64, next entry and end of each source's part of `entries`.
+        shares: int64 [sources], sum `unit`; 0 for a source that is finished.
+        credits: int64 [sources], `unit` to a token.
+        heads, ends: int64 [sources], next entry and end of each source's part of `entries`.
+        entries: `ENTRY`, the buffers of all sources end to end.
     """
     best = -1
     best_wait = 0.0
@@ -248,7 +286,7 @@ def pick(shares, credits, heads, ends, entries, unit):
             continue
         if heads[source] == ends[source]:
             return -2 - source
-        wait = (float(entries[heads[source], LENGTH]) * float(unit - share) - float(credits[source])) / float(share)
+        wait = (float(entries[heads[source]].length) * float(unit - share) - float(credits[source])) / float(share)
         if credits[source] >= 0:
             if best < 0 or wait < best_wait:
                 best, best_wait = source, wait
@@ -259,7 +297,7 @@ def pick(shares, credits, heads, ends, entries, unit):
 
 @inline_kernel
 def charge(shares, credits, source, length, unit):
-    """Book `length` tokens on `source`: everybody earns its share of them, the source pays them."""
+    """Charge `source` for `length` tokens: every source earns its share of them, this one pays for all."""
     for other in range(len(shares)):
         credits[other] += length * shares[other]
     credits[source] -= length * unit

@@ -1,6 +1,6 @@
-"""Serving: a model behind HTTP as OpenAI's clients speak it, with a chat page.
+"""Serving: a model behind OpenAI's HTTP API, with a chat page.
 
-Settings can be read without FastAPI, uvicorn or torch; everything else is imported when it is first used.
+Settings need no FastAPI, uvicorn or torch; everything else is imported on first use.
 
 ```python
 model = ServedModel(
@@ -10,20 +10,15 @@ Server(model, ServeSettings(port=8000)).serve_until_stopped()
 ```
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from penstock.late import import_late
+from penstock.core.lazy_imports import lazy
 from penstock.serving.settings import ServeSettings
 
 if TYPE_CHECKING:
     from penstock.serving.served_model import ServedModel
     from penstock.serving.server import Server
-
-_LATE = {"Server": "server", "ServedModel": "served_model"}
-"""Name → the module that is loaded when it is first used."""
+else:
+    __getattr__, __dir__ = lazy(__name__, {"ServedModel": "served_model", "Server": "server"})
 
 __all__ = ["ServeSettings", "ServedModel", "Server"]
-
-
-def __getattr__(name: str) -> Any:
-    return import_late(__name__, _LATE, name)

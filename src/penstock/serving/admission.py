@@ -1,20 +1,28 @@
-"""The queue before the batch: places for sequences, given in the order of arrival.
+"""Admission: the queue before the batch, and the sequences of one request up to their last token.
 
-A request takes a place for each of its sequences, all at once, and gives them back one by one as sequences end. What
-finds no place waits, up to a number of requests and a time; beyond them the client is told to come back.
+Places in the batch are given in the order of arrival. A request takes a place for each of its sequences, all at once,
+and releases them one by one as sequences end. A request without places waits; if too many requests wait, or one waits
+too long, the client gets a 429 and may retry later.
+
+A place is released when its sequence leaves the batch, not when a slow client has read the tokens. Unread tokens are
+bounded by the number of tokens requested.
 """
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import final
 
+from penstock.generation import Event, Sampling
 from penstock.serving.refusals import Refusal
 from penstock.serving.settings import ServeSettings
+from penstock.serving.worker import Ended, EngineThread, Ticket
 
 
 @final
 class Admission:
-    """Places in the batch; used by the event loop alone."""
+    """Places in the batch; used only by the event loop."""
 
     def __init__(self, settings: ServeSettings) -> None:
         self._free, self._limit, self._seconds = settings.sequences, settings.waiting, settings.waiting_seconds
@@ -23,7 +31,7 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue."""
+        """Number of requests in the queue."""
         return len(self._line)
 
     @property
@@ -32,28 +40,28 @@ class Admission:
         return self._closed
 
     def check(self) -> None:
-        """Refuse at once what `enter` would refuse.
+        """Refuse a request early if `enter` would refuse it.
 
         Raises:
-            Refusal: As `enter`.
+            Refusal: See `enter`.
         """
         if self._closed:
             raise _stopping()
         if len(self._line) >= self._limit and (self._line or not self._free):
-            raise _busy(f"{self._limit} requests wait already", self._seconds / 4)
+            raise self._full()
 
     async def enter(self, places: int) -> None:
-        """Wait for places; `leave` gives them back.
+        """Wait for places; `leave` releases them.
 
         Raises:
-            Refusal: 429, the queue is full or was too slow; 503, the server is stopping.
+            Refusal: 429: the queue is full or too slow; 503: the server is stopping.
         """
         self.check()
         if not self._line and places <= self._free:
             self._free -= places
             return
         if len(self._line) >= self._limit:
-            raise _busy(f"{self._limit} requests wait already", self._seconds / 4)
+            raise self._full()
         turn = (places, asyncio.get_running_loop().create_future())
         self._line.append(turn)
         try:
@@ -66,12 +74,12 @@ class Admission:
             raise
 
     def leave(self, places: int = 1) -> None:
-        """Give places back."""
+        """Release places."""
         self._free += places
         self._serve()
 
     def close(self) -> None:
-        """Refuse all who come and all who wait."""
+        """Refuse all new and all waiting requests."""
         self._closed = True
         while self._line:
             _, turn = self._line.popleft()
@@ -86,19 +94,103 @@ class Admission:
                 turn.set_result(None)
 
     def _give_up(self, turn: tuple[int, "asyncio.Future[None]"]) -> None:
-        """Who leaves the queue may just have been given its places."""
+        """Leave the queue; a request that has just got its places releases them."""
         if turn in self._line:
             self._line.remove(turn)
         elif turn[1].done() and not turn[1].cancelled() and turn[1].exception() is None:
             self._free += turn[0]
         self._serve()
 
+    def _full(self) -> Refusal:
+        return _busy(f"{self._limit} requests are already waiting", self._seconds / 4)
+
 
 def _busy(why: str, seconds: float) -> Refusal:
-    return Refusal(429, f"the server is busy: {why}; come back later", code="queue_full", retry_after=min(seconds, 10))
+    return Refusal(429, f"the server is busy: {why}; retry later", code="queue_full", retry_after=min(seconds, 10))
 
 
 def _stopping() -> Refusal:
-    return Refusal(
-        503, "the server is stopping; come back when it runs again", code="stopping", retry_after=10, close=True
-    )
+    return Refusal(503, "the server is stopping; retry when it runs again", code="stopping", retry_after=10, close=True)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What one request asks of the engine."""
+
+    prompts: Sequence[Sequence[int]]
+    sampling: Sampling
+    replies: int
+    """Number of replies to each prompt."""
+    tokens_dropped: int = 0
+
+    @property
+    def choices(self) -> int:
+        """Number of all replies."""
+        return len(self.prompts) * self.replies
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompts; each counts once, as in OpenAI's API."""
+        return sum(map(len, self.prompts))
+
+
+@final
+class Cut(Exception):  # noqa: N818
+    """The server cancelled a reply because it is stopping or has failed."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        super().__init__("cut")
+        self.error = error
+
+
+@final
+class Generating:
+    """The sequences of one request."""
+
+    def __init__(self, ask: Ask, engine: EngineThread, admission: Admission) -> None:
+        self.ask, self._engine, self._admission = ask, engine, admission
+        self._received: asyncio.Queue[tuple[int, Event | Ended]] = asyncio.Queue()
+        self._open: dict[int, Ticket] = {}
+        self._finished: set[int] = set()
+
+    async def enter(self) -> None:
+        """Wait for places, then submit the sequences.
+
+        Raises:
+            Refusal: There is no place.
+        """
+        await self._admission.enter(self.ask.choices)
+        for index in range(self.ask.choices):
+            prompt, choice = self.ask.prompts[index // self.ask.replies], index % self.ask.replies
+            self._open[index] = self._engine.submit(prompt, self.ask.sampling, choice, self._listener(index))
+
+    async def events(self) -> AsyncIterator[tuple[int, Event]]:
+        """(choice, event) as they come, until every choice is finished.
+
+        Raises:
+            Cut: A sequence left the batch before it was finished.
+        """
+        while len(self._finished) < self.ask.choices:
+            index, event = await self._received.get()
+            if not isinstance(event, Ended):
+                if event.finish_reason is not None:
+                    self._finished.add(index)
+                yield index, event
+            elif index not in self._finished:
+                raise Cut(event.error)
+
+    def close(self) -> bool:
+        """Cancel running sequences; returns whether there were any."""
+        for ticket in self._open.values():
+            self._engine.cancel(ticket)
+        return bool(self._open)
+
+    def _listener(self, index: int) -> Callable[[Event | Ended], None]:
+        def listen(event: Event | Ended) -> None:
+            self._received.put_nowait((index, event))
+            if isinstance(event, Ended):
+                del self._open[index]
+                self._admission.leave()
+
+        return listen

@@ -1,30 +1,32 @@
-"""The application: routes, and what they share.
+"""The application: its routes, their shared state, and the chat page.
 
 `/` the chat page · `/health` · `/metrics` · `/v1/models` · `/v1/completions` · `/v1/chat/completions`
+
+The chat page is one document with its style and script inside; it uses only `/v1`. Texts of models and users become
+text nodes, never HTML. The page's content security policy allows only the script with the given hash, and only requests
+to its own server.
 """
 
 import asyncio
+import base64
+import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import cache
+from importlib.resources import files
 from typing import Any, final
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
-from penstock.serving.admission import Admission
-from penstock.serving.answering import Answering, unless_left
-from penstock.serving.answers import ChatWriter, CompletionWriter, Writer
-from penstock.serving.bodies import read_object
-from penstock.serving.generating import Ask, Generating
-from penstock.serving.guard import Guard
-from penstock.serving.logprobs import TokenTexts
-from penstock.serving.metrics import MEDIA_TYPE, Metrics
-from penstock.serving.page import chat_page
+from penstock.serving.admission import Admission, Ask, Generating
+from penstock.serving.guard import MEDIA_TYPE, Guard, Metrics
 from penstock.serving.refusals import JsonResponse, Refusal, internal_error
-from penstock.serving.requests import ChatRequest, CompletionRequest, parse
+from penstock.serving.requests import ChatRequest, CompletionRequest, parse, read_object
+from penstock.serving.responses import Answering, ChatWriter, CompletionWriter, TokenTexts, Writer, unless_left
 from penstock.serving.served_model import ServedModel
 from penstock.serving.settings import ServeSettings
 from penstock.serving.worker import EngineThread
@@ -32,14 +34,34 @@ from penstock.serving.worker import EngineThread
 _log = logging.getLogger("penstock.serving")
 
 
+@cache
+def chat_page() -> tuple[str, str]:
+    """The page, and its content security policy."""
+    style, script = _asset("chat.css"), _asset("chat.js")
+    policy = (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return _asset("chat.html").replace("{{style}}", style).replace("{{script}}", script), policy
+
+
+def _asset(name: str) -> str:
+    return files("penstock.serving").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    """The name of an inline text in a content security policy."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
 @final
 class Service:
-    """A model at work: what the routes use.
+    """A served model and the state that the routes share.
 
     Attributes:
         app: The ASGI application.
         engine: The thread that generates.
-        admission: The queue before it.
+        admission: The queue before the engine.
         metrics: Counters.
     """
 
@@ -53,7 +75,7 @@ class Service:
         self.app = self._routes(FastAPI(lifespan=self._lifespan, docs_url=None, redoc_url=None, openapi_url=None))
 
     def drain(self) -> None:
-        """Refuse new requests and those that wait; cut those that run when the grace is over."""
+        """Refuse new and waiting requests; cut running replies after the grace period."""
         self.admission.close()
         asyncio.get_running_loop().call_later(self.settings.grace_seconds, self.engine.cancel_all)
 
@@ -135,11 +157,11 @@ class Service:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    message = {404: f"no such path: {request.url.path[:80]}", 405: f"{request.method} is not for this path"}
+    message = {404: f"no such path: {request.url.path[:80]}", 405: f"{request.method} is not allowed for this path"}
     refusal = Refusal(error.status_code, message.get(error.status_code, str(error.detail)), code="not_found")
     return refusal.response()
 
 
 async def _fault(request: Request, error: Exception) -> Response:
-    """The log has the traceback: Starlette raises the error again."""
+    """Answer with a 500; the log gets the traceback, because Starlette raises the error again."""
     return internal_error().response()

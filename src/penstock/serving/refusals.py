@@ -1,32 +1,38 @@
-"""What a client is told when it does not get what it asked for, in OpenAI's shape.
+"""Refusals: error answers in OpenAI's format, as strict JSON.
 
-    {"error": {"message": …, "type": …, "param": the field to blame or null, "code": …}}
+    {"error": {"message": …, "type": …, "param": the field at fault or null, "code": …}}
 
-A refusal is an answer, not an error of ours: nothing is logged. Anything else that is raised is a 500.
+A refusal is an answer, not an error of the server, so it is not logged. Any other exception becomes a 500.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any, final
 
 from starlette.responses import Response
 
-from penstock.serving.json_bytes import json_bytes
-
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-"""Status → OpenAI's word for it; other 4xx are invalid_request_error, 5xx server_error."""
+"""Status → OpenAI's error type; other 4xx are invalid_request_error, 5xx server_error."""
+
+
+def json_bytes(value: Any) -> bytes:
+    """JSON in UTF-8; a lone surrogate, which UTF-8 cannot encode, becomes its JSON escape."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(
+        "utf-8", "backslashreplace"
+    )
 
 
 @final
 class Refusal(Exception):  # noqa: N818
-    """A request is answered by this instead.
+    """Raised to answer a request with an error.
 
     Args:
         status: The HTTP status.
-        message: Where, what was found, what was due, the cure.
-        param: The field to blame.
-        code: A word for programs.
-        retry_after: Seconds after which it may be tried again.
-        close: The connection is not used again, as the rest of the request was not read.
+        message: Where, what was found, what was expected, and the cure.
+        param: The field at fault.
+        code: An identifier for programs.
+        retry_after: Seconds after which the client may retry.
+        close: Close the connection, because the rest of the request was not read.
     """
 
     def __init__(
@@ -49,28 +55,33 @@ class Refusal(Exception):  # noqa: N818
 
     @property
     def body(self) -> Mapping[str, Any]:
-        """What is sent."""
+        """The JSON body."""
         kind = KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
-        """The whole answer."""
+        """The HTTP response."""
         return JsonResponse(self.body, self.status, self.headers)
+
+
+def bad_request(message: str, param: str | None, code: str = "invalid_value") -> Refusal:
+    """A 400 that names the field at fault."""
+    return Refusal(400, message, param=param, code=code)
 
 
 @final
 class ClientLeft(Exception):  # noqa: N818
-    """The client closed its connection: nobody is there to be answered."""
+    """The client closed its connection, so there is nobody to answer."""
 
 
 def internal_error() -> Refusal:
-    """What a client is told of a fault of ours: nothing about our insides."""
-    return Refusal(500, "the server failed at this request; its log says why", code="internal_error")
+    """The answer to an error of the server; it reveals nothing about the cause."""
+    return Refusal(500, "the server failed at this request; its log has the reason", code="internal_error")
 
 
 @final
 class JsonResponse(Response):
-    """A JSON answer, whatever is in its texts."""
+    """A JSON response; its texts may hold any characters."""
 
     media_type = "application/json"
 

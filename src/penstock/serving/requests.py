@@ -1,11 +1,16 @@
-"""What clients may ask, field by field: OpenAI's names, types and ranges, and `top_k`, `min_p`, `min_tokens` besides.
+"""Requests: the body, read within limits of size and time, and its fields.
 
-Three rules. A field that OpenAI does not know and we neither is refused by name. One that OpenAI knows and that would
-change the answer, but that we cannot do, is accepted at the value that changes nothing, and refused at others. One
-that changes no answer (`user`, `metadata`, …) is accepted and ignored. null is the same as leaving a field out. Types
-are strict: "0.5" is no number.
+A body is refused if it has another content type, is too large or too slow, is not a JSON object, or holds invalid
+UTF-8, NaN or infinities, lone surrogates, nesting deeper than 200, numbers with thousands of digits, or anything after
+the object.
+
+Fields have OpenAI's names, types and ranges; `top_k`, `min_p` and `min_tokens` are added. Three rules hold. A field
+that neither OpenAI nor we know is refused by name. A field of OpenAI that would change the answer, but is not
+supported, is accepted only with a value that has no effect. A field that never changes the answer (`user`, `metadata`,
+…) is accepted and ignored. null means that a field is left out. Types are strict: "0.5" is not a number.
 """
 
+import asyncio
 import secrets
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -19,14 +24,17 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import from_json
+from starlette.requests import ClientDisconnect, Request
 
 from penstock.generation import Sampling
-from penstock.serving.refusals import Refusal
+from penstock.serving.refusals import ClientLeft, Refusal, bad_request
+from penstock.serving.settings import ServeSettings
 
 IGNORED = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
 )
-"""Change nothing about an answer."""
+"""Fields that never change an answer."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -47,14 +55,79 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "verbosity": (),
     "web_search_options": (),
 }
-"""Known, but not supported: values with which the answer is what it is without the field."""
+"""Fields that are not supported, with the values that have no effect."""
 MOST_PROMPTS, MOST_PARTS, MOST_STOPS, LONGEST_STOP = 128, 64, 4, 256
+
+
+async def read_object(request: Request, settings: ServeSettings) -> dict[str, Any]:
+    """The JSON object in the body of a request.
+
+    Raises:
+        Refusal: 400, 408, 413 or 415.
+        ClientLeft: The connection ended before the body did.
+    """
+    _check_headers(request)
+    try:
+        async with asyncio.timeout(settings.body_seconds):
+            body = await _read(request, settings.body_bytes)
+    except TimeoutError:
+        raise Refusal(
+            408, f"the body did not arrive within {settings.body_seconds:g} s", code="body_too_slow", close=True
+        ) from None
+    except ClientDisconnect:
+        raise ClientLeft from None
+    try:
+        value = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise Refusal(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise Refusal(400, f"the body is a JSON {_kind(value)}, expected an object", code="invalid_json")
+    return value
+
+
+def _check_headers(request: Request) -> None:
+    kind = request.headers.get("content-type", "")
+    media, _, parameters = kind.partition(";")
+    charset = parameters.partition("charset=")[2].strip().strip('"').lower()
+    if media.strip().lower() != "application/json" or charset not in ("", "utf-8"):
+        raise Refusal(
+            415,
+            f"content-type is {kind!r}, expected application/json in UTF-8",
+            param="content-type",
+            code="unsupported_media_type",
+            close=True,
+        )
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise Refusal(
+            415, "send the body uncompressed", param="content-encoding", code="unsupported_media_type", close=True
+        )
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    announced = request.headers.get("content-length", "0")
+    if not announced.isdecimal() or int(announced[:20]) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > limit:
+            raise _too_large(limit)
+    return bytes(body)
+
+
+def _too_large(limit: int) -> Refusal:
+    return Refusal(413, f"the body is larger than {limit:,} bytes; send less", code="body_too_large", close=True)
+
+
+def _kind(value: object) -> str:
+    names = {list: "array", str: "string", bool: "boolean", type(None): "null"}
+    return names.get(type(value), "number")
 
 
 def _stops(value: object) -> object:
     """A text or texts → texts."""
     if isinstance(value, list) and len(value) > MOST_STOPS:
-        raise ValueError(f"{len(value):,} texts, at most {MOST_STOPS} are taken")
+        raise ValueError(f"{len(value):,} texts, at most {MOST_STOPS} are allowed")
     return [value] if isinstance(value, str) else value
 
 
@@ -64,12 +137,12 @@ def _prompts(value: object) -> list[Any]:
         [value] if isinstance(value, str) or (isinstance(value, list) and _is_id(next(iter(value), None))) else value
     )
     if not isinstance(prompts, list) or not prompts:
-        raise ValueError("a text, token ids, or a list of either was due")
+        raise ValueError("expected a text, token ids, or a list of either")
     if len(prompts) > MOST_PROMPTS:
-        raise ValueError(f"{len(prompts):,} prompts, at most {MOST_PROMPTS} are taken")
+        raise ValueError(f"{len(prompts):,} prompts, at most {MOST_PROMPTS} are allowed")
     for prompt in prompts:
         if not isinstance(prompt, str) and not (isinstance(prompt, list) and prompt and all(map(_is_id, prompt))):
-            raise ValueError("a prompt is neither text nor a list of token ids, whole numbers from 0")
+            raise ValueError("expected prompts of text, or lists of token ids (whole numbers from 0)")
     return prompts
 
 
@@ -80,7 +153,7 @@ def _is_id(value: object) -> bool:
 def _parts(value: object) -> object:
     """Content as text or as parts → parts."""
     if isinstance(value, list) and len(value) > MOST_PARTS:
-        raise ValueError(f"{len(value):,} parts, at most {MOST_PARTS} are taken")
+        raise ValueError(f"{len(value):,} parts, at most {MOST_PARTS} are allowed")
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
@@ -90,7 +163,7 @@ class _Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known(cls, value: object) -> object:
-        """Nulls are left out; the first unknown name is told, and no more of them."""
+        """Leave out nulls, and report the first unknown field."""
         if not isinstance(value, dict):
             return value
         given = {name: item for name, item in value.items() if item is not None}
@@ -117,27 +190,27 @@ class Message(_Strict):
     @field_validator("content")
     @classmethod
     def _says_something(cls, content: list[TextPart], given: ValidationInfo) -> list[TextPart]:
-        """A user's message has words; a system message or a reply may be empty."""
+        """A user message must have text; a system message or a reply may be empty."""
         if given.data.get("role") == "user" and not "".join(part.text for part in content).strip():
             raise ValueError("the user's message is blank; give some text")
         return content
 
     def for_template(self) -> dict[str, str]:
-        """As templates want it."""
+        """The message as chat templates expect it."""
         role = "system" if self.role == "developer" else self.role
         named = {} if self.name is None else {"name": self.name}
         return {"role": role, "content": "".join(part.text for part in self.content), **named}
 
 
 class StreamOptions(_Strict):
-    """What comes with a stream."""
+    """Options of a stream."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
-class _Wishes(_Strict):
-    """What both kinds of requests have."""
+class _Request(_Strict):
+    """The fields of both kinds of requests."""
 
     model: str
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
@@ -157,11 +230,11 @@ class _Wishes(_Strict):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
+        """Whether a stream ends with a chunk of usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def sampling(self, max_tokens: int, logprobs: int | None) -> Sampling:
-        """For the engine; without a seed each request has one of its own."""
+        """The sampling for the engine; without a seed, a random one is used."""
         return Sampling(
             temperature=self.temperature,
             top_k=self.top_k,
@@ -177,11 +250,11 @@ class _Wishes(_Strict):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options is for stream: true")
+            raise ValueError("stream_options needs stream: true")
         return self
 
 
-class CompletionRequest(_Wishes):
+class CompletionRequest(_Request):
     """`POST /v1/completions`."""
 
     prompt: Annotated[list[Any], BeforeValidator(_prompts)]
@@ -189,11 +262,11 @@ class CompletionRequest(_Wishes):
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
 
-class ChatRequest(_Wishes):
+class ChatRequest(_Request):
     """`POST /v1/chat/completions`."""
 
     min_tokens: Annotated[int, Field(ge=0)] = 1
-    """One, so that there are no empty replies."""
+    """1 by default, so that replies are not empty."""
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
@@ -201,16 +274,16 @@ class ChatRequest(_Wishes):
 
     @property
     def most(self) -> int | None:
-        """Tokens that were asked for, under either name."""
+        """The requested maximum of tokens, under either name."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @model_validator(mode="after")
     def _agree_on_chat(self) -> Self:
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
-            raise ValueError("max_tokens and max_completion_tokens are two names of one thing; give one")
+            raise ValueError("max_tokens and max_completion_tokens are the same setting; give one of them")
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs is for logprobs: true")
+            raise ValueError("top_logprobs needs logprobs: true")
         return self
 
 
@@ -218,22 +291,18 @@ Kind = TypeVar("Kind", CompletionRequest, ChatRequest)
 
 
 def parse(kind: type[Kind], body: dict[str, Any], most_messages: int) -> Kind:
-    """A request out of a body.
+    """Parse a body.
 
     Raises:
-        Refusal: 400; names the first field to blame.
+        Refusal: 400: names the first field at fault.
     """
     for name, value in body.items():
         if name in NEUTRAL and value is not None and value not in NEUTRAL[name]:
-            raise Refusal(400, f"{name} is not supported here; leave it out", param=name, code="unsupported_value")
+            raise bad_request(f"{name} is not supported here; leave it out", name, "unsupported_value")
     messages = body.get("messages")
     if isinstance(messages, list) and len(messages) > most_messages:
-        raise Refusal(
-            400,
-            f"{len(messages):,} messages, at most {most_messages} are taken",
-            param="messages",
-            code="too_many_messages",
-        )
+        message = f"{len(messages):,} messages, at most {most_messages} are allowed"
+        raise bad_request(message, "messages", "too_many_messages")
     given = {name: value for name, value in body.items() if name not in IGNORED and name not in NEUTRAL}
     try:
         return kind.model_validate(given)
@@ -249,4 +318,4 @@ def _refusal(error: ValidationError, body: dict[str, Any]) -> Refusal:
         name = message.split("'")[1]
         path = f"{path}.{name}" if path else name
     code = {"missing": "missing_required_parameter"}.get(first["type"], "invalid_value")
-    return Refusal(400, f"{path or 'body'}: {message}", param=path or None, code=code)
+    return bad_request(f"{path or 'body'}: {message}", path or None, code)

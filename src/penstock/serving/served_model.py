@@ -1,4 +1,4 @@
-"""A model behind a server: its engine, and how requests become prompts for it."""
+"""The model behind a server, and how requests become prompts for its engine."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -6,35 +6,35 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from penstock.chat import Template
-from penstock.errors import ConversationError, PenstockError
+from penstock.core.errors import ConversationError, PenstockError
 from penstock.generation import begin_ids, fit_chat
-from penstock.serving.door import BatchEngine
-from penstock.serving.generating import Ask
-from penstock.serving.refusals import Refusal
+from penstock.serving.admission import Ask
+from penstock.serving.refusals import Refusal, bad_request
 from penstock.serving.requests import ChatRequest, CompletionRequest
 from penstock.serving.settings import ServeSettings
+from penstock.serving.worker import BatchEngine
 from penstock.tokenizers import Tokenizer
 
 COMPLETION_TOKENS = 16
-"""`max_tokens` of a completion that does not say, as OpenAI has it."""
+"""Default `max_tokens` of completions, as in OpenAI's API."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """What a server serves. Prompts are made in one thread at a time."""
+    """The model that a server serves. Only one thread at a time makes prompts."""
 
     name: str
     engine: BatchEngine
     tokenizer: Tokenizer
     template: Template | None
-    """None: it knows no chats."""
+    """None: chats are refused."""
     context_length: int
-    """Tokens of prompt and reply together, at most."""
+    """Maximum tokens of prompt and reply together."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def described(self) -> dict[str, Any]:
-        """As `/v1/models` tells it; the last two are ours."""
+        """The entry in `/v1/models`; the last two fields are our additions."""
         return {
             "id": self.name,
             "object": "model",
@@ -52,36 +52,33 @@ class ServedModel:
             )
 
     def completion(self, request: CompletionRequest, settings: ServeSettings) -> Ask:
-        """Prompts of a completion.
+        """The prompts of a completion.
 
         Raises:
-            Refusal: 400; too long, empty, or asking for too much.
+            Refusal: 400: a prompt is empty or too long, or a number is too large.
         """
         most = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
         _check_numbers(len(request.prompt), request.n, most, "max_tokens", settings)
         prompts = [self._ids(prompt) for prompt in request.prompt]
         longest = max(map(len, prompts))
         if longest + (1 if request.max_tokens is None else most) > self.context_length:
-            raise Refusal(
-                400,
+            raise bad_request(
                 f"the prompt has {longest:,} tokens and max_tokens is {most:,}, together more than the context of "
-                f"{self.context_length:,}; shorten one",
-                param="prompt" if longest >= self.context_length else "max_tokens",
-                code="context_length_exceeded",
+                f"{self.context_length:,}; reduce one of them",
+                "prompt" if longest >= self.context_length else "max_tokens",
+                "context_length_exceeded",
             )
         sampling = request.sampling(min(most, self.context_length - longest), request.logprobs)
         return Ask(prompts=prompts, sampling=sampling, replies=request.n)
 
     def chat(self, request: ChatRequest, settings: ServeSettings) -> Ask:
-        """The prompt of a conversation: as many whole turns as leave a quarter of the context, or `max_tokens`.
+        """The prompt of a conversation: as many whole turns as leave room for a quarter of the context or `max_tokens`.
 
         Raises:
-            Refusal: 400; the template refuses it, or the last turn alone is too long.
+            Refusal: 400: the template refuses the conversation, or the last turn alone is too long.
         """
         if self.template is None:
-            raise Refusal(
-                400, f"{self.name} has no chat template; use /v1/completions", param="model", code="no_chat_template"
-            )
+            raise bad_request(f"{self.name} has no chat template; use /v1/completions", "model", "no_chat_template")
         field_name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
         _check_numbers(1, request.n, request.most or 1, field_name, settings)
         quarter = max(1, self.context_length // 4)
@@ -99,9 +96,9 @@ class ServedModel:
         try:
             prompt = fit_chat(messages, self.template, self.tokenizer, room=room)
         except ConversationError as error:
-            raise Refusal(400, str(error), param="messages", code="context_length_exceeded") from None
+            raise bad_request(str(error), "messages", "context_length_exceeded") from None
         except PenstockError as error:
-            raise Refusal(400, str(error), param="messages", code="invalid_messages") from None
+            raise bad_request(str(error), "messages", "invalid_messages") from None
         return list(prompt.ids), prompt.tokens_dropped
 
     def _ids(self, prompt: str | list[int]) -> list[int]:
@@ -109,31 +106,20 @@ class ServedModel:
             try:
                 ids = [*begin_ids(self.tokenizer), *self.tokenizer.encode(prompt).tolist()]
             except PenstockError as error:
-                raise Refusal(400, f"prompt: {error}", param="prompt", code="invalid_value") from None
+                raise bad_request(f"prompt: {error}", "prompt") from None
         else:
             ids = prompt
         if not ids:
-            raise Refusal(400, "prompt is empty; give some text", param="prompt", code="invalid_value")
+            raise bad_request("prompt is empty; give some text", "prompt")
         if max(ids) >= self.tokenizer.vocab_size:
-            raise Refusal(
-                400,
-                f"prompt has id {max(ids)}, ids are below {self.tokenizer.vocab_size}",
-                param="prompt",
-                code="invalid_value",
-            )
+            raise bad_request(f"prompt has id {max(ids)}, but ids must be below {self.tokenizer.vocab_size}", "prompt")
         return ids
 
 
 def _check_numbers(prompts: int, n: int, max_tokens: int, name: str, settings: ServeSettings) -> None:
     most = min(settings.choices, settings.sequences)
     if prompts * n > most:
-        raise Refusal(
-            400,
-            f"{prompts} × n = {prompts * n} replies, at most {most} in one request",
-            param="n" if n > 1 else "prompt",
-            code="too_many_choices",
-        )
+        message = f"prompts × n = {prompts} × {n} = {prompts * n} replies, at most {most} are allowed in one request"
+        raise bad_request(message, "n" if n > 1 else "prompt", "too_many_choices")
     if max_tokens > settings.max_tokens:
-        raise Refusal(
-            400, f"{name} is {max_tokens:,}, at most {settings.max_tokens:,}", param=name, code="invalid_value"
-        )
+        raise bad_request(f"{name} is {max_tokens:,}, at most {settings.max_tokens:,} is allowed", name)

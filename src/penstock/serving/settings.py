@@ -1,18 +1,19 @@
-"""Where a server listens, who may use it, and its limits. Imports nothing heavy.
+"""Settings of a server: its address, API keys and limits. Imports nothing heavy.
 
-Every limit protects one thing: the body its memory, the batch and the queue the time of all, the rate the time of the
-others. Whoever meets one is told by a 4xx which it was, and when to come back.
+Each limit protects one thing: the body limit protects memory; batch and queue keep waiting short for all; the rate
+limits keep one client from slowing down the others. A client that exceeds a limit gets a 4xx that names it and says
+when to retry.
 """
 
 import ipaddress
 from dataclasses import dataclass, fields
 from typing import final
 
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 
 _MAY_BE_ZERO = {"port", "waiting", "requests_per_second", "grace_seconds"}
 _SECONDS = {"waiting_seconds", "body_seconds"}
-"""Any number above zero."""
+"""Settings that may be any number above 0."""
 
 
 @final
@@ -21,37 +22,37 @@ class ServeSettings:
     """How a model is served."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; any but a loopback one demands an API key."""
+    """Address to listen on; any but a loopback address needs an API key."""
     port: int = 8000
-    """0: a free one."""
+    """0: a free port."""
     api_keys: tuple[str, ...] = ()
-    """Who has one of these may use `/v1` and `/metrics`; empty: everyone who reaches the address."""
+    """Keys that give access to `/v1` and `/metrics`; empty: everyone who reaches the address has access."""
 
     sequences: int = 16
-    """Sequences that are generated side by side; a request with n choices takes n."""
+    """Number of sequences that are generated at the same time; a request with n choices takes n."""
     waiting: int = 64
-    """Requests that may wait for a place; more are refused with 429."""
+    """Maximum requests that wait for a place; further ones are refused with 429."""
     waiting_seconds: float = 60.0
-    """How long one waits at most."""
+    """Maximum time that a request waits."""
     requests_per_client: int = 128
-    """Requests of one key, or address without keys, at a time."""
+    """Maximum requests at a time from one key, or from one address without keys."""
     requests_per_second: float = 20.0
-    """Of one key or address, in the long run; 0: any."""
+    """Maximum average rate of requests from one key or address; 0: no limit."""
     burst: int = 100
-    """Requests that one key or address may make at once after a pause."""
+    """Maximum requests that one key or address may send at once after a pause."""
 
     body_bytes: int = 1 << 18
-    """The largest body of a request."""
+    """Maximum size of a request's body."""
     body_seconds: float = 10.0
-    """How long a client may take to send its headers, and then its body."""
+    """Maximum time for sending the headers of a request, and then for its body."""
     messages: int = 256
-    """The longest conversation."""
+    """Maximum messages of a conversation."""
     max_tokens: int = 4096
-    """The most tokens of one reply that can be asked for."""
+    """Maximum tokens that can be requested for one reply."""
     choices: int = 8
-    """The most replies of one request: prompts × n."""
+    """Maximum replies of one request: prompts × n."""
     grace_seconds: float = 10.0
-    """After SIGTERM, running replies may take so long before they are cut."""
+    """Time that running replies get after SIGTERM before they are cut."""
 
     def __post_init__(self) -> None:
         for name, value in ((field.name, getattr(self, field.name)) for field in fields(self)):
@@ -61,10 +62,10 @@ class ServeSettings:
         if self.port > 65535:
             raise ConfigError(f"serve.port must be at most 65535, got {self.port}")
         if any(not key.strip() or not key.isascii() for key in self.api_keys):
-            raise ConfigError("serve.api_keys holds one that is empty or not ASCII; give others")
+            raise ConfigError("serve.api_keys has a key that is empty or not ASCII; give another one")
         if not self.is_loopback and not self.api_keys:
             raise ConfigError(
-                f"serve.host is {self.host}, which others can reach, and there is no API key; give one by --api-key or "
+                f"serve.host is {self.host}, which others can reach, but there is no API key; give one by --api-key or "
                 "PENSTOCK_API_KEY, or listen on 127.0.0.1"
             )
 

@@ -1,7 +1,8 @@
-"""The one thread that runs the engine, and how tokens get from there to the event loop without either waiting.
+"""The thread that runs the engine, and its exchange with the event loop, in which neither waits for the other.
 
-Orders go in by a queue and are carried out between two steps, so a sequence that is cancelled leaves the batch within
-one. What a step brought goes out in one call to the event loop. Each sequence's last word is `Ended`, however it ends.
+Orders come through a queue and are carried out between two steps, so a cancelled sequence leaves the batch within one
+step. The events of a step go to the event loop in one call. The last event of each sequence is `Ended`, however it
+ends.
 """
 
 import asyncio
@@ -10,12 +11,24 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Protocol, final
 
 from penstock.generation import Event, Sampling
-from penstock.serving.door import BatchEngine
 
 _log = logging.getLogger("penstock.serving")
+
+
+class BatchEngine(Protocol):
+    """What serving needs of an engine, such as `penstock.generation.Engine`; it belongs to one thread."""
+
+    def submit(self, prompt: Sequence[int], sampling: Sampling, *, choice: int) -> int:
+        """Add a sequence, which joins at the next step; returns its number."""
+
+    def cancel(self, sequence: int) -> None:
+        """Remove a sequence; nothing happens if it has ended."""
+
+    def step(self) -> Sequence[Event]:
+        """Generate a token for each running sequence; a sequence's last event has a finish_reason."""
 
 
 @final
@@ -24,7 +37,7 @@ class Ended:
     """A sequence has left the batch."""
 
     error: BaseException | None = None
-    """Why, where it was a fault of ours."""
+    """The server's error that ended it, if there was one."""
 
 
 Listener = Callable[[Event | Ended], None]
@@ -33,7 +46,7 @@ Listener = Callable[[Event | Ended], None]
 
 @final
 class Ticket:
-    """A sequence that was ordered."""
+    """A submitted sequence."""
 
     __slots__ = ("listener", "sequence")
 
@@ -44,7 +57,7 @@ class Ticket:
 
 @final
 class EngineThread:
-    """Runs an engine; `submit` and `cancel` are for the event loop in which it was started."""
+    """Runs an engine; call `submit` and `cancel` from the event loop in which it was started."""
 
     def __init__(self, engine: BatchEngine) -> None:
         self._engine = engine
@@ -60,46 +73,46 @@ class EngineThread:
 
     @property
     def running(self) -> int:
-        """Sequences in the batch."""
+        """Number of sequences in the batch."""
         return len(self._running)
 
     def start(self) -> None:
-        """Begin, for the event loop that runs now."""
+        """Start the thread, for the event loop that runs now."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     def submit(self, prompt: Sequence[int], sampling: Sampling, choice: int, listener: Listener) -> Ticket:
-        """Let a sequence join at the next step."""
+        """Add a sequence, which joins at the next step."""
         ticket = Ticket(listener)
         self._orders.put(lambda: self._add(ticket, prompt, sampling, choice))
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
-        """Let it leave before the next step."""
+        """Remove a sequence before the next step."""
         self._orders.put(lambda: self._cancel(ticket))
 
     def cancel_all(self) -> None:
-        """Let all leave before the next step."""
+        """Remove all sequences before the next step."""
         self._orders.put(lambda: self._fail(None))
 
     async def close(self) -> None:
-        """Cancel all, and end the thread."""
+        """Cancel all sequences, and end the thread."""
         self._orders.put(self._stop)
         await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
         while self._open:
             try:
-                self._obey()
+                self._carry_out_orders()
                 if self._running:
                     self._step()
             except Exception as error:
-                _log.exception("the engine failed; %d sequences end by it", len(self._running))
+                _log.exception("the engine failed; this ends %d sequences", len(self._running))
                 self._fail(error)
         self._fail(None)
 
-    def _obey(self) -> None:
-        """Carry out the orders that are there; without a sequence, wait for one."""
+    def _carry_out_orders(self) -> None:
+        """Carry out all orders in the queue; if no sequence runs, wait for an order."""
         try:
             order = self._orders.get(block=not self._running)
             while True:
@@ -109,23 +122,23 @@ class EngineThread:
             pass
 
     def _step(self) -> None:
-        told: list[tuple[Ticket, Event | Ended]] = []
+        events: list[tuple[Ticket, Event | Ended]] = []
         for event in self._engine.step():
             ticket = self._running.get(event.sequence)
             if ticket is None:
                 continue
-            told.append((ticket, event))
+            events.append((ticket, event))
             if event.finish_reason is not None:
                 del self._running[event.sequence]
-                told.append((ticket, Ended()))
-        self._tell(told)
+                events.append((ticket, Ended()))
+        self._send(events)
 
     def _add(self, ticket: Ticket, prompt: Sequence[int], sampling: Sampling, choice: int) -> None:
         try:
             ticket.sequence = self._engine.submit(prompt, sampling, choice=choice)
         except Exception as error:
-            _log.exception("the engine took no sequence of %d tokens", len(prompt))
-            self._tell([(ticket, Ended(error))])
+            _log.exception("the engine refused a sequence of %d tokens", len(prompt))
+            self._send([(ticket, Ended(error))])
             return
         self._running[ticket.sequence] = ticket
 
@@ -135,13 +148,13 @@ class EngineThread:
         try:
             self._engine.cancel(ticket.sequence)
         finally:
-            self._tell([(ticket, Ended())])
+            self._send([(ticket, Ended())])
 
     def _stop(self) -> None:
         self._open = False
 
     def _fail(self, error: BaseException | None) -> None:
-        """End all sequences, by a fault or because the server stops; the engine goes on empty."""
+        """End all sequences because of an error or because the server stops; the engine stays usable."""
         tickets = list(self._running.values())
         self._running.clear()
         for ticket in tickets:
@@ -150,17 +163,17 @@ class EngineThread:
                 self._engine.cancel(ticket.sequence)
             except Exception:
                 _log.exception("a sequence could not be cancelled")
-        self._tell([(ticket, Ended(error)) for ticket in tickets])
+        self._send([(ticket, Ended(error)) for ticket in tickets])
 
-    def _tell(self, told: list[tuple[Ticket, Event | Ended]]) -> None:
-        if not told:
+    def _send(self, events: list[tuple[Ticket, Event | Ended]]) -> None:
+        if not events:
             return
         try:
-            self._loop.call_soon_threadsafe(_deliver, told)
+            self._loop.call_soon_threadsafe(_deliver, events)
         except RuntimeError:
-            _log.debug("the event loop has ended; nobody hears %d events", len(told))
+            _log.debug("the event loop has ended; %d events are dropped", len(events))
 
 
-def _deliver(told: list[tuple[Ticket, Event | Ended]]) -> None:
-    for ticket, word in told:
-        ticket.listener(word)
+def _deliver(events: list[tuple[Ticket, Event | Ended]]) -> None:
+    for ticket, event in events:
+        ticket.listener(event)

@@ -1,15 +1,15 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs, no-check-untyped-defs
-"""Checking whole batches and foreign corpora, for `penstock verify`, and finding documents by their last token."""
+"""Kernels that check whole batches and foreign corpora, for `penstock verify`, and find the ends of documents."""
 
 import numpy as np
 
-from penstock.compiled import kernel, view_f32, view_u16, view_u32, view_u64
+from penstock.core.compiled import kernel, view_f32, view_u16, view_u32
 from penstock.shards._kernels import (
     BAD_LENGTH,
     BAD_SPAN_ORDER,
     BAD_TRAINED,
-    BATCH_COLUMNS,
     OK,
+    batch_at,
     check_document,
     has_span_list,
     offsets_of,
@@ -23,12 +23,12 @@ _2 = np.uint64(2)
 
 @kernel
 def check_batch(shard, size, line, layout, lengths, faults, weight_sums, seen):
-    """Check all documents of one batch of a shard, and count what the manifest says of them.
+    """Check all documents of one batch of a shard, and count what the manifest records about them.
 
     Args:
         shard: uint64, address of the shard.
         size: uint64, bytes of its mapping.
-        line: uint64, address of the batch's line in the batch table, which `wrong_batch` found sound.
+        line: uint64, address of the batch's line in the batch table, which `wrong_batch` has accepted.
         layout: (token_bytes int64, has_spans bool, vocab_size int64).
         lengths: uint32 [n, 2], of the batch's documents, from the lengths file.
         faults: uint8 [n], written: `OK` or what is wrong with each document.
@@ -37,11 +37,13 @@ def check_batch(shard, size, line, layout, lengths, faults, weight_sums, seen):
             highest last id.
     """
     token_bytes, has_spans, _ = layout
-    batch = view_u64(line, BATCH_COLUMNS)
+    batch = batch_at(line)
+    first_tokens = offsets_of(shard + batch.token_offsets, 0)[0]
+    first_checksums = offsets_of(shard + batch.checksum_offsets, 0)[0]
     for row in range(len(lengths)):
         length = np.int64(lengths[row, 0])
         faults[row] = check_document(shard, size, line, row, layout, length)
-        if row == 0 and (offsets_of(shard, line, 0, 0)[0] != 0 or offsets_of(shard, line, 2, 0)[0] != 0):
+        if row == 0 and (first_tokens != 0 or first_checksums != 0):
             faults[row] = BAD_LENGTH
         if faults[row] != OK:
             continue
@@ -50,8 +52,8 @@ def check_batch(shard, size, line, layout, lengths, faults, weight_sums, seen):
             first, count = spans_of(shard, size, line, row)
             skip = shard + (np.uint64(first) << _2)
             state, trained, weight_sums[row] = spans_summary(
-                view_u32(batch[6] + skip, count), view_u32(batch[7] + skip, count), view_f32(batch[8] + skip, count),
-                length,
+                view_u32(batch.span_begins + skip, count), view_u32(batch.span_ends + skip, count),
+                view_f32(batch.span_weights + skip, count), length,
             )  # fmt: skip
             seen[0] |= state == 1
             if state == 2:
@@ -60,7 +62,7 @@ def check_batch(shard, size, line, layout, lengths, faults, weight_sums, seen):
             faults[row] = BAD_TRAINED
         if length > 0:
             begin = tokens_of(shard, size, line, row, token_bytes, has_spans)[0]
-            address = shard + batch[1] + np.uint64(begin) * np.uint64(token_bytes)
+            address = shard + batch.tokens + np.uint64(begin) * np.uint64(token_bytes)
             for side, place in ((1, np.int64(0)), (3, length - 1)):
                 at = address + np.uint64(place) * np.uint64(token_bytes)
                 token = np.int64(view_u16(at, 1)[0]) if token_bytes == 2 else np.int64(view_u32(at, 1)[0])
@@ -70,11 +72,17 @@ def check_batch(shard, size, line, layout, lengths, faults, weight_sums, seen):
 
 @kernel
 def check_sequences(lengths, pointers, documents, token_bytes, num_bytes):
-    """Check a Megatron index: lengths int32 [n] not negative, byte positions int64 [n] one after another from 0 and
-    inside `num_bytes`, document borders int64 [d + 1] rising from 0 to n.
+    """Check a Megatron index.
+
+    Args:
+        lengths: int32 [n], not negative.
+        pointers: int64 [n], byte positions, contiguous from 0 and inside `num_bytes`.
+        documents: int64 [d + 1], borders of documents, increasing from 0 to n.
+        token_bytes: 2 or 4.
+        num_bytes: Size of the tokens' file.
 
     Returns:
-        (-1 or the first wrong sequence, -1 or the first wrong border).
+        (−1 or the first wrong sequence, −1 or the first wrong border).
     """
     end = np.int64(0)
     for i in range(len(lengths)):
@@ -111,15 +119,15 @@ def document_sums(lengths, documents, sums):
 
 @kernel
 def find_ends(tokens, last_id, ends):
-    """Where documents that end with `last_id` end: one past each such token.
+    """Find the ends of documents, one past each `last_id`.
 
     Args:
         tokens: uint16 or uint32 [tokens].
         last_id: The token that ends a document; of the dtype of `tokens`.
-        ends: int64, written as far as it reaches; none to count first.
+        ends: int64, written up to its length; empty to count first.
 
     Returns:
-        How many documents there are; tokens after the last `last_id` are one more.
+        Number of documents; tokens after the last `last_id` are one more.
     """
     count = 0
     for i in range(len(tokens)):
@@ -136,7 +144,7 @@ def find_ends(tokens, last_id, ends):
 
 @kernel
 def first_outside(tokens, vocab_size):
-    """Place of the first token that is not below `vocab_size`, or -1: uint16 or uint32 [tokens], int64."""
+    """Position of the first token that is not below `vocab_size`, or −1: uint16 or uint32 [tokens], int64."""
     for i in range(len(tokens)):
         if np.int64(tokens[i]) >= vocab_size:
             return i

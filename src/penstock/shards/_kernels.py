@@ -1,14 +1,14 @@
-"""Checksums of documents, and where documents lie: compiled, without the GIL, on raw addresses.
+"""Checksums of documents and their places in shards: compiled, without the GIL, on raw addresses.
 
 A document's tokens are checked in chunks of `CHUNK_TOKENS`. The checksum of a chunk is the sum of its 32-bit words,
-each times its own odd 32-bit constant, modulo 2^64, then mixed with the chunk's length and place. Any change inside
-one word changes the sum (a non-zero difference below 2^32 times an odd constant below 2^32 is not 0 modulo 2^64),
-and mixing is one to one; so such a change is always found, and any other with probability 1 - 2^-64. It is not a
-guard against a forger.
+each multiplied by its own odd 32-bit constant, modulo 2^64, then mixed with the chunk's length and number. A change
+within one word always changes the sum (a non-zero difference below 2^32 times an odd constant below 2^32 is not 0
+modulo 2^64), and mixing is one-to-one. So such a change is always found, and any other with probability 1 − 2^-64. A
+checksum does not protect against forgery.
 
-Callers pass addresses of mappings that they keep alive, and a batch table that `wrong_batch` found sound (or one of
-our own). Everything that shards and lengths say is checked against the mapping before it is followed: a shard may come
-from a stranger, and checksums keep out damage only. All arithmetic is unsigned, because Numba turns int64 with uint64
+Callers pass addresses of mappings that they keep alive, and a batch table that `wrong_batch` has accepted (or one that
+we made). Everything that shards and lengths contain is checked against the mapping before it is used: a shard may come
+from a stranger, and checksums detect damage only. All arithmetic is unsigned, because Numba turns int64 with uint64
 into float64.
 """
 
@@ -16,14 +16,42 @@ import hashlib
 
 import numpy as np
 
-from penstock.compiled import inline_kernel, kernel, view_i64, view_u8, view_u16, view_u32, view_u64
-from penstock.randomness import mix
+from penstock.core.compiled import inline_kernel, kernel, view_i64, view_u8, view_u16, view_u32, view_u64, viewer
+from penstock.core.randomness import mix
 
 CHUNK_TOKENS = 256
-"""Tokens in a chunk, the unit of checking; part of the format."""
+"""Tokens per chunk, the unit of checking; part of the format."""
 
-BATCH_COLUMNS = 9
-"""Numbers on a line of the batch table; part of the format."""
+BATCH = np.dtype(
+    [
+        ("token_offsets", "<u8"),  # of documents, int64 [rows + 1], in tokens (foreign corpora: in units of their own)
+        ("tokens", "<u8"),  # uint16 or uint32
+        ("checksum_offsets", "<u8"),  # of documents, int64 [rows + 1], in checksums
+        ("checksums", "<u8"),  # uint64
+        ("span_bitmap", "<u8"),  # a bit for each document, set where it has a list of spans; 0: all have one
+        ("span_offsets", "<u8"),  # of documents, int64 [rows + 1], in spans
+        ("span_begins", "<u8"),  # uint32, tokens of the document
+        ("span_ends", "<u8"),  # uint32, tokens of the document
+        ("span_weights", "<u8"),  # float32
+    ],
+    align=True,
+)
+"""A line of the batch table: where the buffers of a batch begin, in bytes from the shard's address, modulo 2^64; part
+of the format. Without checksums only the first two are used."""
+
+_FIELDS: tuple[str, ...] = BATCH.names or ()
+_IN_FILE = tuple(
+    _FIELDS.index(name)
+    for name in (
+        "token_offsets", "tokens", "span_bitmap", "span_offsets", "span_begins", "span_ends", "span_weights",
+        "checksum_offsets", "checksums",
+    )
+)  # fmt: skip
+"""The fields of `BATCH`, by number, in the order in which their buffers lie in a shard."""
+_OFFSETS = tuple(_FIELDS.index(name) for name in ("token_offsets", "checksum_offsets", "span_offsets"))
+_OF_SPANS = tuple(number for number, name in enumerate(_FIELDS) if name.startswith("span_"))
+_BITMAP, _CHECKSUM_OFFSETS = _FIELDS.index("span_bitmap"), _FIELDS.index("checksum_offsets")
+_LINE_BYTES, _LINE_WORDS = np.uint64(BATCH.itemsize), len(_FIELDS)
 
 SPANS_PER_BLOCK = 64
 """Spans summed before mixing: 192 words, which the multipliers cover; part of the format."""
@@ -43,12 +71,14 @@ _FILE_BLOCK = np.uint64(1024)
 OK, BAD_LENGTH, BAD_TOKENS, BAD_SPANS, BAD_TOKEN_ID, BAD_SPAN_ORDER, BAD_TRAINED, BAD_CHECKSUM_COUNT = range(8)
 """What can be wrong with a document."""
 
+_view_batches = viewer(BATCH)
+
 
 @inline_kernel
 def sum_words(address, num_bytes):
     """Sum of the 32-bit words at `address`, each times its multiplier (uint64, uint64 ≤ 1024, → uint64).
 
-    A last half word, or bytes short of one, count as padded with zeros.
+    An incomplete last word is padded with zeros.
     """
     num_words = num_bytes >> _2
     words = view_u32(address, num_words)
@@ -86,13 +116,13 @@ def token_checksum(address, token_bytes, chunk, count):
 
 @inline_kernel
 def num_chunks(num_tokens):
-    """Chunks of a document of `num_tokens` (int64 → int64)."""
+    """Number of chunks of a document of `num_tokens` (int64 → int64)."""
     return (num_tokens + CHUNK_TOKENS - 1) // CHUNK_TOKENS
 
 
 @inline_kernel
 def spans_checksum(begins, ends, weights, count):
-    """Checksum of the spans of one document that has some or an empty list of them.
+    """Checksum of the spans of one document that has a list of spans, perhaps empty.
 
     Args:
         begins: uint64, address of the first span's begin (uint32, tokens).
@@ -125,13 +155,13 @@ def null_spans_checksum():
 
 @inline_kernel
 def locate(document, shard_starts, shard_first_batch, documents_per_batch):
-    """Where a document lies.
+    """Locate a document.
 
     Args:
         document: int64, its number in the dataset.
-        shard_starts: int64 [shards + 1], first document of each shard, then their number.
-        shard_first_batch: int64 [shards + 1], first batch of each shard, then their number.
-        documents_per_batch: int64, in every batch but a shard's last.
+        shard_starts: int64 [shards + 1], first document of each shard, then the number of documents.
+        shard_first_batch: int64 [shards + 1], first batch of each shard, then the number of batches.
+        documents_per_batch: int64, in every batch except a shard's last.
 
     Returns:
         (shard, batch, row in the batch), int64 each.
@@ -148,39 +178,49 @@ def locate(document, shard_starts, shard_first_batch, documents_per_batch):
 
 
 @inline_kernel
-def offsets_of(shard, line, column, row):
-    """Two neighbouring offsets of a row: of tokens (column 0), checksum words (2) or spans (5), int64 each."""
-    pair = view_i64(shard + view_u64(line, BATCH_COLUMNS)[column] + (np.uint64(row) << _3), 2)
+def batch_at(line):
+    """The record `BATCH` at an address (uint64)."""
+    return _view_batches(line, 1)[0]
+
+
+@inline_kernel
+def line_of(batches, batch):
+    """Address of the line of a batch (int64) in a batch table at an address (uint64)."""
+    return batches + np.uint64(batch) * _LINE_BYTES
+
+
+@inline_kernel
+def offsets_of(offsets, row):
+    """Two consecutive offsets of a row (int64), int64 each, from those of its batch at an address (uint64)."""
+    pair = view_i64(offsets + (np.uint64(row) << _3), 2)
     return pair[0], pair[1]
 
 
 @inline_kernel
 def has_span_list(shard, line, row):
-    """Whether a row of a dataset with spans has a list of them; if not, all its weights are 1."""
-    bitmap = view_u64(line, BATCH_COLUMNS)[4]
+    """Whether a row of a dataset with spans has a list of spans; if not, all its weights are 1."""
+    bitmap = batch_at(line).span_bitmap
     if bitmap == _0:
         return True
     return (view_u8(shard + bitmap, (row >> 3) + 1)[row >> 3] >> np.uint8(row & 7)) & 1 == 1
 
 
 @inline_kernel
-def values_of(shard, size, line, row, column, begin, end, item_bytes):
-    """Where a row's values lie in their buffer, as far as that can be believed.
+def values_of(offsets, row, size, begin, end, item_bytes):
+    """The position of a row's values in their buffer, checked against its bounds.
 
     Args:
-        shard: uint64, address of the shard.
-        size: uint64, bytes of its mapping.
-        line: uint64, address of the batch's line in the batch table.
+        offsets: uint64, address of the batch's offsets of these values.
         row: int64, row in the batch.
-        column: Of the row's offsets: 0, 2 or 5.
+        size: uint64, bytes of the shard's mapping.
         begin: uint64, where the buffer begins in the shard; at most `size`.
-        end: uint64, where it ends at the latest; at most `size`.
-        item_bytes: Of one value.
+        end: uint64, upper bound of the buffer's end; at most `size`.
+        item_bytes: Bytes of one value.
 
     Returns:
-        (first value, number of values or −1 where the offsets fall or leave the buffer), int64 each.
+        (first value, number of values or −1 if the offsets decrease or leave the buffer), int64 each.
     """
-    first, last = offsets_of(shard, line, column, row)
+    first, last = offsets_of(offsets, row)
     room = np.int64(end) - np.int64(begin)
     # The second comparison keeps the product from overflowing.
     inside = first >= 0 and first <= last and last <= np.int64(size) and last * np.int64(item_bytes) <= room
@@ -189,18 +229,27 @@ def values_of(shard, size, line, row, column, begin, end, item_bytes):
 
 @inline_kernel
 def tokens_of(shard, size, line, row, token_bytes, has_spans):
-    """(first token, tokens or −1) of a row; batches never share tokens, as each must end before what follows it."""
-    batch = view_u64(line, BATCH_COLUMNS)
-    end = batch[5] if has_spans else batch[2]
-    # At 0 is the file's own head: a batch of empty documents has no buffer of tokens.
-    return values_of(shard, size, line, row, 0, batch[1], end if batch[1] != _0 else _0, token_bytes)
+    """(first token, number of tokens or −1) of a row; batches never share tokens: each ends before the next buffer."""
+    batch = batch_at(line)
+    end = batch.span_offsets if has_spans else batch.checksum_offsets
+    # 0 means no buffer (a batch of empty documents): the file's head is at 0.
+    end = end if batch.tokens != _0 else _0
+    return values_of(shard + batch.token_offsets, row, size, batch.tokens, end, token_bytes)
 
 
 @inline_kernel
 def spans_of(shard, size, line, row):
-    """(first span, spans or −1) of a row of a dataset with spans."""
-    batch = view_u64(line, BATCH_COLUMNS)
-    return values_of(shard, size, line, row, 5, max(batch[6], batch[7], batch[8]), size, 4)
+    """(first span, number of spans or −1) of a row of a dataset with spans."""
+    batch = batch_at(line)
+    last = max(batch.span_begins, batch.span_ends, batch.span_weights)
+    return values_of(shard + batch.span_offsets, row, size, last, size, 4)
+
+
+@inline_kernel
+def checksums_of(shard, size, line, row):
+    """(first checksum, number of checksums or −1) of a row."""
+    batch = batch_at(line)
+    return values_of(shard + batch.checksum_offsets, row, size, batch.checksums, size, 8)
 
 
 @inline_kernel
@@ -213,22 +262,22 @@ def check_document(shard, size, line, row, layout, length):
         line: uint64, address of the batch's line in the batch table.
         row: int64, row in the batch.
         layout: (token_bytes int64, has_spans bool, vocab_size int64).
-        length: int64, tokens that the lengths file says.
+        length: int64, number of tokens according to the lengths file.
 
     Returns:
         `OK` or what is wrong.
     """
     token_bytes, has_spans, vocab_size = layout
-    batch = view_u64(line, BATCH_COLUMNS)
+    batch = batch_at(line)
     first, count = tokens_of(shard, size, line, row, token_bytes, has_spans)
     if count != length:
         return BAD_LENGTH
     chunks = num_chunks(length)
-    word, words = values_of(shard, size, line, row, 2, batch[3], size, 8)
+    word, words = checksums_of(shard, size, line, row)
     if words != chunks + np.int64(has_spans):
         return BAD_CHECKSUM_COUNT
-    address = shard + batch[1] + np.uint64(first) * np.uint64(token_bytes)
-    stored = view_u64(shard + batch[3] + (np.uint64(word) << _3), words)
+    address = shard + batch.tokens + np.uint64(first) * np.uint64(token_bytes)
+    stored = view_u64(shard + batch.checksums + (np.uint64(word) << _3), words)
     good = True
     for chunk in range(chunks):
         count = min(CHUNK_TOKENS, length - chunk * CHUNK_TOKENS)
@@ -244,10 +293,10 @@ def check_document(shard, size, line, row, layout, length):
 
 @inline_kernel
 def largest_id(address, count, token_bytes):
-    """The highest of `count` tokens at an address, −1 when there are none → int64."""
+    """The highest of `count` tokens at an address, −1 if there are none → int64."""
     if count <= 0:
         return np.int64(-1)
-    # In their own width, so that the loops compile to vector instructions.
+    # Compared in their own width, so that the loops compile to vector instructions.
     narrow, wide = np.uint16(0), np.uint32(0)
     if token_bytes == 2:
         for token in view_u16(address, count):
@@ -266,38 +315,43 @@ def spans_are_right(shard, size, line, row, length, stored):
         return False
     if not has_span_list(shard, line, row):
         return count == 0 and stored == null_spans_checksum()
-    batch, skip = view_u64(line, BATCH_COLUMNS), shard + (np.uint64(first) << _2)
-    return spans_checksum(batch[6] + skip, batch[7] + skip, batch[8] + skip, np.uint64(count)) == stored
+    batch, skip = batch_at(line), shard + (np.uint64(first) << _2)
+    found = spans_checksum(
+        batch.span_begins + skip, batch.span_ends + skip, batch.span_weights + skip, np.uint64(count)
+    )
+    return found == stored
 
 
 @kernel
 def wrong_batch(batches, documents, size, has_spans):
-    """The first batch of a shard whose buffers do not lie in it one after another, or −1.
+    """The first batch of a shard with buffers that are not in order inside the shard, or −1.
 
-    Checks what the rest of this file relies on: every array of offsets, the bitmap of spans and the origins lie wholly
-    inside the shard, values begin inside it, and no two buffers begin at one place.
+    Checks what the rest of this file relies on: every array of offsets, the bitmap of spans and the origins are
+    completely inside the shard, values begin inside it, and no two buffers begin at the same place.
 
     Args:
-        batches: uint64 [b, 9], the shard's part of the batch table; of `documents` (int64), all but the last full.
+        batches: `BATCH` [b], the shard's part of the batch table.
+        documents: int64, number of documents; all batches except the last are full.
         size: uint64, bytes of the shard's mapping.
         has_spans: Whether the dataset has spans.
     """
     end, left = _8, np.uint64(documents)  # a file begins with a mark of 8 bytes
     for number in range(len(batches)):
-        line, rows = batches[number], min(left, np.uint64(DOCUMENTS_PER_BATCH))
+        line = view_u64(np.uint64(batches[number:].ctypes.data), _LINE_WORDS)
+        rows = min(left, np.uint64(DOCUMENTS_PER_BATCH))
         offsets, left = (rows + _1) << _3, left - rows
         origins = (((rows << _2) + _7) >> _3 << _3) + (rows << _3)
-        for column in (0, 1, 4, 5, 6, 7, 8, 2, 3):
-            if column in (4, 5, 6, 7, 8) and not has_spans:
+        for field in _IN_FILE:
+            if field in _OF_SPANS and not has_spans:
                 continue
-            place = line[column]
-            holds_offsets = column in (0, 2, 5)
+            place = line[field]
+            holds_offsets = field in _OFFSETS
             if place == _0 and not holds_offsets:
                 continue  # no bitmap, or no values
-            end += origins if column == 2 else _0
+            end += origins if field == _CHECKSUM_OFFSETS else _0
             if place < end or place > size or place & _7 != _0:
                 return number
-            end = place + (offsets if holds_offsets else ((rows + _7) >> _3) if column == 4 else _1)
+            end = place + (offsets if holds_offsets else ((rows + _7) >> _3) if field == _BITMAP else _1)
         if end > size:
             return number
     return -1
@@ -305,7 +359,7 @@ def wrong_batch(batches, documents, size, has_spans):
 
 @kernel
 def wrong_document(places, batches, layout, lengths, first, last):
-    """The first of the documents [first, last) whose tokens do not lie in its file, as many as its length says, or −1.
+    """The first of the documents [first, last) without as many tokens in its file as its length says, or −1.
 
     Args:
         places: (shard_starts, shard_first_batch, shard_addresses, shard_bytes, documents_per_batch) of the
@@ -322,7 +376,7 @@ def wrong_document(places, batches, layout, lengths, first, last):
 
 @kernel
 def wrong_length(places, batches, layout, lengths, documents):
-    """`wrong_document` of some documents, int64 [n]."""
+    """`wrong_document` for some documents, int64 [n]."""
     for document in documents:
         if not _lies_inside(places, batches, layout, document, np.int64(lengths[document, 0])):
             return document
@@ -335,7 +389,7 @@ def _lies_inside(places, batches, layout, document, length):
     token_bytes, offset_bytes, has_checksums, has_spans = layout
     number, batch, row = locate(document, shard_starts, shard_first_batch, documents_per_batch)
     shard, size = shard_addresses[number], shard_bytes[number]
-    line = batches + np.uint64(batch * BATCH_COLUMNS * 8)
+    line = line_of(batches, batch)
     if has_checksums:
         return tokens_of(shard, size, line, row, token_bytes, has_spans)[1] == length
     return foreign_tokens(shard, size, line, row, token_bytes, offset_bytes, length) != _0
@@ -343,27 +397,27 @@ def _lies_inside(places, batches, layout, document, length):
 
 @inline_kernel
 def foreign_tokens(shard, size, line, row, token_bytes, offset_bytes, length):
-    """Address of a document's tokens in a corpus without checksums; 0 where they would leave its file.
+    """Address of a document's tokens in a corpus without checksums; 0 if they would leave its file.
 
-    Such a corpus has only the place where a document begins (int64, in units of `offset_bytes`).
+    Such a corpus stores only where a document begins (int64, in units of `offset_bytes`).
     """
-    batch = view_u64(line, BATCH_COLUMNS)
-    first = view_i64(shard + batch[0] + (np.uint64(row) << _3), 1)[0]
-    room, needed = np.int64(size) - np.int64(batch[1]), length * np.int64(token_bytes)
+    batch = batch_at(line)
+    first = view_i64(shard + batch.token_offsets + (np.uint64(row) << _3), 1)[0]
+    room, needed = np.int64(size) - np.int64(batch.tokens), length * np.int64(token_bytes)
     if first < 0 or first > room or needed > room or first * np.int64(offset_bytes) > room - needed:
         return _0
-    return shard + batch[1] + np.uint64(first) * np.uint64(offset_bytes)
+    return shard + batch.tokens + np.uint64(first) * np.uint64(offset_bytes)
 
 
 @kernel
 def read_documents(places, batches, layout, vocab_size, first, offsets, tokens):
-    """Copy documents in a row, checked.
+    """Copy consecutive documents, checked.
 
     Args:
         places, batches, layout: As in `wrong_document`.
-        vocab_size: int64, that every token id must be below.
+        vocab_size: int64, upper bound of the token ids (exclusive).
         first: int64, the first document.
-        offsets: int64 [n + 1], where each document begins in `tokens`, by the lengths.
+        offsets: int64 [n + 1], where each document begins in `tokens`, according to the lengths.
         tokens: uint32, written.
 
     Returns:
@@ -374,14 +428,14 @@ def read_documents(places, batches, layout, vocab_size, first, offsets, tokens):
     for i in range(len(offsets) - 1):
         number, batch, row = locate(first + i, shard_starts, shard_first_batch, documents_per_batch)
         shard, size = shard_addresses[number], shard_bytes[number]
-        line = batches + np.uint64(batch * BATCH_COLUMNS * 8)
+        line = line_of(batches, batch)
         length = offsets[i + 1] - offsets[i]
         if has_checksums:
             fault = check_document(shard, size, line, row, (token_bytes, has_spans, vocab_size), length)
             if fault != OK:
                 return fault, first + i
             begin = tokens_of(shard, size, line, row, token_bytes, has_spans)[0]
-            address = shard + view_u64(line, BATCH_COLUMNS)[1] + np.uint64(begin) * np.uint64(token_bytes)
+            address = shard + batch_at(line).tokens + np.uint64(begin) * np.uint64(token_bytes)
         else:
             address = foreign_tokens(shard, size, line, row, token_bytes, offset_bytes, length)
             if address == _0:
@@ -415,10 +469,10 @@ def checksum_batch(tokens, token_bytes, offsets, starts, spans, checksums):
         tokens: uint64, address of the tokens.
         token_bytes: 2 or 4.
         offsets: int64 [n + 1], of the documents, in tokens.
-        starts: int64 [n + 1], of each document's words in `checksums`; one word more than it has chunks where the
-            dataset has spans.
-        spans: (valid bool [n], offsets int64 [n + 1], addresses uint64 [3] of begins, ends, weights); no rows in
-            `valid` when the dataset has no spans.
+        starts: int64 [n + 1], of each document's words in `checksums`: one word per chunk, and one more if the dataset
+            has spans.
+        spans: (valid bool [n], offsets int64 [n + 1], addresses uint64 [3] of begins, ends, weights); `valid` is empty
+            if the dataset has no spans.
         checksums: uint64 [starts[n]], written.
     """
     valid, span_offsets, columns = spans
@@ -439,10 +493,10 @@ def checksum_batch(tokens, token_bytes, offsets, starts, spans, checksums):
 
 @inline_kernel
 def spans_summary(begins, ends, weights, num_tokens):
-    """What a document's spans train: uint32 [k], uint32 [k], float32 [k], int64 → (state, trained, weight sum).
+    """Summary of a document's spans: uint32 [k], uint32 [k], float32 [k], int64 → (state, trained, weight sum).
 
-    `state` is 0 for sound spans of weights 0 and 1 only, 1 for sound spans of other weights, 2 for spans out of
-    order, empty, outside the document, or with a weight that is not finite. The first token is never trained.
+    `state` is 0 for sound spans with weights 0 and 1 only, 1 for sound spans with other weights, 2 for spans that are
+    out of order, empty, outside the document, or have a weight that is not finite. The first token is never trained.
     """
     state, trained, total, last = 0, np.int64(0), 0.0, np.int64(0)
     for k in range(len(begins)):
@@ -464,7 +518,7 @@ def summarise_batch(offsets, valid, span_offsets, begins, ends, weights, lengths
 
     Args:
         offsets: int64 [n + 1], of the documents, in tokens.
-        valid: bool [n], whether a document has a list of spans; no rows when the dataset has no spans.
+        valid: bool [n], whether a document has a list of spans; empty if the dataset has no spans.
         span_offsets: int64 [n + 1].
         begins: uint32 [spans], tokens.
         ends: uint32 [spans], tokens.
@@ -473,7 +527,7 @@ def summarise_batch(offsets, valid, span_offsets, begins, ends, weights, lengths
         weight_sums: float64 [n], written.
 
     Returns:
-        (first document with unsound spans or -1, whether any weight is neither 0 nor 1).
+        (first document with unsound spans or −1, whether any weight is neither 0 nor 1).
     """
     fractional = False
     for i in range(len(offsets) - 1):

@@ -1,6 +1,6 @@
-"""Copies documents between formats: a foreign corpus into a dataset, any dataset into Megatron's `.bin` and `.idx`.
+"""Converts documents between formats: a foreign corpus to a dataset, any dataset to Megatron's `.bin` and `.idx`.
 
-Tokens are checked on the way as far as the format they come from allows.
+Tokens are checked as far as the source format allows.
 """
 
 import os
@@ -10,15 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import ConfigError, OutputError
-from penstock.locations import local_path
-from penstock.progress import Progress
-from penstock.ragged import Ragged
+from penstock.core.arrays import Ragged
+from penstock.core.errors import ConfigError, OutputError
+from penstock.core.folders import local_path
+from penstock.core.terminal import Progress
 from penstock.shards._kernels import DOCUMENTS_PER_BATCH
 from penstock.shards.dataset import Dataset
 from penstock.shards.files import new_folder, output_errors, sync
 from penstock.shards.finish import finish_dataset
 from penstock.shards.in_place import InPlaceCorpus
+from penstock.shards.joined import JoinedCorpus
 from penstock.shards.layout import TOKENIZER_FOLDER, ShardLayout
 from penstock.shards.manifest import ShardInfo, TokenizerInfo
 from penstock.shards.megatron import HEADER, MAGIC, READABLE, TYPES, megatron_prefix
@@ -26,11 +27,11 @@ from penstock.shards.writer import ShardWriter
 from penstock.tokenizers import Tokenizer
 
 SHARD_BYTES = 2**28
-"""A shard is closed when it has grown to this."""
+"""Size at which a shard is closed."""
 
 
 def import_corpus(
-    corpus: InPlaceCorpus,
+    corpus: InPlaceCorpus | JoinedCorpus,
     output: str | Path,
     tokenizer: Tokenizer | TokenizerInfo | None = None,
     *,
@@ -39,14 +40,14 @@ def import_corpus(
     """Copy a Megatron or `.npy` corpus into a dataset with checksums.
 
     Args:
-        corpus: What `open_megatron` or `open_npy` gave.
+        corpus: The result of `open_megatron` or `open_npy`, or several of these joined.
         output: A new or empty folder.
-        tokenizer: Whose ids they are; a whole tokenizer is saved with the dataset. When it is not known, a nameless one
-            is noted, of as many ids as the corpus's type holds.
+        tokenizer: The tokenizer of the ids; a whole tokenizer is saved with the dataset. None: unknown; a nameless one
+            is recorded, with as many ids as the corpus's type can hold.
         progress: Show a bar.
 
     Raises:
-        OutputError: The folder holds something already, or cannot be written.
+        OutputError: The folder is not empty, or cannot be written.
         ConfigError: A token id is outside the tokenizer's vocabulary.
     """
     table = corpus.table
@@ -79,14 +80,18 @@ def import_corpus(
 
 
 def write_megatron(
-    corpus: Dataset | InPlaceCorpus, prefix: str | Path, *, drop_spans: bool = False, progress: bool = False
+    corpus: Dataset | InPlaceCorpus | JoinedCorpus,
+    prefix: str | Path,
+    *,
+    drop_spans: bool = False,
+    progress: bool = False,
 ) -> Path:
-    """Write documents as a Megatron corpus, one sequence a document.
+    """Write documents as a Megatron corpus, one sequence per document.
 
     Args:
-        corpus: What to copy.
-        prefix: Where; `.bin` and `.idx` are added. The index comes last.
-        drop_spans: Whether loss weights, which the format cannot hold, may be lost.
+        corpus: The documents.
+        prefix: Target path without ending; `.bin` and `.idx` are added. The index is written last.
+        drop_spans: Allow losing loss weights, which the format cannot hold.
         progress: Show a bar.
 
     Returns:
@@ -94,19 +99,19 @@ def write_megatron(
 
     Raises:
         ConfigError: Loss weights would be lost, or an id does not fit int32.
-        OutputError: The files exist already, or cannot be written.
+        OutputError: The files already exist, or cannot be written.
     """
     prefix, table = megatron_prefix(local_path(prefix, "a Megatron corpus")), corpus.table
     if table.has_spans and not drop_spans:
         raise ConfigError(
             f"{corpus.name} has loss-weight spans, which a Megatron corpus cannot hold: all tokens would be trained; "
-            "say drop_spans (--drop-spans) to lose them"
+            "set drop_spans (--drop-spans) to lose them"
         )
     token_type = "uint16" if table.token_bytes == 2 else "int32"
     paths = [prefix.with_name(prefix.name + ending) for ending in (".bin", ".idx")]
     for path in paths:
         if path.exists():
-            raise OutputError(f"{path}: exists already; choose another prefix")
+            raise OutputError(f"{path}: already exists; choose another prefix")
     partial = [path.with_name(path.name + ".partial") for path in paths]
     with output_errors(paths[0]):
         paths[0].parent.mkdir(parents=True, exist_ok=True)
@@ -120,8 +125,8 @@ def write_megatron(
     return prefix
 
 
-def _documents(corpus: Dataset | InPlaceCorpus, progress: bool) -> Iterator[tuple[int, Ragged]]:
-    """All documents in order, some at a time: (number of the first, uint32 tokens)."""
+def _documents(corpus: Dataset | InPlaceCorpus | JoinedCorpus, progress: bool) -> Iterator[tuple[int, Ragged]]:
+    """All documents in order, in blocks: (number of the first, uint32 tokens)."""
     with Progress("converting", total=len(corpus), unit="documents", enabled=progress) as bar:
         for first in range(0, len(corpus), DOCUMENTS_PER_BATCH):
             tokens = corpus.table.read(first, min(first + DOCUMENTS_PER_BATCH, len(corpus)))
@@ -136,7 +141,7 @@ def _as_megatron(tokens: Any, token_type: str) -> Any:
 
 
 def _write_index(path: Path, lengths: Any, token_type: str) -> None:
-    """Write an index of one sequence a document; see `megatron.py` for its layout."""
+    """Write an index with one sequence per document; see `megatron.py` for its layout."""
     if len(lengths) and int(lengths.max()) >= 2**31:
         raise ConfigError(f"a document of {lengths.max()} tokens; Megatron's lengths are int32")
     code = next(code for code, name in TYPES.items() if name == token_type)

@@ -1,14 +1,124 @@
-"""What a dataset gives: documents with their origin; and what every kind of dataset offers."""
+"""Documents of a dataset with their origins, the table of where their bytes are, and the interface of all datasets.
+
+The plan and the fill read the table (`DocumentTable`), not the objects.
+"""
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from pathlib import Path
+from typing import Annotated, Any, Protocol, final
 
 import numpy as np
 
-from penstock.errors import ConfigError
+from penstock.core.arrays import Float32, Float64, Int64, Ragged, Records, UInt32, UInt64
+from penstock.core.compiled import address_of
+from penstock.core.errors import ConfigError, CorruptionError
+from penstock.shards import _kernels as k
 from penstock.shards.manifest import TokenizerInfo
-from penstock.shards.table import DocumentTable
+from penstock.tokenizers import Tokenizer
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+FAULTS = {
+    k.BAD_LENGTH: "its length in the shard is not that of the lengths file",
+    k.BAD_TOKENS: "its tokens differ from their checksums",
+    k.BAD_SPANS: "its loss-weight spans differ from their checksum",
+    k.BAD_TOKEN_ID: "a token id lies outside the vocabulary",
+    k.BAD_SPAN_ORDER: "its loss-weight spans overlap, are out of order, or leave the document",
+    k.BAD_TRAINED: "its trained tokens are not those of the lengths file",
+    k.BAD_CHECKSUM_COUNT: "its number of checksums does not fit its length",
+}
+"""What is wrong with a document, in words."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentTable:
+    """Numbers and mapped arrays that lead to every document of a dataset; it holds the mappings alive.
+
+    Document i of shard s is row `r` of batch `b`, where `local = i - shard_starts[s]`,
+    `b = shard_first_batch[s] + local // documents_per_batch`, `r = local % documents_per_batch`. Its tokens begin at
+    `shard_addresses[s] + batches[b].tokens + offsets[r] * offset_bytes`, `offsets` (int64) at
+    `shard_addresses[s] + batches[b].token_offsets`; all modulo 2^64, so a table may point into several files.
+    """
+
+    num_documents: int
+    lengths: Annotated[UInt32, "documents columns"]
+    """[N, 2] tokens, trained tokens; [N, 1] where every token but the first is trained."""
+    weight_sums: Annotated[Float64, "documents"] | None
+    """[N] sum of loss weights over tokens[1:]; None when all weights are 0 or 1."""
+    token_bytes: int
+    """2 or 4."""
+    documents_per_batch: int
+    shard_starts: Annotated[Int64, "shards+1"]
+    """[S + 1] first document of each shard, then N."""
+    shard_first_batch: Annotated[Int64, "shards+1"]
+    """[S + 1] first batch of each shard, then B."""
+    shard_addresses: Annotated[UInt64, "shards"]
+    """[S] address of byte 0 of each mapping."""
+    shard_bytes: Annotated[UInt64, "shards"]
+    """[S] size of each mapping."""
+    batches: Annotated[Records, k.BATCH, "batches"]
+    """[B] where the buffers of each batch begin; with checksums they must pass `wrong_batch`."""
+    offset_bytes: int
+    """Bytes of one unit of the tokens' offsets."""
+    has_checksums: bool
+    has_spans: bool
+    vocab_size: int | None
+    """One more than the highest id that a token may have; None where that is not known, and for foreign corpora."""
+    paths: Sequence[Path]
+    """The shards' files [S], for messages."""
+    mappings: Sequence[Array]
+    """What the addresses point into; the first S are the shards."""
+
+    def locate(self, document: int) -> tuple[int, int, int]:
+        """(shard, batch, row in the batch) of a document."""
+        shard, batch, row = k.find_document(
+            document, self.shard_starts, self.shard_first_batch, self.documents_per_batch
+        )
+        return int(shard), int(batch), int(row)
+
+    def check_lengths(self, documents: Annotated[Int64, "documents"]) -> None:
+        """Check the lengths of documents against their shards, as far as the format allows.
+
+        Raises:
+            CorruptionError: One is not what was written; names the file and the document.
+        """
+        self._refuse(k.BAD_LENGTH, k.wrong_length(*self._where, self.lengths, documents))
+
+    @property
+    def _where(self) -> tuple[Any, Any, Any]:
+        """What the kernels need to find a document."""
+        places = (
+            self.shard_starts, self.shard_first_batch, self.shard_addresses, self.shard_bytes, self.documents_per_batch,
+        )  # fmt: skip
+        layout = (self.token_bytes, self.offset_bytes, self.has_checksums, self.has_spans)
+        return places, np.uint64(address_of(self.batches)), layout
+
+    def _refuse(self, fault: int, document: int) -> None:
+        if document >= 0:
+            raise CorruptionError(
+                f"{self.paths[self.locate(document)[0]]}: document {document}: {FAULTS[fault]}; copy the file again, "
+                "or prepare again; `penstock verify` lists all faults"
+            )
+
+    def read(self, first: int, last: int) -> Ragged:
+        """The tokens of documents `first` to `last`, uint32, checked as far as the format allows.
+
+        Lengths are checked first, so memory for more tokens than the shards hold is never asked for.
+
+        Raises:
+            CorruptionError: They are not what was written; names the file and the document.
+        """
+        self._refuse(k.BAD_LENGTH, k.wrong_document(*self._where, self.lengths, first, last))
+        offsets = np.zeros(last - first + 1, np.int64)
+        np.cumsum(self.lengths[first:last, 0], out=offsets[1:])
+        tokens = np.empty(offsets[-1], np.uint32)
+        vocab_size = 2**32 if self.vocab_size is None else self.vocab_size
+        fault, document = k.read_documents(*self._where, vocab_size, first, offsets, tokens)
+        self._refuse(fault, document if fault != k.OK else -1)
+        return Ragged(tokens, offsets)
 
 
 @final
@@ -30,10 +140,9 @@ class Origin:
 class Document:
     """One document of a dataset. Two are equal when all their fields are; they cannot be hashed, as arrays cannot."""
 
-    tokens: np.ndarray[Any, np.dtype[np.uint32]]
-    """uint32 [tokens]."""
-    loss_weights: np.ndarray[Any, np.dtype[np.float32]]
-    """float32 [tokens]: how much each token counts as a target."""
+    tokens: Annotated[UInt32, "tokens"]
+    loss_weights: Annotated[Float32, "tokens"]
+    """How much each token counts as a target."""
     origin: Origin
     text: str | None = None
     """The raw text, where the dataset keeps it."""
@@ -82,6 +191,10 @@ class Corpus(Protocol):
         """Changes when the content does."""
 
     @property
+    def path(self) -> Path:
+        """Its folder, or its first file, for messages."""
+
+    @property
     def table(self) -> DocumentTable:
         """Where the bytes lie."""
 
@@ -90,8 +203,20 @@ class Corpus(Protocol):
         """The tokenizer that made it, where that is known."""
 
     @property
+    def loaded_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer itself, ready to use; None where the corpus has none."""
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest document."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all documents."""
+
+    @property
+    def text_bytes(self) -> int | None:
+        """UTF-8 bytes of the text that the tokens stand for; None where that is not known."""
 
     @property
     def framed(self) -> tuple[bool, bool]:
@@ -100,3 +225,8 @@ class Corpus(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, document: int) -> Document: ...
+
+
+def is_corpus(value: Any) -> bool:
+    """Whether a value is an opened dataset, rather than a path to one."""
+    return hasattr(value, "table")

@@ -1,27 +1,33 @@
-"""Makes finished shards a dataset: joins their side files, fingerprints the content, writes the manifest last."""
+"""Makes a dataset from finished shards: joins their side files, fingerprints the content, writes the manifest last."""
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
-from penstock.errors import ConfigError, OutputError
-from penstock.shards._kernels import DOCUMENTS_PER_BATCH
+from penstock.core.errors import ConfigError, OutputError
+from penstock.shards._kernels import BATCH, DOCUMENTS_PER_BATCH
 from penstock.shards.files import (
     Array,
+    check_size,
     checksum,
     map_file,
+    map_numbers,
     output_errors,
     sync,
+    write_file,
     write_json,
 )
 from penstock.shards.layout import ShardLayout
 from penstock.shards.manifest import (
     BATCHES,
     FILES,
+    HISTOGRAM_BINS,
     LENGTHS,
     WEIGHT_SUMS,
     DamagedSource,
@@ -30,8 +36,98 @@ from penstock.shards.manifest import (
     TokenizerInfo,
     add_histograms,
     common_ends,
+    shard_from_json,
 )
-from penstock.shards.sides import UNFINISHED, side_batches, side_lengths, side_weight_sums
+
+UNFINISHED = "unfinished"
+"""Folder of the side files inside the dataset's folder; removed when the dataset is finished."""
+
+
+def describe_shard(
+    name: str,
+    data: Array,
+    batches: Array,
+    lengths: Array,
+    *,
+    text_bytes: int,
+    fractional: bool,
+    ends: tuple[int, int],
+) -> ShardInfo:
+    """The description of a finished shard.
+
+    Args:
+        name: Its file name.
+        data: Its bytes.
+        batches: `BATCH` [batches].
+        lengths: uint32 [documents, 2].
+        text_bytes: UTF-8 bytes of the texts.
+        fractional: Whether any loss weight is neither 0 nor 1.
+        ends: First and last id of its documents, as in `ShardInfo`.
+    """
+    tokens = lengths[:, 0]
+    bits = np.bincount(np.frexp(tokens.astype(np.float64))[1], minlength=HISTOGRAM_BINS)
+    return ShardInfo(
+        file=name,
+        documents=len(lengths),
+        batches=len(batches),
+        bytes=len(data),
+        tokens=int(tokens.sum(dtype=np.int64)),
+        trained_tokens=int(lengths[:, 1].sum(dtype=np.int64)),
+        text_bytes=text_bytes,
+        fractional_weights=fractional,
+        checksum=checksum(data),
+        longest=int(tokens.max(initial=0)),
+        histogram=tuple(bits.tolist()),
+        ends=ends,
+    )
+
+
+def save_sides(folder: Path, info: ShardInfo, lengths: Array, batches: Array, weight_sums: Sequence[Array]) -> None:
+    """Write the side files of a shard; the JSON that marks it as finished comes last."""
+    sides = folder / UNFINISHED
+    with output_errors(sides):
+        sides.mkdir(exist_ok=True)
+    write_file(sides / f"{info.file}.lengths", lengths)
+    write_file(sides / f"{info.file}.batches", batches)
+    if info.fractional_weights:
+        write_file(sides / f"{info.file}.weights", np.concatenate(weight_sums))
+    write_json(sides / f"{info.file}.json", asdict(info))
+    sync(sides)
+
+
+def load_shard(folder: Path, name: str) -> ShardInfo | None:
+    """A finished shard of an unfinished dataset; None if it must be written (again)."""
+    try:
+        info = shard_from_json(json.loads((Path(folder) / UNFINISHED / f"{name}.json").read_bytes()))
+        complete = (Path(folder) / name).stat().st_size == info.bytes
+        for side, size in _side_bytes(info).items():
+            check_size(Path(folder) / UNFINISHED / f"{name}.{side}", size)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return info if complete else None
+
+
+def _side_bytes(shard: ShardInfo) -> dict[str, int]:
+    """Bytes of each side file, by its ending."""
+    weights = {"weights": 8 * shard.documents} if shard.fractional_weights else {}
+    return {"lengths": 8 * shard.documents, "batches": BATCH.itemsize * shard.batches, **weights}
+
+
+def side_lengths(folder: Path, shard: ShardInfo) -> Array:
+    """uint32 [documents, 2]."""
+    return map_numbers(folder / UNFINISHED / f"{shard.file}.lengths", "<u4", (shard.documents, 2))
+
+
+def side_batches(folder: Path, shard: ShardInfo) -> Array:
+    """`BATCH` [batches]."""
+    return map_numbers(folder / UNFINISHED / f"{shard.file}.batches", BATCH, (shard.batches,))
+
+
+def side_weight_sums(folder: Path, shard: ShardInfo) -> Array:
+    """float64 [documents]; the numbers of trained tokens if all weights are 0 or 1."""
+    if not shard.fractional_weights:
+        return side_lengths(folder, shard)[:, 1].astype(np.float64)
+    return map_numbers(folder / UNFINISHED / f"{shard.file}.weights", "<f8", (shard.documents,))
 
 
 def finish_dataset(
@@ -47,18 +143,18 @@ def finish_dataset(
 ) -> Manifest:
     """Join finished shards into a dataset.
 
-    The manifest is renamed into place when all else is on the disk; killed before that, call it again with the same
-    shards. Reads the shards' checksums (1.6 % of their bytes) for the fingerprint.
+    The manifest is renamed into place when everything else is on the disk; if killed before that, call it again with
+    the same shards. Reads the shards' checksums (1.6 % of their bytes) for the fingerprint.
 
     Args:
-        folder: The dataset's, holding the shards and their side files.
-        shards: As `ShardWriter.finish` or `load_shard` gave them, in the order of the dataset.
-        layout: That of all shards.
-        tokenizer: Whose ids the tokens are.
+        folder: The dataset's folder, with the shards and their side files.
+        shards: Results of `ShardWriter.finish` or `load_shard`, in the order of the dataset.
+        layout: The layout of all shards.
+        tokenizer: The tokenizer of the ids.
         configuration: Fingerprint of the settings that made the dataset.
         files: Names of the origin files, which the shards' origins index.
-        sealed: Names of more files that lie in the folder, for the manifest to hold their checksums.
-        damaged: Files of the input that could not be read whole.
+        sealed: Names of further files in the folder; the manifest records their checksums.
+        damaged: Files of the input that could not be read completely.
 
     Raises:
         OutputError: The folder cannot be written, or a side file is missing.
@@ -78,7 +174,7 @@ def finish_dataset(
         if fractional:
             _join_sides(folder / WEIGHT_SUMS, kept, side_weight_sums)
         else:
-            (folder / WEIGHT_SUMS).unlink(missing_ok=True)  # of an earlier try with other shards
+            (folder / WEIGHT_SUMS).unlink(missing_ok=True)  # from an earlier attempt with other shards
         fingerprint = content_fingerprint(
             ((map_file(folder / s.file), side_batches(folder, s), side_lengths(folder, s)) for s in kept), layout
         )
@@ -118,11 +214,11 @@ def finish_dataset(
 
 
 def content_fingerprint(shards: Iterable[tuple[Array, Array, Array]], layout: ShardLayout) -> str:
-    """A hash of all tokens and loss weights, by their checksums, in order; shards and batches leave no trace.
+    """A hash of all tokens and loss weights, by their checksums, in order; independent of shards and batches.
 
     Args:
-        shards: (file uint8 [bytes], batch table uint64 [batches, 9], lengths uint32 [documents, 2]) of each.
-        layout: That of all shards.
+        shards: (file uint8 [bytes], batch table `BATCH` [batches], lengths uint32 [documents, 2]) of each.
+        layout: The layout of all shards.
 
     Returns:
         32 hexadecimal digits.
@@ -133,8 +229,8 @@ def content_fingerprint(shards: Iterable[tuple[Array, Array, Array]], layout: Sh
         counts.update(np.ascontiguousarray(lengths[:, 0]).data)
         for number, line in enumerate(batches):
             rows = min(DOCUMENTS_PER_BATCH, len(lengths) - number * DOCUMENTS_PER_BATCH)
-            total = int(data[int(line[2]) :][: 8 * (rows + 1)].view("<i8")[-1])
-            words.update(data[int(line[3]) :][: 8 * total].data)
+            total = int(data[int(line["checksum_offsets"]) :][: 8 * (rows + 1)].view("<i8")[-1])
+            words.update(data[int(line["checksums"]) :][: 8 * total].data)
     kind = f"penstock 1, {layout.token_dtype.itemsize} bytes, spans {layout.has_spans}"
     whole = hashlib.blake2b(kind.encode(), digest_size=16)
     whole.update(words.digest())

@@ -1,4 +1,11 @@
-"""The manifest: what a dataset is and holds. It is written last, so a folder that has one is complete."""
+"""The manifest, which describes a dataset, and the additional files of a dataset of chats.
+
+The manifest is written last, so a folder with a manifest is complete.
+
+A dataset of chats contains the template that rendered it and the tokens that end a generation: `chat.json` and
+`chat_template.jinja`, sealed by the manifest's checksums. A copy of the template is in the `tokenizer` folder, where
+transformers looks for it. Export and serving read both.
+"""
 
 import hashlib
 import json
@@ -8,24 +15,20 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self, final
 
-from penstock.errors import CorruptionError, FormatError
+from penstock.core.errors import CorruptionError, FormatError
 from penstock.shards._kernels import CHUNK_TOKENS, DOCUMENTS_PER_BATCH
-from penstock.shards.files import is_plain_name, write_json
-from penstock.shards.strict_json import read_json, record_of
+from penstock.shards.files import check_regular, is_plain_name, read_json, record_of, write_json, write_text
+from penstock.shards.layout import TOKENIZER_FOLDER
 
 FORMAT = "penstock dataset"
 VERSION = 1
-MANIFEST, LENGTHS, BATCHES, WEIGHT_SUMS, FILES = (
-    "manifest.json",
-    "lengths.u32",
-    "batches.u64",
-    "weight_sums.f64",
-    "files.json",
-)
+MANIFEST, FILES = "manifest.json", "files.json"
+LENGTHS, BATCHES, WEIGHT_SUMS = "lengths.u32", "batches.u64", "weight_sums.f64"
 LEAST_BYTES = 28
-"""Of an empty document in its shard: two offsets, its file and its line."""
+"""Bytes of an empty document in its shard: two offsets, its file and its line."""
 HISTOGRAM_BINS = 33
-"""Bin b counts the documents whose number of tokens takes b bits: 0, 1, 2–3, 4–7, …"""
+"""Bin b counts the documents with a number of tokens of b bits: 0, 1, 2–3, 4–7, …"""
+CHAT, CHAT_TEMPLATE = "chat.json", "chat_template.jinja"
 
 
 @final
@@ -42,14 +45,14 @@ class TokenizerInfo:
 
     @classmethod
     def of(cls, tokenizer: Any) -> Self:
-        """What to remember of a `penstock.tokenizers.Tokenizer`."""
+        """The information about a `penstock.tokenizers.Tokenizer`."""
         return cls(**{field.name: getattr(tokenizer, field.name) for field in fields(cls)})
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardInfo:
-    """A finished shard: what its file holds."""
+    """The content of a finished shard."""
 
     file: str
     documents: int
@@ -57,40 +60,40 @@ class ShardInfo:
     bytes: int
     tokens: int
     trained_tokens: int
-    """Tokens from the second of each document on whose loss weight is not 0."""
+    """Tokens with a loss weight other than 0, without the first token of each document."""
     text_bytes: int
-    """Bytes of UTF-8 that the tokens stand for, as far as the writer was told; 0 when it was not."""
+    """UTF-8 bytes that the tokens represent, as far as the writer knew; 0: unknown."""
     fractional_weights: bool
     """Whether any loss weight is neither 0 nor 1."""
     checksum: int
-    """Of the whole file (`files.checksum`)."""
+    """Checksum of the whole file (`files.checksum`)."""
     longest: int
-    """Tokens of the longest document."""
+    """Length of the longest document in tokens."""
     histogram: tuple[int, ...]
-    """Documents by length, `HISTOGRAM_BINS` of them."""
+    """Number of documents by length, in `HISTOGRAM_BINS` bins."""
     ends: tuple[int, int]
-    """The id that every document begins with, and the one that every document ends with; −1 where they differ."""
+    """The first id and the last id of all documents; −1 if they differ."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DamagedSource:
-    """A file of the input that could not be read to its end, or at all; what was read of it is in the dataset."""
+    """A file of the input that could not be read completely, or at all; what was read is in the dataset."""
 
     file: str
     line: int
     """The first line (from 1) or row (from 0) that was not read."""
     reason: str
     size_bytes: int
-    """Bytes that were to be read."""
+    """Bytes to be read."""
     unread_bytes: int
-    """Bytes of these that were not; what was cut off the end of a file is not counted."""
+    """Bytes among these that were not read; what was cut off a file's end is not counted."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What `manifest.json` says."""
+    """The content of `manifest.json`."""
 
     documents: int
     tokens: int
@@ -105,22 +108,22 @@ class Manifest:
     fractional_weights: bool
     shards: tuple[ShardInfo, ...]
     files: int
-    """How many origin files `files.json` lists."""
+    """Number of origin files listed in `files.json`."""
     tokenizer: TokenizerInfo
     configuration: str
     """Fingerprint of the settings that made the dataset."""
     fingerprint: str
-    """Of tokens and loss weights; the same however documents are spread over shards."""
+    """Fingerprint of tokens and loss weights, independent of the division into shards."""
     histogram: tuple[int, ...]
     ends: tuple[int, int]
-    """As in `ShardInfo`, of all documents."""
+    """As in `ShardInfo`, for all documents."""
     checksums: dict[str, int]
-    """Of the other files beside the shards, by name."""
+    """Name → checksum of each file other than shards."""
     damaged: tuple[DamagedSource, ...] = ()
-    """Damaged files of the input, where preparing went on all the same; left out of the JSON where there is none."""
+    """Damaged files of the input, if preparing continued despite them; left out of the JSON if there are none."""
 
     def save(self, folder: Path) -> None:
-        """Write `manifest.json`, whole or not at all."""
+        """Write `manifest.json` atomically."""
         value = {"format": FORMAT, "version": VERSION, "chunk_tokens": CHUNK_TOKENS, **asdict(self)}
         if not self.damaged:
             del value["damaged"]
@@ -131,7 +134,7 @@ class Manifest:
         """Read and check the manifest of a dataset.
 
         Raises:
-            FormatError: There is none, it is not ours, or it is of another version.
+            FormatError: There is none, it is not penstock's, or it has another version.
             CorruptionError: It is damaged.
         """
         value = _read(folder)
@@ -141,7 +144,7 @@ class Manifest:
             )
         if value.get("version") != VERSION:
             raise FormatError(
-                f"{folder}: format version {value.get('version')}, this penstock reads version {VERSION}; "
+                f"{folder}: format version {value.get('version')}, but this penstock reads version {VERSION}; "
                 "upgrade penstock, or prepare the data again"
             )
         try:
@@ -152,7 +155,7 @@ class Manifest:
     @classmethod
     def _from_json(cls, value: dict[str, Any]) -> Self:
         if value.pop("seal", None) != _seal(value):
-            raise ValueError("it was changed after it was written (its seal does not fit)")
+            raise ValueError("it was changed after it was written (its seal does not match)")
         if value.pop("chunk_tokens", None) != CHUNK_TOKENS:
             raise ValueError(f"chunk_tokens is not {CHUNK_TOKENS}")
         del value["format"], value["version"]
@@ -162,7 +165,7 @@ class Manifest:
         return manifest
 
     def _contradictions(self) -> Iterator[str]:
-        """What cannot be true of any dataset, whatever its files hold; all else needs them (`verify`)."""
+        """Values that are impossible whatever the files contain; `verify` checks the rest."""
         yield from _tokenizer_contradictions(self.tokenizer)
         token_bytes = 2 if self.tokenizer.vocab_size <= 2**16 else 4
         for number, shard in enumerate(self.shards):
@@ -178,9 +181,9 @@ class Manifest:
         }
         for name in ("documents", "tokens", "trained_tokens", "text_bytes"):
             expected[name] = sum(getattr(shard, name) for shard in self.shards)
-        for name, due in expected.items():
-            if (found := getattr(self, name)) != due:
-                yield f"{name} is {found}, expected {due} by its shards and its tokenizer"
+        for name, value in expected.items():
+            if (found := getattr(self, name)) != value:
+                yield f"{name} is {found}, expected {value} by its shards and its tokenizer"
         if self.fractional_weights and not self.has_spans:
             yield "fractional_weights without has_spans"
         if not 0 <= self.files < 2**31:
@@ -194,15 +197,10 @@ class Manifest:
         if len(set(names)) < len(names) or not {MANIFEST}.isdisjoint(names):
             yield "two files have the same name"
         if wrong := next((name for name in names if not is_plain_name(name)), None):
-            yield f"{wrong!r} is no name of a file in this folder"
+            yield f"{wrong!r} is not the name of a file in this folder"
         needed = {LENGTHS, BATCHES, FILES, *([WEIGHT_SUMS] if self.fractional_weights else [])}
         if missing := needed - set(self.checksums):
             yield f"checksums: that of {min(missing)} is missing"
-
-    def file_names(self) -> Iterator[str]:
-        """All files that it lists, itself not."""
-        yield from (shard.file for shard in self.shards)
-        yield from self.checksums
 
 
 def _tokenizer_contradictions(tokenizer: TokenizerInfo) -> Iterator[str]:
@@ -233,10 +231,10 @@ def _shard_contradictions(shard: ShardInfo, vocab_size: int, token_bytes: int) -
 
 
 def shard_from_json(value: dict[str, Any]) -> ShardInfo:
-    """A `ShardInfo` from what `dataclasses.asdict` made of it.
+    """The inverse of `dataclasses.asdict` for a `ShardInfo`.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: The value is something else.
     """
     return record_of(ShardInfo, value)
 
@@ -247,7 +245,7 @@ def add_histograms(shards: Sequence[ShardInfo]) -> tuple[int, ...]:
 
 
 def common_ends(shards: Sequence[ShardInfo]) -> tuple[int, int]:
-    """`ends` of all shards' documents together."""
+    """`ends` of the documents of all shards together."""
     first, last = ({shard.ends[side] for shard in shards} for side in (0, 1))
     return first.pop() if len(first) == 1 else -1, last.pop() if len(last) == 1 else -1
 
@@ -267,7 +265,7 @@ def _read(folder: Path) -> dict[str, Any]:
             raise FormatError(f"{folder}: holds {' and '.join(splits)}; give {folder / splits[0]}")
         raise FormatError(
             f"{folder}: not a dataset: no {MANIFEST}; preparation did not finish, or the folder is something else; "
-            "run the same `penstock prepare` again to go on"
+            "run the same `penstock prepare` again to continue"
         )
     value = read_json(path)
     if not isinstance(value, dict):
@@ -276,5 +274,55 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _seal(value: dict[str, Any]) -> str:
-    """A hash of all that a manifest says."""
+    """A hash of the content of a manifest."""
     return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatInfo:
+    """How the conversations of a dataset were rendered, and what is trained."""
+
+    template: str
+    """The template's text, Jinja."""
+    template_name: str
+    template_fingerprint: str
+    variables: dict[str, Any]
+    """Variables of the template in addition to the conversation."""
+    date: str | None
+    """The date that the template wrote; None: it writes none."""
+    stop_ids: tuple[int, ...]
+    """Control tokens that end a generation."""
+    stop_texts: tuple[str, ...]
+    """Texts that end trained turns, control tokens or not."""
+    settings: dict[str, Any]
+    """`layout`, `knobs`, `cleaning`: every setting that was in effect."""
+
+    def save(self, folder: Path) -> tuple[str, ...]:
+        """Write it to a dataset's folder.
+
+        Returns:
+            Names of the files, for `finish_dataset` to seal.
+        """
+        value = asdict(self)
+        write_text(folder / CHAT_TEMPLATE, value.pop("template"))
+        write_text(folder / TOKENIZER_FOLDER / CHAT_TEMPLATE, self.template)
+        write_json(folder / CHAT, value)
+        return CHAT, CHAT_TEMPLATE
+
+    @classmethod
+    def load(cls, folder: Path) -> Self | None:
+        """The chat information of a dataset; None if it is not a dataset of chats.
+
+        Raises:
+            CorruptionError: It cannot be read.
+        """
+        if not (folder / CHAT).is_file():
+            return None
+        value = read_json(folder / CHAT)
+        check_regular(folder / CHAT_TEMPLATE)
+        try:
+            template = (folder / CHAT_TEMPLATE).read_bytes().decode()
+            return record_of(cls, {**value, "template": template} if isinstance(value, dict) else value)
+        except (OSError, ValueError) as error:
+            raise CorruptionError(f"{folder / CHAT}: {error}; copy it again, or prepare again") from None

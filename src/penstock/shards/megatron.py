@@ -1,13 +1,13 @@
-"""Megatron's `.bin` and `.idx`, read in place.
+"""Reads Megatron's `.bin` and `.idx` in place.
 
-The index begins with a magic number of 9 bytes, a version (uint64, 1), the code of the token type (uint8), the numbers
-of sequences and of document borders (uint64 each); then come int32 lengths of sequences in tokens, int64 positions of
-sequences in the `.bin` in bytes, int64 borders of documents in sequences, from 0 to the number of sequences; then, for
-multimodal data, int8 modes of sequences, which are refused. Source: `megatron/core/datasets/indexed_dataset.py` of
-megatron-core 0.16.
+The index begins with a magic number of 9 bytes, a version (uint64, 1), the code of the token type (uint8), the number
+of sequences and the number of document borders (uint64 each). Then come lengths of sequences (int32, in tokens),
+positions of sequences in the `.bin` (int64, in bytes), and borders of documents (int64, in sequences, from 0 to the
+number of sequences). Multimodal data also have modes of sequences (int8), which are refused. Source:
+`megatron/core/datasets/indexed_dataset.py` of megatron-core 0.16.
 
-Opening reads the index once: 4 bytes a document are kept (the lengths, because in the file they lie at an address that
-is no multiple of 4), or 12 where documents are made of several sequences.
+Opening reads the index once and keeps 4 bytes per document (the lengths, because their address in the file is not a
+multiple of 4), or 12 bytes if documents consist of several sequences.
 """
 
 import hashlib
@@ -18,8 +18,8 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.errors import CorruptionError, FormatError
-from penstock.locations import local_path
+from penstock.core.errors import CorruptionError, FormatError
+from penstock.core.folders import local_path
 from penstock.shards import _check_kernels as check
 from penstock.shards.files import Array, checksum, map_file
 from penstock.shards.in_place import InPlaceCorpus, in_place_table, sample_checksum
@@ -29,13 +29,15 @@ HEADER = struct.Struct("<9sQBQQ")
 TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
 """Code → type of tokens."""
 READABLE = {"uint16": 2, "int16": 2, "int32": 4}
-"""Types that we read → bytes a token."""
+"""Supported type → bytes per token."""
+
+_SAMPLED_ENDS = 256
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronIndex:
-    """What an `.idx` file says."""
+    """The content of an `.idx` file."""
 
     path: Path
     token_type: str
@@ -63,12 +65,12 @@ class MegatronIndex:
         token_type = TYPES.get(code, f"of code {code}")
         if token_type not in READABLE:
             raise FormatError(f"{path}: tokens are {token_type}; readable: {', '.join(READABLE)}")
-        due = HEADER.size + 12 * sequences + 8 * borders
-        if len(data) == due + sequences > due:
+        size = HEADER.size + 12 * sequences + 8 * borders
+        if len(data) == size + sequences > size:
             raise FormatError(f"{path}: multimodal (it has a mode for each sequence); only text can be read")
-        if len(data) != due or borders < 1:
+        if len(data) != size or borders < 1:
             raise CorruptionError(
-                f"{path}: {len(data)} bytes, should be {due} for {sequences} sequences and {borders} borders of "
+                f"{path}: {len(data)} bytes, expected {size} for {sequences} sequences and {borders} borders of "
                 "documents; copy it again"
             )
         edges = np.cumsum([HEADER.size, 4 * sequences, 8 * sequences, 8 * borders])
@@ -77,7 +79,7 @@ class MegatronIndex:
         return cls(path=path, token_type=token_type, lengths=lengths, pointers=pointers, borders=starts)
 
     def check(self, num_bytes: int) -> None:
-        """Check all of it against a `.bin` of `num_bytes`.
+        """Check the whole index against a `.bin` of `num_bytes`.
 
         Raises:
             CorruptionError: A sequence or a document is not where it should be.
@@ -91,25 +93,22 @@ class MegatronIndex:
             )
         if border >= 0:
             raise CorruptionError(
-                f"{self.path}: border {border} of documents is {self.borders[border]}; borders must rise from 0 to "
+                f"{self.path}: border {border} of documents is {self.borders[border]}; borders must increase from 0 to "
                 f"{len(self.lengths)}, the number of sequences"
             )
-
-
-_SAMPLED_ENDS = 256
 
 
 def open_megatron(prefix: str | Path, eos_id: int | None = None) -> InPlaceCorpus:
     """Open `prefix.bin` and `prefix.idx` without copying the tokens.
 
     Args:
-        prefix: Path without its ending; with `.bin` or `.idx` is fine too.
-        eos_id: The token that ends every document (its append-eod), which the format does not say. Objectives then
-            keep it at the end; without it, it is a word like any other. Looked for in a sample of the documents.
+        prefix: Path without its ending; `.bin` or `.idx` is accepted too.
+        eos_id: The token that ends every document (append-eod), which the format does not record. Objectives then
+            keep it at the end; without it, it is a token like any other. Checked on a sample of the documents.
 
     Raises:
-        FormatError: Not such a corpus, or of a kind that is not read, or a document does not end with `eos_id`.
-        CorruptionError: The files do not fit each other, or are cut short.
+        FormatError: Not such a corpus, or of an unsupported kind, or a document does not end with `eos_id`.
+        CorruptionError: The files do not match each other, or are cut short.
     """
     prefix = megatron_prefix(local_path(prefix, "a Megatron corpus"))
     index = MegatronIndex.read(prefix.with_name(prefix.name + ".idx"))
@@ -139,7 +138,7 @@ def open_megatron(prefix: str | Path, eos_id: int | None = None) -> InPlaceCorpu
 
 
 def _check_ends(corpus: InPlaceCorpus, eos_id: int) -> None:
-    """Look at the ends of at most `_SAMPLED_ENDS` documents, spread evenly."""
+    """Check the ends of at most `_SAMPLED_ENDS` documents, spread evenly."""
     for document in np.unique(
         np.linspace(0, len(corpus) - 1, min(len(corpus), _SAMPLED_ENDS), dtype=np.int64)
     ).tolist():
@@ -158,7 +157,7 @@ def megatron_prefix(path: str | Path) -> Path:
 
 
 def _documents(index: MegatronIndex) -> tuple[Array, Array]:
-    """Tokens of each document, and where it begins in the `.bin` (int64, in bytes)."""
+    """Length of each document in tokens, and where it begins in the `.bin` (int64, in bytes)."""
     if check.one_sequence_each(index.borders):
         return index.lengths, index.pointers
     sums = np.empty(len(index.borders) - 1, np.int64)

@@ -1,4 +1,4 @@
-"""A dataset from token lists in memory, in one call: for tests, small data, and import from other programs."""
+"""Writes a dataset from token lists in memory, in one call: for tests, small data, and import from other programs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,15 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import ConfigError
-from penstock.ragged import Ragged
-from penstock.shards.blocks import SpanBlock, slice_rows
+from penstock.core.arrays import Ragged
+from penstock.core.errors import ConfigError
 from penstock.shards.dataset import Dataset
 from penstock.shards.files import new_folder
 from penstock.shards.finish import finish_dataset
 from penstock.shards.layout import SPAN, ShardLayout
 from penstock.shards.manifest import ShardInfo, TokenizerInfo
-from penstock.shards.writer import ShardWriter
+from penstock.shards.writer import ShardWriter, SpanBlock, slice_rows
 
 Span = tuple[int, int, float]
 """(begin, end, loss weight) of a range of tokens."""
@@ -35,15 +34,15 @@ def write_dataset(
     Args:
         path: A new or empty folder.
         documents: Token ids of each document, whole numbers.
-        spans: For each document its loss-weight spans, or None for all weights 1; tokens outside spans weigh 0.
-        texts: The raw text of each document, to be kept with it.
-        vocab_size: One more than the highest id, where no tokenizer is given; by default of those found.
-        tokenizer: Whose ids they are; a nameless one when not given.
-        documents_per_shard: Where to begin a new shard.
+        spans: For each document its loss-weight spans, or None for all weights 1; tokens outside spans have weight 0.
+        texts: The raw text of each document, to be stored with it.
+        vocab_size: One more than the highest id, if no tokenizer is given; None: from the ids.
+        tokenizer: The tokenizer of the ids; None: a nameless one.
+        documents_per_shard: Documents after which a new shard begins.
 
     Raises:
-        OutputError: The folder holds something already, or cannot be written.
-        ConfigError: Ids that are none or outside the vocabulary, or spans that do not fit their documents.
+        OutputError: The folder is not empty, or cannot be written.
+        ConfigError: Values that are not ids or outside the vocabulary, or spans that do not fit their documents.
     """
     import pyarrow as pa
 
@@ -79,7 +78,7 @@ def write_dataset(
 
 
 def _flat_rows(documents: Sequence[Any]) -> Ragged:
-    """Documents as int64; NumPy alone would cut fractions off, and take rows of rows for one."""
+    """Documents as int64; NumPy alone would truncate fractions and accept nested rows."""
     arrays = []
     for number, document in enumerate(documents):
         try:
@@ -87,12 +86,12 @@ def _flat_rows(documents: Sequence[Any]) -> Ragged:
         except (ValueError, TypeError, RuntimeError):
             array = np.empty(1, np.object_)
         if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
-            raise ConfigError(f"document {number}: due is a flat list of token ids, which are whole numbers of 64 bits")
+            raise ConfigError(f"document {number}: expected a flat list of token ids, whole numbers of at most 64 bits")
         arrays.append(array)
     return Ragged.from_rows(arrays, np.int64)
 
 
 def span_block(spans: Sequence[Sequence[Span] | None]) -> SpanBlock:
-    """Spans of several documents as arrays; None where all weights are 1."""
+    """Spans of several documents as arrays; None: all weights are 1."""
     rows = Ragged.from_rows([np.array(list(map(tuple, row or ())), SPAN) for row in spans], SPAN)
     return SpanBlock(spans=rows, valid=np.array([row is not None for row in spans], np.bool_))

@@ -1,9 +1,8 @@
-"""Finished shards of one folder: taken over by another, or made parts of a dataset again that is not finished.
+"""Reuses finished shards: moves them to another dataset, or reopens a finished dataset.
 
-They are linked, not copied, wherever the file system can.
-
-A shard is the same in every dataset of the same settings, but for the numbers of its origin files, which depend on what
-files there are besides. Where these differ, the shard is copied with other numbers, after a look at its checksum.
+Shards are linked, not copied, if the file system supports it. A shard is the same in every dataset with the same
+settings, except for the numbers of its origin files, which depend on the other files. If these differ, the shard is
+checked and copied with other numbers.
 """
 
 import errno
@@ -13,25 +12,25 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
-from penstock.errors import CorruptionError, FormatError
-from penstock.shards._kernels import DOCUMENTS_PER_BATCH
+from penstock.core.errors import CorruptionError, FormatError
+from penstock.shards._kernels import BATCH, DOCUMENTS_PER_BATCH
 from penstock.shards.files import Array, checksum, map_file, map_numbers, output_errors, sync, write_file
+from penstock.shards.finish import load_shard, save_sides, side_batches, side_lengths, side_weight_sums
 from penstock.shards.layout import other_places
 from penstock.shards.manifest import BATCHES, LENGTHS, MANIFEST, WEIGHT_SUMS, Manifest, ShardInfo
-from penstock.shards.sides import load_shard, save_sides, side_batches, side_lengths, side_weight_sums
 
 _NO_LINKS = {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES}
 
 
 @final
 class ShardStore:
-    """The shards of a folder: of a finished dataset, or of one that is being made.
+    """The shards of a folder with a finished or unfinished dataset.
 
-    A finished dataset whose manifest, lengths, batch table or sums are damaged has none: what is taken over gets new
+    A finished dataset with a damaged manifest, lengths, batch table or sums counts as empty: reused shards get new
     checksums, which would hide the damage.
 
     Args:
@@ -61,7 +60,7 @@ class ShardStore:
         return tuple(self._places)
 
     def find(self, name: str) -> ShardInfo | None:
-        """What the shard of a name holds, if it is there and has the size that it should have."""
+        """The description of a shard by name; None if it is missing or has the wrong size."""
         if name not in self._places:
             return load_shard(self._folder, name)
         info = self._places[name][0]
@@ -69,16 +68,16 @@ class ShardStore:
         return info if path.is_file() and path.stat().st_size == info.bytes else None
 
     def hand_over(self, name: str, folder: Path, new_name: str, files: Mapping[int, int]) -> bool:
-        """Give a shard to a dataset that is being made.
+        """Hand a shard over to an unfinished dataset.
 
         Args:
-            name: Of the shard.
-            folder: The other dataset's.
-            new_name: Of the shard there.
-            files: Number of each origin file here → its number there.
+            name: Name of the shard.
+            folder: Folder of the other dataset.
+            new_name: Name of the shard in the other dataset.
+            files: Number of each origin file here → its number in the other dataset.
 
         Returns:
-            Whether it is there now; not where it is missing or damaged here.
+            Whether the other dataset has it now; False if it is missing or damaged here.
 
         Raises:
             OutputError: The other folder cannot be written.
@@ -100,7 +99,7 @@ class ShardStore:
         return True
 
     def sides(self, info: ShardInfo) -> tuple[Array, Array, Array]:
-        """Lengths, batch table and weight sums of a shard that was found."""
+        """Lengths, batch table and weight sums of a shard that `find` returned."""
         if info.file not in self._places:
             folder = self._folder
             return side_lengths(folder, info), side_batches(folder, info), side_weight_sums(folder, info)
@@ -110,10 +109,10 @@ class ShardStore:
 
 
 def reopen_dataset(folder: Path) -> None:
-    """Make a finished dataset one that is being made again, so that its shards may change; `finish_dataset` ends it.
+    """Turn a finished dataset back into an unfinished one, so that its shards may change, until `finish_dataset`.
 
-    Its shards have their side files again, and the manifest is gone. A shard that is missing or damaged has none, and
-    must be written again. Where there is no manifest, nothing is done; so killed meanwhile, call it again.
+    The shards get their side files back, and the manifest is removed. A missing or damaged shard gets none, and must be
+    written again. Without a manifest, nothing is done; so if killed meanwhile, call it again.
 
     Raises:
         OutputError: The folder cannot be written.
@@ -126,25 +125,25 @@ def reopen_dataset(folder: Path) -> None:
         save_sides(folder, info, lengths, batches, [weight_sums])
     with output_errors(folder):
         (folder / MANIFEST).unlink()
-        # It must not come back after a power failure, next to other shards.
+        # The manifest must not reappear after a power failure, next to other shards.
         sync(folder)
 
 
 def _joined_sides(folder: Path, manifest: Manifest) -> tuple[Array, Array, Array]:
-    """Lengths, batch table and weight sums of a finished dataset, which are what its manifest says.
+    """Lengths, batch table and weight sums of a finished dataset, checked against its manifest.
 
     Raises:
         CorruptionError: They are missing or damaged.
     """
 
-    def load(name: str, dtype: str, *shape: int) -> Array:
+    def load(name: str, dtype: Any, *shape: int) -> Array:
         found = map_numbers(folder / name, dtype, shape)
         if checksum(found) != manifest.checksums[name]:
             raise CorruptionError(f"{folder / name}: its checksum differs; copy it again, or prepare again")
         return found
 
     lengths = load(LENGTHS, "<u4", manifest.documents, 2)
-    batches = load(BATCHES, "<u8", sum(shard.batches for shard in manifest.shards), 9)
+    batches = load(BATCHES, BATCH, sum(shard.batches for shard in manifest.shards))
     sums = load(WEIGHT_SUMS, "<f8", manifest.documents) if manifest.fractional_weights else lengths[:, 1]
     return lengths, batches, sums
 
@@ -164,7 +163,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _renumbered(path: Path, info: ShardInfo, batches: Array, files: Mapping[int, int]) -> Array | None:
-    """The bytes of a shard with other numbers of origin files; None where they are not what they should be."""
+    """The bytes of a shard with other numbers of origin files; None if the shard is damaged."""
     data = np.array(map_file(path))
     if checksum(data) != info.checksum:
         return None

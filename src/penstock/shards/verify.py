@@ -1,33 +1,39 @@
-"""Checks every byte of a dataset, and says what it checked and what it could not.
+"""Checks every byte of a dataset, and reports what was checked and what could not be.
 
-A dataset may come from a stranger: checksums and seals keep out damage, not a forger. So nothing is believed because a
-checksum fits. Every document is read, all that the manifest says of the documents is counted again, and a dataset is
-sound only if it opens.
+A dataset may come from a stranger, and checksums and seals detect damage, not forgery. So a matching checksum proves
+nothing. Every document is read, every count in the manifest is made again, and a dataset is sound only if it opens.
 """
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
-from penstock.compiled import address_of
-from penstock.errors import CorruptionError, FormatError, PenstockError
-from penstock.locations import local_path
-from penstock.progress import Progress
+from penstock.core.compiled import address_of
+from penstock.core.errors import CorruptionError, FormatError, PenstockError
+from penstock.core.folders import local_path
+from penstock.core.terminal import Progress
 from penstock.shards import _check_kernels as check
 from penstock.shards import _kernels as k
-from penstock.shards.chat import ChatInfo
 from penstock.shards.dataset import Dataset, load_saved_tokenizer
+from penstock.shards.document import FAULTS
 from penstock.shards.files import Array, check_regular, check_size, checksum, map_file, map_numbers
-from penstock.shards.finish import content_fingerprint
+from penstock.shards.finish import content_fingerprint, describe_shard
 from penstock.shards.in_place import InPlaceCorpus
+from penstock.shards.joined import open_dataset
 from penstock.shards.layout import TOKENIZER_FOLDER, ShardLayout, batch_positions, other_places, read_texts
-from penstock.shards.manifest import BATCHES, LENGTHS, MANIFEST, WEIGHT_SUMS, Manifest, ShardInfo, TokenizerInfo
-from penstock.shards.opening import open_dataset
-from penstock.shards.sides import describe_shard
-from penstock.shards.table import FAULTS
+from penstock.shards.manifest import (
+    BATCHES,
+    LENGTHS,
+    MANIFEST,
+    WEIGHT_SUMS,
+    ChatInfo,
+    Manifest,
+    ShardInfo,
+    TokenizerInfo,
+)
 
 _CHECKED = (
     "presence and size of every file",
@@ -39,15 +45,15 @@ _CHECKED = (
     "origins against the list of files",
     "the totals of the manifest against the documents",
     "the fingerprint of the content",
-    "the tokenizer that lies with it, against the fingerprint of the one that made it",
+    "the tokenizer in its folder, against the fingerprint of the one that made it",
 )
-_TEXT_BYTES = "text bytes of the manifest: only the raw texts could tell"
+_TEXT_BYTES = "text bytes of the manifest: they can only be counted in the raw texts"
 _IN_PLACE_CHECKED = ("the files against each other, for whole tokens", "borders of all documents")
 _IN_PLACE_UNCHECKED = ("the tokens themselves: the format has no checksums",)
 MAX_DOCUMENTS = 1000
-"""Faulty documents that are listed of one shard; the others are counted."""
+"""Maximum number of faulty documents listed per shard; the others are counted."""
 _ROUNDING = 1e-12
-"""Of sums of weights, relative; those of whole numbers are exact."""
+"""Relative rounding of sums of weights; sums of whole numbers are exact."""
 
 
 @final
@@ -57,7 +63,7 @@ class Fault:
 
     file: str
     document: int | None
-    """Its number in the dataset; None when the fault is not of one document."""
+    """Its number in the dataset; None if the fault does not concern one document."""
     reason: str
 
     def __str__(self) -> str:
@@ -67,7 +73,7 @@ class Fault:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What `verify` found."""
+    """The result of `verify`."""
 
     path: str
     kind: str
@@ -93,24 +99,24 @@ def verify(
     vocab_size: int | None = None,
     progress: bool = False,
 ) -> Report:
-    """Check all that can be checked of a dataset. Costs one reading of all its bytes.
+    """Check everything that can be checked in a dataset. Reads all its bytes once.
 
     Args:
-        path: As for `open_dataset`.
+        path: A dataset's folder, a Megatron prefix, or an `.npy` file.
         dtype: As for `open_dataset`.
         eos_id: As for `open_dataset`.
         vocab_size: For a Megatron or `.npy` corpus: check that every token id is below it.
         progress: Show a bar.
 
     Raises:
-        FormatError: It is no dataset, or unfinished, so there is nothing to check.
+        FormatError: It is not a dataset, or is unfinished, so there is nothing to check.
     """
     path = local_path(path, "a dataset")
     if path.is_dir():
         return _verify_dataset(path, progress)
     corpus = open_dataset(path, dtype=dtype, eos_id=eos_id)
     if not isinstance(corpus, InPlaceCorpus):
-        raise FormatError(f"{path}: not a corpus in place")
+        raise FormatError(f"{path}: several datasets; verify each of its own (`penstock verify` takes a glob)")
     return _verify_in_place(corpus, vocab_size)
 
 
@@ -136,14 +142,15 @@ def _verify_dataset(path: Path, progress: bool) -> Report:
 
 
 def _verify_in_place(corpus: InPlaceCorpus, vocab_size: int | None) -> Report:
-    """Opening it has checked the borders; what is left is the ids."""
+    """Check the ids of a foreign corpus; opening it has checked the borders."""
     table, faults = corpus.table, []
     dtype = np.uint16 if table.token_bytes == 2 else np.uint32
     for shard, (path, data) in enumerate(zip(table.paths, table.mappings, strict=False)):
-        begin = int(table.batches[shard, 1])
+        begin = int(table.batches["tokens"][shard])
         found = -1 if vocab_size is None else check.first_outside(data[begin:].view(dtype), vocab_size)
         if found >= 0:
-            reason = f"token {found} of the file is {data[begin:].view(dtype)[found]}, the vocabulary has {vocab_size}"
+            token = data[begin:].view(dtype)[found]
+            reason = f"token {found} of the file is {token}, but the vocabulary has {vocab_size} ids"
             faults.append(Fault(file=str(path), document=None, reason=reason))
     ids = ("every token id against the vocabulary",)
     return Report(
@@ -179,10 +186,10 @@ def _dataset_faults(path: Path, manifest: Manifest, bar: Progress) -> Iterator[F
 
 def _file_faults(path: Path, manifest: Manifest) -> Iterator[Fault]:
     """What is wrong with the files next to the shards."""
-    for name, due in manifest.checksums.items():
+    for name, expected in manifest.checksums.items():
         try:
             check_regular(path / name)
-            if checksum(map_file(path / name)) != due:
+            if checksum(map_file(path / name)) != expected:
                 yield Fault(file=str(path / name), document=None, reason="differs from its checksum")
         except OSError as error:
             yield Fault(file=str(path / name), document=None, reason=f"cannot be read: {error.strerror or error}")
@@ -193,32 +200,32 @@ def _file_faults(path: Path, manifest: Manifest) -> Iterator[Fault]:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sides:
-    """What the files next to the shards say of documents; None where a file cannot be used."""
+    """The content of the files next to the shards; None for a file that cannot be used."""
 
     lengths: Array | None
     """uint32 [documents, 2]."""
     batches: Array | None
-    """uint64 [batches, 9]."""
+    """`BATCH` [batches]."""
     weight_sums: Array | None
-    """float64 [documents]; None, too, where all weights are 0 or 1."""
+    """float64 [documents]; also None if all weights are 0 or 1."""
 
     @classmethod
     def of(cls, path: Path, manifest: Manifest) -> "_Sides":
-        def numbers(name: str, dtype: str, shape: tuple[int, ...]) -> Array | None:
+        def numbers(name: str, dtype: Any, shape: tuple[int, ...]) -> Array | None:
             try:
                 return map_numbers(path / name, dtype, shape)
             except (CorruptionError, OSError):
-                return None  # its own fault says so
+                return None  # reported by `_file_faults`
 
         documents = manifest.documents
         return cls(
             lengths=numbers(LENGTHS, "<u4", (documents, 2)),
-            batches=numbers(BATCHES, "<u8", (sum(shard.batches for shard in manifest.shards), k.BATCH_COLUMNS)),
+            batches=numbers(BATCHES, k.BATCH, (sum(shard.batches for shard in manifest.shards),)),
             weight_sums=numbers(WEIGHT_SUMS, "<f8", (documents,)) if manifest.fractional_weights else None,
         )
 
     def part(self, documents: slice, batches: slice) -> "_Sides":
-        """What they say of one shard."""
+        """The part that describes one shard."""
         return _Sides(
             lengths=None if self.lengths is None else self.lengths[documents],
             batches=None if self.batches is None else self.batches[batches],
@@ -229,7 +236,7 @@ class _Sides:
 @final
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """One shard that is checked."""
+    """The check of one shard."""
 
     path: Path
     manifest: Manifest
@@ -239,12 +246,12 @@ class _Shard:
     sides: _Sides
 
     def faults(self) -> Iterator[Fault]:
-        """What is wrong with it."""
+        """What is wrong with the shard."""
         try:
             check_size(self.path, self.info.bytes)
             data = map_file(self.path)
             if len(data) != self.info.bytes:
-                raise CorruptionError(f"{len(data)} bytes, should be {self.info.bytes}")
+                raise CorruptionError(f"{len(data)} bytes, expected {self.info.bytes}")
             damaged = checksum(data) != self.info.checksum
             found = list(self._content_faults(data, damaged))
         except (CorruptionError, FormatError, OSError) as error:
@@ -272,7 +279,7 @@ class _Shard:
             return
         wrong = k.wrong_batch(batches, len(lengths), len(data), self.manifest.has_spans)
         if wrong >= 0:
-            yield self._fault(f"its batch {wrong} does not lie where {BATCHES} says")
+            yield self._fault(f"its batch {wrong} is not where {BATCHES} says")
             return
         documents, weight_sums = _Documents(self._layout, data, lengths, batches), self.sides.weight_sums
         wrongs = np.flatnonzero(documents.faults)
@@ -289,9 +296,9 @@ class _Shard:
                 yield self._fault(f"its weights do not add up to what {WEIGHT_SUMS} says", self.first + row)
 
     def _structure_faults(self, data: Array, lengths: Array, lines: Array) -> Iterator[Fault]:
-        """What is wrong with what Arrow's own numbers say, and with origins and texts."""
-        due = batch_positions(data, self._layout, len(lengths))
-        if len(due) != len(lines) or (due != lines).any():
+        """What is wrong with Arrow's own positions, and with origins and texts."""
+        expected = batch_positions(data, self._layout, len(lengths))
+        if len(expected) != len(lines) or (expected != lines).any():
             yield self._fault(f"its buffers are not where {BATCHES} says")
             return
         text_bytes = 0
@@ -301,7 +308,7 @@ class _Shard:
             files = data[files_at : files_at + 4 * rows].view(np.int32)
             if files.min() < 0 or files.max() >= self.manifest.files:
                 yield self._fault(
-                    f"origins in files {files.min()} to {files.max()}, the dataset has {self.manifest.files}"
+                    f"origins in files {files.min()} to {files.max()}, but the dataset has {self.manifest.files}"
                 )
             if self.manifest.has_text:
                 try:
@@ -310,10 +317,10 @@ class _Shard:
                     yield self._fault(f"texts of batch {number} are damaged: {error}")
                     return
         if self.manifest.has_text and text_bytes != self.info.text_bytes:
-            yield self._fault(f"{MANIFEST} says that text_bytes is {self.info.text_bytes}, its texts have {text_bytes}")
+            yield self._fault(f"text_bytes is {self.info.text_bytes} in {MANIFEST}, but its texts have {text_bytes}")
 
     def _count_faults(self, data: Array, documents: "_Documents") -> Iterator[Fault]:
-        """Where the manifest says something else of the shard than its documents do."""
+        """Where the manifest differs from the documents of the shard."""
         counted = asdict(
             describe_shard(
                 self.info.file,
@@ -325,20 +332,20 @@ class _Shard:
                 ends=documents.ends,
             )
         )
-        for name, said in asdict(self.info).items():
-            if said != counted[name]:
-                yield self._fault(f"{MANIFEST} says that {name} is {said}, its documents have {counted[name]}")
+        for name, stored in asdict(self.info).items():
+            if stored != counted[name]:
+                yield self._fault(f"{name} is {stored} in {MANIFEST}, but its documents have {counted[name]}")
 
 
 @final
 class _Documents:
-    """All documents of a shard, read by the batch table alone: metadata of the file may be damaged.
+    """All documents of a shard, found by the batch table alone, because the file's metadata may be damaged.
 
     Args:
-        layout: The shard's.
+        layout: The shard's layout.
         data: Its bytes.
         lengths: uint32 [documents, 2].
-        batches: uint64 [batches, 9], which `wrong_batch` found sound.
+        batches: `BATCH` [batches], which `wrong_batch` has accepted.
     """
 
     def __init__(self, layout: ShardLayout, data: Array, lengths: Array, batches: Array) -> None:
@@ -368,7 +375,7 @@ class _Documents:
 
 
 def _whole_faults(path: Path, manifest: Manifest, sides: _Sides) -> Iterator[Fault]:
-    """What is wrong with a dataset whose files are sound one by one."""
+    """What is wrong with a dataset as a whole, if each file is sound."""
     try:
         dataset = Dataset.open(path)
         _ = dataset.files, ChatInfo.load(path)
@@ -405,9 +412,9 @@ def _tokenizer_faults(path: Path, manifest: Manifest) -> Iterator[Fault]:
         )
         return
     for name in ("vocab_size", "bos_id", "eos_id"):
-        said, has = getattr(manifest.tokenizer, name), getattr(found, name)
-        if said != has:
-            reason = f"{MANIFEST} says that its {name} is {said}, it is {has}"
+        stored, value = getattr(manifest.tokenizer, name), getattr(found, name)
+        if stored != value:
+            reason = f"its {name} is {stored} in {MANIFEST}, but {value} in the tokenizer"
             yield Fault(file=str(folder), document=None, reason=reason)
 
 

@@ -1,33 +1,175 @@
-"""Writes one shard: arrays of whole blocks in, an Arrow IPC file and its side files out.
+"""Writes one shard: blocks of documents are checked, cut into batches, and written as an Arrow IPC file.
 
-No Python object a document. The shard appears under its name only when it is complete and on the disk; its side files
-(lengths, batch table, weight sums, and last a JSON that says that all is there) wait beside it until `finish_dataset`
-joins them. So preparation killed at any moment goes on from the finished shards. The bytes of a shard depend on its
-documents alone, not on the blocks in which they came.
+There is no Python object per document. The shard gets its name only when it is complete and on the disk. Its side files
+(lengths, batch table, weight sums, and last a JSON that marks it as finished) stay next to it until `finish_dataset`
+joins them. So a preparation that is killed at any moment continues after the finished shards. The bytes of a shard
+depend on its documents alone, not on the blocks in which they came.
 """
 
 import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
 import numpy as np
 
-from penstock.compiled import address_of
-from penstock.errors import ConfigError
-from penstock.ragged import Ragged
+from penstock.core.arrays import Ragged
+from penstock.core.compiled import address_of
+from penstock.core.errors import ConfigError
 from penstock.shards import _kernels as k
 from penstock.shards._kernels import DOCUMENTS_PER_BATCH
-from penstock.shards.blocks import Block, SpanBlock, accept_block, join_blocks
 from penstock.shards.files import Array, map_file, output_errors, release_pages, sync
-from penstock.shards.layout import SPAN, ShardLayout, batch_positions, flat_array, large_list, schema_of
+from penstock.shards.finish import describe_shard, save_sides
+from penstock.shards.layout import SPAN, ShardLayout, batch_positions, large_list, schema_of
 from penstock.shards.manifest import ShardInfo
-from penstock.shards.sides import describe_shard, save_sides
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanBlock:
+    """Loss-weight spans of a block of documents."""
+
+    spans: Ragged
+    """Values of dtype `SPAN`, one row per document."""
+    valid: np.ndarray[Any, np.dtype[np.bool_]]
+    """bool [documents]: False: the document has no list, so all its weights are 1; its row is empty."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Documents to be written to a shard."""
+
+    tokens: Ragged
+    spans: SpanBlock | None
+    files: Array
+    """int32 [documents]: index of the origin file."""
+    lines: Array
+    """int64 [documents]."""
+    texts: Any
+    """Arrow large_string [documents], or None."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def slice(self, begin: int, end: int) -> "Block":
+        """Documents `begin` to `end`; values are views."""
+        spans = self.spans
+        if spans is not None:
+            spans = SpanBlock(spans=slice_rows(spans.spans, begin, end), valid=spans.valid[begin:end])
+        texts = None if self.texts is None else self.texts[begin:end]
+        return Block(slice_rows(self.tokens, begin, end), spans, self.files[begin:end], self.lines[begin:end], texts)
+
+    def span_arrays(self) -> tuple[Array, Array, tuple[Array, Array, Array]]:
+        """(valid bool [n], offsets int64 [n + 1], (begins, ends, weights)); empty if the layout has no spans."""
+        if self.spans is None:
+            valid, offsets, values = np.empty(0, np.bool_), np.zeros(1, np.int64), np.empty(0, SPAN)
+        else:
+            valid, offsets, values = self.spans.valid, self.spans.spans.offsets, self.spans.spans.values
+        begins, ends, weights = (np.ascontiguousarray(values[name]) for name in ("begin", "end", "loss_weight"))
+        return np.ascontiguousarray(valid), offsets, (begins, ends, weights)
+
+
+def accept_block(
+    layout: ShardLayout, tokens: Ragged, files: int | Array, lines: Array, spans: SpanBlock | None, texts: Any
+) -> Block:
+    """Check documents and convert them to the types of the layout; see `ShardWriter.write`.
+
+    Raises:
+        ConfigError: Arrays that do not fit each other or the layout, or ids outside the vocabulary.
+    """
+    count = len(tokens)
+    if (spans is not None and not layout.has_spans) or (texts is None) == layout.has_text:
+        raise ConfigError(f"spans or texts are given or missing, contrary to the layout {layout}")
+    if layout.has_spans and spans is None:
+        none = Ragged(np.empty(0, SPAN), np.zeros(count + 1, np.int64))
+        spans = SpanBlock(spans=none, valid=np.zeros(count, np.bool_))
+    elif spans is not None:
+        rows = Ragged(np.asarray(spans.spans.values, SPAN), np.ascontiguousarray(spans.spans.offsets, np.int64))
+        spans = SpanBlock(spans=rows, valid=np.ascontiguousarray(spans.valid, np.bool_))
+    origins = np.full(count, files, np.int32) if isinstance(files, (int, np.integer)) else np.asarray(files, np.int32)
+    block = Block(_accept_tokens(layout, tokens), spans, origins, np.asarray(lines, np.int64), _accept_texts(texts))
+    sizes = {"tokens": count, "files": len(origins), "lines": len(block.lines)}
+    if spans is not None:
+        _check_rows(spans.spans, "spans")
+        sizes |= {"spans": len(spans.spans), "valid": len(spans.valid)}
+        if spans.spans.lengths[~spans.valid[: len(spans.spans)]].any():
+            raise ConfigError("a document that is marked as having no spans (valid is False) has some")
+    if block.texts is not None:
+        sizes["texts"] = len(block.texts)
+    if len(set(sizes.values())) > 1:
+        raise ConfigError(f"arrays have different numbers of documents: {sizes}")
+    return block
+
+
+def _accept_tokens(layout: ShardLayout, tokens: Ragged) -> Ragged:
+    _check_rows(tokens, "tokens")
+    values = np.ascontiguousarray(tokens.values)
+    if len(values) and (int(values.max()) >= layout.vocab_size or int(values.min()) < 0):
+        raise ConfigError(
+            f"token ids from {values.min()} to {values.max()}, but the vocabulary has 0 to {layout.vocab_size - 1}; "
+            "was another tokenizer used?"
+        )
+    if int(tokens.lengths.max(initial=0)) >= 2**32:
+        raise ConfigError(f"a document of {tokens.lengths.max()} tokens; at most 2^32 - 1")
+    return Ragged(values.astype(layout.token_dtype, copy=False), np.ascontiguousarray(tokens.offsets, np.int64))
+
+
+def _accept_texts(texts: Any) -> Any:
+    if texts is None:
+        return None
+    import pyarrow as pa
+
+    if texts.null_count:
+        raise ConfigError(f"{texts.null_count} texts are null; give each document its text")
+    return texts.cast(pa.large_string())
+
+
+def _check_rows(rows: Ragged, name: str) -> None:
+    ends = rows.offsets
+    if not len(ends) or ends[0] != 0 or ends[-1] != len(rows.values) or (np.diff(ends) < 0).any():
+        raise ConfigError(f"offsets of {name} must increase from 0 to {len(rows.values)}, the number of values")
+
+
+def slice_rows(rows: Ragged, begin: int, end: int) -> Ragged:
+    """Rows `begin` to `end`, with offsets that start at 0; values are a view."""
+    offsets = rows.offsets[begin : end + 1]
+    return Ragged(rows.values[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
+def join_blocks(blocks: Sequence[Block], room: Callable[[int], Array]) -> Block:
+    """Join blocks into one; `room(n)` returns an array for n tokens, which must not belong to any of the blocks."""
+    if len(blocks) == 1:
+        return blocks[0]
+    import pyarrow as pa
+
+    parts = [block.spans for block in blocks if block.spans is not None]
+    spans = None
+    if parts:
+        rows = _join_rows([part.spans for part in parts], None)
+        spans = SpanBlock(spans=rows, valid=np.concatenate([part.valid for part in parts]))
+    texts = None if blocks[0].texts is None else pa.concat_arrays([block.texts for block in blocks])
+    return Block(
+        _join_rows([block.tokens for block in blocks], room(sum(len(block.tokens.values) for block in blocks))),
+        spans,
+        np.concatenate([block.files for block in blocks]),
+        np.concatenate([block.lines for block in blocks]),
+        texts,
+    )
+
+
+def _join_rows(parts: Sequence[Ragged], out: Array | None) -> Ragged:
+    ends = np.cumsum([0, *(len(part.values) for part in parts)])
+    offsets = [part.offsets[1:] + end for part, end in zip(parts, ends[:-1], strict=True)]
+    values = np.concatenate([part.values for part in parts], out=out)
+    return Ragged(values, np.concatenate([np.zeros(1, np.int64), *offsets]))
 
 
 @final
 class ShardWriter:
-    """Writes a shard; use as a context manager, and call `finish` inside it.
+    """Writes a shard; use it as a context manager, and call `finish` inside.
 
     ```python
     with ShardWriter(folder, "part-00000.arrow", layout) as writer:
@@ -38,9 +180,9 @@ class ShardWriter:
     Leaving it without `finish` removes what was written.
 
     Args:
-        folder: The dataset's; it must exist.
+        folder: The dataset's folder, which must exist.
         name: The shard's file name, ending in ".arrow".
-        layout: What all shards of the dataset have in common.
+        layout: The layout of all shards of the dataset.
     """
 
     def __init__(self, folder: Path, name: str, layout: ShardLayout) -> None:
@@ -77,7 +219,7 @@ class ShardWriter:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes written so far; up to a batch of documents waits in memory."""
+        """Bytes written so far; up to one batch of documents is held in memory."""
         return 0 if self._sink is None else int(self._sink.tell())
 
     def write(
@@ -93,17 +235,17 @@ class ShardWriter:
         """Add documents.
 
         Args:
-            tokens: Integers below `vocab_size`, a row for each document.
+            tokens: Integers below `vocab_size`, one row per document.
             files: Index of the origin file, one for all or int32 [documents].
             lines: Line or row of each document in its file, int64 [documents].
-            spans: Loss weights, where the layout has them; None for all weights 1.
-            texts: Arrow string array [documents], where the layout has text.
-            text_bytes: UTF-8 bytes that the tokens stand for, for the manifest; of `texts` they are counted.
+            spans: Loss weights, if the layout has them; None: all weights are 1.
+            texts: Arrow string array [documents], if the layout has text.
+            text_bytes: UTF-8 bytes that the tokens represent, for the manifest; counted if `texts` are given.
 
         Raises:
-            ConfigError: Arrays that do not fit each other or the layout, tokens outside the vocabulary, spans out of
-                order or outside their document.
-            OutputError: The disk is full, or the folder went away.
+            ConfigError: Arrays do not fit each other or the layout, tokens are outside the vocabulary, or spans are out
+                of order or outside their document.
+            OutputError: The disk is full, or the folder was removed.
         """
         self._waiting.append(accept_block(self.layout, tokens, files, lines, spans, texts))
         self._text_bytes += text_bytes if texts is None else _bytes_of(texts)
@@ -116,10 +258,10 @@ class ShardWriter:
         self._waiting = [block.slice(whole, len(block))]
 
     def finish(self) -> ShardInfo:
-        """Write what is left, force it to the disk, and give the shard its name.
+        """Write the remaining documents, force the file to the disk, and give the shard its name.
 
         Raises:
-            OutputError: The disk is full, or the folder went away.
+            OutputError: The disk is full, or the folder was removed.
         """
         block = join_blocks(self._waiting, self._room) if self._waiting else None
         if block is not None and len(block):
@@ -129,7 +271,7 @@ class ShardWriter:
             self._sink.close()
             sync(self._partial)
             info, lengths, batches = self._describe(map_file(self._partial))
-            # Or written pages would push out those being read; and it is cheaper to use the same memory for the next.
+            # Otherwise written pages would push out those being read; reusing their memory is also cheaper.
             release_pages(self._partial)
             os.replace(self._partial, self.path)
             sync(self.path.parent)
@@ -138,7 +280,7 @@ class ShardWriter:
         return info
 
     def _describe(self, data: Array) -> tuple[ShardInfo, Array, Array]:
-        """What the finished shard holds, given its bytes; its lengths, and where its batches are."""
+        """The description of the finished shard with these bytes, its lengths, and its batch table."""
         lengths = np.concatenate(self._lengths)
         batches = batch_positions(data, self.layout, len(lengths))
         first, last = (ids.pop() if len(ids) == 1 else -1 for ids in self._ends)
@@ -154,7 +296,7 @@ class ShardWriter:
         return info, lengths, batches
 
     def _room(self, size: int) -> Array:
-        """An array that holds no waiting block: two take turns, since fresh memory costs more than the copy."""
+        """An array that holds no waiting block: two alternate, because new memory costs more than the copy."""
         self._rooms.reverse()
         if len(self._rooms[0]) < size:
             self._rooms[0] = np.empty(size + size // 2, self.layout.token_dtype)
@@ -163,17 +305,19 @@ class ShardWriter:
     def _write_batch(self, block: Block) -> None:
         import pyarrow as pa
 
+        from penstock.core.arrow import from_numpy
+
         valid, offsets, spans = block.span_arrays()
         self._summarise(block, valid, offsets, spans)
-        origins = [flat_array(block.files), flat_array(block.lines)]
+        origins = [from_numpy(block.files), from_numpy(block.lines)]
         columns = {
-            "tokens": large_list(block.tokens.offsets, flat_array(block.tokens.values)),
+            "tokens": large_list(block.tokens.offsets, from_numpy(block.tokens.values)),
             "checksums": self._checksums(block, valid, offsets, spans),
             "origin": pa.StructArray.from_arrays(origins, names=["file", "line"]),
             "text": block.texts,
         }
         if block.spans is not None:
-            values = pa.StructArray.from_arrays([flat_array(part) for part in spans], names=list(SPAN.names or ()))
+            values = pa.StructArray.from_arrays([from_numpy(part) for part in spans], names=list(SPAN.names or ()))
             columns["spans"] = large_list(offsets, values, valid)
         batch = pa.record_batch([columns[field.name] for field in self._schema], schema=self._schema)
         with output_errors(self.path):
@@ -189,7 +333,8 @@ class ShardWriter:
             place = f"document {self._documents + wrong} (file {block.files[wrong]}, line {block.lines[wrong]})"
             raise ConfigError(
                 f"{self.path}: {place} has {block.tokens.lengths[wrong]} tokens and spans (begin, end, weight) "
-                f"{list(zip(*listed, strict=True))}; they must be in order, apart, inside it, not empty, and finite"
+                f"{list(zip(*listed, strict=True))}; they must be in order, not overlap, be inside the document, not "
+                "empty, and have finite weights"
             )
         self._note_ends(block.tokens)
         self._lengths.append(lengths)
@@ -197,7 +342,7 @@ class ShardWriter:
         self._fractional |= bool(fractional)
 
     def _note_ends(self, tokens: Ragged) -> None:
-        """Remember which ids documents begin and end with, two of each at most."""
+        """Record the ids that documents begin and end with, at most two of each."""
         begins, ends = tokens.offsets[:-1], tokens.offsets[1:]
         kept = begins < ends
         for ids, places in zip(self._ends, (begins[kept], ends[kept] - 1), strict=True):
@@ -207,6 +352,8 @@ class ShardWriter:
 
     def _checksums(self, block: Block, valid: Array, offsets: Array, spans: tuple[Array, Array, Array]) -> Any:
         """The checksums column of a batch."""
+        from penstock.core.arrow import from_numpy
+
         tokens = block.tokens
         starts = np.zeros(len(block) + 1, np.int64)
         k.checksum_counts(tokens.offsets, self.layout.has_spans, starts[1:])
@@ -215,7 +362,7 @@ class ShardWriter:
         addresses = np.array([address_of(part) for part in spans], np.uint64)
         address = np.uint64(address_of(tokens.values))
         k.checksum_batch(address, tokens.values.itemsize, tokens.offsets, starts, (valid, offsets, addresses), words)
-        return large_list(starts, flat_array(words))
+        return large_list(starts, from_numpy(words))
 
 
 def _bytes_of(texts: Any) -> int:

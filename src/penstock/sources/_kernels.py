@@ -1,21 +1,21 @@
-"""The text field of JSON lines, at some GB/s; only for lines with nothing unusual about them.
+"""Reads the text field of JSON lines at gigabytes per second, as long as nothing about the lines is unusual.
 
-JSON as RFC 8259 has it, an object a line. Whatever is not so, or is left to others (`ODD`), ends the reading: then a
-full parser decides about each line, and says what is wrong. So a line that is read here is one that would be accepted
-there, with the same text.
+Each line must hold one object as RFC 8259 defines it. Anything else, and anything rare, stops the kernel (`ODD`). A
+full parser then decides about each line and says what is wrong. It would also accept any line that is read here,
+with the same text.
 """
 
 import numpy as np
 
-from penstock.compiled import inline_kernel, kernel, trailing_zeros, view_u8
-from penstock.vectors import CACHE_LINE, copy_line, find_bytes
+from penstock.core.compiled import inline_kernel, kernel, trailing_zeros, view_u8
+from penstock.core.vectors import CACHE_LINE, copy_line, find_bytes
 
 ODD = -1
-"""Instead of a place: not read here."""
+"""Returned instead of a position: not read here."""
 
 _MAX_DEPTH = 64
 _LONGEST_NUMBER = 200
-"""With an exponent of two digits at most, no number of so many characters reaches 1e308."""
+"""With an exponent of at most two digits, no number of this many characters reaches 1e308."""
 _QUOTE, _COMMA, _MINUS, _POINT, _COLON, _BACKSLASH = b'",-.:\\'
 _OBJECT, _LIST, _OBJECT_END, _LIST_END = b"{[}]"
 _ZERO, _NINE, _EXPONENT, _PLUS, _HEXADECIMAL = b"09e+u"
@@ -23,16 +23,16 @@ _SPACE, _TAB, _RETURN, _NEWLINE = b" \t\r\n"
 _ONE = np.uint64(1)
 
 _ESCAPED = np.zeros(256, np.uint8)
-"""What stands for a character after a backslash → the character; 0 for none."""
+"""Letter after a backslash → the character that it stands for; 0: not an escape."""
 _ESCAPED[list(b'"\\/bfnrt')] = list(b'"\\/\b\f\n\r\t')
 
 _DIGIT = np.full(256, -1, np.int64)
-"""Hexadecimal digit → its value; −1 for what is none."""
+"""Hexadecimal digit → its value; −1: not a digit."""
 _DIGIT[list(b"0123456789abcdefABCDEF")] = [*range(16), *range(10, 16)]
 
 _WORDS = np.frombuffer(b"true false null ", np.uint8).copy()
 _WORD_PLACES = np.zeros((256, 2), np.int64)
-"""First letter of a word of JSON → where it begins and ends in `_WORDS`."""
+"""First letter of true, false or null → where the word begins and ends in `_WORDS`."""
 _WORD_PLACES[list(b"tfn")] = [(0, 4), (5, 10), (11, 15)]
 
 
@@ -57,7 +57,7 @@ def _is(data, at, character):
 
 @kernel
 def _skip_number(data, at):
-    """Where the number that begins at `at` ends; `ODD` also where it may be beyond float64, which parsers refuse."""
+    """Where the number that begins at `at` ends; `ODD` also if it may exceed float64, which parsers refuse."""
     begin = at
     first = at + 1 if data[at] == _MINUS else at
     at = _skip_digits(data, first)
@@ -80,7 +80,7 @@ def _skip_number(data, at):
 
 @kernel
 def _skip_word(data, at):
-    """Where true, false or null, beginning at `at`, ends."""
+    """Where the word true, false or null that begins at `at` ends."""
     begin, end = _WORD_PLACES[data[at]]
     if begin == end or at + end - begin > len(data):
         return ODD
@@ -92,7 +92,7 @@ def _skip_word(data, at):
 
 @inline_kernel
 def _read_escape(data, at):
-    """The number that is written \\uXXXX at `at`, and where it ends."""
+    """Value of the escape \\uXXXX at `at`, and where the escape ends."""
     if at + 6 > len(data) or data[at] != _BACKSLASH or data[at + 1] != _HEXADECIMAL:
         return 0, ODD
     code = 0
@@ -104,7 +104,7 @@ def _read_escape(data, at):
 
 @kernel
 def _read_character(data, at):
-    """The character that is written \\uXXXX, or as a pair of them, at `at`, and where it ends."""
+    """Character written as \\uXXXX, or as a surrogate pair, at `at`, and where its escapes end."""
     code, end = _read_escape(data, at)
     if 0xD800 <= code < 0xE000:
         low, end = _read_escape(data, end) if end > 0 and code < 0xDC00 else (0, ODD)
@@ -116,7 +116,7 @@ def _read_character(data, at):
 
 @kernel
 def _write_character(out, to, code):
-    """Write a character as UTF-8; where it ends."""
+    """Write a character as UTF-8 and return where it ends."""
     if code < 0x80:
         out[to] = code
         return to + 1
@@ -130,10 +130,10 @@ def _write_character(out, to, code):
 
 @kernel
 def _read_string(source, size, at, target, to):
-    """Write the string whose first character is at `at`; where it ends, behind its quote, and what was written."""
+    """Write the string with its first character at `at`; returns the positions after its quote and after the output."""
     data, out = view_u8(source, size), view_u8(target, size)
     while True:
-        # A whole cache line is written each time; what is too much of it is written over, or belongs to no text.
+        # Whole cache lines are written; the excess is overwritten later, or lies behind the last text.
         while size - at >= CACHE_LINE:
             marks = find_bytes(source + np.uint64(at), _SPACE, _QUOTE, _BACKSLASH)
             copy_line(source + np.uint64(at), target + np.uint64(to))
@@ -166,7 +166,7 @@ def _read_string(source, size, at, target, to):
 
 @kernel
 def _read_key(source, size, at, target, to):
-    """Write the key at `at`; where its value begins, and what was written ends."""
+    """Write the key at `at`; returns where its value begins and where the written key ends."""
     data = view_u8(source, size)
     if not _is(data, at, _QUOTE):
         return ODD, to
@@ -179,7 +179,7 @@ def _read_key(source, size, at, target, to):
 
 @kernel
 def _skip_value(source, size, at, target, to):
-    """Where the value that begins at `at` ends; its strings are written to `to`, to be written over."""
+    """Where the value that begins at `at` ends; `to` is scratch space for its strings."""
     data = view_u8(source, size)
     depth, objects = 0, np.uint64(0)
     while at < size:
@@ -200,7 +200,7 @@ def _skip_value(source, size, at, target, to):
             at = _skip_number(data, at)
         else:
             at = _skip_word(data, at)
-        # Behind a value: all that ends with it, up to the comma before the next one.
+        # After a value: close all that ends with it, up to the comma before the next value.
         while not opened:
             if at < 0 or depth == 0:
                 return at
@@ -222,14 +222,14 @@ def _skip_value(source, size, at, target, to):
 
 @kernel
 def _read_object(source, size, at, name, target, to):
-    """Write the text of the object that begins at `at`; where the object ends, and where the text does.
+    """Write the text of the object that begins at `at`; returns where the object ends and where the text ends.
 
-    Strings that are not wanted are written behind what is, to be written over.
+    Strings of other fields are written after the text, and overwritten later.
     """
     data, out = view_u8(source, size), view_u8(target, size)
     text_end = to
     while True:
-        # At the brace or the comma before a key.
+        # `at` is the brace or the comma before a key.
         at, key_end = _read_key(source, size, _skip_spaces(data, at + 1), target, text_end)
         if at < 0:
             return ODD, to
@@ -258,12 +258,12 @@ def read_texts(source, size, name, target, ends, lines):
     Args:
         source: Address of whole lines, the last with or without its newline; size: their bytes.
         name: uint8 [letters], the field.
-        target: Address of `size` bytes, which the texts are written to, end to end, as UTF-8 where the lines are it.
-        ends: int64 [1 + n], written: 0, and where each text ends; n as `most_texts` says.
-        lines: int64 [n], written: number of newlines before each.
+        target: Address of `size` bytes; the texts are written there end to end, as UTF-8 if the lines are UTF-8.
+        ends: int64 [1 + n], written: 0, then where each text ends; n is given by `most_texts`.
+        lines: int64 [n], written: number of newlines before each text.
 
     Returns:
-        Number of texts, or `ODD`; newlines.
+        Number of texts, or `ODD`; number of newlines.
     """
     data = view_u8(source, size)
     at = to = rows = newlines = 0

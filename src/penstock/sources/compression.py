@@ -1,8 +1,8 @@
 """Decompresses files front to back: gzip, bzip2 and xz with Python's own libraries, Zstandard and LZ4 with Arrow's.
 
-Of gzip, bzip2 and xz, streams that lie one after another are one file, and zeros behind the last are padding, as for
-the programs of these names. A Zstandard frame with a window of more than 128 MiB is decoded whole, in memory, because
-Arrow decodes no such frame piece by piece.
+As with the gzip, bzip2 and xz programs, several streams in a row are one file, and zeros after the last stream are
+padding. A Zstandard frame with a window of more than 128 MiB is decoded whole, in memory, because Arrow cannot decode
+such a frame piece by piece.
 """
 
 import bz2
@@ -13,17 +13,17 @@ from typing import Any, Protocol, final
 
 import pyarrow as pa
 
-from penstock.errors import RecordError
-from penstock.sources.damage import Unreadable
+from penstock.core.errors import RecordError
+from penstock.sources.records import Unreadable
 
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", ".lz4": "lz4"}
 """Extension → codec."""
 
 PACKED = (".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz", ".br", ".lzma", ".lzo", ".sz", ".snappy", ".z")
-"""Extensions of files that are compressed or packed in a way that is not read."""
+"""Extensions of compressed files and archives that are not supported."""
 
 RAW_BYTES = 1 << 18
-"""Compressed bytes that are taken at once."""
+"""Compressed bytes per read."""
 
 ARROW_WINDOW = 1 << 27
 """Largest window of a Zstandard frame that Arrow decodes piece by piece."""
@@ -32,16 +32,16 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_HEADER = 18
 """Bytes of the longest header of a frame."""
 _MOST_TIMES = 1 << 16
-"""No Zstandard frame is so many times as long decompressed: a block of at most 128 KiB takes three bytes and more."""
+"""Upper bound of Zstandard's ratio: a block of at most 128 KiB takes at least three bytes."""
 _TOO_LARGE = "requires too much memory"
-"""What libzstd says of a larger window."""
+"""libzstd's message for a window above its limit."""
 
 
 class Reader(Protocol):
     """Bytes, front to back."""
 
     def read(self, amount: int | None = None) -> bytes:
-        """`amount` bytes, fewer only at the end; None: all that are left."""
+        """Read `amount` bytes, fewer only at the end; None: all that are left."""
 
 
 def decompressed(raw: Any, codec: str, path: str) -> Reader:
@@ -53,7 +53,7 @@ def decompressed(raw: Any, codec: str, path: str) -> Reader:
         path: For messages.
 
     Raises:
-        RecordError: It is fine, but needs a Zstandard window that is not supported here.
+        RecordError: The file is sound, but needs a Zstandard window that is not supported here.
     """
     if codec in _STREAMS:
         return _Streams(raw, _STREAMS[codec])
@@ -64,7 +64,7 @@ def decompressed(raw: Any, codec: str, path: str) -> Reader:
 
 @final
 class _Gzip:
-    """zlib's decompressor with the interface of those of bz2 and lzma."""
+    """zlib's decompressor with the interface of bz2's and lzma's."""
 
     def __init__(self) -> None:
         self._inner = zlib.decompressobj(31)  # 31: a gzip header, and its checksum verified
@@ -114,7 +114,7 @@ class _Streams:
 
     @property
     def waiting(self) -> int:
-        """Raw bytes that were taken and not yet used; without those inside the decompressors of bz2 and xz."""
+        """Raw bytes that were read but not used yet, except those inside the decompressors of bz2 and xz."""
         return len(self._left) + getattr(self._inner, "waiting", 0)
 
     def _next(self, most: int) -> bytes:
@@ -133,7 +133,7 @@ class _Streams:
                 return piece
 
     def _feed(self, most: int) -> tuple[bytes, bool]:
-        """What the decompressor gives next, and whether it was given or had something to work on."""
+        """The decompressor's next output, and whether it had any input."""
         data = b""
         if wanted := self._inner.needs_input:
             data = self._left or self._raw.read(RAW_BYTES)
@@ -144,7 +144,7 @@ class _Streams:
             raise Unreadable(f"its compressed data are damaged ({error})") from error
 
     def _find_stream(self) -> bool:
-        """Pass over padding; whether another stream begins behind it."""
+        """Skip padding; returns whether another stream follows."""
         while True:
             self._left = self._left.lstrip(b"\0")
             if not self._left:
@@ -174,7 +174,7 @@ class _Arrow:
 
 
 def _wide_frame(raw: Any, path: str) -> Reader | None:
-    """The content of a Zstandard file whose frame has a window too large for Arrow's stream; else None, and go back."""
+    """The content of a Zstandard frame with a window too large for Arrow's stream; None (and rewind) for others."""
     window, size = _zstd_header(raw.read(_ZSTD_HEADER))
     raw.seek(0)
     if window <= ARROW_WINDOW:
@@ -183,11 +183,11 @@ def _wide_frame(raw: Any, path: str) -> Reader | None:
         raise _too_wide(path)
     data = raw.read()
     if size > len(data) * _MOST_TIMES:
-        raise Unreadable(f"its header names {size:,} bytes of content, more than {len(data):,} bytes can hold")
+        raise Unreadable(f"its header claims {size:,} bytes of content, more than {len(data):,} bytes can hold")
     try:
         return _Arrow(pa.BufferReader(pa.Codec("zstd").decompress(data, size)), path)
     except MemoryError as error:
-        raise Unreadable(f"its header names {size:,} bytes of content, more than there is memory for") from error
+        raise Unreadable(f"its header claims {size:,} bytes of content, more than there is memory for") from error
     except OSError as error:
         if "too small" in str(error):  # another frame follows
             raise _too_wide(path) from error
@@ -195,7 +195,7 @@ def _wide_frame(raw: Any, path: str) -> Reader | None:
 
 
 def _zstd_header(head: bytes) -> tuple[int, int | None]:
-    """Window and content of the frame that begins a file, in bytes; 0 and None where it is not known (RFC 8878)."""
+    """Window and content size of a file's first frame, in bytes; 0 and None if unknown (RFC 8878)."""
     if head[:4] != _ZSTD_MAGIC or len(head) < 6:
         return 0, None
     flags = head[4]
@@ -213,6 +213,6 @@ def _zstd_header(head: bytes) -> tuple[int, int | None]:
 
 def _too_wide(path: str) -> RecordError:
     return RecordError(
-        f"{path}: is compressed with a window of more than {ARROW_WINDOW >> 20} MiB, which cannot be "
-        "decompressed here; compress it again: zstd -dc -M2048MB FILE | zstd -o NEW.zst"
+        f"{path}: was compressed with a window of more than {ARROW_WINDOW >> 20} MiB, which is not "
+        "supported; compress it again: zstd -dc -M2048MB FILE | zstd -o NEW.zst"
     )

@@ -1,7 +1,7 @@
-"""Finds the files that a user means: paths, folders, globs and fsspec URLs, in an order that does not change.
+"""Finds and opens the files that a user names: paths, folders, globs and fsspec URLs.
 
-Files come in the order of what was given; inside a folder or glob, sorted by path. Hidden files and folders (a leading
-dot) are passed over. Nothing found is an error, and so is a file found twice, under whatever names.
+Files come in the order given; within a folder or glob, sorted by path. Hidden files and folders (a leading dot) are
+skipped. Finding nothing is an error, and so is finding one file twice, even under different names.
 """
 
 import errno
@@ -17,15 +17,15 @@ from typing import Any, NoReturn, TypeVar, final
 
 import pyarrow as pa
 
-from penstock.errors import ConfigError, RecordError
+from penstock.core.errors import ConfigError, RecordError
 from penstock.sources.compression import COMPRESSIONS, Reader, decompressed
-from penstock.sources.damage import Unreadable
+from penstock.sources.records import Unreadable
 from penstock.sources.remote import RemoteFile, find_remote, read_range
 
 T = TypeVar("T")
 
 ReadRange = Callable[[int, int], bytes]
-"""(first byte, amount) → bytes of a file; fewer only where it ends."""
+"""(first byte, amount) → bytes of a file; fewer only at its end."""
 
 Extent = tuple["SourceFile", int, int]
 """Bytes [begin, end) of a local file."""
@@ -39,23 +39,23 @@ _KINDS = (
     (stat.S_ISBLK, "a device"),
 )
 _OPEN_FILES = re.compile(r"/dev/(fd/|std(in|out|err)$)|/proc/[^/]+/fd/")
-"""Paths that mean what this process has open, which its workers have not."""
+"""Paths of files that this process has open; its worker processes do not have them."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One file, and what tells whether it has changed."""
+    """One file, with what shows whether it has changed."""
 
     path: str
-    """As the user would write it; a URL when it is remote."""
+    """As the user would write it; a URL if the file is remote."""
 
     size_bytes: int
     stamp: str
-    """Modification time, or what the object store has instead (an ETag)."""
+    """Modification time, or the object store's equivalent (an ETag)."""
 
     inode: tuple[int, int] | None = None
-    """Device and number of a local file: the same for all its names."""
+    """Device and inode number of a local file: the same for all its names."""
 
     @property
     def is_remote(self) -> bool:
@@ -64,7 +64,7 @@ class SourceFile:
 
     @property
     def suffixes(self) -> tuple[str, str]:
-        """Extension without compression, and that of the compression: `(".jsonl", ".gz")`."""
+        """Extensions of format and compression: `(".jsonl", ".gz")`."""
         stem, last = os.path.splitext(self.path)
         if last.lower() not in COMPRESSIONS:
             return last.lower(), ""
@@ -72,20 +72,37 @@ class SourceFile:
 
     @property
     def compression(self) -> str | None:
-        """Codec, None when it is plain."""
+        """Codec; None: not compressed."""
         return COMPRESSIONS.get(self.suffixes[1])
 
     @property
     def version(self) -> str:
-        """Changes when the file does: its size and its stamp."""
+        """Size and stamp: changes when the file does."""
         return f"{self.size_bytes} {self.stamp}"
 
 
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """What the parts of a single file have in common."""
+
+    file: SourceFile
+
+    @property
+    def sources(self) -> tuple[SourceFile, ...]:
+        """The files that it reads."""
+        return (self.file,)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The names that `files` of its blocks points into."""
+        return (self.file.path,)
+
+
 def find_files(spec: str | os.PathLike[str]) -> list[SourceFile]:
-    """All files that one path, folder, glob or URL stands for, sorted.
+    """All files that one path, folder, glob or URL matches, sorted.
 
     Raises:
-        RecordError: There is none, or one is no regular file that can be looked at.
+        RecordError: There is none, or one is not a readable regular file.
     """
     text = os.fspath(spec)
     found = [SourceFile(*found) for found in find_remote(text)] if "://" in text else _find_local(text)
@@ -97,9 +114,9 @@ def find_files(spec: str | os.PathLike[str]) -> list[SourceFile]:
 
 
 def refuse_twice(files: Iterable[SourceFile]) -> None:
-    """Raise when a file is there twice, because its text would silently count double.
+    """Raise when a file occurs twice, because its text would silently count twice.
 
-    One file can have several names: links, hard links, and folders that are mounted at two places.
+    One file can have several names: symbolic links, hard links, and folders that are mounted twice.
     """
     seen: dict[Any, str] = {}
     for file in files:
@@ -114,12 +131,12 @@ def refuse_twice(files: Iterable[SourceFile]) -> None:
 
 def _hint(text: str) -> str:
     if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", text) and not os.path.exists(os.path.dirname(text)):
-        return f"; look for a typing error; if this is a dataset of the Hugging Face hub: hf://datasets/{text}"
+        return f"; check the spelling; a dataset of the Hugging Face hub is written hf://datasets/{text}"
     if glob.has_magic(text):
-        return "; quote globs so that the shell leaves them alone, and look for a typing error"
+        return "; check the spelling, and quote globs so that the shell does not expand them"
     if not any(mark in text for mark in "/."):
-        return "; look for a typing error; if this is a text and not a path, hand over an iterator: iter(texts)"
-    return "; look for a typing error"
+        return "; check the spelling; if this is a text and not a path, pass an iterator: iter(texts)"
+    return "; check the spelling"
 
 
 def _find_local(text: str) -> list[SourceFile]:
@@ -131,16 +148,16 @@ def _find_local(text: str) -> list[SourceFile]:
     else:
         root = os.path.dirname(path.partition("*")[0]) or "."
         if "**" in path and os.path.isdir(root):
-            _walk(root)  # refuses a link without end, which glob would follow for ever
+            _walk(root)  # refuses a link cycle, which glob would follow forever
         matches = glob.glob(path, recursive=True)
         names = sorted({name for match in matches for name in (_walk(match) if os.path.isdir(match) else [match])})
         if not matches:
-            _refuse_hidden_from_us(path)
+            _refuse_forbidden(path)
     return [local_file(name) for name in names]
 
 
-def _refuse_hidden_from_us(path: str) -> None:
-    """Raise where a path is not absent, but may not be looked at."""
+def _refuse_forbidden(path: str) -> None:
+    """Raise if a path is not absent, but may not be accessed."""
     try:
         os.lstat(path)
     except PermissionError as error:
@@ -150,7 +167,7 @@ def _refuse_hidden_from_us(path: str) -> None:
 
 
 def _walk(folder: str) -> list[str]:
-    """All files below a folder, links followed."""
+    """All files below a folder; links are followed."""
     names: list[str] = []
     above = {folder: frozenset({_identity(folder)})}
     for place, folders, files in os.walk(folder, followlinks=True, onerror=_refuse_walking):
@@ -158,7 +175,7 @@ def _walk(folder: str) -> list[str]:
         for name in folders:
             inner = os.path.join(place, name)
             if _identity(inner) in above[place]:
-                raise RecordError(f"{inner}: is a link to a folder that it lies in, so it has no end; remove the link")
+                raise RecordError(f"{inner}: is a link to a folder that contains it, an endless loop; remove the link")
             above[inner] = above[place] | {_identity(inner)}
         names.extend(os.path.join(place, name) for name in files if not name.startswith("."))
         del above[place]
@@ -178,21 +195,17 @@ def _refuse_walking(error: OSError) -> NoReturn:
 
 
 def _refuse(path: str, error: OSError) -> NoReturn:
-    """Say why a path cannot be looked at or opened.
-
-    Raises:
-        RecordError: Always.
-    """
+    """Raise a `RecordError` that says why a path cannot be accessed or opened."""
     if error.errno == errno.ELOOP:
         reason = "is a link that leads back to itself; remove it"
     elif isinstance(error, FileNotFoundError) and os.path.islink(path):
-        reason = f"is a link to {os.readlink(path)}, which is not there; remove the link, or put the file back"
+        reason = f"is a link to {os.readlink(path)}, which does not exist; remove the link, or put the file back"
     elif isinstance(error, FileNotFoundError):
         reason = "is gone; put it back or leave it out, then run it again: finished parts are kept"
     elif isinstance(error, PermissionError):
         reason = "may not be read by this user; change its permissions, or leave it out"
     else:
-        reason = f"cannot be read: {error.strerror or error}; mend that, then run it again: finished parts are kept"
+        reason = f"cannot be read: {error.strerror or error}; fix that, then run it again: finished parts are kept"
     raise RecordError(f"{path}: {reason}") from error
 
 
@@ -200,7 +213,7 @@ def local_file(path: str) -> SourceFile:
     """A file on this machine.
 
     Raises:
-        RecordError: It is no regular file, its name is not UTF-8, or it cannot be looked at.
+        RecordError: It is not a regular file, its name is not UTF-8, or it cannot be accessed.
     """
     try:
         path.encode()
@@ -212,18 +225,18 @@ def local_file(path: str) -> SourceFile:
         _refuse(path, error)
     kind = next((words for check, words in _KINDS if check(status.st_mode)), None)
     if _OPEN_FILES.match(path):
-        kind = kind or "what this process has open"
+        kind = kind or "a file that this process has open"
     if kind is not None:
         raise RecordError(
-            f"{path}: is {kind}, which can be read only once and only here; write it to a file first, and name that: "
-            "a preparation that goes on, or uses several processes, reads its input again"
+            f"{path}: is {kind}, which can be read only once and only by this process; write it to a file first, and "
+            "name that: a preparation that resumes, or uses several processes, reads its input again"
         )
     inode = (status.st_dev, status.st_ino) if status.st_ino else None
     return SourceFile(path, status.st_size, str(status.st_mtime_ns), inode)
 
 
 def whole_file(file: SourceFile) -> tuple[Extent, ...]:
-    """All bytes of a local file; of a remote one, nothing that could be compared without reading it."""
+    """All bytes of a local file; empty for a remote file, which could only be compared by downloading it."""
     return () if file.is_remote else ((file, 0, file.size_bytes),)
 
 
@@ -235,14 +248,14 @@ def _opened(file: SourceFile, function: Callable[..., T], *arguments: Any, **opt
 
 
 def open_random(file: SourceFile, *, ahead: bool = True) -> Any:
-    """The file for reading at any place.
+    """Open a file for random access.
 
     Args:
         file: Local or remote.
-        ahead: Of a remote file, read more than is asked for, as suits reading it front to back.
+        ahead: Read a remote file ahead of what is requested, which suits reading front to back.
 
     Raises:
-        RecordError: It is gone, or may not be read.
+        RecordError: The file is gone, or may not be read.
     """
     if file.is_remote:
         return pa.PythonFile(RemoteFile(file.path, ahead=ahead), mode="r")
@@ -251,11 +264,11 @@ def open_random(file: SourceFile, *, ahead: bool = True) -> Any:
 
 @contextmanager
 def open_ranges(file: SourceFile) -> Iterator[ReadRange]:
-    """Open a file for reading ranges of it; of a remote one each costs a request.
+    """Open a file for reading ranges of it; each range of a remote file costs a request.
 
     Raises:
-        RecordError: It is gone, or may not be read.
-        Unreadable: When a range is read that the disk or the store cannot give whole.
+        RecordError: The file is gone, or may not be read.
+        Unreadable: On reading a range that the disk or the store cannot deliver completely.
     """
     if file.is_remote:
         yield partial(read_range, file.path)
@@ -265,7 +278,7 @@ def open_ranges(file: SourceFile) -> Iterator[ReadRange]:
 
 
 def shorter(size: int) -> str:
-    """What to say of a file that had `size` bytes."""
+    """The message for a file that has lost some of its `size` bytes."""
     return f"it has become shorter: it had {size:,} bytes when the work began"
 
 
@@ -285,14 +298,14 @@ class Stream:
         self._inner: Reader = decompressed(raw, file.compression, file.path) if file.compression else raw
 
     def read(self, amount: int | None = None) -> bytes:
-        """Up to `amount` bytes, all that are left where it is None; empty at the end.
+        """Read up to `amount` bytes, or all that are left if it is None; empty at the end.
 
         Raises:
-            Unreadable: The file was cut, is damaged, or became shorter; what was read before is lost from this call.
+            Unreadable: The file was cut, is damaged, or became shorter; bytes that this call had read are lost.
         """
         size = self._file.size_bytes
         if self._file.compression and not size:
-            raise Unreadable("it has no bytes at all, and even nothing, compressed, has some")
+            raise Unreadable("it is empty, and no compressed file is, not even that of empty content")
         try:
             data: bytes = self._inner.read(amount)
         except Unreadable as error:
@@ -305,13 +318,13 @@ class Stream:
         return data
 
     def raw_position(self) -> int:
-        """Bytes of the file read so far, compressed as they are."""
+        """Bytes of the file read so far, before decompression."""
         return min(int(self._raw.tell()) - getattr(self._inner, "waiting", 0), self._file.size_bytes)
 
 
 @contextmanager
 def open_stream(file: SourceFile) -> Iterator[Stream]:
-    """Open a file for reading front to back, decompressing what its extension says is compressed."""
+    """Open a file for reading front to back; it is decompressed as its extension says."""
     raw = open_random(file)
     try:
         yield Stream(file, raw)
@@ -320,13 +333,13 @@ def open_stream(file: SourceFile) -> Iterator[Stream]:
 
 
 def refuse_wrong_data(file: SourceFile) -> None:
-    """Read a compressed file once to its end, before anything of it is used, where damage is not to stop the work.
+    """Read a compressed file to its end before any of it is used; needed if the work goes on after damage.
 
-    A fault is found behind where it lies, in gzip's files often only by the checksum at their end: what was read before
-    may be wrong. Of a file that was cut, all that is there is right.
+    A fault is found only after the damaged bytes, in gzip files often only by the checksum at the end, so what was read
+    before may be wrong. In a file that was merely cut, all that is there is right.
 
     Raises:
-        Unreadable: Its data are not those that were compressed; nothing of it counts as read.
+        Unreadable: The data are not those that were compressed; nothing in the file counts as read.
     """
     if file.compression:
         with open_stream(file) as stream:
@@ -335,4 +348,4 @@ def refuse_wrong_data(file: SourceFile) -> None:
                     pass
             except Unreadable as error:
                 if not error.cut:
-                    raise Unreadable(f"{error}, so nothing of it is used") from error
+                    raise Unreadable(f"{error}, so none of it is used") from error

@@ -1,8 +1,7 @@
 """Cuts files into blocks of whole lines; only the byte b"\\n" ends a line.
 
-A byte range, of a local or a remote file, gives the lines whose first byte lies in it, so that ranges side by side give
-each line once. A stream (compressed, or a small remote file) is read front to back. A UTF-8 BOM at the start of a file
-is dropped.
+A byte range of a local or remote file gives the lines that begin in it, so adjacent ranges give each line once. A
+stream (a compressed file, or a small remote one) is read front to back. A UTF-8 BOM at the start of a file is dropped.
 """
 
 from collections.abc import Iterator
@@ -10,29 +9,29 @@ from contextlib import suppress
 
 import numpy as np
 
-from penstock.sources.damage import Unreadable
 from penstock.sources.files import ReadRange, SourceFile, open_ranges, open_stream, shorter
+from penstock.sources.records import Unreadable
 
 BLOCK_BYTES = 4 << 20
-"""Bytes in a block, about; a block holds at least one line, however long."""
+"""Approximate bytes per block; a block holds at least one line, however long."""
 
 BLOCK_LINES = 1 << 14
-"""Lines in a block that is parsed, at most: each may become a reject, which takes more memory than its line."""
+"""Maximum lines per parsed block: each may become a reject, which takes more memory than its line."""
 
 REMOTE_BLOCK_BYTES = 16 << 20
-"""The same for ranges of remote files, where each block waits for an answer."""
+"""`BLOCK_BYTES` for ranges of remote files, where each block is a request."""
 
 TAIL_BYTES = 1 << 16
-"""Bytes read first when only the end of a line is looked for."""
+"""Bytes of the first read when only the end of a line is wanted."""
 
 BOM = b"\xef\xbb\xbf"
 NEWLINE = ord("\n")
 
 
 def count_newlines(file: SourceFile, begin: int, end: int) -> int:
-    """Newlines in bytes [begin, end) of a file; of a local one some GB/s.
+    """Number of newlines in bytes [begin, end) of a file; gigabytes per second for a local file.
 
-    Where the file cannot be read further, those before: whoever reads the lines says so.
+    If the file cannot be read further, counting stops there; the line reader reports it.
     """
     block = REMOTE_BLOCK_BYTES if file.is_remote else BLOCK_BYTES
     total = 0
@@ -44,7 +43,7 @@ def count_newlines(file: SourceFile, begin: int, end: int) -> int:
 
 
 def num_newlines(data: bytes | memoryview) -> int:
-    """Newlines in `data`; 8 GB/s, twice as fast as `bytes.count`."""
+    """Number of newlines in `data`; 8 GB/s, twice as fast as `bytes.count`."""
     return int(np.count_nonzero(np.frombuffer(data, np.uint8) == NEWLINE))
 
 
@@ -77,7 +76,7 @@ def cut_range(file: SourceFile, begin: int, end: int) -> Iterator[tuple[bytes | 
 
 
 def next_line(read: ReadRange, position: int, end: int, size: int) -> int:
-    """Where the first line after `position` begins; `end` if that is not before it.
+    """Where the first line after `position` begins; `end` if it does not begin before that.
 
     Raises:
         Unreadable: The file has become shorter.
@@ -94,7 +93,7 @@ def next_line(read: ReadRange, position: int, end: int, size: int) -> int:
 
 
 def _read_lines(read: ReadRange, position: int, amount: int, size: int) -> bytes | memoryview | None:
-    """Whole lines from `position`, `amount` bytes or a little more or less; None when the file was cut short."""
+    """Whole lines from `position`, about `amount` bytes; None if the file has become shorter."""
     data = read(position, min(amount, size - position))
     if not data:
         return None
@@ -117,10 +116,10 @@ def _read_lines(read: ReadRange, position: int, amount: int, size: int) -> bytes
 
 
 def cut_stream(file: SourceFile) -> Iterator[tuple[bytes | memoryview, int]]:
-    """All lines of a file that is read front to back; yields as `cut_range` does.
+    """All lines of a file that is read front to back; yields what `cut_range` yields.
 
     Raises:
-        Unreadable: The file was cut, after all lines before that; or it is damaged, after some that may be wrong.
+        Unreadable: The file was cut, after all its whole lines; or it is damaged, after some lines that may be wrong.
     """
     carry: list[bytes] = []
     counted = 0
@@ -140,10 +139,10 @@ def read_blocks(file: SourceFile) -> Iterator[tuple[bytes, int]]:
     """All bytes of a file, decompressed, front to back.
 
     Yields:
-        Bytes, and how many raw ones were read for all so far; at the end no bytes.
+        Bytes, and the raw bytes read so far; no bytes at the end.
 
     Raises:
-        Unreadable: The file was cut, after all bytes before that; or it is damaged, after some that may be wrong.
+        Unreadable: The file was cut, after all bytes before the cut; or it is damaged, after some that may be wrong.
     """
     done = 0
     with open_stream(file) as stream:
@@ -162,9 +161,9 @@ def read_blocks(file: SourceFile) -> Iterator[tuple[bytes, int]]:
 
 
 def _salvage(file: SourceFile, offset: int) -> tuple[bytes, int]:
-    """What a file that was cut holds after its first `offset` decompressed bytes, and the raw bytes that this took.
+    """The content of a cut file after its first `offset` decompressed bytes, and the raw bytes read for it.
 
-    A read that fails gives nothing of what it had decompressed, so the file is read again, in ever smaller pieces.
+    A failed read returns nothing of what it had decompressed, so the file is read again, in smaller and smaller pieces.
     """
     found, position = bytearray(), 0
     for step in (1 << 16, 1 << 8, 1):

@@ -1,11 +1,16 @@
-"""Records as whole objects, with all their fields: what conversations are read from, whatever their layout.
+"""Records as whole objects with all their fields, and records from a Python iterable.
 
-Lines are decoded one by one with Python's JSON, at some 100 MB/s a core; that is little beside encoding a conversation.
-An object in a block is a dict whose texts UTF-8 can hold. What is none is among the block's rejects.
+Conversations are read from whole objects, whatever their layout. Lines are decoded one by one with Python's JSON, at
+about 100 MB/s a core; encoding a conversation costs much more. Every object in a block is a dict with texts that are
+valid UTF-8; anything else is among the block's rejects.
+
+An iterable of texts or objects is consumed once, in the process that has it, and cut into parts by the size of its
+records. The place of a record is its number, from 0.
 """
 
+import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, final
@@ -13,15 +18,20 @@ from typing import Any, final
 import numpy as np
 import pyarrow as pa
 
-from penstock.sources.checks import kind_of
-from penstock.sources.explain import explain_syntax
-from penstock.sources.records import Reject, excerpt
+from penstock.sources.checks import check_table, diagnose, explain_syntax, kind_of
+from penstock.sources.files import Extent, SourceFile
+from penstock.sources.records import Fields, OnDamage, RecordBlock, Reject, excerpt, stop_at_damage
 
 Found = tuple[int, Any, str | None, Any]
-"""Line or row, value, what is wrong with it if that is known, and what to quote of it."""
+"""Line or row, value, what is known to be wrong with it (None: nothing), and its raw form to quote from."""
+
+NAME = "<python>"
+"""File name of records from Python."""
+
+BLOCK_RECORDS = 4096
 
 _ESCAPED_SURROGATE = (b"\\ud", b"\\uD")
-"""What a JSON line holds wherever a lone surrogate may be: pairs are written so too."""
+"""A JSON line with a lone surrogate holds one of these; so does one with a pair."""
 
 
 @final
@@ -32,16 +42,16 @@ class ObjectBlock:
     objects: list[dict[str, Any]]
 
     lines: np.ndarray[Any, np.dtype[np.int64]]
-    """Where each record is in its file: line, from 1; or row, from 0, where the format has rows."""
+    """Place of each record in its file: line, from 1; or row, from 0, if the format has rows."""
 
     files: np.ndarray[Any, np.dtype[np.int32]]
-    """Which of the part's `files` each record is from."""
+    """Which of the part's `files` each record comes from."""
 
     size_bytes: int
     """Raw bytes of the source that went into this block, for progress."""
 
     rejects: list[Reject]
-    """What could not be read, in order."""
+    """Records that could not be read, in order."""
 
     def __len__(self) -> int:
         return len(self.objects)
@@ -50,13 +60,13 @@ class ObjectBlock:
 def parse_lines(
     data: bytes | memoryview, file: str, first_line: int, size_bytes: int, rejects: Sequence[Reject] = ()
 ) -> ObjectBlock:
-    """Decode whole lines, an object each; blank ones are passed over.
+    """Decode whole lines with an object each; blank lines are skipped.
 
     Args:
         data: Lines, the last with or without its newline.
         file: Name for messages.
         first_line: Number of the first line.
-        size_bytes: What to report as consumed.
+        size_bytes: Raw bytes to report as consumed.
         rejects: More rejects of this block.
     """
     found: list[Found] = []
@@ -68,18 +78,18 @@ def parse_lines(
 
 
 def gather(found: Sequence[Found], file: str, size_bytes: int, rejects: Sequence[Reject] = ()) -> ObjectBlock:
-    """A block of what a reader found.
+    """Build a block from what a reader found.
 
     Args:
         found: Values, good and bad.
         file: Name for messages.
-        size_bytes: What to report as consumed.
+        size_bytes: Raw bytes to report as consumed.
         rejects: More rejects of this block.
     """
     objects, lines, bad = [], [], list(rejects)
     for line, value, reason, quoted in found:
         if reason is None and not isinstance(value, dict):
-            reason = f"the record is {kind_of(value)}; due: an object with messages"
+            reason = f"the record is {kind_of(value)}; expected: an object with messages"
         if reason is not None:
             quoted = quoted if isinstance(quoted, bytes | str) else repr(quoted)
             bad.append(Reject(file, line, reason, excerpt(quoted)))
@@ -101,21 +111,21 @@ def rows_as_objects(table: pa.Table, file: str, first_row: int, size_bytes: int)
 
 
 def lone_surrogate(value: Any) -> str | None:
-    """Where in a decoded value half of a surrogate pair stands, in words; None where there is none."""
+    """Where a decoded value contains half of a surrogate pair, in words; None: nowhere."""
     for text in texts_of(value):
         try:
             text.encode()
         except UnicodeEncodeError as error:
             at = error.start
             return (
-                f"a text of the record has a lone surrogate U+{ord(text[at]):04X} at character {at}, half of a "
-                f"character that no UTF-8 can hold; it was cut in the middle: {excerpt(text[max(at - 20, 0) :])!r}"
+                f"a text of the record has a lone surrogate U+{ord(text[at]):04X} at character {at}, which is half of "
+                f"a character and not valid UTF-8; it was cut in the middle: {excerpt(text[max(at - 20, 0) :])!r}"
             )
     return None
 
 
 def texts_of(value: Any) -> Iterator[str]:
-    """All texts of a decoded value, keys among them."""
+    """All texts of a decoded value, including keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -135,7 +145,7 @@ def _decode(raw: bytes) -> tuple[Any, str | None]:
     except json.JSONDecodeError as error:
         return None, explain_syntax(raw.decode().strip(), error)
     except RecursionError:
-        return None, "not JSON that can be read: its objects are nested too deeply"
+        return None, "the JSON cannot be read: its objects are nested too deeply"
     if any(mark in raw for mark in _ESCAPED_SURROGATE):
         return value, lone_surrogate(value)
     return value, None
@@ -147,3 +157,93 @@ def _row_or_none(row: pa.Table) -> dict[str, Any] | None:
     except UnicodeDecodeError:
         return None
     return record
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MemoryPart:
+    """Some records of an iterable, from number `first` on."""
+
+    records: tuple[Any, ...]
+    fields: Fields
+    first: int
+    size_bytes: int
+
+    @property
+    def name(self) -> str:
+        """Name for messages."""
+        return f"{NAME} [records {self.first}:{self.first + len(self.records)}]"
+
+    @property
+    def identity(self) -> str:
+        """A hash of the records."""
+        digest = hashlib.blake2b(digest_size=16)
+        for record in self.records:
+            text = repr(record).encode("utf-8", "surrogatepass")
+            digest.update(len(text).to_bytes(8, "little") + text)
+        return f"{self.name} {digest.hexdigest()}"
+
+    @property
+    def sources(self) -> tuple[SourceFile, ...]:
+        """No file."""
+        return ()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The name that takes the place of a file's."""
+        return (NAME,)
+
+    def extents(self) -> tuple[Extent, ...]:
+        """Empty: the identity covers the content."""
+        return ()
+
+    def blocks(self, damaged: OnDamage = stop_at_damage) -> Iterator[RecordBlock]:
+        """Yield the records in order."""
+        for begin in range(0, len(self.records), BLOCK_RECORDS):
+            yield self._block(begin, self.records[begin : begin + BLOCK_RECORDS])
+
+    def objects(self, damaged: OnDamage = stop_at_damage) -> Iterator[ObjectBlock]:
+        """Yield whole records in order."""
+        for begin in range(0, len(self.records), BLOCK_RECORDS):
+            records = self.records[begin : begin + BLOCK_RECORDS]
+            numbers = range(self.first + begin, self.first + begin + len(records))
+            found = list(zip(numbers, records, map(lone_surrogate, records), records, strict=True))
+            yield gather(found, NAME, self.size_bytes * len(records) // len(self.records))
+
+    def _block(self, begin: int, records: tuple[Any, ...]) -> RecordBlock:
+        good: list[Any] = []
+        lines: list[int] = []
+        rejects: list[Reject] = []
+        for number, record in enumerate(records, self.first + begin):
+            row = {self.fields.text: record} if isinstance(record, str) else record
+            reason = diagnose(row, self.fields)
+            if reason is None:
+                good.append(row)
+                lines.append(number)
+            else:
+                rejects.append(Reject(NAME, number, reason, excerpt(repr(record))))
+        return check_table(
+            pa.Table.from_pylist(good, schema=self.fields.schema),
+            self.fields,
+            lines=np.array(lines, np.int64),
+            files=np.zeros(len(lines), np.int32),
+            size_bytes=self.size_bytes * len(records) // len(self.records),
+            explain=lambda row: Reject(NAME, lines[row], "the record cannot be read", excerpt(repr(good[row]))),
+            rejects=rejects,
+        )
+
+
+def cut_records(records: Iterable[Any], fields: Fields, part_bytes: int) -> Iterator[MemoryPart]:
+    """Consume an iterable and yield parts of about `part_bytes` characters of text."""
+    waiting: list[Any] = []
+    first = size = 0
+    for record in records:
+        waiting.append(record)
+        text = record.get(fields.text) if isinstance(record, dict) and not fields.whole else record
+        text = repr(record) if fields.whole else text
+        size += len(text) if isinstance(text, str) else 1
+        if size >= part_bytes:
+            yield MemoryPart(tuple(waiting), fields, first, size)
+            first, size, waiting = first + len(waiting), 0, []
+    if waiting:
+        yield MemoryPart(tuple(waiting), fields, first, size)

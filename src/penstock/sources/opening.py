@@ -1,7 +1,7 @@
-"""From what the user names to parts: the units of work of preparing.
+"""Opens the sources that a user names and cuts them into parts, the units of work of a preparation.
 
-Parts depend on the input alone, never on the number of processes: byte ranges of large JSONL files, compressed
-ones whole, row groups of Parquet files, small text files together, files of a saved `datasets` folder.
+Parts depend on the input alone, never on the number of processes. A part is a byte range of a large JSONL file, a whole
+compressed file, some row groups of a Parquet file, several small text files, or one file of a saved `datasets` folder.
 """
 
 import glob
@@ -9,37 +9,28 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from penstock.errors import ConfigError, RecordError
+from penstock.core.errors import ConfigError, RecordError
+from penstock.sources.arrow_files import ArrowPart, cut_parquet, find_saved
 from penstock.sources.compression import COMPRESSIONS, PACKED
-from penstock.sources.damage import OnDamage, stop_at_damage
 from penstock.sources.files import Extent, SourceFile, find_files, refuse_twice
-from penstock.sources.jsonl import JsonlPart, number_lines
-from penstock.sources.memory import cut_records
-from penstock.sources.objects import ObjectBlock
-from penstock.sources.parquet import cut_parquet
-from penstock.sources.records import Fields, RecordBlock, Reject
-from penstock.sources.saved import ArrowPart, find_saved
+from penstock.sources.json_files import JsonlPart, cut_values, holds_values, number_lines
+from penstock.sources.objects import ObjectBlock, cut_records
+from penstock.sources.records import Fields, OnDamage, RecordBlock, Reject, stop_at_damage
 from penstock.sources.text import TextPart
-from penstock.sources.values import cut_values, holds_values
 
 PART_BYTES = 64 << 20
-"""Raw bytes of a part, about; one shard comes of it."""
+"""Approximate raw bytes of a part; each part becomes one shard."""
 
 MAX_PARTS = 4096
-"""With more input than this many parts, parts get larger, to at most `LARGEST_PART_BYTES`."""
+"""Input that would give more parts is cut into larger ones, of at most `LARGEST_PART_BYTES`."""
 
 LARGEST_PART_BYTES = 1 << 30
 
 EXTENSIONS = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
     ".parquet": "parquet",
     ".arrow": "arrow",
-    ".txt": "text",
-    ".text": "text",
-    ".md": "text",
-    ".rst": "text",
+    **dict.fromkeys((".txt", ".text", ".md", ".rst"), "text"),
 }
 """File name extension → format; `format=` overrides it."""
 
@@ -51,32 +42,32 @@ class Part(Protocol):
 
     @property
     def name(self) -> str:
-        """For people: what it reads."""
+        """What it reads, for messages."""
 
     @property
     def identity(self) -> str:
-        """What it reads and how, whatever that holds: the path of a file, and what of it."""
+        """What it reads and how, whatever the content: a path, and which stretch of the file."""
 
     @property
     def sources(self) -> tuple[SourceFile, ...]:
-        """The files that it reads from."""
+        """The files that it reads."""
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Names of the files that `RecordBlock.files` points into."""
+        """The names that `files` of its blocks points into."""
 
     @property
     def size_bytes(self) -> int:
         """Raw bytes, for progress."""
 
     def extents(self) -> tuple[Extent, ...]:
-        """The bytes of local files that decide what comes of it; empty where they are not local."""
+        """The bytes of local files that determine the result; empty if the files are not local."""
 
     def blocks(self, damaged: OnDamage = stop_at_damage) -> Iterator[RecordBlock]:
-        """The records, in order: the fields asked for; `damaged` is called where a file cannot be read further."""
+        """Yield the requested fields of the records in order; calls `damaged` if a file cannot be read further."""
 
     def objects(self, damaged: OnDamage = stop_at_damage) -> Iterator[ObjectBlock]:
-        """The records, in order: whole, where `Fields.whole` asks for that."""
+        """Yield whole records in order, if `Fields.whole` is set."""
 
 
 def open_sources(
@@ -93,13 +84,12 @@ def open_sources(
 
     Args:
         specs: Paths, folders, globs or fsspec URLs; one or several.
-        format: One of `FORMATS`; None goes by the file names.
-        fields: Which fields to read; None reads `text`.
-        separator: Plain text only: what stands between documents. None: a file is a document.
-        part_bytes: Raw bytes of a part, about; None: 64 MiB, more for terabytes.
-        notice: Is told, in words, which files of a folder are passed over.
-        damaged: Called for a file that cannot be cut into parts; where it returns, the file is a part from which
-            nothing can be read.
+        format: One of `FORMATS`; None: by file name extension.
+        fields: Which fields to read; None: `text`.
+        separator: Plain text only: the text between documents. None: each file is one document.
+        part_bytes: Approximate raw bytes of a part; None: 64 MiB, more for terabytes.
+        notice: Called with a message about files of a folder that are skipped.
+        damaged: Called for a file that cannot be cut into parts; if it returns, the file becomes one empty part.
 
     Returns:
         The parts, in order of the input.
@@ -107,13 +97,13 @@ def open_sources(
     Raises:
         RecordError: Nothing was found, or a file cannot be read as its format.
         DamagedFileError: A file was cut or is damaged.
-        ConfigError: A setting is out of range, or a file's format is not known.
+        ConfigError: A setting is out of range, or the format of a file is unknown.
     """
     fields = fields or Fields()
     _check(format, separator, part_bytes)
     listed = [specs] if isinstance(specs, (str, os.PathLike)) else list(specs)
     if not listed:
-        raise RecordError("no source is named; due: at least one path, folder, glob or URL")
+        raise RecordError("no source is given; expected: at least one path, folder, glob or URL")
     files = [pair for spec in listed for pair in _with_formats(spec, format, notice or (lambda _: None))]
     refuse_twice(file for file, _ in files)
     total = sum(file.size_bytes for file, _ in files)
@@ -124,7 +114,7 @@ def open_sources(
 def open_records(
     records: Iterable[str | dict[str, Any]], *, fields: Fields | None = None, part_bytes: int | None = None
 ) -> Iterator[Part]:
-    """Cut what Python hands over into parts, as it comes; `open_sources` for an iterable of texts or objects."""
+    """Cut an iterable of texts or objects into parts as it is consumed."""
     _check(None, None, part_bytes)
     yield from cut_records(records, fields or Fields(), part_bytes or PART_BYTES)
 
@@ -138,9 +128,9 @@ def read_texts(
     """The texts of all parts, one after another.
 
     Args:
-        parts: What `open_sources` gave.
-        skip: Is told of each reject, which is passed over; None: the first one stops.
-        damaged: Called where a file cannot be read further; where it returns, reading goes on with the next.
+        parts: The result of `open_sources`.
+        skip: Called with each reject, which is then skipped; None: the first reject raises.
+        damaged: Called when a file cannot be read further; if it returns, reading continues with the next file.
 
     Raises:
         RecordError: A record cannot be read.
@@ -164,9 +154,9 @@ def stop_at_reject(block: RecordBlock) -> None:
 
 def _check(format: str | None, separator: str | None, part_bytes: int | None) -> None:
     if format is not None and format not in FORMATS:
-        raise ConfigError(f"format {format!r} is not known; known: {', '.join(FORMATS)}")
+        raise ConfigError(f"format {format!r} is unknown; known: {', '.join(FORMATS)}")
     if separator == "":
-        raise ConfigError("the separator is empty; due: at least one character")
+        raise ConfigError("the separator is empty; expected: at least one character")
     if part_bytes is not None and part_bytes < 1:
         raise ConfigError(f"part_bytes must be >= 1, got {part_bytes}")
 
@@ -182,20 +172,20 @@ def _with_formats(
     files = find_files(spec)
     known = [(file, format or EXTENSIONS.get(file.suffixes[0], "")) for file in files]
     chosen = [(file, kind) for file, kind in known if kind]
-    strange = [file for file, kind in known if not kind]
-    if strange and not (chosen and in_folder):
-        suffix = strange[0].suffixes[0]
+    unknown = [file for file, kind in known if not kind]
+    if unknown and not (chosen and in_folder):
+        suffix = unknown[0].suffixes[0]
         if suffix in PACKED:
             raise ConfigError(
-                f"{strange[0].path}: {suffix} files are not read; unpack it first, or compress it as "
+                f"{unknown[0].path}: {suffix} files are not supported; unpack the file first, or compress it as "
                 f"{', '.join(COMPRESSIONS)}"
             )
         raise ConfigError(
-            f"{strange[0].path}: no format is known for the extension {suffix!r}; "
-            f"say which it is: --format {'|'.join(FORMATS)} (extensions known: {', '.join(EXTENSIONS)})"
+            f"{unknown[0].path}: unknown extension {suffix!r}; "
+            f"name the format: --format {'|'.join(FORMATS)} (known extensions: {', '.join(EXTENSIONS)})"
         )
-    if strange:
-        notice(f"{text}: passed over {len(strange)} files of unknown format, such as {strange[0].path}")
+    if unknown:
+        notice(f"{text}: skipped {len(unknown)} files of unknown format, such as {unknown[0].path}")
     return chosen
 
 
@@ -206,7 +196,7 @@ def _cut(
     waiting = 0
     for file, kind in files:
         if kind == "text" and fields.whole:
-            raise ConfigError(f"{file.path}: plain text holds no conversations; due: JSON lines, Parquet or Arrow")
+            raise ConfigError(f"{file.path}: plain text holds no conversations; expected: JSON lines, Parquet or Arrow")
         if kind == "text":
             texts.append(file)
             waiting += file.size_bytes
@@ -224,7 +214,7 @@ def _cut(
 
 def _cut_file(file: SourceFile, kind: str, fields: Fields, size: int, damaged: OnDamage) -> Iterator[Part]:
     if kind in ("parquet", "arrow") and file.compression:
-        raise ConfigError(f"{file.path}: {kind} files are not read while they are compressed; decompress it first")
+        raise ConfigError(f"{file.path}: compressed {kind} files are not supported; decompress the file first")
     if kind == "parquet":
         yield from cut_parquet(file, fields, size, damaged)
     elif kind == "arrow":

@@ -1,11 +1,11 @@
-"""Parses lines of JSON: quickly where nothing is unusual, otherwise with pyarrow, which bad lines are found by, too.
+"""Parses lines of JSON: with a fast kernel where possible, otherwise with pyarrow, which also finds bad lines.
 
-A kernel reads blocks whose lines are one plain object each with the text in it, at 2.6 GB/s a core; where it stops, or
-more fields are asked for, pyarrow reads the whole block, at 0.7. pyarrow takes objects, not lines, so each non-blank
-line must begin with `{` and end with `}`, and the parser must give as many rows as there are lines: together this
-proves one object a line. (It also keeps a leading `null` from pyarrow 26, which crashes on it.) The bytes are first
-checked to be UTF-8, which pyarrow does not do. Duplicate keys are refused in the fields that are read. An escaped
-`\\u0000` is a character like others; a raw NUL is an error. Bad lines cost a few parses of their neighbourhood each.
+The kernel reads blocks in which each line is one plain object with the text field, at 2.6 GB/s a core. If it stops, or
+more fields are requested, pyarrow reads the whole block, at 0.7 GB/s. pyarrow parses objects, not lines. So each
+non-blank line must begin with `{` and end with `}`, and the parser must return one row per line; together these prove
+one object per line. (The first check also keeps a leading `null` away from pyarrow 26, which crashes on it.) pyarrow
+does not check that its input is UTF-8, so that is done first. Duplicate keys are refused in the fields that are read.
+An escaped `\\u0000` is an ordinary character; a raw NUL is an error. A bad line costs a few parses of its neighbours.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,11 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json as pj
 
-from penstock.arrow import empty_table
-from penstock.compiled import address_of
+from penstock.core.arrow import empty_table
+from penstock.core.compiled import address_of
 from penstock.sources import _kernels as k
-from penstock.sources.checks import check_table
-from penstock.sources.explain import MAX_LINE_BYTES, explain_line
+from penstock.sources.checks import MAX_LINE_BYTES, check_table, explain_line
 from penstock.sources.lines import BLOCK_BYTES, NEWLINE
 from penstock.sources.records import Fields, RecordBlock, Reject, excerpt
 
@@ -44,11 +43,11 @@ def parse_block(
         file: Name for messages.
         first_line: Number of the first line.
         fields: What to read.
-        size_bytes: What to report as consumed.
+        size_bytes: Raw bytes to report as consumed.
         rejects: More rejects of this block.
 
     Returns:
-        The records, and a reject for each line that does not hold one; and the number of newlines.
+        The records, with a reject for each line that does not hold one; and the number of newlines.
     """
     found = parse_plain(data, first_line, fields, size_bytes, rejects)
     return found or parse_with_arrow(data, file, first_line, fields, size_bytes, rejects)
@@ -57,7 +56,7 @@ def parse_block(
 def parse_plain(
     data: bytes | memoryview, first_line: int, fields: Fields, size_bytes: int, rejects: Sequence[Reject]
 ) -> tuple[RecordBlock, int] | None:
-    """As `parse_block`; None where a line is not plain, or more is asked for than a text."""
+    """`parse_block` with the kernel; None if a line is not plain, or more than the text is requested."""
     if fields.weights or fields.columns or "." in fields.text or len(data) > MAX_LINE_BYTES:
         return None
     source, name = np.frombuffer(data, np.uint8), np.frombuffer(fields.text.encode(), np.uint8)
@@ -73,7 +72,7 @@ def parse_plain(
 
 
 def most_texts(size: int, name_bytes: int) -> int:
-    """How many texts `size` bytes of lines can hold at most: no line is shorter than {"name":"a"} and a newline."""
+    """Upper bound of the texts in `size` bytes of lines: no line is shorter than {"name":"a"} and a newline."""
     return (size + 1) // (name_bytes + len('{"":"a"}\n'))
 
 
@@ -85,9 +84,9 @@ def parse_with_arrow(
     size_bytes: int,
     rejects: Sequence[Reject],
 ) -> tuple[RecordBlock, int]:
-    """As `parse_block`, for any lines."""
+    """`parse_block` with pyarrow, for any lines."""
     starts, ends = _line_bounds(data)
-    fit, blank = _look_at_edges(data, starts, ends)
+    fit, blank = _check_edges(data, starts, ends)
     parser = _Parser(data, starts, ends, fields.schema, [], [], [])
     for begin, end in _runs(fit | blank):
         parser.parse(begin, end, blank)
@@ -115,7 +114,7 @@ def parse_with_arrow(
 @final
 @dataclass(frozen=True, slots=True)
 class _Parser:
-    """Parses runs of lines, halving a run until the bad lines stand alone."""
+    """Parses runs of lines; halves a run until its bad lines are isolated."""
 
     data: bytes | memoryview
     starts: Integers
@@ -126,7 +125,7 @@ class _Parser:
     bad: list[int]
 
     def parse(self, begin: int, end: int, blank: Flags) -> None:
-        """Parse lines [begin, end), each blank or shaped like an object."""
+        """Parse lines [begin, end), each blank or between braces."""
         rows = begin + np.flatnonzero(~blank[begin:end])
         if len(rows) == 0:
             return
@@ -144,7 +143,7 @@ class _Parser:
 
 
 def _parse(piece: memoryview, schema: pa.Schema) -> pa.Table | None:
-    """The objects of `piece` as a table; None when something in it is not right."""
+    """The objects of `piece` as a table; None if anything in it is wrong."""
     if len(piece) > MAX_LINE_BYTES + BLOCK_BYTES or not is_utf8(piece):
         return None
     try:
@@ -162,7 +161,7 @@ def _read(piece: memoryview, schema: pa.Schema) -> pa.Table:
 
 
 def _parser_message(raw: bytes, schema: pa.Schema) -> str:
-    """The parser's own words on a line that Python's JSON has nothing against."""
+    """The parser's own message about a line that Python's JSON accepts."""
     try:
         _read(memoryview(raw), schema)
     except pa.ArrowException as error:
@@ -187,7 +186,7 @@ def _ends_line(data: bytes | memoryview) -> bool:
 
 
 def _line_bounds(data: bytes | memoryview) -> tuple[Integers, Integers]:
-    """Where each line begins, and where it ends without its newline."""
+    """Where each line begins, and where it ends, without its newline."""
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == NEWLINE)
     if not _ends_line(data):
         ends = np.append(ends, len(data))
@@ -196,7 +195,7 @@ def _line_bounds(data: bytes | memoryview) -> tuple[Integers, Integers]:
     return starts, ends
 
 
-def _look_at_edges(data: bytes | memoryview, starts: Integers, ends: Integers) -> tuple[Flags, Flags]:
+def _check_edges(data: bytes | memoryview, starts: Integers, ends: Integers) -> tuple[Flags, Flags]:
     """Which lines begin with `{` and end with `}`, and which are blank."""
     blank = np.zeros(len(starts), np.bool_)
     if not len(starts):

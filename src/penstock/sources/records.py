@@ -1,42 +1,94 @@
-"""What every reader hands over: blocks of checked texts with their places, and what was rejected, with reasons.
+"""What every reader returns: blocks of checked texts with their places, rejected records, and damage to files.
 
-A text in a block is valid UTF-8, not null and not empty. What could not be made into one is in `rejects`, so that
-records in = texts + rejects, block by block.
+A text in a block is valid UTF-8, not null and not empty. Every other record is in `rejects`, with its reason, so in
+each block records = texts + rejects.
+
+A file that cannot be read to its end was cut, damaged, or changed while it was read. Nobody knows how many records it
+has lost, so it stops the work, unless the caller counts the loss and continues.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError, DamagedFileError
 
 EXCERPT_CHARACTERS = 160
-"""How much of a rejected record is quoted."""
+"""Length of the quotation from a rejected record."""
 
 COLUMN_TYPES = {"string": pa.large_string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_()}
 """Types that a kept column may be declared with."""
 
 WEIGHTS_TYPE = pa.list_(pa.struct([("begin", pa.int64()), ("end", pa.int64()), ("weight", pa.float64())]))
-"""How loss-weight ranges look in a record: `[{"begin": 0, "end": 5, "weight": 1.0}]`, in characters."""
+"""Arrow type of loss-weight ranges: `[{"begin": 0, "end": 5, "weight": 1.0}]`, in characters."""
+
+
+class Unreadable(Exception):  # noqa: N818  (never seen by users: a reader turns it into a Damage)
+    """The rest of a file cannot be read.
+
+    Args:
+        reason: In words.
+        position: Stored bytes of the file that were read before.
+        cut: Only the end is missing, so all that comes before it is right.
+    """
+
+    def __init__(self, reason: str, position: int = 0, *, cut: bool = False) -> None:
+        super().__init__(reason)
+        self.position, self.cut = position, cut
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A stretch of a file that cannot be read."""
+
+    file: str
+    line: int
+    """The first line (from 1) or row (from 0) that was not read."""
+    reason: str
+    size_bytes: int
+    """Bytes to be read: of the file, or of the part's range of it."""
+    unread_bytes: int
+    """Bytes among these that gave no record. The missing end of a cut file is not counted, because its size is
+    unknown."""
+
+    def __str__(self) -> str:
+        read = self.size_bytes - self.unread_bytes
+        return (
+            f"{self.file}:{self.line}: the file cannot be read further: {self.reason} "
+            f"({read:,} of {self.size_bytes:,} bytes were read)"
+        )
+
+
+OnDamage = Callable[[Damage], Any]
+"""Called for each stretch that cannot be read; if it returns, the reader continues after the stretch."""
+
+
+def stop_at_damage(damage: Damage) -> None:
+    """Raise a `DamagedFileError`: the default for `OnDamage`."""
+    raise DamagedFileError(
+        f"{damage}; copy the file again, or continue without what cannot be read: --on-damaged-file skip"
+    )
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
-    """Which fields of a record are read; a dot goes into an object: `"document.body"`."""
+    """Which fields of a record are read; a dot selects a field of an object: `"document.body"`."""
 
     text: str = "text"
     """Field that holds the text."""
 
     weights: str | None = None
-    """Field that holds loss-weight ranges, a list of `{begin, end, weight}`: characters (Unicode code points),
-    half-open, rising, not overlapping. A record without it counts in full; an empty list trains nothing; `weight`
-    defaults to 1."""
+    """Field that holds loss-weight ranges, a list of `{begin, end, weight}`: half-open ranges of characters (Unicode
+    code points), in order, not overlapping. `weight` defaults to 1. A record without the field counts in full; an empty
+    list trains nothing."""
 
     whole: bool = False
-    """The whole record with all its fields, as conversations need it: parts give `objects()`, not `blocks()`."""
+    """Read the whole record with all its fields, as conversations need it: parts give `objects()`, not `blocks()`."""
 
     columns: dict[str, str] = field(default_factory=dict)
     """Other fields to keep for filter and map hooks → their type: "string", "int64", "float64" or "bool"."""
@@ -47,7 +99,7 @@ class Fields:
                 raise ConfigError(f"column {name!r} has type {kind!r}; known: {', '.join(COLUMN_TYPES)}")
         names = self.names
         if not all(names) or len(set(names)) != len(names):
-            raise ConfigError(f"fields must be named, each once; got {names}")
+            raise ConfigError(f"fields need distinct, non-empty names; got {names}")
         clash = next(((a, b) for a in names for b in names if b.startswith(f"{a}.")), None)
         if clash:
             raise ConfigError(
@@ -56,14 +108,14 @@ class Fields:
 
     @property
     def names(self) -> list[str]:
-        """All fields that are read, the text first; none of them by name where records are read whole."""
+        """All fields that are read, the text first; empty if records are read whole."""
         if self.whole:
             return []
         return [self.text, *([self.weights] if self.weights else []), *self.columns]
 
     @property
     def schema(self) -> pa.Schema:
-        """The fields as an Arrow schema, objects nested."""
+        """The fields as an Arrow schema with nested objects."""
         tree: dict[str, Any] = {}
         kinds = {self.text: pa.large_string(), **{name: COLUMN_TYPES[kind] for name, kind in self.columns.items()}}
         if self.weights:
@@ -84,7 +136,7 @@ def _struct(tree: dict[str, Any]) -> pa.StructType:
 @final
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """One record that could not be read, with its place and why."""
+    """One record that could not be read: where it is, and why."""
 
     file: str
     line: int
@@ -101,7 +153,7 @@ class Weights:
     """Loss-weight ranges of n records, in characters.
 
     Record i has ranges `offsets[i]` to `offsets[i + 1]` (int64 [n + 1]) of `begin`, `end` (int64) and `weight`
-    (float32). Where `present[i]` is False the record gave none, and counts in full.
+    (float32). If `present[i]` is False, the record gave none and counts in full.
     """
 
     offsets: np.ndarray[Any, np.dtype[np.int64]]
@@ -120,29 +172,29 @@ class RecordBlock:
     """The texts: no nulls, none empty, valid UTF-8."""
 
     lines: np.ndarray[Any, np.dtype[np.int64]]
-    """Where each record is in its file: line, from 1; or row, from 0, where the format has rows."""
+    """Place of each record in its file: line, from 1; or row, from 0, if the format has rows."""
 
     files: np.ndarray[Any, np.dtype[np.int32]]
-    """Which of the part's `files` each record is from."""
+    """Which of the part's `files` each record comes from."""
 
     weights: Weights | None
-    """Loss-weight ranges, where `Fields.weights` asks for them."""
+    """Loss-weight ranges; None if `Fields.weights` does not request them."""
 
     columns: dict[str, pa.Array]
-    """The other fields asked for, by name; they may hold nulls."""
+    """The other requested fields, by name; they may hold nulls."""
 
     size_bytes: int
     """Raw bytes of the source that went into this block, for progress."""
 
     rejects: list[Reject]
-    """What could not be read, in order."""
+    """Records that could not be read, in order."""
 
     def __len__(self) -> int:
         return len(self.texts)
 
 
 def excerpt(raw: bytes | str) -> str:
-    """The start of a record on one line, for people to recognise it."""
+    """The start of a record on one line, so that people recognise it."""
     text = raw[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "replace") if isinstance(raw, bytes) else raw
     text = text[:EXCERPT_CHARACTERS].encode("utf-8", "backslashreplace").decode()
     return " ".join(text.split())

@@ -1,7 +1,7 @@
-"""Files in object stores and on other machines, through fsspec: found, told apart, read at any place.
+"""Finds and reads files in object stores and on other machines, through fsspec.
 
-What goes wrong in a store stops the work with an error that names the URL. It is never taken for the end of a file, so
-no text is lost to a network that failed. Reading a range costs one request, and gives those bytes and no others.
+A failure of a store stops the work with an error that names the URL. It is never mistaken for the end of a file, so no
+text is lost to a network failure. Reading a range costs one request and returns exactly those bytes.
 """
 
 import glob
@@ -9,19 +9,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, final
 
-from penstock.errors import PenstockError, RecordError
-from penstock.sources.damage import Unreadable
+from penstock.core.errors import PenstockError, RecordError
+from penstock.sources.records import Unreadable
 
 STAMPS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "updated", "created")
-"""What stores call the figure that changes with the content, best first.
+"""Names that stores give to the value that changes with the content, best first.
 
-fsspec's own `ukey` hashes all that a store says of a file, which is more in a listing than for one file.
+fsspec's own `ukey` hashes everything that a store reports about a file; a listing reports more than a single look-up.
 """
 
 
 @contextmanager
 def store_errors(url: str) -> Iterator[None]:
-    """Turn whatever a store's library raises into an error that names the URL and the cure."""
+    """Turn any exception of a store's library into an error that names the URL and the cure."""
     try:
         yield
     except (PenstockError, Unreadable):
@@ -29,17 +29,17 @@ def store_errors(url: str) -> Iterator[None]:
     except Exception as error:  # each store has an error tree of its own
         cause = _cause(error)
         if isinstance(cause, FileNotFoundError):
-            reason = f"is not in the store: {cause}; look for a typing error, then run it again"
+            reason = f"is not in the store: {cause}; check the spelling, then run it again"
         else:
             reason = (
-                f"the store cannot be read: {type(cause).__name__}: {cause}; look at the address, the credentials and "
+                f"the store cannot be read: {type(cause).__name__}: {cause}; check the address, the credentials and "
                 "the network, then run it again"
             )
         raise RecordError(f"{url}: {reason}: finished parts are kept") from error
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What really went wrong: some stores call it a missing file when they could not ask, or were refused."""
+    """The true cause: some stores report a missing file when the request failed or was refused."""
     cause: BaseException | None = error
     while isinstance(error, FileNotFoundError) and (cause := cause.__cause__ if cause else None) is not None:
         response = getattr(cause, "response", None)
@@ -51,7 +51,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def find_remote(url: str) -> list[tuple[str, int, str]]:
-    """URL, bytes and stamp of each file that a URL stands for, of a file, a folder or a glob; sorted by name.
+    """URL, bytes and stamp of each file that a URL (a file, folder or glob) matches, sorted by name.
 
     Raises:
         RecordError: The store's package is missing, or the store cannot be read.
@@ -65,7 +65,7 @@ def find_remote(url: str) -> list[tuple[str, int, str]]:
 
 
 def _list(filesystem: Any, path: str) -> dict[str, dict[str, Any]]:
-    """What the store says of each file, by name."""
+    """What the store reports about each file, by name."""
     try:
         whole = filesystem.info(path)
     except FileNotFoundError as error:
@@ -79,7 +79,7 @@ def _list(filesystem: Any, path: str) -> dict[str, dict[str, Any]]:
         return found
     if not glob.has_magic(path):
         return {}
-    return {name: told for name, told in filesystem.glob(path, detail=True).items() if told["type"] == "file"}
+    return {name: entry for name, entry in filesystem.glob(path, detail=True).items() if entry["type"] == "file"}
 
 
 def _is_hidden(name: str, path: str) -> bool:
@@ -88,8 +88,8 @@ def _is_hidden(name: str, path: str) -> bool:
     return any(part.startswith(".") and part not in named for part in name.split("/"))
 
 
-def _stamp(told: dict[str, Any]) -> str:
-    return next((str(told[name]) for name in STAMPS if told.get(name)), "")
+def _stamp(entry: dict[str, Any]) -> str:
+    return next((str(entry[name]) for name in STAMPS if entry.get(name)), "")
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
@@ -99,7 +99,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
         filesystem, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:
         extra = "huggingface" if url.startswith("hf://") else "cloud"
-        raise RecordError(f"{url}: {error}; stores need their package: pip install 'penstock[{extra}]'") from error
+        raise RecordError(f"{url}: {error}; install the store's package: pip install 'penstock[{extra}]'") from error
     return filesystem, path
 
 
@@ -107,7 +107,7 @@ def read_range(url: str, begin: int, amount: int) -> bytes:
     """Bytes [begin, begin + amount) of a file, in one request.
 
     Raises:
-        RecordError: The store cannot be read, or gives no ranges.
+        RecordError: The store cannot be read, or does not support ranges.
         Unreadable: The file has become shorter.
     """
     filesystem, path = _filesystem(url)
@@ -115,7 +115,7 @@ def read_range(url: str, begin: int, amount: int) -> bytes:
         data: bytes = filesystem.cat_file(path, start=begin, end=begin + amount)
     if len(data) > amount:
         raise RecordError(
-            f"{url}: asked for {amount} bytes, the store sent {len(data)}, so it gives no ranges of a file; "
+            f"{url}: requested {amount} bytes, the store sent {len(data)}, so it does not support ranges; "
             "read the file in one piece: --part-bytes of at least its size"
         )
     if len(data) < amount:
@@ -126,11 +126,11 @@ def read_range(url: str, begin: int, amount: int) -> bytes:
 
 @final
 class RemoteFile:
-    """A file of a store for Arrow to read from.
+    """A file of a store as a Python file object, for Arrow to read.
 
     Args:
         url: Where it is.
-        ahead: Read ahead of what is asked, for reading front to back; otherwise a read is a request of just its bytes.
+        ahead: Read ahead, for reading front to back; otherwise each read requests exactly its bytes.
     """
 
     def __init__(self, url: str, *, ahead: bool) -> None:
@@ -140,17 +140,17 @@ class RemoteFile:
             self._file: Any = filesystem.open(path, "rb", **({} if ahead else {"cache_type": "none"}))
 
     def read(self, amount: int = -1) -> bytes:
-        """Up to `amount` bytes, all that are left when it is negative."""
+        """Read up to `amount` bytes; all that are left if it is negative."""
         with store_errors(self._url):
             data: bytes = self._file.read(amount)
             return data
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Go to a place."""
+        """Go to a position."""
         return int(self._file.seek(offset, whence))
 
     def tell(self) -> int:
-        """The place."""
+        """The current position."""
         return int(self._file.tell())
 
     def close(self) -> None:

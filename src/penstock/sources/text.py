@@ -1,8 +1,8 @@
-"""Reads plain text: a file a document, or several in a file with a separator between them.
+"""Reads plain text: each file is one document, or holds several with a separator between them.
 
-A UTF-8 BOM at the start of a file is dropped; line ends stay as they are. With a separator, what stands before the
-first, between two, and after the last is a document each; nothing after the last one is no document. Where the
-separator is made of line ends, blank lines between documents are passed over, as between lines of JSON.
+A UTF-8 BOM at the start of a file is dropped; line ends are kept. With a separator, the text before the first, between
+two, and after the last separator is a document each; no text after the last separator is not an empty document. If the
+separator consists of line ends, blank lines between documents are skipped, as between lines of JSON.
 """
 
 from collections.abc import Iterator
@@ -11,19 +11,18 @@ from typing import final
 
 import numpy as np
 
-from penstock.arrow import from_texts
-from penstock.errors import ConfigError
-from penstock.sources.damage import Damage, OnDamage, Unreadable, stop_at_damage
+from penstock.core.arrow import from_texts
+from penstock.core.errors import ConfigError
 from penstock.sources.files import Extent, SourceFile, open_stream, refuse_wrong_data, whole_file
 from penstock.sources.lines import BLOCK_BYTES, BLOCK_LINES, BOM, read_blocks
 from penstock.sources.objects import ObjectBlock
-from penstock.sources.records import Fields, RecordBlock, Reject, excerpt
+from penstock.sources.records import Damage, Fields, OnDamage, RecordBlock, Reject, Unreadable, excerpt, stop_at_damage
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """Some text files, small ones together."""
+    """One text file, or several small ones."""
 
     sources: tuple[SourceFile, ...]
     fields: Fields
@@ -31,18 +30,18 @@ class TextPart:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name for messages."""
         more = f" and {len(self.sources) - 1} more" if len(self.sources) > 1 else ""
         return self.sources[0].path + more
 
     @property
     def identity(self) -> str:
-        """What it reads, whatever that holds."""
+        """What it reads, whatever the content."""
         return f"{self.separator!r} " + "\n".join(self.files)
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Names of the files that `RecordBlock.files` points into."""
+        """The names that `files` of its blocks points into."""
         return tuple(file.path for file in self.sources)
 
     @property
@@ -51,21 +50,17 @@ class TextPart:
         return sum(file.size_bytes for file in self.sources)
 
     def extents(self) -> tuple[Extent, ...]:
-        """The bytes that decide what comes of it, of local files."""
+        """The bytes of local files that determine the result."""
         return tuple(extent for file in self.sources for extent in whole_file(file))
 
     def objects(self, damaged: OnDamage = stop_at_damage) -> Iterator[ObjectBlock]:
-        """Plain text holds none.
-
-        Raises:
-            ConfigError: Always.
-        """
+        """Raise a `ConfigError`: plain text holds no objects."""
         raise ConfigError(
             f"{self.sources[0].path}: plain text holds no conversations; expected: JSON, Parquet or Arrow"
         )
 
     def blocks(self, damaged: OnDamage = stop_at_damage) -> Iterator[RecordBlock]:
-        """The documents, in order of files and lines."""
+        """Yield the documents in order of files and lines."""
         batch = _Batch()
         for number, file in enumerate(self.sources):
             line, unread = 1, 0
@@ -95,12 +90,12 @@ def _whole(file: SourceFile) -> Iterator[bytes]:
 
 
 def _pieces(file: SourceFile, separator: bytes) -> Iterator[bytes]:
-    """The raw documents between separators; of a file that was cut, those before the last separator."""
+    """The raw documents between separators; for a cut file, only those before the last separator."""
     rest, waiting = b"", bytearray()
     try:
         for data, _ in read_blocks(file):
             waiting += data
-            # A long document is searched again only when it has doubled.
+            # A long document is searched again only after it has doubled.
             if len(waiting) > len(rest):
                 *whole, rest = (rest + waiting).split(separator)
                 waiting.clear()
@@ -115,7 +110,7 @@ def _pieces(file: SourceFile, separator: bytes) -> Iterator[bytes]:
 
 
 class _Batch:
-    """Documents that will be one block."""
+    """Collects the documents of one block."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -131,7 +126,7 @@ class _Batch:
     def add(self, raw: bytes, line: int, number: int, path: str) -> None:
         try:
             text = raw.decode()
-            reason = None if text else "the document is empty; due: at least one character"
+            reason = None if text else "the document is empty; expected: at least one character"
         except UnicodeDecodeError as error:
             text = ""
             at_line = line + raw.count(b"\n", 0, error.start)

@@ -1,17 +1,17 @@
-"""Any tokenizer behind one face: load or train one, encode fast, and know the bytes of every id.
+"""Any tokenizer behind one interface: load or train one, encode fast, and know the bytes of every id.
 
 `load_tokenizer` reads tokenizer.json, Hugging Face folders and hub names, tiktoken ranks (also Meta's Llama 3),
 SentencePiece models, tekken.json, and vocab.json with merges.txt; `train_tokenizer` makes a byte-level BPE;
 `add_tokens` adds control entries to one; `align` cuts two tokenizations of a text into chunks with equal bytes. Text
-never becomes a control token unless that is asked for.
+becomes a control token only on request.
 """
 
-from penstock.tokenizers.adding import add_tokens
+from penstock.core.lazy_imports import public_names
 from penstock.tokenizers.alignment import Aligner, Alignment, align
-from penstock.tokenizers.byte_table import ByteTable
 from penstock.tokenizers.loading import load_tokenizer
 from penstock.tokenizers.tokenizer import Tokenizer, template_in
-from penstock.tokenizers.training import train_tokenizer
+from penstock.tokenizers.training import add_tokens, train_tokenizer
+from penstock.tokenizers.vocabulary import ByteTable
 
 __all__ = [
     "Aligner",
@@ -24,3 +24,5 @@ __all__ = [
     "template_in",
     "train_tokenizer",
 ]
+
+__dir__ = public_names(__name__)

@@ -1,37 +1,43 @@
-"""Kernels of alignment: spelling ids, walking two tokenizations side by side, and finding each other again.
+"""Kernels of alignment: spelling ids, walking two tokenizations side by side, and alignment by strings.
+
+Kernels of alignment: spelling ids, walking two tokenizations side by side, and finding each other again.
 
 A side is what `spell` writes: the bytes of its tokens end to end, where each token ends in them, and its part: TEXT, 0
 for a control token without a counterpart, else the bits of BOS and EOS and above them the number of its pair.
 
 Costs: a walk reads each byte once. After a difference, the near search looks at no more than NEAR_REACH² / 2 places
 and the far one at 8 a byte that it moves on by, so time is linear in the bytes, whatever they are.
+
+Kernel of the alignment by strings: dynamic programming over tokens, in a band around the diagonal.
+
+Costs: at most CELLS cells per call, each up to 2 × LONGEST steps: 10 ms.
 """
 
 import numpy as np
 
-from penstock.compiled import inline_kernel, kernel
+from penstock.core.compiled import inline_kernel, kernel
 
 TEXT = -1
 """Part of a token that spells text."""
 BEGINS, ENDS, PAIRED = 1, 2, 4
-"""Parts: bits of BOS and EOS; multiples of PAIRED are numbers of told pairs."""
+"""Parts: bits of BOS and EOS; multiples of PAIRED are numbers of given pairs."""
 EXACT, EQUIVALENT, CONTROL, DIFFERENT = 0, 1, 2, 3
 DONE, DIFFERS, RESUMED = 0, 1, 2
-"""How a walk ended: bytes equal wherever both have some; stopped at a difference; went on after differences."""
+"""How a walk ended: all bytes equal; stopped at a difference; continued after differences."""
 NEAR_REACH, NEAR_RUN = 16, 8
 FAR_RUN = 32
-"""Equal bytes that prove a place, NEAR_RUN if it is no further than NEAR_REACH bytes, else FAR_RUN."""
+"""Equal bytes that prove a place: NEAR_RUN within NEAR_REACH bytes, else FAR_RUN."""
 CONTROLS_AHEAD = 64
-"""Control tokens in a row among which a counterpart is looked for."""
+"""Consecutive control tokens in which a counterpart is searched."""
 CANDIDATES = 8
 """Places with the same hash that are compared."""
 PREFIX_BYTES = 16
 """Bytes that decide whether a space is the tokenizer's or the text's."""
 SPACE = 0x20
 HEAD_BYTES = 8
-"""Bytes of a token that fit a number."""
+"""Bytes of a token that fit in one number."""
 OFFSET_AT, MOST_BYTES = 24, (1 << 23) - 1
-"""Layout of an entry: whether it is no plain text in bit 0, its bytes in 23 bits, where they begin from bit 24 on."""
+"""Layout of an entry: bit 0: it is not plain text; then 23 bits: number of bytes; from bit 24 on: where they begin."""
 
 
 @kernel
@@ -114,7 +120,7 @@ def walk_plain(
 ):  # fmt: skip
     """The walk over text that is the same on both sides, straight from the tables; the number of chunks.
 
-    −1 where anything is out of the ordinary: `walk` then has the answer. What is written is what `walk` would write.
+    −1 in every special case, which `walk` handles. The chunks are those that `walk` would write.
 
     Args:
         s_entries: Of each id of the student, where its bytes begin in `s_data`, how many they are, and whether it is
@@ -197,10 +203,10 @@ def _agree(s_data, t_data, a, b):
 
 @inline_kernel
 def _skip_prefix(s_data, t_data, a, b, s_may, t_may):
-    """Where the text begins on both sides when a space that a tokenizer put before it is left out.
+    """Where the text begins on both sides, after a space that a tokenizer put before it.
 
-    A tokenizer that puts one always does, so the space is its own, unless the other side shows that it is not: ids
-    from the middle of a document begin with the text's own space.
+    Such a tokenizer always adds a space, so a leading space is its own, unless the other side shows that it is not: ids
+    from the middle of a document begin with a space of the text.
     """
     s_may = s_may and a < len(s_data) and s_data[a] == SPACE
     t_may = t_may and b < len(t_data) and t_data[b] == SPACE
@@ -245,7 +251,7 @@ MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 @inline_kernel
 def _bucket(data, at, size):
-    """Place of FAR_RUN bytes in a hash table whose size is a power of two."""
+    """Place of FAR_RUN bytes in a hash table; its size is a power of two."""
     value = np.uint64(0)
     for k in range(FAR_RUN):
         value = value * MULTIPLIER + np.uint64(data[at + k])
@@ -264,13 +270,13 @@ def index_places(data, heads, links):
 
 @inline_kernel
 def _find_far(s_data, t_data, x0, y0, heads, links):
-    """The place with FAR_RUN equal bytes for which the fewest bytes are left out; (−1, −1): none."""
+    """The place with FAR_RUN equal bytes that skips the fewest bytes; (−1, −1): none."""
     best_x, best_y, best = -1, -1, len(s_data) + len(t_data)
     x = x0
     while x + FAR_RUN <= len(s_data) and x - x0 < best:
         bucket = _bucket(s_data, x, len(heads))
         while heads[bucket] >= 0 and heads[bucket] < y0:
-            heads[bucket] = links[heads[bucket]]  # what lies behind is never asked for again
+            heads[bucket] = links[heads[bucket]]  # earlier places are not needed again
         y = heads[bucket]
         for _ in range(CANDIDATES):
             if y < 0 or x - x0 + y - y0 >= best:
@@ -297,7 +303,7 @@ def _next_pair(s_ids, s_parts, t_ids, t_parts, i, j):
 
 @inline_kernel
 def _token_at(ends, ids, parts, low, i, place):
-    """How many tokens, from `low` on, it takes to reach byte `place`; tokens of no bytes there are taken along."""
+    """Number of tokens, from `low` on, to reach byte `place`, including tokens without bytes there."""
     while i > low and _before(ends, i - 1) >= place:
         i -= 1
     while i < len(ends) and _before(ends, i) < place:
@@ -384,3 +390,90 @@ def walk(
             j = _token_at(t_ends, t_ids, t_parts, first_j, j, y)
             u, v = _before(s_ends, i) - a, _before(t_ends, j) - b
     return count, ended
+
+
+CELLS = 1 << 18
+"""Cells of one table; longer stretches get a narrower band."""
+LONGEST = 8
+"""Maximum number of tokens of a match on either side."""
+MATCH, SKIP_STUDENT, SKIP_TEACHER = 0, 1, 2
+
+
+@inline_kernel
+def _band(i, rows, columns, width):
+    """The first column of row i's band."""
+    return min(max(i * columns // max(rows, 1) - width // 2, 0), columns + 1 - width)
+
+
+@inline_kernel
+def _match_ending(s_data, s_ends, s_open, i0, i, t_data, t_ends, t_open, j0, j):
+    """(tokens, tokens, bytes) of the shortest match that ends before tokens i and j; 0 bytes: none."""
+    if not s_open[i - 1] or not t_open[j - 1]:
+        return 0, 0, 0
+    s_end, t_end = s_ends[i - 1], t_ends[j - 1]
+    p, q = 1, 1
+    while p <= LONGEST and q <= LONGEST and i - p >= i0 and j - q >= j0:
+        u, v = s_end - _before(s_ends, i - p), t_end - _before(t_ends, j - q)
+        if u > 0 and u == v and (i - p == 0 or s_open[i - p - 1]) and (j - q == 0 or t_open[j - q - 1]):
+            for k in range(1, u + 1):
+                if s_data[s_end - k] != t_data[t_end - k]:
+                    return 0, 0, 0
+            return p, q, u
+        if u <= v:
+            p += 1
+        else:
+            q += 1
+    return 0, 0, 0
+
+
+@kernel
+def match_tokens(s_data, s_ends, s_open, i0, i1, t_data, t_ends, t_open, j0, j1, scores, moves, sizes, found):
+    """The matches of tokens i0:i1 with tokens j0:j1, in order, that agree in most bytes; how many.
+
+    Args:
+        scores: Scratch, int32 [rows + 1, band]; likewise `moves`, uint8, and `sizes`, uint8 [rows + 1, band, 2].
+        found: Written from its end backwards, int32 [matches, 4]: ranges of the student's and the teacher's tokens.
+    """
+    rows, columns, width = i1 - i0, j1 - j0, scores.shape[1]
+    for r in range(rows + 1):
+        low = _band(r, rows, columns, width)
+        for w in range(width):
+            c = low + w
+            best, move = 0, SKIP_TEACHER if c > 0 else SKIP_STUDENT
+            above = c - _band(r - 1, rows, columns, width) if r > 0 else -1
+            if 0 <= above < width:
+                best, move = scores[r - 1, above], SKIP_STUDENT
+            if w > 0 and scores[r, w - 1] > best:
+                best, move = scores[r, w - 1], SKIP_TEACHER
+            if r > 0 and c > 0:
+                p, q, size = _match_ending(s_data, s_ends, s_open, i0, i0 + r, t_data, t_ends, t_open, j0, j0 + c)
+                if size > 0:
+                    start = c - q - _band(r - p, rows, columns, width)
+                    if 0 <= start < width and scores[r - p, start] + size >= best:
+                        best, move = scores[r - p, start] + size, MATCH
+                        sizes[r, w, 0], sizes[r, w, 1] = p, q
+            scores[r, w], moves[r, w] = best, move
+    return _trace(i0, j0, rows, columns, width, moves, sizes, found)
+
+
+@inline_kernel
+def _trace(i0, j0, rows, columns, width, moves, sizes, found):
+    """Walk back from the last cell; the number of matches."""
+    r, c, count = rows, columns, 0
+    while r > 0 and c > 0:
+        w = c - _band(r, rows, columns, width)
+        if w < 0:
+            r -= 1
+        elif w >= width or moves[r, w] == SKIP_TEACHER:
+            c -= 1
+        elif moves[r, w] == SKIP_STUDENT:
+            r -= 1
+        else:
+            p, q = int(sizes[r, w, 0]), int(sizes[r, w, 1])
+            count += 1
+            row = len(found) - count
+            found[row, 0], found[row, 1] = i0 + r - p, i0 + r
+            found[row, 2], found[row, 3] = j0 + c - q, j0 + c
+            r -= p
+            c -= q
+    return count

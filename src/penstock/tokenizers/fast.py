@@ -1,11 +1,11 @@
-"""gigatoken, given Arrow's string buffers as they are, and read back as two flat arrays.
+"""Encoding with gigatoken: Arrow's string buffers in, two flat arrays out.
 
-It encodes strings only: its own file readers drop data silently after a bad line. It runs on the calling thread, so
-that worker processes add up instead of fighting. Loading costs 0.1 to 0.6 s, by the vocabulary,
-and happens on first use.
+Only its encoder is used: its own file readers drop data silently after a bad line. It runs on the calling thread, so
+that worker processes do not compete for cores. Loading takes 0.1 to 0.6 s, depending on the vocabulary, and happens on
+first use.
 
-Measured on one core (8.9 MB of C4, GPT-2, warm): Arrow buffers 461 MB/s, a list of bytes 408, a list of str 468 (which
-does not count making the strings).
+Measured on one core (8.9 MB of C4, GPT-2, warm): Arrow buffers 461 MB/s, a list of bytes 408, a list of str 468 (not
+counting the time to make the strings).
 """
 
 import os
@@ -16,8 +16,27 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import TokenizerError
-from penstock.ragged import Ragged
+from penstock.core.arrays import Ragged
+from penstock.core.errors import TokenizerError
+
+SLOWDOWN = 80
+"""How many times as long encoding takes without gigatoken, measured by `benchmarks/bench_tokenizers.py`.
+
+One core of a Xeon, 8 MB of Python's standard library, a trained vocabulary of 16,000; with GPT-2's vocabulary 95.
+"""
+
+
+def missing_gigatoken() -> str | None:
+    """Why gigatoken does not load here, what that costs, and the cure; None: it loads."""
+    try:
+        # It is compiled: only importing it shows that it fits this machine.
+        import gigatoken.gigatoken_rs  # noqa: F401
+    except ImportError as error:
+        return (
+            f"gigatoken does not load ({error}), and encoding takes about {SLOWDOWN} times as long without it "
+            "(measured by benchmarks/bench_tokenizers.py), with the same token ids: pip install gigatoken"
+        )
+    return None
 
 
 def backend_from_json(content: str) -> Any:
@@ -45,7 +64,7 @@ def backend_from_sentencepiece(content: bytes, hidden: set[str]) -> Any:
     shown = [entry["content"] for entry in converted["added_tokens"] if entry["content"] not in hidden]
     if shown:
         # It cuts the text at them and puts a space before every stretch; SentencePiece puts one before the text.
-        raise TokenizerError(f"gigatoken cannot encode it: it treats user-defined pieces otherwise ({shown[:3]})")
+        raise TokenizerError(f"gigatoken cannot encode it: it treats user-defined pieces differently ({shown[:3]})")
     converted["added_tokens"] = []
     model = converted["model"]
     model["merges"] = [merge for merge in model["merges"] if "".join(merge) not in hidden]
@@ -70,10 +89,10 @@ def backend_from_ranks(content: bytes, scheme: str) -> Any:
 
 
 def backend_from_merged_ranks(ranks: Mapping[bytes, int], pattern: str) -> Any:
-    """Load ranks as the `tokenizer.json` that means the same: every way to make a token of two others is a merge.
+    """Load ranks as an equivalent `tokenizer.json`: every way to make a token of two others is a merge.
 
-    For vocabularies that have tokens which no merges make, as Llama 3's: `ignore_merges` takes those as tiktoken does,
-    where they are a whole piece of text. Loading costs 3 s for 128,000 ranks.
+    For vocabularies such as Llama 3's, which have tokens that no merge makes: with `ignore_merges` such a token is used
+    if it is a whole piece of text, as in tiktoken. Loading takes 3 s for 128,000 ranks.
 
     Raises:
         TokenizerError: gigatoken does not support it; the message is its reason.
@@ -105,7 +124,7 @@ def encode_arrow(backend: Any, texts: pa.Array, shift: int = 0) -> Ragged:
     """Encode an Arrow (large) string array without nulls; `shift` is added to every id.
 
     Returns:
-        uint32 ids and int64 offsets, one row a text.
+        uint32 ids and int64 offsets, one row per text.
     """
     encoded = backend.encode_batch(_as_awkward(texts), parallel=False).layout
     offsets = np.asarray(encoded.offsets.data, np.int64)

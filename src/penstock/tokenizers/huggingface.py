@@ -2,8 +2,8 @@
 
 Text is encoded by a scrubbed copy of the file: control entries are gone from `added_tokens`, and from whatever else
 could produce them (merges that spell one; pieces of a Unigram or word vocabulary); BOS/EOS templates, truncation,
-padding and dropout are off. Both gigatoken and the fallback read that copy. The file itself is used only where control
-text was asked for.
+padding and dropout are off. Both gigatoken and the fallback read that copy. The original file is used only if control
+text is allowed.
 """
 
 import json
@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, final
 
-from penstock.errors import TokenizerError
-from penstock.tokenizers.byte_table import ByteTable
+from penstock.core.errors import TokenizerError
 from penstock.tokenizers.vocabulary import (
     BEGIN_NAMES,
     END_NAMES,
     PAD_NAMES,
     AddedEntry,
+    ByteTable,
     Positioned,
     is_content,
     named_control,
@@ -30,10 +30,10 @@ ID_SECTIONS = ("model", "normalizer", "pre_tokenizer", "added_tokens")
 
 @final
 class HuggingFaceVocabulary:
-    """A `tokenizer.json`, with what its `tokenizer_config.json` says of BOS, EOS and padding.
+    """A `tokenizer.json`, with BOS, EOS and padding from its `tokenizer_config.json`.
 
-    Without a `tokenizer_config.json`, BOS, EOS and padding are the one control entry that bears a conventional name
-    for it, and None where there is none or more than one.
+    Without a `tokenizer_config.json`, each of them is the control entry with a conventional name; None if there is no
+    such entry, or more than one.
     """
 
     own_encoder = "tokenizers"
@@ -84,7 +84,7 @@ class HuggingFaceVocabulary:
         return encoding.ids, encoding.offsets
 
     def encode_disguised(self, text: str, controls: Sequence[tuple[int, int, str]]) -> Positioned:
-        """See `Vocabulary`; control entries get names that nobody knows, and only `controls` are so called."""
+        """See `Vocabulary`; control entries get secret names, and only `controls` are replaced by these."""
         names, ids, encoder = self._disguised
         parts: list[str] = []
         begins, ends, done = [], [0], 0
@@ -100,7 +100,7 @@ class HuggingFaceVocabulary:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See `Vocabulary`."""
-        # One text at a time: a batch would start a thread for every core in every worker process.
+        # One text at a time: a batch would start a thread per core in each worker process.
         encode = self._scrubbed.encode_batch_fast
         return [encode([text], add_special_tokens=False)[0].ids for text in texts]
 
@@ -166,7 +166,7 @@ class HuggingFaceVocabulary:
         return model
 
     def _hidden(self, token: str) -> str:
-        """A name that no text can spell, for control entries: nobody knows the secret. It changes no id."""
+        """A name that no text can spell, because it holds a secret, for control entries. It changes no id."""
         return f"{self._secret}{self.controls[token]}" if token in self.controls else token
 
     @cached_property
@@ -174,7 +174,7 @@ class HuggingFaceVocabulary:
         """See `Vocabulary`.
 
         The tokenizers package cuts at entries that are not `normalized`, normalises each stretch, and cuts it again
-        at the others. One pass over the text does the same where these two cannot meet.
+        at the others. One pass over the text gives the same result if entries of the two kinds cannot overlap.
         """
         first = [entry for entry in self._listed if not entry.get("normalized")]
         second = [entry for entry in self._listed if entry.get("normalized")]
@@ -213,7 +213,7 @@ class HuggingFaceVocabulary:
         """Hidden name of each control entry, its ids as the encoder numbers entries → real ids, and the encoder."""
         names = {}
         for text in self.controls:
-            # As at its ends as the entry, for entries that ask what they touch; no name begins another.
+            # It begins and ends as the entry does, as flags depend on neighbours; no name is a prefix of another.
             names[text] = f"{text[0]}{self._hidden(text)}z{text[-1]}"
         listed = [{**entry, "content": names.get(entry["content"], entry["content"])} for entry in self._listed]
         changes = {"added_tokens": listed, "model": self._scrub_model(), "truncation": None, "padding": None}
@@ -253,7 +253,7 @@ class HuggingFaceVocabulary:
         return token_id
 
     def _spell_roughly(self, token: str) -> bytes:
-        """What a token that has prefixes or suffixes of words looks like in a text."""
+        """What a token with a prefix or suffix for word parts looks like in a text."""
         inside, last = (self._json["model"].get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix"))
         if self.kind in ("WordPiece", "WordLevel") and not (inside and token.startswith(inside)):
             token = f"▁{token}"
@@ -261,7 +261,7 @@ class HuggingFaceVocabulary:
         return spell_sentencepiece(plain + ("▁" if last and token.endswith(last) else ""))
 
     def _refuse_inexact(self) -> None:
-        """Raise unless the bytes of every id are known."""
+        """Raise TokenizerError unless the bytes of every id are known."""
         model = self._json["model"]
         if self.kind == "WordPiece" or self.kind == "WordLevel":
             raise TokenizerError(f"no exact byte table: a {self.kind} vocabulary forgets whitespace and unknown words")
@@ -290,7 +290,7 @@ def spell_byte_level(token: str) -> bytes | None:
 
 
 def spell_as_characters(token: bytes) -> str:
-    """The other way round: the characters that stand for bytes."""
+    """The inverse: the characters that stand for bytes."""
     return token.decode("latin-1").translate(_CHARACTER_OF_BYTE)
 
 
@@ -340,7 +340,7 @@ def _load(content: dict[str, Any] | str) -> Any:
 
 
 def _untyped_model(model: dict[str, Any]) -> str:
-    """The type of a model of the first releases, which did not write it down."""
+    """The type of a model from the first releases, which did not store it."""
     if "merges" in model:
         return "BPE"
     if isinstance(model["vocab"], list):
@@ -374,7 +374,7 @@ def _flatten(step: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _without_first_space(step: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A pre-tokenizer that puts no space before the text where it put one before the text only."""
+    """The pre-tokenizer without the space that it puts before the text only, not before each stretch."""
     if step is None:
         return None
     if step["type"] == "Sequence":
@@ -384,7 +384,7 @@ def _without_first_space(step: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _only_spaces(step: dict[str, Any]) -> bool:
-    """SentencePiece's way of writing spaces: one put before the text, all of them as `▁`."""
+    """Whether a step only writes spaces as SentencePiece does: as `▁`, with one put before the text."""
     if step["type"] == "Replace":
         return bool(step["pattern"] == {"String": " "} and step["content"] == "▁")
     return bool(step["type"] == "Prepend" and step["prepend"] == "▁")

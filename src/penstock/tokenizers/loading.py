@@ -1,4 +1,4 @@
-"""Find a vocabulary on disk or on the hub, and tell its format by what it holds.
+"""Find a vocabulary on disk or on the hub, and detect its format from its contents.
 
 | given | read |
 |---|---|
@@ -10,7 +10,7 @@
 | `vocab.json`, `merges.txt` | both: the byte-level BPE of GPT-2 |
 | anything else | a name on the Hugging Face hub |
 
-A chat template next to the vocabulary goes along with it.
+A chat template next to the vocabulary is loaded with it.
 """
 
 import gzip
@@ -18,24 +18,32 @@ import json
 import re
 from pathlib import Path
 
-from penstock.errors import MissingExtraError, TokenizerError
-from penstock.tokenizers.merges import MERGES, VOCABULARY, files_of_merges
-from penstock.tokenizers.ranks import LLAMA3_PATTERN, LLAMA3_RANKS, PUBLISHED, llama3_controls, looks_like_ranks
+from penstock.core.errors import MissingExtraError, TokenizerError
+from penstock.tokenizers.bpe_files import (
+    LLAMA3_PATTERN,
+    LLAMA3_RANKS,
+    MERGES,
+    PUBLISHED,
+    VOCABULARY,
+    files_of_merges,
+    llama3_controls,
+    looks_like_ranks,
+)
 from penstock.tokenizers.tokenizer import CHAT_TEMPLATE, CONFIG, Tokenizer
 
 FOLDER_ORDER = (
     *("tokenizer.json", "tokenizer.json.gz", "tekken*.json", "tekken*.json.gz"),
     *("tokenizer.model", "*.model", "*.tiktoken", "*.tiktoken.gz", VOCABULARY),
 )
-"""What is looked for in a folder, first match first."""
+"""Files to look for in a folder; the first match is taken."""
 
 _ENDINGS = (".json", ".gz", ".model", ".tiktoken", ".txt", ".gguf", ".bin", ".pth", ".safetensors")
 _EXPECTED = "tokenizer.json, tekken.json, a .model or .tiktoken file, or vocab.json with merges.txt"
 _FOREIGN = {
     re.compile(rb"GGUF"): "a GGUF file, which holds a model for llama.cpp",
-    re.compile(rb"\d+ b?['\"].*['\"] \d+\r?\n"): "a vocabulary of RWKV, whose tokenizer is its own",
+    re.compile(rb"\d+ b?['\"].*['\"] \d+\r?\n"): "a vocabulary of RWKV, which has a tokenizer of its own",
 }
-"""What a file begins with that penstock does not read, and what it is."""
+"""Beginnings of files that penstock does not read → what these files are."""
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -45,11 +53,12 @@ def load_tokenizer(path_or_name: str | Path, *, revision: str | None = None, pat
     Args:
         path_or_name: A file, a folder, or a name on the Hugging Face hub; see the table above.
         revision: Branch, tag or commit on the hub.
-        pattern: Splitting pattern of a file of ranks that is none of the published ones.
+        pattern: Splitting pattern, for a file of ranks that is not one of the published ones.
 
     Raises:
-        TokenizerError: There is no such file, folder or name, or it is no vocabulary we read.
-        MissingExtraError: A hub name was given and huggingface_hub is not installed.
+        TokenizerError: There is no such file, folder or name, or its format is not supported.
+        MissingExtraError: A hub name was given and huggingface_hub is not installed; or the package that encodes this
+            vocabulary is not.
     """
     path = Path(path_or_name)
     if path.is_dir():
@@ -63,12 +72,12 @@ def load_tokenizer(path_or_name: str | Path, *, revision: str | None = None, pat
 
 
 def _short_name(path: Path) -> str:
-    """The file's name, or its folder's where every tokenizer has that file name."""
+    """The file's name; for names such as `tokenizer.json`, that of its folder."""
     return _folder_name(path.parent) if path.name.startswith("tokenizer.") else path.name
 
 
 def _folder_name(folder: Path) -> str:
-    """The folder's name, with that of the one around it where all are called the same: in a run or a dataset."""
+    """The folder's name; for a folder `tokenizer`, in a run or a dataset, also that of its parent."""
     folder = folder.resolve()
     return f"{folder.parent.name}/{folder.name}" if folder.name == "tokenizer" else folder.name
 
@@ -93,7 +102,7 @@ def _load_file(path: Path, name: str, pattern: str | None) -> Tokenizer:
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}") from error
     except (KeyError, TypeError, ValueError, OSError) as error:
-        raise TokenizerError(f"{path}: not a vocabulary we can read: {error!r}") from error
+        raise TokenizerError(f"{path}: not a vocabulary that can be read: {error!r}") from error
 
 
 def _read_files(path: Path, pattern: str | None) -> dict[str, bytes]:
@@ -125,7 +134,7 @@ def _json_files(content: bytes) -> dict[str, bytes]:
         if b"\x00" not in content[:4096] and _is_text(content):
             raise
         raise TokenizerError(
-            f"no vocabulary: it is binary, and begins with {content[:8]!r}; expected: {_EXPECTED}"
+            f"not a vocabulary: it is binary, and begins with {content[:8]!r}; expected: {_EXPECTED}"
         ) from None
     if not isinstance(parsed, dict) or ("vocab" in parsed and "config" in parsed):
         return {"tekken.json": content}
@@ -160,10 +169,10 @@ def _read(path: Path) -> bytes:
 
 
 def _find_encoding(path: Path, content: bytes, pattern: str | None) -> bytes:
-    """What a file of ranks does not carry: its pattern and its control entries."""
-    beside, name = path.with_name("encoding.json"), path.name.removesuffix(".gz").removesuffix(".tiktoken")
-    if pattern is None and beside.is_file():
-        return beside.read_bytes()
+    """What a file of ranks lacks: its pattern and its control entries."""
+    settings, name = path.with_name("encoding.json"), path.name.removesuffix(".gz").removesuffix(".tiktoken")
+    if pattern is None and settings.is_file():
+        return settings.read_bytes()
     controls: dict[str, int] = {}
     if pattern is None:
         count = content.count(b"\n") + (not content.endswith(b"\n"))
@@ -173,7 +182,7 @@ def _find_encoding(path: Path, content: bytes, pattern: str | None) -> bytes:
             pattern, controls = LLAMA3_PATTERN, llama3_controls(is_later=_is_later_llama(path))
         else:
             raise TokenizerError(
-                f"a .tiktoken file does not carry its splitting pattern, and {name!r} is none of "
+                f"a .tiktoken file does not hold its splitting pattern, and {name!r} is none of "
                 f"{', '.join(PUBLISHED)}, nor are its {count:,} ranks the {LLAMA3_RANKS:,} of Llama 3; give pattern=, "
                 'or put it next to the file as encoding.json: {"pattern": "…", "special_tokens": {}}'
             )
@@ -181,7 +190,7 @@ def _find_encoding(path: Path, content: bytes, pattern: str | None) -> bytes:
 
 
 def _is_later_llama(path: Path) -> bool:
-    """Whether Meta's folder is of Llama 3.1 or later: the vocabulary is the same, but for names of control entries."""
+    """Whether Meta's folder is of Llama 3.1 or later; the vocabularies differ only in names of control entries."""
     settings = path.with_name("params.json")
     return settings.is_file() and bool(json.loads(settings.read_bytes()).get("use_scaled_rope"))
 
@@ -198,6 +207,6 @@ def _download(name: str, revision: str | None) -> Path:
         return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
     except Exception as error:
         raise TokenizerError(
-            f"{name}: no such file or folder here, and the hub gave nothing by that name: "
+            f"{name}: no such file or folder here, and the hub has nothing by that name: "
             f"{type(error).__name__}: {str(error).splitlines()[0]}; offline, give a folder that holds tokenizer.json"
         ) from error

@@ -1,8 +1,8 @@
 """SentencePiece `.model` files.
 
-The package encodes; user-defined pieces that are control entries by our rule are marked as control in the model first,
-which is SentencePiece's own way to say that text never produces them. The model is read and changed as the protocol
-buffer that it is (field numbers: sentencepiece_model.proto of google/sentencepiece).
+The sentencepiece package encodes. User-defined pieces that are control entries by our rule are first marked as control
+in the model, which makes SentencePiece never produce them from text. The model is read and changed as a protocol
+buffer (field numbers: sentencepiece_model.proto of google/sentencepiece).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,23 +11,22 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.errors import TokenizerError
-from penstock.tokenizers.byte_table import ByteTable
+from penstock.core.errors import TokenizerError
 from penstock.tokenizers.huggingface import spell_sentencepiece
-from penstock.tokenizers.vocabulary import AddedEntry, Positioned, is_content, plain_cuts, split_at_controls
+from penstock.tokenizers.vocabulary import AddedEntry, ByteTable, Positioned, is_content, plain_cuts, split_at_controls
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-"""Types of a piece."""
+"""Types of pieces."""
 
 _PIECE, _TRAINER, _NORMALIZER = 1, 2, 3
 _ENCODED = 2
-"""Field of an encoded text that holds its pieces: id in 2, begin and end in 4 and 5, in bytes."""
+"""Field of an encoded text that holds its pieces, each with its id in 2, and begin and end in bytes in 4 and 5."""
 _KINDS = {1: "Unigram", 2: "SentencePiece BPE", 3: "SentencePiece words", 4: "SentencePiece characters"}
 
 
 @final
 class SentencePieceVocabulary:
-    """A SentencePiece model; BOS, EOS and padding are those the model names."""
+    """A SentencePiece model, with the BOS, EOS and padding that it names."""
 
     own_encoder = "sentencepiece"
 
@@ -59,7 +58,7 @@ class SentencePieceVocabulary:
         return self._model
 
     def encode(self, text: str, *, allow_control: bool) -> list[int]:
-        """See `Vocabulary`; each stretch between control entries is encoded as a text of its own."""
+        """See `Vocabulary`; each stretch between control entries is encoded as a separate text."""
         pieces = split_at_controls(text, self.controls) if allow_control else [text]
         ids: list[int] = []
         for piece in pieces:
@@ -70,15 +69,15 @@ class SentencePieceVocabulary:
         """See `Vocabulary`."""
 
     def encode_with_positions(self, text: str, *, allow_control: bool) -> Positioned:
-        """See `Vocabulary`; of texts without control entries only."""
+        """See `Vocabulary`; only for texts without control entries."""
         if allow_control:
-            raise TokenizerError("SentencePiece gives positions of a text without control entries only")
+            raise TokenizerError("SentencePiece gives positions only for a text without control entries")
         message = self._processor.encode(text, out_type="serialized_proto")
         pieces = [dict(_pairs(value)) for number, value, _ in _fields(message) if number == _ENCODED]
         ids = [int(piece.get(2, 0)) for piece in pieces]
         spans = [(int(piece.get(4, 0)), int(piece.get(5, 0))) for piece in pieces]
         for place in range(len(ids) - 2, -1, -1):
-            # Only the last of the byte pieces of a character bears its position.
+            # Of the byte pieces of a character, only the last has its position.
             (begin, end), (following, last) = spans[place], spans[place + 1]
             if begin == end == following and self._pieces[ids[place]][1] == BYTE:
                 spans[place] = (begin, last)
@@ -87,7 +86,7 @@ class SentencePieceVocabulary:
         return ids, [(number_of[begin], number_of[end]) for begin, end in spans]
 
     def encode_disguised(self, text: str, controls: Sequence[tuple[int, int, str]]) -> Positioned:
-        """See `Vocabulary`; never needed, for text is cut at control entries."""
+        """See `Vocabulary`; never needed, because text is cut at control entries."""
         raise TokenizerError("this vocabulary cuts text at its control entries; encode the stretches between them")
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -114,7 +113,7 @@ class SentencePieceVocabulary:
         return ByteTable(None if kind in empty else spell_sentencepiece(text) for text, kind in self._pieces)
 
     def _refuse_inexact(self) -> None:
-        """Raise unless the bytes of every id are known."""
+        """Raise TokenizerError unless the bytes of every id are known."""
         if not self._byte_fallback:
             raise TokenizerError("no exact byte table: the model has no byte fallback, so <unk> loses text")
         if self.normalization:
@@ -135,7 +134,7 @@ def _hide_controls(content: bytes) -> bytes:
     for number, value, whole in _fields(content):
         piece = dict(_pairs(value)) if number == _PIECE else {}
         if piece.get(3) == USER_DEFINED and not is_content(piece.get(1, b"").decode(), special=False):
-            # In a protocol buffer the last value of a field counts: add the type once more.
+            # In a protocol buffer the last value of a field counts, so a second type overrides the first.
             changed = value + bytes([3 << 3, CONTROL])
             whole = bytes([_PIECE << 3 | 2]) + _varint(len(changed)) + changed
         parts.append(whole)
@@ -150,7 +149,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any, bytes]]:
     """Number, value and raw bytes of each field; integers come as int, everything else as bytes.
 
     Raises:
-        TokenizerError: The bytes are no protocol buffer.
+        TokenizerError: The bytes are not a protocol buffer.
     """
     place = 0
     value: int | bytes

@@ -1,8 +1,8 @@
-"""A tokenizer: text to ids and back, ids to bytes, whatever format its vocabulary is in.
+"""A tokenizer: text to ids and back, ids to bytes, for every format of vocabulary.
 
-Guarantees: encoding never adds BOS or EOS, and text never becomes a control token unless `allow_control` is given; the
-ids are those of the vocabulary's own package, or `check_encoder` finds that they are not and switches. Costs: opening
-parses the vocabulary (0.05 to 0.3 s); encoders and the byte table are built when they are first used.
+Guarantees: encoding never adds BOS or EOS, and text becomes a control token only with `allow_control`. The ids are
+those of the vocabulary's own package; `check_encoder` compares, and switches to that package if they differ. Costs:
+opening parses the vocabulary (0.05 to 0.3 s); encoders and the byte table are built on first use.
 """
 
 import hashlib
@@ -15,47 +15,49 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.errors import OutputError, TokenizerError
-from penstock.locations import local_path
-from penstock.ragged import Ragged
-from penstock.tokenizers.byte_table import ByteTable, IntArray
+from penstock.core.arrays import Ragged
+from penstock.core.errors import OutputError, TokenizerError
+from penstock.core.folders import local_path
+from penstock.core.lazy_imports import require
+from penstock.tokenizers.bpe_files import RankVocabulary
 from penstock.tokenizers.huggingface import HuggingFaceVocabulary
-from penstock.tokenizers.ranks import RankVocabulary
 from penstock.tokenizers.sentencepiece_model import SentencePieceVocabulary
-from penstock.tokenizers.token_ends import token_ends
-from penstock.tokenizers.vocabulary import AddedEntry, Vocabulary
+from penstock.tokenizers.vocabulary import AddedEntry, ByteTable, IntArray, Vocabulary, token_ends
 
 CONFIG, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
-"""Files next to a vocabulary, of whatever format."""
+"""Files next to a vocabulary of any format."""
 FALLBACK_TEXTS = 1000
-"""Texts handed at once to an encoder that makes Python lists; bounds its memory."""
+"""Texts per call of an encoder that makes Python lists; bounds its memory."""
 
 
 @final
 class Tokenizer:
     """One vocabulary, ready to encode; make it with `load_tokenizer` or `train_tokenizer`.
 
-    Immutable but for one thing: `check_encoder` may switch from the fast encoder to the vocabulary's own. Pickling
-    carries the bytes of the vocabulary, its chat template and that switch, so that worker processes need no files and
-    agree.
+    Immutable with one exception: `check_encoder` may switch from the fast encoder to the vocabulary's own. A pickle
+    holds the bytes of the vocabulary, its chat template and that switch, so worker processes need no files and use the
+    same encoder.
 
     Attributes:
-        name: Where it came from, short.
+        name: Short name of its file, folder or repository.
         kind: "byte-level BPE", "SentencePiece BPE", "Unigram", "WordPiece", "tiktoken" or "tekken".
         vocab_size: One more than the highest id.
-        bos_id: Begin of text, or None; likewise `eos_id`, `pad_id`.
-        special_tokens: Every control entry, text → id, also those that their file does not mark special.
-        unknown_id: What text becomes that the vocabulary cannot spell, or None.
-        normalization: What is done to text before it is encoded: None; "NFC", and then `token_ends` wants text in that
+        bos_id: Id of the begin of text, or None.
+        eos_id: Id of the end of text, or None.
+        pad_id: Id of padding, or None.
+        special_tokens: All control entries, text → id, including those that their file does not mark special.
+        unknown_id: Id of text that the vocabulary cannot spell, or None.
+        normalization: What is done to text before it is encoded: None; "NFC", and then `token_ends` needs text in that
             form; or a lossy form, and then there is no byte table.
         adds_space: Whether a space is put before the text.
     """
 
     def __init__(self, name: str, files: Mapping[str, bytes], *, fallback_reason: str | None = None) -> None:
-        """Args: `files`, by canonical name, as `source_bytes` gives them."""
+        """Args: `files`, canonical name → contents, as in `source_bytes`."""
         self.name = name
         self.source_bytes = dict(files)
         self._vocabulary = _open_vocabulary(self.source_bytes)
+        require(self._vocabulary.own_encoder)
         self._fallback_reason = fallback_reason
         self.kind = self._vocabulary.kind
         self.vocab_size = self._vocabulary.size
@@ -75,13 +77,13 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hex digest of all that changes ids; the same for a file, its .gz, and a copy under another name."""
+        """Hex digest of everything that affects ids; the same for a file, its .gz, and a copy under another name."""
         digest = hashlib.blake2b(self._vocabulary.identity(), digest_size=16)
         return digest.hexdigest()
 
     @cached_property
     def chat_template(self) -> str | None:
-        """The text of the chat template that came with the vocabulary; None: there was none."""
+        """The chat template that came with the vocabulary, as text; None: there was none."""
         own = self.source_bytes.get(CHAT_TEMPLATE)
         if own is None:
             return template_in(json.loads(self.source_bytes.get(CONFIG, b"{}")))
@@ -89,7 +91,7 @@ class Tokenizer:
 
     @property
     def encoder(self) -> str:
-        """Who encodes now: "gigatoken", or the vocabulary's own "tokenizers", "tiktoken" or "sentencepiece"."""
+        """The package that encodes: "gigatoken", or the vocabulary's "tokenizers", "tiktoken" or "sentencepiece"."""
         return self._vocabulary.own_encoder if self._fast is None else "gigatoken"
 
     @property
@@ -101,8 +103,8 @@ class Tokenizer:
         """Ids of one text, uint32 [tokens], without BOS and EOS.
 
         Args:
-            text: Any text; what it spells stays text.
-            allow_control: Let control entries that the text spells become control tokens.
+            text: Any text.
+            allow_control: Turn control entries in the text into control tokens; without it they stay text.
 
         Raises:
             TokenizerError: The text holds a lone surrogate, which has no bytes.
@@ -121,10 +123,10 @@ class Tokenizer:
             texts: A pyarrow string or large_string array without nulls; its buffers are used as they are.
 
         Returns:
-            uint32 ids and int64 offsets, one row a text.
+            uint32 ids and int64 offsets, one row per text.
 
         Raises:
-            TokenizerError: `texts` holds nulls, or is not an array of strings.
+            TokenizerError: `texts` contains nulls, or is not an array of strings.
         """
         texts = _checked_array(texts)
         if self._fast is not None:
@@ -135,31 +137,34 @@ class Tokenizer:
 
     @property
     def cuts(self) -> tuple[AddedEntry, ...] | None:
-        """The entries at which encoding with control text allowed cuts a text first, leftmost and then longest.
+        """The entries at which encoding with `allow_control` first cuts a text, leftmost and then longest.
 
-        Each stretch between them is then encoded as a text of its own; None: the vocabulary does something else.
+        Each stretch between them is encoded as a separate text; None: the vocabulary does something else.
         """
         return self._vocabulary.cuts
 
     @cached_property
     def inner(self) -> "Tokenizer":
-        """Who encodes a stretch that does not begin its text: itself, but for those that put a space before the text
-        and not before each stretch (Metaspace with `prepend_scheme` "first"); a twin without that space then."""
+        """The tokenizer for stretches that do not begin their text.
+
+        Itself, unless it puts a space before the text only (Metaspace with `prepend_scheme` "first"): then a copy that
+        does not.
+        """
         files = self._vocabulary.inner_files(self.source_bytes)
         return self if files is None else Tokenizer(self.name, files, fallback_reason=self._fallback_reason)
 
     def encode_with_positions(self, text: str, *, allow_control: bool = False) -> tuple[IntArray, IntArray]:
-        """Ids by the vocabulary's own encoder, int64 [tokens], and its word for their characters, int64 [tokens, 2].
+        """Ids by the vocabulary's own encoder, int64 [tokens], and where each is, in characters, int64 [tokens, 2].
 
         Raises:
-            TokenizerError: That encoder gives no positions; or a lone surrogate.
+            TokenizerError: That encoder gives no positions; or the text holds a lone surrogate.
         """
         check_encodable(text)
         ids, positions = self._vocabulary.encode_with_positions(text, allow_control=allow_control)
         return np.array(ids, np.int64), np.array(positions, np.int64).reshape(-1, 2)
 
     def encode_disguised(self, text: str, controls: Sequence[tuple[int, int, str]]) -> tuple[IntArray, IntArray]:
-        """As `encode_with_positions`, where exactly `controls` (begin, end, control text) become control tokens.
+        """Like `encode_with_positions`, but exactly `controls` (begin, end, control text) become control tokens.
 
         For vocabularies without `cuts`.
         """
@@ -168,14 +173,14 @@ class Tokenizer:
         return np.array(ids, np.int64), np.array(positions, np.int64).reshape(-1, 2)
 
     def check_encoder(self, sample: Sequence[str]) -> str | None:
-        """Compare the fast encoder with the vocabulary's own on `sample`; on a difference, switch to the own one.
+        """Compare the fast encoder with the vocabulary's own on `sample`; if they differ, switch to the own one.
 
         Returns:
-            The reason of the switch, to be told to the user; None if there is nothing to tell.
+            The reason for the switch, to be reported; None if there was none.
         """
         if self._fast is None:
             return None
-        from penstock.arrow import from_texts
+        from penstock.core.arrow import from_texts
 
         texts = from_texts(sample)
         fast, own = self.encode_batch(texts), self._encode_slowly(texts)
@@ -192,10 +197,10 @@ class Tokenizer:
         return None
 
     def decode(self, ids: Any) -> str:
-        """Text of `ids`; control tokens are shown as their file writes them, broken UTF-8 as U+FFFD.
+        """Text of `ids`; control tokens appear as in their file, broken UTF-8 as U+FFFD.
 
-        A tokenizer that puts a space before the text (SentencePiece's dummy prefix) gives the text without its first
-        space, as its own package does: where the prefix was the text's own space, that is gone.
+        A tokenizer that puts a space before the text (SentencePiece's dummy prefix) decodes without the first space,
+        as its own package does, even if that space was part of the text.
         """
         try:
             table = self.byte_table
@@ -214,15 +219,16 @@ class Tokenizer:
         """id → bytes.
 
         Raises:
-            TokenizerError: No exact table exists for this vocabulary; the message says why.
+            TokenizerError: This vocabulary has no exact table; the message says why.
         """
         return self._vocabulary.build_byte_table(exact=True)
 
     @cached_property
     def rough_byte_table(self) -> ByteTable:
-        """id → what its string looks like, for comparing tokens where there is no exact table.
+        """id → its string, to compare tokens of vocabularies without an exact table.
 
-        Whitespace, case and accents that the vocabulary forgets are not in it; a word of its own begins with a space.
+        Whitespace, case and accents that the vocabulary drops are missing; a token that begins a word begins with a
+        space.
         """
         return self._vocabulary.build_byte_table(exact=False)
 
@@ -230,8 +236,8 @@ class Tokenizer:
         """Byte position in `text` (UTF-8) after each token, int64 [tokens]; control tokens take no bytes.
 
         Raises:
-            TokenizerError: The bytes of `ids` are not those of `text` (but for one space put before it), or there is no
-                byte table.
+            TokenizerError: The bytes of `ids` differ from those of `text` by more than a space before it; or there is
+                no byte table.
         """
         check_encodable(text)
         data = np.frombuffer(text.encode() if isinstance(text, str) else text, np.uint8)
@@ -270,12 +276,17 @@ class Tokenizer:
 
     @cached_property
     def _fast(self) -> tuple[Any, int] | None:
-        """gigatoken's backend and the shift of its ids; None where it cannot encode, or must not."""
+        """gigatoken's backend and the number to add to its ids; None if it cannot or must not encode."""
+        if self._fallback_reason is not None:
+            return None
+        from penstock.tokenizers.fast import missing_gigatoken
+
+        self._fallback_reason = missing_gigatoken()
         if self._fallback_reason is not None:
             return None
         try:
             return self._vocabulary.build_fast()
-        except (TokenizerError, ImportError) as error:
+        except TokenizerError as error:
             self._fallback_reason = str(error)
             return None
 
@@ -291,15 +302,15 @@ class Tokenizer:
 
 
 def template_in(config: Mapping[str, Any]) -> str | None:
-    """The chat template in a `tokenizer_config.json`; of several, the one named default."""
-    told = config.get("chat_template")
-    if isinstance(told, list):
-        told = {entry["name"]: entry["template"] for entry in told}.get("default")
-    return told if isinstance(told, str) else None
+    """The chat template in a `tokenizer_config.json`; if there are several, the one named default."""
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template if isinstance(template, str) else None
 
 
 def _open_vocabulary(files: Mapping[str, bytes]) -> Vocabulary:
-    """The vocabulary in `files`, told by their canonical names."""
+    """The vocabulary in `files`; their canonical names give its format."""
     if "tokenizer.json" in files:
         return HuggingFaceVocabulary(files["tokenizer.json"], files.get(CONFIG))
     if "tekken.json" in files:
@@ -321,14 +332,14 @@ def _checked_array(texts: Any) -> Any:
         texts = texts.combine_chunks()
     if not isinstance(texts, pa.Array) or not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
         found = texts.type if isinstance(texts, pa.Array) else type(texts).__name__
-        raise TokenizerError(f"texts are {found}, due: a pyarrow array of strings; use pyarrow.array(texts)")
+        raise TokenizerError(f"texts are {found}, expected: a pyarrow array of strings; use pyarrow.array(texts)")
     if texts.null_count:
         raise TokenizerError(f"{texts.null_count} of {len(texts)} texts are null; drop them, or make them empty")
     return texts
 
 
 def check_encodable(text: str | bytes) -> None:
-    """Raise TokenizerError for a lone surrogate, which has no bytes."""
+    """Raise TokenizerError if the text holds a lone surrogate, which has no bytes."""
     try:
         _ = text.encode() if isinstance(text, str) else text
     except UnicodeEncodeError as error:

@@ -3,28 +3,25 @@
 Settings can be read without torch; everything else is imported when it is first used.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from penstock.late import import_late
+from penstock.core.lazy_imports import lazy
 from penstock.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from penstock.training.losses import RowLoss, loss, row_loss
-    from penstock.training.run_folder import Run, open_run
+    from penstock.training.run_folder import RunFolder
     from penstock.training.trainer import Trainer
+else:
+    __getattr__, __dir__ = lazy(
+        __name__,
+        {
+            "RowLoss": "losses",
+            "RunFolder": "run_folder",
+            "Trainer": "trainer",
+            "loss": "losses",
+            "row_loss": "losses",
+        },
+    )
 
-_LATE = {
-    "RowLoss": "losses",
-    "loss": "losses",
-    "row_loss": "losses",
-    "Run": "run_folder",
-    "open_run": "run_folder",
-    "Trainer": "trainer",
-}
-"""Name → the module that is loaded when it is first used."""
-
-__all__ = ["RowLoss", "Run", "TrainSettings", "Trainer", "loss", "open_run", "row_loss"]
-
-
-def __getattr__(name: str) -> Any:
-    return import_late(__name__, _LATE, name)
+__all__ = ["RowLoss", "RunFolder", "TrainSettings", "Trainer", "loss", "row_loss"]

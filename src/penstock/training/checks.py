@@ -1,18 +1,20 @@
-"""What a run is refused for before it begins: settings, data and model that do not go together, or do not fit here.
+"""Setup and checks before the first step: threads, determinism, and whether settings, data and model fit together.
 
-Nothing is written. Each check is asked of all sources, whatever their shares are at the first step: a source that gets
-its share at step 10,000 is refused now. `penstock train` and its `--dry-run` go through the same checks.
+The checks write nothing. Each covers all sources, whatever their shares are at the first step: a source with a share
+only from step 10,000 on is refused now. `penstock train` and its `--dry-run` run the same checks.
 """
 
 import os
+import platform
 import sys
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
 
-from penstock.errors import ConfigError, MissingExtraError
+from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.inputs import IGNORE, ModelInput
 from penstock.loader import Loader, PlanSettings
 from penstock.models import LanguageModel, ModelSettings
@@ -22,16 +24,73 @@ from penstock.training.tensor_logs import check_patterns
 
 if TYPE_CHECKING:
     from penstock.distillation.distiller import Distiller
+    from penstock.training.own import LossOfOwn
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BitSettings:
+    """The settings that must not change for a resumed run to give the same bits; saved in each checkpoint."""
+
+    torch: str
+    numpy: str
+    machine: str
+    """CPU architecture, or name of the GPU."""
+    threads: int
+    ranks: int
+    compile: bool
+    deterministic: bool
+    shard: bool
+    micro_sequences: int
+    attention: str
+    dtype: str
+    fused: bool | None
+
+    def differences(self, other: "dict[str, Any]") -> list[str]:
+        """Readable differences from the settings of a checkpoint: "threads: 2 now, 4 then"."""
+        mine = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return [f"{name}: {mine[name]} now, {other.get(name)} then" for name in mine if mine[name] != other.get(name)]
+
+
+def prepare_torch(settings: TrainSettings) -> None:
+    """Set the number of threads and determinism of this process; call it before the first operation."""
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    if settings.deterministic:
+        # cuBLAS is deterministic only with a fixed workspace.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(settings.deterministic)
+
+
+def bit_settings(
+    settings: TrainSettings, device: torch.device, ranks: int, dtype: str, fused: bool | None
+) -> BitSettings:
+    """The `BitSettings` of this run."""
+    return BitSettings(
+        torch=torch.__version__,
+        numpy=np.__version__,
+        machine=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        threads=torch.get_num_threads(),
+        ranks=ranks,
+        compile=settings.compile,
+        deterministic=settings.deterministic,
+        shard=settings.shard,
+        micro_sequences=settings.micro_sequences,
+        attention=settings.attention,
+        dtype=dtype,
+        fused=fused,
+    )
+
 
 _TRIAL = 4
-"""Tokens of each document of the row that attention is tried on."""
+"""Tokens of each document in the row on which attention is tried."""
 
 
 def check_writers(settings: TrainSettings) -> None:
-    """Refuse TensorBoard and W&B where they are not installed.
+    """Refuse TensorBoard and W&B if they are not installed.
 
     Raises:
-        MissingExtraError: One is asked for and not there.
+        MissingExtraError: One is requested and not installed.
     """
     for name, wanted in (("tensorboard", settings.tensorboard), ("wandb", settings.wandb is not None)):
         if wanted and name not in sys.modules and find_spec(name) is None:
@@ -47,17 +106,17 @@ def check_memory(
     device: torch.device,
     ranks: int,
 ) -> None:
-    """Refuse a model, or a step of rows, that is larger than all memory there is: nothing is allocated yet.
+    """Refuse a model, or the rows of a step, that cannot fit into all memory of the machine. Allocates nothing.
 
     Raises:
-        ConfigError: It is.
+        ConfigError: It does not fit.
     """
     here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     distances = 1
     if isinstance(model, ModelSettings):
         distances = model.prediction_heads
         count = model.with_vocabulary(vocab_size).num_parameters()
-        # Weights alone where LoRA trains next to them, or each rank keeps a part; else gradient and optimiser as well.
+        # Only weights with LoRA or with sharding; otherwise also gradients and the optimizer's state.
         needed = count * (4 if training.lora is not None or training.shard else 16)
         there = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else here
         _compare("model", f"{count:,} parameters", needed, there, "make layers or width smaller")
@@ -73,18 +132,24 @@ def check_memory(
 
 def _compare(where: str, what: str, needed: int, there: int, cure: str) -> None:
     if needed > there:
-        raise ConfigError(f"{where}: {what} take {needed / 1e9:,.1f} GB, and there are {there / 1e9:,.1f}; {cure}")
+        raise ConfigError(f"{where}: {what} need {needed / 1e9:,.1f} GB, and there are {there / 1e9:,.1f}; {cure}")
 
 
-def check_fit(model: LanguageModel, loader: Loader, settings: TrainSettings, distiller: "Distiller | None") -> None:
-    """Refuse what a step of training would refuse, whichever source it comes from.
+def check_fit(
+    model: LanguageModel,
+    loader: Loader,
+    settings: TrainSettings,
+    distiller: "Distiller | None",
+    own_loss: "LossOfOwn | None" = None,
+) -> None:
+    """Refuse now what some step of training would refuse, for every source.
 
     Raises:
-        ConfigError: Attention, micro-sequences, ids, teachers or tensor logs do not go with model and data.
+        ConfigError: Attention, micro-sequences, token ids, teachers or tensor logs do not fit the model and the data.
     """
     check_ids(model, loader)
     row = _trial_row(loader)
-    # As in training: refuses a backend that cannot do this on this device.
+    # As in training: a backend that does not work on this device raises.
     tensors = model.tensors(row, settings.attention)
     if settings.attention != "auto" and tensors.attention.device.type == "cpu":
         q = torch.zeros(len(row.tokens), 1, 16, dtype=model.compute_dtype, requires_grad=True)
@@ -92,14 +157,17 @@ def check_fit(model: LanguageModel, loader: Loader, settings: TrainSettings, dis
     if settings.micro_sequences > 1:
         _check_parts(model, loader, settings.micro_sequences, tensors.window)
     _check_distillation(distiller, settings)
+    if own_loss is not None:
+        # The row has no targets; a run may meet such a row at any step.
+        own_loss.try_on(model, tensors)
     check_patterns(_module(model), settings.tensor_logs)
 
 
 def check_ids(model: LanguageModel, loader: Loader) -> None:
-    """Refuse objectives that write ids which the model does not know.
+    """Refuse objectives that write token ids outside the model's vocabulary.
 
     Raises:
-        ConfigError: One does; names its source.
+        ConfigError: One does; the message names its source.
     """
     for source, largest in loader.added_tokens.items():
         if largest >= model.vocab_size:
@@ -110,7 +178,7 @@ def check_ids(model: LanguageModel, loader: Loader) -> None:
 
 
 def _trial_row(loader: Loader) -> ModelInput:
-    """Two documents, or one where rows hold none apart, with prefixes where any source's objective makes some."""
+    """Two documents, or one if rows hold one document each; with prefixes if any source's objective makes them."""
     documents = 2 if loader.needs_isolation else 1
     slots, prefixes = documents * _TRIAL, loader.bidirectional_source is not None
     positions = np.tile(np.arange(_TRIAL, dtype=np.int32), documents)
@@ -130,36 +198,39 @@ def _trial_row(loader: Loader) -> ModelInput:
 
 
 def _check_parts(model: LanguageModel, loader: Loader, parts: int, window: int | None) -> None:
-    """Refuse micro-sequences that some row could not be cut in."""
+    """Refuse micro-sequences if some row could not be cut into them."""
     if (source := loader.bidirectional_source) is not None:
         raise ConfigError(
-            f"training.micro_sequences is {parts}, and the objective of source {source!r} makes prefixes whose tokens "
-            "see each other, which cannot be cut; set micro_sequences to 1, or give the objective bidirectional: false"
+            f"training.micro_sequences is {parts}, and the objective of source {source!r} makes prefixes with "
+            "attention in both directions, which cannot be cut; set micro_sequences to 1, or give the objective "
+            "bidirectional: false"
         )
     if not getattr(model, "ours", True):
         raise ConfigError(
-            "training.micro_sequences: this model of transformers attends by its own code, which cannot go through a "
-            "row in parts; set micro_sequences to 1"
+            "training.micro_sequences: this model uses its own attention code, which cannot process a row in parts; "
+            "set micro_sequences to 1"
         )
     check_cuts(loader.settings.sequence_length, parts, window)
     if any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in _module(model).modules()):
         raise ConfigError(
-            "training.micro_sequences computes each part twice, which dropout would do differently each time; set "
-            "the model's dropout to 0, or micro_sequences to 1"
+            "training.micro_sequences computes each part twice, and dropout would differ between the two; set the "
+            "model's dropout to 0, or micro_sequences to 1"
         )
 
 
 def _check_distillation(distiller: "Distiller | None", settings: TrainSettings) -> None:
-    """Refuse what does not go together with teachers."""
+    """Refuse settings that do not work with teachers."""
     if distiller is None:
         return
+    if settings.loss is not None:
+        raise ConfigError("training.loss and teacher cannot be combined; choose one")
     if settings.micro_sequences > 1:
         raise ConfigError(
-            "training.micro_sequences and teacher do not go together: a teacher's chunks lie across the parts; set "
-            "micro_sequences to 1"
+            "training.micro_sequences and teacher cannot be combined: a teacher's chunks cross the borders of the "
+            "parts; set micro_sequences to 1"
         )
     if settings.shard and any(one.settings.learn_projection for one in distiller.teachers):
-        raise ConfigError("training.shard and learn_projection do not go together; choose one")
+        raise ConfigError("training.shard and learn_projection cannot be combined; choose one")
 
 
 def _module(model: LanguageModel) -> torch.nn.Module:

@@ -1,36 +1,40 @@
-"""The processes that train together: who this one is, and sums over all of them.
+"""The processes that train together: this process's rank, sums over all ranks, and weights sharded among them.
 
 Each rank's loss is already divided by the denominator of the whole step, so gradients are *summed* over ranks. Without
-sharding each rank has all weights, and gradients are summed once a step, in buckets of one dtype: the same sum on every
-rank, in an order that the number of ranks alone decides.
+sharding, each rank has all weights, and gradients are summed once a step, in buckets of one dtype. Every rank gets the
+same sum; only the number of ranks decides the order of additions.
+
+With sharding (FSDP2), weights, gradients and optimizer states are split among the ranks and gathered where needed.
 """
 
 import os
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, distribute_tensor
 
-from penstock.errors import ConfigError, OutputError
+from penstock.core.errors import ConfigError, OutputError, StateError
+from penstock.core.folders import local_path, lock_folder
 from penstock.loader import DataParallel
-from penstock.locations import local_path
-from penstock.locks import lock_folder
 from penstock.training.run_folder import LOCK
 from penstock.training.settings import check_device
 
 BUCKET_BYTES = 32 << 20
-"""Gradients that are summed in one call, at most, unless one alone is larger."""
+"""Maximum bytes of gradients summed in one call, unless a single gradient is larger."""
 
 
 @final
 class Ranks:
-    """This process among those that torchrun started; a single one where it did not.
+    """This process among those that torchrun started; a single process without torchrun.
 
-    Use as a context manager: the process group is left when the block is.
+    Use as a context manager: it leaves the process group at the end of the block.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -62,10 +66,10 @@ class Ranks:
         return self.place.size > 1
 
     def hold(self, run: Path) -> None:
-        """Keep other trainings out of a run's folder for as long as this one lasts.
+        """Lock a run's folder against other trainings until this one ends.
 
         Raises:
-            OutputError: Another process trains into it, or it cannot be made.
+            OutputError: Another process trains into the folder, or it cannot be created.
         """
         if self._lock is not None:
             self._lock()
@@ -77,7 +81,7 @@ class Ranks:
         self._lock = weakref.finalize(self, os.close, lock_folder(run, run / LOCK, doing="training"))
 
     def barrier(self) -> None:
-        """Wait until all are here."""
+        """Wait until all ranks arrive."""
         if self.several:
             dist.barrier()
 
@@ -91,13 +95,14 @@ class Ranks:
         return found
 
     def agree(self, flag: bool) -> bool:
-        """Whether any rank says so; the same answer on all of them."""
+        """Whether the flag is set on any rank; the same answer on all ranks."""
         return self.sum([float(flag)])[0] > 0
 
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Add the gradients of all ranks, in place. A parameter that no row reached counts as zeros.
+        """Sum the gradients of all ranks, in place. A parameter that no row reached gets a gradient of zeros.
 
-        Of a single process too: its optimiser then does what that of several does, and has a state for each parameter.
+        A single process also gets these zeros: its optimizer then steps as with several ranks, and has a state for
+        each parameter.
         """
         bucket: list[Tensor] = []
         for parameter in parameters:
@@ -116,10 +121,10 @@ class Ranks:
 
 
 def local_device(name: str) -> torch.device:
-    """The device that a name means for this process: `auto` is this rank's GPU where there is one, else the CPU.
+    """The device that a name means in this process: `auto` is this rank's GPU if there is one, else the CPU.
 
     Raises:
-        ConfigError: There is no such device.
+        ConfigError: The machine has no such device.
     """
     check_device("device", name)
     if name == "auto":
@@ -132,10 +137,10 @@ def local_device(name: str) -> torch.device:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, ImportError):
-        # Torch says so by an AssertionError where it was built without CUDA.
+        # A torch built without CUDA raises AssertionError.
         count = torch.cuda.device_count()
         here = f"cpu and {count} of cuda" if count else "cpu"
-        raise ConfigError(f"device {name!r}: is not here, torch finds {here}; give one that is here, or auto") from None
+        raise ConfigError(f"device {name!r}: not found; torch finds {here}; give one of these, or auto") from None
     return device
 
 
@@ -148,3 +153,56 @@ def _sum_bucket(gradients: Sequence[Tensor]) -> None:
     dist.all_reduce(flat)
     for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
         gradient.copy_(part.view_as(gradient))
+
+
+def shard(model: Any, ranks: Ranks) -> None:
+    """Shard a model in place, block by block; call it when all ranks have the same weights.
+
+    Gradients are summed over ranks, not averaged, because each rank's loss is divided by the whole step's denominator.
+
+    Raises:
+        ConfigError: There is only one process, or the model has no `blocks`.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    if not ranks.several:
+        raise ConfigError("training.shard needs several processes; start them with torchrun, or set it to false")
+    blocks = getattr(model, "blocks", None)
+    if blocks is None:
+        raise ConfigError("training.shard: this model has no `blocks` to shard by; train it without shard")
+    mesh = init_device_mesh(ranks.device.type, (ranks.place.size,))
+    for block in blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    for module in (model, *blocks):
+        module.set_gradient_divide_factor(1.0)
+        # Otherwise the factor becomes a scaled sum, which gloo does not support.
+        module.set_force_sum_reduction_for_comms(True)
+
+
+def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """All weights on the CPU of the first rank (empty on others); every rank must call it."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights: Any = get_model_state_dict(model, options=options)
+    return dict(weights)
+
+
+def load_whole_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
+    """Load unsharded weights, which every rank has, into a sharded model."""
+    set_model_state_dict(model, {**weights}, options=StateDictOptions(full_state_dict=True))
+
+
+@torch.no_grad()
+def share_out(whole: Mapping[str, torch.Tensor], shares: Mapping[str, torch.Tensor]) -> None:
+    """Copy into each tensor of `shares` its part of the whole tensor of the same name; every rank has all of `whole`.
+
+    Raises:
+        StateError: A name is not in `whole`.
+    """
+    for name, share in shares.items():
+        if name not in whole:
+            raise StateError(f"optimizer state: {name} is missing; resume with the optimizer that it was saved with")
+        if isinstance(share, DTensor):
+            share.copy_(distribute_tensor(whole[name].to(share.device), share.device_mesh, share.placements))
+        else:
+            share.copy_(whole[name])

@@ -1,75 +1,157 @@
-"""Looks at the model during training, each with its own interval, by name.
+"""Evaluators that run during training, each with a name and an interval: held-out loss, samples, task scores.
 
-They change nothing of the run: weights, gradients, the loader's place and all random generators stay as they are.
+They change nothing in the run: weights, gradients, the loader's position and all random generators stay as they are.
+
+For task scores, each rank answers its share of the problems, so an evaluation takes as long as the largest share. The
+scores of the problems are then summed over ranks, so all ranks have the same figures, equal to the last bit to those
+of a single process with the same answers. The weights of a sharded model are gathered by all ranks together, so there
+every rank answers all problems. Answers are not saved; run `penstock eval` on a checkpoint of the run to see them.
 """
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, final
+from typing import Any, Protocol, cast, final
 
+import numpy as np
 import torch
+from torch.distributed.tensor import DTensor
 
-from penstock.errors import ConfigError, FormatError
+from penstock.chat import load_template
+from penstock.core.errors import ConfigError, FormatError
+from penstock.evaluation.results import weighted_mean
+from penstock.evaluation.subject import Subject
+from penstock.evaluation.tasks import make_task
+from penstock.generation import Engine, Sampling, begin_ids, end_ids
 from penstock.loader import Loader, Mixture, Source
 from penstock.models import LanguageModel, most_packed
 from penstock.objectives import Causal
-from penstock.shards import open_dataset
+from penstock.shards import ChatInfo, Corpus
+from penstock.tokenizers import Tokenizer
 from penstock.training.checks import check_ids
 from penstock.training.distributed import Ranks
-from penstock.training.figure_names import SOURCE
 from penstock.training.loss_groups import LossGroups, LossSums, means
 from penstock.training.losses import row_loss
+from penstock.training.metrics import SOURCE
 from penstock.training.settings import EvaluatorSettings
 
-Stop = Callable[[], bool]
-"""Whether the run was asked to stop; the same answer on every rank, which all must ask for together."""
 
+def shipped(name: str, datasets: Sequence[Any], cannot: str) -> tuple[Tokenizer, list[ChatInfo], tuple[int, ...]]:
+    """What datasets ship for generation: the first one's tokenizer, the facts of all chats, and the stop ids.
 
-ONE_A_ROW = "one document a row: in rows of several the model lets them see each other"
-"""Said with figures of a model of which `PackingVerdict` allows no more."""
+    Args:
+        name: Name of the evaluator, for errors.
+        datasets: The training data.
+        cannot: What is impossible without a tokenizer, for errors.
 
-
-def never() -> bool:
-    """A `Stop` that never says so."""
-    return False
-
-
-class Evaluator(Protocol):
-    """One look at a model."""
-
-    def __call__(self, model: LanguageModel, stop: Stop) -> dict[str, Any]:
-        """Figures by name, the same on every rank; texts are for people. None of them once `stop` says so."""
+    Raises:
+        ConfigError: The first dataset ships no tokenizer.
+    """
+    tokenizer = getattr(datasets[0], "loaded_tokenizer", None)
+    if tokenizer is None:
+        raise ConfigError(f"evaluator {name!r}: the first source ships no tokenizer, so {cannot}")
+    chats = [dataset.chat for dataset in datasets if getattr(dataset, "chat", None) is not None]
+    return tokenizer, chats, end_ids(tokenizer, (stop for chat in chats for stop in chat.stop_ids))
 
 
 @final
-class HeldOutLoss:
-    """Loss of held-out documents, each once, as the model is trained: packed, documents apart. A model that would let
-    them see each other gets one document a row; `packing` says so then.
-
-    `loss` is nats a weighted target; of several sources, the mean of their losses weighted by their shares, which is
-    the loss of a target of the mixture. `loss.source.NAME` and `loss.task.NAME` are those of its parts, where there are
-    several; of a model with several prediction heads `loss.distance.2` and so on are those of the further ones.
-    `bits_per_byte` is all nats over the bytes of the text that the tokens stand for (so tokenizers can be compared),
-    given for one source where every token counts 1, all documents are used as they are, and the dataset knows its
-    bytes.
+class Samples:
+    """One generated text per prompt, with the same seeds each time.
 
     Args:
-        data: A dataset's folder, or sources; each document is used once, so each source has `max_epochs` 1.
-        sequence_length: Slots of a row.
-        tokenizer: The model's, an object with `fingerprint` and `name`; None: the dataset's is not held against it.
-        model: Says what rows must have.
-        ranks: The processes that look together.
-        rows: At most this many; None: all.
+        name: Name of the evaluator, for errors.
+        settings: Prompts and sampling settings.
+        datasets: The training data; the first dataset ships the tokenizer.
+        sequence_length: Maximum tokens of a text, prompt included.
+        model: The model that will generate.
 
     Raises:
-        ConfigError: A dataset was made with another tokenizer, or an objective does not go with the model.
+        ConfigError: There is no tokenizer, the model cannot generate, or a prompt fills a whole row.
     """
 
     def __init__(
         self,
-        data: str | Mixture,
+        name: str,
+        settings: EvaluatorSettings,
+        datasets: Sequence[Any],
+        sequence_length: int,
+        model: LanguageModel,
+    ) -> None:
+        tokenizer, _, self._stop_ids = shipped(name, datasets, "nothing can be written")
+        self._tokenizer, self._settings = tokenizer, settings
+        self._length = sequence_length
+        bos = begin_ids(tokenizer)
+        self._prompts = [[*bos, *tokenizer.encode(text).tolist()] for text in settings.prompts]
+        # Raises now, rather than after hours of training.
+        model.new_cache(1, 2)
+        for text, ids in zip(settings.prompts, self._prompts, strict=True):
+            if not 0 < len(ids) < self._length:
+                raise ConfigError(
+                    f"evaluator {name!r}: prompt {text[:40]!r} has {len(ids)} tokens; a text needs 1 to "
+                    f"{self._length - 1} to begin with"
+                )
+
+    def __call__(self, model: LanguageModel, stop: Callable[[], bool]) -> dict[str, Any]:
+        """Prompt and generated text, by prompt number. Takes a second or two, so `stop` is ignored."""
+        engine = Engine(model, self._tokenizer, context_length=self._length, stop_ids=self._stop_ids)
+        sampling = Sampling(temperature=self._settings.temperature, max_tokens=self._settings.max_tokens, min_tokens=1)
+        written = engine.generate_all(self._prompts, sampling)
+        texts = zip(self._settings.prompts, written, strict=True)
+        return {str(number): prompt + one.text for number, (prompt, one) in enumerate(texts)}
+
+
+Stop = Callable[[], bool]
+"""Whether the run was asked to stop; all ranks must call it together and get the same answer."""
+
+
+ONE_A_ROW = "one document a row: in rows of several the model lets them see each other"
+"""Added to the figures of a model for which `PackingVerdict` allows only one document per row."""
+
+
+def never() -> bool:
+    """A `Stop` that is always false."""
+    return False
+
+
+class Evaluator(Protocol):
+    """One evaluation of a model."""
+
+    def __call__(self, model: LanguageModel, stop: Stop) -> dict[str, Any]:
+        """Figures by name, the same on every rank; texts are for people. Empty if `stop` became true."""
+
+
+@final
+class HeldOutLoss:
+    """Loss of held-out documents, each used once, in rows packed as in training, with documents isolated.
+
+    If the model would let documents of a row see each other, rows hold one document each, and the figure `packing`
+    says so.
+
+    `loss` is nats per weighted target. With several sources it is the mean of their losses weighted by their shares,
+    which is the loss of a target of the mixture. `loss.source.NAME` and `loss.task.NAME` are the losses of its parts,
+    if there are several; `loss.distance.2` and so on are those of further prediction heads. `bits_per_byte` is the sum
+    of all nats, as bits, over the bytes of the text that the tokens stand for, so tokenizers can be compared. It is
+    given for a single source if every token counts 1, all documents are used unchanged, and the dataset knows its
+    bytes.
+
+    Args:
+        data: A dataset's folder (or a glob), a source, or several; each document is used once, so each source of a
+            mixture has `max_epochs` 1.
+        sequence_length: Slots per row.
+        tokenizer: Tokenizer of the model, an object with `fingerprint` and `name`; None: skip the comparison with
+            the dataset's.
+        model: Model to evaluate; its requirements decide what rows hold.
+        ranks: The processes that evaluate together.
+        rows: Maximum number of rows; None: all.
+
+    Raises:
+        ConfigError: A dataset was made with another tokenizer, or an objective does not fit the model.
+    """
+
+    def __init__(
+        self,
+        data: str | Source | Mixture,
         *,
         sequence_length: int,
         tokenizer: Any,
@@ -78,14 +160,17 @@ class HeldOutLoss:
         rows: int | None = None,
     ) -> None:
         if isinstance(data, str):
-            data = Mixture([Source(data, max_epochs=1, shuffle="none", name="held out")])
-        sources = [replace(source, path=open_dataset(source.path)) for source in data.sources]
+            data = Source(data, shuffle="none", name="held out")
+        if isinstance(data, Source):
+            data = Mixture([replace(data, max_epochs=1)])
+        opened = Mixture([replace(source, path=source.open()) for source in data.sources])
+        sources = opened.weighed([cast(Corpus, source.path) for source in opened.sources]).sources
         for source in sources:
-            _check_tokenizer(source, tokenizer)
+            _check_tokenizer(cast(Corpus, source.path), tokenizer)
         self._sources, self._rows, self._ranks = sources, rows, ranks
         self._groups = groups = LossGroups()
         alone = self._alone = most_packed(model, sequence_length) < sequence_length
-        # Without `self`: a cycle would keep the ranks, and with them the lock of the run's folder.
+        # Does not capture `self`: the cycle would keep `ranks` alive, and with it the lock of the run's folder.
         self._loader = lambda: Loader(
             Mixture(sources),
             sequence_length=sequence_length,
@@ -96,7 +181,7 @@ class HeldOutLoss:
             threads=1,
             companion=groups,
         )
-        # What the loader refuses shows now, rather than at the first look.
+        # If the loader refuses something, it raises now rather than at the first evaluation.
         check_ids(model, self._loader())
 
     def __call__(self, model: LanguageModel, stop: Stop = never) -> dict[str, Any]:
@@ -111,7 +196,7 @@ class HeldOutLoss:
                         model, row, step.loss_denominators, groups=parts.groups(row), num_groups=parts.num_groups
                     )
                     if self._rows is not None and number >= self._rows:
-                        # It was run for the other ranks, which gather a sharded model's weights together with this one.
+                        # Computed only because all ranks must gather a sharded model's weights together.
                         continue
                     nats += float(sums.cross_entropy[0])
                     weights += float(sums.weights[0])
@@ -127,7 +212,7 @@ class HeldOutLoss:
     def _figures(self, nats: float, weights: float, parts: dict[str, tuple[float, float]]) -> dict[str, Any]:
         found = means(parts)
         loss = nats / max(weights, 1.0)
-        shares = {f"{SOURCE}{source.name}": source.share for source in self._sources}
+        shares = {f"{SOURCE}{source.name}": float(source.share) for source in self._sources}
         if seen := [name for name in shares if name in found]:
             loss = sum(shares[name] * found[name] for name in seen) / sum(shares[name] for name in seen)
         figures: dict[str, Any] = {"loss": loss, "targets": weights, **found}
@@ -139,24 +224,23 @@ class HeldOutLoss:
         return figures
 
 
-def _check_tokenizer(source: Source, tokenizer: Any) -> None:
-    theirs = getattr(source.path, "tokenizer", None)
+def _check_tokenizer(corpus: Corpus, tokenizer: Any) -> None:
+    theirs = corpus.tokenizer
     if theirs is not None and tokenizer is not None and theirs.fingerprint != tokenizer.fingerprint:
         raise ConfigError(
-            f"{source.path.path}: was made with another tokenizer ({theirs.name}) than the model's ({tokenizer.name}); "
-            "prepare it with that"
+            f"{corpus.path}: was made with another tokenizer ({theirs.name}) than the model's ({tokenizer.name}); "
+            "prepare it with the model's"
         )
 
 
 def _text_bytes(source: Source) -> int | None:
-    """Bytes of the text that all targets of a source stand for; None where that is not known."""
-    manifest = getattr(source.path, "manifest", None)
-    # The manifest counts all documents, and each as it was prepared.
+    """Bytes of the text that all targets of a source stand for; None if unknown."""
+    # The dataset's count covers all documents, each as it was prepared.
     shortened = source.slice != (0.0, 1.0) or source.too_long in ("drop", "truncate")
-    if manifest is None or manifest.has_spans or shortened or source.objective != Causal():
+    corpus = cast(Corpus, source.path)
+    if corpus.table.has_spans or shortened or source.objective != Causal():
         return None
-    found: int | None = manifest.text_bytes
-    return found
+    return corpus.text_bytes
 
 
 def make_evaluators(
@@ -170,25 +254,26 @@ def make_evaluators(
 
     Args:
         settings: Section `training.evaluators`.
-        datasets: What is trained on, opened: the first ships the tokenizer.
-        sequence_length: Slots of a row.
-        model: That will be looked at.
+        datasets: The training data, opened; the first dataset ships the tokenizer.
+        sequence_length: Slots per row.
+        model: Model to evaluate.
         ranks: The processes that train together.
 
     Raises:
-        ConfigError: The data of one was made with another tokenizer, the model cannot write, or a task cannot be given.
+        ConfigError: Held-out data was made with another tokenizer, the model cannot generate, or a task cannot be set
+            up.
     """
     made: dict[str, tuple[int, Evaluator]] = {}
     for name, one in settings.items():
         if one.kind == "loss":
             made[name] = one.every, _held_out(name, one, datasets, sequence_length, model, ranks)
-        elif one.kind == "samples":
-            from penstock.training.samples import Samples
+        elif one.kind == "own":
+            from penstock.training.own import EvaluatorOfOwn
 
+            made[name] = one.every, EvaluatorOfOwn(name, one.function, ranks)
+        elif one.kind == "samples":
             made[name] = one.every, Samples(name, one, datasets, sequence_length, model)
         else:
-            from penstock.training.task_scores import TaskScore
-
             made[name] = one.every, TaskScore(name, one, datasets, sequence_length, model, ranks)
     return made
 
@@ -217,11 +302,11 @@ def _held_out(
 def evaluate(
     evaluators: Mapping[str, tuple[int, Evaluator]], model: LanguageModel, done: int, last: bool, stop: Stop = never
 ) -> dict[str, Any]:
-    """Run those that are due after `done` steps; figures as "name/figure", with the seconds each took.
+    """Run the evaluators scheduled after `done` steps; figures as "name/figure", with the seconds each took.
 
-    Once `stop` says so, what is under way is given up, because a checkpoint has to be written within some seconds.
+    When `stop` becomes true, the running evaluation is dropped, because a checkpoint must be written within seconds.
 
-    The model is in evaluation mode meanwhile: some of transformers have dropout.
+    The model is in evaluation mode meanwhile, because some models of transformers have dropout.
     """
     figures: dict[str, Any] = {}
     due = {name: one for name, (every, one) in evaluators.items() if last or done % every == 0}
@@ -241,3 +326,70 @@ def evaluate(
     finally:
         model.train(training)
     return figures
+
+
+PROBLEMS_AT_ONCE = 32
+"""Problems that a rank answers between two checks of whether the run was asked to stop."""
+
+
+@final
+class TaskScore:
+    """`score`, the mean over the problems, with its `standard_error`.
+
+    Args:
+        name: Name of the evaluator, for errors.
+        settings: The task and its settings.
+        datasets: The training data: the first dataset ships the tokenizer; chats give the template and the stop ids.
+        sequence_length: Maximum tokens of a text.
+        model: Model to evaluate.
+        ranks: The processes that train together.
+
+    Raises:
+        ConfigError: There is no tokenizer, no such task or no data for it, or chats are requested without a template.
+        RecordError: The data does not have the task's format.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: EvaluatorSettings,
+        datasets: Sequence[Any],
+        sequence_length: int,
+        model: LanguageModel,
+        ranks: Ranks,
+    ) -> None:
+        assert settings.task is not None
+        tokenizer, chats, stop_ids = shipped(name, datasets, "no task can be given")
+        if settings.task.chat and not chats:
+            raise ConfigError(f"evaluator {name!r}: no source is of chats; set task.chat to false")
+        template = load_template(chats[0].template, tokenizer=tokenizer, **chats[0].variables) if chats else None
+        self._subject = lambda model: Subject(
+            model, tokenizer, context_length=sequence_length, stop_ids=stop_ids, template=template
+        )
+        # Raises now, rather than after hours of training.
+        self._subject(model)
+        if settings.writes:
+            model.new_cache(1, 2)
+        self._task, self._ranks = make_task(settings.task), ranks
+        self._problems = self._task.problems()
+        if not self._problems:
+            raise ConfigError(f"evaluator {name!r}: the task has no problems; check task.data")
+
+    def __call__(self, model: LanguageModel, stop: Stop = never) -> dict[str, Any]:
+        """See the class."""
+        together = any(isinstance(weights, DTensor) for weights in model.parameters())
+        rank, shares = (0, 1) if together else (self._ranks.place.rank, self._ranks.place.size)
+        mine = self._problems[rank::shares]
+        subject = self._subject(model)
+        places = {problem.name: place for place, problem in enumerate(self._problems)}
+        found = np.zeros((2, len(places)))
+        # The same number of rounds on every rank, that of the largest share, because all must call `stop` together.
+        for begin in range(0, math.ceil(len(places) / shares), PROBLEMS_AT_ONCE):
+            for answer in self._task.answer(subject, mine[begin : begin + PROBLEMS_AT_ONCE]):
+                found[:, places[answer.problem]] = answer.score, answer.weight
+            if stop():
+                return {}
+        numbers = found.ravel().tolist()
+        scores, weights = np.reshape(numbers if together else self._ranks.sum(numbers), found.shape).tolist()
+        score, error = weighted_mean(scores, weights)
+        return {"score": score} | ({} if math.isnan(error) else {"standard_error": error})

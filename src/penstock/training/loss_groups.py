@@ -1,13 +1,13 @@
-"""What a step's loss is made of: by source, by what the objective did to a document, and by target distance.
+"""The parts of a step's loss: by source, by task of the objective, and by target distance.
 
     loss.source.web     loss.task.R     loss.distance.2
 
-Each is the sum of loss weight × nats over its targets in the whole step, divided by the sum of their weights, over all
-rows, microbatches and ranks. Sources and tasks are kept apart at distance 1, as `loss` is. A group without targets in a
-step has no figure there, and there are none where there is one group only.
+Each is the sum of loss weight × nats over its targets, divided by the sum of their weights, over all rows,
+microbatches and ranks of the step. Sources and tasks are measured at distance 1, like `loss`. A group without targets
+in a step has no figure for it. With one group only, there are no group figures.
 
-Costs: a number a slot, made in the loader's threads, and one small all-reduce a step. The model runs no second time,
-and the loss itself is computed as without them, bit for bit.
+Cost: one number per slot, computed in the loader's threads, and one small all-reduce per step. The model does not run
+a second time, and the loss itself is the same, bit for bit.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,12 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.core.arrays import Records
 from penstock.inputs import ModelInput
-from penstock.loader import SOURCE as SOURCE_COLUMN
 from penstock.loader import Accompany, Companion, CompanionSource
-from penstock.sampling import LENGTH
-from penstock.training.figure_names import DISTANCE, SOURCE, TASK
 from penstock.training.losses import RowLoss
+from penstock.training.metrics import DISTANCE, SOURCE, TASK
 
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -34,19 +33,19 @@ class GroupedRow:
     """What `LossGroups` makes of a row."""
 
     groups: Int64
-    """[K, T]: group of each slot, a line for sources and one for tasks, of those that there are several of."""
+    """[K, T]: group of each slot; one line for sources and one for tasks, each only if there are several."""
     inner: Any
-    """What the other companion made of it."""
+    """The result of the other companion."""
 
 
 @final
 class LossGroups:
-    """A companion of a loader that tells the groups of each row's slots, around another companion or none.
+    """A companion of a loader that adds the groups of each row's slots; it may wrap another companion.
 
-    Where there is nothing to tell apart, rows have what the other companion makes, as without this one.
+    With one source and one task, rows carry only the result of the other companion.
 
     Attributes:
-        names: Of the groups, as figures are called; known once a loader was made with it.
+        names: Names of the groups' figures; known once a loader was made with it.
     """
 
     def __init__(self, inner: Companion | None = None) -> None:
@@ -64,37 +63,37 @@ class LossGroups:
         if not self.names:
             return inner or (lambda row, pieces: None)
 
-        def accompany(row: ModelInput, pieces: Int64) -> GroupedRow:
+        def accompany(row: ModelInput, pieces: Records) -> GroupedRow:
             lines = []
             if by_source:
-                lines.append(pieces[:, SOURCE_COLUMN])
+                lines.append(pieces["source"])
             if by_task:
                 lines.append(_tasks(sources, pieces, numbers))
             groups = np.zeros((len(lines), row.sequence_length), np.int64)
             for line, of_documents in zip(groups, lines, strict=True):
-                line[: row.num_tokens] = np.repeat(of_documents, pieces[:, LENGTH])
+                line[: row.num_tokens] = np.repeat(of_documents, pieces["length"])
             return GroupedRow(groups=groups, inner=None if inner is None else inner(row, pieces))
 
         return accompany
 
 
-def _tasks(sources: Sequence[CompanionSource], pieces: Int64, numbers: dict[str, int]) -> Int64:
+def _tasks(sources: Sequence[CompanionSource], pieces: Records, numbers: dict[str, int]) -> Int64:
     """The group of each piece by its task."""
     found = np.zeros(len(pieces), np.int64)
-    for number in np.unique(pieces[:, SOURCE_COLUMN]).tolist():
-        mine = pieces[:, SOURCE_COLUMN] == number
+    for number in np.unique(pieces["source"]).tolist():
+        mine = pieces["source"] == number
         found[mine] = [numbers[name] for name in sources[number].tasks(pieces[mine])]
     return found
 
 
 @final
 class LossSums:
-    """Adds up a step's rows, then gives its figures.
+    """Sums the loss parts of a step's rows, then gives the step's figures.
 
     Args:
-        names: Of the groups.
-        distances: D, target distances.
-        device: The model's.
+        names: Names of the groups.
+        distances: D, number of target distances.
+        device: Device of the model.
     """
 
     def __init__(self, names: Sequence[str], distances: int, device: torch.device) -> None:
@@ -103,17 +102,17 @@ class LossSums:
 
     @property
     def num_groups(self) -> int:
-        """G."""
+        """G, number of groups."""
         return len(self._names)
 
     def groups(self, row: ModelInput) -> Tensor | None:
-        """[K, T] of a row that a loader with `LossGroups` made, on the device; None where there are none."""
+        """[K, T] groups of a row that a loader with `LossGroups` made, on the device; None if there are none."""
         if not self._names or not isinstance(row.distillation, GroupedRow):
             return None
         return torch.from_numpy(row.distillation.groups).to(self._nats.device)
 
     def add(self, found: RowLoss) -> None:
-        """Add a row, or a part of one."""
+        """Add a row, or a part of a row."""
         if len(self._nats) == 1:
             return
         self._nats[: self._distances] += found.cross_entropy
@@ -123,10 +122,10 @@ class LossSums:
             self._weights[self._distances :] += found.groups[1]
 
     def take(self, total: Callable[[Sequence[float]], list[float]]) -> dict[str, tuple[float, float]]:
-        """(nats, weights) by name, over all ranks, of those that have weights; the sums begin again at 0.
+        """(nats, weights) by name over all ranks, for names with any weight; then reset the sums to 0.
 
         Args:
-            total: Sums over ranks; called on all of them or none.
+            total: Sums over ranks; called on all ranks or on none.
         """
         if len(self._nats) == 1:
             return {}
@@ -140,7 +139,7 @@ class LossSums:
 
 
 def inner_of(row: ModelInput) -> Any:
-    """What the other companion made of a row."""
+    """The result of the other companion for a row."""
     return row.distillation.inner if isinstance(row.distillation, GroupedRow) else row.distillation
 
 

@@ -1,24 +1,180 @@
-"""The loss of one row: its share of the step's loss, exact however the step is cut.
+"""The loss of one row, its exact share of the step's loss, without ever holding the logits of a whole row.
 
     loss = Σ_d weight_d ÷ denominator_d × Σ over targets at distance d of loss_weight × (cross entropy + z × log² Z)
 
-The denominators are the step's, over all rows and ranks, so the losses of all rows add up to the step's loss: how
-the rows are shared among microbatches and ranks changes nothing but the order of additions, and no all-reduce is
-needed. Only positions that are targets reach the head, in chunks (see `chunked_cross_entropy`).
+The denominators are the step's, over all rows and ranks, so the losses of all rows add up to the step's loss. How
+rows are shared among microbatches and ranks changes only the order of additions, and no all-reduce is needed.
+
+Logits are the largest tensor of a small model's step: 8,192 positions of a vocabulary of 128k are 4 GiB in float32,
+several times over in a plain backward pass. So `chunked_cross_entropy` takes only the positions that have a target, in
+chunks. For each chunk it computes the logits, the loss and *at once the gradient*, while the logits are still in the
+cache. It keeps only the gradients of the hidden states and of the head's parameters, which the backward pass scales by
+the incoming gradient (a scalar). So nothing is computed twice: the cost is that of the plain formula, minus positions
+without a target. The idea is that of fused linear cross entropy (Liger Kernel, Hsu et al. 2024, arXiv:2410.10989). The
+head may be any function of its own parameters, because autograd computes each chunk's gradient through it. The result
+has no second derivative; asking for one raises.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 from penstock.inputs import IGNORE, ModelInput
-from penstock.models.language_model import LanguageModel
-from penstock.models.row_tensors import RowTensors
-from penstock.training.chunked_cross_entropy import chunked_cross_entropy
+from penstock.loader import Step
+from penstock.models.gradients import accumulator, leaves
+from penstock.models.language_model import LanguageModel, RowTensors
+from penstock.models.own_model import as_language_model
+
+LEAST_POSITIONS = 256
+"""Minimum positions per chunk: each chunk adds a gradient as large as the head to a sum."""
+ELEMENTS_CPU, ELEMENTS_GPU = 1 << 19, 1 << 27
+"""Target number of logits per chunk. CPU: 2 MiB in float32, near the second-level cache; GPU: 512 MiB, so that summing
+the head's gradient costs little compared with the matrix products."""
+
+
+def chunked_cross_entropy(
+    logits_of: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    *,
+    scale: float = 1.0,
+    z_loss: float = 0.0,
+    chunk: int | None = None,
+    each: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`scale` times the sum over targets of weight × (cross entropy + z_loss × log² Z), Z being the sum of exp(logits).
+
+    Args:
+        logits_of: The head: hidden states [n, width] to logits [n, vocab], each position independent of the others.
+        hidden: [n, width], of positions that have a target.
+        targets: [n] int64, in 0 … vocab - 1.
+        weights: [n] float32 loss weights.
+        scale: Factor of the whole sum, usually 1 / the step's denominator.
+        z_loss: Coefficient of the term that keeps log Z near 0 (PaLM, Chowdhery et al. 2022, section 5: 1e-4).
+        chunk: Positions per chunk; None: chosen by vocabulary and device.
+        each: [n] float64, filled with weight × cross entropy of each target; None: not wanted.
+
+    Returns:
+        The scaled loss, a scalar; and the unscaled sum of weight × cross entropy, float64, without gradient.
+    """
+    if not len(hidden):
+        return hidden.sum() * 0.0, torch.zeros((), dtype=torch.float64, device=hidden.device)
+    probe = logits_of(hidden[:1].detach())
+    if chunk is None:
+        elements = ELEMENTS_CPU if hidden.device.type == "cpu" else ELEMENTS_GPU
+        chunk = max(LEAST_POSITIONS, elements // probe.shape[-1])
+    if not torch.is_grad_enabled() or not (hidden.requires_grad or probe.requires_grad):
+        return _sums(logits_of, hidden, targets, weights, scale, z_loss, chunk, each)
+    result: tuple[Tensor, Tensor] = _ChunkedCrossEntropy.apply(
+        logits_of, hidden, targets, weights, scale, z_loss, chunk, each, *leaves(probe)
+    )
+    return result
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits_of: Callable[[Tensor], Tensor],
+        hidden: Tensor,
+        targets: Tensor,
+        weights: Tensor,
+        scale: float,
+        z_loss: float,
+        chunk: int,
+        each: Tensor | None,
+        *parameters: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        wanted = [hidden.requires_grad, *(True for _ in parameters)]
+        of_hidden = torch.empty_like(hidden) if hidden.requires_grad else None
+        of_parameters: list[Tensor] = []
+        loss = torch.zeros((), dtype=torch.float64, device=hidden.device)
+        cross_entropy = torch.zeros_like(loss)
+        for begin in range(0, len(hidden), chunk):
+            part = slice(begin, begin + chunk)
+            with torch.enable_grad():
+                states = hidden[part].detach().requires_grad_(hidden.requires_grad)
+                logits = logits_of(states)
+            step_loss, step_entropy, gradient = _chunk(
+                logits.detach(), targets[part], weights[part], scale, z_loss, None if each is None else each[part]
+            )
+            inputs = [x for x, want in zip((states, *parameters), wanted, strict=True) if want]
+            found = list(torch.autograd.grad(logits, inputs, gradient.to(logits.dtype)))
+            if of_hidden is not None:
+                of_hidden[part] = found.pop(0)
+            if not begin:
+                of_parameters = [new.to(accumulator(new.dtype)) for new in found]
+            else:
+                for total, new in zip(of_parameters, found, strict=True):
+                    total += new
+            loss += step_loss
+            cross_entropy += step_entropy
+        ctx.gradients = of_hidden, of_parameters
+        ctx.dtypes = [p.dtype for p in parameters]
+        ctx.mark_non_differentiable(cross_entropy)
+        return loss.to(accumulator(hidden.dtype)), cross_entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, incoming: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        of_hidden, of_parameters = ctx.gradients
+        hidden = None if of_hidden is None else of_hidden * incoming
+        heads = [(g * incoming).to(dtype) for g, dtype in zip(of_parameters, ctx.dtypes, strict=True)]
+        return None, hidden, None, None, None, None, None, None, *heads
+
+
+def _chunk(
+    logits: Tensor, targets: Tensor, weights: Tensor, scale: float, z_loss: float, each: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, weighted cross entropy, and the gradient of the loss with respect to the logits [n, vocab]."""
+    logs, loss, cross_entropy, log_z = _entropy(logits, targets, weights, scale, z_loss, each)
+    rows = weights.to(logs.dtype) * scale
+    gradient = logs.exp_()
+    gradient *= (rows if log_z is None else rows * (1 + 2 * z_loss * log_z))[:, None]
+    gradient.scatter_add_(1, targets[:, None], -rows[:, None])
+    return loss, cross_entropy, gradient
+
+
+def _entropy(
+    logits: Tensor, targets: Tensor, weights: Tensor, scale: float, z_loss: float, each: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Log probabilities [n, vocab], the loss, the weighted cross entropy, and log Z [n] where it counts."""
+    logs = torch.log_softmax(logits, -1, dtype=accumulator(logits.dtype))
+    of_targets = logs.gather(1, targets[:, None])[:, 0]
+    cross_entropy = -(of_targets.double() @ weights.double())
+    if each is not None:
+        each.copy_(of_targets).mul_(weights).neg_()
+    if not z_loss:
+        return logs, cross_entropy * scale, cross_entropy, None
+    log_z = logits.gather(1, targets[:, None])[:, 0].to(logs.dtype) - of_targets
+    loss = scale * (cross_entropy + z_loss * (log_z.double().square() @ weights.double()))
+    return logs, loss, cross_entropy, log_z
+
+
+def _sums(
+    logits_of: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    scale: float,
+    z_loss: float,
+    chunk: int,
+    each: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Both results, without gradients."""
+    parts = [slice(begin, begin + chunk) for begin in range(0, len(hidden), chunk)]
+    sums = [
+        _entropy(logits_of(hidden[p]), targets[p], weights[p], scale, z_loss, None if each is None else each[p])[1:3]
+        for p in parts
+    ]
+    loss, cross_entropy = torch.stack([torch.stack(pair) for pair in sums]).sum(0)
+    return loss.to(accumulator(hidden.dtype)), cross_entropy
 
 
 @final
@@ -27,34 +183,59 @@ class RowLoss:
     """The loss of one row, and the sums that metrics add up over rows, microbatches and ranks."""
 
     loss: Tensor
-    """Scalar, with gradient: what to call `backward` on."""
+    """Scalar with gradient; call `backward` on it."""
     cross_entropy: Tensor
-    """[D] float64: at each distance the sum of loss weight × cross entropy in nats; not divided by anything."""
+    """[D] float64: sum of loss weight × cross entropy in nats at each distance; not divided."""
     weights: Tensor
     """[D] float64: sum of the loss weights at each distance."""
     num_targets: int
-    """Targets of all distances that count at all."""
+    """Number of targets with a weight other than 0, over all distances."""
     groups: Tensor | None = None
-    """[2, G] float64: at distance 1 both sums for each group of slots; None where no groups were given."""
+    """[2, G] float64: both sums at distance 1 for each group of slots; None if no groups were given."""
 
 
 def loss(
-    model: LanguageModel,
-    row: ModelInput | RowTensors,
-    denominators: float | Sequence[float],
+    model: LanguageModel | nn.Module,
+    rows: ModelInput | RowTensors | Step,
+    denominators: float | Sequence[float] | None = None,
     *,
     z_loss: float = 0.0,
     distance_weights: Sequence[float] | None = None,
     chunk: int | None = None,
 ) -> Tensor:
-    """One row's part of the step's loss, a scalar to call `backward` on; the arguments are those of `row_loss`.
+    """A row's part of the step's loss, or that of all rows of a step on this rank: a scalar to call `backward` on.
 
     ```python
-    for row in step:
-        penstock.training.loss(model, row, step.loss_denominator).backward()
+    for row in step:                                            # the memory of one row at a time
+        ps.loss(model, row, step.loss_denominators).backward()
+    ps.loss(model, step).backward()                             # the same gradients, with all rows in memory
     ```
+
+    Sum the gradients of several ranks, do not average them: the denominators are those of the whole step.
+
+    Args:
+        model: Any object that `ps.train` takes as a model.
+        rows: A row or a step of a loader that was made with the model's requirements.
+        denominators: `step.loss_denominators` for a row; leave it out for a step, which has its own.
+        z_loss: As for `row_loss`.
+        distance_weights: As for `row_loss`.
+        chunk: As for `row_loss`.
+
+    Raises:
+        ConfigError: A row came without denominators, or as for `row_loss`.
     """
-    return row_loss(model, row, denominators, z_loss=z_loss, distance_weights=distance_weights, chunk=chunk).loss
+    model = as_language_model(model)
+    if isinstance(rows, Step):
+        if denominators is not None:
+            raise ConfigError("ps.loss: a step has its own denominators; leave them out, or pass one of its rows")
+        denominators = rows.loss_denominators
+    elif denominators is None:
+        raise ConfigError("ps.loss: a row needs the denominators of its step; pass step.loss_denominators")
+    parts = [
+        row_loss(model, row, denominators, z_loss=z_loss, distance_weights=distance_weights, chunk=chunk).loss
+        for row in (rows if isinstance(rows, Step) else [rows])
+    ]
+    return torch.stack(parts).sum() if len(parts) > 1 else parts[0]
 
 
 def row_loss(
@@ -68,22 +249,22 @@ def row_loss(
     groups: Tensor | None = None,
     num_groups: int = 0,
 ) -> RowLoss:
-    """Run the model on one row, and take its part of the step's loss.
+    """Run the model on one row, and compute the row's share of the step's loss.
 
     Args:
         model: A model of `penstock.models`: called with a row it gives hidden states [D, T, width]; `logits` gives
             logits of any of them; `tensors` moves a `ModelInput` to its device.
         row: A `ModelInput` of the loader, or `RowTensors` on the model's device.
-        denominators: `step.loss_denominators`, or `step.loss_denominator` where there is one target distance.
+        denominators: `step.loss_denominators`, or `step.loss_denominator` if there is one target distance.
         z_loss: Coefficient of log² Z (PaLM, Chowdhery et al. 2022: 1e-4); 0: none.
-        distance_weights: How much each target distance counts; None: the model's own.
-        chunk: Positions whose logits exist at once; None: by vocabulary and device.
-        groups: int64 [K, T] on the model's device: K groups that each slot is in, for sums of their own; None: none.
-        num_groups: G, above all numbers in `groups`.
+        distance_weights: Weight of each target distance; None: the model's own.
+        chunk: Positions per chunk; None: chosen by vocabulary and device.
+        groups: int64 [K, T] on the model's device: K groups that each slot belongs to, for separate sums; None: none.
+        num_groups: G, larger than every number in `groups`.
 
     Raises:
-        ConfigError: The numbers of hidden states, targets, denominators and weights differ, or a denominator is no
-            positive number although there are targets.
+        ConfigError: The numbers of hidden states, targets, denominators and weights differ, or a denominator is not
+            positive although there are targets.
     """
     tensors = model.tensors(row) if isinstance(row, ModelInput) else row
     hidden = model(tensors)
@@ -156,7 +337,7 @@ def hidden_loss(
 
 
 def _by_group(each: Tensor, weights: Tensor, groups: Tensor, num_groups: int) -> Tensor:
-    """[2, G]: sums over the targets of each group, of what each adds and of weights."""
+    """[2, G]: sums of `each` and of weights over the targets of each group."""
     sums = each.new_zeros(2, num_groups)
     for line in groups:
         sums[0].index_add_(0, line, each)

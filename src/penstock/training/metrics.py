@@ -1,34 +1,236 @@
-"""The figures of a run: `RUN/metrics.jsonl`, one record a line, and whatever else is asked to show or keep them.
+"""The figures of a run: `RUN/metrics.jsonl`, one record per line; the progress line, TensorBoard, Weights & Biases.
 
-Each line is in the file when `see` returns, so a killed run has told all. A resumed run first takes out what is
-after the step it goes on from, so no step is there twice and curves have no loops. Records are what the trainer gives
-(`loss`, its parts such as `loss.source.web`, `loss.task.R` and `loss.distance.2`, and more: see `Trainer.train`), with
-these added: `percent` done, `tokens_per_second` (without padding, waiting for data included), `seconds_left`.
+Each line is in the file when `see` returns, so a killed run loses none. A resumed run first removes the records after
+its starting step, so no step appears twice and curves have no loops. Records hold what the trainer gives (`loss`, its
+parts such as `loss.source.web`, `loss.task.R` and `loss.distance.2`, and more: see `Trainer.train`), plus `percent`
+done, `tokens_per_second` (without padding, waiting for data included) and `seconds_left`.
+
+Progress goes to standard error, so that standard output stays machine-readable: a live line in a terminal, with
+evaluations above it; elsewhere a plain line from time to time. TensorBoard and W&B are imported only when requested.
 """
 
 import contextlib
 import json
 import math
 import os
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
+from textwrap import indent
 from types import MappingProxyType, TracebackType
 from typing import Any, Protocol, Self, final
 
-from penstock.errors import FormatError, OutputError
-from penstock.training.figure_names import is_evaluation
-from penstock.training.progress_line import ProgressLine
-from penstock.training.writers import TensorBoard, WandB
+import yaml
+
+from penstock.core.errors import FormatError, MissingExtraError, OutputError
+from penstock.core.terminal import PLAIN_SECONDS, visible
+
+SOURCE, TASK, DISTANCE = "loss.source.", "loss.task.", "loss.distance."
+"""Prefixes of the parts of a step's loss; a source, a task or a target distance follows. See `loss_groups`."""
+PARTS = (SOURCE, TASK, DISTANCE)
+
+
+def is_evaluation(name: str) -> bool:
+    """Whether a figure belongs to an evaluation (`name/figure`) and not to a step; source names may have a slash."""
+    return "/" in name and not name.startswith(PARTS)
+
+
+BESIDES = 34
+"""Columns of the live line without the bar and the note: "training", percent, two times, and spaces."""
+
+
+@final
+class ProgressLine:
+    """Shows records as they come.
+
+    Args:
+        total: Steps of the whole run.
+        done: Steps that are done already.
+    """
+
+    def __init__(self, total: int, done: int) -> None:
+        self._total, self._done = total, done
+        self._live: Any = None
+        self._shown = -PLAIN_SECONDS
+
+    def start(self) -> None:
+        """Start the live line, if standard error is a terminal."""
+        if sys.stderr.isatty():
+            self._live = _bar()
+            self._live.start()
+            self._task = self._live.add_task("training", total=self._total, completed=self._done, note="")
+
+    def show(self, record: Mapping[str, Any]) -> None:
+        """Show a record."""
+        step, last = record["step"], record["step"] == self._total
+        evaluations = [f"{name} {_text(value)}" for name, value in record.items() if is_evaluation(name)]
+        if self._live is not None:
+            room = self._live.console.width - BESIDES - _bar_width(self._live.console.width) - len(f"step {step} · ")
+            self._live.update(self._task, completed=step, note=f"step {step} · {note(record, room)}")
+            for line in evaluations:
+                self._live.console.print(f"step {step}: {line}", markup=False, highlight=False)
+            return
+        if last or evaluations or time.monotonic() - self._shown >= PLAIN_SECONDS:
+            self._shown = time.monotonic()
+            left = "" if last else f" · {clock(record['seconds_left'])} left"
+            texts = [f"step {step}/{self._total} ({record['percent']:.0f}%): {note(record)}{left}"]
+            texts += [f"step {step}: {line}" for line in evaluations]
+            print("\n".join(texts), file=sys.stderr, flush=True)
+
+    def stop(self) -> None:
+        """Leave the line as it is."""
+        if self._live is not None:
+            self._live.stop()
+
+
+def note(record: Mapping[str, Any], room: int | None = None) -> str:
+    """`loss 3.214 · distil 0.42 · rate 1.0e-03 · 12.3 k tok/s · data 2%`: those parts that a record has.
+
+    If it is longer than `room`, parts are dropped: first the share of waiting, then rate, speed and distillation.
+    """
+    seconds = record["seconds"] + record["wait_seconds"]
+    parts = {}
+    if "loss" in record:
+        parts["loss"] = f"loss {record['loss']:.4f}"
+    if "distillation" in record:
+        parts["distillation"] = f"distil {record['distillation']:.4f}"
+    if "learning_rate" in record:
+        parts["rate"] = f"rate {record['learning_rate']:.1e}"
+    if "tokens_per_second" in record:
+        parts["speed"] = f"{record['tokens_per_second'] / 1000:.3g} k tok/s"
+    if seconds > 0 and record["wait_seconds"] / seconds >= 0.01:
+        parts["data"] = f"data {100 * record['wait_seconds'] / seconds:.0f}%"
+    for name in ("data", "rate", "speed", "distillation"):
+        if room is None or len(" · ".join(parts.values())) <= room:
+            break
+        parts.pop(name, None)
+    return " · ".join(parts.values())
+
+
+def clock(seconds: float) -> str:
+    """3725 → '1:02:05'."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else visible(str(value), lines=True)
+
+
+def _bar_width(width: int) -> int:
+    return 20 if width >= 120 else 6
+
+
+def _bar() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import TimeRemainingColumn as Remaining
+
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=_bar_width(console.width)),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+        TimeElapsedColumn(),
+        TextColumn("·"),
+        Remaining(),
+        console=console,
+    )
+
+
+@final
+class TensorBoard:
+    """Event files in a folder. After a resume TensorBoard hides the records after the starting step.
+
+    Args:
+        folder: The files' folder.
+        done: Steps that are done already.
+        config: The run file's values, shown as text.
+
+    Raises:
+        MissingExtraError: tensorboard is not installed.
+    """
+
+    def __init__(self, folder: Path, done: int, config: Mapping[str, Any] = MappingProxyType({})) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise MissingExtraError("tensorboard", "tensorboard") from None
+        self._writer: Any = SummaryWriter(str(folder), purge_step=done + 1 if done else None)
+        if config:
+            # Four spaces make it code, as TensorBoard reads Markdown.
+            text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+            self._writer.add_text("run file", indent(text, "    "), done)
+
+    def see(self, record: Mapping[str, Any]) -> None:
+        """Write the numbers and texts of a record."""
+        for name, value in _figures(record):
+            self._writer.add_scalar(name, value, record["step"])
+        for name, value in record.items():
+            if isinstance(value, str):
+                self._writer.add_text(name, value, record["step"])
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._writer.close()
+
+
+@final
+class WandB:
+    """A run of Weights & Biases, the same one after a resume: its id is in `RUN/wandb-id`.
+
+    Args:
+        run: The run's folder.
+        project: Project of Weights & Biases.
+        config: The run file's values, to find and compare runs there.
+
+    Raises:
+        MissingExtraError: wandb is not installed.
+    """
+
+    def __init__(self, run: Path, project: str, config: Mapping[str, Any] = MappingProxyType({})) -> None:
+        try:
+            wandb: Any = import_module("wandb")
+        except ImportError:
+            raise MissingExtraError("wandb", "wandb") from None
+        kept = run / "wandb-id"
+        known = kept.read_text(encoding="utf-8").strip() if kept.is_file() else None
+        self._run: Any = wandb.init(
+            project=project, name=run.name, dir=str(run), id=known, resume="allow", config=dict(config)
+        )
+        if known is not None:
+            # Without this permission a resumed run keeps its old values.
+            self._run.config.update(dict(config), allow_val_change=True)
+        kept.write_text(str(self._run.id) + "\n", encoding="utf-8")
+
+    def see(self, record: Mapping[str, Any]) -> None:
+        """Send all numbers of a record."""
+        self._run.log(dict(_figures(record)), step=record["step"])
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._run.finish()
+
+
+def _figures(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in record.items():
+        if name != "step" and isinstance(value, int | float):
+            yield name, float(value)
+
 
 METRICS = "metrics.jsonl"
 MEMORY = 0.95
-"""Share of what was expected of a step's time that stays when a new step is seen."""
+"""Weight of the previous average in the running average of seconds per step."""
 
 Record = Mapping[str, Any]
 
 
 class Writer(Protocol):
-    """Somewhere that figures go."""
+    """A destination of records."""
 
     def see(self, record: Record) -> None:
         """Take a record; its `step` is the number of steps done."""
@@ -39,21 +241,22 @@ class Writer(Protocol):
 
 @final
 class Metrics:
-    """Sees a record a step, and passes it on; use as a context manager.
+    """Takes a record per step, and passes it on; use as a context manager.
 
     Args:
         run: The run's folder.
-        total_steps: Of the whole run.
+        total_steps: Steps of the whole run.
         done: Steps that are done already, 0 at the beginning.
-        every: Steps between records that are kept; a record with an evaluation is always kept, and the last one.
+        every: Steps between records to write; the last record and those with an evaluation are always written.
         tensorboard: Also write TensorBoard's files, in `RUN/tensorboard`.
         wandb: Also send records to this project of Weights & Biases.
         config: The run file's values, which TensorBoard and W&B show next to the curves.
-        shown: Whether to show progress and write at all; in a run of several processes, on the first only.
+        shown: Whether to write and show anything; with several processes, only on rank 0.
+        progress: Whether to show progress.
 
     Raises:
         OutputError: The file cannot be written.
-        MissingExtraError: TensorBoard or W&B is asked for and not installed.
+        MissingExtraError: TensorBoard or W&B is requested and not installed.
     """
 
     def __init__(
@@ -67,9 +270,10 @@ class Metrics:
         wandb: str | None = None,
         config: Mapping[str, Any] = MappingProxyType({}),
         shown: bool = True,
+        progress: bool = True,
     ) -> None:
         self.last: dict[str, Any] = {}
-        self._total, self._every, self._shown = total_steps, every, shown
+        self._total, self._every, self._shown = total_steps, every, shown and progress
         self._usual: float | None = None
         self._tokens: int | None = None
         self._writers: list[Writer] = []
@@ -99,7 +303,7 @@ class Metrics:
         """Take a step's record, with `step` and cumulative `tokens`, and `seconds` and `wait_seconds` of the step.
 
         Returns:
-            The record with what is added to it.
+            The record with the added figures.
         """
         self.last = {**record, **self._completion(record)}
         step = record["step"]
@@ -125,7 +329,7 @@ class Metrics:
 
 @final
 class JsonLines:
-    """A file with a JSON object a line; figures that are no finite numbers are written as null."""
+    """A file with one JSON object per line; numbers that are not finite are written as null."""
 
     def __init__(self, path: Path, done: int) -> None:
         self.path = path
@@ -151,13 +355,13 @@ class JsonLines:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """All records of a run, in order; a last line that a kill cut short is left out.
+    """All records of a run, in order, without a last line that a kill truncated.
 
     Args:
         run: A run's folder, or the file itself.
 
     Raises:
-        FormatError: There is none, or a line is no record.
+        FormatError: There is no such file, or a line is not a record.
     """
     path = run / METRICS if run.is_dir() else run
     try:
@@ -170,12 +374,12 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
         if record is not None:
             records.append(record)
         elif number < len(lines):
-            raise FormatError(f"{path}:{number}: no record of metrics: {line[:60]!r}; remove the line")
+            raise FormatError(f"{path}:{number}: is not a record of metrics: {line[:60]!r}; remove the line")
     return records
 
 
 def _keep_until(path: Path, done: int) -> None:
-    """Take out what is after step `done`, and a line that was cut short; the file changes at once or not at all."""
+    """Remove records after step `done`, and truncated lines; the file is replaced atomically."""
     if not path.exists():
         return
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,12 +1,13 @@
-"""The optimizers of a model: which parameter goes where, one step, and their state by parameter names.
+"""The optimizers of a model: which optimizer gets which parameter, one step, and the state by parameter names.
 
-**Master weights.** Parameters are float32 always; a model that computes in bfloat16 casts them as it uses them
-(autocast). So the optimizer, its state and the checkpoints know one copy of the weights, a small update is never lost
-to bfloat16's 8 bits, and there is no second copy that could drift. The alternative, bfloat16 parameters with a float32
-copy in the optimizer, takes as many bytes and one more way to be wrong.
+**Master weights.** Parameters are always float32; a model that computes in bfloat16 casts them at each use
+(autocast). So the optimizer, its state and the checkpoints hold one copy of the weights, no small update is lost
+to bfloat16's 8 bits, and no second copy can drift. The alternative, bfloat16 parameters with a float32 copy in the
+optimizer, needs as many bytes and adds one more source of errors.
 
-**Groups.** Matrices decay; vectors (norms, biases) never do; embeddings, and matrices of an embedding's shape (an
-untied output matrix), only where asked. Under Muon these and the vectors stay with AdamW, as its authors advise.
+**Groups.** Matrices decay. Vectors (norms, biases) never do. Embeddings, and matrices of an embedding's shape (an
+untied output matrix), decay only with `decay_embeddings`. Under Muon these and the vectors use AdamW, as its authors
+advise.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,30 +17,30 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from penstock.errors import ConfigError, StateError
-from penstock.training.optimizer_settings import OptimizerSettings
+from penstock.core.errors import ConfigError, StateError
+from penstock.training.settings import OptimizerSettings
 
 FUSED_DEVICES = {"cpu", "cuda", "xpu", "mps"}
-"""Where torch has AdamW as one kernel."""
+"""Device types for which torch has a fused AdamW kernel."""
 
 
 @final
 class Optimizers:
-    """All optimizers of a model behind one door.
+    """All optimizers of a model behind one interface.
 
     ```python
     optimizers = Optimizers(model, settings)
     loss.backward()
-    norm = optimizers.step(learning_rate)      # clips, updates, forgets the gradients
+    norm = optimizers.step(learning_rate)      # clips, updates, drops the gradients
     ```
 
     Args:
-        model: Its parameters that require gradients are optimized; make it parallel (`fully_shard`) before.
-        settings: See there.
-        beside: Parameters that are no part of the model and are optimized with it; AdamW without decay.
+        model: Its parameters that require gradients are optimized; shard it (`fully_shard`) before.
+        settings: See `OptimizerSettings`.
+        beside: Further parameters, not of the model, that are optimized with it by AdamW without decay.
 
     Raises:
-        ConfigError: Nothing to train, parameters that are not float32 (or float64), or a torch without Muon.
+        ConfigError: There is nothing to train, a parameter is not float32 (or float64), or torch has no Muon.
     """
 
     def __init__(
@@ -79,8 +80,8 @@ class Optimizers:
         """Clip, update every parameter, and drop the gradients.
 
         Returns:
-            The norm of all gradients before clipping, a scalar on the device. Where it is no finite number and
-            gradients are clipped, they are zeros or no numbers after it: look at it where that matters.
+            The norm of all gradients before clipping, a scalar on the device. If it is not finite, clipping turns
+            gradients into zeros or NaN, and so the update is wrong: check it where that matters.
         """
         norm = self.clip()
         for member in self.members:
@@ -91,14 +92,14 @@ class Optimizers:
         return norm
 
     def clip(self) -> Tensor:
-        """Scale gradients down to the largest norm allowed; the norm before, over all parameters and their shards."""
+        """Clip gradients to `clip_norm`; return their norm before, over all parameters and shards."""
         limit = self.settings.clip_norm
         norm = nn.utils.clip_grad_norm_(self._names.values(), float("inf") if limit is None else limit)
         full = getattr(norm, "full_tensor", None)
         return norm if full is None else full()
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """The state, `parameter name/entry` → tensor (`layers.0.mlp.up.weight/exp_avg`); no copies."""
+        """The state as `parameter name/entry` → tensor (`layers.0.mlp.up.weight/exp_avg`); not copied."""
         names = {id(p): name for name, p in self._names.items()}
         return {
             f"{names[id(p)]}/{entry}": value
@@ -108,10 +109,10 @@ class Optimizers:
         }
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take a state that `state_tensors` gave, on whatever device.
+        """Load a state that `state_tensors` gave, from any device.
 
         Raises:
-            StateError: It is of other parameters.
+            StateError: Its parameters are not those of the model.
         """
         entries: dict[str, dict[str, Tensor]] = {}
         for key, value in tensors.items():
@@ -130,8 +131,8 @@ class Optimizers:
             member.load_state_dict({"state": state, "param_groups": member.state_dict()["param_groups"]})
 
     def fill_state(self) -> None:
-        """Make the state that a first step would make, in place and without a change of weights: what a sharded
-        checkpoint is read into."""
+        """Create the state that a first step would create, without changing weights; a sharded checkpoint is then
+        read into it."""
         for p in self._names.values():
             p.grad = torch.zeros_like(p)
         self.step(0.0)
@@ -149,7 +150,7 @@ def _check(names: Mapping[str, Tensor]) -> None:
 
 
 def _kinds(model: nn.Module, names: Mapping[str, nn.Parameter]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Matrices inside the model; embeddings and what has their shape; all the rest."""
+    """(matrices inside the model, embeddings and matrices of their shape, all other parameters)."""
     tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
     shapes = {table.shape for table in tables}
     matrices: list[Tensor] = [p for p in names.values() if p.ndim >= 2 and p.shape not in shapes]

@@ -1,11 +1,11 @@
 """A run's folder: what `penstock train` writes, and what generating, chatting, serving and exporting read.
 
     RUN/run.yaml               the run file with all overrides, as it was trained
-    RUN/tokenizer/             the tokenizer of the datasets, its chat template where they have one
-    RUN/chat.json              template, stop ids and settings of the datasets' chats, where they have some
+    RUN/tokenizer/             the tokenizer of the datasets, with its chat template if there is one
+    RUN/chat.json              template, stop ids and settings of the datasets' chats, if there are any
     RUN/checkpoints/step-…/    complete ones only; each has the model in `model/`
-    RUN/metrics.jsonl          a line a record
-    RUN/lock                   keeps a second training out while one lasts
+    RUN/metrics.jsonl          one record per line
+    RUN/lock                   locks the folder against a second training
 
 A folder in the Hugging Face layout is accepted wherever a run is.
 """
@@ -17,44 +17,42 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, Self
 
-from penstock.errors import ConfigError, CorruptionError, FormatError, OutputError
+from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
+from penstock.core.yaml_files import parse_yaml, read_yaml
 from penstock.shards import TOKENIZER_FOLDER, ChatInfo
-from penstock.shards.chat import CHAT, CHAT_TEMPLATE
-from penstock.training.checkpoint_files import digest, read_manifest
-from penstock.training.checkpoints import newest_complete
+from penstock.shards.manifest import CHAT, CHAT_TEMPLATE
+from penstock.training.checkpoints import digest, newest_complete, read_manifest
 from penstock.training.metrics import METRICS
-from penstock.yaml_files import parse_yaml, read_yaml
 
 RUN_FILE, CHECKPOINTS = "run.yaml", "checkpoints"
 MODEL = "model"
-"""In a checkpoint: the folder of the model."""
+"""Folder of the model in a checkpoint."""
 _TEMPLATE = "chat_template.jinja"
 LOCK = "lock"
 _BEGUN = {TOKENIZER_FOLDER, CHAT, CHAT_TEMPLATE, LOCK, RUN_FILE, f"{RUN_FILE}.partial"}
-"""What a run has before it has trained."""
+"""Files of a run that has not trained yet."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A trained model with all that using it takes."""
+class RunFolder:
+    """A trained model with everything needed to use it; `penstock.Run` adds the methods."""
 
     path: Path
-    """The run's folder, or one in the Hugging Face layout."""
+    """The run's folder, or a folder in the Hugging Face layout."""
     model: Path
-    """What `penstock.models.load_model` reads."""
+    """Folder for `penstock.models.load_model`."""
     tokenizer: Path
-    """What `penstock.load_tokenizer` reads."""
+    """Folder for `penstock.load_tokenizer`."""
     template: str | None
-    """The text of the chat template; None where the model knows no chats."""
+    """Text of the chat template; None if the model has none."""
     stop_ids: tuple[int, ...]
     """Ids that end a generation."""
     step: int | None
-    """Steps that the model has had; None where that is not known."""
+    """Steps that the model was trained for; None if unknown."""
     trained_length: int | None
-    """Slots of the rows it was trained on, or positions that a model in the Hugging Face layout tells."""
+    """Slots per row in training, or `max_position_embeddings` of a model in the Hugging Face layout."""
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -76,7 +74,7 @@ class Run:
         checkpoint = newest_complete(path / CHECKPOINTS)
         if checkpoint is None:
             raise FormatError(f"{path}: no complete checkpoint yet; train on, or wait for the first")
-        # The checkpoint's copy, if it has one: its bytes were just checked.
+        # Prefer the checkpoint's copy, because its checksums were just verified.
         kept, chat = checkpoint.folder / TOKENIZER_FOLDER, ChatInfo.load(path)
         tokenizer = kept if kept.is_dir() else path / TOKENIZER_FOLDER
         return cls(
@@ -90,10 +88,10 @@ class Run:
         )
 
     def fingerprint(self) -> str:
-        """Of the model's weights and settings, byte for byte.
+        """Fingerprint of the model's weights and settings, byte for byte.
 
-        Those of a run were read and checked when it was opened; a model in the Hugging Face layout is read here, about
-        1 GB a second.
+        A run's files were read and checked when it was opened; a model in the Hugging Face layout is read here, at
+        about 1 GB/s.
         """
         manifest = None if self.step is None else read_manifest(self.model.parent)
         if manifest is not None:
@@ -127,30 +125,25 @@ class Run:
         )
 
 
-def open_run(path: str | Path) -> Run:
-    """`Run.open`."""
-    return Run.open(path)
-
-
 def begin_run(
     path: Path, run_file: str, datasets: Sequence[Any], *, resume: bool, hold: Callable[[Path], None]
 ) -> None:
-    """Make a run's folder, with the run file, and tokenizer and chat facts of the datasets; one to resume stays as is.
+    """Create a run's folder with the run file and the datasets' tokenizer and chat facts; a resumed one is kept as is.
 
     Args:
         path: The folder.
-        run_file: Its text.
-        datasets: What is trained on.
-        resume: Whether a run may be there already.
-        hold: Makes the folder, and keeps others out of it; called when nothing else is wrong.
+        run_file: Text of the run file.
+        datasets: The training data.
+        resume: Whether the folder may already hold a run.
+        hold: Creates and locks the folder; called once everything else is checked.
 
     Raises:
-        OutputError: It holds a run already and is not to be resumed, or cannot be written.
+        OutputError: The folder holds a run and `resume` is false, or it cannot be written.
         ConfigError: The datasets ship no tokenizer, or chats of different templates.
     """
     facts = _facts(datasets) if may_begin(path, resume=resume) else None
     hold(path)
-    # Whoever held it until now may have begun a run.
+    # The process that held the lock before may have begun a run.
     if facts is not None and may_begin(path, resume=resume):
         _write_run(path, run_file, *facts)
 
@@ -159,9 +152,9 @@ def check_run(path: Path | None, datasets: Sequence[Any], *, resume: bool) -> No
     """Refuse what `begin_run` would refuse, and a folder that cannot be written; writes nothing.
 
     Args:
-        path: The folder; None: only the datasets are looked at.
-        datasets: What is trained on.
-        resume: Whether a run may be there already.
+        path: The folder; None: check only the datasets.
+        datasets: The training data.
+        resume: Whether the folder may already hold a run.
 
     Raises:
         OutputError: The folder holds something else, or cannot be written.
@@ -177,12 +170,12 @@ def check_run(path: Path | None, datasets: Sequence[Any], *, resume: bool) -> No
 
 
 def may_begin(path: Path, *, resume: bool) -> bool:
-    """Whether a run begins in this folder, rather than going on.
+    """Whether a new run starts in this folder, rather than resuming one.
 
-    One that ended before its first record, by a kill or by a setting that does not fit, is begun anew.
+    A run that was killed or failed before its first record starts again.
 
     Raises:
-        OutputError: It holds a run already and is not to be resumed, or something else.
+        OutputError: The folder holds something else, or a run and `resume` is false.
     """
     if path.exists() and not path.is_dir():
         raise OutputError(f"{path}: is a file; name a folder")
@@ -191,16 +184,19 @@ def may_begin(path: Path, *, resume: bool) -> bool:
     if names <= _BEGUN:
         return not (resume and RUN_FILE in names)
     if RUN_FILE not in names:
-        raise OutputError(f"{path}: the folder is not empty and holds no run; take another")
+        raise OutputError(f"{path}: the folder is not empty and holds no run; choose another")
     if not resume:
-        raise OutputError(f"{path}: a run is there already; go on with it by --resume, or take another folder")
+        raise OutputError(
+            f"{path}: a run is there already; continue it with --resume (in Python resume=True), or choose "
+            "another folder"
+        )
     return False
 
 
 def change_run(path: Path, now: str, say: Callable[[str], None]) -> None:
-    """Tell each key that the run file of a resumed run has otherwise now, and keep the new file.
+    """Report each changed key in the run file of a resumed run, and save the new file.
 
-    What the run had before stays as `run.yaml.old`.
+    The old file is kept as `run.yaml.old`.
     """
     kept = path / RUN_FILE
     before, after = (_flat(found or {}) for found in (_read_run_file(path), parse_yaml(now, "run file")[1]))
@@ -216,7 +212,7 @@ def change_run(path: Path, now: str, say: Callable[[str], None]) -> None:
 
 
 def _read_run_file(path: Path) -> Any:
-    """What the run file of a run says.
+    """The parsed run file of a run.
 
     Raises:
         CorruptionError: It is not YAML.
@@ -228,7 +224,7 @@ def _read_run_file(path: Path) -> Any:
 
 
 def _flat(value: Any, place: str = "") -> dict[str, Any]:
-    """The leaves of nested mappings and lists by their dotted place."""
+    """The leaves of nested mappings and lists by dotted key."""
     if not isinstance(value, dict | list):
         return {place: value}
     items = value.items() if isinstance(value, dict) else enumerate(value)
@@ -236,7 +232,7 @@ def _flat(value: Any, place: str = "") -> dict[str, Any]:
 
 
 def _facts(datasets: Sequence[Any]) -> tuple[Path, ChatInfo | None]:
-    """The folder of the datasets' tokenizer, and what they say of their chats."""
+    """The folder of the datasets' tokenizer, and the facts of their chats."""
     folder = next((d.path / TOKENIZER_FOLDER for d in datasets if getattr(d, "loaded_tokenizer", None)), None)
     if folder is None:
         raise ConfigError(
@@ -260,12 +256,12 @@ def _write_run(path: Path, run_file: str, tokenizer: Path, chat: ChatInfo | None
             chat.save(path)
         _write_whole(path / RUN_FILE, run_file)
     except OSError as error:
-        # Copying a folder tells of all its files, and has no reason of its own.
+        # shutil's error for a whole folder lists all files and has no strerror.
         raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Write a file that is there whole, or as it was before, whenever the process is killed."""
+    """Replace a file atomically: a kill leaves the whole new file or the old one."""
     partial = path.with_name(f"{path.name}.partial")
     with partial.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -275,7 +271,7 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 def _stop_ids(tokenizer: Path, told: Sequence[int]) -> tuple[int, ...]:
-    """What ends a generation: what is told, and the tokenizer's EOS."""
+    """Ids that end a generation: those given, and the tokenizer's EOS."""
     from penstock.generation import end_ids
     from penstock.tokenizers import load_tokenizer
 

@@ -1,18 +1,132 @@
-"""How a model is trained: the section `training` of a run file. Imports no torch."""
+r"""How a model is trained: the section `training` of a run file, with optimizer and schedule. Imports no torch.
 
+The learning rate of a step is a share of its peak, a pure function of the step, so a checkpoint need not store it.
+
+    share
+      1 |    ________________        wsd: warm-up, stable, decay over the last fraction of the steps
+        |   /                \
+        |  /                  \
+        | /                    \
+        0 +--------------------------> step
+"""
+
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import Literal, final, get_args
+from typing import Any, Literal, final, get_args
 
-from penstock.errors import ConfigError
-from penstock.evaluation.settings import TaskSettings
+from penstock.core.errors import ConfigError
+from penstock.evaluation.tasks import TaskSettings
 from penstock.generation.settings import Sampling
 from penstock.loader import Mixture, Source
 from penstock.models.lora import LoraSettings
 from penstock.objectives import Causal, Objective
-from penstock.training.optimizer_settings import OptimizerSettings
-from penstock.training.schedules import ScheduleSettings
+
+USUAL_WARMUP = 100
+"""Default number of warm-up steps."""
+Shape = Literal["constant", "linear", "cosine", "wsd"]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleSettings:
+    """The learning rate's schedule."""
+
+    shape: Shape = "wsd"
+    """After the warm-up: `constant`; `linear` or `cosine` down to `floor`; `wsd`: constant, then linear down to `floor`
+    over the last `decay` of the steps (Hu et al. 2024, MiniCPM, arXiv:2404.06395), so a run can continue from a
+    checkpoint before the decay."""
+    warmup_steps: int | None = None
+    """Steps over which the rate rises linearly; the first has 1 / warmup_steps of the peak, not 0. None: 100, or all
+    steps of a shorter run."""
+    decay: float = 0.2
+    """`wsd`: share of all steps, at the end of the run, over which the rate falls."""
+    floor: float = 0.0
+    """Share of the peak rate after the last step."""
+
+    def __post_init__(self) -> None:
+        if self.shape not in ("constant", "linear", "cosine", "wsd"):
+            raise ConfigError(f"schedule.shape must be constant, linear, cosine or wsd, got {self.shape!r}")
+        if self.warmup_steps is not None and self.warmup_steps < 0:
+            raise ConfigError(f"schedule.warmup_steps must be 0 or more, got {self.warmup_steps}")
+        for name in ("decay", "floor"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"schedule.{name} must be a share from 0 to 1, got {getattr(self, name)}")
+
+    def check_length(self, total_steps: int) -> None:
+        """Refuse a warm-up longer than the run, which would never reach the peak.
+
+        Raises:
+            ConfigError: It is longer.
+        """
+        if self.warmup_steps is not None and self.warmup_steps > total_steps:
+            raise ConfigError(
+                f"training.schedule.warmup_steps is {self.warmup_steps}, and the run has {total_steps} steps; lower "
+                "it, or leave it out"
+            )
+
+    def share(self, step: int, total_steps: int) -> float:
+        """Share of the peak rate at a step.
+
+        Args:
+            step: Number of the step, from 0.
+            total_steps: Steps of the whole run.
+
+        Returns:
+            A share in (0, 1], `floor` at `step == total_steps`.
+        """
+        warmup = min(USUAL_WARMUP if self.warmup_steps is None else self.warmup_steps, total_steps)
+        if step < warmup:
+            return (step + 1) / warmup
+        begin = warmup
+        if self.shape == "wsd":
+            begin = max(warmup, total_steps - round(self.decay * total_steps))
+        if self.shape == "constant" or step < begin:
+            return 1.0
+        done = min(1.0, (step - begin) / max(1, total_steps - begin))
+        left = 0.5 + 0.5 * math.cos(math.pi * done) if self.shape == "cosine" else 1 - done
+        return self.floor + (1 - self.floor) * left
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSettings:
+    """AdamW, or Muon for the matrices inside the model with AdamW for the rest."""
+
+    kind: Literal["adamw", "muon"] = "adamw"
+    """`adamw` (Loshchilov and Hutter 2019) or `muon` (Jordan et al. 2024; updates scaled as in Liu et al. 2025,
+    arXiv:2502.16982, so that the rate and decay that suit AdamW suit it too)."""
+    learning_rate: float = 3e-3
+    """Peak learning rate; 1e-3 to 3e-3 suit models of a few million parameters, large ones need less."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay rates of the running means of gradients and of their squares."""
+    eps: float = 1e-8
+    """Added to AdamW's root of the mean square."""
+    weight_decay: float = 0.1
+    """Share of a weight subtracted each step, times the learning rate; for matrices only."""
+    decay_embeddings: bool = False
+    """Whether embeddings and an output matrix decay as well. Norms and biases never do."""
+    momentum: float = 0.95
+    """Muon's (Nesterov) momentum."""
+    clip_norm: float | None = 1.0
+    """Maximum norm of the gradients over all parameters; larger gradients are scaled down to it. None: no clipping."""
+    fused: bool | None = None
+    """Use the fused AdamW kernel; None: if the device has it. It changes the last bits."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("adamw", "muon"):
+            raise ConfigError(f"optimizer.kind must be adamw or muon, got {self.kind!r}")
+        for name in ("learning_rate", "eps"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigError(f"optimizer.{name} must be above 0 and finite, got {getattr(self, name)}")
+        if not self.weight_decay >= 0:
+            raise ConfigError(f"optimizer.weight_decay must be 0 or more, got {self.weight_decay}")
+        for name, value in (("betas", self.betas[0]), ("betas", self.betas[1]), ("momentum", self.momentum)):
+            if not 0 <= value < 1:
+                raise ConfigError(f"optimizer.{name} must be from 0 to below 1, got {value}")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ConfigError(f"optimizer.clip_norm must be above 0, got {self.clip_norm}; leave it out to never clip")
 
 
 def _above_zero(where: str, settings: object, *names: str) -> None:
@@ -23,32 +137,32 @@ def _above_zero(where: str, settings: object, *names: str) -> None:
 
 
 AttentionBackend = Literal["auto", "per_document", "varlen", "flex", "dense"]
-"""Of `penstock.models.attention`."""
+"""Backends of `penstock.models.attention`."""
 MOST_THREADS = 4096
 _DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d{1,4})?")
 
 
 def check_device(where: str, name: str) -> None:
-    """Refuse what is no device's name; whether it is here, `local_device` finds out.
+    """Refuse a text that is not a device name; `local_device` checks whether the machine has it.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: It is not a device name.
     """
     if not _DEVICE.fullmatch(name):
         raise ConfigError(
-            f"{where} {name!r}: expected auto, cpu, cuda, cuda:1, xpu or mps; give one that is here, or auto"
+            f"{where} {name!r}: expected auto, cpu, cuda, cuda:1, xpu or mps; give one of this machine, or auto"
         )
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSettings:
-    """When the run is saved, besides its end and SIGTERM."""
+    """When the run is saved; it is always saved at its end and at SIGTERM."""
 
     every: int = 500
     """Steps between checkpoints."""
     keep: int = 3
-    """Complete checkpoints that stay, the newest ones."""
+    """Number of complete checkpoints to keep, the newest ones."""
 
     def __post_init__(self) -> None:
         _above_zero("checkpoints", self, "every", "keep")
@@ -57,46 +171,51 @@ class CheckpointSettings:
 _KEYS = {
     "loss": ("data", "slice", "objective", "sources", "rows"),
     "samples": ("prompts", "max_tokens", "temperature"),
+    "own": ("function",),
 }
-"""Kind of evaluator → the keys that only it has."""
+"""Kind of evaluator → the keys that only this kind has."""
 SCORED_TASKS = ("mmlu", "bits_per_byte")
-"""Tasks of which no texts are written."""
+"""Tasks that score given texts and generate none."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatorSettings:
-    """One look at the model now and then."""
+    """An evaluation of the model at intervals during training."""
 
-    kind: Literal["loss", "samples", "task"] = "loss"
-    """loss: of held-out data, with bits per byte where the dataset knows its text's bytes. samples: texts that the
-    model writes. task: the score on a real task."""
+    kind: Literal["loss", "samples", "task", "own"] = "loss"
+    """loss: on held-out data, with bits per byte if the dataset knows its text's bytes. samples: texts that the model
+    generates. task: the score on a real task. own: the figures of your own function."""
     every: int = 500
-    """Steps between looks; there is one at the end too."""
+    """Steps between evaluations; there is one at the end too."""
     data: str | None = None
-    """loss: a dataset folder; its documents are used once, in their order."""
+    """loss: a dataset folder or a glob; its documents are used once, in their order."""
     slice: tuple[float, float] = (0.0, 1.0)
-    """loss: the part of the documents of `data` in use, as fractions of their number."""
+    """loss: the part of the documents of `data` to use, as fractions of their number."""
     objective: Objective = field(default_factory=Causal)
-    """loss: what is predicted of the documents of `data`."""
+    """loss: the objective for the documents of `data`."""
     sources: Sequence[Source] = ()
-    """loss: several datasets in place of `data`, written as the sources of the section `data`; each document is used
+    """loss: several datasets instead of `data`, written like the sources of the section `data`; each document is used
     once. `loss` is then the mean of the sources' losses, weighted by their shares."""
     rows: int | None = None
-    """loss: rows at most; None: all."""
+    """loss: maximum number of rows; None: all."""
     prompts: tuple[str, ...] = ("",)
-    """samples: what each text begins with, after BOS."""
+    """samples: the prompts; each text begins with BOS and its prompt."""
     max_tokens: int = 64
-    """samples: tokens of each, at most."""
+    """samples: maximum tokens per text."""
     temperature: float = 0.8
-    """samples: 0 takes the likeliest token."""
+    """samples: sampling temperature; 0 takes the most likely token."""
     task: TaskSettings | None = None
-    """task: which, and how it is given."""
+    """task: the task and its settings."""
+    function: Callable[..., Any] | str | None = None
+    """own: `module:function` or `path/to/file.py:function`; see `penstock.training.own`."""
 
     def __post_init__(self) -> None:
         _above_zero("evaluators", self, "every", "rows", "max_tokens")
-        if self.kind not in ("loss", "samples", "task"):
-            raise ConfigError(f"evaluators: kind must be loss, samples or task, got {self.kind!r}")
+        if self.kind not in ("loss", "samples", "task", "own"):
+            raise ConfigError(f"evaluators: kind must be loss, samples, task or own, got {self.kind!r}")
+        if self.kind == "own" and self.function is None:
+            raise ConfigError("evaluators: kind own needs function, such as my_code.py:score")
         if self.kind == "samples":
             Sampling(temperature=self.temperature, max_tokens=self.max_tokens)
         if self.kind == "loss":
@@ -106,7 +225,7 @@ class EvaluatorSettings:
         self._refuse_ignored()
 
     def _refuse_ignored(self) -> None:
-        """Refuse what is said to another kind of look."""
+        """Refuse settings of another kind of evaluator."""
         for key in fields(self):
             kind = next((kind for kind, keys in _KEYS.items() if key.name in keys), self.kind)
             default = key.default if key.default_factory is MISSING else key.default_factory()
@@ -118,7 +237,7 @@ class EvaluatorSettings:
 
     @property
     def mixture(self) -> Mixture:
-        """kind loss: the sources, each document once."""
+        """kind loss: the sources, each document used once."""
         if (self.data is None) == (not self.sources):
             found = "neither" if self.data is None else "both"
             raise ConfigError(f"evaluators: kind loss needs data, a dataset folder, or sources; found {found}")
@@ -130,30 +249,31 @@ class EvaluatorSettings:
         if self.slice != (0.0, 1.0) or self.objective != Causal():
             raise ConfigError("evaluators: slice and objective go with data; give each of the sources its own")
         for source in self.sources:
-            if source.max_epochs not in (None, 1) or not source.share > 0:
+            share = 1 if isinstance(source.share, str) else source.share
+            if source.max_epochs not in (None, 1) or not share > 0:
                 raise ConfigError(
-                    f"evaluators: source {source.name!r} has share {source.share:g} and max_epochs "
+                    f"evaluators: source {source.name!r} has share {share:g} and max_epochs "
                     f"{source.max_epochs}; expected a share above 0 and no max_epochs, as each document is used once"
                 )
         return Mixture([replace(source, max_epochs=1) for source in self.sources])
 
     @property
     def writes(self) -> bool:
-        """Whether the model writes texts, rather than that texts are scored."""
+        """Whether the model generates texts, rather than scoring given ones."""
         return self.kind == "samples" or (self.task is not None and self.task.name not in SCORED_TASKS)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorLogSettings:
-    """Tensors to look at while debugging."""
+    """Tensors to log for debugging."""
 
     patterns: tuple[str, ...] = ()
     """Shell patterns of the names: parameters, `grad.` + parameter, `out.` + module; empty: none."""
     every: int = 100
-    """Steps between them."""
+    """Steps between logged steps."""
     full: bool = False
-    """Whole tensors, not only their statistics."""
+    """Save whole tensors, not only their statistics."""
 
     def __post_init__(self) -> None:
         _above_zero("tensor_logs", self, "every")
@@ -165,43 +285,48 @@ class TrainSettings:
     """How a model is trained."""
 
     steps: int | None = None
-    """Optimiser steps; None: until every source has had its `max_epochs`."""
+    """Optimizer steps; None: until every source has had its `max_epochs`."""
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-    """What turns gradients into steps."""
+    """The optimizer and its settings."""
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
-    """How the learning rate goes."""
+    """The learning rate's schedule."""
+    loss: Callable[..., Any] | str | None = None
+    """Your own loss instead of the cross entropy, `module:function` or `path/to/file.py:function`; see
+    `penstock.training.own`."""
+    on_step: Callable[..., Any] | str | None = None
+    """Your own function, called after each step; named in the same way."""
     z_loss: float = 0.0
     """Coefficient of log² Z (PaLM, Chowdhery et al. 2022)."""
     lora: LoraSettings | None = None
-    """Train small matrices beside the frozen model (LoRA, Hu et al. 2021); needs the extra `lora`."""
+    """Train small matrices next to the frozen model (LoRA, Hu et al. 2021); needs the extra `lora`."""
     micro_sequences: int = 1
-    """Parts in which each row goes through the model, to save memory; the gradients are those of the whole row."""
+    """Number of parts in which the model processes each row, to save memory; gradients are those of the whole row."""
     attention: AttentionBackend = "auto"
-    """Backend of attention by name; see `penstock.models.attention`."""
+    """Attention backend; see `penstock.models.attention`."""
     device: str = "auto"
-    """cpu, cuda, cuda:1, xpu or mps; auto: a GPU where there is one."""
+    """cpu, cuda, cuda:1, xpu or mps; auto: a GPU if there is one."""
     threads: int | None = None
-    """Of torch on the CPU; None: torch's choice. Other numbers of threads give other roundings."""
+    """Torch's threads on the CPU; None: torch's choice. The number of threads affects rounding."""
     compile: bool = False
     """torch.compile the model's blocks."""
     deterministic: bool = True
-    """Only algorithms that give the same bits each time; an error where there is none."""
+    """Use only algorithms that give the same bits each time; an operation without one is an error."""
     seed: int = 0
-    """Of the first weights."""
+    """Seed of the initial weights and of each step's random numbers."""
     shard: bool = False
-    """Several processes: shard weights, gradients and optimiser states (FSDP2) instead of copying them."""
+    """With several processes: shard weights, gradients and optimizer states (FSDP2) instead of replicating them."""
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
     """When the run is saved."""
     evaluators: Mapping[str, EvaluatorSettings] = field(default_factory=dict)
-    """Looks at the model, by name."""
+    """Evaluators by name."""
     log_every: int = 1
     """Steps between records in metrics.jsonl."""
     tensorboard: bool = False
-    """Also write TensorBoard's files into the run's folder."""
+    """Also write TensorBoard files into the run's folder."""
     wandb: str | None = None
     """Also send metrics to this project of Weights & Biases."""
     tensor_logs: TensorLogSettings = field(default_factory=TensorLogSettings)
-    """Tensors to look at."""
+    """Tensors to log."""
 
     def __post_init__(self) -> None:
         writes = any(one.writes for one in self.evaluators.values())
@@ -212,6 +337,8 @@ class TrainSettings:
         ]
         if self.shard and (name := next((name for name, on in clash if on), None)):
             raise ConfigError(f"training.shard and {name} do not go together; choose one")
+        if self.loss is not None:
+            self._check_own_loss()
         _above_zero("training", self, "steps", "micro_sequences", "threads", "log_every")
         if not self.z_loss >= 0:
             raise ConfigError(f"training.z_loss must be 0 or more, got {self.z_loss!r}")
@@ -223,3 +350,11 @@ class TrainSettings:
         check_device("training.device", self.device)
         if self.steps is not None:
             self.schedule.check_length(self.steps)
+
+    def _check_own_loss(self) -> None:
+        """Refuse settings that have no effect on the user's own loss."""
+        for name, off in (("z_loss", 0.0), ("micro_sequences", 1)):
+            if getattr(self, name) != off:
+                raise ConfigError(
+                    f"training.loss is your own, and {name} belongs to the built-in one; leave {name} out"
+                )

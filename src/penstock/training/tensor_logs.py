@@ -1,11 +1,11 @@
-"""Tensors of a step to look at while debugging: parameters, gradients and what modules give, by the patterns of names.
+"""Log tensors of a step for debugging: parameters, gradients and outputs of modules, selected by name patterns.
 
-    RUN/tensors/statistics.jsonl             a line a tensor: mean, std, min, max, norm, share that is not finite
-    RUN/tensors/step-00000100.safetensors    the tensors themselves, where asked
+    RUN/tensors/statistics.jsonl             one line per tensor: mean, std, min, max, norm, share that is not finite
+    RUN/tensors/step-00000100.safetensors    the tensors themselves, if requested
 
 Names are those of torch: `blocks.0.mlp.up.weight` is a parameter, `grad.blocks.0.mlp.up.weight` its gradient, summed
-over the step and before clipping, and `out.blocks.0.mlp` what that module gave for the first row of the step. A step
-that is not due costs nothing; hooks are there only during one that is (a compiled model is compiled anew for it).
+over the step and before clipping, and `out.blocks.0.mlp` the output of that module for the first row of the step. Only
+a logged step has a cost: its hooks exist only during the step (a compiled model is recompiled for it).
 """
 
 from collections.abc import Iterator
@@ -17,9 +17,9 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 from penstock.shards import usual_mode
-from penstock.training.checkpoint_files import output_errors
+from penstock.training.checkpoints import output_errors
 from penstock.training.metrics import JsonLines
 from penstock.training.settings import TensorLogSettings
 
@@ -28,22 +28,22 @@ TENSORS, STATISTICS = "tensors", "statistics.jsonl"
 
 @final
 class TensorLogs:
-    """Writes tensors of the steps that are due.
+    """Writes the tensors of every n-th step.
 
     ```python
-    with logs.watch(step):         # steps done once this one is
+    with logs.watch(step):         # number of steps done after this one
         ...                        # forward and backward passes of the step; then, outside, the optimizer
     ```
 
     Args:
         run: The run's folder.
-        model: Whose tensors.
-        settings: Which, when and whether whole.
-        done: Steps that are done already; lines after them are taken out.
-        writes: Whether this process writes; in a run of several, the first does, and all must watch.
+        model: The model to watch.
+        settings: Which tensors, at which steps, and whether in full.
+        done: Steps that are done already; lines of later steps are removed.
+        writes: Whether this process writes; with several processes rank 0 writes, and all must watch.
 
     Raises:
-        ConfigError: A pattern fits no name.
+        ConfigError: A pattern matches no name.
         OutputError: The folder cannot be written.
     """
 
@@ -56,7 +56,7 @@ class TensorLogs:
 
     @contextmanager
     def watch(self, step: int) -> Iterator[None]:
-        """Where `step` is due: keep what modules give in the body, and write it with parameters and gradients."""
+        """At a step to log: record the modules' outputs in the body, and write them with parameters and gradients."""
         if not self._settings.patterns or step % self._settings.every:
             yield
             return
@@ -103,10 +103,10 @@ class TensorLogs:
 
 
 def check_patterns(model: nn.Module, settings: TensorLogSettings) -> None:
-    """Refuse a pattern that fits no name.
+    """Refuse a pattern that matches no name.
 
     Raises:
-        ConfigError: One does not.
+        ConfigError: One matches none.
     """
     names = _names(model)
     for pattern in settings.patterns:
@@ -119,7 +119,7 @@ def check_patterns(model: nn.Module, settings: TensorLogSettings) -> None:
 
 @torch.no_grad()
 def statistics(tensor: Tensor) -> dict[str, Any]:
-    """Shape, dtype, and figures of the numbers that are finite; None where there are none. `not_finite` is a share."""
+    """Shape, dtype, share of numbers that are not finite (`not_finite`), and figures of the others; None if none."""
     numbers = tensor.detach().flatten()
     numbers = numbers.double() if numbers.device.type == "cpu" else numbers.float()
     finite = numbers[torch.isfinite(numbers)]
@@ -141,7 +141,7 @@ def _names(model: nn.Module) -> list[str]:
 
 
 def _keeper(seen: dict[str, Tensor], name: str) -> Any:
-    """A hook that keeps the first tensor a module gives, from its first call."""
+    """A hook that keeps the first tensor of a module's first output."""
 
     def keep(module: nn.Module, inputs: Any, output: Any) -> None:
         first = output if isinstance(output, Tensor) else next((x for x in output if isinstance(x, Tensor)), None)
@@ -152,7 +152,7 @@ def _keeper(seen: dict[str, Tensor], name: str) -> Any:
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """The tensor itself, or all of one that is sharded."""
+    """The tensor, gathered if it is sharded."""
     full = getattr(tensor, "full_tensor", None)
     whole: Tensor = tensor if full is None else full()
     return whole

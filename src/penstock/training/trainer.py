@@ -2,19 +2,20 @@
 
     for step in loader:                              the rows of one optimiser step, this rank's
         for row in step: loss(row).backward()        each divided by the step's own denominator
-        sum gradients over ranks; one step of the optimiser; metrics, evaluators, a checkpoint when due
+        sum gradients over ranks; one step of the optimizer; metrics, evaluators, a checkpoint at its interval
 
-Guarantees: the loss is a sum over weighted targets divided by their sum over the whole step and all ranks, so rows,
-packing and ranks do not change it. A run that is killed at any moment and resumed gives the losses of an uninterrupted
-one, bit for bit on the same machine and settings; the loader's state in a checkpoint is that after its own step,
-whatever was prefetched. Random numbers of a step (dropout, where a model has some) are keyed by (seed, step, rank).
+Guarantees: the loss is the weighted sum over targets divided by the sum of weights, over the whole step and all ranks,
+so rows, packing and ranks do not change it. A run that is killed at any moment and resumed gives the losses of an
+uninterrupted one, bit for bit on the same machine with the same settings. A checkpoint holds the loader's state after
+its own step, regardless of prefetching. Random numbers of a step (dropout, if a model has it) are keyed by (seed, step,
+rank).
 """
 
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -24,33 +25,36 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor
 
-from penstock.errors import ConfigError, PenstockError, StateError
+from penstock.core.errors import ConfigError, PenstockError, StateError
+from penstock.core.randomness import key_for
 from penstock.inputs import ModelInput
 from penstock.loader import Loader, Step
 from penstock.models import LanguageModel, RowTensors, load_model, require_packed_rows, save_model
 from penstock.models.micro_sequences import backward_in_parts
-from penstock.randomness import key_for
+from penstock.models.own_model import OwnModel
+from penstock.models.saving import own_weights
 from penstock.shards import TOKENIZER_FOLDER
 from penstock.training.checkpoints import Checkpoint, newest_complete, save_checkpoint
-from penstock.training.checks import check_fit
-from penstock.training.distributed import Ranks
+from penstock.training.checks import BitSettings, bit_settings, check_fit
+from penstock.training.distributed import Ranks, load_whole_weights, shard, share_out, whole_weights
 from penstock.training.evaluators import Evaluator, evaluate
-from penstock.training.interruption import Interruption
 from penstock.training.loss_groups import LossGroups, LossSums, inner_of, means
 from penstock.training.losses import hidden_loss, row_loss
 from penstock.training.optimizers import Optimizers
+from penstock.training.own import LossOfOwn, OwnState, load_on_step
+from penstock.training.processes import Interruption
 from penstock.training.run_folder import CHECKPOINTS, MODEL, RUN_FILE
 from penstock.training.settings import TrainSettings
-from penstock.training.setup import BitSettings, bit_settings
-from penstock.training.sharding import load_whole_weights, shard, share_out, whole_weights
 from penstock.training.tensor_logs import TensorLogs
 
 if TYPE_CHECKING:
     from penstock.distillation.distiller import Distiller
 
 OPTIMIZER, SHARDED_OPTIMIZER, STATE = "optimizer.safetensors", "optimizer.dcp", "state.json"
+OWN = "own.safetensors"
+"""State tensors of the user's own loss and `on_step`."""
 PROJECTIONS = "projections.safetensors"
-"""Weights of projections between vocabularies that are learnt with the model."""
+"""Weights of the learned projections between vocabularies."""
 
 Record = dict[str, Any]
 
@@ -58,14 +62,14 @@ Record = dict[str, Any]
 @final
 @dataclass(slots=True, kw_only=True)
 class Totals:
-    """What a run has had, over all ranks; kept in checkpoints."""
+    """Totals of the run so far, over all ranks; saved in checkpoints."""
 
     tokens: int = 0
-    """Without padding."""
+    """Tokens without padding."""
     targets: float = 0.0
     """Sum of the loss weights at distance 1."""
     seconds: float = 0.0
-    """Of training, evaluations and checkpoints not counted."""
+    """Seconds of training, without evaluations and checkpoints."""
 
 
 @final
@@ -73,19 +77,19 @@ class Trainer:
     """One run.
 
     Args:
-        run: Its folder; `begin_run` made it.
-        model: On this rank's device, with the weights to begin with.
-        loader: Made with the model's requirements, for this rank.
+        run: The run's folder, made by `begin_run`.
+        model: The model on this rank's device, with its initial weights.
+        loader: This rank's loader, made with the model's requirements.
         settings: How to train.
-        steps: Optimiser steps of the whole run.
+        steps: Optimizer steps of the whole run.
         ranks: The processes that train together.
-        distiller: The teachers, whose companion the loader was made with; None: plain cross entropy.
+        distiller: The teachers; the loader was made with the distiller's companion. None: plain cross entropy.
         groups: The companion that the loader was made with, if the loss is to be reported by source and task.
         evaluators: (interval, evaluator) by name; see `make_evaluators`.
-        say: Called with a sentence now and then.
+        say: Called with each message for the user, one sentence.
 
     Raises:
-        ConfigError: A step would refuse model, data and settings; see `check_fit`.
+        ConfigError: Model, data and settings do not fit together; see `check_fit`.
         IsolationError: Rows hold several documents, and the model would let them see each other.
     """
 
@@ -109,14 +113,18 @@ class Trainer:
         self.totals = Totals()
         self._saved = 0
         self._trained: Step | None = None
-        # A part of a document is read as a document with a past, so what holds for rows must hold for parts.
+        # A part of a document is processed as a document with a past, so parts need the same isolation as rows.
         if loader.needs_isolation or settings.micro_sequences > 1:
             require_packed_rows(model, loader.settings.sequence_length)
         if settings.shard:
             shard(model, ranks)
         if settings.compile:
             _compile(model)
-        check_fit(model, loader, settings, distiller)
+        self._own_loss = None if settings.loss is None else LossOfOwn(settings.loss)
+        self._on_step = None if settings.on_step is None else load_on_step(settings.on_step)
+        own_loss = None if self._own_loss is None else self._own_loss.function
+        self._own_state = OwnState({"loss": own_loss, "on_step": self._on_step})
+        check_fit(model, loader, settings, distiller, self._own_loss)
         self._projections = {} if distiller is None else dict(distiller.named_parameters())
         self._optimizers = Optimizers(_module(model), settings.optimizer, beside=self._projections)
         self._bits: BitSettings = bit_settings(
@@ -132,16 +140,16 @@ class Trainer:
         return asdict(self._bits)
 
     def resume(self, *, writes: bool = True) -> bool:
-        """Take up the newest complete checkpoint; False where there is none.
+        """Load the newest complete checkpoint; False if there is none.
 
         Changed settings that affect only rounding are reported; the run still resumes.
 
         Args:
-            writes: Whether to give the run back its tokenizer where that is missing; a dry run does not.
+            writes: Whether to restore a missing tokenizer of the run; a dry run does not.
 
         Raises:
-            StateError: The data, the plan, the model or the optimizer are others than the checkpoint's, no checkpoint
-                is complete although there are some, or ranks find different ones.
+            StateError: The data, the plan, the model or the optimizer differ from the checkpoint's, no checkpoint is
+                complete although there are some, or ranks find different ones.
         """
         checkpoint = newest_complete(self.run / CHECKPOINTS, say=self.say)
         self._check_found(checkpoint)
@@ -158,6 +166,8 @@ class Trainer:
                 "begin another run with model: from:RUN"
             )
         self._load_distiller(checkpoint, state.get("distillation"))
+        kept = checkpoint.tensors(OWN) if (checkpoint.folder / OWN).exists() else {}
+        self._own_state.load(state.get("own", {}), kept)
         self._load(checkpoint)
         if writes:
             self._restore_tokenizer(checkpoint)
@@ -168,14 +178,14 @@ class Trainer:
         return True
 
     def _restore_tokenizer(self, checkpoint: Checkpoint) -> None:
-        """Later checkpoints copy the run's; without it they would have none."""
+        """Restore the run's tokenizer, because later checkpoints copy it from there."""
         kept, due = checkpoint.folder / TOKENIZER_FOLDER, self.run / TOKENIZER_FOLDER
         if self.ranks.is_first and kept.is_dir() and not due.exists():
             self.say(f"{due}: is missing, taken from {checkpoint.folder}")
             shutil.copytree(kept, due)
 
     def _check_found(self, checkpoint: Checkpoint | None) -> None:
-        """Refuse to begin again where checkpoints are, and ranks that would go on from different steps."""
+        """Refuse to start over if there are checkpoints, and ranks that would resume from different steps."""
         step = 0 if checkpoint is None else checkpoint.step
         if self.ranks.agree(self.ranks.sum([step])[0] != step * self.ranks.place.size):
             raise StateError(
@@ -189,13 +199,19 @@ class Trainer:
             )
 
     def _load(self, checkpoint: Checkpoint) -> None:
-        saved = load_model(checkpoint.part(MODEL), device="cpu")
-        weights, due = _module(saved).state_dict(), _module(self.model).state_dict()
+        if isinstance(self.model, OwnModel):
+            # The user's module defines the computation; the folder holds only weights.
+            weights = own_weights(checkpoint.part(MODEL))
+            unseen: Iterator[tuple[str, Any, Any]] = iter(())
+        else:
+            saved = load_model(checkpoint.part(MODEL), device="cpu")
+            weights, unseen = _module(saved).state_dict(), _unseen_by_weights(saved, self.model)
+        due = _module(self.model).state_dict()
         shapes = (
             (f"weight {name}", *(list(w[name].shape) if name in w else "missing" for w in (weights, due)))
             for name in sorted(weights.keys() | due.keys())
         )
-        for what, then, now in chain(shapes, _unseen_by_weights(saved, self.model)):
+        for what, then, now in chain(shapes, unseen):
             if then != now:
                 raise StateError(
                     f"{checkpoint.folder}: is of another model: {what} is {then} there, {now} now; resume with the "
@@ -205,7 +221,7 @@ class Trainer:
             load_whole_weights(_module(self.model), weights)
         else:
             _module(self.model).load_state_dict(weights)
-        # A state is read as it was saved, in shards or whole, into one that is in shards or whole.
+        # The saved state and the present one may each be sharded or whole.
         if (checkpoint.folder / SHARDED_OPTIMIZER).exists():
             self._optimizers.fill_state()
             checkpoint.read_into(SHARDED_OPTIMIZER, self._optimizers.state_tensors())
@@ -231,12 +247,12 @@ class Trainer:
             self.distiller.load_state_dict(checkpoint.tensors(PROJECTIONS), strict=False)
 
     def train(self) -> Iterator[Record]:
-        """Train to the end, giving a record of figures after each step; SIGTERM saves and ends it.
+        """Train to the end, yielding a record of figures after each step; SIGTERM saves and stops.
 
-        A record has `step` (done so far), `loss` (nats a target at distance 1), `learning_rate`, `gradient_norm`,
-        `tokens`, `targets`, `seconds`, `wait_seconds` (for data); of a model with several prediction heads
-        `loss.distance.2` and so on, of several sources `loss.source.NAME`, of several tasks `loss.task.NAME` (see
-        `loss_groups`); after an evaluation its figures as `name/figure`.
+        A record has `step` (steps done), `loss` (nats per target at distance 1), `learning_rate`, `gradient_norm`,
+        `tokens`, `targets`, `seconds`, `wait_seconds` (for data). With several prediction heads it also has
+        `loss.distance.2` and so on, with several sources `loss.source.NAME`, with several tasks `loss.task.NAME` (see
+        `loss_groups`); after an evaluation, its figures as `name/figure`.
         """
         if self.loader.step >= self.steps:
             return
@@ -271,9 +287,9 @@ class Trainer:
                 )
 
     def _records(self, interruption: Interruption, logs: TensorLogs) -> Iterator[tuple[Step, Record]]:
-        """The steps as they are trained, with their records. Where there is an error, what was trained is saved first.
+        """The trained steps with their records. On an error, the steps trained so far are saved first.
 
-        Not in a run of several ranks: damaged bytes are found by the rank that reads them, and all save together.
+        With several ranks they are not saved: only the rank that reads damaged bytes notices, and saving needs all.
         """
         waited = time.monotonic()
         try:
@@ -282,6 +298,8 @@ class Trainer:
                 done = step.index + 1
                 last = done == self.steps
                 record |= evaluate(self._evaluators, self.model, done, last, lambda: self._asked(interruption))
+                if self._on_step is not None:
+                    record |= self._on_step(self.model, step, MappingProxyType(record)) or {}
                 yield step, record
                 waited = time.monotonic()
         except PenstockError:
@@ -308,7 +326,7 @@ class Trainer:
             if not self.settings.shard:
                 self.ranks.sum_gradients([*self.model.parameters(), *self._projections.values()])
         rate = self.settings.optimizer.learning_rate * self.settings.schedule.share(step.index, self.steps)
-        # The weights are those of no step until this one is known to be sound.
+        # Nothing may be saved until this step's loss and gradients are known to be finite.
         self._trained = None
         norm = float(self._optimizers.step(rate))
         [nats] = self.ranks.sum([nats])
@@ -316,19 +334,22 @@ class Trainer:
         self.totals.tokens += step.num_tokens
         self.totals.targets += step.loss_denominator
         self.totals.seconds += seconds + waited
-        loss = nats / max(step.loss_denominator, 1e-12)
+        # Shares of the user's own loss are already divided.
+        loss = nats / max(step.loss_denominator, 1e-12) if self._own_loss is None else nats
         if not (loss - loss == 0 and norm - norm == 0):
             raise StateError(
                 f"step {step.index}: loss {loss}, gradient norm {norm}: not finite. Nothing of this step is saved; "
                 "lower the learning rate, or look at `loader.explain` of the step, then --resume"
             )
         taught = {} if self.distiller is None else self.distiller.end(self.ranks.sum, loss)
+        own = {} if self._own_loss is None else self._own_loss.take(self.ranks)
         self._trained = step
         return {
             "step": step.index + 1,
             "loss": loss,
             **means(self._parts.take(self.ranks.sum)),
             **taught,
+            **own,
             "learning_rate": rate,
             "gradient_norm": norm,
             "tokens": self.totals.tokens,
@@ -338,7 +359,9 @@ class Trainer:
         }
 
     def _backward(self, row: ModelInput, denominators: Sequence[float]) -> float:
-        """Add a row's gradients; its sum of loss weight × nats at distance 1."""
+        """Add a row's gradients; return its sum of weight × nats at distance 1, or its share of the user's loss."""
+        if self._own_loss is not None:
+            return self._backward_own(self._own_loss, row, denominators)
         z_loss, parts = self.settings.z_loss, self.settings.micro_sequences
         tensors, groups, count = (
             self.model.tensors(row, self.settings.attention), self._parts.groups(row), self._parts.num_groups
@@ -355,7 +378,7 @@ class Trainer:
         begins = iter(range(row.sequence_length - size, -1, -size))
 
         def loss_of(hidden: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-            # Parts come from last to first.
+            # Parts run from last to first.
             begin = next(begins)
             found = hidden_loss(
                 self.model.logits, hidden, targets, weights, denominators,
@@ -369,6 +392,13 @@ class Trainer:
         backward_in_parts(self.model, tensors, parts, loss_of)
         return sum(sums)
 
+    def _backward_own(self, loss: LossOfOwn, row: ModelInput, denominators: Sequence[float]) -> float:
+        given = row if row.distillation is None else replace(row, distillation=inner_of(row))
+        share = loss(self.model, self.model.tensors(given, self.settings.attention), denominators)
+        if share.requires_grad:
+            share.backward()
+        return float(share.detach())
+
     def _backward_taught(
         self,
         distiller: "Distiller",
@@ -377,10 +407,10 @@ class Trainer:
         denominators: Sequence[float],
         groups: Tensor | None,
     ) -> float:
-        """As `_backward`, with the teachers' part of the loss; the model runs once."""
+        """Like `_backward`, with the teachers' part of the loss; the model runs once."""
         hidden = self.model(tensors)
         factor = distiller.settings.cross_entropy
-        # Without a factor it is only a figure.
+        # With factor 0 the cross entropy is only reported.
         with nullcontext() if factor else torch.no_grad():
             found = hidden_loss(
                 self.model.logits, hidden, tensors.targets, tensors.loss_weights, denominators,
@@ -393,6 +423,7 @@ class Trainer:
         return float(found.cross_entropy[0])
 
     def _save(self, step: Step) -> None:
+        own, own_tensors = self._own_state.save()
         state = {
             "loader": step.resume_state,
             "totals": asdict(self.totals),
@@ -400,6 +431,7 @@ class Trainer:
             "steps": self.steps,
             "optimizer": self.settings.optimizer.kind,
             "distillation": None if self.distiller is None else self.distiller.state(),
+            **({"own": own} if own else {}),
         }
         name = SHARDED_OPTIMIZER if self.settings.shard else OPTIMIZER
         model = self.model
@@ -409,7 +441,8 @@ class Trainer:
             name: self._optimizers.state_tensors(),
             STATE: state,
             **({PROJECTIONS: self._projections} if self._projections else {}),
-            # So that a checkpoint says by itself what it is of, wherever it is copied to.
+            **({OWN: own_tensors} if own_tensors else {}),
+            # So that a copied checkpoint still carries its run file and tokenizer.
             **{kept: partial(_copy, self.run / kept) for kept in (RUN_FILE, TOKENIZER_FOLDER)},
         }
         save_checkpoint(self.run / CHECKPOINTS, step.index + 1, parts, keep=self.settings.checkpoints.keep)
@@ -417,7 +450,7 @@ class Trainer:
 
 
 def _unseen_by_weights(saved: LanguageModel, model: LanguageModel) -> Iterator[tuple[str, Any, Any]]:
-    """What decides what two models compute, and not the shapes of their weights: (setting, of one, of the other)."""
+    """Settings that change what a model computes but not the shapes of its weights: (setting, saved, present)."""
     settings = [getattr(one, "settings", None) for one in (saved, model)]
     for name in ("heads", "rope_theta", "norm_eps", "sliding_window"):
         then, now = (getattr(one, name, None) for one in settings)
@@ -426,7 +459,7 @@ def _unseen_by_weights(saved: LanguageModel, model: LanguageModel) -> Iterator[t
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy what is there. Looked at by the first rank alone: the parts of a checkpoint must be the same on all."""
+    """Copy a file or folder if it exists. Only rank 0 checks that, because all ranks must pass the same parts."""
     if source.is_dir():
         shutil.copytree(source, target)
     elif source.exists():
@@ -434,7 +467,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _compile(model: LanguageModel) -> None:
-    """Compile each block; attention is one operation in there, so rows of other documents compile nothing anew."""
+    """Compile each block; attention is a single operation in it, so rows with other documents need no recompilation."""
     blocks = getattr(model, "blocks", None)
     if blocks is None:
         raise ConfigError("training.compile: this model has no `blocks`; train it without compile")
@@ -448,10 +481,10 @@ def _module(model: LanguageModel) -> torch.nn.Module:
 
 
 def count_steps(loader: Loader, settings: TrainSettings) -> int:
-    """Steps of the run: as asked for, or until the sources end.
+    """Steps of the run: those of the settings, or until the sources end.
 
     Raises:
-        ConfigError: Neither: some source never ends; or the warm-up is longer.
+        ConfigError: Steps are not set and a source never ends, or the warm-up is longer than the run.
     """
     if settings.steps is not None:
         return settings.steps

@@ -1,6 +1,9 @@
-"""The sandbox: runs programs that a model wrote, where they can do no harm."""
+"""The sandbox: runs programs that a model wrote without giving them access to the machine."""
 
-from penstock.evaluation.sandbox.limits import Limits, Outcome, Verdict
+from penstock.core.lazy_imports import public_names
+from penstock.evaluation.sandbox.process import Limits, Outcome, Verdict
 from penstock.evaluation.sandbox.sandbox import Sandbox
 
 __all__ = ["Limits", "Outcome", "Sandbox", "Verdict"]
+
+__dir__ = public_names(__name__)

@@ -1,8 +1,8 @@
-"""The two ends between tests and the solution that they test, which runs in a process of its own.
+"""The two ends of the pipe between tests and the tested solution, which runs in its own process.
 
-The tests' process asks: call this function of yours with these arguments. The solution's process has nothing else: no
-test, no expected value, no verdict to change. What it answers is read as plain values (`values`); an object of a class
-of its own stays there, and the tests get a name for it, which can be handed back as an argument.
+The tests' process asks the solution's process to call a function with arguments. The solution's process has nothing
+else: no test, no expected value, no verdict to change. Its answers are read as plain values (`values`). An object of
+the solution's own class stays in its process; the tests get a handle, which they can pass back as an argument.
 
 Part of the script that runs in the sandbox, so it imports little.
 """
@@ -18,37 +18,37 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
-    from penstock.evaluation.sandbox.values import decode, encode  # they stand before this in the script
+    from penstock.evaluation.sandbox.values import decode, encode  # the script has them before this module
 
 _HEAD = 8
 _READ = 1 << 20
 
 
 class SolutionError(BaseException):
-    """The solution raised, or took too long. No `Exception`, so that no test catches it."""
+    """The solution raised, or took too long. Not an `Exception`, so that no test catches it."""
 
     def __init__(self, report: bytes) -> None:
         self.report = report
 
 
 class Ended(BaseException):
-    """The process at the other end is gone."""
+    """The process at the other end has ended."""
 
 
 class Channel:
-    """Messages in both directions over two pipes: texts, each after its length in bytes, then an empty one."""
+    """Messages over two pipes. A message is some texts, each after its length in bytes, and an empty text."""
 
     def __init__(self, read: int, write: int) -> None:
         self._read, self._write = read, write
 
     def send(self, texts: "Iterable[str]") -> None:
-        """Raise Ended if nobody reads."""
+        """Send a message; raises Ended if the other end is closed."""
         for text in texts:
             self._send(text.encode())
         self._send(b"")
 
     def receive(self, seconds: "float | None" = None) -> "Iterator[str]":
-        """The texts of the next message; raises Ended, and TimeoutError if one takes longer than `seconds`."""
+        """The texts of the next message; raises Ended, or TimeoutError if a text takes longer than `seconds`."""
         while text := self._receive(None if seconds is None else time.monotonic() + seconds):
             yield text.decode()
 
@@ -85,11 +85,11 @@ class Asked:
         self._answer(None)  # the solution's code has run
 
     def function(self, name: str) -> "Function":
-        """A function of the solution, to call."""
+        """A callable for a function of the solution."""
         return Function(self, name)
 
     def ask(self, request: "list[Any]", seconds: "float | None" = None) -> "Any":
-        """What the solution answers to a request; see `serve`."""
+        """The solution's answer to a request; see `serve`."""
         self._channel.send(encode(request, _as_handle))
         return self._answer(seconds)
 
@@ -108,18 +108,19 @@ class Function:
         self._asked, self._name = asked, name
 
     def __call__(self, *arguments: "Any", **named: "Any") -> "Any":
-        """Call it; raise SolutionError if it raises."""
+        """Call it; raises SolutionError if it raises."""
         return self._asked.ask(["call", self._name, arguments, named])
 
     def within(self, seconds: float, arguments: "list[Any]") -> "Any":
-        """Call it; raise SolutionError if the answer takes longer."""
+        """Call it; raises SolutionError if it raises or takes longer than `seconds`."""
         return self._asked.ask(["call", self._name, arguments, {}], seconds)
 
 
 class Handle:
-    """An object of a class of the solution's own, which stays in its process.
+    """An object of the solution's own class, which stays in the solution's process.
 
-    It can be an argument again, and its attributes can be read and set: tests build trees of them. It is no answer.
+    It can be passed as an argument, and its attributes can be read and set: tests build trees of such objects. It does
+    not count as an answer.
     """
 
     def __init__(self, asked: Asked, content: "list[Any]") -> None:
@@ -136,7 +137,7 @@ class Handle:
 
     def _refuse(self, *_: object) -> "Any":
         kind = self.__dict__["_kind"]
-        raise AssertionError(f"an answer is of the type {kind}; expected plain values: numbers, texts, lists, …")
+        raise AssertionError(f"an answer has the type {kind}; expected plain values: numbers, texts, lists, …")
 
     __eq__ = __ne__ = __lt__ = __gt__ = __le__ = __ge__ = __hash__ = __bool__ = __len__ = __iter__ = _refuse
     __repr__ = __str__ = lambda self: f"<{self.__dict__['_kind']}>"
@@ -149,16 +150,16 @@ def _raise(report: str) -> None:
 def _as_handle(value: "Any") -> "Any":
     if type(value) is Handle:
         return value._number
-    raise TypeError(f"tests cannot hand a {type(value).__name__} to a solution")
+    raise TypeError(f"tests cannot pass a {type(value).__name__} to a solution")
 
 
 def serve(channel: Channel, source: str, report: "Callable[[BaseException], bytes]") -> None:
-    """The solution's end: run its code as `__main__`, then answer requests until one fails or nobody asks.
+    """The solution's end: run its code as `__main__`, then answer requests until one fails or the tests end.
 
     Requests are `["call", name, arguments, named]`, `["get", object, name]` and `["set", object, name, value]`; an
     answer is a value, or `{"error": report}`.
     """
-    # A fresh __main__, so that what looks its own module up finds the solution, and not this script.
+    # A fresh __main__, so that code that looks up its own module finds the solution, not this script.
     module = sys.modules["__main__"] = type(sys)("__main__")
     objects: list[Any] = []
 
@@ -174,7 +175,7 @@ def serve(channel: Channel, source: str, report: "Callable[[BaseException], byte
             answer = _answer(module.__dict__, *request)
             sys.stdout.flush()
             channel.send(encode(answer, keep))
-    except BaseException as error:  # where nobody asks, nobody reads this either
+    except BaseException as error:  # if the tests have ended, nobody reads this
         channel.send([json.dumps({"error": report(error).decode("utf-8", "replace")})])
 
 

@@ -1,17 +1,17 @@
-"""What runs inside the sandbox: gives up its rights, sets the limits, runs one program, and says how it ended.
+"""The script inside the sandbox: drops its privileges, sets the limits, runs one program, and reports how it ended.
 
-A script of its own, given to `python -c` after `values` and `calls`: it imports as little as it can, because its start
-is what a program costs. Its arguments are the descriptor of a socket, the user to become (-1: none), limits in the
-order of `_limit`, the lengths in bytes of the solution (-1: there is none) and of the program, and folders of packages.
-It reads from the socket the solution, the program, then the secret, and writes one message:
+It is passed to `python -c` after `values` and `calls`, and imports as little as possible, because its start is the
+overhead of each program. Its arguments are the descriptor of a socket, the user to become (-1: no change), limits in
+the order of `_limit`, the lengths in bytes of the solution (-1: there is none) and of the program, and folders of
+packages. It reads the solution, the program and the secret from the socket, in this order, and writes one message:
 
     P + secret                 the program ran to its end
-    M, F + words               it ran out of memory; it failed, and how
+    M, F + reason              it ran out of memory; it failed
 
-Nothing else that a program does can say that it passed: leaving early, by whatever way, sends no secret.
+A program can pass in no other way: if it leaves early, however, no secret is sent.
 
-A solution has a process of its own (and a user of its own, where users are changed): a fork of this one from before
-the program and the secret arrived. The program calls it by `function_of_solution(name)`.
+A solution has its own process (and its own user, if users are changed), which is forked before the program and the
+secret arrive. The program calls it by `function_of_solution(name)`.
 """
 
 import os
@@ -20,25 +20,19 @@ import sys
 
 TYPE_CHECKING = False  # as typing's, which costs milliseconds to import
 if TYPE_CHECKING:
-    from penstock.evaluation.sandbox.calls import (
-        Asked,
-        Channel,
-        Ended,
-        SolutionError,
-        serve,
-    )  # before this in the script
+    from penstock.evaluation.sandbox.calls import Asked, Channel, Ended, SolutionError, serve  # earlier in the script
 
 
 def _limit(cpu: int, memory: int, processes: int, disk: int, files: int) -> None:
-    """Limits of this process and of all that it starts; a value of -1 leaves a limit as it is."""
+    """Limit this process and all that it starts; -1 leaves a limit as it is."""
     for kind, value, grace in (
-        # The program gets SIGXCPU, which it may ignore, and a second later SIGKILL, which it may not.
+        # The program gets SIGXCPU, which it can ignore, and a second later SIGKILL, which it cannot.
         (resource.RLIMIT_CPU, cpu, 1),
         (resource.RLIMIT_AS, memory, 0),
         (resource.RLIMIT_NPROC, processes, 0),
         (resource.RLIMIT_FSIZE, disk, 0),
         (resource.RLIMIT_NOFILE, files, 0),
-        # A limit of 0 would still feed dumps to a `core_pattern` that is a pipe; 1 stops that too (core(5)).
+        # A limit of 0 would still send dumps to a `core_pattern` that is a pipe; 1 stops that too (core(5)).
         (resource.RLIMIT_CORE, 1, 0),
     ):
         if value >= 0:
@@ -55,9 +49,9 @@ def _become(user: int) -> None:
 
 
 def _report(error: BaseException) -> bytes:
-    """M, or F with the exception's name, message and line in the program; the message may be the program's own code."""
+    """M, or F with the exception's name, message and line in the program; the program's code may make the message."""
     if isinstance(error, MemoryError):
-        return b"M"  # no words, as there is no room to make them
+        return b"M"  # no reason, because there is no memory to write one
     try:
         message = str(error)[:400]
     except BaseException:
@@ -72,7 +66,7 @@ def _report(error: BaseException) -> bytes:
 
 
 def _whole(pipe: int, size: int) -> bytes:
-    """So many bytes; one read may give fewer."""
+    """Read exactly `size` bytes; a single read may return fewer."""
     read, found = os.read, b""
     while len(found) < size:
         found += read(pipe, size - len(found))
@@ -84,7 +78,7 @@ def _attest(first: bytes, _: object) -> bytes:
 
 
 def _start_solution(pipe: int, user: int, size: int, limits: list[int]) -> "tuple[int, Channel]":
-    """Start the process of the solution, whose code comes first over the socket; its number and the way to it."""
+    """Read the solution's code from the socket and start its process; returns its process id and the channel to it."""
     source = _whole(pipe, size).decode()
     ours, theirs = os.pipe(), os.pipe()
     child = os.fork()
@@ -103,26 +97,26 @@ def _start_solution(pipe: int, user: int, size: int, limits: list[int]) -> "tupl
 
 
 def main(pipe: int, user: int, solution_size: int, size: int, limits: list[int]) -> None:
-    """Run the program that comes over the socket, and end this process."""
+    """Run the program from the socket, and end this process."""
     write, leave = os.write, os._exit
     child, channel = _start_solution(pipe, user, solution_size, limits) if solution_size >= 0 else (0, None)
     source = _whole(pipe, size)
     _become(user)
     _limit(*limits)
     try:
-        # A fresh __main__, so that what looks its own module up finds the program, and not this script.
+        # A fresh __main__, so that code that looks up its own module finds the program, not this script.
         module = sys.modules["__main__"] = type(sys)("__main__")
         program = compile(source, "<program>", "exec", dont_inherit=True)
         if channel is not None:
             module.__dict__["function_of_solution"] = Asked(channel).function
-        # The secret is read just before the program runs and is in no variable while it does: only on the stack of
-        # this expression, which Python code cannot look at.
+        # The secret is read just before the program runs, and while it runs no variable holds it: it is only on the
+        # stack of this expression, which Python code cannot read.
         report = _attest(b"P" + _whole(pipe, 32), eval(program, module.__dict__))
     except SolutionError as error:
         report = error.report
     except Ended:
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        leave(status if status >= 0 else 128 - status)  # the program ends as its solution did
+        leave(status if status >= 0 else 128 - status)  # end as the solution ended
     except BaseException as error:
         report = _report(error)
     write(pipe, report)

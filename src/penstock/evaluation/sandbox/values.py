@@ -1,11 +1,11 @@
-"""Plain values as text: what the tests and a solution, which run in two processes, send each other.
+"""Plain values as text: the messages between tests and a solution, which run in two processes.
 
-The texts are JSON. Types that JSON lacks are objects with one key, which names the type: `{"tuple": [1, 2]}`. Reading
-makes values of the types in `_MAKERS` and nothing else, whatever the text says, and runs no code of the sender. So a
-reader may compare what it gets: `==` of these types is Python's own.
+The texts are JSON. A type that JSON lacks is an object with one key, the type's name: `{"tuple": [1, 2]}`. Whatever a
+text holds, reading makes only values of the types in `_MAKERS` and runs no code of the sender. So the reader may
+compare them: `==` of these types is Python's own.
 
-A long list goes in several texts, and rows that repeat few strings or integers as places in a table: some answers of
-EvalPlus's have a hundred million parts.
+A long list takes several texts, and rows with few different strings or integers are sent as indices into a table: some
+answers in EvalPlus have a hundred million items.
 
 Part of the script that runs in the sandbox, so it imports little.
 """
@@ -24,11 +24,11 @@ _DICTIONARIES = {("builtins", "dict"), *(("collections", name) for name in ("Cou
 _VIEWS: "dict[Any, str]" = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
 _LARGE = 1 << 63
 _TOGETHER = 1 << 13
-"""Parts of a long list that go in one text."""
+"""Items of a long list in one text."""
 _SIGNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
-"""Stand for the parts of rows that repeat few."""
+"""Signs for the items of rows with few different ones."""
 _NUMPY_KINDS = "biufcSU"
-"""Booleans, numbers and texts: no objects."""
+"""Booleans, numbers and strings, but no objects."""
 
 
 def encode(value: "Any", other: "Callable[[Any], Any]") -> "Iterator[str]":
@@ -36,10 +36,10 @@ def encode(value: "Any", other: "Callable[[Any], Any]") -> "Iterator[str]":
 
     Args:
         value: Any value.
-        other: Gives what JSON can say for a value of a type that is not plain; may raise.
+        other: Converts a value of a type that is not plain to JSON; may raise.
 
     Raises:
-        RecursionError: The value is too deep, or contains itself.
+        RecursionError: The value is nested too deeply, or contains itself.
     """
     if type(value) in (list, tuple) and len(value) > _TOGETHER:
         yield json.dumps({"parts": _SEQUENCES[type(value)]})
@@ -54,10 +54,10 @@ def decode(texts: "Iterator[str]", **more: "Callable[[Any], Any]") -> "Any":
 
     Args:
         texts: All texts of one value.
-        more: What makes the objects of further names: of `object`, which `other` gave.
+        more: Makers for further type names, such as `object`, for what `other` returned.
 
     Raises:
-        KeyError, ValueError, TypeError, RecursionError: They are not what `encode` writes.
+        KeyError, ValueError, TypeError, RecursionError: `encode` did not write the texts.
     """
     whole: list[Any] = []
     makers = {**_MAKERS, **more, "parts": lambda kind: whole.append(_MAKERS[kind])}
@@ -75,7 +75,7 @@ def decode(texts: "Iterator[str]", **more: "Callable[[Any], Any]") -> "Any":
 
 
 def _plain(value: "Any", other: "Callable[[Any], Any]") -> "Any":
-    """The value as what `json.dumps` writes."""
+    """The value in a form that `json.dumps` can write."""
     kind = type(value)
     if value is None or kind is bool or kind is float or kind is str:
         return value
@@ -94,7 +94,7 @@ def _sequence(value: "Any", kind: type, other: "Callable[[Any], Any]") -> "Any":
 
 
 def _few(value: "Any") -> "dict[str, Any] | None":
-    """Rows of strings or of integers that repeat few; None for anything else."""
+    """Rows with few different strings or integers, as a table; None for anything else."""
     kinds = set(map(type, value))
     if kinds != {list} and kinds != {tuple}:
         return None
@@ -117,7 +117,7 @@ def _rows(content: "Any") -> "Any":
 
 
 def _rarely(value: "Any", kind: "Any", other: "Callable[[Any], Any]") -> "Any":
-    """`_plain` of the types that few answers have."""
+    """`_plain` for the rarer types."""
     module = kind.__module__
     if kind is complex:
         return {"complex": [value.real, value.imag]}
@@ -157,7 +157,7 @@ def _array(content: "Any") -> "Any":
 
 
 def _match(_: "Any") -> "Any":
-    """Some match object: it is true, not None, and equal to nothing else."""
+    """A match object: it is true, not None, and equal to nothing else."""
     import re
 
     return re.match("", "")

@@ -6,16 +6,16 @@ for step in loader:
         ps.huggingface.loss(model, row, step.loss_denominator).backward()
 ```
 
-`VisionCollator` labels the batches of multimodal processors by role boundaries.
+`VisionCollator` labels the batches of multimodal processors.
 
 Importing it needs torch and transformers (`pip install 'penstock[huggingface]'`); `Trainer` needs accelerate too and is
 loaded on first use.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from penstock.errors import MissingExtraError
+from penstock.core.errors import MissingExtraError
+from penstock.core.lazy_imports import lazy
 
 try:
     import torch as _torch  # noqa: F401
@@ -23,14 +23,16 @@ try:
 except ImportError as error:
     raise MissingExtraError("transformers", "huggingface") from error
 
-from penstock.integrations.huggingface.losses import loss, weighted_loss
+from penstock.integrations.huggingface.batches import loss, weighted_loss
 from penstock.integrations.huggingface.tensors import REQUIREMENTS, model_inputs
 from penstock.integrations.isolation import IsolationReport, check_isolation
 from penstock.integrations.torch_tensors import to_torch
 
 if TYPE_CHECKING:
-    from penstock.integrations.huggingface.trainer import Trainer as Trainer
-    from penstock.integrations.huggingface.vision_collator import VisionCollator as VisionCollator
+    from penstock.integrations.huggingface.trainer import Trainer
+    from penstock.integrations.huggingface.vision_collator import VisionCollator
+else:
+    __getattr__, __dir__ = lazy(__name__, {"Trainer": "trainer", "VisionCollator": "vision_collator"})
 
 __all__ = [
     "REQUIREMENTS",
@@ -43,13 +45,3 @@ __all__ = [
     "to_torch",
     "weighted_loss",
 ]
-
-
-_LATE = {"Trainer": "trainer", "VisionCollator": "vision_collator"}
-"""Name → the module that is loaded when it is first used."""
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LATE:
-        return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

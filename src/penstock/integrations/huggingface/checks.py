@@ -1,25 +1,198 @@
-"""What the Trainer refuses once it has its model: ranks that do not match, a loss that would be left out, a vocabulary
-that is too small; and what it says of documents that see each other. Every message says what is used, and the cure.
+"""What the Trainer refuses; every message says what is used, and the cure.
+
+Before it begins: arguments that contradict the loader, have no meaning here or belong elsewhere. Once it has its model:
+ranks that do not match, a model with an additional loss, and a vocabulary that is too small.
 """
 
+import difflib
+import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.errors import ConfigError, DistributedError
-from penstock.integrations.huggingface.vocabulary import known_ids
+import torch
+import transformers
+
+from penstock.core.errors import ConfigError, DistributedError
+from penstock.integrations.huggingface.batches import is_finite, known_ids
 from penstock.loader import Loader
 
 _log = logging.getLogger("penstock.huggingface")
 
+_DEFAULT_BATCH_SIZE = 8
+"""Default of `TrainingArguments`."""
+_DEFAULT_EPOCHS = 3.0
+
+_NOT_OURS = {
+    "train_dataset": "pass loader=penstock.Loader(folder, …) instead; penstock.prepare makes the folder from texts",
+    "data_collator": "the loader packs rows by itself",
+    "compute_loss_func": "the loss is weighted and divided by the step's denominator; override compute_loss instead",
+}
+_ELSEWHERE = {
+    "packing": "rows are packed by the loader: Loader(packing=…)",
+    "max_length": "the loader sets the length of rows: Loader(sequence_length=…)",
+    "max_seq_length": "the loader sets the length of rows: Loader(sequence_length=…)",
+    "batch_size": "rows of a forward pass: rows_per_microbatch=…; rows of a step: Loader(rows_per_step=…)",
+    "tokenizer": "transformers calls it processing_class; texts are tokenized by penstock.prepare",
+    "dataset_text_field": "texts are read by penstock.prepare",
+    "formatting_func": "texts are read by penstock.prepare",
+    "peft_config": "wrap the model beforehand: peft.get_peft_model(model, config)",
+}
+"""Arguments of other trainers, and what takes their place here."""
+_UNFIT: dict[str, tuple[Any, str]] = {
+    "label_smoothing_factor": (0.0, "the loss has no label smoothing"),
+    "auto_find_batch_size": (False, "the loader sets the batch; set rows_per_microbatch by hand"),
+    "packing": (False, _ELSEWHERE["packing"]),
+    "group_by_length": (False, "the loader packs documents of all lengths into full rows"),
+    "train_sampling_strategy": ("random", "the mixture sets the order: Source(shuffle=…)"),
+}
+"""Settings of `TrainingArguments` (or of a subclass) → what they must be, and why."""
+_WITHOUT_EFFECT = {
+    "dataloader_num_workers": "Loader(threads=…)",
+    "dataloader_prefetch_factor": "Loader(prefetch=…)",
+    "dataloader_drop_last": "nothing: a last, short step is trained too",
+    "data_seed": "Loader(seed=…)",
+}
+"""Settings that are harmless, and what takes their place."""
+
+
+def loaders(eval_loader: Loader | dict[str, Loader] | None) -> Mapping[str, Loader]:
+    """Evaluation loaders by name."""
+    if eval_loader is None:
+        return {}
+    return eval_loader if isinstance(eval_loader, dict) else {"eval_loader": eval_loader}
+
+
+def refuse_wrong_kinds(model: Any, args: Any) -> None:
+    """Refuse a model or arguments of another type, such as a path."""
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise ConfigError(
+            f"Trainer: model must be a torch module, got {model!r}; load it with "
+            "transformers.AutoModelForCausalLM.from_pretrained(…)"
+        )
+    if not isinstance(args, transformers.TrainingArguments):
+        raise ConfigError(f"Trainer: args must be transformers.TrainingArguments, got {args!r}")
+
+
+def require_loaders(loader: Any, eval_loader: Any) -> Loader:
+    """The loader, once it and the evaluation loaders are known to be loaders."""
+    for name, each in {"loader": loader, **loaders(eval_loader)}.items():
+        if not isinstance(each, Loader):
+            found = "is missing" if each is None else f"must be a penstock.Loader, got {each!r}"
+            raise ConfigError(
+                f"Trainer: {name} {found}; make it with penstock.Loader(folder or mixture, sequence_length=…, "
+                "rows_per_step=…)"
+            )
+    found_loader: Loader = loader
+    return found_loader
+
+
+def refuse_prefixes(every: Mapping[str, Loader]) -> None:
+    """Refuse loaders with bidirectional prefixes, which the model would read causally."""
+    for name, each in every.items():
+        if source := each.bidirectional_source:
+            raise ConfigError(
+                f"Trainer: {name}: the objective of source {source!r} has bidirectional prefixes, which "
+                "a Hugging Face model would read causally; set bidirectional=False"
+            )
+
+
+def refuse_arguments(args: Any, kwargs: dict[str, Any], has_eval_loader: bool) -> None:
+    """Refuse unknown arguments, what the loader already does, and what the loss does not support."""
+    for name, cure in _NOT_OURS.items():
+        if kwargs.get(name) is not None:
+            raise ConfigError(f"Trainer: {name} does not go with a loader: {cure}")
+    _refuse_unknown(args, kwargs)
+    if has_eval_loader and kwargs.get("compute_metrics") is not None:
+        raise ConfigError(
+            "Trainer: compute_metrics does not go with eval_loader, which measures the loss; pass eval_dataset"
+        )
+    if args.eval_strategy != "no" and not has_eval_loader and kwargs.get("eval_dataset") is None:
+        raise ConfigError(
+            f"Trainer: eval_strategy is {str(args.eval_strategy.value)!r}, but there is nothing to evaluate; pass "
+            "eval_loader=, a loader with max_epochs=1 for every source"
+        )
+    for name, (harmless, cure) in _UNFIT.items():
+        if getattr(args, name, harmless) != harmless:
+            raise ConfigError(f"Trainer: {name}={getattr(args, name)!r} does not go with a loader: {cure}")
+    for name, instead in _WITHOUT_EFFECT.items():
+        if getattr(args, name, None) not in (None, False, 0):
+            _log.warning("Trainer: %s=%r has no effect with a loader; use %s", name, getattr(args, name), instead)
+
+
+def _refuse_unknown(args: Any, kwargs: dict[str, Any]) -> None:
+    known = list(inspect.signature(transformers.Trainer.__init__).parameters)[1:]
+    for name in kwargs:
+        if name in known:
+            continue
+        close = difflib.get_close_matches(name, [*known, "loader", "eval_loader", "rows_per_microbatch"], 1)
+        cure = _ELSEWHERE.get(name)
+        if cure is None and name in args.__dataclass_fields__:
+            cure = f"it belongs in TrainingArguments({name}=…)"
+        raise ConfigError(
+            f"Trainer: there is no argument {name!r}: "
+            + (cure or (f"did you mean {close[0]!r}?" if close else "see help(penstock.huggingface.Trainer)"))
+        )
+
+
+def refuse_endless(args: Any, loader: Loader, eval_loader: Loader | dict[str, Loader] | None) -> None:
+    """Refuse a run or an evaluation that would never end, or would end elsewhere than its settings say."""
+    epochs = {source.name: source.max_epochs for source in loader.mixture.sources}
+    if args.max_steps <= 0 and not is_finite(loader):
+        raise ConfigError(
+            "Trainer: the loader never ends (a source has no max_epochs) and max_steps is not given; set "
+            "TrainingArguments(max_steps=…), or Source(max_epochs=…) for every source; num_train_epochs is not used"
+        )
+    if (
+        args.max_steps <= 0
+        and args.num_train_epochs != _DEFAULT_EPOCHS
+        and {args.num_train_epochs} != {*epochs.values()}
+    ):
+        found = ", ".join(f"{name} {passes:g}" for name, passes in epochs.items())
+        raise ConfigError(
+            f"Trainer: num_train_epochs is {args.num_train_epochs:g}, but the loader's max_epochs set the passes over "
+            f"the data ({found}); set Source(max_epochs={args.num_train_epochs:g}), or leave num_train_epochs out"
+        )
+    for name, each in loaders(eval_loader).items():
+        if each is loader:
+            raise ConfigError(f"Trainer: {name} is also the training loader; make a separate one")
+        if not is_finite(each):
+            raise ConfigError(f"Trainer: {name} never ends; set max_epochs=1 for each of its sources")
+
+
+def fit_batches(args: Any, loader: Loader, rows_per_microbatch: int, has_eval_loader: bool) -> None:
+    """Derive batch size and gradient accumulation from the loader; refuse arguments that contradict them."""
+    begin, end = loader.data_parallel.rows(loader.settings.rows_per_step)
+    rows = end - begin
+    if rows_per_microbatch not in range(1, rows + 1) or rows % rows_per_microbatch:
+        raise ConfigError(
+            f"Trainer: rows_per_microbatch={rows_per_microbatch!r} does not divide this rank's {rows} rows of a step"
+        )
+    asked = args.per_device_train_batch_size
+    _fit(args, "per_device_train_batch_size", _DEFAULT_BATCH_SIZE, rows_per_microbatch, "rows_per_microbatch",
+         f"or pass rows_per_microbatch={asked}")  # fmt: skip
+    micros, asked, ranks = rows // rows_per_microbatch, args.gradient_accumulation_steps, loader.data_parallel.size
+    _fit(args, "gradient_accumulation_steps", 1, micros, f"{rows} rows a step / rows_per_microbatch",
+         f"or make the loader with rows_per_step={asked * rows_per_microbatch * ranks}")  # fmt: skip
+    if has_eval_loader:
+        _fit(args, "per_device_eval_batch_size", _DEFAULT_BATCH_SIZE, rows_per_microbatch, "rows_per_microbatch",
+             f"or pass rows_per_microbatch={args.per_device_eval_batch_size}")  # fmt: skip
+
+
+def _fit(args: Any, name: str, default: int, used: int, why: str, cure: str) -> None:
+    """Set an argument to the value in use; refuse any other value than its default."""
+    if getattr(args, name) not in (default, used):
+        raise ConfigError(f"Trainer: {name} is {getattr(args, name)}, but {used} is used ({why}); leave it out, {cure}")
+    setattr(args, name, used)
+
 
 def check_ranks(trainer: Any, all_loaders: list[Loader]) -> None:
-    """Refuse loaders that were made for another place among other processes, and ways to cut rows."""
+    """Refuse loaders made for another rank or number of ranks, and parallelism that cuts rows."""
     args = trainer.args
     if args.n_gpu > 1:
         raise DistributedError(
             f"one process sees {args.n_gpu} GPUs, and the Trainer would split each row among them; start one process "
-            "a GPU with torchrun, or show it one with CUDA_VISIBLE_DEVICES"
+            "per GPU with torchrun, or select one GPU with CUDA_VISIBLE_DEVICES"
         )
     for name in ("get_cp_size", "get_sp_size"):
         if getattr(trainer, name, lambda: 1)() > 1:
@@ -38,18 +211,18 @@ def check_ranks(trainer: Any, all_loaders: list[Loader]) -> None:
 
 
 def refuse_model(model: Any) -> None:
-    """Refuse a model whose loss has parts that are not computed here."""
+    """Refuse a model with a loss term that is not computed here."""
     if getattr(getattr(model, "config", None), "output_router_logits", False):
         raise ConfigError(
-            "Trainer: the model wants an auxiliary loss for its routers (config.output_router_logits), which the loss "
+            "Trainer: the model asks for an auxiliary router loss (config.output_router_logits), which the loss "
             "of a step does not include; set it to False"
         )
 
 
 def refuse_small_vocabulary(model: Any, all_loaders: Sequence[Loader]) -> None:
-    """Refuse a dataset whose tokenizer has ids that the model has no embedding for.
+    """Refuse a dataset made with a tokenizer that has more ids than the model has embeddings.
 
-    Datasets that do not say what tokenizer made them are checked row by row, as they come.
+    Datasets without a record of their tokenizer are checked row by row during training.
     """
     known = known_ids(model)
     if known is None:
@@ -58,14 +231,14 @@ def refuse_small_vocabulary(model: Any, all_loaders: Sequence[Loader]) -> None:
         info = getattr(dataset, "tokenizer", None)
         if info is not None and info.fingerprint and info.vocab_size > known:
             raise ConfigError(
-                f"Trainer: dataset {dataset.name!r} was made with tokenizer {info.name!r}, whose vocabulary is "
-                f"{info.vocab_size} ids, but {type(model).__name__} has embeddings for {known}; call "
+                f"Trainer: dataset {dataset.name!r} was made with tokenizer {info.name!r} of {info.vocab_size} ids, "
+                f"but {type(model).__name__} has embeddings for {known}; call "
                 f"model.resize_token_embeddings({info.vocab_size}), or prepare the data with the model's tokenizer"
             )
 
 
-def say_that_documents_mix(all_loaders: Mapping[str, Loader]) -> None:
-    """Say that documents of a row see each other where that was asked, since nothing else will tell."""
+def warn_if_documents_mix(all_loaders: Mapping[str, Loader]) -> None:
+    """Log loaders with attention="row": documents of a row see each other, and nothing else reports it."""
     names = [name for name, loader in all_loaders.items() if loader.requirements.attention == "row"]
     if names:
         _log.warning("Trainer: documents of one row see each other: %s has attention='row'", " and ".join(names))

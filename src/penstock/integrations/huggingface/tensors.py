@@ -1,8 +1,7 @@
-"""Rows as torch tensors, and as the arguments of a transformers causal language model.
+"""Rows as the arguments of a causal language model of transformers.
 
-Arrays become tensors without a copy where the dtype is right and the device is the CPU. What keeps the documents of a
-row apart in transformers: positions that restart, `use_cache=False`, and no attention mask (a mask, even of ones, or a
-cache turns the separation off); variable-length attention kernels take `cu_seq_lens` besides.
+transformers keeps the documents of a row apart if positions restart, `use_cache=False`, and there is no attention mask
+(a cache, or a mask, even of ones, turns the separation off). Variable-length attention kernels also take `cu_seq_lens`.
 """
 
 from collections.abc import Sequence
@@ -12,18 +11,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 from penstock.inputs import IGNORE, InputRequirements, ModelInput
 from penstock.integrations.torch_tensors import to_torch
 from penstock.loader import Step
 
 Rows = ModelInput | Sequence[ModelInput] | Step
-"""One row, several of one length, or all that this rank has of a step."""
+"""One row, several of the same length, or all rows that this rank has of a step."""
 
 REQUIREMENTS = InputRequirements(
     asked_by="a Hugging Face model", loss_weights=True, positions=True, cu_seqlens=True, prefix=False
 )
-"""What a loader must give for this integration; a loader that is told nothing gives more than that."""
+"""What a loader must provide for this integration; a loader without requirements provides more than that."""
 
 
 def model_inputs(
@@ -36,20 +35,20 @@ def model_inputs(
     """Arguments for the forward of a transformers causal language model: `model(**model_inputs(row, "cuda"))`.
 
     `input_ids` and `position_ids` are int64 [rows, T]; `cu_seq_lens_q/k` (int32) and `max_length_q/k` describe all rows
-    end to end, as variable-length kernels see them. The padding of a row is one more document of its own; where a row
-    holds a single document the padding is counted to it instead, so that such rows are plain ones for every causal
-    model, whether it can tell documents apart or not. So are the rows of a loader with attention="row".
+    end to end, as variable-length kernels see them. The padding of a row is a document of its own. If a row holds a
+    single document, or the loader has attention="row", the padding joins the document instead, so that such rows are
+    ordinary input for every causal model, whether it can separate documents or not.
 
     Args:
-        rows: One row, or several of one length.
-        device: Where to; None = the CPU.
-        labels: Also give `labels`, for the loss of transformers: **not** shifted. That loss is a plain mean, so it
-            differs from `weighted_loss` in its denominator, and it drops the target of a row's last slot (there is one
-            where a document was cut at the edge with its target kept). Targets of weight 0 become −100.
+        rows: One row, or several of the same length.
+        device: Target device; None: the CPU.
+        labels: Also return `labels` for the loss of transformers, **not** shifted. That loss is a plain mean, so its
+            denominator differs from `weighted_loss`, and it drops the target of a row's last slot (which exists if a
+            document was cut at the edge with its target kept). Targets of weight 0 become −100.
         non_blocking: Copy from page-locked memory without waiting.
 
     Raises:
-        ConfigError: The loader was not asked for positions and cu_seqlens, or `labels` and weights other than 0 and 1.
+        ConfigError: The rows have no positions or cu_seqlens, or `labels` is set and some weight is not 0 or 1.
     """
     tensors = [to_torch(_in_one_piece(_complete(row)), device, non_blocking) for row in as_rows(rows)]
     input_ids = _stack([t["tokens"] for t in tensors])
@@ -75,7 +74,7 @@ def model_inputs(
 def targets_and_weights(
     rows: Rows, device: torch.device | str | None = None, *, non_blocking: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Targets int64 and loss weights float32 at distance 1, both [rows, T]; without weights, 1 for every target."""
+    """Targets (int64) and loss weights (float32) at distance 1, both [rows, T]; without weights, 1 for every target."""
     tensors = [to_torch(row, device, non_blocking) for row in as_rows(rows)]
     targets = _stack([t["targets"][0] for t in tensors])  # type: ignore[index]
     if tensors[0]["loss_weights"] is None:
@@ -86,8 +85,8 @@ def targets_and_weights(
 def _unshifted(targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     if not ((weights == 0) | (weights == 1)).all():
         raise ConfigError(
-            "labels=True: the rows have loss weights other than 0 and 1, which labels cannot say; use "
-            "penstock.huggingface.loss or Trainer, which weigh every target"
+            "labels=True: the rows have loss weights other than 0 and 1, which labels cannot express; use "
+            "penstock.huggingface.loss or Trainer, which weight every target"
         )
     labels = torch.full_like(targets, IGNORE)
     labels[:, 1:] = targets[:, :-1].masked_fill(weights[:, :-1] == 0, IGNORE)
@@ -95,7 +94,7 @@ def _unshifted(targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def as_rows(rows: Rows) -> Sequence[ModelInput]:
-    """The rows, one or several, as a sequence."""
+    """One or several rows as a sequence."""
     return [rows] if isinstance(rows, ModelInput) else list(rows)
 
 
@@ -103,25 +102,27 @@ def _complete(row: ModelInput) -> ModelInput:
     missing = [name for name in ("positions", "cu_seqlens") if getattr(row, name) is None]
     if missing:
         raise ConfigError(
-            f"the row has no {' and no '.join(missing)}, without which transformers mixes its documents; make the "
+            f"the row has no {' and no '.join(missing)}, so transformers would mix its documents; make the "
             "loader with requirements=penstock.huggingface.REQUIREMENTS, or merge that into yours"
         )
     if row.prefix_lengths is not None and (row.prefix_lengths > 1).any():
         raise ConfigError(
-            "the row has documents with bidirectional prefixes, which models of transformers would read causally; give "
-            "their objective bidirectional=False"
+            "the row has documents with bidirectional prefixes, which models of transformers would read causally; set "
+            "bidirectional=False in their objective"
         )
     return row
 
 
 def _in_one_piece(row: ModelInput) -> ModelInput:
-    """A row of which all tokens see each other (it has one document, or none, or its loader was told attention="row"),
-    with its padding counted to them: it comes after all targets, so nobody sees it."""
+    """The row with its padding joined to its document, if it has at most one (or its loader has attention="row").
+
+    The padding comes after all targets, so no target sees it.
+    """
     assert row.cu_seqlens is not None
     if row.cu_seqlens[1] < row.num_tokens or row.num_tokens == row.sequence_length:
         return row
     slots = row.sequence_length
-    # As many entries as before, for models that are compiled for a fixed number.
+    # The number of entries stays the same, for models that are compiled for a fixed number.
     borders = np.full_like(row.cu_seqlens, slots)
     borders[0] = 0
     return replace(row, positions=np.arange(slots, dtype=row.tokens.dtype), cu_seqlens=borders, max_seqlen=slots)

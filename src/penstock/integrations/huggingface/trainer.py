@@ -1,11 +1,11 @@
-"""transformers' Trainer, fed by a loader: its data, its loss and its resuming are penstock's, the rest is untouched.
+"""transformers' Trainer fed by a loader: data, loss and resuming are penstock's, everything else is unchanged.
 
-Guarantees: every rank trains its own rows of each step, and the loss is that of the whole step whatever the number of
-ranks and microbatches; a checkpoint holds the state after its own optimiser step, so a resumed run sees exactly the
-batches that the uninterrupted one saw, with no batch skipped over at start.
+Guarantees: every rank trains its own rows of each step, and the loss is that of the whole step, whatever the number of
+ranks and microbatches. A checkpoint holds the state after its own optimiser step, so a resumed run sees exactly the
+batches of an uninterrupted run, without skipping through batches at the start.
 
-Inheritance is how transformers wants to be extended; the overridden methods are the documented ones, except
-`_save_checkpoint`, because the state must be in the folder before the checkpoint counts as complete.
+transformers is extended by inheritance. The overridden methods are the documented ones, except `_save_checkpoint`: the
+state must be in the folder before the checkpoint counts as complete.
 """
 
 import copy
@@ -19,30 +19,34 @@ import torch
 import transformers
 from transformers.trainer_utils import get_last_checkpoint, speed_metrics
 
-from penstock.errors import ConfigError, StateError
-from penstock.integrations.huggingface.arguments import (
+from penstock.core.errors import ConfigError, StateError
+from penstock.integrations.huggingface.batches import (
+    DENOMINATOR,
+    TARGETS,
+    WEIGHTS,
+    Microbatches,
+    batch,
+    known_ids,
+    weighted_loss,
+)
+from penstock.integrations.huggingface.checks import (
+    check_ranks,
     fit_batches,
     loaders,
     refuse_arguments,
     refuse_endless,
+    refuse_model,
     refuse_prefixes,
+    refuse_small_vocabulary,
     refuse_wrong_kinds,
     require_loaders,
+    warn_if_documents_mix,
 )
-from penstock.integrations.huggingface.batches import DENOMINATOR, TARGETS, WEIGHTS, Microbatches, batch
-from penstock.integrations.huggingface.checks import (
-    check_ranks,
-    refuse_model,
-    refuse_small_vocabulary,
-    say_that_documents_mix,
-)
-from penstock.integrations.huggingface.losses import weighted_loss
-from penstock.integrations.huggingface.vocabulary import known_ids
 from penstock.integrations.isolation import check_isolation as run_isolation_check
 from penstock.loader import Loader, Step
 
 LOADER_FILE = "penstock_loader.json"
-"""In every checkpoint, beside `trainer_state.json`: the loader's state after the checkpoint's last step."""
+"""File next to `trainer_state.json` in every checkpoint: the loader's state after the checkpoint's last step."""
 
 
 class Trainer(transformers.Trainer):  # type: ignore[misc]
@@ -55,18 +59,18 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     ```
 
     Gradient accumulation follows from the loader: rows of a step on this rank, divided by `rows_per_microbatch`.
-    `max_steps` must be given when the loader never ends; when it ends and `max_steps` is not given, its steps are
-    counted. Passes over the data are the mixture's `max_epochs`; `num_train_epochs` is not used. Settings of
-    `TrainingArguments` about datasets, columns, samplers and data loaders have no effect.
+    `max_steps` is required if the loader never ends; otherwise its steps are counted by default. The mixture's
+    `max_epochs` sets the passes over the data; `num_train_epochs` is not used. Settings of `TrainingArguments` about
+    datasets, columns, samplers and data loaders have no effect.
 
     Args:
         model: A causal language model of transformers.
         args: Is copied, not changed.
-        loader: What is trained on; made for this rank.
-        eval_loader: What `evaluate` measures: a loader that ends, or several by name.
+        loader: The training data, made for this rank.
+        eval_loader: The data for `evaluate`: a loader that ends, or several by name.
         rows_per_microbatch: Rows of one forward pass.
-        check_isolation: Refuse a model that lets documents of one row see each other. Not asked where the loader was
-            told attention="row", where they should.
+        check_isolation: Refuse a model that lets documents of one row see each other. Skipped for a loader with
+            attention="row", where they are meant to.
         **kwargs: As for `transformers.Trainer`.
 
     Raises:
@@ -98,7 +102,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         fit_batches(args, loader, rows_per_microbatch, eval_loader is not None)
         args.ignore_data_skip = True
         self._states: dict[int, dict[str, Any]] = {}
-        kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), _ProgressOfTheRun()]
+        kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), _RunProgress()]
         super().__init__(
             model, args, eval_dataset=kwargs.pop("eval_dataset", None) if eval_loader is None else eval_loader, **kwargs
         )
@@ -109,7 +113,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         self._known_ids = known_ids(self.model)
         self._eval_states = {id(each): each.state_dict() for each in loaders(eval_loader).values()}
         if self.is_world_process_zero():
-            say_that_documents_mix(every)
+            warn_if_documents_mix(every)
         packed = [each.settings.sequence_length for each in every.values() if each.needs_isolation]
         if check_isolation and packed:
             run_isolation_check(self.model, sequence_length=max(packed))
@@ -117,10 +121,10 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     # -- training ----------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """As `transformers.Trainer.train`; when resuming, the loader goes on after the checkpoint's last step.
+        """Like `transformers.Trainer.train`; when resuming, the loader continues after the checkpoint's last step.
 
         Raises:
-            StateError: The checkpoint holds no loader state, or one of other data or settings.
+            StateError: The checkpoint holds no loader state, or one for other data or settings.
         """
         trained = 0
         if resume_from_checkpoint is True:
@@ -138,13 +142,13 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def get_train_dataloader(self) -> Any:
-        """Microbatches of the loader, from where it stands; Accelerate has nothing to shard."""
+        """Microbatches of the loader from its current place; Accelerate has nothing to shard."""
         rows = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
         return Microbatches(self._steps, rows, self.args.per_device_train_batch_size, self.args.device, self._known_ids)
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         """Forward and backward of one microbatch."""
-        # The loss is divided by the denominator of the whole step already, not to be divided by microbatches again.
+        # The loss is already divided by the denominator of the whole step; do not divide by microbatches again.
         self.current_gradient_accumulation_steps = 1
         loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
         return loss
@@ -162,7 +166,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         return (loss, outputs) if return_outputs else loss
 
     def _steps(self) -> Iterator[Step]:
-        """The loader's steps; transformers is told when there are no more, and none come once max_steps are done."""
+        """The loader's steps up to max_steps; stops the training of transformers when there are no more."""
         for step in self.loader if self.state.global_step < self.state.max_steps else ():
             # A checkpoint may be written before or after this step's update: keep the state of either.
             done = self.state.global_step
@@ -182,7 +186,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Loss per token (weighted) over one pass of `eval_loader`: exact, over all ranks, the same every time."""
+        """Weighted loss per token over one pass of `eval_loader`: exact, over all ranks, reproducible."""
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, str):
             chosen = self.eval_dataset[chosen]
@@ -218,8 +222,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         return losses, tokens, rows * loader.data_parallel.size, steps
 
 
-class _ProgressOfTheRun(transformers.TrainerCallback):  # type: ignore[misc]
-    """`epoch` in the logs: the part of max_steps that is done, which after resuming would start from 0 again."""
+class _RunProgress(transformers.TrainerCallback):  # type: ignore[misc]
+    """Sets `epoch` in the logs to the fraction of max_steps done; it would restart from 0 on resuming otherwise."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by transformers after each optimiser step."""
@@ -227,14 +231,14 @@ class _ProgressOfTheRun(transformers.TrainerCallback):  # type: ignore[misc]
 
 
 def _restore(loader: Loader, folder: Path) -> int:
-    """Load a checkpoint's loader state; returns the optimiser steps done by then."""
+    """Load a checkpoint's loader state; returns its number of optimiser steps."""
     try:
         state = json.loads((folder / LOADER_FILE).read_text())
         trained = int(json.loads((folder / "trainer_state.json").read_text())["global_step"])
     except (FileNotFoundError, json.JSONDecodeError) as error:
         raise StateError(
-            f"{folder} cannot be resumed ({error}): it was not saved by penstock's Trainer, or its writing was cut "
-            "short; resume from another checkpoint, or train() anew with a model loaded from it"
+            f"{folder} cannot be resumed ({error}): it was not saved by penstock's Trainer, or saving was interrupted; "
+            "resume from another checkpoint, or start a new run with a model loaded from this one"
         ) from error
     loader.load_state_dict(state)
     return trained

@@ -2,18 +2,18 @@
 
 ```python
 collate = VisionCollator(processor, mask_history=True)
-arguments = TrainingArguments("out", remove_unused_columns=False)     # or the Trainer takes the messages away
+arguments = TrainingArguments("out", remove_unused_columns=False)     # or the Trainer removes the messages
 Trainer(model, arguments, data_collator=collate, train_dataset=examples).train()      # examples: {"messages": […]}
 ```
 
-The processor makes the batch; what is trained of it is decided as in `penstock.chat.encode`, by the same settings, from
-the text that the processor's own template writes. `vision_rows` carries that over to the processor's tokens. A
-conversation that fails a check is an error, as it is there. Guarantees: `train`, `weight` and ranges of messages are
-honoured; padding is known from the attention mask, on either side, so that an end of text that is also the padding id
-stays trained; tokens of images, audio and video are never trained; text of a user is no control token.
+The processor makes the batch. Which tokens are trained is decided as in `penstock.chat.encode`, by the same settings,
+from the text that the processor's own template writes; `vision_examples` transfers the weights to the processor's
+tokens. A conversation that fails a check is an error. Guarantees: `train`, `weight` and ranges of messages apply.
+Padding on either side is recognised by the attention mask, so an end-of-text token that is also the padding id stays
+trained. Tokens of images, audio and video are never trained. A user's text never becomes a control token.
 
-Where role boundaries are given, or a `prepare` of your own, rows are labelled by scanning their ids instead: fewer
-settings, and what the prompt supplies cannot be told from what the model writes. Costs: some milliseconds a row.
+With role boundaries, or with your own `prepare`, rows are labelled by scanning their ids instead. That supports fewer
+settings, and cannot distinguish what the prompt supplies from what the model writes. Cost: a few milliseconds per row.
 """
 
 import inspect
@@ -27,20 +27,25 @@ from typing import Any, Literal, final
 import numpy as np
 import torch
 
-from penstock.chat.boundaries import Boundary, ResolvedBoundary, resolve
-from penstock.chat.conversation import Conversation
 from penstock.chat.encoder import ChatEncoder, EncodedChat
-from penstock.chat.families import Family, detect_family, family
-from penstock.chat.knobs import Knobs
-from penstock.chat.roles import resolve_roles
-from penstock.chat.scanning import scan
-from penstock.chat.template import Template
-from penstock.chat.typed_control_text import INPUT_ROLES
-from penstock.errors import ConfigError, RecordError
+from penstock.chat.masks.boundaries import Boundary, ResolvedBoundary, resolve
+from penstock.chat.masks.checks import INPUT_ROLES
+from penstock.chat.masks.families import Family, detect_family, family
+from penstock.chat.masks.mask_settings import MaskSettings
+from penstock.chat.masks.scanning import scan
+from penstock.chat.records.conversation import Conversation
+from penstock.chat.records.layout_settings import resolve_roles
+from penstock.chat.render.template import Template
+from penstock.core.errors import ConfigError, RecordError
 from penstock.inputs import IGNORE
-from penstock.integrations.huggingface.media_ids import media_ids, own_tokenizer
-from penstock.integrations.huggingface.vision_examples import read_example, refuse_marks, shared_variables
-from penstock.integrations.huggingface.vision_rows import RowWeigher
+from penstock.integrations.huggingface.vision_examples import (
+    RowWeigher,
+    media_ids,
+    own_tokenizer,
+    read_example,
+    refuse_message_weights,
+    shared_variables,
+)
 from penstock.tokenizers import Tokenizer
 
 Batch = dict[str, Any]
@@ -48,32 +53,32 @@ Weights = np.ndarray[Any, np.dtype[np.float32]]
 
 _log = logging.getLogger("penstock.huggingface")
 _SCANNED = ("roles_to_train", "train_on_eos", "train_on_inputs")
-"""Settings that role boundaries can honour."""
+"""Settings that role boundaries support."""
 _APPEND = "append_terminator"
-"""Key of a last message behind which the template writes EOS."""
+"""Key that marks a last message after which the template writes EOS."""
 
 
 @final
 class VisionCollator:
-    """Examples to batches with `labels` (unshifted, −100 where not trained) and `loss_weights` (float32, beside them).
+    """Makes batches of examples, with `labels` (unshifted, −100: not trained) and `loss_weights` (float32, same shape).
 
     Args:
-        processor: Of transformers, with a tokenizer.
+        processor: A processor of transformers, with a tokenizer.
         boundaries: Label by role boundaries: the name of a family, a family, or declared boundaries. None: by the
             processor's template.
         template_arguments: Variables for the template (`enable_thinking`), and its `tools`.
         masked_ids: More ids that are never trained.
-        on_empty: What to do with a row in which nothing is trained: "error", or "warn".
-        reads_loss_weights: Whether your loss reads `loss_weights`. Labels cannot say 0.5, so weights other than 0 and 1
-            are refused unless it does.
-        prepare: Makes a batch of examples, which is labelled by role boundaries; None:
+        on_empty: What to do with a row in which nothing is trained: "error" or "warn".
+        reads_loss_weights: Whether your loss reads `loss_weights`. Labels cannot express 0.5, so weights other than 0
+            and 1 are refused unless it does.
+        prepare: Makes a batch from examples; it is labelled by role boundaries. None: use
             `processor.apply_chat_template` on their messages.
-        settings: What is trained: those of `penstock.chat.Knobs`, such as mask_history. By role boundaries only
+        settings: What is trained: those of `penstock.chat.MaskSettings`, such as mask_history. By role boundaries only
             roles_to_train, train_on_eos and train_on_inputs, and on_missing_terminator "error" or "allow".
 
     Raises:
-        ConfigError: A setting is unknown, out of range, or cannot be honoured by role boundaries; no family fits the
-            template, or the boundaries do not fit the tokenizer; or nothing is known of the tokenizer's bytes.
+        ConfigError: A setting is unknown, out of range, or not supported by role boundaries; no family fits the
+            template, or the boundaries do not fit the tokenizer; or the bytes of the tokenizer's tokens are unknown.
     """
 
     def __init__(
@@ -92,7 +97,10 @@ class VisionCollator:
             raise ConfigError(f"on_empty is {on_empty!r}; expected: error or warn")
         if not isinstance(template_arguments, Mapping | None):
             raise ConfigError(f"template_arguments is {template_arguments!r:.60}; expected: a mapping of variables")
-        self.processor, self.knobs = processor, Knobs.of(settings, "; the template's go into template_arguments={…}")
+        self.processor, self.mask_settings = (
+            processor,
+            MaskSettings.of(settings, "; the template's go into template_arguments={…}"),
+        )
         self._arguments = dict(template_arguments or {})
         self._on_empty, self._reads_weights, self._prepare = on_empty, reads_loss_weights, prepare
         self._given = boundaries
@@ -103,17 +111,19 @@ class VisionCollator:
         self.masked_ids = tuple(sorted({*family_media, *media_ids(processor), *masked_ids}))
         if self._scans:
             self._check_scanned()
-            # Says at once which roles no boundary is declared for.
-            scan([], self.boundaries, self.knobs.roles_to_train, self.knobs.train_on_eos)
-        elif self.knobs.on_rewrite == "split":
+            # Fails now if a role has no boundary.
+            scan([], self.boundaries, self.mask_settings.roles_to_train, self.mask_settings.train_on_eos)
+        elif self.mask_settings.on_rewrite == "split":
             raise ConfigError("on_rewrite is split, which makes several rows of one example; choose report or error")
         else:
-            self.knobs = replace(self.knobs, roles_to_train=resolve_roles(self.knobs.roles_to_train, {}))
+            self.mask_settings = replace(
+                self.mask_settings, roles_to_train=resolve_roles(self.mask_settings.roles_to_train, {})
+            )
             self._encoder, self._weigher = self._open_encoder()
         _log.info("vision collator: ids that are never trained: %s", list(self.masked_ids))
 
     def __call__(self, examples: Sequence[Any]) -> Batch:
-        """A batch of the processor for `examples`, labelled; an example has `messages`, or is a list of messages.
+        """The processor's batch for `examples`, labelled; an example has `messages`, or is a list of messages.
 
         Raises:
             RecordError: An example has no messages, or fails a check; names its row.
@@ -123,7 +133,7 @@ class VisionCollator:
         tools = self._arguments.get("tools")
         conversations = [read_example(one, f"row {row} of the batch", tools) for row, one in enumerate(examples)]
         if self._scans:
-            refuse_marks(conversations)
+            refuse_message_weights(conversations)
             return self.label(self._apply_template(conversations, [False] * len(conversations)))
         chats = [chats[0] for chats in self._encoder.encode_batch(conversations)]
         for row, chat in enumerate(chats):
@@ -141,26 +151,35 @@ class VisionCollator:
         return self._finish(batch, weights)
 
     def label(self, batch: Mapping[str, Any]) -> Batch:
-        """`batch`, as a processor returned it (input_ids and attention_mask, [rows, n]), labelled by role boundaries.
+        """Label a processor's batch (input_ids and attention_mask, [rows, n]) by role boundaries.
 
         Raises:
-            ConfigError: The batch has no attention mask, or a setting cannot be honoured by role boundaries.
+            ConfigError: The batch has no attention mask, or role boundaries do not support a setting.
             RecordError: Nothing is trained in a row, or its last trained turn does not end.
         """
         self._check_scanned()
         ids, real = self._rows(batch)
-        knobs = self.knobs
+        mask_settings = self.mask_settings
         weights: Weights = scan(
-            ids, self.boundaries, knobs.roles_to_train, knobs.train_on_eos, knobs.train_on_inputs, attention_mask=real
+            ids,
+            self.boundaries,
+            mask_settings.roles_to_train,
+            mask_settings.train_on_eos,
+            mask_settings.train_on_inputs,
+            attention_mask=real,
         )
-        if knobs.train_on_eos == "turn" and knobs.on_missing_terminator == "error" and not knobs.train_on_inputs:
-            without = scan(ids, self.boundaries, knobs.roles_to_train, "none", attention_mask=real)
+        if (
+            mask_settings.train_on_eos == "turn"
+            and mask_settings.on_missing_terminator == "error"
+            and not mask_settings.train_on_inputs
+        ):
+            without = scan(ids, self.boundaries, mask_settings.roles_to_train, "none", attention_mask=real)
             self._check_ends(ids, weights, weights != without)
         return self._finish(batch, weights)
 
     @cached_property
     def boundaries(self) -> tuple[ResolvedBoundary, ...]:
-        """Role boundaries as ids: those that were given, or of the family of the processor's template.
+        """Role boundaries as ids: those that were given, or those of the template's family.
 
         Raises:
             ConfigError: There are none, or they do not fit the tokenizer.
@@ -169,7 +188,7 @@ class VisionCollator:
             return self._family.resolve(self._tokenizer)
         if self._given is None:
             raise ConfigError(
-                "the chat template of the processor is of no family that we know; give boundaries: the name of a "
+                "the chat template of the processor belongs to no known family; give boundaries: the name of a "
                 "family, or a list of penstock.chat.Boundary"
             )
         assert not isinstance(self._given, str | Family)
@@ -202,30 +221,30 @@ class VisionCollator:
             raise ConfigError("the processor has no chat template; set processor.chat_template, or give prepare")
         if not isinstance(self._tokenizer, Tokenizer):
             raise ConfigError(
-                f"{type(self.processor.tokenizer).__name__} is no tokenizer whose tokens can be traced; give role "
-                "boundaries: the name of a family, or a list of penstock.chat.Boundary"
+                f"{type(self.processor.tokenizer).__name__}: the tokens of this tokenizer cannot be traced to bytes; "
+                "give role boundaries: the name of a family, or a list of penstock.chat.Boundary"
             )
         special = _special_tokens(self.processor.tokenizer)
         variables = {name: value for name, value in self._arguments.items() if name != "tools"}
         template = Template(source=self._source, name="of the processor", variables=special | variables)
-        encoder = ChatEncoder(self._tokenizer, template, self.knobs, takes_media=True)
+        encoder = ChatEncoder(self._tokenizer, template, self.mask_settings, takes_media=True)
         return encoder, RowWeigher(self._tokenizer, self.masked_ids)
 
     def _check_scanned(self) -> None:
-        """Refuse settings that role boundaries cannot honour."""
-        usual = replace(Knobs(), **{name: getattr(self.knobs, name) for name in _SCANNED})
-        if self.knobs.on_missing_terminator == "allow":
+        """Refuse settings that role boundaries do not support."""
+        usual = replace(MaskSettings(), **{name: getattr(self.mask_settings, name) for name in _SCANNED})
+        if self.mask_settings.on_missing_terminator == "allow":
             usual = replace(usual, on_missing_terminator="allow")
-        for one in fields(Knobs):
-            if getattr(self.knobs, one.name) != getattr(usual, one.name):
+        for one in fields(MaskSettings):
+            if getattr(self.mask_settings, one.name) != getattr(usual, one.name):
                 raise ConfigError(
-                    f"{one.name} is {getattr(self.knobs, one.name)!r}, which role boundaries over token ids cannot "
-                    "honour; leave it out, or leave boundaries and prepare out, so that rows are labelled by the "
+                    f"{one.name} is {getattr(self.mask_settings, one.name)!r}, which role boundaries over token ids do "
+                    "not support; leave it out, or leave boundaries and prepare out, so that rows are labelled by the "
                     "processor's template"
                 )
 
     def _apply_template(self, conversations: Sequence[Conversation], appended: Sequence[bool]) -> Mapping[str, Any]:
-        """The processor's batch; where `appended`, EOS is written behind the last message."""
+        """The processor's batch, with EOS after the last message of each conversation in `appended`."""
         messages = [[dict(message) for message in conversation.messages] for conversation in conversations]
         arguments = {"add_generation_prompt": False, **self._arguments, **shared_variables(conversations)}
         if any(appended):
@@ -233,9 +252,9 @@ class VisionCollator:
                 conversation[-1][_APPEND] = add
             eos = json.dumps(self.processor.tokenizer.eos_token)
             arguments["chat_template"] = f"{self._source}{{% if messages[-1].{_APPEND} %}}{{{{ {eos} }}}}{{% endif %}}"
-        if not self.knobs.allow_forged:
+        if not self.mask_settings.allow_forged:
             can_sanitize = "sanitize_control_tokens" in inspect.signature(self.processor.apply_chat_template).parameters
-            if can_sanitize and self.knobs.trained_control_text != "as_control_tokens":
+            if can_sanitize and self.mask_settings.trained_control_text != "as_control_tokens":
                 arguments["sanitize_control_tokens"] = True
             else:
                 self._refuse_control_text(conversations)
@@ -250,9 +269,9 @@ class VisionCollator:
         return batch
 
     def _refuse_control_text(self, conversations: Sequence[Conversation]) -> None:
-        """Where the processor makes control tokens of all text that spells them, a user could forge a turn."""
+        """Refuse text that spells control tokens: the processor would encode it so, and a user could forge a turn."""
         controls = [*self.processor.tokenizer.all_special_tokens]
-        as_tokens = self.knobs.trained_control_text == "as_control_tokens"
+        as_tokens = self.mask_settings.trained_control_text == "as_control_tokens"
         for row, conversation in enumerate(conversations):
             for number, message in enumerate(conversation.messages):
                 if as_tokens and message["role"] not in INPUT_ROLES:
@@ -261,16 +280,16 @@ class VisionCollator:
                 found = next((control for control in controls if control in text), None)
                 if found is not None:
                     raise RecordError(
-                        f"row {row} of the batch, message {number}: its text holds {found}, of which the processor "
-                        "would make a control token; clean the text"
-                        + ("" if as_tokens else ", or update transformers to 5.23, which can keep it text")
+                        f"row {row} of the batch, message {number}: its text holds {found}, which the processor "
+                        "would encode as a control token; clean the text"
+                        + ("" if as_tokens else ", or update transformers to 5.23, which can keep it as text")
                     )
 
     def _rows(self, batch: Mapping[str, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, np.dtype[np.bool_]]]:
-        """Ids, and which of them are no padding, [rows, n] both."""
+        """Ids, and which of them are not padding, both [rows, n]."""
         if "attention_mask" not in batch:
             raise ConfigError(
-                "the batch has no attention_mask, without which padding cannot be told from a real end of text; let "
+                "the batch has no attention_mask, which is needed to tell padding from a real end of text; let "
                 "the processor return it (return_attention_mask=True)"
             )
         ids = torch.as_tensor(batch["input_ids"]).cpu().numpy()
@@ -281,7 +300,7 @@ class VisionCollator:
         ids = torch.as_tensor(batch["input_ids"])
         weights[np.isin(ids.cpu().numpy(), self.masked_ids)] = 0.0
         if "mm_token_type_ids" in batch:
-            # Some processors also say themselves which tokens stand for media.
+            # Some processors also mark the tokens that stand for media.
             weights[torch.as_tensor(batch["mm_token_type_ids"]).cpu().numpy() != 0] = 0.0
         self._check_rows(ids, weights)
         loss_weights = torch.from_numpy(weights).to(ids.device)
@@ -294,7 +313,7 @@ class VisionCollator:
             raise RecordError(f"row {row} of the batch: {'; '.join(map(str, problems))}")
 
     def _check_ends(self, ids: np.ndarray[Any, Any], weights: Weights, ends: np.ndarray[Any, Any]) -> None:
-        """The last trained token of each row ends its turn."""
+        """Check that the last trained token of each row ends its turn."""
         for row in np.flatnonzero(weights.any(axis=1)).tolist():
             last = int(np.flatnonzero(weights[row])[-1])
             if not ends[row, last]:
@@ -308,22 +327,22 @@ class VisionCollator:
         if not self._reads_weights and not np.isin(weights, (0, 1)).all():
             row = int(np.flatnonzero(~np.isin(weights, (0, 1)).all(axis=1))[0])
             raise ConfigError(
-                f"row {row} of the batch has loss weights other than 0 and 1, which labels cannot say; let your loss "
-                'read batch["loss_weights"] (penstock.huggingface.weighted_loss) and give reads_loss_weights=True'
+                f"row {row} of the batch has loss weights other than 0 and 1, which labels cannot express; let your "
+                'loss read batch["loss_weights"] (penstock.huggingface.weighted_loss) and set reads_loss_weights=True'
             )
         for row in np.flatnonzero(~weights.any(axis=1)).tolist():
             begin = self.processor.tokenizer.decode(ids[row].tolist())[:80]
             message = (
                 f"row {row} of the batch: nothing is trained in its {ids.shape[1]} tokens, which begin {begin!r}; "
-                f"expected: a turn of {', '.join(self.knobs.roles_to_train) or 'some role'}; correct the settings, or "
-                "drop the example"
+                f"expected: a turn of {', '.join(self.mask_settings.roles_to_train) or 'some role'}; correct the "
+                "settings, or drop the example"
             )
             if self._on_empty == "error":
-                raise RecordError(message + "; on_empty='warn' lets it pass")
+                raise RecordError(message + "; on_empty='warn' only warns")
             _log.warning(message)
 
 
 def _special_tokens(tokenizer: Any) -> dict[str, str]:
-    """Texts of tokens by the names that templates know, such as bos_token."""
+    """Texts of special tokens by the names that templates use, such as bos_token."""
     named = getattr(tokenizer, "special_tokens_map", {})
     return {name: str(text) for name, text in named.items() if not isinstance(text, list | tuple | dict)}

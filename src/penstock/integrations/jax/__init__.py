@@ -1,4 +1,4 @@
-"""JAX: a loader's rows as arrays of one static shape, the mask of their attention, and denoising inside jit.
+"""JAX: a loader's rows as arrays of static shape, their attention mask, and denoising inside jit.
 
 ```python
 import jax, jax.numpy as jnp
@@ -26,31 +26,29 @@ for batch, step in psj.batches(loader, mesh=mesh, prefix=True):      # this mode
     save(parameters, step.resume_state)
 ```
 
-The axis is Auto, so that XLA splits the work of each function by the rows; `make_mesh` alone makes Explicit axes, for
-which every operation has to say how its result is split. `prefix` says whether the model honours bidirectional
-prefixes. Where an objective makes some (denoising), only True is accepted: a model that ignores `batch.prefix` would
-train on other tasks than were asked for.
+The axis is Auto, so that XLA splits the work of each function by rows; `make_mesh` alone makes Explicit axes, for
+which every operation must say how its result is split. `prefix` says whether the model supports bidirectional
+prefixes. If an objective makes some (denoising), only True is accepted: a model that ignores `batch.prefix` would
+train on the wrong task.
 
-All integers are int32, so nothing changes with `jax_enable_x64`. `Denoiser` and `denoise` do what a `penstock.Denoise`
-does, bit for bit, on the device; a loader with that objective has done it already and costs less.
+All integers are int32, so `jax_enable_x64` changes nothing. `Denoiser` and `denoise` do on the device what
+`penstock.Denoise` does, bit for bit; a loader with that objective has already done it, at lower cost.
 
-Importing it needs jax (`pip install 'penstock[jax]'`).
+Importing this module needs jax (`pip install 'penstock[jax]'`).
 """
 
-from penstock.errors import MissingExtraError
+from penstock.core.errors import MissingExtraError
+from penstock.core.lazy_imports import public_names
 
 try:
     import jax as _jax  # noqa: F401
 except ImportError as error:
     raise MissingExtraError("jax", "jax") from error
 
-from penstock.integrations.jax.batch import REQUIREMENTS, Batch
-from penstock.integrations.jax.batches import batches
-from penstock.integrations.jax.denoiser import Denoiser, denoise_batch, split_keys
-from penstock.integrations.jax.denoising import Denoised, denoise
-from penstock.integrations.jax.masks import attention_mask
-from penstock.integrations.jax.placement import data_parallel
-from penstock.integrations.jax.settings import DenoiseSettings
+from penstock.integrations.jax.batch import REQUIREMENTS, Batch, attention_mask
+from penstock.integrations.jax.batches import batches, data_parallel
+from penstock.integrations.jax.denoising import Denoised, Denoiser, denoise, denoise_batch, split_keys
+from penstock.integrations.jax.spans import DenoiseSettings
 
 __all__ = [
     "REQUIREMENTS",
@@ -65,3 +63,5 @@ __all__ = [
     "denoise_batch",
     "split_keys",
 ]
+
+__dir__ = public_names(__name__)

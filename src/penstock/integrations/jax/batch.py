@@ -1,14 +1,37 @@
-"""What a jitted step gets: several rows as arrays whose shapes never change."""
+"""The input of a jitted step: several rows as arrays of fixed shapes, and their dense attention mask."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast, final
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 from penstock.inputs import IGNORE, InputRequirements, ModelInput
+
+
+def attention_mask(segment_ids: jax.Array, prefix: jax.Array | None = None) -> jax.Array:
+    """bool [B, 1, T, T], for `jax.nn.dot_product_attention(mask=…)`: [b, 0, q, k] says whether q sees k.
+
+    A token sees itself and the earlier tokens of its segment; a token of a prefix also sees the later tokens of that
+    prefix. Padding is a segment too, so no row of the mask is empty and no softmax is NaN.
+
+    The mask costs T² bytes per row, 16 MiB for 4,096 tokens. For long rows, pass `segment_ids` to an attention that
+    takes them, and refuse prefixes if it does not support them.
+
+    Args:
+        segment_ids: int32 [B, T].
+        prefix: bool [B, T]; None: no prefixes.
+    """
+    slots = segment_ids.shape[-1]
+    place = jnp.arange(slots, dtype=jnp.int32)
+    seen = place[:, None] >= place[None, :]
+    if prefix is not None:
+        seen = seen | (prefix[:, :, None] & prefix[:, None, :])
+    return (seen & (segment_ids[:, :, None] == segment_ids[:, None, :]))[:, None]
+
 
 REQUIREMENTS = InputRequirements(
     asked_by="penstock.integrations.jax",
@@ -18,7 +41,7 @@ REQUIREMENTS = InputRequirements(
     cu_seqlens=True,
     prefix=True,
 )
-"""What a loader must give for this integration; a loader that is told nothing gives all of it."""
+"""What a loader must provide for this integration; a loader without requirements provides all of it."""
 
 _NEEDED = ("loss_weights", "positions", "document_ids", "cu_seqlens")
 
@@ -27,29 +50,28 @@ _NEEDED = ("loss_weights", "positions", "document_ids", "cu_seqlens")
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """B rows of T tokens, of at most N documents each: a pytree of arrays, the same shapes in every step.
+    """B rows of T tokens, with at most N documents each: a pytree of arrays, the same shapes in every step.
 
-    Names and conventions are those of MaxText and Grain where they have one: targets are shifted already, segments
-    count from 1, and 0 is padding. `targets`, `loss_weights` and `loss_denominator` have no axis of distances unless
-    the loader was asked for several, D of them.
+    Names and conventions follow MaxText and Grain: targets are already shifted, segments count from 1, and 0 is
+    padding. `targets`, `loss_weights` and `loss_denominator` have an axis of D distances only if the loader was asked
+    for several.
 
-    Where the loader was told attention="row", a row is one document here in all but its targets and their weights.
+    For a loader with attention="row", each row is one document here, except for its targets and their weights.
     """
 
     tokens: jax.Array
     """int32 [B, T]; padding holds the loader's `pad_id`."""
     targets: jax.Array
-    """int32 [B, T], or [B, D, T]: the token that is due; 0 where nothing is, and the weight is 0 there. (−100 is no
-    index into logits: JAX gives NaN for one that is outside, which stays NaN when it is multiplied by 0.)"""
+    """int32 [B, T], or [B, D, T]: the expected token; 0 with weight 0 for no target. (−100 cannot index logits: JAX
+    returns NaN for an index out of range, and NaN times 0 is NaN.)"""
     loss_weights: jax.Array
-    """float32, like `targets`: how much each counts."""
+    """float32, shaped like `targets`: how much each target counts."""
     segment_ids: jax.Array
     """int32 [B, T]: 1 … n for the row's documents, 0 for padding."""
     positions: jax.Array
-    """int32 [B, T]: place in the document, from 0; restarts in the padding."""
+    """int32 [B, T]: position in the document, from 0; restarts in the padding."""
     prefix: jax.Array | None
-    """bool [B, T]: whether the token is in the part of its document that sees itself in both directions; None where no
-    objective of the loader makes such parts."""
+    """bool [B, T]: whether the token is in the bidirectional prefix of its document; None: the loader makes none."""
     num_documents: jax.Array
     """int32 [B]: n of each row."""
     document_lengths: jax.Array
@@ -70,14 +92,14 @@ def stack(
     where: str,
     first: int,
 ) -> Batch:
-    """Copy rows into a batch of NumPy arrays that nobody else holds, so that JAX may keep them without copying.
+    """Copy rows into a batch of new NumPy arrays, which JAX may keep without copying.
 
     Args:
         rows: Some rows, perhaps none.
         like: Any row of the loader.
-        size: B; rows that are missing are padding.
+        size: B; missing rows are padding.
         max_documents: N.
-        denominators: Of the step, for each distance.
+        denominators: The step's, for each distance.
         where: Which step it is, for errors.
         first: Number of the first row in the step, for errors.
 
@@ -87,7 +109,7 @@ def stack(
     missing = [name for name in _NEEDED if getattr(like, name) is None]
     if missing:
         raise ConfigError(
-            f"the loader's rows have no {', '.join(missing)}; make it with "
+            f"the loader's rows have no {', '.join(missing)}; make the loader with "
             "requirements=penstock.integrations.jax.REQUIREMENTS, or merge that into yours"
         )
     distances, slots = like.targets.shape
@@ -100,7 +122,7 @@ def stack(
             )
         if row.tokens.itemsize > 4 and max(row.tokens.max(), row.targets.max()) >= 2**31:
             raise ConfigError(
-                f"{where}, row {first + number}: a token id of 2^31 or more, which the int32 of a batch cannot hold; "
+                f"{where}, row {first + number}: a token id is 2^31 or more, which int32 cannot hold; "
                 "prepare the data with lower ids"
             )
         _write(arrays, number, row, documents)
@@ -128,7 +150,7 @@ def _room(size: int, distances: int, slots: int, documents: int, *, with_prefix:
 
 
 def _count_documents(row: ModelInput) -> int:
-    """As `cu_seqlens` has them: those of a row that was joined are one."""
+    """Number of documents by `cu_seqlens`, where joined documents count as one."""
     assert row.cu_seqlens is not None
     return int(np.searchsorted(row.cu_seqlens, row.num_tokens))
 
@@ -141,7 +163,7 @@ def _write(arrays: dict[str, Any], number: int, row: ModelInput, documents: int)
     np.multiply(row.targets, row.targets != IGNORE, out=arrays["targets"][number], casting="same_kind")
     arrays["loss_weights"][number] = row.loss_weights
     arrays["positions"][number] = row.positions
-    # Documents that were joined are one segment.
+    # Joined documents are one segment.
     np.add(row.document_ids[:used] if documents > 1 else 0, 1, out=arrays["segment_ids"][number, :used])
     arrays["segment_ids"][number, used:] = 0
     if row.prefix is not None:
@@ -159,7 +181,7 @@ def _write_padding(arrays: dict[str, Any], number: int) -> None:
 
 
 def _write_borders(arrays: dict[str, Any], number: int, borders: np.ndarray[Any, Any]) -> None:
-    """Where the documents begin and the last one ends, and what follows from it."""
+    """Write the borders of a row's documents, and the arrays that follow from them."""
     documents = len(borders) - 1
     arrays["num_documents"][number] = documents
     arrays["document_lengths"][number, :documents] = np.diff(borders)

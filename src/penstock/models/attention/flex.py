@@ -1,22 +1,82 @@
-"""FlexAttention: any mask, in blocks, those that nobody sees left out. For prefixes on CUDA.
+"""FlexAttention: any mask in blocks, without the blocks that no query sees. For prefixes on CUDA.
 
-On the CPU torch gives it no backward pass, and runs it unfused: good for looking at what a mask does, so it is served
-there without gradients and refused with them.
+torch's `create_block_mask` evaluates the rule for each of T² pairs, again for each row. Here the block mask is made
+from the row's pieces, in O(row) + O(blocks²). The keys that a query sees are contiguous, and both ends only move
+forward with the query. So the first and last query of a block suffice: the block sees all keys that either sees or that
+lie between these, and keys that both see are seen by all queries between them.
+
+On the CPU torch has no backward pass for it and runs it unfused. That suits inspecting a mask, so it is supported there
+without gradients and refused with them.
 """
 
 import warnings
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 from penstock.inputs import AttentionRule
-from penstock.models.attention.backend import Attend, Backend
-from penstock.models.attention.flex_blocks import block_mask
-from penstock.models.attention.flex_mask import flex_mask_mod
+from penstock.models.attention.backends import Attend, Backend
+
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(batch, head, query, key) → whether the query sees the key: FlexAttention's `mask_mod`."""
+
+BLOCK = 128
+"""Queries and keys of a block: FlexAttention's own size."""
+
+
+def flex_mask_mod(document_ids: Tensor, prefix: Tensor | None = None) -> MaskMod:
+    """The attention rule as a `mask_mod`, for `create_block_mask` and `create_mask` of FlexAttention.
+
+    Args:
+        document_ids: [T], number of each slot's document, on the device of the attention.
+        prefix: bool [T], whether the slot is in its document's prefix; None: all attention is causal.
+    """
+    if prefix is None:
+        return lambda batch, head, query, key: (document_ids[query] == document_ids[key]) & (key <= query)
+    return lambda batch, head, query, key: (
+        (document_ids[query] == document_ids[key]) & ((key <= query) | (prefix[query] & prefix[key]))
+    )
+
+
+def block_mask(rule: AttentionRule, mask_mod: MaskMod, device: torch.device) -> BlockMask:
+    """The same blocks as `create_block_mask(mask_mod, None, None, T, T, device=device)`.
+
+    Args:
+        rule: Which slots each slot sees.
+        mask_mod: The same rule, for the blocks that are seen in part.
+        device: Where it is used.
+    """
+    some, whole = _blocks(rule)
+    part = _in_order(some & ~whole, device)
+    full = _in_order(whole, device)
+    return BlockMask.from_kv_blocks(*part, *full, BLOCK, mask_mod, (rule.num_slots, rule.num_slots))
+
+
+def _blocks(rule: AttentionRule) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """[blocks of queries, blocks of keys]: whether any query sees any key, and whether all see all."""
+    slots = np.arange(rule.num_slots)
+    begins, prefix_ends, _ = rule.pieces[rule.document_ids].T
+    ends = np.maximum(slots + 1, prefix_ends)
+    firsts = slots[::BLOCK]
+    lasts = np.minimum(firsts + BLOCK, rule.num_slots) - 1
+    some = (firsts <= ends[lasts, None] - 1) & (begins[firsts, None] <= lasts)
+    whole = (begins[lasts, None] <= firsts) & (lasts < ends[firsts, None])
+    # A last block that is not full counts as partly seen, like the queries and keys that it lacks.
+    complete = lasts - firsts == BLOCK - 1
+    return some, whole & complete[:, None] & complete
+
+
+def _in_order(blocks: np.ndarray[Any, Any], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Number of key blocks of each query block, [1, 1, n], and block numbers with these first, [1, 1, n, n]."""
+    counts = blocks.sum(1, dtype=np.int32)
+    order = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
+    return torch.from_numpy(counts[None, None]).to(device), torch.from_numpy(order[None, None]).to(device)
 
 
 def _prepare(rule: AttentionRule, device: torch.device, dtype: torch.dtype) -> Attend:
@@ -29,10 +89,10 @@ def _prepare(rule: AttentionRule, device: torch.device, dtype: torch.dtype) -> A
         if device.type == "cpu":
             if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
                 raise ConfigError(
-                    "attention backend 'flex' has no backward pass on the CPU, and gradients are asked for; "
-                    "'per_document' and 'dense' have one; or call it under torch.no_grad()"
+                    "attention backend 'flex' has no backward pass on the CPU, and gradients are required; "
+                    "take 'per_document' or 'dense', or call it under torch.no_grad()"
                 )
-            # FlexAttention looks at the tensors only, not at whether gradients are being recorded.
+            # FlexAttention checks the tensors only, not whether gradients are being recorded.
             q, k, v = q.detach(), k.detach(), v.detach()
         grouped = q.shape[1] != k.shape[1]
         q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
@@ -49,7 +109,7 @@ def _compiled() -> Any:
 
 def _unfused(q: Tensor, k: Tensor, v: Tensor, **settings: Any) -> Any:
     with warnings.catch_warnings():
-        # That it runs unfused here is what this module says itself.
+        # Running unfused is intended here.
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
         return flex_attention(q, k, v, **settings)
 

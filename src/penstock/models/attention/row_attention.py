@@ -1,4 +1,4 @@
-"""Attention over one row: the backend is chosen or refused once, then each layer calls it."""
+"""Attention over one row: the backend is chosen or refused once, then called in each layer."""
 
 from dataclasses import dataclass, field
 from typing import Self, final
@@ -6,23 +6,20 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
-from penstock.errors import ConfigError
+from penstock.core.errors import ConfigError
 from penstock.inputs import AttentionRule, InputRequirements
-from penstock.models.attention.backend import HALF, Attend
-from penstock.models.attention.dense import DENSE
+from penstock.models.attention.backends import DENSE, HALF, PER_DOCUMENT, VARLEN, Attend
 from penstock.models.attention.flex import FLEX
-from penstock.models.attention.per_document import PER_DOCUMENT
-from penstock.models.attention.varlen import VARLEN
 
 BACKENDS = {backend.name: backend for backend in (PER_DOCUMENT, VARLEN, FLEX, DENSE)}
 """All backends by name."""
 
 REQUIREMENTS = InputRequirements(asked_by="penstock.models.attention", cu_seqlens=True, prefix=True)
-"""What an `AttentionRule` is made from."""
+"""What an `AttentionRule` needs from a loader."""
 
 
 def choose(rule: AttentionRule, device: torch.device, dtype: torch.dtype) -> str:
-    """The backend that `auto` takes for such a row."""
+    """The backend that `auto` selects for such a row."""
     fast = ("varlen", "flex") if device.type == "cuda" and dtype in HALF else ()
     return next((name for name in fast if BACKENDS[name].refusal(rule, device, dtype) is None), "per_document")
 
@@ -30,30 +27,30 @@ def choose(rule: AttentionRule, device: torch.device, dtype: torch.dtype) -> str
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowAttention:
-    """How the tokens of one row attend; made once a row, called in each layer."""
+    """Attention of one row; made once per row, called in each layer."""
 
     backend: str
-    """The name of what computes it, also where `auto` chose."""
+    """Name of the backend in use, also if `auto` selected it."""
     slots: int
-    """T, of the row it was made for."""
+    """T, number of slots of the row."""
     device: torch.device
-    """Where queries, keys and values must be."""
+    """Device of queries, keys and values."""
     dtype: torch.dtype
-    """Of queries, keys and values."""
+    """Dtype of queries, keys and values."""
     _attend: Attend = field(repr=False)
 
     @classmethod
     def of(cls, rule: AttentionRule, *, device: torch.device | str, dtype: torch.dtype, backend: str = "auto") -> Self:
-        """Choose a backend, or take the one asked for, and make it ready.
+        """Choose a backend, or take the named one, and prepare it.
 
         Args:
-            rule: Whom the tokens of the row see.
-            device: Where queries, keys and values will be.
-            dtype: What they will be in; under autocast, its dtype.
+            rule: Which slots each slot of the row sees.
+            device: Device of queries, keys and values.
+            dtype: Dtype of queries, keys and values; under autocast, its dtype.
             backend: A name of `BACKENDS`, or auto.
 
         Raises:
-            ConfigError: No such backend, or it cannot do this: says what, and which can.
+            ConfigError: There is no such backend, or it does not support this row; says why, and which backends do.
         """
         device = torch.device(device)
         name = choose(rule, device, dtype) if backend == "auto" else backend
@@ -75,7 +72,7 @@ class RowAttention:
         """Attend: q [T, heads, dim] to k and v [T, kv_heads, dim], kv_heads a divisor of heads → [T, heads, dim].
 
         Raises:
-            ConfigError: Shapes, device or dtype are not those this was made for.
+            ConfigError: Shapes, device or dtype are not those that this was made for.
         """
         slots, heads, dim = self.slots, q.shape[1], q.shape[2]
         fit = q.shape[0] == slots and k.shape == v.shape and k.shape[0] == slots and k.shape[2] == dim
@@ -87,21 +84,21 @@ class RowAttention:
         for x in (q, k, v):
             if x.dtype != self.dtype or x.device.type != self.device.type:
                 raise ConfigError(
-                    f"attention was made ready for {self.dtype} on {self.device.type}, got {x.dtype} on "
-                    f"{x.device.type}; give RowAttention.of the device and dtype of q, k and v (under autocast, its "
+                    f"attention was prepared for {self.dtype} on {self.device.type}, got {x.dtype} on "
+                    f"{x.device.type}; pass RowAttention.of the device and dtype of q, k and v (under autocast, its "
                     "dtype)"
                 )
         return self._attend(q, k, v)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, backend: str = "auto") -> Tensor:
-    """Attend once; a model with several layers makes a `RowAttention` once a row instead.
+    """Attend once; a model with several layers makes a `RowAttention` once per row instead.
 
     Args:
         q: [T, heads, dim].
         k: [T, kv_heads, dim], kv_heads a divisor of heads.
-        v: As k.
-        rule: Whom the tokens of the row see.
+        v: [T, kv_heads, dim].
+        rule: Which slots each slot of the row sees.
         backend: A name of `BACKENDS`, or auto.
 
     Raises:

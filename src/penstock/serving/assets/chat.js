@@ -1,7 +1,7 @@
 "use strict";
-// The conversation lives in this page alone. All words become text nodes: nothing here writes HTML.
+// The conversation is stored only in this page. All texts become text nodes: nothing here writes HTML.
 const $ = id => document.getElementById(id);
-const WAIT = "The reply is still being written. Enter sends this when it is done; Escape stops it.";
+const WAIT = "The reply is still being generated. Enter sends this when it is done; Escape stops it.";
 let messages = [], model = null, running = null;
 
 const headers = () => ({
@@ -20,11 +20,11 @@ async function findModel() {
   if (!response.ok) throw new Error(await problem(response));
   model = (await response.json()).data[0];
   $("model").textContent = `${model.id} · context of ${model.context_length.toLocaleString("en")} tokens`
-    + (model.has_chat ? "" : " · no chat template: it writes on what you write");
+    + (model.has_chat ? "" : " · no chat template: it continues your text");
   $("status").textContent = "";
 }
 
-// -- the conversation as it is seen ---------------------------------------------------------------------------------
+// -- the visible conversation ---------------------------------------------------------------------------------------
 
 function show(role) {
   const item = document.createElement("li"), who = document.createElement("div");
@@ -44,9 +44,9 @@ function follow(change) {
   if (atEnd) box.scrollTop = box.scrollHeight;
 }
 
-// -- asking ---------------------------------------------------------------------------------------------------------
+// -- requests -------------------------------------------------------------------------------------------------------
 
-function wishes() {
+function settings() {
   const asked = {model: model.id, stream: true, stream_options: {include_usage: true}};
   for (const name of ["temperature", "top_p", "min_p", "top_k", "max_tokens", "seed"])
     if ($(name).value !== "") asked[name] = Number($(name).value);
@@ -80,26 +80,26 @@ async function* events(response) {
 async function ask(reply, signal) {
   const path = model.has_chat ? "/v1/chat/completions" : "/v1/completions";
   const what = model.has_chat ? {messages: conversation()} : {prompt: messages.at(-1).content, max_tokens: 200};
-  const body = JSON.stringify({...what, ...wishes()});
-  const begun = performance.now(), told = {text: "", notes: []};
-  reply.told = told;
+  const body = JSON.stringify({...what, ...settings()});
+  const begun = performance.now(), written = {text: "", notes: []};
+  reply.written = written;
   const response = await fetch(path, {method: "POST", headers: headers(), body, signal});
   if (!response.ok) throw new Error(await problem(response));
   for await (const event of events(response)) {
-    if (event.tokens_dropped) told.notes.push(`${event.tokens_dropped} tokens of earlier turns did not fit`);
+    if (event.tokens_dropped) written.notes.push(`${event.tokens_dropped} tokens of earlier turns did not fit`);
     const choice = event.choices[0];
     const text = choice ? choice.delta ? choice.delta.content ?? "" : choice.text : "";
-    told.text += text;
+    written.text += text;
     if (text) follow(() => reply.words.append(text));
-    if (choice?.finish_reason === "length") told.notes.push("cut at the most tokens");
+    if (choice?.finish_reason === "length") written.notes.push("cut at the maximum of tokens");
     if (event.usage) {
       const seconds = (performance.now() - begun) / 1000, count = event.usage.completion_tokens;
-      told.notes.unshift(`${count} tokens, ${rate(count, seconds)} a second`);
+      written.notes.unshift(`${count} tokens, ${rate(count, seconds)} a second`);
     }
   }
 }
 
-// At least two digits, so that a slow model is not said to stand still.
+// At least two digits, so that a slow model is not shown as 0.
 function rate(count, seconds) {
   const found = count / seconds;
   return String(found < 10 ? Number(found.toPrecision(2)) : Math.round(found));
@@ -124,7 +124,7 @@ async function send() {
     await ask(reply, running.signal);
   } catch (error) {
     const stopped = error.name === "AbortError";
-    if (reply) (reply.told ??= {text: "", notes: []}).notes.push(stopped ? "stopped" : error.message);
+    if (reply) (reply.written ??= {text: "", notes: []}).notes.push(stopped ? "stopped" : error.message);
     else $("status").textContent = error.message;
     if (reply && !stopped) reply.item.classList.add("failed");
   } finally {
@@ -138,10 +138,10 @@ async function send() {
 
 function finish(reply, text, turns) {
   reply.item.classList.remove("writing");
-  follow(() => { reply.note.textContent = reply.told.notes.join(" · "); });
-  if (reply.told.text.trim()) turns.push({role: "assistant", content: reply.told.text});
+  follow(() => { reply.note.textContent = reply.written.notes.join(" · "); });
+  if (reply.written.text.trim()) turns.push({role: "assistant", content: reply.written.text});
   else {
-    // A turn without a reply is no turn: what was asked can be asked again.
+    // A turn without a reply is removed, so that the message can be sent again.
     turns.pop();
     if (turns === messages && !$("input").value) { $("input").value = text; fit(); }
   }
@@ -177,9 +177,9 @@ $("new").addEventListener("click", () => {
 });
 $("key").addEventListener("change", () => findModel().catch(error => { $("status").textContent = error.message; }));
 for (const output of document.querySelectorAll("output")) {
-  const range = $(output.htmlFor.value), tell = () => { output.value = range.value; };
-  range.addEventListener("input", tell);
-  tell();
+  const range = $(output.htmlFor.value), update = () => { output.value = range.value; };
+  range.addEventListener("input", update);
+  update();
 }
 findModel()
   .catch(error => { $("status").textContent = error.message; })

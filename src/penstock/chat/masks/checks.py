@@ -1,0 +1,457 @@
+"""Checks of a conversation: its trained text against its messages, its prompts and other methods.
+
+`certify` runs them all and returns the certificate. Nothing here decides what is trained. Costs a few microseconds per
+turn, plus the renders for prompts.
+
+**Prompts** (`check_prompts`). Each trained reply is compared with plain renders of the messages before it. Two things
+can differ. The template may write a reply differently once more messages follow (it strips earlier thinking). The text
+before a reply may not be what the model gets as its prompt (it ends in a newline after the results of tools only if
+more follows). Both are reported, and `as_prompted` makes a document without the difference. Costs one plain render per
+trained reply except the last; every conversation is checked, because a template may depend on anything.
+
+**Control text** (`check_control_text`), such as a `<tool_call>` that is typed into a message. In messages of system,
+user and tool it always stays text: only the template may write control tokens there. In messages of a trained role,
+such as the assistant, the choice changes what is trained. As text, the model learns to spell the marker with ordinary
+tokens; as control tokens, it learns the marker itself, as in transformers. `MaskSettings.trained_control_text` decides;
+if it does not, such a conversation is an error.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, final
+
+import numpy as np
+
+from penstock.chat.masks.certificate import Certificate, Dropped, Kind, Problem
+from penstock.chat.masks.mask_settings import MaskSettings
+from penstock.chat.masks.masks import Mask
+from penstock.chat.records.conversation import Conversation, will_train
+from penstock.chat.render.template import Rendered, Template
+from penstock.chat.render.traced_text import GIVEN, LITERAL, Traced
+from penstock.chat.render.turns import Turn, difference, place_of
+from penstock.chat.tokens.encoding import BoolArray, EncodedText
+from penstock.core.errors import RecordError
+
+INPUT_ROLES = frozenset(("system", "developer", "user", "tool"))
+"""Roles that the model does not play: control text in their messages stays text, trained or not."""
+
+
+_MARKER = re.compile(r"<\S+>|\[\S+\]")
+"""Text that can only be meant for a control token."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Authors:
+    """Flags for the author of each character of a rendered conversation, bool [characters]."""
+
+    template: BoolArray
+    """Written by the template, including names of roles."""
+    trained: BoolArray
+    """From a message of a trained role that is not in `INPUT_ROLES`."""
+
+    def may_be_control(self, settings: MaskSettings) -> BoolArray:
+        """Characters in which control text may become control tokens, bool [characters]."""
+        return self.template | self.trained if settings.trained_control_text == "as_control_tokens" else self.template
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """One conversation with everything that was computed from it."""
+
+    conversation: Conversation
+    rendered: Rendered
+    turns: Mapping[int, Turn]
+    encoded: EncodedText
+    authors: Authors
+    mask: Mask
+    settings: MaskSettings
+    scanned: np.ndarray[Any, np.dtype[np.bool_]] | None = None
+    """Tokens that the role boundaries of the template's family train, bool [tokens]; None: no boundaries are known."""
+    family: str = ""
+    """Name of that family."""
+    appended: str | None = None
+    """Text of the EOS that is appended to the last turn; None: nothing is appended."""
+
+
+def certify(evidence: Evidence, template: Template) -> Certificate:
+    """Check a conversation; `template` rendered it and renders its prompts."""
+    dropped = tuple(_find_dropped(evidence))
+    checks: list[str] = []
+    roles = [message["role"] for message in evidence.conversation.messages]
+    problems = [
+        *_check_turns(evidence),
+        *_check_words(evidence, dropped),
+        *_check_foreign(evidence),
+        *check_prompts(evidence.conversation, evidence.rendered.text, evidence.turns, evidence.mask.trained, template),
+        *_check_escapes(evidence.rendered),
+        *check_control_text(evidence.rendered, evidence.encoded, evidence.authors, roles, evidence.settings),
+        *_check_methods(evidence, checks),
+    ]
+    weights = evidence.mask.tokens
+    if evidence.appended is None and not (weights[1:] != 0).any():
+        problems.append(Problem("nothing_trained", -1, "no token is trained"))
+    text = evidence.rendered.text
+    terminators = [
+        (message, text[begin:end], bool(evidence.mask.characters[end - 1]))
+        for message, (begin, end) in sorted(evidence.mask.terminators.items())
+    ]
+    if evidence.appended is not None:
+        terminators.append((evidence.mask.trained[-1], evidence.appended, True))
+    return Certificate(
+        terminators=tuple(terminators),
+        dropped=dropped,
+        straddling=tuple(np.flatnonzero(evidence.mask.straddling).tolist()),
+        forged=evidence.encoded.forged,
+        checks=tuple(checks),
+        problems=tuple(problems),
+        changed=evidence.conversation.changed,
+        typed=find_typed(evidence.rendered, evidence.encoded, evidence.authors),
+    )
+
+
+def _check_turns(evidence: Evidence) -> Iterator[Problem]:
+    """Check that each trained message is written, and that its turn opens like its prompt, says something, and ends."""
+    settings, messages = evidence.settings, evidence.conversation.messages
+    unwritten = _unwritten(evidence)
+    for message in evidence.mask.trained:
+        if message in unwritten and (_says_something(messages[message]) or messages[message]["role"] == "assistant"):
+            cure = "; drop_system_message: true removes it" if messages[message]["role"] == "system" else ""
+            yield Problem("not_written", message, f"the template writes nothing of this message{cure}")
+        turn = evidence.turns.get(message)
+        if turn is None:
+            continue
+        if turn.header:
+            yield Problem(
+                "unsupplied_header",
+                message,
+                f"the template begins the turn with {turn.header!r}, which its generation prompt does not supply, so "
+                "the model would learn to write it; use a template that prompts as it writes",
+            )
+        if turn.supplied != turn.opening and messages[message]["role"] == "assistant":
+            text = f"the generation prompt is {turn.opening!r}, but the turn begins with {turn.supplied!r}"
+            yield Problem("opening_differs", message, text)
+        if _is_empty(messages[message], turn, evidence.rendered.text):
+            yield Problem("empty_reply", message, "it has no text, so at most its terminator is trained")
+        wanted = settings.train_on_eos != "none" or (settings.train_on_eot or "none") != "none"
+        # No generation ends with a system message, so it needs no terminator.
+        ends = wanted and messages[message]["role"] not in ("system", "developer")
+        if settings.on_missing_terminator != "allow" and ends and not settings.train_on_inputs:
+            yield from _check_terminator(evidence, message)
+
+
+def _unwritten(evidence: Evidence) -> set[int]:
+    """Messages without a turn and without any text in the render."""
+    written = {words.message for words in evidence.rendered.words}
+    return set(range(len(evidence.conversation.messages))) - written - evidence.turns.keys()
+
+
+def _says_something(message: Mapping[str, Any]) -> bool:
+    """Whether a message has text or tool calls."""
+    return bool(message.get("tool_calls")) or any(words.strip() for _, words in _words(message))
+
+
+def _is_empty(message: Mapping[str, Any], turn: Turn, text: str) -> bool:
+    """Whether a message has no text or calls, and the template writes none for it (for parts of other types)."""
+    spans = [(begin, min(end, turn.words_end)) for begin, end in turn.produced]
+    return not _says_something(message) and not any(text[begin:end].strip() for begin, end in spans)
+
+
+def _check_terminator(evidence: Evidence, message: int) -> Iterator[Problem]:
+    """Check that a trained turn ends with something that the model can learn to write.
+
+    If EOS is appended, only the last turn gets it; the others are reported.
+    """
+    is_error = evidence.settings.on_missing_terminator == "error"
+    kind: Kind = "missing_terminator" if is_error else "unterminated"
+    if message not in evidence.mask.terminators:
+        if evidence.appended is None or message != evidence.mask.trained[-1]:
+            cure = (
+                "on_missing_terminator: append or allow"
+                if is_error
+                else "EOS can only be appended to the last turn; mask_history trains only that one"
+            )
+            report = f"the template ends the turn without a terminator, so the model would not learn to stop; {cure}"
+            yield Problem(kind, message, report)
+        return
+    begin, end = evidence.mask.terminators[message]
+    text, encoded = evidence.rendered.text[begin:end], evidence.encoded
+    if _MARKER.fullmatch(text) and not encoded.is_control[(encoded.begins >= begin) & (encoded.ends <= end)].any():
+        yield Problem(
+            kind,
+            message,
+            f"its terminator {text!r} is no control token of this tokenizer; use the template that belongs to it, or "
+            "train the terminator as text with on_missing_terminator: allow",
+        )
+
+
+def _check_words(evidence: Evidence, dropped: Sequence[Dropped]) -> Iterator[Problem]:
+    """Report what the template did not write: messages, parts of them, or the tools."""
+    unwritten = _unwritten(evidence)
+    if evidence.conversation.tools and not any(run[1] == GIVEN for run in evidence.rendered.runs):
+        yield Problem("dropped", -1, "the template writes none of the tools")
+    for part in dropped:
+        if part.is_blank or _is_rewritten_tag(evidence, part):
+            continue
+        message = evidence.conversation.messages[part.message]
+        whole = part.begin == 0 and part.end == _length(message, part.field)
+        shown = part.text if len(part.text) <= 40 else part.text[:40] + "…"
+        report = f"the template leaves out {shown!r} of its {part.field}"
+        if whole and part.field != "reasoning_content" and part.message in evidence.mask.trained:
+            if part.message not in unwritten:
+                yield Problem("not_written", part.message, f"{report}: all of it")
+        else:
+            yield Problem("dropped", part.message, report)
+
+
+def _is_rewritten_tag(evidence: Evidence, part: Dropped) -> bool:
+    """Whether only a thinking tag is missing, which the template writes itself."""
+    turn, tag = evidence.turns.get(part.message), part.text.strip()
+    if turn is None or tag not in ("<think>", "</think>"):
+        return False
+    return any(tag in evidence.rendered.text[begin:end] for begin, end in turn.pieces)
+
+
+def _find_dropped(evidence: Evidence) -> Iterator[Dropped]:
+    """Stretches of the messages that are not in the text."""
+    runs = evidence.rendered.runs
+    whole = {run[:4] for run in runs}
+    for number, message in enumerate(evidence.conversation.messages):
+        for field, text in _words(message):
+            if text and (len(text), number, field, 0) not in whole:
+                spans = sorted((run[3], run[3] + run[0]) for run in runs if run[1:3] == (number, field))
+                yield from _missing(number, field, text, spans)
+        if message.get("tool_calls") and not any(run[1] == number and run[2].startswith("tool_calls") for run in runs):
+            yield Dropped(number, "tool_calls", 0, 1, "tool calls")
+
+
+def _missing(message: int, field: str, text: str, spans: Sequence[tuple[int, int]]) -> Iterator[Dropped]:
+    """The parts of a text between its written spans; none if the offset of a span is unknown."""
+    if spans and spans[0][0] < 0:
+        return
+    at = 0
+    for begin, end in [*spans, (len(text), len(text))]:
+        if begin > at:
+            yield Dropped(message, field, at, begin, text[at:begin])
+        at = max(at, end)
+
+
+def _words(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Path and text of everything that a message says."""
+    content = message.get("content")
+    if isinstance(content, str):
+        yield "content", content
+    elif isinstance(content, (list, tuple)):
+        for place, part in enumerate(content):
+            if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+                yield f"content.{place}.text", part["text"]
+    reasoning = next(
+        (message[name] for name in ("reasoning_content", "thinking", "reasoning") if message.get(name)), ""
+    )
+    if isinstance(reasoning, str):
+        yield "reasoning_content", reasoning
+
+
+def _length(message: Mapping[str, Any], field: str) -> int:
+    return next((len(text) for name, text in _words(message) if name == field), 1)
+
+
+def _check_foreign(evidence: Evidence) -> Iterator[Problem]:
+    """Check that no text of an untrained message is trained, and that the text of each trained reply is in a turn."""
+    if evidence.settings.train_on_inputs:
+        return
+    characters, trained = evidence.mask.characters, set(evidence.mask.trained)
+    roles = [message["role"] for message in evidence.conversation.messages]
+    for words in evidence.rendered.words:
+        begin, end, message, field, _ = words
+        if not field.startswith(("content", "reasoning_content")):
+            continue
+        place = place_of(words, evidence.turns)
+        if message not in trained:
+            ranged = bool(evidence.conversation.message_weights[message].ranges)
+            if not ranged and characters[begin:end].any():
+                shown = evidence.rendered.text[begin : min(end, begin + 40)]
+                report = f"the template writes {shown!r} where message {place} is trained"
+                yield Problem("foreign_text", message, report)
+        elif roles[message] == "assistant" and (place is None or roles[place] != "assistant"):
+            yield Problem(
+                "untraced",
+                message,
+                "the template writes its text outside any turn that can be followed, either by the loop over the "
+                "messages or by the prompts; use a template that writes each reply after its prompt",
+            )
+
+
+def _check_escapes(rendered: Rendered) -> Iterator[Problem]:
+    if rendered.escaped:
+        yield Problem(
+            "escaped",
+            -1,
+            f"Jinja escapes quotes and brackets ({rendered.escaped} more characters), because the template adds text "
+            "with + after |safe or |e; a ~ b instead of a + b does not",
+        )
+
+
+def _check_methods(evidence: Evidence, checks: list[str]) -> Iterator[Problem]:
+    """Compare the mask with the template's `{% generation %}` tags and the role boundaries of its family."""
+    if not _is_plain(evidence):
+        return
+    if evidence.mask.generated is not None:
+        yield from _compare("generation tags", evidence.mask.generated, evidence, checks)
+    if evidence.scanned is not None and not evidence.encoded.forged:
+        yield from _compare(f"boundaries of {evidence.family}", evidence.scanned, evidence, checks)
+
+
+def _is_plain(evidence: Evidence) -> bool:
+    """Whether the settings train what the other methods train: whole turns of assistants."""
+    settings = evidence.settings
+    usual = settings.train_on_eos == "turn" and settings.train_on_eot in (None, "turn") and settings.train_on_reasoning
+    chosen = settings.roles_to_train == ("assistant",) and not settings.train_on_inputs and not settings.mask_history
+    unmarked = all(weights.verdict is None and not weights.ranges for weights in evidence.conversation.message_weights)
+    return usual and chosen and unmarked
+
+
+def _compare(name: str, theirs: Any, evidence: Evidence, checks: list[str]) -> Iterator[Problem]:
+    """Compare another mask with ours, apart from tokens of whitespace."""
+    encoded, text = evidence.encoded, evidence.rendered.text
+    different = np.flatnonzero(theirs != (evidence.mask.tokens != 0)).tolist()
+    different = [token for token in different if text[encoded.begins[token] : encoded.ends[token]].strip()]
+    checks.append(f"{name} {'disagree' if different else 'agree'}")
+    if different:
+        token = different[0]
+        begin, end = int(encoded.begins[token]), int(encoded.ends[token])
+        verb = "train" if theirs[token] else "do not train"
+        report = f"{name} {verb} {text[begin:end]!r} at character {begin} ({len(different)} tokens differ)"
+        yield Problem("disagreement", -1, report)
+
+
+def check_prompts(
+    conversation: Conversation, text: str, turns: Mapping[int, Turn], trained: Sequence[int], template: Template
+) -> Iterator[Problem]:
+    """Report trained replies that the template writes or prompts differently when they come last.
+
+    Args:
+        conversation, text, turns: A conversation, its text and its turns.
+        trained: Messages with trained turns.
+        template: The template that rendered it.
+    """
+    for message in trained:
+        turn = turns.get(message)
+        if turn is None or conversation.messages[message]["role"] != "assistant":
+            continue
+        problem = _rewritten(conversation, text, turn, template) or _context_differs(turn)
+        if problem is not None:
+            yield problem
+
+
+def _rewritten(conversation: Conversation, text: str, turn: Turn, template: Template) -> Problem | None:
+    """The problem that a reply, or text before it, is written differently once more messages follow; else None."""
+    head = conversation.head(turn.message + 1)
+    if len(head.messages) == len(conversation.messages):
+        return None
+    try:
+        alone = template.render_plain(head.messages, tools=head.tools, **head.variables)
+    except RecordError:
+        return None
+    if alone[: turn.end] == text[: turn.end]:
+        return None
+    return Problem(
+        "rewritten",
+        turn.message,
+        f"with this reply last, the template writes {difference(alone, text)}; "
+        "on_rewrite: split trains each reply as it is prompted",
+    )
+
+
+def _context_differs(turn: Turn) -> Problem | None:
+    """The problem that the text before a reply is not the prompt for that reply; else None."""
+    if not turn.difference:
+        return None
+    return Problem(
+        "context_differs",
+        turn.message,
+        f"when it prompts for this reply, the template writes {turn.difference} before it; "
+        "on_rewrite: split trains each reply as it is prompted",
+    )
+
+
+def as_prompted(
+    conversation: Conversation, rendered: Rendered, turns: Mapping[int, Turn], template: Template
+) -> Rendered:
+    """The rendered conversation, with the text before its last turn replaced by the prompt for that turn."""
+    turn = turns.get(len(conversation.messages) - 1)
+    if turn is None or turn.supplied != turn.opening:
+        return rendered
+    before = conversation.messages[: turn.message]
+    try:
+        prompt = template.render(before, tools=conversation.tools, add_generation_prompt=True, **conversation.variables)
+    except RecordError:
+        return rendered
+    opening = rendered.text[turn.pieces[0][0] : turn.begin]
+    context = Traced(prompt.text, prompt.runs).removesuffix(opening)
+    begin = turn.begin - len(opening)
+    if context == rendered.text[:begin]:
+        return rendered
+    whole = Traced(rendered.text, rendered.runs)
+    return Rendered(text=str.__add__(context, whole[begin:]), runs=Traced(context)._runs + whole[begin:]._runs)
+
+
+def find_authors(conversation: Conversation, rendered: Rendered, settings: MaskSettings) -> Authors:
+    """The author of each character of `rendered`."""
+    roles = [message["role"] for message in conversation.messages]
+    trained_roles = {
+        role
+        for role, message, weights in zip(roles, conversation.messages, conversation.message_weights, strict=True)
+        if role in settings.roles_to_train or will_train(message, weights, ())
+    } - INPUT_ROLES
+    lengths = np.array([run[0] for run in rendered.runs], np.int64)
+    by_template = [run[1] == LITERAL or run[2] == "role" for run in rendered.runs]
+    by_trained = [run[1] >= 0 and run[2] != "role" and roles[run[1]] in trained_roles for run in rendered.runs]
+    return Authors(*(np.repeat(np.array(flags, np.bool_), lengths) for flags in (by_template, by_trained)))
+
+
+def check_control_text(
+    rendered: Rendered, encoded: EncodedText, authors: Authors, roles: Sequence[str], settings: MaskSettings
+) -> Iterator[Problem]:
+    """Report control text that stayed text; in a message of a trained role it is an error, unless a setting decides.
+
+    Args:
+        rendered, encoded, authors: Text, tokens and authors of a conversation.
+        roles: Role of each message.
+        settings: Decide what control text in trained messages becomes.
+    """
+    undecided: dict[int, list[str]] = {}
+    for at, control in encoded.forged:
+        inside = slice(at, at + len(control))
+        by_trained = (authors.template | authors.trained)[inside].all() and authors.trained[inside].any()
+        if by_trained and settings.trained_control_text == "error":
+            place = at + int(authors.trained[inside].argmax())
+            undecided.setdefault(_message_at(rendered, place), []).append(control)
+        else:
+            yield Problem("forged", -1, f"{control!r} at character {at} stays text")
+    for message, found in undecided.items():
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        yield Problem(
+            "control_text",
+            message,
+            f"its own text ({roles[message]}) has {found[0]!r}{more}, which is control text of this tokenizer; choose "
+            "how to encode it: trained_control_text: as_text, or as_control_tokens, as transformers does",
+        )
+
+
+def find_typed(rendered: Rendered, encoded: EncodedText, authors: Authors) -> tuple[tuple[int, str], ...]:
+    """(character, text) of control tokens that contain text of messages."""
+    places = np.flatnonzero(encoded.is_control).tolist()
+    spans = [(int(encoded.begins[token]), int(encoded.ends[token])) for token in places]
+    return tuple(
+        (begin, rendered.text[begin:end]) for begin, end in spans if not authors.template[begin : max(end, begin)].all()
+    )
+
+
+def _message_at(rendered: Rendered, character: int) -> int:
+    """The message that a character comes from."""
+    ends = accumulate(run[0] for run in rendered.runs)
+    return next(run[1] for run, end in zip(rendered.runs, ends, strict=True) if character < end)

@@ -1,0 +1,7 @@
+"""Records of any layout become conversations."""
+
+from penstock.core.lazy_imports import public_names
+
+__all__: list[str] = []
+
+__dir__ = public_names(__name__)

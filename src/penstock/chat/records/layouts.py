@@ -1,0 +1,335 @@
+"""Records of any layout become conversations; the layout is detected from a record's fields.
+
+`read_conversation` reads one record or raises an error that says what is wrong with it; `detect_layout` and
+`describe_layout` report the detected layout and the reason. Costs one microsecond for a plain message, a few for one
+with flags, nulls or parts.
+
+| layout | fields |
+|---|---|
+| `messages` | `messages` (or `conversations`) of `role` and `content`; OpenAI's, with parts, tool calls, reasoning |
+| `sharegpt` | `conversations` (or `messages`) of `from` and `value`; `system`, `tools` |
+| `alpaca` | `instruction`, `input`, `output`; `system`, `history` |
+| `prompt_completion` | `prompt` and `completion` or `response`: texts or lists of messages |
+| `preference` | `chosen`, with the prompt inside it or in its own field; `rejected` is not read |
+| `oasst` | a tree under `prompt`, or a message with its `replies` |
+
+A path through an OASST tree is one conversation. `best` follows the best-ranked reply at every turn. `all` gives one
+conversation for each assistant message that no assistant message follows, so turns near the root are in several.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from penstock.chat.records.conversation import DEFAULT_WEIGHTS, Conversation
+from penstock.chat.records.layout_settings import LayoutSettings
+from penstock.chat.records.media import drop_media, media_fields
+from penstock.chat.records.messages import Messages, read_messages
+from penstock.chat.records.preference_records import RESPONSES, read_alpaca, read_preference, read_prompt_completion
+from penstock.chat.records.tools import read_tools, shorten_ids
+from penstock.chat.render.forms import forms_of
+from penstock.core.errors import ConversationError
+
+Node = Mapping[str, Any]
+
+
+MESSAGE_FIELDS = ("messages", "conversations", "conversation")
+TOOL_FIELDS = ("tools", "functions")
+_ANSWERS = {"chosen": "preference", "completion": "prompt_completion", "output": "alpaca"}
+_DEFAULT = LayoutSettings()
+
+
+def detect_layout(record: Mapping[str, Any], settings: LayoutSettings = _DEFAULT, origin: str = "record") -> str:
+    """Name of the record's layout.
+
+    Raises:
+        ConversationError: Its fields fit no layout.
+    """
+    return _detect(record, settings, origin)[0]
+
+
+def describe_layout(record: Mapping[str, Any], settings: LayoutSettings = _DEFAULT, origin: str = "record") -> str:
+    """One line that names the detected layout and the reason, to print once per dataset."""
+    layout, field = _detect(record, settings, origin)
+    why = {
+        "alpaca": "it has an instruction and an output",
+        "prompt_completion": "it has a prompt and a completion",
+        "preference": 'it has "chosen": the chosen answers are trained, the rejected ones are not read',
+        "oasst": f"it is a tree of messages: {settings.oasst_paths} path" + "s" * (settings.oasst_paths == "all"),
+    }
+    if settings.layout != "auto":
+        return f"layout {layout}, as configured"
+    if layout in why:
+        return f"layout {layout}, because {why[layout]}"
+    dialect = settings.dialect(layout)
+    chosen = "as configured, " if settings.field_messages else ""
+    return (
+        f'layout {layout}, {chosen}because "{field}" holds messages with "{dialect.role_key}", "{dialect.content_key}"'
+    )
+
+
+def read_conversation(
+    record: Mapping[str, Any], settings: LayoutSettings = _DEFAULT, origin: str = "record"
+) -> Conversation | list[Conversation]:
+    """Read one record.
+
+    Args:
+        record: One decoded line, row or object.
+        settings: Layout, field mapping, roles.
+        origin: `file:line`, for errors.
+
+    Returns:
+        A conversation; a list of them for a tree with `oasst_paths="all"`.
+
+    Raises:
+        ConversationError: The layout is unknown or a message cannot be read; names file, line and message, and what was
+            expected.
+    """
+    if not isinstance(record, Mapping):
+        raise ConversationError(f"{origin}: the record is {type(record).__name__}; expected an object with messages")
+    layout, field = _detect(record, settings, origin)
+    if layout == "oasst":
+        root = root_of(record)
+        if root is None:
+            raise ConversationError(f'{origin}: no tree under "prompt", and no message with replies')
+        paths = read_paths(root, settings.oasst_paths, origin)
+        read = [_finish(record, read_messages(path, layout, settings, origin), settings, origin) for path in paths]
+        return read if settings.oasst_paths == "all" else read[0]
+    return _finish(record, _read(record, layout, field, settings, origin), settings, origin)
+
+
+def _read(record: Mapping[str, Any], layout: str, field: str, settings: LayoutSettings, origin: str) -> Messages:
+    if layout == "alpaca":
+        return read_alpaca(record, settings, origin)
+    if layout == "prompt_completion":
+        return read_prompt_completion(record, settings, origin)
+    if layout == "preference":
+        found = _message_field(record, settings)
+        before = read_messages(record[found[1]], found[0], settings, origin) if found else None
+        return read_preference(record, before, settings, origin)
+    if field not in record:
+        raise ConversationError(f'{origin}: no field "{field}" (it has: {_names(record)}); name it: field_messages')
+    return read_messages(record[field], layout, settings, origin)
+
+
+def _finish(record: Mapping[str, Any], read: Messages, settings: LayoutSettings, origin: str) -> Conversation:
+    messages, weights = read
+    system_field = settings.field_system or "system"
+    system = record.get(system_field)
+    if system is not None:
+        if not isinstance(system, str):
+            raise ConversationError(f'{origin}: "{system_field}" is {system!r:.60}; expected a text')
+        if settings.field_system is not None and messages and messages[0]["role"] == "system":
+            messages, weights = messages[1:], weights[1:]
+        if system and not (messages and messages[0]["role"] in ("system", "developer")):
+            messages, weights = [{"role": "system", "content": system}, *messages], [DEFAULT_WEIGHTS, *weights]
+    if settings.drop_system_message:
+        kept = [index for index, message in enumerate(messages) if message["role"] != "system"]
+        messages, weights = [messages[index] for index in kept], [weights[index] for index in kept]
+    if settings.call_ids == "short":
+        messages = shorten_ids(messages)
+    names = (settings.field_tools,) if settings.field_tools else TOOL_FIELDS
+    tools = next((record[name] for name in names if record.get(name) is not None), None)
+    variables = record.get("chat_template_kwargs")
+    if variables is not None and not isinstance(variables, Mapping):
+        raise ConversationError(f'{origin}: "chat_template_kwargs" is {variables!r:.60}; expected an object')
+    conversation = Conversation(
+        messages=tuple(messages),
+        message_weights=tuple(weights),
+        tools=None if tools is None else read_tools(tools, origin),
+        variables=variables or {},
+        attachments=media_fields(record),
+        origin=origin,
+    )
+    if settings.media == "drop":
+        conversation = drop_media(conversation, join=settings.join_text_parts)
+    forms = forms_of(conversation.messages, settings.decode_arguments, settings.join_text_parts)
+    return replace(conversation, forms=forms) if forms else conversation
+
+
+def _detect(record: Mapping[str, Any], settings: LayoutSettings, origin: str) -> tuple[str, str]:
+    """The layout and, if it has one, its field of messages; the most specific layouts are tried first."""
+    if settings.layout != "auto":
+        found = _message_field(record, settings)
+        default = "conversations" if settings.layout == "sharegpt" else "messages"
+        return settings.layout, settings.field_messages or (found[1] if found else default)
+    for name in ("chosen", "completion", "output"):
+        if name in settings.fields:
+            return _ANSWERS[name], ""
+    if settings.field_messages is None and record.get("chosen") is not None:
+        return "preference", ""
+    found = _message_field(record, settings)
+    if found is not None:
+        return found
+    if settings.field_messages is not None:
+        raise ConversationError(_no_messages(record, settings.field_messages, origin))
+    if root_of(record) is not None:
+        return "oasst", ""
+    if _has(record, settings.name("instruction")) and _has(record, settings.name("output", *RESPONSES)):
+        return "alpaca", ""
+    if _has(record, settings.name("prompt")) and _has(record, settings.name("completion", *RESPONSES)):
+        return "prompt_completion", ""
+    raise ConversationError(_no_layout(record, origin))
+
+
+def _message_field(record: Mapping[str, Any], settings: LayoutSettings) -> tuple[str, str] | None:
+    """Layout and name of the field that holds messages: the configured field only, or the first that fits."""
+    for field in (settings.field_messages,) if settings.field_messages else MESSAGE_FIELDS:
+        items = record.get(field)
+        if not isinstance(items, list | tuple):
+            continue
+        if not items:
+            return "messages", field
+        if not isinstance(items[0], Mapping):
+            continue
+        if "role" in settings.message_property_mappings:
+            return ("sharegpt" if settings.message_property_mappings["role"] == "from" else "messages"), field
+        if "role" in items[0]:
+            return "messages", field
+        if "from" in items[0] and "value" in items[0]:
+            return "sharegpt", field
+        if settings.field_messages is not None:
+            return "messages", field
+    return None
+
+
+def _has(record: Mapping[str, Any], names: tuple[str, ...]) -> bool:
+    return any(record.get(name) is not None for name in names)
+
+
+def _no_messages(record: Mapping[str, Any], name: str, origin: str) -> str:
+    value = record.get(name)
+    found = f"is {value!r:.60}" if name in record else f"is not there (it has: {_names(record)})"
+    return f'{origin}: "{name}" {found}; expected a list of messages; name its field with field_messages'
+
+
+def _no_layout(record: Mapping[str, Any], origin: str) -> str:
+    if "input_ids" in record:
+        return (
+            f"{origin}: holds token ids (its fields: {_names(record)}), not messages; "
+            "expected a conversation; mask ready token ids by role boundaries with penstock.chat.scan"
+        )
+    named = next((name for name in MESSAGE_FIELDS if record.get(name) is not None), None)
+    if named is not None and not isinstance(record[named], list | tuple):
+        return _no_messages(record, named, origin)
+    if named is not None:
+        first = record[named][0]
+        held = f"has fields {_names(first)}" if isinstance(first, Mapping) else f"is {type(first).__name__}"
+        return (
+            f'{origin}: message 0 of "{named}" {held}; expected role and content, or from and value; '
+            "name them: message_property_mappings: {role: …, content: …}"
+        )
+    return (
+        f"{origin}: no known layout (its fields: {_names(record)}); expected messages, conversations, "
+        "instruction and output, prompt and completion, chosen, or an OASST tree; "
+        "name the fields: field_messages: …, or fields: {prompt: …, completion: …}"
+    )
+
+
+def _names(record: Mapping[str, Any]) -> str:
+    return ", ".join(map(str, record)) or "none"
+
+
+def root_of(record: Mapping[str, Any]) -> Node | None:
+    """First message of a record that is a tree or a message with its replies; None for other records."""
+    prompt = record.get("prompt")
+    if isinstance(prompt, Mapping) and "text" in prompt and "role" in prompt:
+        return prompt
+    if isinstance(record.get("text"), str) and isinstance(record.get("role"), str) and "message_id" in record:
+        return record
+    return None
+
+
+def read_paths(root: Node, which: str, origin: str) -> list[list[dict[str, Any]]]:
+    """Paths of a tree, each a list of messages with `role` and `text`, without deleted messages and their replies.
+
+    Args:
+        root: First message of the tree.
+        which: "best" or "all".
+        origin: `file:line`, for errors.
+
+    Raises:
+        ConversationError: The record is a flat message that replies to one in another record.
+    """
+    if root.get("parent_id") is not None:
+        raise ConversationError(
+            f"{origin}: message {root.get('message_id')} replies to {root['parent_id']}, which is another record; "
+            "expected whole trees; gather_trees() builds them from flat messages"
+        )
+    paths = [_best_path(root)] if which == "best" else list(_all_paths(root))
+    return [[{"role": node.get("role"), "text": node.get("text")} for node in path] for path in paths]
+
+
+def _replies(node: Node) -> list[Node]:
+    """Replies that were not deleted: best rank first, unranked last; among equals, those with replies first."""
+    kept = [reply for reply in node.get("replies") or () if not reply.get("deleted")]
+
+    def order(reply: Node) -> tuple[bool, float, bool]:
+        rank = reply.get("rank")
+        return rank is None, 0 if rank is None else rank, not reply.get("replies")
+
+    return sorted(kept, key=order)
+
+
+def _best_path(root: Node) -> list[Node]:
+    path = [root]
+    while replies := _replies(path[-1]):
+        path.append(replies[0])
+    return path
+
+
+def _all_paths(root: Node) -> Iterator[list[Node]]:
+    """Paths to each last assistant message; the root alone if no assistant speaks."""
+    found = False
+    stack = [[root]]
+    while stack:
+        path = stack.pop()
+        replies = _replies(path[-1])
+        onward = [reply for reply in replies if _holds_reply(reply)]
+        if path[-1].get("role") == "assistant" and not onward:
+            found = True
+            yield path
+        stack += [[*path, reply] for reply in reversed(onward)]
+    if not found:
+        yield [root]
+
+
+def _holds_reply(node: Node) -> bool:
+    """Whether an assistant speaks in this branch."""
+    return node.get("role") == "assistant" or any(_holds_reply(reply) for reply in _replies(node))
+
+
+def gather_trees(messages: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Build trees from flat OASST messages; those of one tree must follow one another. Holds one tree in memory.
+
+    Raises:
+        ConversationError: The parent of a message is not in its tree, or a tree does not have exactly one root.
+    """
+    batch: list[Mapping[str, Any]] = []
+    for message in messages:
+        if batch and message.get("message_tree_id") != batch[0].get("message_tree_id"):
+            yield _tree(batch)
+            batch = []
+        batch.append(message)
+    if batch:
+        yield _tree(batch)
+
+
+def _tree(messages: list[Mapping[str, Any]]) -> dict[str, Any]:
+    name = messages[0].get("message_tree_id")
+    nodes = {message["message_id"]: {**message, "replies": []} for message in messages}
+    roots = [node for node in nodes.values() if node.get("parent_id") is None]
+    if len(roots) != 1:
+        raise ConversationError(
+            f"tree {name} has {len(roots)} messages without a parent; expected one, with its messages in a row"
+        )
+    for node in nodes.values():
+        parent = node.get("parent_id")
+        if parent is None:
+            continue
+        if parent not in nodes:
+            raise ConversationError(
+                f"message {node['message_id']} replies to {parent}, which tree {name} does not hold"
+            )
+        nodes[parent]["replies"].append(node)
+    return {"message_tree_id": name, "prompt": roots[0]}

@@ -1,0 +1,198 @@
+"""Images, audio and video in conversations: where records hold them, and how text encoding handles them.
+
+Records hold media as parts of a content (`{"type": "image", …}`), as fields of a message (`images`), or as fields of
+the record, with placeholders such as `<image>` in the texts (LLaVA, LLaMA-Factory, ms-swift). A `Conversation` keeps
+all three. Text encoding rejects them with `refuse_media`, because the template would write a placeholder for an image
+that the model never sees. `drop_media` removes and counts them.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from penstock.chat.records.conversation import Conversation, MessageWeights, Range
+from penstock.core.errors import ConversationError
+
+MEDIA_TYPES = ("image", "video", "audio", "input_image", "input_audio", "input_video", "file", "input_file", "document")
+"""Prefixes of the types of parts that are not text; templates of multimodal models know them."""
+
+_FIELD = re.compile(
+    r"(?:input_)?(?:image|img|picture|photo|video|audio)s?(?:_(?:url|path|file|byte|base64|b64|data|list)s?)?",
+    re.IGNORECASE,
+)
+_PLACEHOLDER = re.compile(r"\n?<(image|video|audio)>\Z|<(image|video|audio)>\n?")
+
+
+@cache
+def is_media_field(name: str) -> bool:
+    """Whether a field of a record, message or part has a name for media."""
+    return _FIELD.fullmatch(name) is not None
+
+
+def media_fields(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a record, message or part that hold media, without empty ones."""
+    return {name: value for name, value in item.items() if is_media_field(str(name)) and _holds(value)}
+
+
+def find_media(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str, int]]:
+    """(message, place in it, count) of all media in messages of a `Conversation`."""
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        if isinstance(content, list | tuple):
+            for place, part in enumerate(content):
+                if _is_media(part):
+                    yield index, f'part {place} of its content is of type "{part["type"]}"', 1
+        elif len(message) == 2:
+            continue
+        for name, value in media_fields(message).items():
+            yield index, f'its field "{name}" holds media', _count(value)
+
+
+def refuse_media(messages: Sequence[Mapping[str, Any]], attachments: Mapping[str, Any], origin: str = "") -> None:
+    """Raise if a conversation that is to be encoded as text holds media.
+
+    Args:
+        messages: As templates see them.
+        attachments: Media of the record next to its messages.
+        origin: `file:line`, for the error.
+
+    Raises:
+        ConversationError: It does; names the first message with media, and the cure.
+    """
+    found = next((f"message {index}: {where}" for index, where, _ in find_media(messages)), None)
+    if found is None and attachments:
+        found = f'the record\'s field "{next(iter(attachments))}" holds media'
+    if found is not None:
+        raise ConversationError(
+            f"{f'{origin}: ' if origin else ''}{found}; images, audio and video are not supported here yet; train the "
+            "text without them (media: drop), remove such records, or use processors of transformers "
+            "(penstock.huggingface.VisionCollator)"
+        )
+
+
+def drop_media(conversation: Conversation, *, join: bool = True) -> Conversation:
+    """The conversation without media and their placeholders; `dropped_media` counts them.
+
+    Placeholders refer to media in fields. For n media of a kind, its first n placeholders are removed; any others are
+    ordinary text.
+
+    Args:
+        conversation: As read.
+        join: Join contents that have only texts left into one string.
+
+    Raises:
+        ConversationError: A placeholder is in a text that has ranges of characters, or in a reply, where it may be
+            ordinary text.
+    """
+    inside = sum(count for _, _, count in find_media(conversation.messages))
+    count = inside + sum(map(_count, conversation.attachments.values()))
+    if count == 0:
+        return conversation
+    in_fields = _count_in_fields(conversation)
+    messages, weights = list(conversation.messages), list(conversation.message_weights)
+    # Replies last: an error there needs the number of media that the other messages leave over.
+    for index in sorted(range(len(messages)), key=lambda index: messages[index]["role"] == "assistant"):
+        where = f"{conversation.origin}: message {index}"
+        messages[index], weights[index] = _without_media(messages[index], weights[index], join, in_fields, where)
+    return replace(
+        conversation,
+        messages=tuple(messages),
+        message_weights=tuple(weights),
+        attachments={},
+        dropped_media=count,
+    )
+
+
+def _count_in_fields(conversation: Conversation) -> Counter[str]:
+    """Number of media of each kind in fields, which have placeholders in the texts."""
+    counts: Counter[str] = Counter()
+    for item in (conversation.attachments, *conversation.messages):
+        for name, value in media_fields(item).items():
+            counts[next((kind for kind in ("video", "audio") if kind in name.lower()), "image")] += _count(value)
+    return counts
+
+
+def _without_media(
+    message: dict[str, Any], weights: MessageWeights, join: bool, in_fields: Counter[str], where: str
+) -> tuple[dict[str, Any], MessageWeights]:
+    def without_placeholders(text: str, name: str) -> str:
+        return _without_placeholders(
+            text, message["role"], any(one.field == name for one in weights.ranges), in_fields, where
+        )
+
+    kept = {name: value for name, value in message.items() if name not in media_fields(message)}
+    content = kept.get("content")
+    if isinstance(content, str):
+        kept["content"] = without_placeholders(content, "content")
+    elif isinstance(content, list | tuple) and any(map(_is_media, content)):
+        others = {place: part for place, part in enumerate(content) if not _is_media(part)}
+        for place, part in others.items():
+            if _is_text(part):
+                others[place] = {**part, "text": without_placeholders(part["text"], f"content.{place}.text")}
+        joined = join and all(map(_is_text, others.values()))
+        kept["content"] = "".join(part["text"] for part in others.values()) if joined else list(others.values())
+        weights = replace(weights, ranges=tuple(_moved(weights.ranges, others, joined))) if weights.ranges else weights
+    return kept, weights
+
+
+def _moved(ranges: Sequence[Range], kept: Mapping[int, Any], joined: bool) -> Iterator[Range]:
+    """Ranges after only the parts `kept` (place → part) are left."""
+    places, at = {}, 0
+    for number, (place, part) in enumerate(kept.items()):
+        places[f"content.{place}.text"] = ("content", at) if joined else (f"content.{number}.text", 0)
+        at += len(part["text"]) if joined else 0
+    for one in ranges:
+        name, shift = places.get(one.field, (one.field, 0))
+        yield replace(one, field=name, begin=one.begin + shift, end=one.end + shift)
+
+
+def _without_placeholders(text: str, role: str, ranges: bool, in_fields: Counter[str], where: str) -> str:
+    """A text without the placeholders of the media counted in `in_fields`; each one found lowers its count."""
+
+    def drop(found: re.Match[str]) -> str:
+        named = found[1] or found[2]
+        # LLaVA also writes <image> for videos.
+        kind = next(filter(in_fields.get, ("image", "video") if named == "image" else (named,)), None)
+        if kind is None:
+            return found[0]
+        if role == "assistant":
+            raise ConversationError(
+                f"{where} is a reply with {found[0].strip()!r}, which may be a placeholder or ordinary text; remove "
+                "the record, or give its media as parts of the messages' contents"
+            )
+        in_fields[kind] -= 1
+        return ""
+
+    cleaned = _PLACEHOLDER.sub(drop, text)
+    if cleaned != text and ranges:
+        raise ConversationError(
+            f"{where} has a placeholder of media in a text with ranges of characters, which would shift without it; "
+            "remove the placeholder from the record, and correct its ranges"
+        )
+    return cleaned
+
+
+def _is_media(part: Any) -> bool:
+    """Whether a part of a content is no text."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return isinstance(kind, str) and kind.startswith(MEDIA_TYPES)
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _holds(value: Any) -> bool:
+    """Whether a value holds anything: Arrow fills missing fields with nulls, at any depth."""
+    if isinstance(value, Mapping):
+        return any(_holds(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return any(_holds(item) for item in value)
+    return not (value is None or isinstance(value, bool) or (isinstance(value, str | bytes) and not value))
+
+
+def _count(value: Any) -> int:
+    return sum(_holds(item) for item in value) if isinstance(value, list | tuple) else 1

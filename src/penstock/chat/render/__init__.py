@@ -1,0 +1,7 @@
+"""Conversations become text that knows where each of its characters comes from."""
+
+from penstock.core.lazy_imports import public_names
+
+__all__: list[str] = []
+
+__dir__ = public_names(__name__)

@@ -1,0 +1,286 @@
+"""Chat templates: Jinja text with the names of control tokens that it may write.
+
+A template comes from a file, from a tokenizer folder, or as text. `render` traces the origin of each character;
+`render_plain` gives only the text. Compiling costs a few milliseconds, once per template.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import jinja2
+
+from penstock.chat.render.environment import ChatEnvironment, TracingEnvironment, compile_template
+from penstock.chat.render.template_output import trace
+from penstock.chat.render.traced_text import GIVEN, Run, Traced, lay_over
+from penstock.core.errors import ConfigError, RecordError
+from penstock.tokenizers import Tokenizer, template_in
+
+_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_OWN = Path(__file__).parent / "templates"
+_MARKUP = re.compile(r"\|\s*(?:safe|e|escape|forceescape|xmlattr|urlize)\b")
+"""Filters after which Jinja escapes what `+`, `%` and similar operators add; tracing does not see that."""
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+_REASONING_NAMES = frozenset(_REASONING)
+LABELS = ("role", "name", "tool_call_id", "type")
+"""Fields of a message that are not part of what it says."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Template:
+    """A chat template that renders conversations and traces each character to its message."""
+
+    source: str
+    name: str = "template"
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Its variables besides the conversation: bos_token, eos_token, …, and the user's own (enable_thinking)."""
+    now: datetime | None = None
+    """The time that `strftime_now` writes; None: the time of rendering, so renders differ from day to day."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest of everything that changes its output."""
+        content = json.dumps([self.source, dict(self.variables), str(self.now)], sort_keys=True, default=str)
+        return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.source, self.name, dict(self.variables), self.now)
+
+    @cached_property
+    def _traced(self) -> jinja2.Template:
+        return self._compile(TracingEnvironment(self._clock))
+
+    @cached_property
+    def _plain(self) -> jinja2.Template:
+        return self._compile(ChatEnvironment(self._clock))
+
+    def _clock(self) -> datetime:
+        return self.now or datetime.now()
+
+    def _compile(self, environment: ChatEnvironment) -> jinja2.Template:
+        try:
+            return compile_template(self.source, environment)
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigError(f"chat template {self.name}, line {error.lineno}: {error.message}") from error
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = False,
+        **variables: Any,
+    ) -> "Rendered":
+        """Render a conversation, with the origin of each character.
+
+        Args:
+            messages: In the OpenAI layout.
+            tools: JSON schemas of functions.
+            add_generation_prompt: Also write the beginning of the assistant's next turn.
+            variables: Variables for this render; they override those of the template.
+
+        Raises:
+            RecordError: The template refuses or cannot render the conversation; has the template's own message.
+        """
+        plain = [_with_reasoning(message) for message in messages]
+        traced = [trace(message, number) for number, message in enumerate(plain)]
+        given = {name: trace(value, GIVEN, name) for name, value in {"tools": tools, **variables}.items()}
+        plain_given = (plain, tools, add_generation_prompt, variables)
+        try:
+            text = Traced(self._run(self._traced, traced, given.pop("tools"), add_generation_prompt, given))
+        except RecordError:
+            # Without tracing the same failure has a message that names none of our classes.
+            self._run(self._plain, *plain_given)
+            raise
+        if _MARKUP.search(self.source):
+            return self._as_written(text, self._run(self._plain, *plain_given))
+        return Rendered(text=str.__str__(text), runs=text._runs)
+
+    def render_plain(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = False,
+        **variables: Any,
+    ) -> str:
+        """The text only; arguments and errors as in `render`."""
+        plain = [_with_reasoning(message) for message in messages]
+        return self._run(self._plain, plain, tools, add_generation_prompt, variables)
+
+    def _as_written(self, traced: Traced, plain: str) -> "Rendered":
+        """The plain render's text, with the runs of the traced one; the two differ where Jinja escaped text."""
+        if str.__eq__(traced, plain):
+            return Rendered(text=plain, runs=traced._runs)
+        runs = lay_over(traced, traced._runs, plain)
+        if runs is None:
+            raise RecordError(
+                f"chat template {self.name}: the origin of its text is unknown, because Jinja rewrites what is added "
+                "after |safe or |e; write a ~ b there instead of a + b, or remove the filter"
+            )
+        return Rendered(text=plain, runs=runs, escaped=len(plain) - len(traced))
+
+    def _run(
+        self, template: jinja2.Template, messages: list[Any], tools: Any, prompt: bool, variables: Mapping[str, Any]
+    ) -> str:
+        given = {**self.variables, "documents": None, **variables}
+        tools = list(tools) if tools is not None else None
+        own = {"messages": messages, "tools": tools, "add_generation_prompt": prompt}
+        if clash := own.keys() & given.keys():
+            raise RecordError(
+                f"chat template {self.name}: {min(clash)} cannot be a variable of the template; rename it"
+            )
+        environment = template.environment
+        names = {**environment.globals, **given, **own}
+        try:
+            # As Template.render does, without copying the environment's names one by one.
+            context = environment.context_class(environment, names, template.name, template.blocks)
+            return environment.concat(template.root_render_func(context))
+        except RecursionError:
+            raise
+        except Exception as error:
+            # Names of our classes become those of plain ones.
+            reason = re.sub("Traced(Dict|List|)", lambda found: found[1].lower() or "str", str(error).strip())
+            reason = reason or type(error).__name__
+            kind = "refuses the conversation" if isinstance(error, jinja2.TemplateError) else "fails"
+            raise RecordError(f"chat template {self.name} {kind}: {reason}") from error
+
+
+class Words(NamedTuple):
+    """A stretch of the text that comes from a message."""
+
+    begin: int
+    end: int
+    message: int
+    field: str
+    owner: int | None
+    """Message in the turn of which the template's loop wrote it; negative or None: outside all turns."""
+
+
+@cache
+def is_label(field: str) -> bool:
+    """Whether a field of a message is a label, such as its role, and not part of what it says."""
+    return field.rpartition(".")[2] in LABELS
+
+
+@final
+@dataclass(frozen=True)
+class Rendered:
+    """A conversation as text, with the origin of every character."""
+
+    text: str
+    runs: tuple[Run, ...]
+    """In order; their lengths add up to the length of the text."""
+    escaped: int = 0
+    """Number of characters that Jinja added by escaping text after |safe or |e."""
+
+    @cached_property
+    def words(self) -> tuple[Words, ...]:
+        """The text of messages, in order, without roles and other labels."""
+        found, at = [], 0
+        for length, message, path, _, owner, _ in self.runs:
+            if message >= 0 and not is_label(path):
+                found.append(Words(at, at + length, message, path, owner))
+            at += length
+        return tuple(found)
+
+
+def load_template(source: str | Path, *, tokenizer: Tokenizer | None = None, **variables: Any) -> Template:
+    """Load a chat template.
+
+    Args:
+        source: A `.jinja` file; a folder as models ship it (`chat_template.jinja`, `tokenizer_config.json`); the text
+            of a template; or the name of a family in `template_names`, for a plain template that comes with penstock.
+        tokenizer: Gives the names of BOS, EOS and padding if the folder does not.
+        variables: Variables for the template, such as enable_thinking.
+
+    Raises:
+        ConfigError: There is no template, or it is not valid Jinja.
+    """
+    text, name, config = _find(source)
+    if text is None:
+        raise ConfigError(
+            f"{source}: no chat template there; give a .jinja file, a tokenizer folder that has one, or one of "
+            f"{', '.join(template_names())}"
+        )
+    template = Template(source=text, name=name, variables={**_token_names(tokenizer, config), **variables})
+    _ = template._plain
+    return template
+
+
+def own_template(tokenizer: Tokenizer, **variables: Any) -> Template:
+    """The chat template that came with a tokenizer.
+
+    Raises:
+        ConfigError: There is none, or it is not valid Jinja.
+    """
+    if tokenizer.chat_template is None:
+        raise ConfigError(
+            f"the tokenizer {tokenizer.name} has no chat template of its own; give one: a .jinja file (--template), a "
+            f"tokenizer folder that has one, or one of {', '.join(template_names())}"
+        )
+    named = {**_token_names(tokenizer, {}), **variables}
+    # The name that a template from that folder would have.
+    name = tokenizer.name.rpartition("/")[2]
+    template = Template(source=tokenizer.chat_template, name=name, variables=named)
+    _ = template._plain
+    return template
+
+
+def template_names() -> tuple[str, ...]:
+    """Families that have a template here, for text conversations without tools."""
+    return tuple(sorted(path.stem for path in _OWN.glob("*.jinja")))
+
+
+def _find(source: str | Path) -> tuple[str | None, str, Mapping[str, Any]]:
+    """(text of the template or None, its name, tokenizer_config.json)."""
+    if isinstance(source, str) and ("{%" in source or "{{" in source):
+        return source, "given as text", {}
+    path = Path(source)
+    if source in template_names() and not path.exists():
+        return (_OWN / f"{source}.jinja").read_text(encoding="utf-8"), str(source), {}
+    if path.is_file() and path.suffix != ".json":
+        return path.read_text(encoding="utf-8"), path.name, {}
+    folder = path.parent if path.is_file() else path
+    config_path = path if path.is_file() else folder / "tokenizer_config.json"
+    config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
+    own = folder / "chat_template.jinja"
+    text = own.read_text(encoding="utf-8") if own.is_file() else template_in(config)
+    return text, path.name, config
+
+
+def _token_names(tokenizer: Tokenizer | None, config: Mapping[str, Any]) -> dict[str, str]:
+    """bos_token and other names, from the folder or from the tokenizer."""
+    named = {}
+    if tokenizer is not None:
+        texts = {token_id: text for text, token_id in tokenizer.special_tokens.items()}
+        ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
+        named = {name: texts[token_id] for name, token_id in ids.items() if token_id in texts}
+        content = tokenizer.source_bytes.get("tokenizer_config.json")
+        if not config and content is not None:
+            config = json.loads(content)
+    for name in _NAMES:
+        value = config.get(name)
+        value = value.get("content") if isinstance(value, dict) else value
+        if value is not None:
+            named[name] = value
+    return named
+
+
+def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message with reasoning under both names that templates read, as transformers does."""
+    if _REASONING_NAMES.isdisjoint(message):
+        return message
+    found = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+    return message if found is None else {"thinking": found, **message, "reasoning_content": found}
+
+
+def _rebuild(source: str, name: str, variables: dict[str, Any], now: datetime | None) -> Template:
+    return Template(source=source, name=name, variables=variables, now=now)

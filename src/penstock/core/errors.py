@@ -1,0 +1,77 @@
+"""Every error that penstock raises on purpose, in one tree.
+
+    PenstockError
+    ├── ConfigError     (ValueError)         a setting is out of range, unknown, or disagrees with another
+    ├── RecordError     (ValueError)         a raw record cannot be read: file, line, what was expected
+    │   ├── ConversationError                a record cannot be read as a conversation: also names the message
+    │   └── DamagedFileError                 a file of the input was cut, is damaged, or changed while it was read
+    ├── TokenizerError  (ValueError)         a vocabulary cannot be loaded, or does not support an operation
+    ├── FormatError     (ValueError)         a dataset, shard or manifest on disk breaks the format
+    │   └── CorruptionError                  bytes differ from their checksum, or a file was cut
+    ├── StateError      (ValueError)         a saved state does not fit these data or settings
+    ├── OutputError     (OSError)            the output folder cannot be used: full, read-only, holds other files
+    ├── DistributedError (RuntimeError)      ranks disagree, or a rank was left at its default
+    ├── IsolationError  (RuntimeError)       a model lets documents of one row see each other
+    └── MissingExtraError (ImportError)      an optional dependency is not installed; names the pip command
+
+A message says where, what was found, what was expected, and the cure.
+"""
+
+
+class PenstockError(Exception):
+    """The root of all errors that penstock raises on purpose."""
+
+
+class ConfigError(PenstockError, ValueError):
+    """A setting is out of range, unknown, or disagrees with another."""
+
+
+class RecordError(PenstockError, ValueError):
+    """A raw record cannot be read."""
+
+
+class ConversationError(RecordError):
+    """A record cannot be read as a conversation; names the index of the message at fault, from 0, if there is one."""
+
+
+class DamagedFileError(RecordError):
+    """A file of the input cannot be read to its end: it was cut, is damaged, or changed while it was read."""
+
+
+class TokenizerError(PenstockError, ValueError):
+    """A vocabulary cannot be loaded, or does not support an operation."""
+
+
+class FormatError(PenstockError, ValueError):
+    """A dataset, shard or manifest on disk breaks the format."""
+
+
+class CorruptionError(FormatError):
+    """Stored bytes differ from their checksum, or a file was cut short."""
+
+
+class StateError(PenstockError, ValueError):
+    """A saved state does not fit the data or the settings it is loaded into."""
+
+
+class OutputError(PenstockError, OSError):
+    """The output folder cannot be used."""
+
+
+class DistributedError(PenstockError, RuntimeError):
+    """Ranks disagree, or a rank was left at its default in a run of several."""
+
+
+class IsolationError(PenstockError, RuntimeError):
+    """A model lets the documents of one row see each other."""
+
+
+class MissingExtraError(PenstockError, ImportError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, package: str, extra: str | None = None) -> None:
+        """Args: `extra` that brings the package; None: the package is installed by its own name."""
+        if extra is None:
+            super().__init__(f"{package} is not installed, and this needs it: pip install {package}")
+        else:
+            super().__init__(f"{package} is not installed; it comes with the extra: pip install 'penstock[{extra}]'")

@@ -1,0 +1,131 @@
+"""Folders and paths: a path of this machine or a URL, and one process at a time in a folder.
+
+Locations of files: a path on this machine, or a URL of a store that fsspec reads.
+
+Locks a folder for one process at a time; the system releases the lock when its holders end, however they end.
+"""
+
+import os
+import re
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from penstock.core.errors import ConfigError, OutputError
+from penstock.core.system import refuse_windows
+
+refuse_windows()
+import fcntl  # noqa: E402  (not on Windows)
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+"""One slash, because `Path` turns `s3://bucket` into `s3:/bucket`. A single letter is a drive."""
+
+
+def is_url(location: str | os.PathLike[str]) -> bool:
+    """Whether a location is a URL, also one that has been through `Path`."""
+    return _SCHEME.match(os.fspath(location)) is not None
+
+
+def local_path(location: str | os.PathLike[str], what: str) -> Path:
+    """A location that must be a path on this machine.
+
+    Args:
+        location: The user's path.
+        what: What it is used for: "a dataset".
+
+    Raises:
+        ConfigError: It is a URL.
+    """
+    if is_url(location):
+        url = re.sub(":/+", "://", os.fspath(location), count=1)
+        raise ConfigError(
+            f"{url}: is a URL, but {what} must be a local path: object storage is not supported yet; prepare (or "
+            "write) to a local folder and copy it to the store; to read it, copy it here or mount the store"
+        )
+    return Path(location)
+
+
+LOCK_SECONDS = 3.0
+"""How long to wait for the remaining processes of a killed one to end."""
+
+
+def lock_folder(folder: Path, file: Path, *, doing: str) -> int:
+    """Lock a folder by a file in it, which is created if it is missing.
+
+    Args:
+        folder: The folder.
+        file: The lock file; it contains the number of the process that locked it last.
+        doing: What holders do to the folder, for the message to others: "preparing".
+
+    Returns:
+        A file descriptor: the folder is locked until it and all its copies are closed. On a file system without locks
+        it locks nothing.
+
+    Raises:
+        OutputError: Another process holds the lock, or the file cannot be created.
+    """
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise OutputError(f"{file}: cannot write: {error.strerror}; choose another folder") from error
+        if _take(lock) and _is_there(lock, file):
+            break
+        message = _held(folder, lock, doing)
+        os.close(lock)
+        if time.monotonic() > deadline:
+            raise OutputError(message)
+        time.sleep(0.05)
+    with suppress(OSError):
+        # The number is for people; a full disk has no room for it.
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock
+
+
+def _take(lock: int) -> bool:
+    """Lock an open file; returns False if another process holds the lock."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        # Some network file systems are mounted without locks; refusing to work there would not help.
+        return True
+    return True
+
+
+def _is_there(lock: int, file: Path) -> bool:
+    """Whether the locked file still has its name: its previous holder may have removed it at the end."""
+    try:
+        return os.path.samestat(os.fstat(lock), os.stat(file))
+    except FileNotFoundError:
+        return False
+
+
+def check_unlocked(folder: Path, file: Path, *, doing: str) -> None:
+    """Refuse what `lock_folder` would refuse, without writing anything.
+
+    Raises:
+        OutputError: Another process holds the lock.
+    """
+    try:
+        lock = os.open(file, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise OutputError(_held(folder, lock, doing)) from None
+    except OSError:
+        # Mounted without locks.
+        pass
+    finally:
+        os.close(lock)
+
+
+def _held(folder: Path, lock: int, doing: str) -> str:
+    holder = os.pread(lock, 64, 0).decode(errors="replace").strip() or "unknown"
+    return f"{folder}: process {holder} is {doing} into it; wait until it ends, or choose another folder"

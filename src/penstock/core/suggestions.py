@@ -1,0 +1,103 @@
+"""The name that was meant by one that does not exist: by what other trainers call it, then by how it is spelt."""
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping
+
+from penstock.core.errors import ConfigError
+
+OTHER_NAMES = {
+    "data.loader.packing": "sample_packing pack_sequences pack_samples",
+    "data.loader.rows_per_step": "batch_size bs bsz train_batch_size global_batch_size micro_batch_size "
+    "per_device_train_batch_size micro_bsz total_batch_size device_batch_size "
+    "grad_accum grad_accumulation gradient_accumulation gradient_accumulation_steps accumulate_grad_batches "
+    "grad_accum_steps accumulation_steps",
+    "data.loader.sequence_length": "seq_len seqlen seq_length max_seq_len max_seq_length max_sequence_length "
+    "sequence_len block_size context_length context_len context_size max_length max_len cutoff_len n_ctx "
+    "max_position_embeddings",
+    "data.sources": "dataset datasets train_file train_files train_data data_path dataset_path",
+    "data.sources.0.max_epochs": "epochs epoch num_epochs num_train_epochs n_epochs",
+    "data.sources.0.share": "mixing_weight sampling_weight probability proportion",
+    "model": "model_name model_name_or_path model_path base_model pretrained pretrained_model checkpoint init_from",
+    "model.dtype": "bf16 fp16 precision mixed_precision amp torch_dtype use_amp",
+    "model.heads": "n_head n_heads num_heads num_attention_heads",
+    "model.kv_heads": "n_kv_heads num_kv_heads num_key_value_heads n_kv_head",
+    "model.layers": "n_layer n_layers num_layers num_hidden_layers depth",
+    "model.mlp_width": "intermediate_size d_ff ffn_dim ffn_hidden_size hidden_dim n_inner",
+    "model.norm_eps": "rms_norm_eps layer_norm_eps layernorm_epsilon",
+    "model.prediction_heads": "mtp multi_token_prediction num_nextn_predict_layers n_predict",
+    "model.rope_theta": "rope_base rotary_base",
+    "model.tied": "tie_word_embeddings tie_embeddings tied_embeddings weight_tying",
+    "model.width": "n_embd d_model hidden_size embed_dim embedding_size n_embed model_dim",
+    "training.checkpoints.every": "save_steps save_every save_interval checkpoint_every checkpoint_interval ckpt_every",
+    "training.checkpoints.keep": "save_total_limit keep_last keep_checkpoints",
+    "training.compile": "torch_compile use_compile",
+    "training.evaluators": "eval eval_steps eval_every eval_interval evaluation eval_data eval_dataset validation "
+    "val_data eval_strategy evaluation_strategy callbacks",
+    "training.log_every": "logging_steps log_interval log_steps logging_interval",
+    "training.lora.rank": "lora_r lora_rank peft use_peft use_lora adapter",
+    "training.lora.alpha": "lora_alpha",
+    "training.lora.targets": "lora_target_modules target_modules lora_target",
+    "training.micro_sequences": "gradient_checkpointing activation_checkpointing checkpoint_activations recompute",
+    "training.optimizer.betas": "beta beta1 beta2 adam_beta1 adam_beta2 adam_betas",
+    "training.optimizer.clip_norm": "grad_clip clip_grad max_grad_norm gradient_clip gradient_clipping "
+    "gradient_clip_val grad_norm_clip clip_grad_norm",
+    "training.optimizer.eps": "adam_eps adam_epsilon epsilon",
+    "training.optimizer.kind": "optim optimiser optimizer_type optimizer_name",
+    "training.optimizer.learning_rate": "lr max_lr peak_lr base_lr",
+    "training.optimizer.weight_decay": "wd decay_rate l2 l2_regularization",
+    "training.schedule.floor": "min_lr min_learning_rate lr_min end_lr final_lr min_lr_ratio",
+    "training.schedule.shape": "lr_scheduler lr_scheduler_type scheduler scheduler_type lr_schedule lr_decay_style",
+    "training.schedule.warmup_steps": "warmup warmup_iters num_warmup_steps warmup_ratio warmup_fraction lr_warmup "
+    "lr_warmup_steps",
+    "training.shard": "fsdp fsdp2 zero zero_stage deepspeed",
+    "training.steps": "max_steps num_steps total_steps train_steps iterations max_iters train_iters num_iterations "
+    "num_train_steps n_steps iters",
+    "training.tensorboard": "tensorboard_dir log_dir",
+    "training.wandb": "wandb_project use_wandb report_to",
+    "training.z_loss": "z_loss_weight zloss z_loss_coefficient",
+}
+"""Key of a run file → what others call it."""
+
+NEAR, FAR = 0.7, 0.5
+"""How alike two names are, at most 1: a slip of the keys, and a guess."""
+
+
+def refuse_unknown(given: Iterable[str], known: Collection[str], what: str) -> None:
+    """Refuse the first of the names that is not known, and say which one was probably meant.
+
+    Args:
+        given: Names that somebody gave, such as the keywords of a call.
+        known: Names that exist there, in the order in which a message lists them.
+        what: What the names are, with an article, such as "an option of prepare".
+
+    Raises:
+        ConfigError: A name is not known: "'lr' is not an option of train; did you mean 'learning_rate'?".
+    """
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{name!r} is not {what}; {did_you_mean(name, known)}")
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """The end of a sentence about a name that does not exist: the name that was meant, else all that are known."""
+    name = name.lower().replace("-", "_")
+    if meant := _by_other_name(name, known) or closest(name, known, FAR):
+        return f"did you mean {meant!r}?"
+    return f"known: {', '.join(known)}"
+
+
+def closest(name: str, known: Collection[str], likeness: float) -> str | None:
+    """The known name that is spelt most alike; None where none is at least as alike as `likeness` (0 to 1)."""
+    return next(iter(difflib.get_close_matches(name, known, 1, likeness)), None)
+
+
+def listed_under(table: Mapping[str, str], name: str) -> str | None:
+    """The key of a table such as `OTHER_NAMES` that lists a name."""
+    return next((key for key, names in table.items() if name in names.split()), None)
+
+
+def _by_other_name(name: str, known: Collection[str]) -> str | None:
+    """The known name that other trainers call `name`."""
+    key = listed_under(OTHER_NAMES, name) or ""
+    # `data.sources.0.share` is `share`; `training.optimizer.kind` is `optimizer` to a function with flat keywords.
+    return next((part for part in reversed(key.split(".")) if part in known), None)

@@ -1,0 +1,100 @@
+"""Differences between operating systems, and a message about files that are cut while they are mapped.
+
+penstock runs on Linux and macOS; on Windows, within WSL. Features that only Linux has are looked up where they are
+used, and are either not needed or refused with a message.
+
+The system ends a process that reads a mapping past its file's end. The signal, SIGBUS, cannot be turned into an
+exception, but before the process ends by it, `explain_cut_files` reports which file was cut. This costs nothing until a
+fault occurs; then it checks the size of every mapped file.
+"""
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import weakref
+from pathlib import Path
+from typing import Any, Protocol
+
+from penstock.core.errors import ConfigError
+
+
+def refuse_windows() -> None:
+    """Raise a `ConfigError` on Windows, where files are mapped, locked and shared among processes differently."""
+    if sys.platform == "win32":
+        raise ConfigError("penstock runs on Linux and macOS; on Windows, install WSL and run it there")
+
+
+def usable_processors() -> int:
+    """Number of processors that this process may use, at least one; all of them if the system does not say."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):  # not on macOS
+        return os.cpu_count() or 1
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this process has had so far, in bytes."""
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak if sys.platform == "darwin" else peak * 1024)
+
+
+class MappedFile(Protocol):
+    """A file that is mapped."""
+
+    path: Path
+    size: int
+    """Bytes that are mapped."""
+
+
+mapped: "weakref.WeakSet[MappedFile]" = weakref.WeakSet()
+"""All files that are currently mapped; code that maps a file adds it."""
+_installed: list[Any] = []
+"""Keeps the handler alive."""
+
+
+def explain_cut_files() -> None:
+    """Report on standard error which mapped file was cut, before this process ends by SIGBUS.
+
+    Also enables Python's `faulthandler`, which then shows where each thread was. The command line calls this; your own
+    program may.
+    """
+    if _installed or not hasattr(signal, "SIGBUS"):
+        return
+    faulthandler.enable(file=2)
+    libc = ctypes.CDLL(None)
+    libc.signal.restype = ctypes.c_void_p
+    libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+
+    def explain(number: int) -> None:
+        # Runs in the thread that read the mapping, at that instruction: in a kernel or in NumPy, never during memory
+        # allocation. So Python may run here. The previous handler gets the signal again afterwards.
+        try:
+            for line in cut_files():
+                os.write(2, f"penstock: {line}\n".encode("utf-8", "backslashreplace"))
+        finally:
+            libc.signal(number, before)
+            getattr(libc, "raise")(number)
+
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(explain)
+    before = libc.signal(signal.SIGBUS, ctypes.cast(handler, ctypes.c_void_p))
+    _installed.append(handler)
+
+
+def cut_files() -> list[str]:
+    """A message about each mapped file that is shorter now than when it was mapped."""
+    found = []
+    for file in list(mapped):
+        try:
+            size = os.stat(file.path).st_size
+        except OSError:
+            continue  # a removed file keeps its bytes as long as it is mapped
+        if size < file.size:
+            found.append(
+                f"{file.path}: has {size} bytes, but had {file.size} when it was opened: it was cut, or overwritten in "
+                "place, while it was in use; restore a copy (`penstock verify` checks a dataset), then start again"
+            )
+    return found

@@ -1,0 +1,174 @@
+"""Output to a terminal: text without control characters, and the progress of long work.
+
+File names, records and texts may contain any character. Everything that penstock shows goes through `visible` or a
+console made here, so no data can move the cursor, clear the screen or hide text.
+
+Progress is a live bar in a terminal, an occasional plain line elsewhere, and nothing if it is disabled. It goes to
+standard error, so that standard output stays machine-readable. `rich` is imported only when a bar is drawn.
+"""
+
+import sys
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, final
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MARKS = {"\n": "⏎", "\t": "→", "\r": "␍"}
+"""Replacements for characters that would break the layout."""
+
+PLAIN_SECONDS = 10.0
+"""Seconds between plain lines when the output is not a terminal."""
+
+
+def visible(text: str, *, lines: bool = False) -> str:
+    r"""`text` on one line: marks for line ends and tabs, escapes such as `\x1b` for other unprintable characters.
+
+    Args:
+        text: Any text.
+        lines: Keep line ends and tabs.
+    """
+    if text.isprintable():
+        return text
+    marks = {"\n": "\n", "\t": "\t"} if lines else MARKS
+    return "".join(marks.get(c) or (c if c.isprintable() else ascii(c)[1:-1]) for c in text)
+
+
+def safe_console(**options: Any) -> "Console":
+    """A `rich.console.Console` that shows control characters of what it prints as escapes.
+
+    Args:
+        options: Options of `rich.console.Console`; highlighting is off by default.
+    """
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class SafeConsole(Console):
+        """Colours are added to segments later, so only the printed text itself is escaped."""
+
+        def render(self, *arguments: Any, **keywords: Any) -> Iterable[Segment]:
+            for segment in super().render(*arguments, **keywords):
+                text, style, control = segment
+                yield segment if control else Segment(visible(text, lines=True), style)
+
+    return SafeConsole(**{"highlight": False, **options})
+
+
+@final
+class Progress:
+    """Counts work and shows its progress; use it as a context manager.
+
+    ```python
+    with Progress("preparing", total=size, unit="B") as progress:
+        progress.advance(len(block), tokens=1200)
+    ```
+
+    Args:
+        title: The task, in a few words.
+        total: Amount of work, in `unit`; None: unknown.
+        unit: "B" shows amounts as bytes; any other word is shown as it is.
+        enabled: False shows nothing.
+        rates: Figure → unit of its rate per second, shown next to the bar (for example `{"tokens": "tok/s"}`).
+    """
+
+    def __init__(
+        self,
+        title: str,
+        *,
+        total: float | None = None,
+        unit: str = "",
+        enabled: bool = True,
+        rates: dict[str, str] | None = None,
+    ) -> None:
+        self.title, self.total, self.unit = title, total, unit
+        self.done = 0.0
+        self.figures: dict[str, float] = {}
+        self._rates = rates or {}
+        self._live: Any = None
+        self._task: Any = None
+        self._enabled = enabled
+        self._started = self._shown = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._started = self._shown = time.monotonic()
+        if self._enabled and sys.stderr.isatty():
+            self._live = self._make_bar()
+            self._live.start()
+            self._task = self._live.add_task(self.title, total=self.total, note="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.update(self._task, completed=self.done, note=self.note())
+            self._live.stop()
+        elif self._enabled and kind is None:
+            self._print_line()
+
+    def advance(self, amount: float, **figures: float) -> None:
+        """Add finished work, and add to the named figures."""
+        self.done += amount
+        for name, value in figures.items():
+            self.figures[name] = self.figures.get(name, 0.0) + value
+        if self._live is not None:
+            self._live.update(self._task, completed=self.done, note=self.note())
+        elif self._enabled and time.monotonic() - self._shown >= PLAIN_SECONDS:
+            self._print_line()
+
+    def note(self) -> str:
+        """The rates and figures, as shown next to the bar."""
+        seconds = max(time.monotonic() - self._started, 1e-9)
+        parts = [f"{_short(self.done / seconds)}{self.unit}/s"] if self.unit == "B" else []
+        for name, value in self.figures.items():
+            parts.append(
+                f"{_short(value / seconds)} {self._rates[name]}" if name in self._rates else f"{_short(value)} {name}"
+            )
+        return " · ".join(parts)
+
+    def _print_line(self) -> None:
+        self._shown = time.monotonic()
+        seconds = self._shown - self._started
+        share = f"{100 * self.done / self.total:3.0f}%" if self.total else f"{_short(self.done)}{self.unit}"
+        left = ""
+        if self.total and 0 < self.done < self.total:
+            left = f" · {_clock(seconds * (self.total - self.done) / self.done)} left"
+        note = self.note()
+        print(
+            f"{self.title}: {share}{' · ' + note if note else ''} · {_clock(seconds)}{left}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _make_bar(self) -> Any:
+        from rich.console import Console
+        from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        return Bar(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=28),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            TextColumn("·"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+
+
+def _short(value: float) -> str:
+    """1234567 → '1.23 M'."""
+    for size, suffix in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{suffix}"
+    return f"{value:.0f} " if value >= 100 or value == int(value) else f"{value:.1f} "
+
+
+def _clock(seconds: float) -> str:
+    """3725 → '1:02:05'."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,0 +1,290 @@
+"""A torch module of the user's own behind the door that all models have.
+
+Two methods and a number are enough (`OwnModule`); the rest is made of them. Whether documents may share a row is tried,
+not believed: logits of each document in a row must be those of the document alone. Texts are written without a cache,
+by reading the whole text again for each token: exact, and slow.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, final, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from penstock.core.errors import ConfigError, FormatError, IsolationError
+from penstock.core.randomness import key_for
+from penstock.inputs import InputRequirements, ModelInput
+from penstock.integrations.isolation import try_isolation
+from penstock.models.cache import LayerAttend, TextCache
+from penstock.models.language_model import LanguageModel, PackingVerdict, RowTensors
+from penstock.models.lora import LoraSettings
+from penstock.models.own_code import check_signature, load_own_code, name_of
+
+_DOOR = ("requirements", "packing", "tensors", "logits", "prediction_weights", "state_dict")
+"""What a module has that is a `LanguageModel` already."""
+_WRAPPED = "_penstock_model"
+PREFIX = "module."
+"""What the names of weights begin with behind the door."""
+
+
+@runtime_checkable
+class OwnModule(Protocol):
+    """What a `torch.nn.Module` needs to be trained. T slots, D target distances.
+
+    It may also have `requirements()`, an `InputRequirements` with what a row must hold besides targets, loss weights,
+    positions and document borders; and `prediction_weights`, one number a target distance (by default one distance).
+    """
+
+    vocab_size: int
+    """Ids below it are known."""
+
+    def forward(self, row: RowTensors) -> Tensor:
+        """Final hidden states [T, width] of one row, or [D, T, width]; no document may see another.
+
+        `row.tokens` and `row.positions` are int64 [T]; `row.attention(q, k, v)` attends within documents, with q
+        [T, heads, dim], k and v [T, kv_heads, dim]. Rows also come with one document, of any length.
+        """
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., width] → [..., vocab_size]; called on the positions that have a target."""
+
+
+@final
+class OwnModel(nn.Module):
+    """The door; see `LanguageModel` for its methods.
+
+    Args:
+        module: Meets `OwnModule`.
+        code: `module:function` that makes it, where a run file names one; then a folder with its weights can be loaded.
+
+    Raises:
+        ConfigError: The module lacks something, or has no weights.
+    """
+
+    ours = False
+
+    def __init__(self, module: nn.Module, code: str | None = None) -> None:
+        super().__init__()
+        _check_module(module)
+        self.module, self.code = module, code
+        self.lora: LoraSettings | None = None
+        self._verdict: PackingVerdict | None = None
+
+    def forward(self, row: RowTensors) -> Tensor:
+        """Final hidden states [D, T, width]."""
+        hidden = self.module(row)
+        if not isinstance(hidden, Tensor) or hidden.ndim not in (2, 3) or hidden.shape[-2] != len(row.tokens):
+            found = list(hidden.shape) if isinstance(hidden, Tensor) else repr(hidden)
+            raise ConfigError(
+                f"{self._name}: forward gave {found}; expected hidden states [T, width] or [distances, T, width], with "
+                f"T = {len(row.tokens)}"
+            )
+        return hidden if hidden.ndim == 3 else hidden[None]
+
+    def run(self, tokens: Tensor, positions: Tensor, attend: LayerAttend) -> Tensor:
+        """Not for modules of one's own, which attend by `row.attention`."""
+        raise ConfigError(f"{self._name}: a module of your own cannot attend by another function")
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., width] → [..., vocab], in float32 or wider."""
+        scores: Tensor = self.module.logits(hidden)  # type: ignore[operator]
+        return scores.to(torch.promote_types(scores.dtype, torch.float32))
+
+    def requirements(self) -> InputRequirements:
+        """What a loader must give for it."""
+        needed = InputRequirements(
+            asked_by=f"the model {self._name}",
+            target_distances=len(self.prediction_weights),
+            loss_weights=True,
+            positions=True,
+            cu_seqlens=True,
+        )
+        own = getattr(self.module, "requirements", None)
+        return needed if own is None else needed.merge(own())
+
+    def packing(self, slots: int) -> PackingVerdict:
+        """Whether documents may share a row; tried once, on random tokens."""
+        if self._verdict is None:
+            try:
+                try_isolation(self, self._trial_logits, gradients=hasattr(self.module, "get_input_embeddings"))
+                self._verdict = PackingVerdict(slots)
+            except IsolationError as error:
+                self._verdict = PackingVerdict(0, str(error))
+        return PackingVerdict(slots) if self._verdict.reason is None else self._verdict
+
+    def _trial_logits(self, _: Any, row: ModelInput) -> Tensor:
+        return self.logits(self(self.tensors(row)))[0]
+
+    def get_input_embeddings(self) -> Any:
+        """The module's embedding, or what stands for one: the isolation check reads the vocabulary off it."""
+        own = getattr(self.module, "get_input_embeddings", None)
+        return nn.Embedding(self.vocab_size, 1, device="meta") if own is None else own()
+
+    def tensors(self, row: ModelInput, backend: str = "auto") -> RowTensors:
+        """A row on the model's device."""
+        return RowTensors.of(
+            row, device=self.device, dtype=self.compute_dtype, backend=backend, vocab_size=self.vocab_size
+        )
+
+    def new_cache(self, sequences: int, capacity: int) -> TextCache:
+        """Room for sequences, kept as tokens."""
+        return TextCache(sequences, capacity, self.device)
+
+    @torch.no_grad()
+    def extend(self, tokens: Tensor, lengths: Tensor, cache: TextCache, sequences: Tensor | None = None) -> Tensor:
+        """Feed new tokens of sequences; logits [B, vocab] after each one's last new token."""
+        chosen = cache.append(tokens, lengths, sequences)
+        found = [self._last_logits(cache.text(sequence)) for sequence in chosen]
+        return torch.stack(found)
+
+    def _last_logits(self, text: Tensor) -> Tensor:
+        if not len(text):
+            return torch.zeros(self.vocab_size, device=self.device)
+        count = len(text)
+        row = ModelInput(
+            tokens=text.to("cpu", torch.int32).numpy(),
+            targets=np.full((1, count), -100, np.int32),
+            loss_weights=np.zeros((1, count), np.float32),
+            positions=np.arange(count, dtype=np.int32),
+            document_ids=np.zeros(count, np.int32),
+            cu_seqlens=np.array([0, count], np.int32),
+            max_seqlen=count,
+            num_tokens=count,
+            source_ids=np.zeros(1, np.int32),
+        )
+        return self.logits(self(self.tensors(row))[0, -1])
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids below it are known."""
+        return int(self.module.vocab_size)  # type: ignore[arg-type]
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return next(self.module.parameters()).device
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """That of its weights."""
+        return next(self.module.parameters()).dtype
+
+    @property
+    def prediction_weights(self) -> tuple[float, ...]:
+        """How much each target distance counts in the loss."""
+        return tuple(getattr(self.module, "prediction_weights", (1.0,)))
+
+    @property
+    def _name(self) -> str:
+        return type(self.module).__name__
+
+
+def as_language_model(model: Any) -> LanguageModel:
+    """Any model behind our door: ours, one of transformers, or a module that meets `OwnModule`.
+
+    What is made for a module is kept with it, so that it is tried once.
+
+    Raises:
+        ConfigError: It is no such model; says what it lacks.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"model: found {model!r}, expected a model of ps.load_model or ps.build_model, one of transformers, or a "
+            "torch.nn.Module with vocab_size, forward(row) and logits(hidden)"
+        )
+    if all(hasattr(model, name) for name in _DOOR):
+        ready: Any = model
+        return ready  # type: ignore[no-any-return]
+    if _WRAPPED not in model.__dict__:
+        transformers = sys.modules.get("transformers")
+        if transformers is not None and isinstance(model, transformers.PreTrainedModel):
+            from penstock.models.huggingface_model import HuggingFaceModel
+
+            made: Any = HuggingFaceModel(model)
+        else:
+            made = OwnModel(model)
+        # Past the module's own bookkeeping, which would make it a part of itself.
+        model.__dict__[_WRAPPED] = made
+    found: LanguageModel = model.__dict__[_WRAPPED]
+    return found
+
+
+def build_own(code: str, vocab_size: int, seed: int, where: str = "model") -> OwnModel:
+    """The module that code of the user's own makes: `function(vocab_size)`, or a class that is called so.
+
+    Args:
+        code: `module:function` or `path/to/file.py:function`.
+        vocab_size: Ids that it must know.
+        seed: Of fresh weights, as torch draws them.
+        where: For errors.
+
+    Raises:
+        ConfigError: There is no such code, or what it makes is no such module.
+    """
+    make: Callable[[int], Any] = check_signature(load_own_code(code, where), where, ("vocab_size",))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key_for(seed, "weights", "own") >> 1)
+        module = make(vocab_size)
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"{where}: {code} gave {module!r}, expected a torch.nn.Module")
+    model = OwnModel(module, code)
+    if model.vocab_size < vocab_size:
+        raise ConfigError(f"{where}: {code} made a model of {model.vocab_size} ids, and the data need {vocab_size}")
+    return model
+
+
+def load_own(folder: Path, described: dict[str, Any], module: nn.Module | None) -> OwnModel:
+    """A model of one's own with the weights of a folder.
+
+    Args:
+        folder: That `save_model` wrote.
+        described: What its `model.json` says.
+        module: To load into; None: made by the code that the folder names.
+
+    Raises:
+        FormatError: The folder names no code that makes it, or code that lies in itself.
+    """
+    code = described.get("code")
+    if module is not None:
+        return OwnModel(module, code)
+    if code is None:
+        raise FormatError(
+            f"{folder}: has the weights of {described.get('class')}, a module that was given as an object, and "
+            "a folder holds no code; make the module and load them by ps.load_model(folder, module=…)"
+        )
+    # Whoever copies a run from elsewhere does not expect that it runs code which came with it.
+    shipped = [whole := folder.resolve(), *whole.parents[:3]]
+    place = Path(code.rpartition(":")[0]).resolve()
+    if any(place.is_relative_to(one) for one in shipped if (one / "run.yaml").exists() or one == whole):
+        raise FormatError(
+            f"{folder}: is made by code that came with it, {place}, which is not run; move the file out of the folder, "
+            "or load the weights by ps.load_model(folder, module=…)"
+        )
+    return build_own(code, described["vocab_size"], 0, str(folder))
+
+
+def own_description(model: OwnModel) -> dict[str, Any]:
+    """What `model.json` says of a model of one's own."""
+    kind = type(model.module)
+    return {
+        "kind": "own",
+        "code": model.code,
+        "class": name_of(kind) or kind.__qualname__,
+        "vocab_size": model.vocab_size,
+    }
+
+
+def _check_module(module: nn.Module) -> None:
+    name = type(module).__name__
+    size = getattr(module, "vocab_size", None)
+    if not isinstance(size, int) or size < 1:
+        raise ConfigError(f"model {name}: vocab_size is {size!r}, expected the number of ids that it knows")
+    if not callable(getattr(module, "logits", None)):
+        raise ConfigError(f"model {name}: has no logits(hidden), which makes [..., vocab_size] of hidden states")
+    check_signature(module.forward, f"model {name}: forward", ("row",))
+    check_signature(module.logits, f"model {name}: logits", ("hidden",))
+    if next(module.parameters(), None) is None:
+        raise ConfigError(f"model {name}: has no weights to train")

@@ -1,0 +1,323 @@
+"""What a run can do: generate, evaluate, serve, export. The methods of `Run` and the command line share this code."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+from penstock.core.errors import ConfigError, OutputError
+from penstock.evaluation.tasks import LM_EVAL, TaskSettings
+from penstock.generation.settings import Sampling
+from penstock.loader import Mixture, Source
+from penstock.runs.keywords import EvaluateKeywords, GenerateKeywords, OpeningKeywords, ServeKeywords
+from penstock.runs.opening import Opened, context_of, template_of, writer_of
+from penstock.runs.run_document import check_names
+from penstock.serving.settings import ServeSettings
+from penstock.training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from penstock.runs.opening import Writer
+
+MOST_AT_ONCE = 32
+"""Maximum number of texts generated at the same time."""
+TEMPERATURE = 0.8
+"""Default temperature."""
+Asked = list[tuple[str, Sampling]]
+"""Prompts, each with its sampling settings."""
+
+
+def ask(prompts: Sequence[str], num: int, sampling: Sampling) -> Asked:
+    """Each prompt `num` times, with seeds counting up from that of `sampling`."""
+    return [(text, replace(sampling, seed=sampling.seed + number)) for text in prompts for number in range(num)]
+
+
+def prompt_ids(writer: "Writer", asked: Asked) -> list[list[int]]:
+    """The tokens of each prompt, after BOS if the tokenizer has one."""
+    from penstock.generation import begin_ids
+
+    begin = begin_ids(writer.tokenizer)
+    return [[*begin, *writer.tokenizer.encode(text).tolist()] for text, _ in asked]
+
+
+def write_texts(
+    open_model: Callable[[OpeningKeywords], Opened], prompts: Sequence[str], settings: dict[str, Any]
+) -> list[str]:
+    """The text of each prompt; see `Run.generate`."""
+    check_names("Run.generate", settings, GenerateKeywords)
+    opening = take_opening(settings)
+    asked = ask(prompts, 1, _sampling(settings))
+    if not asked:
+        return []
+    writer = writer_of(open_model(opening), min(len(asked), MOST_AT_ONCE))
+    written = writer.engine.generate_all(prompt_ids(writer, asked), [how for _, how in asked])
+    return [one.text for one in written]
+
+
+def write_reply(
+    open_model: Callable[[OpeningKeywords], Opened], messages: Sequence[Any], settings: dict[str, Any]
+) -> str:
+    """The reply to a conversation; see `Run.chat`."""
+    from penstock.generation.session import fit_chat, room_for
+
+    check_names("Run.chat", settings, GenerateKeywords)
+    opened = open_model(take_opening(settings))
+    if opened.template is None:
+        raise ConfigError(f"{opened.run.path}: it has no chat template; it was not trained on chats; use Run.generate")
+    sampling = _sampling({"min_tokens": 1, **settings})
+    engine = writer_of(opened, 1).engine
+    prompt = fit_chat(messages, opened.template, opened.tokenizer, room=room_for(engine, sampling))
+    [written] = engine.generate_all([prompt.ids], [sampling])
+    text: str = written.text
+    return text
+
+
+def _sampling(settings: dict[str, Any]) -> Sampling:
+    """Keyword arguments as settings; `stop` may be one string or several."""
+    if "stop" in settings:
+        settings["stop"] = (settings["stop"],) if isinstance(settings["stop"], str) else tuple(settings["stop"])
+    return Sampling(**{"temperature": TEMPERATURE, **settings})
+
+
+def take_opening(settings: dict[str, Any]) -> OpeningKeywords:
+    """Remove the keywords for opening a model from `settings`, and return them."""
+    found: Any = {name: settings.pop(name) for name in OpeningKeywords.__annotations__ if name in settings}
+    opening: OpeningKeywords = found
+    return opening
+
+
+SLOTS_CPU, SLOTS_GPU = 8, 64
+"""Number of replies generated at the same time."""
+Data = str | Source | Mixture
+"""A dataset's folder, or sources."""
+
+
+def evaluate_run(
+    open_model: Callable[[OpeningKeywords], Opened],
+    what: Sequence[str | Path | Source | Mixture],
+    output: Path | None,
+    rows: int | None,
+    settings: dict[str, Any],
+) -> dict[str, Any]:
+    """See `Run.evaluate`."""
+    check_names("Run.evaluate", settings, EvaluateKeywords)
+    opening = take_opening(settings)
+    names = [one for one in what if isinstance(one, str) and not Path(one).exists()]
+    if settings.get("data") is not None and len(names) != 1:
+        raise ConfigError(f"Run.evaluate: data belongs to one task, and {len(names)} are named; call it once per task")
+    tasks = [TaskSettings(name=name, **settings) for name in names]
+    data = [str(one) if isinstance(one, Path) else one for one in what if one not in names]
+    return evaluate(lambda: open_model(opening), data, tasks, output, rows)[0]
+
+
+def evaluate(
+    open_model: Callable[[], Opened],
+    data: Sequence[Data],
+    settings: Sequence[TaskSettings],
+    output: Path | None = None,
+    rows: int | None = None,
+) -> tuple[dict[str, Any], list[Any]]:
+    """Measure a model: its loss on datasets and its scores on tasks.
+
+    Args:
+        open_model: Called once the tasks are known to exist.
+        data: Held-out data; each document is used once.
+        settings: Settings of the tasks.
+        output: Folder for answers and results.json; None: nothing is saved.
+        rows: Approximate number of rows to use of each dataset; None: all.
+
+    Returns:
+        The figures as JSON values, and the results of the tasks.
+
+    Raises:
+        ConfigError: There is nothing to measure, no such task or no data for it, or chats are requested of a model
+            without a chat template.
+    """
+    if not data and not settings:
+        raise ConfigError("nothing to measure: name a task, such as gsm8k, or held-out data")
+    tasks = _make(settings)
+    found = open_model()
+    if any(one.chat for one in settings) and found.template is None:
+        raise ConfigError(f"{found.run.path}: it has no chat template; leave out chat")
+    losses = _losses(found, data, rows)
+    scores = _run_tasks(found, settings, tasks, output) if settings else []
+    figures: dict[str, Any] = {
+        "model": str(found.run.path), "step": found.run.step, "context_length": found.context_length, "results": losses
+    }  # fmt: skip
+    if settings:
+        figures["tasks"] = [one.to_json() for one in scores]
+    if output is not None:
+        _save(output, figures)
+    return figures, scores
+
+
+def _make(settings: Sequence[TaskSettings]) -> list[Any]:
+    """Create the tasks, before the model is loaded; None for tasks of lm-eval.
+
+    Raises:
+        ConfigError: There is no such task, or no data.
+    """
+    from penstock.evaluation.tasks import check_name, make_task
+
+    for one in settings:
+        check_name(one.name)
+    return [None if one.name.startswith(LM_EVAL) else make_task(one) for one in settings]
+
+
+def _run_tasks(found: Opened, settings: Sequence[TaskSettings], tasks: list[Any], output: Path | None) -> list[Any]:
+    """The results of all tasks, in the given order."""
+    from penstock.evaluation.results import run_task
+    from penstock.evaluation.subject import Subject
+
+    subject = Subject(
+        found.model,
+        found.tokenizer,
+        context_length=found.context_length,
+        stop_ids=found.run.stop_ids,
+        template=found.template,
+        slots=SLOTS_CPU if found.model.device.type == "cpu" else SLOTS_GPU,
+    )
+    results: list[Any] = []
+    for one, made in zip(settings, tasks, strict=True):
+        if made is None:
+            results += _run_lm_eval(subject, one, output)
+        else:
+            answers = None if output is None else output / one.name / "answers.jsonl"
+            results.append(run_task(made, subject, answers=answers))
+    return results
+
+
+def _run_lm_eval(subject: Any, one: TaskSettings, output: Path | None) -> Any:
+    from penstock.evaluation.lm_eval_tasks import run_lm_eval
+
+    return run_lm_eval(
+        subject,
+        [one.name.removeprefix(LM_EVAL)],
+        limit=one.limit,
+        shots=one.shots,
+        chat=one.chat,
+        seed=one.seed,
+        folder=None if one.data is None else Path(one.data),
+        cache=output,
+    )
+
+
+def _losses(found: Opened, data: Sequence[Data], rows: int | None) -> list[dict[str, Any]]:
+    """The figures of all datasets; a dataset that does not fit the model is refused before any is measured."""
+    from penstock.training.distributed import Ranks
+    from penstock.training.evaluators import HeldOutLoss
+
+    looks = [
+        HeldOutLoss(
+            one,
+            sequence_length=found.context_length,
+            tokenizer=found.tokenizer,
+            model=found.model,
+            ranks=Ranks(found.model.device),
+            rows=rows,
+        )
+        for one in data
+    ]
+    return [{"data": _name(one), **look(found.model)} for one, look in zip(data, looks, strict=True)]
+
+
+def _name(data: Data) -> str:
+    if isinstance(data, Mixture):
+        return ", ".join(source.name for source in data.sources)
+    return data.name if isinstance(data, Source) else data
+
+
+def _save(output: Path, figures: dict[str, Any]) -> None:
+    """Write `results.json` atomically."""
+    import json
+
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        partial = output / "results.json.partial"
+        partial.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        partial.replace(output / "results.json")
+    except OSError as error:
+        raise OutputError(f"{output}: cannot be written: {error.strerror}; give another folder") from error
+
+
+def serve(open_model: Callable[[OpeningKeywords], Opened], name: str | None, settings: dict[str, Any]) -> None:
+    """Serve until SIGTERM or Ctrl-C; see `Run.serve`."""
+    check_names("Run.serve", settings, ServeKeywords)
+    opening = take_opening(settings)
+    if "api_keys" in settings:
+        settings["api_keys"] = tuple(settings["api_keys"])
+    chosen = ServeSettings(**settings)
+    from penstock.serving import ServedModel, Server
+
+    writer = writer_of(open_model(opening), chosen.sequences)
+    served = ServedModel(
+        name=name or writer.name,
+        engine=writer.engine,
+        tokenizer=writer.tokenizer,
+        template=writer.template,
+        context_length=writer.engine.context_length,
+    )
+    Server(
+        served, chosen, on_ready=lambda address: print(f"penstock: {served.name} at {address}", flush=True)
+    ).serve_until_stopped()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """Facts of an exported model."""
+
+    output: str
+    """The folder."""
+    step: int | None
+    """Steps that the model was trained for; None: unknown."""
+    parameters: int
+    context_length: int
+    """Maximum number of tokens."""
+    stop_ids: list[int]
+    """Ids that end a text."""
+    chat_template: bool
+    """Whether the folder has a chat template."""
+    notices: list[str]
+    """Messages on what was left out, or cannot be read by other software."""
+
+
+def export_run(run: RunFolder | str | Path, output: Path, context_length: int | None = None) -> Exported:
+    """Write a run's model with its tokenizer, chat template, stop ids and context length; LoRA is merged.
+
+    Raises:
+        OutputError: The folder is not empty, or cannot be written.
+        ConfigError: The model cannot be written in the Hugging Face layout.
+    """
+    from safetensors import SafetensorError
+
+    from penstock.models import export, load_model, merge_lora
+    from penstock.tokenizers import load_tokenizer
+
+    run = run if isinstance(run, RunFolder) else RunFolder.open(run)
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise OutputError(f"{output}: is there and no empty folder; take another, or empty it")
+    tokenizer = load_tokenizer(run.tokenizer)
+    length = context_length or context_of(run)
+    trained = load_model(run.model, module=getattr(run, "module", None))
+    if trained.lora is not None:
+        merge_lora(trained)
+    try:
+        notices = export(
+            trained,
+            output,
+            tokenizer=tokenizer,
+            template=None if run.template is None else template_of(run, tokenizer),
+            stop_ids=run.stop_ids,
+            context_length=length,
+        )
+    except (OSError, SafetensorError) as error:
+        raise OutputError(f"{output}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
+    return Exported(
+        output=str(output),
+        step=run.step,
+        parameters=sum(weight.numel() for weight in trained.parameters()),
+        context_length=length,
+        stop_ids=list(run.stop_ids),
+        chat_template=run.template is not None,
+        notices=list(notices),
+    )

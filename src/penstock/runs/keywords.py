@@ -1,0 +1,176 @@
+"""The keyword arguments of `ps.train`, `ps.distil` and the methods of `Run`, with types that editors complete.
+
+They are the settings of a run file by the same names; `tests/training/test_keywords.py` compares each with its class.
+Settings of the sections `optimizer` and `schedule` may be given directly: `learning_rate=1e-3` is
+`optimizer={"learning_rate": 1e-3}`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from penstock.distillation.settings import Kind, LossSettings, TeacherSettings
+from penstock.evaluation.tasks import TaskSettings
+from penstock.loader import Mixture, Source
+from penstock.models.lora import LoraSettings
+from penstock.models.settings import Dtype
+from penstock.training.settings import (
+    AttentionBackend,
+    CheckpointSettings,
+    EvaluatorSettings,
+    OptimizerSettings,
+    ScheduleSettings,
+    Shape,
+    TensorLogSettings,
+)
+
+Values = Mapping[str, Any]
+"""Settings of a section by their names."""
+Evaluation = EvaluatorSettings | TaskSettings | Source | Mixture | Values | str | Callable[..., Any]
+"""Settings; a task; held-out data (a source, a mixture, a dataset's folder); or a function of your own."""
+TeacherLike = str | TeacherSettings | Values
+"""A run's folder or a model of transformers, or settings of a teacher."""
+
+
+class OptimizerKeywords(TypedDict, total=False):
+    """Settings of `optimizer`; see `OptimizerSettings`."""
+
+    learning_rate: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    decay_embeddings: bool
+    momentum: float
+    clip_norm: float | None
+    fused: bool | None
+
+
+class ScheduleKeywords(TypedDict, total=False):
+    """Settings of `schedule`; see `ScheduleSettings`."""
+
+    warmup_steps: int | None
+    decay: float
+    floor: float
+
+
+class _Common(OptimizerKeywords, ScheduleKeywords, total=False):
+    steps: int | None
+    optimizer: OptimizerSettings | Values | Literal["adamw", "muon"]
+    schedule: ScheduleSettings | Values | Shape
+    on_step: Callable[..., Any] | str | None
+    z_loss: float
+    lora: LoraSettings | Values | None
+    micro_sequences: int
+    attention: AttentionBackend
+    device: str
+    threads: int | None
+    compile: bool
+    deterministic: bool
+    seed: int
+    shard: bool
+    checkpoints: CheckpointSettings | Values
+    evaluators: Mapping[str, Evaluation]
+    log_every: int
+    tensorboard: bool
+    wandb: str | None
+    tensor_logs: TensorLogSettings | Values
+
+
+class TrainKeywords(_Common, total=False):
+    """Settings of `training`; see `TrainSettings`."""
+
+    loss: Callable[..., Any] | str | None
+
+
+class DistilKeywords(_Common, total=False):
+    """Settings of `training` and of `teacher`; see `TrainSettings` and `DistillationSettings`."""
+
+    cross_entropy: float
+    distillation: float
+    balance: Literal["fixed", "balanced"]
+    choose: Literal["all", "by_score", "best"]
+    score: Literal["likelihood", "entropy", "confidence"]
+    sharpness: float
+
+
+DistilLoss = LossSettings | Values | Kind
+"""The loss between student and teacher."""
+
+
+class ModelKeywords(TypedDict, total=False):
+    """Settings of a transformer; see `ModelSettings`."""
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int | None
+    head_width: int | None
+    mlp_width: int | None
+    rope_theta: float
+    norm_eps: float
+    tied: bool
+    prediction_heads: int
+    prediction_weights: tuple[float, ...]
+    sliding_window: int | None
+    init_std: float
+    dtype: Dtype
+
+
+class OpeningKeywords(TypedDict, total=False):
+    """How a model is opened for use."""
+
+    context_length: int | None
+    device: str
+    threads: int | None
+
+
+class GenerateKeywords(OpeningKeywords, total=False):
+    """How texts are generated; see `Sampling`."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float
+    min_p: float
+    seed: int
+    min_tokens: int
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    logprobs: int | None
+
+
+class EvaluateKeywords(OpeningKeywords, total=False):
+    """How tasks are run; see `TaskSettings`."""
+
+    data: str | None
+    limit: int | None
+    shots: int | None
+    chat: bool
+    samples: int
+    temperature: float
+    max_tokens: int
+    overlap: int | None
+    unsafe: bool
+    seed: int
+
+
+class ServeKeywords(OpeningKeywords, total=False):
+    """Address and limits of a server; see `ServeSettings`."""
+
+    host: str
+    port: int
+    api_keys: tuple[str, ...]
+    sequences: int
+    waiting: int
+    waiting_seconds: float
+    requests_per_client: int
+    requests_per_second: float
+    burst: int
+    body_bytes: int
+    body_seconds: float
+    messages: int
+    max_tokens: int
+    choices: int
+    grace_seconds: float
+
+
+Teachers = TeacherLike | Sequence[TeacherLike]
+"""One teacher, or several."""

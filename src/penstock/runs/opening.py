@@ -1,0 +1,223 @@
+"""Models from what a user names (a folder, a run, a hub name, code, settings), and engines that generate with them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from penstock.core.errors import ConfigError, FormatError
+from penstock.models.settings import ModelSettings
+from penstock.runs.keywords import ModelKeywords
+from penstock.runs.run_document import check_names
+from penstock.training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    import torch
+
+    from penstock.models import LanguageModel
+
+
+def load_model(
+    path: str | Path,
+    *,
+    device: "torch.device | str" = "cpu",
+    dtype: "torch.dtype | None" = None,
+    module: "torch.nn.Module | None" = None,
+) -> "LanguageModel":
+    """Load a model from a run (its newest checkpoint), a model folder of penstock, or a model of transformers.
+
+    Args:
+        path: A folder, or the name of a model on the Hugging Face hub.
+        device: Device of the model.
+        dtype: Dtype of the weights; None: as stored. Training keeps weights in float32 or wider.
+        module: A torch module of your own, into which the folder's weights are loaded.
+
+    Raises:
+        FormatError: There is no model at the path, or its weights are quantised.
+        CorruptionError: Its weights are damaged.
+        ConfigError: transformers has no causal model for it, or cannot run it.
+    """
+    from penstock.models import load_model as load_folder
+    from penstock.training import RunFolder
+    from penstock.training.run_folder import RUN_FILE
+
+    folder = Path(path)
+    if (folder / RUN_FILE).is_file():
+        return load_folder(RunFolder.open(folder).model, device, dtype, module=module)
+    if folder.exists():
+        return load_folder(folder, device, dtype, module=module)
+    if not _may_be_of_hub(str(path)):
+        raise FormatError(f"{path}: there is no such folder; give a run, a model's folder, or owner/name on the hub")
+    from penstock.models.huggingface_model import load_huggingface
+
+    return load_huggingface(path, device=device, dtype=dtype)
+
+
+def build_model(
+    *,
+    vocab_size: int,
+    device: "torch.device | str" = "cpu",
+    seed: int = 0,
+    **settings: Unpack[ModelKeywords],
+) -> "LanguageModel":
+    """Build a transformer with freshly initialised weights.
+
+    Args:
+        vocab_size: Number of ids of the tokenizer, `Dataset.tokenizer.vocab_size`.
+        device: Device of the model.
+        seed: Seed of the weights, which are the same on every device.
+        settings: See `ModelSettings`: layers, width, heads and so on.
+
+    Raises:
+        ConfigError: A setting is unknown or out of range.
+    """
+    from penstock.models import build_model as build
+
+    check_names("ps.build_model", settings, ModelKeywords, "model")
+    given: dict[str, Any] = dict(settings)
+    if "prediction_weights" in given:
+        given["prediction_weights"] = tuple(given["prediction_weights"])
+    return build(ModelSettings(vocab_size=vocab_size, **given), vocab_size=vocab_size, device=device, seed=seed)
+
+
+def model_section(path: str | Path) -> str:
+    """The value of `model` in a run file for a model named in Python.
+
+    Raises:
+        ConfigError: There is no such folder, and it cannot be a name on the hub.
+    """
+    from penstock.models.own_code import is_own_code
+
+    text = str(path)
+    if text.startswith(("hf:", "from:")) or is_own_code(text):
+        return text
+    if Path(path).exists():
+        return f"from:{text}"
+    if not _may_be_of_hub(text):
+        raise ConfigError(f"model {text!r}: there is no such folder; give that of a run or a model, or owner/name")
+    return f"hf:{text}"
+
+
+def _may_be_of_hub(name: str) -> bool:
+    return name.count("/") <= 1 and not name.startswith((".", "/", "~"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A model from its folder, ready to use."""
+
+    run: RunFolder
+    """The run that it comes from."""
+    model: Any
+    """The model, in evaluation mode."""
+    tokenizer: Any
+    template: Any
+    """Chat template; None if there is none."""
+    context_length: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writer:
+    """A model with an engine that generates texts."""
+
+    name: str
+    step: int | None
+    engine: Any
+    tokenizer: Any
+    template: Any
+    """Chat template; None if there is none."""
+
+
+def load_opened(
+    run: RunFolder | str | Path,
+    *,
+    context_length: int | None = None,
+    device: str = "auto",
+    threads: int | None = None,
+    module: "torch.nn.Module | None" = None,
+) -> Opened:
+    """Open the model of a run, or of a folder in the Hugging Face layout.
+
+    Args:
+        run: The run, or its folder.
+        context_length: Maximum number of tokens that the model sees; None: its training length.
+        device: cpu, cuda, …; auto: a GPU if there is one.
+        threads: Torch's threads on the CPU; None: unchanged.
+        module: Your own torch module, into which the run's weights are loaded.
+
+    Raises:
+        FormatError: There is no model.
+        ConfigError: The model's sequence length is unknown, or there is no such device.
+    """
+    import torch
+
+    from penstock.models import load_model
+    from penstock.tokenizers import load_tokenizer
+    from penstock.training.distributed import local_device
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    found = run if isinstance(run, RunFolder) else RunFolder.open(run)
+    length = context_length or context_of(found)
+    tokenizer = load_tokenizer(found.tokenizer)
+    model: Any = load_model(found.model, local_device(device), module=module)
+    # Some models of transformers have dropout.
+    model.eval()
+    template = None if found.template is None else template_of(found, tokenizer)
+    return Opened(run=found, model=model, tokenizer=tokenizer, template=template, context_length=length)
+
+
+def load_writer(
+    path: str | Path, *, context_length: int | None = None, device: str = "auto", threads: int | None = None, slots: int
+) -> Writer:
+    """Like `load_opened`, with an engine that generates `slots` texts at the same time.
+
+    Raises:
+        PenstockError: As for `load_opened`.
+    """
+    return writer_of(load_opened(path, context_length=context_length, device=device, threads=threads), slots)
+
+
+def writer_of(found: Opened, slots: int) -> Writer:
+    """Build an engine for an opened model."""
+    from penstock.generation import Engine
+
+    engine = Engine(
+        found.model,
+        found.tokenizer,
+        context_length=found.context_length,
+        stop_ids=found.run.stop_ids,
+        slots=slots,
+    )
+    return Writer(
+        name=found.run.path.resolve().name,
+        step=found.run.step,
+        engine=engine,
+        tokenizer=found.tokenizer,
+        template=found.template,
+    )
+
+
+def template_of(run: RunFolder, tokenizer: Any) -> Any:
+    """The chat template with the variables used when the conversations were prepared."""
+    from penstock.chat import load_template
+    from penstock.shards import ChatInfo
+
+    chat = ChatInfo.load(run.path)
+    assert run.template is not None
+    return load_template(run.template, tokenizer=tokenizer, **({} if chat is None else chat.variables))
+
+
+def context_of(run: RunFolder) -> int:
+    """Number of tokens per row that a run's model was trained on.
+
+    Raises:
+        ConfigError: The run does not say.
+    """
+    from penstock.core.errors import ConfigError
+
+    found = run.trained_length
+    if found is None:
+        raise ConfigError(
+            f"{run.path}: does not say how long its sequences are; give --context-length (in Python context_length)"
+        )
+    return found

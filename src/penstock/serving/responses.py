@@ -1,0 +1,318 @@
+"""Answers in OpenAI's format: whole, or as server-sent events while they are generated.
+
+`tokens_dropped`, in answers to chats and in the first chunk of their streams, is our addition: the number of tokens of
+whole turns that did not fit the context. A client that leaves is noticed at any time, and its sequences are cancelled.
+If the server must cut a stream, it ends with an error event and without `[DONE]`, so no client takes it as complete.
+
+Sources: OpenAI's API reference, objects `text_completion`, `chat.completion`, `chat.completion.chunk`; a stream ends
+with `data: [DONE]`. Server-sent events: the HTML standard, section 9.2.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar, final
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from penstock.generation import Event
+from penstock.serving.admission import Cut, Generating
+from penstock.serving.guard import Metrics
+from penstock.serving.refusals import ClientLeft, JsonResponse, Refusal, internal_error, json_bytes
+from penstock.tokenizers import Tokenizer
+
+Json = dict[str, Any]
+Result = TypeVar("Result")
+
+
+@final
+class TokenTexts:
+    """The texts of tokens, or the names of control tokens, with log-probabilities in OpenAI's format."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._table = tokenizer.byte_table
+        self._names = {token: text.encode() for text, token in tokenizer.special_tokens.items()}
+
+    def logprobs_of(self, event: Event) -> Json | None:
+        """An event's log-probabilities in the format of chats; None if they were not requested."""
+        if event.logprobs is None:
+            return None
+        likeliest = [self._token(token, value) for token, value in event.logprobs.likeliest]
+        return {**self._token(event.token, event.logprobs.token), "top_logprobs": likeliest}
+
+    def _token(self, token: int, value: float) -> Json:
+        # A model may have more embedding rows than the tokenizer has ids.
+        spelled = self._names.get(token, b"") or (self._table[token] if token < len(self._table) else b"")
+        # OpenAI uses -9999 for almost impossible tokens, because JSON has no infinity.
+        return {"token": spelled.decode("utf-8", "replace"), "logprob": max(value, -9999.0), "bytes": list(spelled)}
+
+
+def as_completion(tokens: Sequence[Json], offset: int) -> Json:
+    """Log-probabilities in the format of completions; `offset`: number of characters before the first token."""
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token["token"])
+    return {
+        "tokens": [token["token"] for token in tokens],
+        "token_logprobs": [token["logprob"] for token in tokens],
+        "top_logprobs": [{top["token"]: top["logprob"] for top in token["top_logprobs"]} for token in tokens],
+        "text_offset": offsets,
+    }
+
+
+@final
+@dataclass(slots=True)
+class Choice:
+    """One reply so far."""
+
+    texts: list[str] = field(default_factory=list)
+    tokens: int = 0
+    finish_reason: str | None = None
+    logprobs: list[Json] = field(default_factory=list)
+
+    def take(self, event: Event, logprobs: Json | None) -> None:
+        """Add an event."""
+        self.texts.append(event.text)
+        self.tokens += 1
+        self.finish_reason = event.finish_reason
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
+
+
+class Writer(Protocol):
+    """Formats one answer."""
+
+    def whole(self, choices: Sequence[Choice], usage: Json) -> Json:
+        """The whole answer."""
+
+    def opening(self, index: int) -> Json | None:
+        """The chunk before the first token of a choice, if the format has one."""
+
+    def chunk(self, index: int, event: Event, logprobs: Json | None) -> Json:
+        """The chunk of one event."""
+
+    def closing(self, usage: Json) -> Json:
+        """The chunk with the usage."""
+
+
+def usage(prompt_tokens: int, choices: Sequence[Choice]) -> Json:
+    """The numbers of tokens read and generated."""
+    completion = sum(choice.tokens for choice in choices)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion,
+        "total_tokens": prompt_tokens + completion,
+    }
+
+
+@final
+class ChatWriter:
+    """Answers of `/v1/chat/completions`."""
+
+    def __init__(self, model: str, tokens_dropped: int) -> None:
+        self._dropped = tokens_dropped
+        self._head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
+
+    def whole(self, choices: Sequence[Choice], usage: Json) -> Json:
+        """A `chat.completion`."""
+        written = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": "".join(choice.texts), "refusal": None},
+                "logprobs": _of_chat(choice.logprobs),
+                "finish_reason": choice.finish_reason,
+            }
+            for index, choice in enumerate(choices)
+        ]
+        head = {**self._head, "object": "chat.completion"}
+        return {**head, "choices": written, "usage": usage, "tokens_dropped": self._dropped}
+
+    def opening(self, index: int) -> Json:
+        """The chunk with the role, and `tokens_dropped`."""
+        opened = self._chunk(index, {"role": "assistant", "content": ""}, None, None)
+        return {**opened, "tokens_dropped": self._dropped}
+
+    def chunk(self, index: int, event: Event, logprobs: Json | None) -> Json:
+        """A `chat.completion.chunk`."""
+        delta = {"content": event.text} if event.text else {}
+        return self._chunk(index, delta, None if logprobs is None else [logprobs], event.finish_reason)
+
+    def closing(self, usage: Json) -> Json:
+        """The chunk with the usage and without choices."""
+        return {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage}
+
+    def _chunk(self, index: int, delta: Json, logprobs: list[Json] | None, reason: str | None) -> Json:
+        choice = {"index": index, "delta": delta, "logprobs": _of_chat(logprobs), "finish_reason": reason}
+        return {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
+
+
+@final
+class CompletionWriter:
+    """Answers of `/v1/completions`."""
+
+    def __init__(self, model: str) -> None:
+        self._head = {
+            "id": f"cmpl-{secrets.token_hex(12)}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._offsets: dict[int, int] = {}
+
+    def whole(self, choices: Sequence[Choice], usage: Json) -> Json:
+        """A `text_completion`."""
+        written = [
+            self._choice(index, "".join(choice.texts), choice.logprobs, choice.finish_reason)
+            for index, choice in enumerate(choices)
+        ]
+        return {**self._head, "choices": written, "usage": usage}
+
+    def opening(self, index: int) -> None:
+        """None: completions have no opening chunk."""
+
+    def chunk(self, index: int, event: Event, logprobs: Json | None) -> Json:
+        """A `text_completion` with a piece of the text."""
+        tokens = [] if logprobs is None else [logprobs]
+        return {**self._head, "choices": [self._choice(index, event.text, tokens, event.finish_reason)]}
+
+    def closing(self, usage: Json) -> Json:
+        """The chunk with the usage and without choices."""
+        return {**self._head, "choices": [], "usage": usage}
+
+    def _choice(self, index: int, text: str, tokens: Sequence[Json], reason: str | None) -> Json:
+        offset = self._offsets.get(index, 0)
+        self._offsets[index] = offset + sum(len(token["token"]) for token in tokens)
+        logprobs = as_completion(tokens, offset) if tokens else None
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _of_chat(tokens: Sequence[Json] | None) -> dict[str, Any] | None:
+    return {"content": list(tokens), "refusal": None} if tokens else None
+
+
+@final
+class Answering:
+    """The answer to one request while it is generated."""
+
+    def __init__(self, generating: Generating, writer: Writer, names: TokenTexts, metrics: Metrics) -> None:
+        self._generating, self._writer, self._names, self._metrics = generating, writer, names, metrics
+        self._choices = [Choice() for _ in range(generating.ask.choices)]
+        self._begun = time.perf_counter()
+
+    async def whole(self, request: Request) -> Response:
+        """The answer after everything is generated.
+
+        Raises:
+            Refusal: The server cut a reply.
+            ClientLeft: The client closed its connection.
+        """
+        try:
+            return await unless_left(request, self._whole())
+        finally:
+            self.close()
+
+    def stream(self, *, include_usage: bool) -> Response:
+        """The answer as a stream of events."""
+        return _EventStream(self, self._events(include_usage))
+
+    def close(self) -> None:
+        """Cancel running sequences, and count the request as cancelled if there were any."""
+        if self._generating.close():
+            self._metrics.cancelled += 1
+
+    async def _whole(self) -> Response:
+        try:
+            async for _ in self._taken():
+                pass
+        except Cut as cut:
+            raise refusal_of(cut) from None
+        return JsonResponse(self._writer.whole(self._choices, self._usage()))
+
+    async def _events(self, include_usage: bool) -> AsyncIterator[bytes]:
+        for index in range(len(self._choices)):
+            opening = self._writer.opening(index)
+            if opening is not None:
+                yield _event(opening)
+        try:
+            async for index, event, logprobs in self._taken():
+                if event.text or event.finish_reason or logprobs:
+                    yield _event(self._writer.chunk(index, event, logprobs))
+        except Cut as cut:
+            yield _event(refusal_of(cut).body)
+            return
+        if include_usage:
+            yield _event(self._writer.closing(self._usage()))
+        yield b"data: [DONE]\n\n"
+
+    async def _taken(self) -> AsyncIterator[tuple[int, Event, Json | None]]:
+        """All events as (choice, event, log-probabilities); counted, and added to their choices."""
+        self._metrics.prompt_tokens += self._generating.ask.prompt_tokens
+        self._metrics.dropped_tokens += self._generating.ask.tokens_dropped
+        first = True
+        async for index, event in self._generating.events():
+            if first:
+                self._metrics.first_token_seconds.observe(time.perf_counter() - self._begun)
+                first = False
+            self._metrics.completion_tokens += 1
+            logprobs = self._names.logprobs_of(event)
+            self._choices[index].take(event, logprobs)
+            yield index, event, logprobs
+
+    def _usage(self) -> dict[str, Any]:
+        return usage(self._generating.ask.prompt_tokens, self._choices)
+
+
+@final
+class _EventStream(StreamingResponse):
+    """A stream that cancels its sequences however it ends, even if it never began."""
+
+    def __init__(self, answering: Answering, events: AsyncIterator[bytes]) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._answering = answering
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._answering.close()
+
+
+async def unless_left(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """Await work, and cancel it if the client leaves. The request's body must have been read.
+
+    Raises:
+        ClientLeft: The client left.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientLeft
+    finally:
+        leaving.cancel()
+        working.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+def refusal_of(cut: Cut) -> Refusal:
+    """The answer for a reply that the server cut."""
+    if cut.error is not None:
+        return internal_error()
+    return Refusal(503, "the server is stopping and cut the reply", code="stopping", retry_after=10, close=True)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _event(value: Any) -> bytes:
+    return b"data: " + json_bytes(value) + b"\n\n"

@@ -1,0 +1,99 @@
+"""A file that is cut while it is mapped: the process ends by SIGBUS, but says which file it was."""
+
+import signal
+
+import numpy as np
+import pytest
+
+from makers.processes import run_code
+from penstock.core.system import cut_files
+from penstock.shards import open_dataset, write_dataset
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    return write_dataset(tmp_path / "d", [np.arange(3000)] * 100)
+
+
+USE = """
+    import os, sys
+    import penstock.cli
+    from penstock.shards import open_dataset
+
+    def use(arguments):
+        dataset = open_dataset(arguments[0])
+        os.truncate(os.path.join(*arguments), 4096)
+        if arguments[1].endswith(".arrow"):
+            dataset[99]
+        else:
+            dataset.table.lengths[-100000:].sum()
+        return 0
+
+    penstock.cli._run = use
+    penstock.cli.main()
+"""
+
+
+def test_the_command_line_names_the_file(dataset):
+    path = dataset.path / "00000.arrow"
+    size = path.stat().st_size
+    done = run_code(USE, dataset.path, "00000.arrow")
+    assert done.returncode == -signal.SIGBUS
+    first, *rest = done.stderr.splitlines()
+    assert first.startswith(f"penstock: {path}: has 4096 bytes, but had {size} when it was opened: it was cut")
+    assert "restore a copy (`penstock verify` checks a dataset), then start again" in first
+    assert rest[0] == "Fatal Python error: Bus error"
+
+
+def test_the_lengths(tmp_path):
+    write_dataset(tmp_path / "d", [[1]] * 2000)
+    done = run_code(USE, tmp_path / "d", "lengths.u32")
+    assert done.returncode == -signal.SIGBUS
+    assert "lengths.u32: has 4096 bytes, but had 16000 when it was opened" in done.stderr
+
+
+def test_a_thread_that_holds_nothing(dataset):
+    """A kernel without the GIL, in a thread of its own."""
+    code = """
+        import os, sys, threading
+        from penstock.core.system import explain_cut_files
+        from penstock.shards import open_dataset
+        explain_cut_files()
+        dataset = open_dataset(sys.argv[1])
+        dataset[0]
+        os.truncate(os.path.join(sys.argv[1], "00000.arrow"), 4096)
+        thread = threading.Thread(target=lambda: dataset[99])
+        thread.start()
+        thread.join()
+    """
+    done = run_code(code, dataset.path)
+    assert done.returncode == -signal.SIGBUS
+    assert "00000.arrow: has 4096 bytes" in done.stderr
+
+
+def test_another_bus_error_is_left_to_faulthandler():
+    code = """
+        import os, signal
+        from penstock.core.system import explain_cut_files
+        explain_cut_files()
+        os.kill(os.getpid(), signal.SIGBUS)
+    """
+    done = run_code(code)
+    assert done.returncode == -signal.SIGBUS
+    assert done.stderr.startswith("Fatal Python error: Bus error")
+
+
+def test_only_files_that_are_shorter_now(dataset):
+    again = open_dataset(dataset.path)
+    assert [line for line in cut_files() if str(dataset.path) in line] == []
+    path = dataset.path / "00000.arrow"
+    with open(path, "ab") as file:
+        file.write(b"x")
+    assert [line for line in cut_files() if str(dataset.path) in line] == []
+    with open(path, "r+b") as file:
+        file.truncate(9000)
+    found = [line for line in cut_files() if str(dataset.path) in line]
+    assert len(found) == 2  # each time that it was mapped
+    path.unlink()
+    assert [line for line in cut_files() if str(dataset.path) in line] == []
+    assert len(again) == 100

@@ -1,0 +1,138 @@
+"""The shapes and dtypes in signatures are true: whole loaders run with every array held against its annotation."""
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import islice
+from typing import Annotated
+
+import numpy as np
+import pytest
+from array_checks import UnfitError, arrays_checked, checked
+
+from penstock import inputs, objectives, packing
+from penstock.core.arrays import Int64
+from penstock.inputs import AttentionRule, InputRequirements
+from penstock.loader import Loader, Mixture, Place, Source
+from penstock.objectives import Causal, CausalLM, Denoise, Infill, PrefixLM, SpanCorruption, Written
+from penstock.sampling import Permutation
+from penstock.shards import write_dataset
+
+ROOMS = ("loader", "sampling", "packing", "inputs", "objectives")
+UNUSED = {
+    # Needs a GPU; needs a tokenizer.
+    "penstock.loader.buffers.pinned", "penstock.objectives.character_splits",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reversed:
+    """An objective in Python."""
+
+    name: str = "reversed"
+
+    def document_limit(self, sequence_length):
+        return sequence_length
+
+    def measure(self, lengths, keys):
+        return lengths
+
+    def write(self, tokens, weights, key):
+        return Written(tokens=tokens[::-1].copy(), weights=None if weights is None else weights[::-1].copy())
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    generator = np.random.default_rng(0)
+    documents = [generator.integers(3, 300, n) for n in generator.integers(1, 200, 80)]
+    spans = [[(0, len(document) // 2 + 1, 1.0)] for document in documents]
+    folder = tmp_path_factory.mktemp("shapes")
+    return [write_dataset(folder / "plain", documents), write_dataset(folder / "spans", documents, spans=spans)]
+
+
+def sources(data):
+    plain, weighted = data
+    denoise = Denoise([SpanCorruption(0.15, 3), PrefixLM(), CausalLM()], sentinels=range(400, 480))
+    return [
+        Source(plain, name="plain", max_epochs=2),
+        Source(weighted, name="weighted", too_long="drop", shuffle="block"),
+        Source(weighted, name="noisy", objective=denoise),
+        Source(plain, name="middle", objective=Infill(tokens=(490, 491, 492))),
+        Source(plain, name="own", objective=Reversed()),
+    ]
+
+
+class Same:
+    """A companion that keeps nothing."""
+
+    def begin(self, sources):
+        return lambda row, pieces: sources[int(pieces["source"][0])].tasks(pieces[:1]) if len(pieces) else None
+
+
+def use_everything(data):
+    mixture = Mixture(sources(data))
+    for name in ("best_fit", "best_fit_decreasing", "next_fit", "none"):
+        need = InputRequirements(
+            loss_weights=True, positions=True, document_ids=True, cu_seqlens=True, prefix=True, target_distances=2,
+            dtype="int64" if name == "next_fit" else None, cu_seqlens_capacity=99 if name == "none" else None,
+        )  # fmt: skip
+        loader = Loader(
+            mixture, sequence_length=128, rows_per_step=4, packing=name, requirements=need, threads=0,
+            companion=Same(), window_rows=16,
+        )  # fmt: skip
+        for step in islice(loader, 6):
+            state = step.resume_state
+            for row in step:
+                AttentionRule.of(row).dense_mask()
+        loader.load_state_dict(state)
+        loader.explain(2)
+    for row in next(iter(Loader(data[0], sequence_length=64, rows_per_step=2, packing="concat", attention="row"))):
+        rule = AttentionRule.of(row)
+        assert rule.cu_seqlens[-1] == len(rule.document_ids) == len(rule.prefix) == 64
+
+
+def use_the_rest(data, folder):
+    denoise = Denoise([PrefixLM()], sentinels=range(400, 480))
+    long = [i for i, tokens in enumerate(data[0].table.lengths[:, 0]) if tokens > 1]
+    documents = [data[0][i].tokens for i in long]
+    source = Source(write_dataset(folder / "long", documents), name="noisy", objective=denoise, max_epochs=1)
+    step = next(iter(Loader(source, sequence_length=256, rows_per_step=2, threads=0)))
+    inputs.encoder_decoder(step[0], encoder_length=257, decoder_length=256, start_id=0, pad_id=0)
+    for name in ("best_fit", "best_fit_decreasing", "next_fit", "none"):
+        packing.pack(np.arange(1, 60), 64, name, window_rows=4)
+    Permutation(size=700, key=3).images(5, 600)
+    inputs.pack_documents([np.arange(4, dtype=np.int32), np.arange(3, dtype=np.int32)], [0, 1], multiple=4)
+    infill = Infill(tokens=(490, 491, 492), rate=1)
+    words = np.arange(40, dtype=np.int32)
+    for objective in (denoise, infill):
+        objectives.check_objective(objective)
+        written = objective.write(words, None, 7)
+        assert objective.restore(written.tokens, 40, 7).tolist() == words.tolist()
+    denoise.encoder_decoder(words, 7)
+    causal = Causal()
+    assert causal.measure(np.arange(3), np.arange(3, dtype=np.uint64)).tolist() == [0, 1, 2]
+    causal.write(words, None, 0)
+
+
+def test_every_array_is_what_its_signature_says(data, tmp_path):
+    with arrays_checked(*ROOMS) as calls:
+        use_everything(data)
+        use_the_rest(data, tmp_path)
+    never = {name for name, count in calls.items() if not count and not name.startswith(tuple(UNUSED))}
+    assert not never, "annotated, and never called here"
+    assert len(calls) > 50
+
+
+def test_a_wrong_array_is_found():
+    def sums(parts: Annotated[Int64, "rows 2"], starts: Annotated[Int64, "rows+1"]) -> Annotated[Int64, "rows"]:
+        return parts.sum(axis=1)[: len(starts) - 1]
+
+    found = checked(sums, "sums", Counter())
+    pairs = np.ones((3, 2), np.int64)
+    assert found(pairs, np.zeros(4, np.int64)).tolist() == [2, 2, 2]
+    with pytest.raises(UnfitError, match=r"sums\(starts\): int64\[3\] is not"):
+        found(pairs, np.zeros(3, np.int64))
+    with pytest.raises(UnfitError, match=r"sums\(parts\): int32\[3, 2\] is not"):
+        found(pairs.astype(np.int32), np.zeros(4, np.int64))
+    zeros, pairs_of_numbers = np.zeros(2, np.int64), np.zeros((2, 2), np.int64)
+    with arrays_checked("loader"), pytest.raises(UnfitError, match=r"Place.cursors: int64\[2, 2\] is not"):
+        Place(row=0, window=0, cursors=pairs_of_numbers, credits=zeros, skipped=zeros)

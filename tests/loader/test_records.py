@@ -1,0 +1,96 @@
+"""Records that kernels read: each field has a writer and a reader, and what is stored keeps its bytes."""
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.loader import CURSOR, PIECE, Loader, Source
+from penstock.loader import _document_kernels as k
+from penstock.loader._fill_kernels import ROW_ARRAYS, STAGED_ARRAYS
+from penstock.loader._kernels import PROGRESS
+from penstock.loader.state import _columns
+from penstock.objectives import Denoise
+from penstock.sampling import ENTRY, SKIPPED
+from penstock.shards import write_dataset
+from penstock.shards._kernels import BATCH
+
+SOURCE = Path(__file__).parents[2] / "src" / "penstock"
+RECORDS = {
+    "ENTRY": ENTRY, "SKIPPED": SKIPPED, "PIECE": PIECE, "CURSOR": CURSOR, "PROGRESS": PROGRESS, "TABLE": k.TABLE,
+    "FOUND": k.FOUND, "ROW_ARRAYS": ROW_ARRAYS, "STAGED_ARRAYS": STAGED_ARRAYS, "BATCH": BATCH,
+}  # fmt: skip
+
+
+def used_in_kernels():
+    """Names after a dot in all kernels that work on records."""
+    files = [path for room in ("loader", "sampling", "shards") for path in (SOURCE / room).glob("_*kernels.py")]
+    assert len(files) >= 6
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in files]
+    return {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_kernels_use_every_field(name):
+    """A field that a kernel misspells does not compile; one that no kernel uses would be found only by reading.
+
+    The tokens of `ROW_ARRAYS` are passed as an array, for their dtype.
+    """
+    unused = set(RECORDS[name].names) - used_in_kernels()
+    assert unused == set()
+
+
+def test_every_field_of_a_source_is_filled_in(tmp_path):
+    """Each is 0 only where the data says so; a field that nobody fills in would be 0 for every source."""
+    documents = [np.array([1, *range(5, 90), 2])] * 3
+    info = {"vocab_size": 70_000, "spans": [[(0, 9, 0.5)]] * 3}
+    weighted = write_dataset(tmp_path / "weighted", documents, **info)
+    denoise = Denoise.t5(sentinels=range(100, 200))
+    loader = Loader(Source(weighted, objective=denoise), sequence_length=64, rows_per_step=1, threads=0)
+    [line] = loader._fill._tables
+    zero = {name for name in k.TABLE.names if not line[name]}
+    assert zero == {"begins_with_bos", "ends_with_eos"}, "the dataset has neither"
+    table = weighted.table
+    assert (line["num_shards"], line["token_bytes"], line["id_limit"]) == (1, 4, 70_000)
+    for name in ("documents_per_batch", "token_bytes", "offset_bytes", "has_checksums", "has_spans"):
+        assert line[name] == getattr(table, name), name
+
+
+def test_states_keep_their_columns():
+    """The bytes of a saved state are these columns, in this order."""
+    assert CURSOR.names == ("position", "begin")
+    assert SKIPPED.names == ("empty", "dropped", "dropped_tokens", "truncated_tokens")
+    numbers = np.arange(12).reshape(3, 4)
+    assert _columns(numbers.copy().view(SKIPPED)[:, 0]).tolist() == numbers.tolist()
+    assert _columns(numbers[:, :2].copy().view(CURSOR)[:, 0]).tolist() == numbers[:, :2].tolist()
+
+
+def test_the_batch_table_keeps_its_bytes():
+    assert BATCH.itemsize == 72
+    assert [(BATCH.fields[name][0].str, BATCH.fields[name][1]) for name in BATCH.names] == [
+        ("<u8", 8 * number) for number in range(9)
+    ]
+    assert BATCH.names[:4] == ("token_offsets", "tokens", "checksum_offsets", "checksums")
+    assert BATCH.names[4:] == ("span_bitmap", "span_offsets", "span_begins", "span_ends", "span_weights")
+
+
+def test_kernels_get_the_very_dtypes(tmp_path):
+    """Numba knows a record's dtype by its object: an equal one is slower at every call, and each is kept for good."""
+    dataset = write_dataset(tmp_path / "plain", [np.arange(3 + i % 20) for i in range(20_000)])
+    loader = Loader(Source(dataset, max_epochs=1), sequence_length=256, rows_per_step=40, threads=0)
+    plan = loader._planner.next()
+    assert plan.pieces.dtype is PIECE
+    place = plan.after.place
+    state = next(iter(loader)).resume_state
+    loader.load_state_dict(state)
+    restored = loader._after.place
+    assert place.cursors.dtype is restored.cursors.dtype is CURSOR
+    assert place.skipped.dtype is restored.skipped.dtype is SKIPPED
+    inner = loader._plan
+    while len(inner._pieces) == 4096:
+        assert inner.next_window() is not None
+    held = (inner._pieces, inner._entries, inner._cursors, inner._skipped, inner._tail_skips)
+    assert [
+        array.dtype is kind for array, kind in zip(held, (PIECE, ENTRY, CURSOR, SKIPPED, SKIPPED), strict=True)
+    ] == [True] * 5

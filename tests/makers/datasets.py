@@ -1,0 +1,24 @@
+"""Small datasets."""
+
+from typing import Any
+
+import numpy as np
+
+from penstock.prepare import PrepareReport, prepare
+from penstock.shards import TokenizerInfo
+
+
+def random_documents(count: int, shortest: int, longest: int, *, below: int = 900, seed: int = 0) -> list[np.ndarray]:
+    """Documents of random ids below a bound, of at least `shortest` and less than `longest` tokens."""
+    generator = np.random.default_rng(seed)
+    return [generator.integers(0, below, length) for length in generator.integers(shortest, longest, count)]
+
+
+def tokenizer_info(name: str = "t", **fields: Any) -> TokenizerInfo:
+    """What a dataset says of its tokenizer."""
+    return TokenizerInfo(**{"name": name, "fingerprint": name, "vocab_size": 1000, **fields})
+
+
+def prepare_here(source: Any, tokenizer: Any, output: Any, **options: Any) -> PrepareReport:
+    """`prepare` in this process, without a progress bar."""
+    return prepare(source, tokenizer=tokenizer, output=output, **{"processes": 1, "progress": False, **options})

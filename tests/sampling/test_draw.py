@@ -1,0 +1,83 @@
+"""The draw of one source against its definition, whatever the lengths, the policy and the places where it is cut."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.compiled import address_of
+from penstock.core.randomness import mix
+from penstock.sampling import ENTRY, SHUFFLE_CODES, SKIPPED, Permutation, draw
+
+POLICIES = ("split", "drop", "truncate", "error")
+KEY = 12345
+
+
+def slow_draw(lengths, first, size, shuffle, policy, limit, epochs):
+    """(position, document, begin, tokens, total, length, (empty, dropped, dropped tokens, truncated tokens)) each; then
+    what was skipped at the end."""
+    skipped, position = [0, 0, 0, 0], 0
+    for epoch in range(epochs):
+        key = int(mix(np.uint64(KEY), np.uint64(epoch)))
+        for image in Permutation(size=size, key=key, shuffle=shuffle).images().tolist():
+            document = first + image
+            total = lengths[document]
+            if total == 0:
+                skipped[0] += 1
+            elif total > limit and policy == "drop":
+                skipped[1] += 1
+                skipped[2] += total
+            else:
+                if total > limit and policy == "truncate":
+                    skipped[3] += total - limit
+                    total = limit
+                for begin in range(0, total, limit):
+                    part = min(limit, total - begin)
+                    yield position, document, begin, part, total, part, tuple(skipped)
+                    skipped = [0, 0, 0, 0]
+            position += 1
+    yield tuple(skipped)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=40),
+    st.sampled_from(POLICIES[:3]),
+    st.sampled_from(sorted(SHUFFLE_CODES)),
+    st.integers(1, 20),
+    st.integers(1, 9),
+    st.integers(1, 3),
+    st.data(),
+)
+def test_the_draw_equals_its_twin(lengths, policy, shuffle, limit, capacity, epochs, data):
+    first = data.draw(st.integers(0, len(lengths) - 1))
+    size = data.draw(st.integers(1, len(lengths) - first))
+    columns = data.draw(st.sampled_from([1, 2]))
+    stored = np.zeros((len(lengths), columns), np.uint32)
+    stored[:, 0] = lengths
+    *expected, at_end = slow_draw(lengths, first, size, shuffle, policy, limit, epochs)
+    found, place, skipped = [], (0, 0), np.zeros((), SKIPPED)
+    while True:
+        entries = np.zeros(capacity + 1, ENTRY)
+        entries["skipped"][0] = skipped
+        count, position, begin, refused = draw(
+            *place, epochs * size, size, first, np.uint64(KEY), SHUFFLE_CODES[shuffle], np.uint64(address_of(stored)),
+            np.uint64(stored.strides[0]), limit, POLICIES.index(policy), entries,
+        )  # fmt: skip
+        assert refused == -1
+        found += entries[:count].tolist()
+        place, skipped = (position, begin), entries["skipped"][count].copy()
+        if not count:
+            break
+    assert found == expected
+    assert skipped.tolist() == at_end
+
+
+def test_a_document_that_is_too_long_is_named():
+    stored = np.array([[4, 3], [9, 8]], np.uint32)
+    entries = np.zeros(8, ENTRY)
+    found = draw(
+        0, 0, 2, 2, 0, np.uint64(KEY), SHUFFLE_CODES["none"], np.uint64(address_of(stored)), np.uint64(8), 5,
+        POLICIES.index("error"), entries,
+    )  # fmt: skip
+    assert found == (1, 1, 0, 1)
+    assert entries[0].tolist() == (0, 0, 0, 4, 4, 4, (0, 0, 0, 0))

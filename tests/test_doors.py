@@ -1,0 +1,136 @@
+"""The doors of all rooms: what `dir` shows, what `__all__` lists and what type checkers see are the same names."""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.core.errors import MissingExtraError
+from penstock.core.lazy_imports import lazy
+
+PACKAGE = Path(penstock.__file__).parent
+DOORS = sorted(".".join(["penstock", *path.relative_to(PACKAGE).parts[:-1]]) for path in PACKAGE.rglob("__init__.py"))
+TOOLS = {"lazy", "public_names", "MissingExtraError"}
+"""What doors import for themselves; everything else that they import from penstock is public."""
+
+
+def _body(door: str) -> list[ast.stmt]:
+    path = PACKAGE.joinpath(*door.split(".")[1:], "__init__.py")
+    return ast.parse(path.read_text()).body
+
+
+def _imported(statements: list[ast.stmt]) -> dict[str, str]:
+    """Public name → the module of penstock that it is imported from."""
+    return {
+        alias.asname or alias.name: node.module
+        for node in statements
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "penstock"
+        for alias in node.names
+        if alias.name not in TOOLS
+    }
+
+
+def _guarded(door: str) -> dict[str, str]:
+    """The names that are imported for type checkers only."""
+    guards = [node for node in _body(door) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    return {name: module for guard in guards for name, module in _imported(guard.body).items()}
+
+
+def _defined(statements: list[ast.stmt]) -> set[str]:
+    functions = {node.name for node in statements if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    targets = [target for node in statements if isinstance(node, ast.Assign) for target in node.targets]
+    names = functions | {target.id for target in targets if isinstance(target, ast.Name)}
+    return {name for name in names if not name.startswith("_")}
+
+
+def _in_lazy_tables(door: str) -> set[str]:
+    tables = [
+        node
+        for statement in _body(door)
+        if not isinstance(statement, ast.FunctionDef | ast.ClassDef)
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Dict)
+    ]
+    return {ast.literal_eval(key) for table in tables for key in table.keys if key is not None}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_dir_shows_the_public_names_and_nothing_else(door):
+    if door.endswith(".jax"):
+        pytest.importorskip("jax")
+    room = import_module(door)
+    assert len(room.__all__) == len(set(room.__all__))
+    assert {name for name in dir(room) if not name.startswith("__")} == set(room.__all__)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_public_names_are_the_eager_and_the_lazy_ones(door):
+    eager = set(_imported(_body(door))) | _defined(_body(door))
+    assert eager & set(_guarded(door)) == set()
+    assert eager | set(_guarded(door)) == set(import_module(door).__all__)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_lazy_names_are_those_that_type_checkers_see(door):
+    assert _in_lazy_tables(door) == set(_guarded(door))
+
+
+@pytest.mark.slow
+def test_lazy_names_are_the_objects_that_type_checkers_see():
+    """With all modules imported: Python puts each of them into its room, where it must not hide a public name."""
+    wanted = {door: _guarded(door) for door in DOORS}
+    code = (
+        "import importlib, json, pkgutil, sys, penstock\n"
+        "for module in pkgutil.walk_packages(penstock.__path__, 'penstock.'):\n"
+        "    if not module.name.endswith('__main__'): importlib.import_module(module.name)\n"
+        "for door, names in json.loads(sys.argv[1]).items():\n"
+        "    for name, home in names.items():\n"
+        "        module = sys.modules.get(f'{home}.{name}') if home == door else getattr(sys.modules[home], name)\n"
+        "        if getattr(sys.modules[door], name) is not module: print(door, name)\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(wanted)], capture_output=True, text=True, check=False
+    )
+    assert (found.stdout, found.returncode) == ("", 0), found.stderr[-2000:]
+
+
+def test_a_misspelt_name_is_answered_with_the_right_one():
+    code = "import penstock as ps; ps.Laoder"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "AttributeError: module 'penstock' has no attribute 'Laoder'. Did you mean: 'Loader'?" in found.stderr
+
+
+@pytest.fixture
+def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A package with lazy names, of which some modules lack a package."""
+    package = tmp_path / "lazyroom"
+    package.mkdir()
+    (package / "__init__.py").write_text("from math import pi\n__all__ = ['pi', 'found', 'plain']\n")
+    (package / "plain.py").write_text("found = 3\n")
+    (package / "with_torch.py").write_text("import torch\n")
+    (package / "with_unknown.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    yield "lazyroom"
+    for name in [name for name in sys.modules if name.split(".")[0] == "lazyroom"]:
+        del sys.modules[name]
+
+
+def test_lazy_names_say_what_is_missing(room: str):
+    names = {"found": "plain", "tensor": "with_torch", "unknown": "with_unknown"}
+    import_module(room)
+    find, listed = lazy(room, names, {"other": "plain"})
+    assert (find("found"), find("other").__name__) == (3, "lazyroom.plain")
+    assert {name for name in listed() if not name.startswith("__")} == {"pi", "found", "plain"}
+    with pytest.raises(MissingExtraError, match=r"pip install 'penstock\[train\]'"):
+        find("tensor")
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        find("unknown")
+    with pytest.raises(AttributeError, match="module 'lazyroom' has no attribute 'pie'"):
+        find("pie")
