@@ -161,7 +161,7 @@ def test_companion_documents_of_a_joined_source(tmp_path, student_chats, chats, 
     assert seen == 30
     assert whole.count_steps() > 1
     in_place = write_megatron(joined, tmp_path / "bare", drop_spans=True)
-    with pytest.raises(ConfigError, match="the source's own dataset does not say where its documents came from"):
+    with pytest.raises(ConfigError, match="the source's own dataset does not record where its documents came from"):
         build(open_dataset([in_place]), TeacherRows(student, [texts]))
 
 
@@ -221,7 +221,7 @@ def test_a_chat_without_companion_documents_is_refused(student_chats, student, t
 def test_companion_documents_of_the_wrong_tokenizer_or_source(student_chats, companion, student, teacher):
     with pytest.raises(ConfigError, match=r"source 'chats': companion documents .* prepared with tokenizer"):
         build(student_chats, TeacherRows(student, [TeacherText(teacher, {"chats": student_chats.path})]))
-    with pytest.raises(ConfigError, match=r"has companion documents for 'chat'; sources are chats"):
+    with pytest.raises(ConfigError, match=r"has companion documents for 'chat', which is no source; sources are chats"):
         build(student_chats, TeacherRows(student, [TeacherText(teacher, {"chat": companion.path})]))
 
 

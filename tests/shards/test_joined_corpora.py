@@ -176,7 +176,7 @@ def test_damage_in_a_part_names_its_shard(tmp_path):
     table = Dataset.open(parts[1]).table
     data = bytearray(shard.read_bytes())
     document = int(np.flatnonzero(table.lengths[:, 0])[0])
-    data[int(table.batches[0, 1])] ^= 1
+    data[int(table.batches[0]["tokens"])] ^= 1
     shard.write_bytes(data)
     joined = open_dataset(parts)
     assert len(joined[:10]) == 10

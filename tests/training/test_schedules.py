@@ -19,6 +19,12 @@ def test_wsd_by_hand():
     assert shares == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0])
 
 
+def test_the_default_warm_up_is_a_hundred_steps_or_a_tenth_of_a_short_run():
+    schedule = ScheduleSettings(shape="constant")
+    steps_below_peak = {total: sum(schedule.share(step, total) < 1 for step in range(total)) for total in (1, 5, 60, 2000)}
+    assert steps_below_peak == {1: 0, 5: 0, 60: 5, 2000: 99}
+
+
 def test_linear_and_cosine_by_hand():
     linear = ScheduleSettings(shape="linear", warmup_steps=0, floor=0.2)
     assert [linear.share(step, 4) for step in range(5)] == pytest.approx([1, 0.8, 0.6, 0.4, 0.2])

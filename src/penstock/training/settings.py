@@ -23,8 +23,8 @@ from penstock.loader import Mixture, Source
 from penstock.models.lora import LoraSettings
 from penstock.objectives import Causal, Objective
 
-USUAL_WARMUP = 100
-"""Default number of warm-up steps."""
+LONGEST_USUAL_WARMUP = 100
+"""Default number of warm-up steps, where that is no more than a tenth of the run."""
 Shape = Literal["constant", "linear", "cosine", "wsd"]
 
 
@@ -38,8 +38,8 @@ class ScheduleSettings:
     over the last `decay` of the steps (Hu et al. 2024, MiniCPM, arXiv:2404.06395), so a run can continue from a
     checkpoint before the decay."""
     warmup_steps: int | None = None
-    """Steps over which the rate rises linearly; the first has 1 / warmup_steps of the peak, not 0. None: 100, or all
-    steps of a shorter run."""
+    """Steps over which the rate rises linearly; the first has 1 / warmup_steps of the peak, not 0. None: 100, or a
+    tenth of the steps of a run of fewer than 1,000."""
     decay: float = 0.2
     """`wsd`: share of all steps, at the end of the run, over which the rate falls."""
     floor: float = 0.0
@@ -76,7 +76,10 @@ class ScheduleSettings:
         Returns:
             A share in (0, 1], `floor` at `step == total_steps`.
         """
-        warmup = min(USUAL_WARMUP if self.warmup_steps is None else self.warmup_steps, total_steps)
+        warmup = self.warmup_steps
+        if warmup is None:
+            warmup = min(LONGEST_USUAL_WARMUP, -(-total_steps // 10))
+        warmup = min(warmup, total_steps)
         if step < warmup:
             return (step + 1) / warmup
         begin = warmup
@@ -289,7 +292,7 @@ class TrainSettings:
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     """The optimizer and its settings."""
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
-    """The learning rate's schedule."""
+    """How the learning rate rises and falls over the run."""
     loss: Callable[..., Any] | str | None = None
     """Your own loss instead of the cross entropy, `module:function` or `path/to/file.py:function`; see
     `penstock.training.own`."""
