@@ -21,7 +21,8 @@ def test_wsd_by_hand():
 
 def test_the_default_warm_up_is_a_hundred_steps_or_a_tenth_of_a_short_run():
     schedule = ScheduleSettings(shape="constant")
-    steps_below_peak = {total: sum(schedule.share(step, total) < 1 for step in range(total)) for total in (1, 5, 60, 2000)}
+    totals = (1, 5, 60, 2000)
+    steps_below_peak = {total: sum(schedule.share(step, total) < 1 for step in range(total)) for total in totals}
     assert steps_below_peak == {1: 0, 5: 0, 60: 5, 2000: 99}
 
 
