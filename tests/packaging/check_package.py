@@ -1,9 +1,9 @@
 """Build the sdist and the wheel, look into both, and use the wheel in new environments outside the checkout.
 
 Run by `make package`; it needs `hatchling` and `packaging`, which the extra `dev` brings. The Python that runs it tries
-a plain install, then `[train]`. Of other Pythons from 3.11 to 3.14 that are on the PATH or in pyenv, the newest tries
-the whole data path too; others only import and encode, because each new environment compiles kernels for most of a
-minute. With `--all`, all do everything that a plain install can.
+a plain install, then `[train]`. Other Pythons from 3.11 to 3.14 that are on the PATH or in pyenv only import and
+encode, because each new environment compiles kernels for most of a minute. With `--all`, all do everything that a plain
+install can.
 """
 
 import argparse
@@ -148,7 +148,7 @@ def main() -> None:
         say(f"Pythons not on this machine, and so not tried: {', '.join(missing) or 'none'}")
         jobs = [partial(use, first, python, wheel, folder, train=True)]
         for version, other in reversed(others):
-            brief = [] if options.all or version == others[-1][0] else ["--brief"]
+            brief = [] if options.all else ["--brief"]
             jobs.append(partial(use, version, other, wheel, folder, *brief))
         with ThreadPoolExecutor(max_workers=2) as pool:
             for done in [pool.submit(job) for job in jobs]:

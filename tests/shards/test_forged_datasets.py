@@ -31,17 +31,12 @@ def forge(folder: Path, seed: int, count: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_thousand_forgeries(tmp_path: Path) -> None:
-    found = forge(tmp_path, seed=0, count=1000)
-    assert min(found["outcomes"][kind] for kind in ("refused", "refused when used", "found by verify alone")) > 50
-
-
-@pytest.mark.slow
 def test_all_forgeries(tmp_path: Path) -> None:
     known = forge(tmp_path, seed=1, count=1)["known"]
     assert known >= 5000
     (tmp_path / "all").mkdir()
-    forge(tmp_path / "all", seed=1, count=known)
+    found = forge(tmp_path / "all", seed=1, count=known)
+    assert min(found["outcomes"][kind] for kind in ("refused", "refused when used", "found by verify alone")) > 250
 
 
 @pytest.fixture
