@@ -38,10 +38,10 @@ def fill_work(dataset: ps.Dataset, distances: int, dtype: str = "int64") -> tupl
     )
     loader = ps.Loader(dataset, sequence_length=SLOTS, rows_per_step=ROWS, threads=0, requirements=need)
     plans = [loader._planner.next() for _ in range(STEPS)]
-    staged = [loader._fill.stage(plan.pieces) for plan in plans]
+    outputs = [loader._fill.run_python(plan.pieces) for plan in plans]
 
     def work() -> None:
-        for plan, written in zip(plans, staged, strict=True):
+        for plan, written in zip(plans, outputs, strict=True):
             loader._fill.rows(plan.pieces, plan.row_starts, written)
 
     return work, sum(int(plan.pieces["tokens"].sum()) for plan in plans)
@@ -95,8 +95,8 @@ def plan_work(dataset: ps.Dataset, tokens: int) -> object:
         plan.next_window()
 
     def work() -> None:
-        first = plan.place().row
-        while (plan.place().row - first) * SLOTS < tokens:
+        first = plan.state().row
+        while (plan.state().row - first) * SLOTS < tokens:
             plan.next_window()
 
     return work

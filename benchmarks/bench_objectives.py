@@ -21,7 +21,7 @@ from peers.jax_denoise import jitted_denoiser
 from peers.numpy_denoise import numpy_denoiser
 from penstock.core.compiled import kernel
 from penstock.core.vectors import copy_into
-from penstock.objectives._denoise_kernels import memory_words, write_denoise
+from penstock.objectives._denoise_kernels import memory_size, write_denoise
 
 SLOTS, ROWS, LONGEST = 4096, 8, 2048
 DOCUMENTS, REFERENCE_DOCUMENTS = 4000, 200
@@ -38,7 +38,7 @@ def _copy_documents(stored, offsets, out):
 
 @kernel
 def _write_documents(program, tokens, offsets, keys, ends, out, nothing):
-    memory = np.empty(memory_words(LONGEST), np.uint64)
+    memory = np.empty(memory_size(LONGEST), np.uint64)
     for document in range(len(keys)):
         words = tokens[offsets[document] : offsets[document + 1]]
         new = out[ends[document] : ends[document + 1]]
@@ -53,7 +53,7 @@ def rows_work(dataset: Any, objective: Any) -> tuple[Callable[[], None], int]:
 
     def work() -> None:
         for plan in plans:
-            loader._fill.rows(plan.pieces, plan.row_starts, loader._fill.stage(plan.pieces))
+            loader._fill.rows(plan.pieces, plan.row_starts, loader._fill.run_python(plan.pieces))
 
     return work, sum(int(plan.pieces["tokens"].sum()) for plan in plans)
 

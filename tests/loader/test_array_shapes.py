@@ -12,7 +12,7 @@ from array_checks import UnfitError, arrays_checked, checked
 from penstock import inputs, objectives, packing
 from penstock.core.arrays import Int64
 from penstock.inputs import AttentionRule, InputRequirements
-from penstock.loader import Loader, Mixture, Place, Source
+from penstock.loader import Loader, Mixture, PlanState, Source
 from penstock.objectives import Causal, CausalLM, Denoise, Infill, PrefixLM, SpanCorruption, Written
 from penstock.sampling import Permutation
 from penstock.shards import write_dataset
@@ -134,5 +134,5 @@ def test_a_wrong_array_is_found():
     with pytest.raises(UnfitError, match=r"sums\(parts\): int32\[3, 2\] is not"):
         found(pairs.astype(np.int32), np.zeros(4, np.int64))
     zeros, pairs_of_numbers = np.zeros(2, np.int64), np.zeros((2, 2), np.int64)
-    with arrays_checked("loader"), pytest.raises(UnfitError, match=r"Place.cursors: int64\[2, 2\] is not"):
-        Place(row=0, window=0, cursors=pairs_of_numbers, credits=zeros, skipped=zeros)
+    with arrays_checked("loader"), pytest.raises(UnfitError, match=r"PlanState.cursors: int64\[2, 2\] is not"):
+        PlanState(row=0, window=0, cursors=pairs_of_numbers, credits=zeros, skipped=zeros)

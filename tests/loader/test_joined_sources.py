@@ -87,7 +87,7 @@ def test_resume_is_exact_at_every_step(data):
         return ps.Mixture(sources, changes)
 
     assert len(assert_exact_resume(lambda: build(mixture()), 30)) < 30
-    assert_ranks_share_steps(lambda place: build(mixture(), data_parallel=place), (2, 3), 6)
+    assert_ranks_share_steps(lambda rank: build(mixture(), data_parallel=rank), (2, 3), 6)
     loader = build(mixture())
     first = next(iter(loader)).resume_state
     copied = pickle.loads(pickle.dumps(build(mixture()).seek(1)))

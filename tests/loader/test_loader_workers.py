@@ -84,7 +84,7 @@ def give_back(end, loader):
 
 
 def test_a_loader_goes_on_in_another_process(dataset):
-    """Its settings, its data and its place: here made with threads, at step 3 of rank 1 of 2."""
+    """Its settings, its data and its state: here made with threads, at step 3 of rank 1 of 2."""
     loader = build(dataset, threads=2, data_parallel=(1, 2), packing="next_fit", pad_id=7)
     whole = list(islice(build(dataset, data_parallel=(1, 2), packing="next_fit", pad_id=7), 5))
     loader.seek(3)

@@ -1,6 +1,8 @@
 """Objectives in a mixture: the compiled fill does what each objective's own `write` does, and all contracts hold."""
 
+from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -261,3 +263,32 @@ def test_explain_says_where_slots_come_from_and_what_was_done(data):
         assert {piece.task for piece in pieces if piece.source == "plain"} <= {""}
     assert tasks <= {"R", "X", "S"}
     assert tasks
+
+
+@dataclass(frozen=True)
+class Miscounting:
+    """Measures one slot more than its compiled program writes."""
+
+    inner: Any
+    name: str = "miscounting"
+
+    def resolve(self, facts):
+        return replace(self, inner=self.inner.resolve(facts))
+
+    def document_limit(self, sequence_length):
+        return self.inner.document_limit(sequence_length - 1)
+
+    def measure(self, lengths, keys):
+        return self.inner.measure(lengths, keys) + 1
+
+    def write(self, tokens, weights, key):
+        return self.inner.write(tokens, weights, key)
+
+    def program(self):
+        return self.inner.program()
+
+
+def test_a_wrong_measure_is_a_bug_of_the_objective(data):
+    loader = make([ps.Source(data, name="web", objective=Miscounting(INFILL))])
+    with pytest.raises(ConfigError, match=r"source 'web': objective 'miscounting' measured .* a bug in the objective"):
+        next(iter(loader))

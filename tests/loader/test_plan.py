@@ -1,4 +1,4 @@
-"""The plan: every document once an epoch, shares kept, nothing lost, exact places."""
+"""The plan: every document once an epoch, shares kept, nothing lost, exact states."""
 
 from collections import Counter
 from types import SimpleNamespace
@@ -57,7 +57,7 @@ def test_every_token_of_every_epoch_once(packing):
             assert piece["begin"] == covered[piece["document"]]
             covered[piece["document"]] += piece["tokens"]
         assert [covered[i] for i in range(len(lengths))] == lengths.tolist()
-    assert whole.place().skipped.tolist() == [(6, 0, 0, 0)]
+    assert whole.state().skipped.tolist() == [(6, 0, 0, 0)]
     orders = [pieces[pieces["position"] // len(lengths) == epoch]["document"][:20].tolist() for epoch in range(3)]
     assert orders[0] != orders[1] != orders[2]
 
@@ -76,7 +76,7 @@ def test_too_long_documents_are_counted(too_long, skipped):
     lengths = np.array([10, 700, 256, 3])
     whole = plan([Source(Lengths(lengths), max_epochs=1, too_long=too_long)])
     pieces = pieces_of(whole)
-    _, dropped, dropped_tokens, cut = whole.place().skipped[0]
+    _, dropped, dropped_tokens, cut = whole.state().skipped[0]
     assert dropped == skipped[0]
     assert dropped_tokens == 700 * skipped[1]
     assert cut == (700 - 256 if too_long == "truncate" else 0)
@@ -205,19 +205,19 @@ def test_a_place_is_all_that_the_rest_depends_on(packing):
                    for i, (n, t) in enumerate(zip("abc", policies, strict=True))]  # fmt: skip
         return plan(sources, [ShareChange(step=3, shares={"c": 0.1})], packing=packing, window_rows=16)
 
-    whole, places, windows = build(), [], []
+    whole, states, windows = build(), [], []
     while True:
-        places.append(whole.place())
+        states.append(whole.state())
         if (window := whole.next_window()) is None:
             break
         windows.append(window)
-    for i in range(0, len(places), 3):
+    for i in range(0, len(states), 3):
         resumed = build()
-        resumed.restore(places[i])
+        resumed.restore(states[i])
         for mine, theirs in zip(resumed.windows(), windows[i:], strict=True):
             np.testing.assert_array_equal(mine.pieces, theirs.pieces)
             np.testing.assert_array_equal(mine.row_starts, theirs.row_starts)
-        np.testing.assert_array_equal(resumed.place().skipped, whole.place().skipped)
+        np.testing.assert_array_equal(resumed.state().skipped, whole.state().skipped)
 
 
 def test_slices_part_a_dataset():
@@ -246,14 +246,14 @@ def test_two_billion_documents_and_more_tokens_than_32_bits():
 def test_skipped_documents_are_counted_to_the_last(empty, shuffle):
     lengths = np.array([5] * 64 + [0] * empty)
     the_plan = plan([Source(Lengths(lengths), max_epochs=3, shuffle=shuffle)], sequence_length=16, rows_per_step=2)
-    places = [the_plan.place(), *(the_plan.place() for _ in the_plan.windows())]
-    assert places[-1].skipped.tolist() == [(3 * empty, 0, 0, 0)]
-    for place in places:
+    states = [the_plan.state(), *(the_plan.state() for _ in the_plan.windows())]
+    assert states[-1].skipped.tolist() == [(3 * empty, 0, 0, 0)]
+    for state in states:
         resumed = plan([Source(Lengths(lengths), max_epochs=3, shuffle=shuffle)], sequence_length=16, rows_per_step=2)
-        resumed.restore(place)
+        resumed.restore(state)
         for _ in resumed.windows():
             pass
-        np.testing.assert_array_equal(resumed.place().skipped, places[-1].skipped)
+        np.testing.assert_array_equal(resumed.state().skipped, states[-1].skipped)
 
 
 def test_a_stream_does_not_end_while_a_share_is_to_come():

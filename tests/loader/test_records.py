@@ -8,8 +8,8 @@ import pytest
 
 from penstock.loader import CURSOR, PIECE, Loader, Source
 from penstock.loader import _document_kernels as k
-from penstock.loader._fill_kernels import ROW_ARRAYS, STAGED_ARRAYS
-from penstock.loader._kernels import PROGRESS
+from penstock.loader._fill_kernels import PYTHON_ARRAYS, ROW_ARRAYS
+from penstock.loader._plan_kernels import PROGRESS
 from penstock.loader.state import _columns
 from penstock.objectives import Denoise
 from penstock.sampling import ENTRY, SKIPPED
@@ -18,8 +18,9 @@ from penstock.shards._kernels import BATCH
 
 SOURCE = Path(__file__).parents[2] / "src" / "penstock"
 RECORDS = {
-    "ENTRY": ENTRY, "SKIPPED": SKIPPED, "PIECE": PIECE, "CURSOR": CURSOR, "PROGRESS": PROGRESS, "TABLE": k.TABLE,
-    "FOUND": k.FOUND, "ROW_ARRAYS": ROW_ARRAYS, "STAGED_ARRAYS": STAGED_ARRAYS, "BATCH": BATCH,
+    "ENTRY": ENTRY, "SKIPPED": SKIPPED, "PIECE": PIECE, "CURSOR": CURSOR, "PROGRESS": PROGRESS,
+    "SOURCE_RECORD": k.SOURCE_RECORD,
+    "LOCATION": k.LOCATION, "ROW_ARRAYS": ROW_ARRAYS, "PYTHON_ARRAYS": PYTHON_ARRAYS, "BATCH": BATCH,
 }  # fmt: skip
 
 
@@ -48,13 +49,13 @@ def test_every_field_of_a_source_is_filled_in(tmp_path):
     weighted = write_dataset(tmp_path / "weighted", documents, **info)
     denoise = Denoise.t5(sentinels=range(100, 200))
     loader = Loader(Source(weighted, objective=denoise), sequence_length=64, rows_per_step=1, threads=0)
-    [line] = loader._fill._tables
-    zero = {name for name in k.TABLE.names if not line[name]}
+    [record] = loader._fill._sources
+    zero = {name for name in k.SOURCE_RECORD.names if not record[name]}
     assert zero == {"begins_with_bos", "ends_with_eos"}, "the dataset has neither"
     table = weighted.table
-    assert (line["num_shards"], line["token_bytes"], line["id_limit"]) == (1, 4, 70_000)
+    assert (record["num_shards"], record["token_bytes"], record["id_limit"]) == (1, 4, 70_000)
     for name in ("documents_per_batch", "token_bytes", "offset_bytes", "has_checksums", "has_spans"):
-        assert line[name] == getattr(table, name), name
+        assert record[name] == getattr(table, name), name
 
 
 def test_states_keep_their_columns():
@@ -81,12 +82,12 @@ def test_kernels_get_the_very_dtypes(tmp_path):
     loader = Loader(Source(dataset, max_epochs=1), sequence_length=256, rows_per_step=40, threads=0)
     plan = loader._planner.next()
     assert plan.pieces.dtype is PIECE
-    place = plan.after.place
+    start = plan.after.window_start
     state = next(iter(loader)).resume_state
     loader.load_state_dict(state)
-    restored = loader._after.place
-    assert place.cursors.dtype is restored.cursors.dtype is CURSOR
-    assert place.skipped.dtype is restored.skipped.dtype is SKIPPED
+    restored = loader._after.window_start
+    assert start.cursors.dtype is restored.cursors.dtype is CURSOR
+    assert start.skipped.dtype is restored.skipped.dtype is SKIPPED
     inner = loader._plan
     while len(inner._pieces) == 4096:
         assert inner.next_window() is not None

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import StateError
-from penstock.loader import CURSOR, Loader, Mixture, Place, Source
+from penstock.loader import CURSOR, Loader, Mixture, PlanState, Source
 from penstock.loader.state import pack, unpack
-from penstock.loader.steps import StepPlace
+from penstock.loader.steps import StepState
 from penstock.sampling import SKIPPED
 from penstock.shards import write_dataset
 
@@ -39,9 +39,9 @@ def dataset(tmp_path_factory):
     return write_dataset(tmp_path_factory.mktemp("state") / "d", [[1, 2, 3]] * 50)
 
 
-def place_of(counters):
+def plan_state(counters):
     cursors, skipped = (np.ascontiguousarray(part) for part in (counters[:, :2], counters[:, 3:]))
-    return Place(
+    return PlanState(
         row=2**40,
         window=2**30,
         cursors=cursors.view(CURSOR)[:, 0],
@@ -66,24 +66,29 @@ def test_a_hundred_sources_far_into_a_run_stay_under_4_kb(dataset, policies):
     for line, kind in zip(counters, kinds, strict=True):
         line[list(FILLED[kind])] = generator.integers(1, 2**40, len(FILLED[kind]))
     counters[:, 2] -= 2**39
-    place = place_of(counters)
-    loader._after = StepPlace(step=2**28, place=place, rows=1023)
+    start = plan_state(counters)
+    loader._after = StepState(step=2**28, window_start=start, rows_used=1023)
     state = loader.state_dict()
     size = len(json.dumps(state))
     assert size <= 4000
 
     loader.load_state_dict(json.loads(json.dumps(state)))
     found = loader._after
-    assert (found.step, found.rows, found.place.row, found.place.window) == (2**28, 1023, 2**40, 2**30)
+    assert (found.step, found.rows_used, found.window_start.row, found.window_start.window) == (
+        2**28,
+        1023,
+        2**40,
+        2**30,
+    )
     for name in ("cursors", "credits", "skipped"):
-        np.testing.assert_array_equal(getattr(found.place, name), getattr(place, name))
+        np.testing.assert_array_equal(getattr(found.window_start, name), getattr(start, name))
 
 
 def test_two_sources_far_into_a_run_stay_far_under_1_kb(dataset):
     loader = Loader(Mixture([Source(dataset, name="a"), Source(dataset, name="b")]), sequence_length=8, rows_per_step=4)
     counters = np.random.default_rng(0).integers(1, 2**60, (2, 7))
-    place = place_of(counters)
-    loader._after = StepPlace(step=2**28, place=place, rows=1023)
+    start = plan_state(counters)
+    loader._after = StepState(step=2**28, window_start=start, rows_used=1023)
     assert len(json.dumps(loader.state_dict())) <= 600
 
 

@@ -1,4 +1,4 @@
-"""Consumers that take steps ahead of training, as Lightning does: no place past what was trained is ever saved."""
+"""Consumers that take steps ahead of training, as Lightning does: no state past what was trained is ever saved."""
 
 import json
 from itertools import islice

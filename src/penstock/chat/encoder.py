@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, Unpack, final
 
 import numpy as np
 
+from penstock.chat.masks.authors import find_authors
 from penstock.chat.masks.boundaries import Boundary, ResolvedBoundary, resolve
 from penstock.chat.masks.certificate import Certificate
-from penstock.chat.masks.checks import Evidence, as_prompted, certify, find_authors
+from penstock.chat.masks.checks import Evidence, as_prompted, certify
 from penstock.chat.masks.families import Family, detect_family
 from penstock.chat.masks.mask_settings import MaskKeywords, MaskSettings
 from penstock.chat.masks.masks import Mask, decide, trained_messages, weigh

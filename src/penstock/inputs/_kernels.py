@@ -10,17 +10,17 @@ from penstock.core.vectors import copy_into, count_up, fill_with
 
 
 @inline_kernel
-def write_tokens(stored, begin, count, total, place, tokens, targets):
+def write_tokens(stored, begin, count, total, slot, tokens, targets):
     """Tokens of a piece, and its targets at distance 1 … D, straight from the stored document.
 
-    The piece is `stored[begin : begin + count]` of the document `stored[:total]`, and goes to the slots from `place`
+    The piece is `stored[begin : begin + count]` of the document `stored[:total]`, and goes to the slots from `slot`
     on of a row ([T], [D, T]). A target may lie past the piece (a split document goes on), never past the document.
     """
-    copy_into(stored[begin:], tokens[place : place + count])
+    copy_into(stored[begin:], tokens[slot : slot + count])
     for distance in range(1, targets.shape[0] + 1):
-        known = place + max(min(count, total - begin - distance), 0)
-        copy_into(stored[begin + distance :], targets[distance - 1, place:known])
-        fill_with(targets[distance - 1, known : place + count], -100)
+        known = slot + max(min(count, total - begin - distance), 0)
+        copy_into(stored[begin + distance :], targets[distance - 1, slot:known])
+        fill_with(targets[distance - 1, known : slot + count], -100)
 
 
 @inline_kernel
@@ -41,21 +41,21 @@ def describe_row(begin, end, number, positions, document_ids):
 
 
 @kernel
-def join_rows(slots, facts, positions, cu_seqlens):
+def join_rows(slots, sizes, positions, cu_seqlens):
     """Describe all tokens of each row as one document, and its padding, if any, as another.
 
     Args:
         slots: Of a row.
-        facts: int32 [R, 2]: tokens; the longer of the two pieces is written.
+        sizes: int32 [R, 2]: tokens; the longer of the two pieces is written.
         positions: [R, slots or 0]; those of the tokens are written, padding has its own already.
         cu_seqlens: int32 [R, 3 or more], or 2 where no row needs a third; written, filled up with `slots`.
     """
-    for row in range(len(facts)):
-        used = facts[row, 0]
+    for row in range(len(sizes)):
+        used = sizes[row, 0]
         if positions.shape[1]:
             count_up(positions[row, :used])
         fill_with(cu_seqlens[row], slots)
         cu_seqlens[row, 0] = 0
         if used > 0:
             cu_seqlens[row, 1] = used
-        facts[row, 1] = max(used, slots - used)
+        sizes[row, 1] = max(used, slots - used)

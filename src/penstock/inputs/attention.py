@@ -95,9 +95,9 @@ class AttentionRule:
 
     def dense_mask(self) -> Annotated[Bool, "slots slots"]:
         """[T, T]: whether the query (first axis) sees the key (second). T² bytes: for small rows and tests."""
-        ids, prefix, places = self.document_ids, self.prefix, np.arange(self.num_slots)
+        ids, prefix, slots = self.document_ids, self.prefix, np.arange(self.num_slots)
         mask: Bool = prefix[:, None] & prefix[None, :]
-        mask |= places[None, :] <= places[:, None]
+        mask |= slots[None, :] <= slots[:, None]
         mask &= ids[:, None] == ids[None, :]
         return mask
 

@@ -31,7 +31,7 @@ class EncoderDecoderInput:
     encoder_document_ids: Annotated[Integers, "encoder_slots"]
     """[E] number of the token's document in the row; padding has the number of documents."""
     encoder_positions: Annotated[Integers, "encoder_slots"]
-    """[E] place of the token in its document, from 0; restarts in the padding."""
+    """[E] position of the token in its document, from 0; restarts in the padding."""
     decoder_tokens: Annotated[Integers, "decoder_slots"]
     """[D] what the decoder is given: `start_id` first in each document, then its targets but the last."""
     decoder_targets: Annotated[Integers, "decoder_slots"]
@@ -41,7 +41,7 @@ class EncoderDecoderInput:
     decoder_document_ids: Annotated[Integers, "decoder_slots"]
     """[D] as `encoder_document_ids`."""
     decoder_positions: Annotated[Integers, "decoder_slots"]
-    """[D] place of the slot in its document's decoder side, from 0; restarts in the padding."""
+    """[D] position of the slot in its document's decoder side, from 0; restarts in the padding."""
     num_encoder_tokens: int
     """Encoder slots without padding."""
     num_decoder_tokens: int

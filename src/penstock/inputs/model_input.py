@@ -32,7 +32,7 @@ class InputRequirements:
     loss_weights: bool = False
     """Loss weights as an array; without it they follow from the targets, and fractional weights are refused."""
     positions: bool = False
-    """Place of each token in its document."""
+    """Position of each token in its document."""
     document_ids: bool = False
     """Number of its document in the row, for each token."""
     cu_seqlens: bool = False
@@ -127,7 +127,7 @@ class ModelInput:
     loss_weights: Annotated[Float32, "distances slots"] | None
     """[D, T] how much each target counts; 0 where the target is −100."""
     positions: Annotated[Integers, "slots"] | None
-    """[T] place of the token in its document in this row, from 0; restarts in the padding."""
+    """[T] position of the token in its document in this row, from 0; restarts in the padding."""
     document_ids: Annotated[Integers, "slots"] | None
     """[T] number of the document in this row, from 0; padding has the number n."""
     cu_seqlens: Annotated[Int32, "borders"] | None

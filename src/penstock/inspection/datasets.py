@@ -263,7 +263,7 @@ def _planned(
         rows += taken
         if rows == wanted:
             break
-    return np.concatenate(parts), rows, plan.place().skipped
+    return np.concatenate(parts), rows, plan.state().skipped
 
 
 def _by_source(loader: Loader, pieces: Records, skipped: Records, steps: int) -> tuple[SourcePlan, ...]:
@@ -303,7 +303,7 @@ def _tasks(rewriting: Any, pieces: Records) -> dict[str, float]:
     if task is None or not len(pieces):
         return {}
     some = pieces[:: -(-len(pieces) // TASKS_COUNTED)]
-    _, _, words = rewriting.words(some)
+    _, _, inner = rewriting.framing(some)
     keys = rewriting.keys(some)
-    found = Counter(task(int(length), int(key)) for length, key in zip(words, keys, strict=True) if length)
+    found = Counter(task(int(length), int(key)) for length, key in zip(inner, keys, strict=True) if length)
     return {name: count / found.total() for name, count in found.most_common()}

@@ -249,9 +249,9 @@ def stretches_of(rewriting: Any, piece: Any, tokens: Any, begin: int, prefix: in
     """
     if rewriting.is_causal:
         return ()
-    head, tail, length = (int(part[0]) for part in rewriting.words(piece[None]))
+    head, tail, length = (int(part[0]) for part in rewriting.framing(piece[None]))
     # EOS comes before tokens that only fill the document up, which only objectives in Python add.
-    filling = rewriting.write(piece).padding if rewriting.is_staged else 0
+    filling = rewriting.write(piece).padding if rewriting.runs_in_python else 0
     eos = len(tokens) - tail - filling
     inner = np.delete(np.asarray(tokens), slice(eos, eos + tail))[head:]
     key = int(rewriting.keys(piece[None])[0])

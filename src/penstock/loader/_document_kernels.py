@@ -9,7 +9,13 @@ import numpy as np
 from penstock.core.compiled import inline_kernel, prefetch, view_f32, view_i64, view_u32, view_u64, viewer
 from penstock.core.vectors import CACHE_LINE
 from penstock.shards._kernels import (
+    BAD_CHECKSUM_COUNT,
+    BAD_LENGTH,
+    BAD_SPANS,
+    BAD_TOKEN_ID,
+    BAD_TOKENS,
     CHUNK_TOKENS,
+    OK,
     batch_at,
     checksums_of,
     foreign_tokens,
@@ -25,7 +31,7 @@ from penstock.shards._kernels import (
     tokens_of,
 )
 
-TABLE = np.dtype(
+SOURCE_RECORD = np.dtype(
     [
         # Of its `DocumentTable`, by the same names; arrays by address.
         ("shard_starts", np.uint64),  # int64 [num_shards + 1], first document of each shard, then their number
@@ -44,9 +50,9 @@ TABLE = np.dtype(
         ("weight_sums", np.uint64),  # float64 [documents]; 0 where all loss weights are 0 or 1
         ("id_limit", np.int64),  # every token id must be below; 0 where any id that can be stored is good
         # Of its objective.
-        ("objective", np.int64),  # CAUSAL, COMPILED or STAGED
-        ("program", np.uint64),  # address of int64 [program_words], where it is COMPILED
-        ("program_words", np.int64),
+        ("objective", np.int64),  # CAUSAL, COMPILED or PYTHON
+        ("program", np.uint64),  # address of int64 [program_length], where it is COMPILED
+        ("program_length", np.int64),
         ("key", np.uint64),  # of seed and source, for what objectives draw
         ("epoch_documents", np.int64),  # documents of an epoch
         ("begins_with_bos", np.bool_),  # whether all documents do, and the objective must not touch it
@@ -54,145 +60,146 @@ TABLE = np.dtype(
     ],
     align=True,
 )
-"""A source as the fill sees it."""
+"""A source as the fill sees it: where its documents are, and what its objective does to them."""
 
-_view_tables = viewer(TABLE)
-_TABLE_WORDS = TABLE.itemsize // 8
+_view_sources = viewer(SOURCE_RECORD)
+_RECORD_SIZE = SOURCE_RECORD.itemsize // 8
 
-CAUSAL, COMPILED, STAGED = range(3)
+CAUSAL, COMPILED, PYTHON = range(3)
 """What writes a source's documents: the fill itself; an objective's program; Python, before the fill copies them."""
 
-FOUND = np.dtype(
+LOCATION = np.dtype(
     [
-        ("fault", np.int64),  # a fault or OK
+        ("status", np.int64),  # a fault or OK
         ("stored", np.int64),  # tokens of the document
         ("tokens", np.uint64),  # address of its first token
         ("checksums", np.uint64),  # address of its first checksum; 0 where it has none
-        ("ask_from", np.uint64),  # address from which the piece's bytes are not prefetched yet
-        ("ask_to", np.uint64),  # address where they end
+        ("prefetch_begin", np.uint64),  # address from which the piece's bytes are not prefetched yet
+        ("prefetch_end", np.uint64),  # address where they end
     ],
     align=True,
 )
-"""Where the document of a piece was found."""
+"""Where the document of a piece is in memory."""
 
 FIRST_LINES = 64
-"""Cache lines of a call's first row that are asked for before it is written: no other row is written meanwhile."""
+"""Cache lines of a call's first row that are prefetched before it is written: no other row is written meanwhile."""
 
-OK, WRONG_LENGTH, WRONG_CHECKSUM, WRONG_SPANS, WRONG_MEASURE, WRONG_ID = range(6)
+BAD_MEASURE = BAD_CHECKSUM_COUNT + 1
+"""A fault next to those of `shards`: the objective measured a piece differently when it was planned."""
 
 
 @inline_kernel
-def tables_of(words):
-    """Records `TABLE` from their words (uint64).
+def sources_of(raw):
+    """Records `SOURCE_RECORD` from the same bytes as uint64.
 
     To unpack an argument that is an array of records costs Numba 0.2 µs more than one of numbers, so those that are
-    the same in every call come as words.
+    the same in every call come as uint64.
     """
-    return _view_tables(np.uint64(words.ctypes.data), len(words) // _TABLE_WORDS)
+    return _view_sources(np.uint64(raw.ctypes.data), len(raw) // _RECORD_SIZE)
 
 
 @inline_kernel
-def find(table, document):
+def find(source, document):
     """(shard address, shard size, address of its line in the batch table, row in the batch) of a document."""
     shard, batch, row = locate(
         document,
-        view_i64(table.shard_starts, table.num_shards + 1),
-        view_i64(table.shard_first_batch, table.num_shards + 1),
-        table.documents_per_batch,
+        view_i64(source.shard_starts, source.num_shards + 1),
+        view_i64(source.shard_first_batch, source.num_shards + 1),
+        source.documents_per_batch,
     )
-    base = view_u64(table.shard_addresses, table.num_shards)[shard]
-    size = view_u64(table.shard_bytes, table.num_shards)[shard]
-    return base, size, line_of(table.batches, batch), row
+    base = view_u64(source.shard_addresses, source.num_shards)[shard]
+    size = view_u64(source.shard_bytes, source.num_shards)[shard]
+    return base, size, line_of(source.batches, batch), row
 
 
 @inline_kernel
-def stored_tokens(table, document):
+def stored_tokens(source, document):
     """Tokens of a document, as the lengths file says (int64 → int64)."""
-    return np.int64(view_u32(table.lengths + np.uint64(document) * table.lengths_stride, 1)[0])
+    return np.int64(view_u32(source.lengths + np.uint64(document) * source.lengths_stride, 1)[0])
 
 
 @inline_kernel
-def find_tokens(table, document):
+def find_tokens(source, document):
     """(fault or OK, address of the document's first token, of its first checksum or 0, its length in tokens).
 
     Nothing outside the shard's mapping is ever read, whatever its offsets say.
     """
-    base, size, line, row = find(table, document)
-    length = stored_tokens(table, document)
-    if not table.has_checksums:
-        address = foreign_tokens(base, size, line, row, table.token_bytes, table.offset_bytes, length)
-        return OK if address != np.uint64(0) else WRONG_LENGTH, address, np.uint64(0), length
+    base, size, line, row = find(source, document)
+    length = stored_tokens(source, document)
+    if not source.has_checksums:
+        address = foreign_tokens(base, size, line, row, source.token_bytes, source.offset_bytes, length)
+        return OK if address != np.uint64(0) else BAD_LENGTH, address, np.uint64(0), length
     batch = batch_at(line)
-    first, count = tokens_of(base, size, line, row, table.token_bytes, table.has_spans)
-    address = base + batch.tokens + np.uint64(first) * np.uint64(table.token_bytes)
+    first, count = tokens_of(base, size, line, row, source.token_bytes, source.has_spans)
+    address = base + batch.tokens + np.uint64(first) * np.uint64(source.token_bytes)
     if count != length:
-        return WRONG_LENGTH, address, np.uint64(0), length
+        return BAD_LENGTH, address, np.uint64(0), length
     first, count = checksums_of(base, size, line, row)
     checksums = base + batch.checksums + np.uint64(first) * np.uint64(8)
-    fits = count == num_chunks(length) + np.int64(table.has_spans)
-    return OK if fits else WRONG_CHECKSUM, address, checksums, length
+    fits = count == num_chunks(length) + np.int64(source.has_spans)
+    return OK if fits else BAD_TOKENS, address, checksums, length
 
 
 @inline_kernel
-def find_pieces(tables, pieces, begin, end, found):
-    """Find the documents of the pieces [begin, end); `found` (`FOUND` [end − begin]) is written."""
+def locate_pieces(sources, pieces, begin, end, locations):
+    """Find the documents of the pieces [begin, end); `locations` (`LOCATION` [end − begin]) is written."""
     for p in range(begin, end):
-        piece, place = pieces[p], found[p - begin]
-        table = tables[piece.source]
-        place.fault, place.tokens, place.checksums, place.stored = find_tokens(table, piece.document)
-        token_bytes = np.uint64(table.token_bytes)
-        first = place.tokens + np.uint64(piece.begin) * token_bytes
-        place.ask_from = first - first % np.uint64(CACHE_LINE)
-        place.ask_to = first + np.uint64(piece.tokens) * token_bytes
-        prefetch(place.checksums)
+        piece, location = pieces[p], locations[p - begin]
+        source = sources[piece.source]
+        location.status, location.tokens, location.checksums, location.stored = find_tokens(source, piece.document)
+        token_bytes = np.uint64(source.token_bytes)
+        first = location.tokens + np.uint64(piece.begin) * token_bytes
+        location.prefetch_begin = first - first % np.uint64(CACHE_LINE)
+        location.prefetch_end = first + np.uint64(piece.tokens) * token_bytes
+        prefetch(location.checksums)
 
 
 @inline_kernel
-def prefetch_ahead(found, at, end, lines):
-    """Prefetch the next `lines` cache lines of the pieces found[at:end]; returns the new `at`.
+def prefetch_ahead(locations, at, end, lines):
+    """Prefetch the next `lines` cache lines of the pieces locations[at:end]; returns the new `at`.
 
-    Documents lie anywhere, so that reading one waits for memory. A row's pieces are asked for while the row before it
+    Documents lie anywhere, so that reading one waits for memory. A row's pieces are prefetched while the row before it
     is written, a few lines with each of its pieces: more at once would themselves wait, for free line-fill buffers.
     """
     while at < end and lines > 0:
-        place = found[at]
-        while place.ask_from < place.ask_to and lines > 0:
-            prefetch(place.ask_from)
-            place.ask_from += np.uint64(CACHE_LINE)
+        location = locations[at]
+        while location.prefetch_begin < location.prefetch_end and lines > 0:
+            prefetch(location.prefetch_begin)
+            location.prefetch_begin += np.uint64(CACHE_LINE)
             lines -= 1
-        at += place.ask_from >= place.ask_to
+        at += location.prefetch_begin >= location.prefetch_end
     return at
 
 
 @inline_kernel
-def check_piece(table, piece, found, reach):
+def check_piece(source, piece, location, reach):
     """Check what will be read of a piece's document, `reach` tokens past the piece included; a fault or OK."""
-    status, address, length, token_bytes = found.fault, found.tokens, found.stored, table.token_bytes
+    status, address, length, token_bytes = location.status, location.tokens, location.stored, source.token_bytes
     if status == OK and piece.total > length:
-        status = WRONG_LENGTH  # the lengths file was changed since the plan read it
+        status = BAD_LENGTH  # the lengths file was changed since the plan read it
     last = min(piece.begin + piece.tokens + reach, length)
-    if status == OK and table.has_checksums:
-        words = view_u64(found.checksums, num_chunks(length))
+    if status == OK and source.has_checksums:
+        checksums = view_u64(location.checksums, num_chunks(length))
         for chunk in range(piece.begin // CHUNK_TOKENS, num_chunks(last)):
             count = min(CHUNK_TOKENS, length - chunk * CHUNK_TOKENS)
-            if token_checksum(address, token_bytes, chunk, count) != words[chunk]:
-                status = WRONG_CHECKSUM
-    if status == OK and table.id_limit != 0:
+            if token_checksum(address, token_bytes, chunk, count) != checksums[chunk]:
+                status = BAD_TOKENS
+    if status == OK and source.id_limit != 0:
         begin = address + np.uint64(piece.begin * token_bytes)
-        if largest_id(begin, last - piece.begin, token_bytes) >= table.id_limit:
-            status = WRONG_ID
+        if largest_id(begin, last - piece.begin, token_bytes) >= source.id_limit:
+            status = BAD_TOKEN_ID
     return status
 
 
 @inline_kernel
-def read_spans(table, document):
+def read_spans(source, document):
     """A document's spans, checked: (fault or OK, number or −1 when all weights are 1, begins, ends, weights)."""
-    base, size, line, row = find(table, document)
+    base, size, line, row = find(source, document)
     batch = batch_at(line)
-    status, _, checksums, tokens = find_tokens(table, document)
+    status, _, checksums, tokens = find_tokens(source, document)
     first, count = spans_of(base, size, line, row)
     if status == OK and (count < 0 or count > tokens):
-        status = WRONG_SPANS
+        status = BAD_SPANS
     at = np.uint64(first) * np.uint64(4)
     begins, ends, values = base + batch.span_begins + at, base + batch.span_ends + at, base + batch.span_weights + at
     number = count
@@ -203,7 +210,7 @@ def read_spans(table, document):
         else:
             found, number = null_spans_checksum(), np.int64(-1)
         if found != stored:
-            status = WRONG_SPANS
+            status = BAD_SPANS
     if status != OK:
         count = np.int64(0)
     return status, number, view_u32(begins, count), view_u32(ends, count), view_f32(values, count)

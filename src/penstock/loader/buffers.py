@@ -26,7 +26,7 @@ Layout = Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
 Buffers = tuple[np.ndarray[Any, Any], ...]
 
 _APART = 67 * CACHE_LINE
-"""Arrays begin at whole cache lines, and not at the same place of a page, where the arrays of a row would compete for
+"""Arrays begin at whole cache lines, and not at the same offset in a page, where the arrays of a row would compete for
 the same lines of the first-level cache (7 % of the fill, measured)."""
 
 
@@ -51,11 +51,11 @@ class _Set:
 
     def __init__(self, rows: int, layout: Layout, allocate: Allocate) -> None:
         sizes = [rows * prod(shape) * dtype.itemsize for shape, dtype in layout]
-        places = [0, *accumulate(-(-size // CACHE_LINE) * CACHE_LINE + _APART for size in sizes)]
-        self._block = allocate(places[-1])
+        offsets = [0, *accumulate(-(-size // CACHE_LINE) * CACHE_LINE + _APART for size in sizes)]
+        self._block = allocate(offsets[-1])
         self.arrays: Buffers = tuple(
-            self._block[place : place + size].view(dtype).reshape(rows, *shape)
-            for place, size, (shape, dtype) in zip(places, sizes, layout, strict=False)
+            self._block[offset : offset + size].view(dtype).reshape(rows, *shape)
+            for offset, size, (shape, dtype) in zip(offsets, sizes, layout, strict=False)
         )
         self.addresses = np.array([address_of(array) if array.size else 0 for array in self.arrays], np.uint64)
         self._free = self._references()

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Protocol, final
 
 from penstock.core.arrays import Records
 from penstock.inputs import ModelInput
-from penstock.loader._kernels import PIECE
+from penstock.loader._plan_kernels import PIECE
 from penstock.loader.mixture import Mixture
 from penstock.loader.rewriting import Rewriting
 from penstock.shards import Corpus

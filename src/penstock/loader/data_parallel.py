@@ -12,7 +12,7 @@ from penstock.loader.mixture import whole
 @final
 @dataclass(frozen=True, slots=True)
 class DataParallel:
-    """Place among the processes that share each step. Ranks that share a model (tensor, pipeline) have one place."""
+    """Rank among the processes that share each step. Processes that share a model (tensor, pipeline) have one rank."""
 
     rank: int = 0
     """This process, 0 … size − 1."""

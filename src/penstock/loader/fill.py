@@ -1,4 +1,4 @@
-"""The fill: fills the rows of a step from mapped shards.
+"""The fill: writes the rows of a step from mapped shards.
 
 Objectives without a compiled form run first, in Python. One kernel call then writes this rank's rows, and another sums
 the loss weights of the whole step. That sum covers all ranks, so every rank runs Python objectives on the pieces of all
@@ -15,172 +15,24 @@ from penstock.core.arrays import Float32, Int32, Int64, Records, UInt64
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, CorruptionError, FormatError
 from penstock.inputs import InputRequirements, ModelInput, join_rows
-from penstock.loader import _document_kernels as k
-from penstock.loader._fill_kernels import ROW_ARRAYS, STAGED_ARRAYS, fill_rows, note_places, weigh_rows
-from penstock.loader._kernels import PIECE
-from penstock.loader._rewrite_kernels import scratch_words
+from penstock.loader._document_kernels import BAD_MEASURE, SOURCE_RECORD
+from penstock.loader._fill_kernels import PYTHON_ARRAYS, ROW_ARRAYS, fill_rows, metadata_offsets, weigh_rows
+from penstock.loader._plan_kernels import PIECE
+from penstock.loader._rewrite_kernels import scratch_size
 from penstock.loader.buffers import Allocate, BufferPool, Buffers
 from penstock.loader.companion import Accompany
 from penstock.loader.rewriting import Rewriting
 from penstock.shards import Corpus, part_of
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Staged:
-    """What Python objectives wrote for the P pieces of a step, concatenated; other pieces take no space."""
-
-    starts: Annotated[Int64, "pieces"]
-    """[P] first place of each piece in the arrays below; [0] where no source of the mixture is staged."""
-    tokens: Annotated[Int32, "slots"]
-    weights: Annotated[Float32, "slots"]
-    prefixes: Annotated[Int32, "pieces"]
-    """[P] prefix of each piece; as `starts`."""
-    addresses: Annotated[UInt64, "4"] = field(init=False)
-    """Where each of the arrays above begins: the record `STAGED_ARRAYS` as words."""
-
-    def __post_init__(self) -> None:
-        arrays = [getattr(self, name) for name in STAGED_ARRAYS.names or ()]
-        object.__setattr__(self, "addresses", np.array([address_of(array) for array in arrays], np.uint64))
-
-
-_NOTHING = Staged(
-    starts=np.empty(0, np.int64),
-    tokens=np.empty(0, np.int32),
-    weights=np.empty(0, np.float32),
-    prefixes=np.empty(0, np.int32),
-)
-
-
-def stage(rewritings: Sequence[Rewriting], pieces: Annotated[Records, PIECE, "pieces"]) -> Staged:
-    """Rewrite the pieces of sources whose objective has no compiled form (`program()` is absent or None)."""
-    if not any(rewriting.is_staged for rewriting in rewritings):
-        return _NOTHING
-    prefixes = np.zeros(len(pieces), np.int32)
-    staged = np.array([rewriting.is_staged for rewriting in rewritings])[pieces["source"]]
-    lengths = np.where(staged, pieces["length"], 0)
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    total = int(ends[-1]) if len(ends) else 0
-    tokens, weights = np.empty(total, np.int32), np.empty(total, np.float32)
-    for p in np.flatnonzero(staged).tolist():
-        written = rewritings[pieces["source"][p]].write(pieces[p])
-        tokens[starts[p] : ends[p]], weights[starts[p] : ends[p]] = written.tokens, written.weights
-        prefixes[p] = written.prefix
-    return Staged(starts=starts, tokens=tokens, weights=weights, prefixes=prefixes)
-
+from penstock.shards._kernels import BAD_LENGTH, BAD_SPANS, BAD_TOKEN_ID, BAD_TOKENS, OK
 
 _FAULTS = {
-    k.WRONG_LENGTH: "its length in the shard is not that of the lengths file",
-    k.WRONG_CHECKSUM: "its tokens differ from their checksum",
-    k.WRONG_SPANS: "its loss weights differ from their checksum or from the lengths file",
-    k.WRONG_ID: "a token id lies outside the vocabulary",
-    k.WRONG_MEASURE: "its objective measured it otherwise when it was planned",
+    BAD_LENGTH: "its length in the shard is not that of the lengths file",
+    BAD_TOKENS: "its tokens differ from their checksum",
+    BAD_SPANS: "its loss weights differ from their checksum or from the lengths file",
+    BAD_TOKEN_ID: "a token id lies outside the vocabulary",
 }
 _NARROW_IDS = 2**31
 """Ids from here on are negative in int32."""
-
-
-def table_lines(
-    datasets: Sequence[Corpus], rewritings: Sequence[Rewriting], integer: np.dtype[Any]
-) -> Annotated[Records, k.TABLE, "sources"]:
-    """The sources' document tables and objectives for kernels; the caller keeps alive what the addresses lead to.
-
-    Rows are of `integer`; objectives always rewrite in int32.
-    """
-    lines = np.zeros(len(datasets), k.TABLE)
-    for line, dataset, rewriting in zip(lines, datasets, rewritings, strict=True):
-        rewriting.describe(line)
-        table = dataset.table
-        if table.has_spans and not table.has_checksums:
-            raise FormatError(f"dataset {dataset.name!r} has loss weights but no checksums: unknown format")
-        for name in ("shard_starts", "shard_first_batch", "shard_addresses", "shard_bytes", "batches", "lengths"):
-            line[name] = address_of(getattr(table, name))
-        for name in ("documents_per_batch", "token_bytes", "offset_bytes", "has_checksums", "has_spans"):
-            line[name] = getattr(table, name)
-        line["num_shards"] = len(table.shard_starts) - 1
-        line["lengths_stride"] = table.lengths.strides[0]
-        line["weight_sums"] = 0 if table.weight_sums is None else address_of(table.weight_sums)
-        narrow = integer.itemsize == 4 or not rewriting.is_causal
-        id_limit = min(table.vocab_size or 2**32, _NARROW_IDS if narrow else 2**32)
-        line["id_limit"] = 0 if id_limit >= 2 ** (8 * table.token_bytes) else id_limit
-    return lines
-
-
-@final
-class FilledRows(Sequence[ModelInput]):
-    """The rows of one call of the kernel, side by side; a `ModelInput` of views is made when a row is asked for.
-
-    Args:
-        need: Which arrays the rows have.
-        row_starts: As in a window, of R rows.
-        arrays: tokens [R, T], targets [R, D, T], weights [R, D, T or 0], positions and document ids [R, T or 0],
-            whether in a prefix [R, T or 0].
-        notes: What the kernel notes: (tokens, longest document) of each row, source of each document, prefix
-            of each, all rows' cumulative lengths, end to end.
-    """
-
-    __slots__ = ("_arrays", "_companions", "_facts", "_need", "_notes", "_row_starts", "_starts")
-
-    def __init__(
-        self,
-        need: InputRequirements,
-        row_starts: Annotated[Int64, "rows+1"],
-        arrays: Buffers,
-        notes: Annotated[Int32, "notes"],
-    ) -> None:
-        self._need, self._row_starts, self._arrays, self._notes = need, row_starts, arrays, notes
-        self._companions: list[Any] | None = None
-        self._starts: list[int] = []
-        self._facts: list[int] = []
-
-    def accompany(self, make: Accompany, pieces: Annotated[Records, PIECE, "pieces"]) -> None:
-        """Let a companion make its part of every row; `pieces` are those that `row_starts` counts in."""
-        starts = self._row_starts
-        self._companions = [make(row, pieces[starts[i] : starts[i + 1]]) for i, row in enumerate(self)]
-
-    def __len__(self) -> int:
-        return len(self._row_starts) - 1
-
-    @overload
-    def __getitem__(self, index: int) -> ModelInput: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[ModelInput]: ...
-    def __getitem__(self, index: int | slice) -> ModelInput | Sequence[ModelInput]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        row, need, notes, starts = index % len(self), self._need, self._notes, self._starts
-        if not starts:
-            # Once for all rows, when the first is asked for. The starts last: other threads take them as the sign.
-            self._facts = notes[: 2 * len(self)].tolist()
-            starts = self._starts = (self._row_starts - self._row_starts[0]).tolist()
-        tokens, targets, weights, positions, document_ids, prefix = (array[row] for array in self._arrays)
-        begin, end = starts[row], starts[row + 1]
-        sources, prefixes, borders = note_places(len(self), starts[-1])
-        used, longest = self._facts[2 * row : 2 * row + 2]
-        capacity = need.cu_seqlens_capacity
-        # As in the kernel: room for a border more than documents, and one for padding.
-        first = row * capacity if capacity else begin + 2 * row
-        documents = end - begin
-        if need.attention == "row":
-            first, documents = row * (capacity or 3), min(documents, 1)
-        width = capacity or documents + 1 + (used < len(tokens))
-        return ModelInput(
-            tokens=tokens,
-            targets=targets,
-            loss_weights=weights if need.loss_weights else None,
-            positions=positions if need.positions else None,
-            document_ids=document_ids if need.document_ids else None,
-            cu_seqlens=notes[borders + first : borders + first + width] if need.cu_seqlens else None,
-            max_seqlen=longest if need.cu_seqlens else None,
-            num_tokens=used,
-            source_ids=notes[sources + begin : sources + end],
-            prefix_lengths=notes[prefixes + begin : prefixes + end] if len(prefix) else None,
-            prefix=prefix if len(prefix) else None,
-            distillation=None if self._companions is None else self._companions[row],
-        )
 
 
 @final
@@ -214,11 +66,11 @@ class Fill:
         self._datasets, self._requirements, self._rewritings = datasets, requirements, rewritings
         self._pad_id, self._slots = pad_id, sequence_length
         integer, floating = np.dtype(requirements.dtype or "int32"), np.dtype(np.float32)
-        self._tables = table_lines(datasets, rewritings, integer)
-        self._table_words = self._tables.view(np.uint64)
+        self._sources = source_records(datasets, rewritings, integer)
+        self._raw_sources = self._sources.view(np.uint64)
         self._require_narrow_vocabularies()
-        compiled = any(not rewriting.is_causal and not rewriting.is_staged for rewriting in rewritings)
-        self._scratch_words = scratch_words(sequence_length) if compiled else 0
+        compiled = any(not rewriting.is_causal and not rewriting.runs_in_python for rewriting in rewritings)
+        self._scratch_size = scratch_size(sequence_length) if compiled else 0
         has_prefixes = _has_prefixes(requirements, rewritings)
         self._distances = requirements.target_distances or 1
         layout = {
@@ -242,7 +94,7 @@ class Fill:
         """Refuse vocabularies with too high ids; where none is known, pieces are checked as they are read."""
         for number, dataset in enumerate(self._datasets):
             info = dataset.tokenizer
-            if info is not None and info.vocab_size > _NARROW_IDS and self._tables["id_limit"][number] == _NARROW_IDS:
+            if info is not None and info.vocab_size > _NARROW_IDS and self._sources["id_limit"][number] == _NARROW_IDS:
                 cure = self._cure_of_wide_ids(number)
                 raise ConfigError(f"dataset {dataset.name!r} has a vocabulary of {info.vocab_size} ids; {cure}")
 
@@ -252,21 +104,21 @@ class Fill:
             return f"objective {rewriting.objective.name!r} works on ids below 2^31 only: give ids below that"
         return 'int32 rows hold ids below 2^31: give ids below that, or require InputRequirements(dtype="int64")'
 
-    def stage(self, pieces: Annotated[Records, PIECE, "pieces"]) -> Staged:
-        """Rewrite what Python rewrites of a step's pieces.
+    def run_python(self, pieces: Annotated[Records, PIECE, "pieces"]) -> "PythonOutput":
+        """Rewrite the pieces of a step that have a Python objective.
 
         Raises:
             ConfigError: An objective does not write what it measured, or writes weights that are not required.
         """
-        staged = stage(self._rewritings, pieces)
-        if len(staged.weights) and not self._requirements.loss_weights and not np.isin(staged.weights, (0, 1)).all():
+        output = run_python(self._rewritings, pieces)
+        if len(output.weights) and not self._requirements.loss_weights and not np.isin(output.weights, (0, 1)).all():
             raise ConfigError(
                 f"{self._requirements.asked_by} asks for no loss weights, but an objective writes some that are "
                 "neither 0 nor 1, which would be lost; require loss_weights=True"
             )
-        return staged
+        return output
 
-    def weigh(self, pieces: Annotated[Records, PIECE, "pieces"], staged: Staged) -> tuple[float, ...]:
+    def weigh(self, pieces: Annotated[Records, PIECE, "pieces"], python_output: "PythonOutput") -> tuple[float, ...]:
         """Sum of loss weights over all targets of the pieces, for each distance.
 
         Raises:
@@ -274,25 +126,31 @@ class Fill:
             ConfigError: As `rows`.
         """
         sums = np.zeros(self._distances)
-        outcome = weigh_rows(self._table_words, pieces, sums, staged.starts, staged.weights, self._scratch())
+        outcome = weigh_rows(
+            self._raw_sources, pieces, sums, python_output.starts, python_output.weights, self._scratch()
+        )
         self._check(outcome, pieces)
         return tuple(sums.tolist())
 
-    def _scratch(self) -> Annotated[UInt64, "words"] | None:
-        """Room for rewriting a piece; each thread needs its own.
+    def _scratch(self) -> Annotated[UInt64, "scratch"] | None:
+        """Working memory to rewrite a piece; each thread needs its own.
 
         None if no source has a compiled objective: then Numba leaves them all out, which halves the time to compile.
         """
-        return np.empty(self._scratch_words, np.uint64) if self._scratch_words else None
+        return np.empty(self._scratch_size, np.uint64) if self._scratch_size else None
 
     def rows(
-        self, pieces: Annotated[Records, PIECE, "pieces"], row_starts: Annotated[Int64, "rows+1"], staged: Staged
-    ) -> FilledRows:
+        self,
+        pieces: Annotated[Records, PIECE, "pieces"],
+        row_starts: Annotated[Int64, "rows+1"],
+        python_output: "PythonOutput",
+    ) -> "FilledRows":
         """Model inputs of len(row_starts) − 1 rows.
 
         Raises:
             CorruptionError: Stored bytes are not what was written; names dataset and document.
-            ConfigError: A token id does not fit int32, and the dataset does not know its vocabulary.
+            ConfigError: A token id does not fit int32, and the dataset does not know its vocabulary; or an objective's
+                program writes another number of slots than the objective measured.
         """
         rows, need = len(row_starts) - 1, self._requirements
         count = row_starts.item(-1) - row_starts.item(0)
@@ -300,18 +158,18 @@ class Fill:
         # Documents that are joined need no room in what the caller gets.
         capacity = 0 if joined else need.cu_seqlens_capacity or 0
         arrays, addresses = self._pool.take(rows)
-        _, _, borders = note_places(rows, count)
-        notes = np.empty(borders + (rows * capacity or count + 2 * rows), np.int32)
+        _, _, borders = metadata_offsets(rows, count)
+        metadata = np.empty(borders + (rows * capacity or count + 2 * rows), np.int32)
         outcome = fill_rows(
-            self._table_words, pieces, row_starts, self._pad_id, arrays[0], self._distances, addresses, capacity, notes,
-            staged.addresses, self._scratch(),
+            self._raw_sources, pieces, row_starts, self._pad_id, arrays[0], self._distances, addresses, capacity,
+            metadata, python_output.addresses, self._scratch(),
         )  # fmt: skip
         self._check(outcome, pieces)
         if joined:
             cu_seqlens = np.empty((rows, need.cu_seqlens_capacity or 3), np.int32)
-            join_rows(self._slots, notes[: 2 * rows].reshape(rows, 2), arrays[3], cu_seqlens)
-            notes = np.concatenate([notes[:borders], cu_seqlens.ravel()])
-        return FilledRows(need, row_starts, arrays, notes)
+            join_rows(self._slots, metadata[: 2 * rows].reshape(rows, 2), arrays[3], cu_seqlens)
+            metadata = np.concatenate([metadata[:borders], cu_seqlens.ravel()])
+        return FilledRows(need, row_starts, arrays, metadata)
 
     def check_capacity(
         self, pieces: Annotated[Records, PIECE, "pieces"], row_starts: Annotated[Int64, "rows+1"]
@@ -330,12 +188,19 @@ class Fill:
 
     def _check(self, outcome: tuple[int, int], pieces: Annotated[Records, PIECE, "pieces"]) -> None:
         """Raise what a kernel found."""
-        fault, place = outcome
-        if fault == k.OK:
+        fault, index = outcome
+        if fault == OK:
             return
-        source, document = int(pieces["source"][place]), int(pieces["document"][place])
+        source, document = int(pieces["source"][index]), int(pieces["document"][index])
         dataset, document = part_of(self._datasets[source], document)
-        if fault == k.WRONG_ID and dataset.table.vocab_size is None:
+        if fault == BAD_MEASURE:
+            rewriting, piece = self._rewritings[source], pieces[index]
+            raise ConfigError(
+                f"{rewriting.where}: objective {rewriting.objective.name!r} measured {piece['tokens']} tokens of "
+                f"document {document} of dataset {dataset.name!r} as {piece['length']} slots, but its program writes "
+                "another number: a bug in the objective, not in the data; penstock.objectives.check_objective tests it"
+            )
+        if fault == BAD_TOKEN_ID and dataset.table.vocab_size is None:
             raise ConfigError(
                 f"dataset {dataset.name!r} ({dataset.path}): document {document} has a token id of 2^31 or more; "
                 f"{self._cure_of_wide_ids(source)}"
@@ -344,6 +209,153 @@ class Fill:
             f"dataset {dataset.name!r} ({dataset.path}): document {document}: {_FAULTS[fault]}; the step was not "
             f"returned. `penstock verify {dataset.path}` names all that is damaged; prepare it again or restore a copy"
         )
+
+
+@final
+class FilledRows(Sequence[ModelInput]):
+    """The rows of one call of the kernel, side by side; a `ModelInput` of views is made when a row is asked for.
+
+    Args:
+        need: Which arrays the rows have.
+        row_starts: As in a window, of R rows.
+        arrays: tokens [R, T], targets [R, D, T], weights [R, D, T or 0], positions and document ids [R, T or 0],
+            whether in a prefix [R, T or 0].
+        metadata: As `fill_rows` writes it: (tokens, longest document) of each row, source of each document, prefix of
+            each, all rows' cumulative lengths, end to end.
+    """
+
+    __slots__ = ("_arrays", "_companions", "_metadata", "_need", "_piece_starts", "_row_sizes", "_row_starts")
+
+    def __init__(
+        self,
+        need: InputRequirements,
+        row_starts: Annotated[Int64, "rows+1"],
+        arrays: Buffers,
+        metadata: Annotated[Int32, "metadata"],
+    ) -> None:
+        self._need, self._row_starts, self._arrays, self._metadata = need, row_starts, arrays, metadata
+        self._companions: list[Any] | None = None
+        self._piece_starts: list[int] = []
+        self._row_sizes: list[int] = []
+
+    def accompany(self, make: Accompany, pieces: Annotated[Records, PIECE, "pieces"]) -> None:
+        """Let a companion make its part of every row; `pieces` are those that `row_starts` counts in."""
+        starts = self._row_starts
+        self._companions = [make(row, pieces[starts[i] : starts[i + 1]]) for i, row in enumerate(self)]
+
+    def __len__(self) -> int:
+        return len(self._row_starts) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> ModelInput: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ModelInput]: ...
+    def __getitem__(self, index: int | slice) -> ModelInput | Sequence[ModelInput]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        row, need, metadata, starts = index % len(self), self._need, self._metadata, self._piece_starts
+        if not starts:
+            # Once for all rows, when the first is asked for. The starts last: other threads take them as the sign.
+            self._row_sizes = metadata[: 2 * len(self)].tolist()
+            starts = self._piece_starts = (self._row_starts - self._row_starts[0]).tolist()
+        tokens, targets, weights, positions, document_ids, prefix = (array[row] for array in self._arrays)
+        begin, end = starts[row], starts[row + 1]
+        sources, prefixes, borders = metadata_offsets(len(self), starts[-1])
+        used, longest = self._row_sizes[2 * row : 2 * row + 2]
+        capacity = need.cu_seqlens_capacity
+        # As in the kernel: room for a border more than documents, and one for padding.
+        first = row * capacity if capacity else begin + 2 * row
+        documents = end - begin
+        if need.attention == "row":
+            first, documents = row * (capacity or 3), min(documents, 1)
+        width = capacity or documents + 1 + (used < len(tokens))
+        return ModelInput(
+            tokens=tokens,
+            targets=targets,
+            loss_weights=weights if need.loss_weights else None,
+            positions=positions if need.positions else None,
+            document_ids=document_ids if need.document_ids else None,
+            cu_seqlens=metadata[borders + first : borders + first + width] if need.cu_seqlens else None,
+            max_seqlen=longest if need.cu_seqlens else None,
+            num_tokens=used,
+            source_ids=metadata[sources + begin : sources + end],
+            prefix_lengths=metadata[prefixes + begin : prefixes + end] if len(prefix) else None,
+            prefix=prefix if len(prefix) else None,
+            distillation=None if self._companions is None else self._companions[row],
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PythonOutput:
+    """What Python objectives wrote for the P pieces of a step, concatenated; other pieces take no space."""
+
+    starts: Annotated[Int64, "pieces"]
+    """[P] first slot of each piece in `tokens` and `weights`; [0] where no source has a Python objective."""
+    tokens: Annotated[Int32, "slots"]
+    weights: Annotated[Float32, "slots"]
+    prefixes: Annotated[Int32, "pieces"]
+    """[P] prefix of each piece; as `starts`."""
+    addresses: Annotated[UInt64, "4"] = field(init=False)
+    """Where each of the arrays above begins: the bytes of one `PYTHON_ARRAYS`."""
+
+    def __post_init__(self) -> None:
+        arrays = [getattr(self, name) for name in PYTHON_ARRAYS.names or ()]
+        object.__setattr__(self, "addresses", np.array([address_of(array) for array in arrays], np.uint64))
+
+
+_NO_OUTPUT = PythonOutput(
+    starts=np.empty(0, np.int64),
+    tokens=np.empty(0, np.int32),
+    weights=np.empty(0, np.float32),
+    prefixes=np.empty(0, np.int32),
+)
+
+
+def run_python(rewritings: Sequence[Rewriting], pieces: Annotated[Records, PIECE, "pieces"]) -> PythonOutput:
+    """Rewrite the pieces of sources whose objective has no compiled form (`program()` is absent or None)."""
+    if not any(rewriting.runs_in_python for rewriting in rewritings):
+        return _NO_OUTPUT
+    prefixes = np.zeros(len(pieces), np.int32)
+    in_python = np.array([rewriting.runs_in_python for rewriting in rewritings])[pieces["source"]]
+    lengths = np.where(in_python, pieces["length"], 0)
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    total = int(ends[-1]) if len(ends) else 0
+    tokens, weights = np.empty(total, np.int32), np.empty(total, np.float32)
+    for p in np.flatnonzero(in_python).tolist():
+        written = rewritings[pieces["source"][p]].write(pieces[p])
+        tokens[starts[p] : ends[p]], weights[starts[p] : ends[p]] = written.tokens, written.weights
+        prefixes[p] = written.prefix
+    return PythonOutput(starts=starts, tokens=tokens, weights=weights, prefixes=prefixes)
+
+
+def source_records(
+    datasets: Sequence[Corpus], rewritings: Sequence[Rewriting], integer: np.dtype[Any]
+) -> Annotated[Records, SOURCE_RECORD, "sources"]:
+    """Document tables and objectives of the sources, for kernels; the caller keeps alive what the addresses lead to.
+
+    Rows are of `integer`; objectives always rewrite in int32.
+    """
+    records = np.zeros(len(datasets), SOURCE_RECORD)
+    for record, dataset, rewriting in zip(records, datasets, rewritings, strict=True):
+        rewriting.describe(record)
+        table = dataset.table
+        if table.has_spans and not table.has_checksums:
+            raise FormatError(f"dataset {dataset.name!r} has loss weights but no checksums: unknown format")
+        for name in ("shard_starts", "shard_first_batch", "shard_addresses", "shard_bytes", "batches", "lengths"):
+            record[name] = address_of(getattr(table, name))
+        for name in ("documents_per_batch", "token_bytes", "offset_bytes", "has_checksums", "has_spans"):
+            record[name] = getattr(table, name)
+        record["num_shards"] = len(table.shard_starts) - 1
+        record["lengths_stride"] = table.lengths.strides[0]
+        record["weight_sums"] = 0 if table.weight_sums is None else address_of(table.weight_sums)
+        narrow = integer.itemsize == 4 or not rewriting.is_causal
+        id_limit = min(table.vocab_size or 2**32, _NARROW_IDS if narrow else 2**32)
+        record["id_limit"] = 0 if id_limit >= 2 ** (8 * table.token_bytes) else id_limit
+    return records
 
 
 def _has_prefixes(requirements: InputRequirements, rewritings: Sequence[Rewriting]) -> bool:

@@ -28,7 +28,7 @@ from penstock.loader.fill import Fill
 from penstock.loader.mixture import Mixture, Sources, whole
 from penstock.loader.plan import Plan, PlanSettings
 from penstock.loader.step_iterator import StepPipeline
-from penstock.loader.steps import Step, StepPlace, StepPlan, StepPlanner, Watch, replay_progress
+from penstock.loader.steps import Step, StepPlan, StepPlanner, StepState, Watch, replay_progress
 from penstock.loader.untrained import TargetWatch
 from penstock.packing import Packing
 from penstock.shards import Corpus, TokenizerInfo
@@ -54,7 +54,7 @@ class Loader:
         sequence_length: Token slots of a row.
         rows_per_step: Rows of one optimiser step over all ranks.
         seed: Seed of orders and keys.
-        data_parallel: This process's place: `DataParallel`, (rank, size), or a 1-D torch DeviceMesh. May be left out
+        data_parallel: This process's rank: `DataParallel`, (rank, size), or a 1-D torch DeviceMesh. May be left out
             only when there is one process.
         packing: `best_fit` (default), `best_fit_decreasing`, `next_fit`, `concat` or `none`.
         window_rows: Rows that are open together when packing. With `next_fit`, `concat` and `none` it changes no row,
@@ -141,7 +141,7 @@ class Loader:
         self._giver: weakref.ref[Iterator[Step]] | None = None
 
     def __iter__(self) -> Iterator[Step]:
-        """Steps from the current place on.
+        """Steps from the current state on.
 
         Raises:
             DistributedError: In a worker process of torch's `DataLoader`, where every worker would give every row.
@@ -170,7 +170,7 @@ class Loader:
             run.stop()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled are settings and place; datasets are opened again where it is unpickled.
+        """Pickled are settings and state; datasets are opened again where it is unpickled.
 
         Raises:
             ConfigError: It has a companion, which may hold what belongs to this process.
@@ -189,11 +189,11 @@ class Loader:
         return _unpickled, (self.mixture, settings, self.state_dict())
 
     def __repr__(self) -> str:
-        settings, place = self.settings, self.data_parallel
+        settings, data_parallel = self.settings, self.data_parallel
         return (
             f"Loader({', '.join(source.name for source in self.mixture.sources[:8])}: "
             f"steps of {settings.rows_per_step} rows of {settings.sequence_length} tokens, at step {self.step}, "
-            f"rank {place.rank} of {place.size})"
+            f"rank {data_parallel.rank} of {data_parallel.size})"
         )
 
     def _repr_html_(self) -> str:
@@ -280,7 +280,7 @@ class Loader:
         self._move(states.load(self._plan, state))
 
     def seek(self, step: int) -> Self:
-        """Go on at step number `step`, replaying the plan from the nearest place that is known.
+        """Go on at step number `step`, replaying the plan from the nearest known state.
 
         The replay passes millions of documents a second; a bar is shown when it takes longer than a second.
 
@@ -299,7 +299,7 @@ class Loader:
     def explain(self, step: int, row: int | None = None) -> list[PieceOrigin]:
         """Where the tokens of a step come from: source, file, line, epoch and text of every piece of its rows.
 
-        Costs a replay of the plan from the nearest known place; the loader stays where it is.
+        Costs a replay of the plan from the nearest known state; the loader itself does not move.
 
         Args:
             step: Number of the step.
@@ -316,27 +316,27 @@ class Loader:
     def _replay_progress(self) -> AbstractContextManager[Watch]:
         return replay_progress("replaying the plan", enabled=self.data_parallel.rank == 0)
 
-    def _move(self, place: StepPlace) -> None:
-        """Make `place` the current one; an iterator that works ahead ends, and says so when it is asked again."""
+    def _move(self, state: StepState) -> None:
+        """Make `state` the current one; an iterator that works ahead ends, and says so when it is asked again."""
         if self._run is not None:
             self._run.stop()
             self._run.join()
             self._run = None
-        self._after, self._giver = place, None
-        self._planner.start(place)
+        self._after, self._giver = state, None
+        self._planner.start(state)
 
     def _build_step(self, plan: StepPlan) -> Step:
         """Build one step: run Python objectives on all pieces, fill this rank's rows, sum all loss weights."""
         begin, end = self.data_parallel.rows(len(plan.row_starts) - 1)
         self._fill.check_capacity(plan.pieces, plan.row_starts)
-        staged = self._fill.stage(plan.pieces)
-        rows = self._fill.rows(plan.pieces, plan.row_starts[begin : end + 1], staged)
+        python_output = self._fill.run_python(plan.pieces)
+        rows = self._fill.rows(plan.pieces, plan.row_starts[begin : end + 1], python_output)
         if self._accompany is not None:
             rows.accompany(self._accompany, plan.pieces)
         return Step(
             plan.index,
             rows,
-            self._fill.weigh(plan.pieces, staged),
+            self._fill.weigh(plan.pieces, python_output),
             int(plan.pieces["length"].sum()),
             partial(states.save, self._description, plan.after),
         )

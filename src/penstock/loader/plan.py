@@ -1,8 +1,8 @@
 """The plan: which tokens go where, from lengths alone.
 
-A plan is a sequence of windows of rows, the same on every rank and for any number of threads. Its state is a place:
-how far each source is, and what it is owed. From a place everything after it follows, at millions of documents a
-second. A window is packed as a whole and never reaches over a change of shares, so places between windows are exact.
+A plan is a sequence of windows of rows, the same on every rank and for any number of threads. Its state between two
+windows (`PlanState`) is how far each source is, and what it is owed; everything after follows from it, at millions of
+documents a second. A window is packed as a whole and never extends past a change of shares, so these states are exact.
 """
 
 from bisect import bisect_right
@@ -17,7 +17,7 @@ from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, RecordError, StateError
 from penstock.core.randomness import key_for, mix
 from penstock.inputs import Attention
-from penstock.loader._kernels import (
+from penstock.loader._plan_kernels import (
     BEST_FIT_DECREASING,
     CURSOR,
     FINISHED,
@@ -104,8 +104,8 @@ class PlanSettings:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Place:
-    """A place between two windows: all that the rest of the plan depends on."""
+class PlanState:
+    """State of the plan between two windows: all that the rest of the plan depends on."""
 
     row: int
     """Rows planned before it."""
@@ -124,8 +124,8 @@ class Place:
 class Window:
     """Some rows of the plan, in order."""
 
-    place: Place
-    """Where the window begins."""
+    start: PlanState
+    """State of the plan before this window."""
     pieces: Annotated[Records, PIECE, "pieces"]
     """Row after row."""
     row_starts: Annotated[Int64, "rows+1"]
@@ -139,7 +139,7 @@ class Window:
 
 @final
 class Plan:
-    """Windows one after another, from any place.
+    """Windows one after another, from any state on.
 
     Args:
         mixture: The sources; `datasets` are theirs, opened.
@@ -163,7 +163,7 @@ class Plan:
         self._pieces = np.empty(4096, PIECE)
         self._row_of = np.empty(4096, np.int64)
         self.restore(
-            Place(
+            PlanState(
                 row=0,
                 window=0,
                 cursors=np.zeros(count, CURSOR),
@@ -182,9 +182,9 @@ class Plan:
         """Documents of an epoch of each source."""
         return np.array([draw.size for draw in self._draws], np.int64)
 
-    def place(self) -> Place:
-        """Where the next window begins."""
-        return Place(
+    def state(self) -> PlanState:
+        """State before the next window."""
+        return PlanState(
             row=self._row,
             window=self._window,
             cursors=self._cursors.copy(),
@@ -192,19 +192,19 @@ class Plan:
             skipped=self._skipped.copy(),
         )
 
-    def restore(self, place: Place) -> None:
-        """Go on from `place`."""
+    def restore(self, state: PlanState) -> None:
+        """Go on from `state`."""
         count = len(self._draws)
-        self._row, self._window = place.row, place.window
-        self._cursors, self._credits, self._skipped = place.cursors.copy(), place.credits.copy(), place.skipped.copy()
+        self._row, self._window = state.row, state.window
+        self._cursors, self._credits, self._skipped = state.cursors.copy(), state.credits.copy(), state.skipped.copy()
         # Where each source's buffer was filled up to; buffers are empty, so that is the cursor.
-        self._drawn = place.cursors.copy()
+        self._drawn = state.cursors.copy()
         self._heads = np.arange(count, dtype=np.int64) * (self._capacity + 1)
         self._ends = self._heads.copy()
         self._refill_size = np.full(count, min(64, self._capacity))
         self._tail_skips = np.zeros(count, SKIPPED)
         self._finished = np.array(
-            [draw.is_finished(place.cursors["position"][i]) for i, draw in enumerate(self._draws)]
+            [draw.is_finished(state.cursors["position"][i]) for i, draw in enumerate(self._draws)]
         )
 
     def windows(self) -> Iterator[Window]:
@@ -214,20 +214,20 @@ class Plan:
 
     def next_window(self) -> Window | None:
         """Plan one window; None when every source is finished."""
-        place = self.place()
+        start = self.state()
         max_rows = self._window_rows()
         packing = PACKINGS.index(self.settings.packing)
         if packing != BEST_FIT_DECREASING:
             count, rows = self._take(packing, max_rows, UNLIMITED)
         else:
-            count, rows = self._take_and_sort(place, max_rows)
+            count, rows = self._take_and_sort(start, max_rows)
         if count == 0:
             return None
         pieces, row_starts = np.empty(count, PIECE), np.empty(rows + 1, np.int64)
         sort_by_row(self._pieces[:count], self._row_of[:count], rows, pieces, row_starts)
         self._row += rows
         self._window += 1
-        return Window(place=place, pieces=pieces, row_starts=row_starts)
+        return Window(start=start, pieces=pieces, row_starts=row_starts)
 
     def _window_rows(self) -> int:
         """Rows that the next window may have: the ramp, and never over a change of shares."""
@@ -279,7 +279,7 @@ class Plan:
                 self._finished[status] = True
                 shares = self._shares()
 
-    def _take_and_sort(self, place: Place, max_rows: int) -> tuple[int, int]:
+    def _take_and_sort(self, start: PlanState, max_rows: int) -> tuple[int, int]:
         """Best fit, longest first: take a window's worth of tokens; if it needs more rows, take fewer and try again."""
         count, _ = self._take(BEST_FIT_DECREASING, max_rows, UNLIMITED)
         while count:
@@ -294,7 +294,7 @@ class Plan:
                 return count, rows
             excess = (rows - max_rows) * self.settings.sequence_length // 4
             fewer = int(np.searchsorted(np.cumsum(lengths[::-1]), max(excess, 1), side="left")) + 1
-            self.restore(place)
+            self.restore(start)
             count, _ = self._take(BEST_FIT_DECREASING, max_rows, max(count - fewer, 1))
         return 0, 0
 
@@ -366,7 +366,7 @@ class _Draw:
 
         Raises:
             RecordError: A document is too long and the source says `too_long="error"`.
-            StateError: The place is behind the end of a document.
+            StateError: `begin` is behind the end of its document.
             CorruptionError: A document was skipped for a length that it does not have.
         """
         # At most two epochs, in which there is a document that may be used: some are nearly all skipped.
@@ -396,10 +396,10 @@ class _Draw:
         A row holds those that were taken, and the fill checks them then; the others are checked only here.
         """
         while begin < end:
-            epoch, place = divmod(begin, self.size)
-            number = min(end - begin, self.size - place, _TOGETHER)
+            epoch, index = divmod(begin, self.size)
+            number = min(end - begin, self.size - index, _TOGETHER)
             key = int(mix(np.uint64(self.key), np.uint64(epoch)))
-            order = Permutation(size=self.size, key=key, shuffle=self.source.shuffle).images(place, place + number)
+            order = Permutation(size=self.size, key=key, shuffle=self.source.shuffle).images(index, index + number)
             left = np.isin(np.arange(begin, begin + number), taken, invert=True)
             self.dataset.table.check_lengths(self.first + order[left])
             begin += number

@@ -13,8 +13,8 @@ from penstock.core.arrays import Int64, Records, UInt64
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError
 from penstock.core.randomness import key_for, mix_array
-from penstock.loader import _document_kernels as k
-from penstock.loader._kernels import PIECE
+from penstock.loader._document_kernels import CAUSAL, COMPILED, PYTHON
+from penstock.loader._plan_kernels import PIECE
 from penstock.loader.mixture import Source
 from penstock.objectives import Causal, Facts, Objective, Written
 from penstock.sampling import ENTRY
@@ -66,7 +66,7 @@ class Rewriting:
         return bool(getattr(self.objective, "bidirectional", False))
 
     @property
-    def is_staged(self) -> bool:
+    def runs_in_python(self) -> bool:
         """Whether documents are rewritten in Python, before the compiled fill copies them."""
         return not self.is_causal and self._program is None
 
@@ -91,28 +91,28 @@ class Rewriting:
             )
         return tokenizer
 
-    def describe(self, line: np.void) -> None:
-        """Fill in the fields of a source's record `TABLE` that say what is done with its documents."""
-        line["key"], line["epoch_documents"] = self._key, self._size
-        line["begins_with_bos"], line["ends_with_eos"] = self._framed
-        line["objective"] = k.CAUSAL if self.is_causal else k.STAGED
+    def describe(self, record: np.void) -> None:
+        """Fill in the fields of a `SOURCE_RECORD` that say what is done with its documents."""
+        record["key"], record["epoch_documents"] = self._key, self._size
+        record["begins_with_bos"], record["ends_with_eos"] = self._framed
+        record["objective"] = CAUSAL if self.is_causal else PYTHON
         if self._program is not None:
-            line["objective"] = k.COMPILED
-            line["program"], line["program_words"] = address_of(self._program), len(self._program)
+            record["objective"] = COMPILED
+            record["program"], record["program_length"] = address_of(self._program), len(self._program)
 
-    def words(
+    def framing(
         self, pieces: Annotated[Records, "pieces"]
     ) -> tuple[Annotated[Int64, "pieces"], Annotated[Int64, "pieces"], Annotated[Int64, "pieces"]]:
         """For each piece, or each entry: whether BOS is taken off, whether EOS is, and how many tokens are left.
 
-        Where nothing would be left, nothing is taken off, and there are 0 words.
+        Where nothing would be left, nothing is taken off, and 0 tokens are left.
         """
         stored = self._dataset.table.lengths[pieces["document"], 0].astype(np.int64)
         head = ((pieces["begin"] == 0) & self._framed[0]).astype(np.int64)
         tail = ((pieces["begin"] + pieces["tokens"] == stored) & self._framed[1]).astype(np.int64)
-        words = pieces["tokens"] - head - tail
-        head[words <= 0] = tail[words <= 0] = 0
-        return head, tail, np.maximum(words, 0)
+        inner = pieces["tokens"] - head - tail
+        head[inner <= 0] = tail[inner <= 0] = 0
+        return head, tail, np.maximum(inner, 0)
 
     def keys(self, pieces: Annotated[Records, "pieces"]) -> Annotated[UInt64, "pieces"]:
         """The key of each piece, or of each entry."""
@@ -125,9 +125,9 @@ class Rewriting:
         Raises:
             ConfigError: The objective gives an impossible number.
         """
-        head, tail, words = self.words(entries)
-        some = words > 0
-        measured = np.asarray(self.objective.measure(words[some], self.keys(entries[some])))
+        head, tail, inner = self.framing(entries)
+        some = inner > 0
+        measured = np.asarray(self.objective.measure(inner[some], self.keys(entries[some])))
         if measured.shape != (some.sum(),) or measured.dtype.kind not in "iu":
             raise ConfigError(
                 f"{self.where}: objective {self.objective.name!r} measures {some.sum()} documents as {measured.dtype} "
@@ -144,8 +144,8 @@ class Rewriting:
     def task(self, piece: np.void) -> str:
         """The name of what is done to a piece; empty where the objective has no names."""
         name = getattr(self.objective, "task", None)
-        words = int(self.words(_alone(piece))[2][0])
-        return "" if name is None or not words else str(name(words, int(self.keys(_alone(piece))[0])))
+        inner = int(self.framing(_alone(piece))[2][0])
+        return "" if name is None or not inner else str(name(inner, int(self.keys(_alone(piece))[0])))
 
     @property
     def task_names(self) -> tuple[str, ...]:
@@ -158,8 +158,8 @@ class Rewriting:
         if not others:
             return [first] * len(pieces)
         name: Any = self.objective.task  # type: ignore[attr-defined]
-        words, keys = self.words(pieces)[2].tolist(), self.keys(pieces).tolist()
-        return [name(length, key) if length else first for length, key in zip(words, keys, strict=True)]
+        inner, keys = self.framing(pieces)[2].tolist(), self.keys(pieces).tolist()
+        return [name(length, key) if length else first for length, key in zip(inner, keys, strict=True)]
 
     def write(self, piece: np.void) -> Written:
         """Rewrite one piece in Python: equivalent to the compiled rewriting, and works for every objective.
@@ -167,7 +167,7 @@ class Rewriting:
         Raises:
             ConfigError: The objective does not write what it measured.
         """
-        head, tail, words = (int(part[0]) for part in self.words(_alone(piece)))
+        head, tail, inner = (int(part[0]) for part in self.framing(_alone(piece)))
         document = self._dataset[int(piece["document"])]
         here = slice(int(piece["begin"]), int(piece["begin"] + piece["tokens"]))
         if document.tokens[here].max(initial=0) >= 2**31:
@@ -176,16 +176,16 @@ class Rewriting:
                 f"{self.objective.name!r} works on ids below 2^31 only"
             )
         tokens, weights = document.tokens[here].astype(np.int32), document.loss_weights[here]
-        if not words:
+        if not inner:
             return Written(tokens=tokens, weights=np.zeros_like(weights))
-        inner = slice(head, head + words)
+        between = slice(head, head + inner)
         weighted = self._dataset.table.has_spans
         written = self.objective.write(
-            tokens[inner], weights[inner] if weighted else None, int(self.keys(_alone(piece))[0])
+            tokens[between], weights[between] if weighted else None, int(self.keys(_alone(piece))[0])
         )
         self._check(written, int(piece["length"]) - head - tail)
         inside = np.ones(len(written.tokens), np.float32) if written.weights is None else written.weights
-        kept, eos = len(inside) - written.padding, slice(head + words, None)
+        kept, eos = len(inside) - written.padding, slice(head + inner, None)
         parts = [written.tokens[:kept], tokens[eos], written.tokens[kept:]]
         parts_weights = [inside[:kept], weights[eos], inside[kept:]]
         return Written(

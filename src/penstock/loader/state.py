@@ -1,15 +1,11 @@
-"""What a loader saves: a place in the plan, and what the plan was made from, in few bytes.
-
-Columns of integers in few bytes: each number takes the bits that its column needs, and a zero takes one.
-
-For states: their counters differ by source and grow during a run, so their bytes alone compress badly. A number
-costs the bits of the difference between the largest and the smallest of its column, whatever their size.
-
-What a loader saves: a place in the plan, and what the plan was made from.
+"""What a loader saves: the state after a step, and what the plan was made from, in few bytes.
 
 A state is a small dict that JSON can hold. It fits any number of ranks that divides the step, and any number of
 threads. What the model is given of a row (arrays, dtypes, who attends to whom) is no part of it: it changes no plan.
-Numbers by source are packed to their bits, so that a hundred sources stay under 4 KB for as long as a run may last.
+
+Numbers by source are packed by column: a number takes the bits of the difference between the largest and the smallest
+of its column, and a zero takes one. These counters differ by source and grow during a run, so their bytes alone would
+compress badly; packed, a hundred sources stay under 4 KB for as long as a run may last.
 """
 
 import base64
@@ -23,10 +19,10 @@ import numpy as np
 
 from penstock.core.arrays import Int64, Records
 from penstock.core.errors import StateError
-from penstock.loader._kernels import CURSOR
+from penstock.loader._plan_kernels import CURSOR
 from penstock.loader.mixture import TOO_LONG
-from penstock.loader.plan import Place, Plan
-from penstock.loader.steps import StepPlace
+from penstock.loader.plan import Plan, PlanState
+from penstock.loader.steps import StepState
 from penstock.sampling import SKIPPED
 
 _HEAD = struct.Struct("<qB")
@@ -63,17 +59,17 @@ def unpack(packed: bytes, rows: int, columns: int) -> Annotated[Int64, "rows col
     heads = [_HEAD.unpack_from(data, column * _HEAD.size) for column in range(columns)]
     body = np.unpackbits(np.frombuffer(data, np.uint8, offset=columns * _HEAD.size))
     present = body[: rows * columns].reshape(rows, columns).astype(bool)
-    place = -(-rows * columns // 8) * 8
+    offset = -(-rows * columns // 8) * 8
     numbers = np.zeros((rows, columns), np.int64)
     for (low, width), there, column in zip(heads, present.T, numbers.T, strict=True):
         count = int(there.sum())
         bits = np.zeros((count, 64), np.uint8)
-        bits[:, 64 - width :] = body[place : place + count * width].reshape(count, width)
+        bits[:, 64 - width :] = body[offset : offset + count * width].reshape(count, width)
         distances = np.packbits(bits, axis=1).view(">u8").ravel().astype(np.uint64)
         column[there] = (distances + np.int64(low).view(np.uint64)).view(np.int64)
-        place += count * width
-    if not 0 <= len(body) - place < 8:
-        raise ValueError(f"{len(body) - place} bits are left over")
+        offset += count * width
+    if not 0 <= len(body) - offset < 8:
+        raise ValueError(f"{len(body) - offset} bits are left over")
     return numbers
 
 
@@ -82,6 +78,7 @@ _DIGEST_BYTES = 8
 _MOST = 2**61
 """Of documents, rows and windows: far more, and sums with them would not fit 64 bits."""
 _KEYS = ("format", "step", "row", "window", "rows", "place", "made_from")
+"""`row`, `window` and `place` (cursors, credits and skips of all sources) are the `PlanState`."""
 
 
 def _digest(*parts: Any) -> bytes:
@@ -115,16 +112,16 @@ def describe(plan: Plan) -> dict[str, Any]:
     }
 
 
-def save(plan_description: dict[str, Any], after: StepPlace) -> dict[str, Any]:
-    """The state at a place between steps."""
-    place = after.place
-    packed = pack(np.column_stack([_columns(place.cursors), place.credits, _columns(place.skipped)]))
+def save(plan_description: dict[str, Any], after: StepState) -> dict[str, Any]:
+    """The dict of a state between two steps."""
+    start = after.window_start
+    packed = pack(np.column_stack([_columns(start.cursors), start.credits, _columns(start.skipped)]))
     return {
         "format": FORMAT,
         "step": after.step,
-        "row": place.row,
-        "window": place.window,
-        "rows": after.rows,
+        "row": start.row,
+        "window": start.window,
+        "rows": after.rows_used,
         "place": base64.b85encode(packed).decode(),
         "made_from": plan_description,
     }
@@ -135,8 +132,8 @@ def _columns(records: Annotated[Records, "sources"]) -> Annotated[Int64, "source
     return np.ascontiguousarray(records).view(np.int64).reshape(len(records), -1)
 
 
-def load(plan: Plan, state: dict[str, Any]) -> StepPlace:
-    """The place that a state was saved at.
+def load(plan: Plan, state: dict[str, Any]) -> StepState:
+    """The state that `save` was given.
 
     Raises:
         StateError: It is not a state, is of another format, or was made from other data or settings; the message
@@ -148,7 +145,7 @@ def load(plan: Plan, state: dict[str, Any]) -> StepPlace:
         _refuse_unknown(state, _KEYS, "")
         _refuse_changes(plan, state["made_from"])
         numbers = unpack(base64.b85decode(state["place"]), len(plan.mixture.sources), 7)
-        place = Place(
+        start = PlanState(
             row=int(state["row"]),
             window=int(state["window"]),
             cursors=numbers[:, :2].copy().view(CURSOR)[:, 0],
@@ -165,7 +162,7 @@ def load(plan: Plan, state: dict[str, Any]) -> StepPlace:
             or np.abs(numbers[:, :2]).max() >= _MOST
         ):
             raise ValueError("a count that no run reaches")
-        return StepPlace(step=int(state["step"]), place=place, rows=int(state["rows"]))
+        return StepState(step=int(state["step"]), window_start=start, rows_used=int(state["rows"]))
     except (LookupError, TypeError, ValueError, OverflowError, zlib.error, struct.error) as error:
         if isinstance(error, StateError):
             raise

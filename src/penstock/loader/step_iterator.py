@@ -1,6 +1,6 @@
 """One pass of an iterator over a loader: steps planned and filled, in the caller's thread or ahead in others.
 
-Worker threads take turns: holding a lock, a worker plans the next step and queues a place for its result; then it fills
+Worker threads take turns: holding a lock, a worker plans the next step and queues a future of its result; then it fills
 the step while the next worker plans. So results come in order, whoever is faster, and an error comes where its step
 would have come. At most `depth` steps wait to be taken.
 
@@ -115,7 +115,7 @@ class StepPipeline(Generic[Planned, Result]):
                 future.set_exception(error)
 
     def _next_plan(self, future: "Future[Result]") -> Planned | None:
-        """Planned a step and queue the place of its result; None when there is nothing more to fill."""
+        """Plan a step and queue the future of its result; None when there is nothing more to fill."""
         try:
             plan = self._plan()
         except BaseException as error:

@@ -14,8 +14,8 @@ from penstock.core.errors import ConfigError, StateError
 from penstock.core.notebook import card
 from penstock.core.terminal import PLAIN_SECONDS, Progress
 from penstock.inputs import ModelInput
-from penstock.loader._kernels import PIECE
-from penstock.loader.plan import Place, Plan, Window
+from penstock.loader._plan_kernels import PIECE
+from penstock.loader.plan import Plan, PlanState, Window
 
 _SHOWN_ROWS = 8
 """Rows of a step that a notebook shows."""
@@ -121,20 +121,20 @@ def replay_progress(title: str, *, enabled: bool = True) -> Iterator[Watch]:
 
 
 ANCHORS = 256
-"""Places that are remembered at most, evenly spread over what was planned, so that `seek` replays little."""
+"""Plan states that are kept at most, evenly spread over what was planned, so that `seek` replays little."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepPlace:
-    """A place between two steps."""
+class StepState:
+    """State of the planner between two steps, which may be inside a window."""
 
     step: int
     """Steps before it."""
-    place: Place
-    """Beginning of the window that the last of them took its last row from."""
-    rows: int
-    """Rows of that window that are used up."""
+    window_start: PlanState
+    """State of the plan before the window that the last of these steps took its last row from."""
+    rows_used: int
+    """Rows of that window that are in these steps."""
 
 
 @final
@@ -146,8 +146,8 @@ class StepPlan:
     """Row after row."""
     row_starts: Annotated[Int64, "rows+1"]
     """The pieces of row i are row_starts[i] … row_starts[i + 1] − 1."""
-    after: StepPlace
-    """The place after this step."""
+    after: StepState
+    """State after this step."""
 
     @property
     def index(self) -> int:
@@ -162,23 +162,23 @@ class StepPlanner:
     Args:
         plan: Where windows come from; it must have no other user.
         row_multiple: A last, short step gets empty rows up to a multiple of this, so that all ranks have as many.
-        anchors: Places of the same plan that are known already.
+        anchors: States of the same plan that are known already, by the rows before them.
     """
 
-    def __init__(self, plan: Plan, row_multiple: int, anchors: dict[int, Place] | None = None) -> None:
+    def __init__(self, plan: Plan, row_multiple: int, anchors: dict[int, PlanState] | None = None) -> None:
         self._plan, self._rows_per_step, self._row_multiple = plan, plan.settings.rows_per_step, row_multiple
-        self.first = StepPlace(step=0, place=plan.place(), rows=0)
-        self.anchors = {0: plan.place(), **(anchors or {})}
-        """Places between windows, by the rows before them."""
+        self.first = StepState(step=0, window_start=plan.state(), rows_used=0)
+        self.anchors = {0: plan.state(), **(anchors or {})}
+        """States between windows, by the rows before them."""
         self._anchor_every = 1
         self.start(self.first)
 
-    def start(self, place: StepPlace) -> None:
-        """Go on from `place`."""
-        self._plan.restore(place.place)
-        self._after = place
+    def start(self, state: StepState) -> None:
+        """Go on from `state`."""
+        self._plan.restore(state.window_start)
+        self._after = state
         self._window: Window | None = None
-        self._used = place.rows
+        self._used = state.rows_used
 
     def next(self) -> StepPlan | None:
         """Gather the rows of the next step from windows; None when every source is finished."""
@@ -194,13 +194,13 @@ class StepPlanner:
         if self._window is None or rows == 0:
             return None
         starts.append(np.full(-rows % self._row_multiple, pieces, np.int64))
-        self._after = StepPlace(step=self._after.step + 1, place=self._window.place, rows=self._used)
+        self._after = StepState(step=self._after.step + 1, window_start=self._window.start, rows_used=self._used)
         # Not the dtype that concatenate makes, which is equal: Numba knows a record's dtype by its object.
         joined = np.concatenate(parts, out=np.empty(pieces, PIECE))
         return StepPlan(pieces=joined, row_starts=np.concatenate(starts), after=self._after)
 
-    def find(self, step: int, near: StepPlace | None = None, watch: Watch | None = None) -> StepPlace:
-        """The place before step number `step`, replaying the plan from the nearest place that is known.
+    def find(self, step: int, near: StepState | None = None, watch: Watch | None = None) -> StepState:
+        """The state before step number `step`, replaying the plan from the nearest known state.
 
         `watch` is called after each window with the progress of the replay.
 
@@ -208,23 +208,23 @@ class StepPlanner:
             ConfigError: The sources end before it.
         """
         row = step * self._rows_per_step
-        known = [place for first, place in self.anchors.items() if first <= row]
-        if near is not None and near.place.row <= row:
-            known.append(near.place)
-        start = max(known, key=lambda place: place.row)
+        known = [state for first, state in self.anchors.items() if first <= row]
+        if near is not None and near.window_start.row <= row:
+            known.append(near.window_start)
+        start = max(known, key=lambda state: state.row)
         self._plan.restore(start)
         while (window := self._next_window()) is not None:
             if watch is not None:
-                watch(min(window.place.row + window.num_rows, row) - start.row, row - start.row)
-            if window.place.row + window.num_rows > row:
-                return StepPlace(step=step, place=window.place, rows=row - window.place.row)
-        end = self._plan.place()
+                watch(min(window.start.row + window.num_rows, row) - start.row, row - start.row)
+            if window.start.row + window.num_rows > row:
+                return StepState(step=step, window_start=window.start, rows_used=row - window.start.row)
+        end = self._plan.state()
         if step == -(-end.row // self._rows_per_step):
             # Right after the last step, which may be short.
-            return StepPlace(step=step, place=end, rows=0)
+            return StepState(step=step, window_start=end, rows_used=0)
         raise ConfigError(
-            f"cannot seek to step {step}: the sources end before it, after {self._plan.place().row} rows "
-            f"({self._plan.place().row / self._rows_per_step:.1f} steps)"
+            f"cannot seek to step {step}: the sources end before it, after {self._plan.state().row} rows "
+            f"({self._plan.state().row / self._rows_per_step:.1f} steps)"
         )
 
     def _open_window(self) -> Window | None:
@@ -242,9 +242,9 @@ class StepPlanner:
         return self._window
 
     def _next_window(self) -> Window | None:
-        place = self._plan.place()
-        if place.window % self._anchor_every == 0:
-            self.anchors[place.row] = place
+        state = self._plan.state()
+        if state.window % self._anchor_every == 0:
+            self.anchors[state.row] = state
         if len(self.anchors) > ANCHORS:
             self._anchor_every *= 2
             self.anchors = {row: kept for row, kept in self.anchors.items() if kept.window % self._anchor_every == 0}

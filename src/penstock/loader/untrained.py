@@ -14,8 +14,8 @@ from penstock.core.errors import ConfigError
 
 if TYPE_CHECKING:
     # The plan itself asks `require_targets`.
-    from penstock.loader.plan import Place
-    from penstock.loader.steps import StepPlace
+    from penstock.loader.plan import PlanState
+    from penstock.loader.steps import StepState
 
 _FIRST_LOOK, _LONGEST_LOOK = 1 << 10, 1 << 20
 """Documents that are looked at together: few at first, as nearly always one of them will do."""
@@ -64,28 +64,28 @@ class TargetWatch:
     Args:
         names: Of the sources.
         sizes: Documents of an epoch of each.
-        begin: Where the iteration begins.
+        begin: State at which the iteration begins.
     """
 
-    def __init__(self, names: Sequence[str], sizes: Annotated[Int64, "sources"], begin: "StepPlace") -> None:
+    def __init__(self, names: Sequence[str], sizes: Annotated[Int64, "sources"], begin: "StepState") -> None:
         self._names, self._sizes = names, sizes
         self._from_start, self._steps, self._any = begin.step == 0, 0, False
         # Windows up to this one may hold rows with targets; `_since` is the beginning of the first that does not.
-        self._window, self._since = begin.place.window, None if begin.rows else begin.place
+        self._window, self._since = begin.window_start.window, None if begin.rows_used else begin.window_start
 
-    def see(self, after: "StepPlace", denominators: Sequence[float]) -> None:
+    def see(self, after: "StepState", denominators: Sequence[float]) -> None:
         """Note a step.
 
         Raises:
             ConfigError: No step had a target while a source went through all its documents.
         """
-        place, self._steps = after.place, self._steps + 1
+        start, self._steps = after.window_start, self._steps + 1
         if any(denominators):
-            self._any, self._window, self._since = True, place.window, None
+            self._any, self._window, self._since = True, start.window, None
         elif self._since is None:
-            self._since = place if place.window > self._window else None
+            self._since = start if start.window > self._window else None
         else:
-            self._refuse_epoch(self._since, place, after.step)
+            self._refuse_epoch(self._since, start, after.step)
 
     def end(self) -> None:
         """Note that there are no more steps.
@@ -99,7 +99,7 @@ class TargetWatch:
                 "at the objectives and loss weights with `penstock inspect`"
             )
 
-    def _refuse_epoch(self, since: "Place", now: "Place", step: int) -> None:
+    def _refuse_epoch(self, since: "PlanState", now: "PlanState", step: int) -> None:
         # The first document may have begun before, so one more than an epoch.
         passed = now.cursors["position"] - since.cursors["position"] > self._sizes
         if passed.any():

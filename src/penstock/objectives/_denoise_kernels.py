@@ -222,16 +222,16 @@ def find_cut(kept_ends, noise_ends, spans, offset):
 
 
 @inline_kernel
-def scratch_words(length, spans):
+def scratch_size(length, spans):
     """uint64 of working memory for one document: random words, two bitsets, two lists of ends."""
     return 4 * CHUNK_BLOCKS + 2 * ((length >> 6) + 1) + spans + 1 + SPARE_ENDS
 
 
 @inline_kernel
-def memory_words(length):
+def memory_size(length):
     """uint64 that `write_denoise` works in for a document of up to `length` tokens, whatever its task."""
     spans = length // 2 + 1
-    return scratch_words(length, spans) + spans + 2
+    return scratch_size(length, spans) + spans + 2
 
 
 @inline_kernel
@@ -307,7 +307,7 @@ def find_spans(program, length, key, begins, ends):
         begins[0] = length - noise
         ends[0] = length
         return 1
-    scratch = np.empty(scratch_words(length, spans), np.uint64)
+    scratch = np.empty(scratch_size(length, spans), np.uint64)
     return place_spans(program[ROLL] != 0, length, noise, spans, word, key, scratch, begins, ends)
 
 
@@ -356,13 +356,13 @@ def write_denoise(program, tokens, weights, key, out_tokens, out_weights, memory
     """Write one document: [mode] inputs [input end] | sentinel 0, span 0, sentinel 1, span 1, … [final sentinel].
 
     The outputs hold exactly the measured slots. With no weights, none are written. `memory`: uint64, at least
-    `memory_words` of the length; to allocate it here took half as long as the draws.
+    `memory_size` of the length; to allocate it here took half as long as the draws.
     """
     length = len(tokens)
     task, noise, spans, word = choose(program, length, key)
     _, bar, count = lay_out(program, task, length, noise, spans, word)
     drawn = program[task + TASK_KIND] == SPANS and count > 0
-    size = scratch_words(length, spans) if drawn else 0
+    size = scratch_size(length, spans) if drawn else 0
     begins = view_u32(np.uint64(memory.ctypes.data + 8 * size), count + 1)
     ends = view_u32(np.uint64(memory.ctypes.data + 8 * size + 4 * (count + 1)), count + 1)
     if drawn:

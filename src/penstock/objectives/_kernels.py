@@ -11,7 +11,7 @@ DENOISE, INFILL = 1, 2
 
 
 @inline_kernel
-def measure_words(program, length, key):
+def measure_document(program, length, key):
     """(slots, prefix, leading tokens that are input only) of a document of `length` tokens, in constant time."""
     if program[0] == DENOISE:
         return measure_denoise(program, length, key)
@@ -19,7 +19,7 @@ def measure_words(program, length, key):
 
 
 @kernel
-def write_words(program, tokens, weights, key, out_tokens, out_weights, memory):
+def write_document(program, tokens, weights, key, out_tokens, out_weights, memory):
     """Rewrite one document.
 
     Args:
@@ -29,7 +29,7 @@ def write_words(program, tokens, weights, key, out_tokens, out_weights, memory):
         key: uint64.
         out_tokens: int32 [slots], written.
         out_weights: float32 [slots] or [0], written.
-        memory: uint64 [memory_words(n) or more], working memory.
+        memory: uint64 [memory_size(n) or more], working memory.
     """
     if program[0] == DENOISE:
         write_denoise(program, tokens, weights, key, out_tokens, out_weights, memory)

@@ -195,7 +195,7 @@ class Denoise:
         words = np.ascontiguousarray(tokens, np.int32)
         kernels.write_denoise(
             program, words, given, np.uint64(key), out_tokens, out_weights[: slots * (len(given) > 0)],
-            np.empty(kernels.memory_words(length), np.uint64),
+            np.empty(kernels.memory_size(length), np.uint64),
         )  # fmt: skip
         return Written(tokens=out_tokens, weights=out_weights, prefix=prefix)
 

@@ -2,7 +2,7 @@
 
 from penstock.core.lazy_imports import public_names
 from penstock.packing._kernels import (
-    open_rows_clear,
+    clear_open_rows,
     place_best_fit,
     place_best_fit_decreasing,
     place_next_fit,
@@ -12,7 +12,7 @@ from penstock.packing.pack import PACKINGS, Packing, pack, scratch
 __all__ = [
     "PACKINGS",
     "Packing",
-    "open_rows_clear",
+    "clear_open_rows",
     "pack",
     "place_best_fit",
     "place_best_fit_decreasing",

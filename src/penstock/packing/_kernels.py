@@ -16,14 +16,14 @@ _ZERO = np.uint64(0)
 
 
 @inline_kernel
-def _first_at_least(free, words, summary):
+def _first_at_least(free, bitmap, summary):
     """Smallest free space ≥ `free` that some open row has, −1 when none has."""
     word = free >> 6
-    rest = words[word] >> (np.uint64(free) & _LOW)
+    rest = bitmap[word] >> (np.uint64(free) & _LOW)
     if rest != _ZERO:
         return free + np.int64(trailing_zeros(rest))
     word += 1
-    if word >= len(words):
+    if word >= len(bitmap):
         return -1
     group = word >> 6
     rest = (summary[group] >> (np.uint64(word) & _LOW)) << (np.uint64(word) & _LOW)
@@ -33,20 +33,20 @@ def _first_at_least(free, words, summary):
             return -1
         rest = summary[group]
     word = (group << 6) + np.int64(trailing_zeros(rest))
-    return (word << 6) + np.int64(trailing_zeros(words[word]))
+    return (word << 6) + np.int64(trailing_zeros(bitmap[word]))
 
 
 @inline_kernel
-def open_rows_clear(words, summary):
+def clear_open_rows(bitmap, summary):
     """Forget all open rows."""
-    words[:] = _ZERO
+    bitmap[:] = _ZERO
     summary[:] = _ZERO
 
 
 @inline_kernel
-def place_best_fit(length, sequence_length, rows, max_rows, heads, nexts, words, summary):
+def place_best_fit(length, sequence_length, rows, max_rows, heads, nexts, bitmap, summary):
     """Row for a document of `length` tokens: an open one, `rows` for a new one, −1 when no new one may be opened."""
-    free = _first_at_least(length, words, summary)
+    free = _first_at_least(length, bitmap, summary)
     if free < 0:
         if rows == max_rows:
             return -1
@@ -55,17 +55,17 @@ def place_best_fit(length, sequence_length, rows, max_rows, heads, nexts, words,
         row = heads[free]
         heads[free] = nexts[row]
         if heads[free] < 0:
-            words[free >> 6] &= ~(_ONE << (np.uint64(free) & _LOW))
-            if words[free >> 6] == _ZERO:
+            bitmap[free >> 6] &= ~(_ONE << (np.uint64(free) & _LOW))
+            if bitmap[free >> 6] == _ZERO:
                 summary[free >> 12] &= ~(_ONE << ((np.uint64(free) >> _SIX) & _LOW))
     left = free - length
     if left > 0:
         word = left >> 6
-        if (words[word] >> (np.uint64(left) & _LOW)) & _ONE:
+        if (bitmap[word] >> (np.uint64(left) & _LOW)) & _ONE:
             nexts[row] = heads[left]
         else:
             nexts[row] = -1
-            words[word] |= _ONE << (np.uint64(left) & _LOW)
+            bitmap[word] |= _ONE << (np.uint64(left) & _LOW)
             summary[word >> 6] |= _ONE << (np.uint64(word) & _LOW)
         heads[left] = row
     return row
@@ -93,14 +93,14 @@ def order_longest_first(lengths, order, counts):
 
 
 @inline_kernel
-def place_best_fit_decreasing(lengths, sequence_length, row_of, order, counts, heads, nexts, words, summary):
+def place_best_fit_decreasing(lengths, sequence_length, row_of, order, counts, heads, nexts, bitmap, summary):
     """Pack all of `lengths`, longest first, into as many rows as it takes; returns the number of rows."""
     order_longest_first(lengths, order, counts)
-    open_rows_clear(words, summary)
+    clear_open_rows(bitmap, summary)
     rows = 0
     for i in range(len(lengths)):
         document = order[i]
-        row = place_best_fit(lengths[document], sequence_length, rows, len(lengths), heads, nexts, words, summary)
+        row = place_best_fit(lengths[document], sequence_length, rows, len(lengths), heads, nexts, bitmap, summary)
         rows += row == rows
         row_of[document] = row
     return rows
@@ -119,26 +119,26 @@ def place_next_fit(length, sequence_length, rows, max_rows, free):
 
 
 @kernel
-def pack_best_fit(lengths, sequence_length, max_rows, row_of, heads, nexts, words, summary):
+def pack_best_fit(lengths, sequence_length, max_rows, row_of, heads, nexts, bitmap, summary):
     """Best fit in order, in windows of `max_rows` rows; returns the number of rows."""
     base = rows = 0
-    open_rows_clear(words, summary)
+    clear_open_rows(bitmap, summary)
     for i in range(len(lengths)):
-        row = place_best_fit(lengths[i], sequence_length, rows, max_rows, heads, nexts, words, summary)
+        row = place_best_fit(lengths[i], sequence_length, rows, max_rows, heads, nexts, bitmap, summary)
         if row < 0:
             base += rows
             rows = 0
-            open_rows_clear(words, summary)
-            row = place_best_fit(lengths[i], sequence_length, rows, max_rows, heads, nexts, words, summary)
+            clear_open_rows(bitmap, summary)
+            row = place_best_fit(lengths[i], sequence_length, rows, max_rows, heads, nexts, bitmap, summary)
         rows += row == rows
         row_of[i] = base + row
     return base + rows
 
 
 @kernel
-def pack_best_fit_decreasing(lengths, sequence_length, row_of, order, counts, heads, nexts, words, summary):
+def pack_best_fit_decreasing(lengths, sequence_length, row_of, order, counts, heads, nexts, bitmap, summary):
     """Best fit, longest first, over all of `lengths`; returns the number of rows."""
-    return place_best_fit_decreasing(lengths, sequence_length, row_of, order, counts, heads, nexts, words, summary)
+    return place_best_fit_decreasing(lengths, sequence_length, row_of, order, counts, heads, nexts, bitmap, summary)
 
 
 @kernel

@@ -21,13 +21,13 @@ PACKINGS: tuple[str, ...] = ("best_fit", "best_fit_decreasing", "next_fit", "con
 def scratch(
     sequence_length: int, max_rows: int
 ) -> tuple[
-    Annotated[Int32, "free_spaces"], Annotated[Int32, "rows"], Annotated[UInt64, "words"], Annotated[UInt64, "groups"]
+    Annotated[Int32, "free_spaces"], Annotated[Int32, "rows"], Annotated[UInt64, "bitmap"], Annotated[UInt64, "summary"]
 ]:
     """Working memory of best fit for rows of S slots.
 
     Returns:
-        (first row of each list [S + 1], next row of each row [max_rows], bitmap of the lists that are not empty, bitmap
-        of the words of that bitmap that are not 0).
+        (first row of each list [S + 1], next row of each row [max_rows], bitmap of the lists that are not empty,
+        summary: bitmap of the words of that bitmap that are not 0).
     """
     words = (sequence_length >> 6) + 1
     return (

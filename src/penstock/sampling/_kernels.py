@@ -107,23 +107,23 @@ def permute(index, size, schedule):
 
 
 @inline_kernel
-def _permute_block(begin, size, schedule, places, out):
-    """`permute` of begin, begin + 1, …, of as many as `out` has (int64), and `places` at least (int64).
+def _permute_block(begin, size, schedule, outside, out):
+    """`permute` of begin, begin + 1, …, of as many as `out` has (int64), and `outside` at least (int64).
 
-    Those that are still outside are listed and go on together: a branch for each would be guessed wrong every other
-    time, and each wrong guess waits for a whole cipher.
+    Those that are still outside [0, size) are listed in `outside` and go on together: a branch for each would be
+    guessed wrong every other time, and each wrong guess waits for a whole cipher.
     """
     left = 0
     for i in range(len(out)):
         out[i] = _encipher(np.uint64(begin + i), schedule)
-        places[left] = i
+        outside[left] = i
         left += out[i] >= size
     while left:
         count, left = left, 0
         for j in range(count):
-            i = places[j]
+            i = outside[j]
             out[i] = _encipher(np.uint64(out[i]), schedule)
-            places[left] = i
+            outside[left] = i
             left += out[i] >= size
 
 
@@ -144,11 +144,11 @@ def block_permute(index, size, key):
     window = index // window_size
     start = window * window_size
     here = min(window_size, size - start)
-    place = start + permute(index - start, here, key_schedule(here, mix(key, np.uint64(window))))
-    block = place // BLOCK_DOCUMENTS
+    mixed = start + permute(index - start, here, key_schedule(here, mix(key, np.uint64(window))))
+    block = mixed // BLOCK_DOCUMENTS
     if block < whole:
         block = permute(block, whole, key_schedule(whole, key))
-    return block * BLOCK_DOCUMENTS + place % BLOCK_DOCUMENTS
+    return block * BLOCK_DOCUMENTS + mixed % BLOCK_DOCUMENTS
 
 
 @kernel
@@ -165,9 +165,9 @@ def permute_range(begin, size, key, mode, out):
         for i in range(len(out)):
             out[i] = block_permute(begin + i, size, key)
     else:
-        schedule, places = key_schedule(size, key), np.empty(SMALL, np.int64)
+        schedule, outside = key_schedule(size, key), np.empty(SMALL, np.int64)
         for i in range(0, len(out), SMALL):
-            _permute_block(begin + i, size, schedule, places, out[i : i + SMALL])
+            _permute_block(begin + i, size, schedule, outside, out[i : i + SMALL])
 
 
 @inline_kernel
@@ -194,14 +194,14 @@ def draw(
 ):  # fmt: skip
     """Fill `entries` (`ENTRY` [capacity + 1]) with the next documents of one source.
 
-    Goes on from place (`position`, `begin`): the position counts documents over all epochs, `begin` is the first
+    Goes on from the cursor (`position`, `begin`): the position counts documents over all epochs, `begin` is the first
     token of the next part. Documents over `limit` tokens are split, dropped or cut. Stops at `last_position` or when
-    `entries` is full. What was skipped is counted in the entry after it, so that counts stay exact at every place; the
+    `entries` is full. What was skipped is counted in the entry after it, so that counts stay exact at every cursor; the
     caller sets `skipped` of the first entry.
 
     Returns:
         (entries written, next position, next begin, number of a document that is refused or −1). A document is
-        refused that is too long, or that ends before `begin`, which only a damaged place or length can say. The entry
+        refused that is too long, or that ends before `begin`, which only a damaged state or length can say. The entry
         after the last one written holds what was skipped since.
     """
     entries = bare(entries)

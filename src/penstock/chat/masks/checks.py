@@ -8,53 +8,28 @@ can differ. The template may write a reply differently once more messages follow
 before a reply may not be what the model gets as its prompt (it ends in a newline after the results of tools only if
 more follows). Both are reported, and `as_prompted` makes a document without the difference. Costs one plain render per
 trained reply except the last; every conversation is checked, because a template may depend on anything.
-
-**Control text** (`check_control_text`), such as a `<tool_call>` that is typed into a message. In messages of system,
-user and tool it always stays text: only the template may write control tokens there. In messages of a trained role,
-such as the assistant, the choice changes what is trained. As text, the model learns to spell the marker with ordinary
-tokens; as control tokens, it learns the marker itself, as in transformers. `MaskSettings.trained_control_text` decides;
-if it does not, such a conversation is an error.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, final
 
 import numpy as np
 
+from penstock.chat.masks.authors import Authors, check_control_text, find_typed
 from penstock.chat.masks.certificate import Certificate, Dropped, Kind, Problem
 from penstock.chat.masks.mask_settings import MaskSettings
 from penstock.chat.masks.masks import Mask
-from penstock.chat.records.conversation import Conversation, will_train
+from penstock.chat.records.conversation import Conversation
 from penstock.chat.render.template import Rendered, Template
-from penstock.chat.render.traced_text import GIVEN, LITERAL, Traced
+from penstock.chat.render.traced_text import GIVEN, Traced
 from penstock.chat.render.turns import Turn, difference, place_of
-from penstock.chat.tokens.encoding import BoolArray, EncodedText
+from penstock.chat.tokens.encoding import EncodedText
 from penstock.core.errors import RecordError
-
-INPUT_ROLES = frozenset(("system", "developer", "user", "tool"))
-"""Roles that the model does not play: control text in their messages stays text, trained or not."""
-
 
 _MARKER = re.compile(r"<\S+>|\[\S+\]")
 """Text that can only be meant for a control token."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Authors:
-    """Flags for the author of each character of a rendered conversation, bool [characters]."""
-
-    template: BoolArray
-    """Written by the template, including names of roles."""
-    trained: BoolArray
-    """From a message of a trained role that is not in `INPUT_ROLES`."""
-
-    def may_be_control(self, settings: MaskSettings) -> BoolArray:
-        """Characters in which control text may become control tokens, bool [characters]."""
-        return self.template | self.trained if settings.trained_control_text == "as_control_tokens" else self.template
 
 
 @final
@@ -397,61 +372,3 @@ def as_prompted(
         return rendered
     whole = Traced(rendered.text, rendered.runs)
     return Rendered(text=str.__add__(context, whole[begin:]), runs=Traced(context)._runs + whole[begin:]._runs)
-
-
-def find_authors(conversation: Conversation, rendered: Rendered, settings: MaskSettings) -> Authors:
-    """The author of each character of `rendered`."""
-    roles = [message["role"] for message in conversation.messages]
-    trained_roles = {
-        role
-        for role, message, weights in zip(roles, conversation.messages, conversation.message_weights, strict=True)
-        if role in settings.roles_to_train or will_train(message, weights, ())
-    } - INPUT_ROLES
-    lengths = np.array([run[0] for run in rendered.runs], np.int64)
-    by_template = [run[1] == LITERAL or run[2] == "role" for run in rendered.runs]
-    by_trained = [run[1] >= 0 and run[2] != "role" and roles[run[1]] in trained_roles for run in rendered.runs]
-    return Authors(*(np.repeat(np.array(flags, np.bool_), lengths) for flags in (by_template, by_trained)))
-
-
-def check_control_text(
-    rendered: Rendered, encoded: EncodedText, authors: Authors, roles: Sequence[str], settings: MaskSettings
-) -> Iterator[Problem]:
-    """Report control text that stayed text; in a message of a trained role it is an error, unless a setting decides.
-
-    Args:
-        rendered, encoded, authors: Text, tokens and authors of a conversation.
-        roles: Role of each message.
-        settings: Decide what control text in trained messages becomes.
-    """
-    undecided: dict[int, list[str]] = {}
-    for at, control in encoded.forged:
-        inside = slice(at, at + len(control))
-        by_trained = (authors.template | authors.trained)[inside].all() and authors.trained[inside].any()
-        if by_trained and settings.trained_control_text == "error":
-            place = at + int(authors.trained[inside].argmax())
-            undecided.setdefault(_message_at(rendered, place), []).append(control)
-        else:
-            yield Problem("forged", -1, f"{control!r} at character {at} stays text")
-    for message, found in undecided.items():
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        yield Problem(
-            "control_text",
-            message,
-            f"its own text ({roles[message]}) has {found[0]!r}{more}, which is control text of this tokenizer; choose "
-            "how to encode it: trained_control_text: as_text, or as_control_tokens, as transformers does",
-        )
-
-
-def find_typed(rendered: Rendered, encoded: EncodedText, authors: Authors) -> tuple[tuple[int, str], ...]:
-    """(character, text) of control tokens that contain text of messages."""
-    places = np.flatnonzero(encoded.is_control).tolist()
-    spans = [(int(encoded.begins[token]), int(encoded.ends[token])) for token in places]
-    return tuple(
-        (begin, rendered.text[begin:end]) for begin, end in spans if not authors.template[begin : max(end, begin)].all()
-    )
-
-
-def _message_at(rendered: Rendered, character: int) -> int:
-    """The message that a character comes from."""
-    ends = accumulate(run[0] for run in rendered.runs)
-    return next(run[1] for run, end in zip(rendered.runs, ends, strict=True) if character < end)

@@ -28,8 +28,8 @@ import numpy as np
 import torch
 
 from penstock.chat.encoder import ChatEncoder, EncodedChat
+from penstock.chat.masks.authors import INPUT_ROLES
 from penstock.chat.masks.boundaries import Boundary, ResolvedBoundary, resolve
-from penstock.chat.masks.checks import INPUT_ROLES
 from penstock.chat.masks.families import Family, detect_family, family
 from penstock.chat.masks.mask_settings import MaskSettings
 from penstock.chat.masks.scanning import scan

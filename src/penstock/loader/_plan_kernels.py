@@ -31,7 +31,7 @@ CURSOR = np.dtype(
     ],
     align=True,
 )
-"""How far a source was taken."""
+"""How far into its stream a source is."""
 
 PROGRESS = np.dtype(
     [
@@ -50,7 +50,7 @@ BEST_FIT, BEST_FIT_DECREASING, NEXT_FIT, CONCAT, NONE = range(5)
 @kernel
 def plan_window(
     packing, sequence_length, max_rows, max_pieces, shares, credits, heads, ends, entries, unit, skipped, cursors,
-    pieces, row_of, progress, best_fit_heads, best_fit_nexts, words, summary,
+    pieces, row_of, progress, best_fit_heads, best_fit_nexts, bitmap, summary,
 ):  # fmt: skip
     """Take documents from the sources' buffers, one by one, and give each a row.
 
@@ -62,7 +62,7 @@ def plan_window(
     shares, credits, heads, ends, entries = bare(shares), bare(credits), bare(heads), bare(ends), bare(entries)
     skipped, cursors, pieces, row_of = bare(skipped), bare(cursors), bare(pieces), bare(row_of)
     best_fit_heads, best_fit_nexts = bare(best_fit_heads), bare(best_fit_nexts)
-    words, summary, progress = bare(words), bare(summary), bare(progress)
+    bitmap, summary, progress = bare(bitmap), bare(summary), bare(progress)
     window = progress[0]
     count, rows, free = window.pieces, window.rows, window.free
     while True:
@@ -77,7 +77,7 @@ def plan_window(
         length = entry.length
         if packing == BEST_FIT:
             row = place_best_fit(
-                length, sequence_length, rows, max_rows, best_fit_heads, best_fit_nexts, words, summary
+                length, sequence_length, rows, max_rows, best_fit_heads, best_fit_nexts, bitmap, summary
             )
         elif packing == CONCAT:
             length = min(length, free[0]) if rows > 0 and free[0] > 0 else min(length, sequence_length)
@@ -128,15 +128,15 @@ def sort_by_row(pieces, row_of, num_rows, sorted_pieces, row_starts):
         row_starts[row_of[i] + 1] += 1
     for row in range(num_rows):
         row_starts[row + 1] += row_starts[row]
-    place = row_starts.copy()
+    cursor = row_starts.copy()
     for i in range(len(row_of)):
-        sorted_pieces[place[row_of[i]]] = pieces[i]
-        place[row_of[i]] += 1
+        sorted_pieces[cursor[row_of[i]]] = pieces[i]
+        cursor[row_of[i]] += 1
 
 
 @kernel
-def pack_window(lengths, sequence_length, row_of, heads, nexts, words, summary):
+def pack_window(lengths, sequence_length, row_of, heads, nexts, bitmap, summary):
     """Best fit over a whole window, longest first; returns the number of rows."""
     order = np.empty(len(lengths), np.int64)
     counts = np.empty(sequence_length + 2, np.int64)
-    return place_best_fit_decreasing(lengths, sequence_length, row_of, order, counts, heads, nexts, words, summary)
+    return place_best_fit_decreasing(lengths, sequence_length, row_of, order, counts, heads, nexts, bitmap, summary)
