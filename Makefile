@@ -4,6 +4,7 @@
 #   make test [ARGS=...]      the tests; ARGS go to pytest
 #   make check                lint, format, types, import contract
 #   make package              sdist and wheel, built and used in environments of their own (3 minutes)
+#   make kernels              compiled kernels for a wheel (1 minute); a build takes those that it finds
 #   make bench [BENCHMARKS=benchmarks/bench_packing.py] [ARGS=...]   the benchmarks, all of them or one
 #   make clean                remove what these commands made
 #
@@ -25,7 +26,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
 PINNED := $(VENV)/torch-constraint.txt
 
-.PHONY: demo test check package bench clean environment
+.PHONY: demo test check package kernels bench clean environment
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready-demo
@@ -42,6 +43,9 @@ check: $(VENV)/.ready-dev
 
 package: $(VENV)/.ready-dev
 	TORCH_SPEC='$(TORCH_SPEC)' TORCH_PIP_OPTIONS='$(TORCH_PIP_OPTIONS)' $(BIN)/python tests/packaging/check_package.py $(ARGS)
+
+kernels: $(VENV)/.ready-dev
+	$(BIN)/python tests/packaging/ship_kernels.py
 
 bench: $(VENV)/.ready-dev
 	@for script in $(BENCHMARKS); do echo "── $$script"; $(BIN)/python $$script $(ARGS) || exit 1; done

@@ -107,7 +107,7 @@ def test_doctor_finds_this_machine_usable():
     assert found.returncode == 0, findings
     assert findings["problems"] == []
     assert findings["encoder"] == "gigatoken"
-    assert findings["kernel_cache"]["writable"]
+    assert findings["kernel_cache"]["folder"]
 
 
 def test_doctor_names_a_missing_encoder(monkeypatch, capsys):

@@ -1,9 +1,9 @@
 """Build the sdist and the wheel, look into both, and use the wheel in new environments outside the checkout.
 
-Run by `make package`; it needs `hatchling` and `packaging`, which the extra `dev` brings. The Python that runs it tries
-a plain install, then `[train]`. Other Pythons from 3.11 to 3.14 that are on the PATH or in pyenv only import and
-encode, because each new environment compiles kernels for most of a minute. With `--all`, all do everything that a plain
-install can.
+Run by `make package`; it needs `hatchling` and `packaging`, which the extra `dev` brings. The wheel that is used also
+brings compiled kernels for the Python that runs this, which tries a plain install, then `[train]`. Other Pythons from
+3.11 to 3.14 that are on the PATH or in pyenv only import and encode, because each new environment compiles kernels for
+most of a minute. With `--all`, all do everything that a plain install can.
 """
 
 import argparse
@@ -20,11 +20,12 @@ from functools import partial
 from pathlib import Path
 
 from packaging.metadata import Metadata
+from ship_kernels import ship_kernels
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
-NEVER = ("__pycache__", ".pyc", ".nbi", ".nbc", ".hypothesis", ".venv", "_cache/", ".egg-info")
+NEVER = ("__pycache__", ".pyc", ".kernel", ".hypothesis", ".venv", "_cache/", ".egg-info")
 TORCH = os.environ.get("TORCH_SPEC", "torch==2.13.0")
 TORCH_OPTIONS = os.environ.get("TORCH_PIP_OPTIONS", "").split()
 BEGUN = time.monotonic()
@@ -43,8 +44,8 @@ def call(*words: str | Path, cwd: Path) -> str:
     return found.stdout.strip()
 
 
-def build(folder: Path) -> Path:
-    """The checked wheel, built twice: from the checkout and from the sdist."""
+def build(folder: Path) -> tuple[Path, Path]:
+    """The unpacked sdist, and the checked wheel, built twice: from the checkout and from the sdist."""
     call(sys.executable, "-m", "hatchling", "build", "-d", folder, "-t", "sdist", "-t", "wheel", cwd=ROOT)
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     with tarfile.open(sdist) as archive:
@@ -58,6 +59,18 @@ def build(folder: Path) -> Path:
     check_files({name.partition("/")[2] for name in names}, set(ours))
     check_metadata(ours)
     say(f"{sdist.name}: {len(names)} files; {wheel.name}: {len(ours)} files, {wheel.stat().st_size // 1024} KiB")
+    return unpacked, wheel
+
+
+def add_kernels(unpacked: Path, folder: Path, plain: Path) -> Path:
+    """A wheel that also brings compiled kernels, as a release does."""
+    package = unpacked / "src" / "penstock"
+    kernels = {path.name for path in ship_kernels(package / "kernels", package)}
+    call(sys.executable, "-m", "hatchling", "build", "-d", folder / "shipped", "-t", "wheel", cwd=unpacked)
+    wheel = folder / "shipped" / plain.name
+    more = {Path(name).name for name in contents(wheel).keys() - contents(plain).keys()}
+    check(more == kernels, "the wheel should bring the kernels that were compiled; differing", more ^ kernels)
+    say(f"with {len(kernels)} compiled kernels: {wheel.stat().st_size // 1024} KiB")
     return wheel
 
 
@@ -140,13 +153,14 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="penstock-package-") as temporary:
         folder = Path(temporary)
-        wheel = build(folder)
+        unpacked, wheel = build(folder)
         if options.build_only:
             return
+        wheel = add_kernels(unpacked, folder, wheel)
         (first, python), *others = find_pythons().items()
         missing = [version for version in VERSIONS if version not in [first, *dict(others)]]
         say(f"Pythons not on this machine, and so not tried: {', '.join(missing) or 'none'}")
-        jobs = [partial(use, first, python, wheel, folder, train=True)]
+        jobs = [partial(use, first, python, wheel, folder, "--shipped", train=True)]
         for version, other in reversed(others):
             brief = [] if options.all else ["--brief"]
             jobs.append(partial(use, version, other, wheel, folder, *brief))

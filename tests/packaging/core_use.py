@@ -1,6 +1,7 @@
 """What a plain install does, from text to rows; `check_package.py` runs it with the Python of a new environment.
 
-With `--brief` nothing that compiles kernels: public names, the command, and a tokenizer.
+With `--brief` nothing that compiles kernels: public names, the command, and a tokenizer. With `--shipped` nothing may
+be compiled, because the wheel brought all kernels.
 """
 
 import json
@@ -68,6 +69,10 @@ def use_tokenizer(folder: Path) -> str:
 def use_data_path(folder: Path) -> str:
     """Prepare a small JSONL, iterate a loader, look at the dataset with the command; what made the kernels."""
     (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    from numba.core import event
+
+    compilations = event.RecordingListener()
+    event.register("numba:compile", compilations)
     report = ps.prepare(
         folder / "texts.jsonl", tokenizer=folder / "tokenizer", output=folder / "data", processes=1, progress=False
     )
@@ -79,7 +84,9 @@ def use_data_path(folder: Path) -> str:
             assert row.tokens.shape == (128,)
             assert (row.targets[row.loss_weights > 0] >= 0).all()
     assert "texts.jsonl" in command("inspect", str(folder / "data"))
-    return f"kernels by numba {metadata.version('numba')}"
+    compiled = len(compilations.buffer) // 2
+    assert not (compiled and "--shipped" in sys.argv), f"{compiled} kernels were compiled, which the wheel brought"
+    return f"{compiled} kernels compiled by numba {metadata.version('numba')}"
 
 
 def main() -> None:

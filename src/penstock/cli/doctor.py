@@ -1,6 +1,6 @@
 """`penstock doctor`: what is installed on this machine, and whether it works."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -9,6 +9,9 @@ from penstock.cli.options import AsJson
 
 def run(
     as_json: AsJson = False,
+    compile_all: Annotated[
+        bool, typer.Option("--compile", help="First compile all kernels of the data path, as for a container image.")
+    ] = False,
 ) -> None:
     """Report what is installed here and what works.
 
@@ -17,6 +20,10 @@ def run(
     """
     import json
 
+    if compile_all:
+        from penstock.runs.kernels import compile_kernels
+
+        compile_kernels(progress=not as_json)
     findings = examine()
     if as_json:
         print(json.dumps(findings, indent=2))
@@ -94,26 +101,22 @@ def _threads() -> dict[str, int | str | None]:
 
 
 def _kernel_cache() -> tuple[dict[str, Any], str | None]:
-    """Where Numba caches compiled kernels and whether it can write there; the second value is the problem, if any."""
-    import os
-
+    """Where compiled kernels are kept, and how many there are; the second value is the problem, if any."""
     from penstock.core.errors import ConfigError
 
     try:
-        from penstock.core.randomness import mix
-
-        folder = mix._cache.cache_path  # type: ignore[attr-defined]
-        os.makedirs(folder, exist_ok=True)
-        writable = os.access(folder, os.W_OK)
+        from penstock.core import compiled  # noqa: F401  (refuses what cannot compile)
+        from penstock.core.kernel_cache import SHIPPED, cache_folder, shipped_level
     except ConfigError as error:
-        return {"folder": None, "writable": False}, str(error)
-    except (RuntimeError, OSError) as error:
-        folder, writable = None, False
-        reason = str(error)
-    else:
-        reason = f"{folder} is read-only"
-    cure = "every start compiles for some seconds; set NUMBA_CACHE_DIR to a writable folder"
-    return {"folder": folder, "writable": writable}, None if writable else f"kernels cannot be cached: {reason}; {cure}"
+        return {"folder": None, "kernels": 0, "shipped": 0}, str(error)
+    folder = cache_folder()
+    found = {
+        "folder": None if folder is None else str(folder),
+        "kernels": 0 if folder is None else len(list(folder.glob("*.kernel"))),
+        "shipped": len(list(SHIPPED.glob("*.kernel"))) if shipped_level() else 0,
+    }
+    problem = "compiled kernels can be kept nowhere, so every start compiles; set NUMBA_CACHE_DIR to a writable folder"
+    return found, problem if folder is None else None
 
 
 def _torch() -> dict[str, Any] | None:
@@ -145,7 +148,8 @@ def _print(findings: dict[str, Any]) -> None:
     table.add_row("set by you", " ".join(set_variables) or "no thread variables")
     table.add_row("encoder", findings["encoder"])
     cache = findings["kernel_cache"]
-    table.add_row("kernel cache", f"{cache['folder']} ({'writable' if cache['writable'] else 'not writable'})")
+    shipped = f", and {cache['shipped']} came with the package" if cache["shipped"] else ""
+    table.add_row("kernels", f"{cache['kernels']} compiled in {cache['folder']}{shipped}")
     torch = findings["torch"]
     if torch is None:
         table.add_row("torch", escape("not installed; training needs it: pip install 'penstock[train]'"))

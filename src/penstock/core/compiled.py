@@ -9,21 +9,26 @@ files. `view_*` turn an address into an array inside a kernel. They check nothin
 stay inside it.
 """
 
-from collections.abc import Callable
-from contextlib import suppress
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, TypeVar, cast
-from uuid import uuid4
 
 import numba
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import _dynfunc, types
 from numba.core import cgutils
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler, DefaultPassBuilder
+from numba.core.compiler_machinery import register_pass
+from numba.core.registry import CPUDispatcher
+from numba.core.typed_passes import NativeLowering
 from numba.extending import intrinsic
+from numba.np.arrayobj import make_array, populate_array
+from numba.np.numpy_support import from_dtype
 
 from penstock.core.errors import ConfigError
+from penstock.core.kernel_cache import KernelCache
 from penstock.core.system import refuse_windows
 
 refuse_windows()
@@ -34,84 +39,126 @@ if numba.config.DISABLE_JIT:
     )
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+_OPTIONS = {"nopython": True, "nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+_PART = {**_OPTIONS, "no_cpython_wrapper": True}
 
 
 def kernel(function: Function) -> Function:
     """Compile `function`: cached on disk, without the GIL, with NumPy's division."""
-    return _compile(function, forceinline=False)
+    return cast(Function, _Kernel(function, targetoptions=_OPTIONS))
 
 
 def inline_kernel(function: Function) -> Function:
-    """Compile a small function that kernels call in their inner loops; LLVM inlines it."""
-    return _compile(function, forceinline=True)
+    """Compile a function that kernels call in their inner loops; LLVM inlines it."""
+    return cast(Function, _Part(function, targetoptions={**_PART, "forceinline": True}, pipeline_class=_PartCompiler))
 
 
-@cache
-def _newest_source() -> float:
-    package = Path(__file__).parents[1]
-    return max(source.stat().st_mtime for source in [*package.rglob("_*kernels.py"), *package.glob("core/*.py")])
+def kernel_part(function: Function) -> Function:
+    """Compile a large function that other kernels call; it costs nothing where only they do."""
+    return cast(Function, _Part(function, targetoptions=_PART, pipeline_class=_PartCompiler))
 
 
-@cache
-def _forget_stale_kernels(folder: Path) -> None:
-    """Delete the kernels in one folder of Numba's cache that are older than any kernel source of penstock.
+class _Kernel(CPUDispatcher):  # type: ignore[misc]
+    """A function that Python calls, compiled to machine code of its own."""
 
-    Numba notices a change of a kernel's own file, but not of functions that it inlines from other files; a stale kernel
-    would be silently wrong.
+    def __init__(self, function: Any, **options: Any) -> None:
+        super().__init__(function, **options)
+        self._cache = KernelCache(self.py_func)
+
+    def _compilation_chain_init_hook(self) -> None:
+        """Numba would import all packages that extend it, which takes longer than to load a kernel.
+
+        Where something is compiled, they are imported later, by `refresh`.
+        """
+
+
+class _Part(CPUDispatcher):  # type: ignore[misc]
+    """A function that kernels call, compiled as a part of each.
+
+    Numba would optimise it, make machine code of it and wrap it for Python, and then only link its first form into the
+    kernels: half of the time that they take to compile. A call from Python compiles a kernel of its own.
     """
-    for cached in folder.glob("*.nb[ci]"):
-        try:
-            if cached.stat().st_mtime < _newest_source():
-                cached.unlink()
-        except OSError:
-            # Another process was faster, or the installation is read-only and never changes.
-            continue
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._for_python(*arguments)
+
+    @cached_property
+    def _for_python(self) -> Any:
+        return kernel(self.py_func)
 
 
-def _compile(function: Function, *, forceinline: bool) -> Function:
-    options = {"nogil": True, "error_model": "numpy", "forceinline": forceinline}
-    try:
-        compiled: Any = numba.njit(cache=True, **options)(function)
-    except RuntimeError:
-        # Neither the package's folder nor the user's cache can be written: compile in every process.
-        compiled = numba.njit(**options)(function)
-    else:
-        _forget_stale_kernels(Path(compiled.stats.cache_path))
-        _use_unique_names(compiled)
-    return cast(Function, compiled)
+class _PartLibrary(JITCodeLibrary):  # type: ignore[misc]
+    """LLVM code that is only linked into other code, and optimised there."""
+
+    def add_llvm_module(self, ll_module: Any) -> None:
+        ll_module.data_layout = self._codegen._data_layout
+        self._final_module.link_in(ll_module)
+
+    def finalize(self) -> None:
+        self._raise_if_finalized()
+        for library in self._linking_libraries:
+            self._reload_init.update(library._reload_init)
+        self._finalize_dynamic_globals()
+        self._finalized = True
 
 
-def _use_unique_names(compiled: Any) -> None:
-    """Keep cached code apart if several processes compile the same kernel at once.
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _LowerPart(NativeLowering):  # type: ignore[misc]
+    """The last pass: makes LLVM code in a `_PartLibrary`, and no machine code."""
 
-    Numba numbers the files of a kernel's signatures and records them in an index, without a lock: one process could
-    leave its code under the other's signature, permanently. With unique names, the worst case is an entry lost from the
-    index, which is compiled again. The names are internal to Numba; a version with other names is not protected, and
-    the tests notice that.
-    """
-    with suppress(AttributeError):
-        file = compiled._cache._cache_file
-        pattern = file._data_name_pattern
-        file._data_name = lambda number: pattern.format(number=uuid4().int)
+    _name = "penstock_lower_part"
+
+    def run_pass(self, state: Any) -> bool:
+        library = state.library = _PartLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.flags.no_compile = True
+        super().run_pass(state)
+        library._ensure_finalized()
+        fndesc, helper, _, environment = state["cr"]
+        module, name = fndesc.lookup_module(), fndesc.qualname.split(".")[-1]
+        # At address 0: `_Part` never calls it.
+        entry = _dynfunc.make_function(module, name, "part", 0, environment, (library,))
+        # Whoever calls it links what it calls as well.
+        state.targetctx.insert_user_function(entry, fndesc, [library, *library._linking_libraries])
+        state.reload_init.extend(library._reload_init)
+        state["cr"] = type(state["cr"])(fndesc, helper, cfunc=entry, env=environment)
+        return True
 
 
-@intrinsic
-def _pointer(typing_context, address):
-    """Reinterpret a uint64 as a pointer."""
+class _PartCompiler(Compiler):  # type: ignore[misc]
+    def define_pipelines(self) -> list[Any]:
+        manager = DefaultPassBuilder.define_nopython_pipeline(self.state)
+        manager.passes[:] = [(_LowerPart if one is NativeLowering else one, text) for one, text in manager.passes]
+        manager._finalized = False
+        manager.finalize()
+        return [manager]
 
-    def codegen(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
 
-    return types.voidptr(types.uint64), codegen
+def _array_at(context: Any, builder: Any, kind: types.Array, address: Any, shape: Sequence[Any]) -> Any:
+    """An array over `address`, C-contiguous and without reference counting."""
+    array = make_array(kind)(context, builder)
+    item = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(kind.dtype)))
+    strides: list[Any] = []
+    step = item
+    for size in reversed(shape):
+        strides.insert(0, step)
+        step = builder.mul(step, size)
+    is_pointer = isinstance(address.type, ir.PointerType)
+    data = (builder.bitcast if is_pointer else builder.inttoptr)(address, array.data.type)
+    populate_array(array, data=data, shape=shape, strides=strides, itemsize=item, meminfo=None)
+    return array._getvalue()
 
 
 def viewer(dtype: Any) -> Any:
-    """A kernel that shows memory as an array of numbers or records: address (uint64), length (int64) → array."""
+    """For kernels: shows memory as an array of numbers or records: address (uint64), length (int64) → array."""
+    kind = types.Array(from_dtype(np.dtype(dtype)), 1, "C")
 
-    def view(address, length):
-        return numba.carray(_pointer(address), (length,), dtype)
+    def view(typing_context, address, length):
+        def codegen(context, builder, signature, arguments):
+            return _array_at(context, builder, kind, arguments[0], [arguments[1]])
 
-    return numba.njit(nogil=True, forceinline=True)(view)
+        return kind(types.uint64, types.intp), codegen
+
+    return intrinsic(view)
 
 
 view_u8 = viewer(np.uint8)
@@ -124,26 +171,42 @@ view_f32 = viewer(np.float32)
 view_f64 = viewer(np.float64)
 
 
-@inline_kernel
-def view_array(address, shape, dtype):
-    """The memory at an address (uint64) as an array without Numba's reference counting."""
-    return numba.carray(_pointer(address), shape, dtype)
+@intrinsic
+def view_array(typing_context, address, shape, dtype):
+    """The memory at an address (uint64) as an array of a shape (tuple), without Numba's reference counting."""
+    kind = types.Array(dtype.dtype, len(shape), "C")
+
+    def codegen(context, builder, signature, arguments):
+        return _array_at(context, builder, kind, arguments[0], cgutils.unpack_tuple(builder, arguments[1]))
+
+    return kind(types.uint64, types.UniTuple(types.intp, len(shape)), dtype), codegen
 
 
-@inline_kernel
-def bare(array):
+@intrinsic
+def bare(typing_context, array):
     """The same memory as an array without Numba's reference counting, for inner loops that slice a lot.
 
     Slicing a counted array costs two atomic additions, as much as copying a short document. The caller's array must
     outlive the result: a kernel's arguments do, and an array that the kernel makes does up to `keep_alive`. The array
     must be contiguous.
     """
-    return view_array(np.uint64(array.ctypes.data), array.shape, array.dtype)
+    kind = types.Array(array.dtype, array.ndim, "C")
+
+    def codegen(context, builder, signature, arguments):
+        given = make_array(array)(context, builder, arguments[0])
+        return _array_at(context, builder, kind, given.data, cgutils.unpack_tuple(builder, given.shape))
+
+    return kind(array), codegen
 
 
-@inline_kernel
-def keep_alive(array):
+@intrinsic
+def keep_alive(typing_context, array):
     """Does nothing, but counts as a use: Numba frees an array that a kernel made after its last use."""
+
+    def codegen(context, builder, signature, arguments):
+        return context.get_dummy_value()
+
+    return types.void(array), codegen
 
 
 def address_of(array: np.ndarray[Any, Any]) -> int:

@@ -7,7 +7,17 @@ distances alike. The buffers are a row long and stay in the first caches.
 
 import numpy as np
 
-from penstock.core.compiled import inline_kernel, kernel, view_f32, view_i32, view_i64, view_u16, view_u32, view_u64
+from penstock.core.compiled import (
+    inline_kernel,
+    kernel,
+    kernel_part,
+    view_f32,
+    view_i32,
+    view_i64,
+    view_u16,
+    view_u32,
+    view_u64,
+)
 from penstock.core.randomness import mix
 from penstock.core.vectors import copy_into, fill_with
 from penstock.loader._document_kernels import BAD_MEASURE, read_spans, stored_tokens
@@ -83,7 +93,7 @@ def read_weights(source, piece, weights):
     return OK, True
 
 
-@kernel
+@kernel_part
 def run_program(source, frame, tokens, weights, weighted, out_tokens, out_weights, memory):
     """Rewrite a piece (int32 and float32 [tokens]) with its source's program, BOS and EOS kept outside."""
     head, tail, inner, key = frame

@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from penstock.core.compiled import bare, inline_kernel, kernel, trailing_zeros, view_u32, view_u64
+from penstock.core.compiled import bare, inline_kernel, kernel, kernel_part, trailing_zeros, view_u32, view_u64
 from penstock.core.randomness import LOW_32, below, philox, philox_rounds
 from penstock.core.vectors import fill_with
 
@@ -351,7 +351,7 @@ def _copy(tokens, source, begin, end, out, destination, at):
             out[at + i] = tokens[begin + i]
 
 
-@kernel
+@kernel_part
 def write_denoise(program, tokens, weights, key, out_tokens, out_weights, memory):
     """Write one document: [mode] inputs [input end] | sentinel 0, span 0, sentinel 1, span 1, … [final sentinel].
 

@@ -7,7 +7,7 @@ them.
 
 import numpy as np
 
-from penstock.core.compiled import inline_kernel, kernel
+from penstock.core.compiled import inline_kernel, kernel, kernel_part
 from penstock.core.randomness import below, philox
 from penstock.core.vectors import copy_into
 
@@ -84,7 +84,7 @@ def _copy_sections(document, first, second, out, prefix, suffix, middle):
     copy_into(document[second:], out[suffix : suffix + len(document) - second])
 
 
-@kernel
+@kernel_part
 def write_infill(program, tokens, weights, key, out_tokens, out_weights):
     """Rewrite one document into exactly its measured slots; `weights` and `out_weights` may be empty: all count 1."""
     length = np.int64(len(tokens))

@@ -3,7 +3,7 @@
 A program is a resolved objective as int64 numbers; its first number selects the objective.
 """
 
-from penstock.core.compiled import inline_kernel, kernel
+from penstock.core.compiled import inline_kernel, kernel_part
 from penstock.objectives._denoise_kernels import measure_denoise, write_denoise
 from penstock.objectives._infill_kernels import measure_infill, write_infill
 
@@ -18,7 +18,7 @@ def measure_document(program, length, key):
     return measure_infill(program, length, key)
 
 
-@kernel
+@kernel_part
 def write_document(program, tokens, weights, key, out_tokens, out_weights, memory):
     """Rewrite one document.
 

@@ -7,7 +7,7 @@ with the same text.
 
 import numpy as np
 
-from penstock.core.compiled import inline_kernel, kernel, trailing_zeros, view_u8
+from penstock.core.compiled import inline_kernel, kernel, kernel_part, trailing_zeros, view_u8
 from penstock.core.vectors import CACHE_LINE, copy_line, find_bytes
 
 ODD = -1
@@ -55,7 +55,7 @@ def _is(data, at, character):
     return at < len(data) and data[at] == character
 
 
-@kernel
+@kernel_part
 def _skip_number(data, at):
     """Where the number that begins at `at` ends; `ODD` also if it may exceed float64, which parsers refuse."""
     begin = at
@@ -78,7 +78,7 @@ def _skip_number(data, at):
     return at if at - begin <= _LONGEST_NUMBER else ODD
 
 
-@kernel
+@kernel_part
 def _skip_word(data, at):
     """Where the word true, false or null that begins at `at` ends."""
     begin, end = _WORD_PLACES[data[at]]
@@ -102,7 +102,7 @@ def _read_escape(data, at):
     return code, at + 6 if code >= 0 else ODD
 
 
-@kernel
+@kernel_part
 def _read_character(data, at):
     """Character written as \\uXXXX, or as a surrogate pair, at `at`, and where its escapes end."""
     code, end = _read_escape(data, at)
@@ -114,7 +114,7 @@ def _read_character(data, at):
     return code, end
 
 
-@kernel
+@kernel_part
 def _write_character(out, to, code):
     """Write a character as UTF-8 and return where it ends."""
     if code < 0x80:
@@ -128,7 +128,7 @@ def _write_character(out, to, code):
     return to + length
 
 
-@kernel
+@kernel_part
 def _read_string(source, size, at, target, to):
     """Write the string with its first character at `at`; returns the positions after its quote and after the output."""
     data, out = view_u8(source, size), view_u8(target, size)
@@ -164,7 +164,7 @@ def _read_string(source, size, at, target, to):
             to = _write_character(out, to, code)
 
 
-@kernel
+@kernel_part
 def _read_key(source, size, at, target, to):
     """Write the key at `at`; returns where its value begins and where the written key ends."""
     data = view_u8(source, size)
@@ -177,7 +177,7 @@ def _read_key(source, size, at, target, to):
     return _skip_spaces(data, at + 1) if _is(data, at, _COLON) else ODD, end
 
 
-@kernel
+@kernel_part
 def _skip_value(source, size, at, target, to):
     """Where the value that begins at `at` ends; `to` is scratch space for its strings."""
     data = view_u8(source, size)
@@ -220,7 +220,7 @@ def _skip_value(source, size, at, target, to):
     return ODD
 
 
-@kernel
+@kernel_part
 def _read_object(source, size, at, name, target, to):
     """Write the text of the object that begins at `at`; returns where the object ends and where the text ends.
 

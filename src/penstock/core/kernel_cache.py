@@ -1,0 +1,243 @@
+"""Where compiled kernels are kept: one file for each kernel, signature and CPU, named by all that its code depends on.
+
+A file's name has a hash of the sources of all kernels, of the constants that they use, of the signature, the CPU, and
+the versions of Python, Numba and llvmlite. So a stale or foreign file is never read: its name differs. Its contents
+carry their own checksum, and are written at once, so several processes may compile the same kernel. (Numba's own cache
+asks only whether the kernel's own file has changed, by its time, and keeps an index that processes overwrite.)
+
+Wheels bring files compiled for a common CPU level (`SHIPPED`), made by `tests/packaging/ship_kernels.py`. They are used
+where the CPU has all features of that level, and never written.
+"""
+
+import gc
+import hashlib
+import os
+import pickle
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import llvmlite
+import llvmlite.binding as llvm
+import numba
+import numpy as np
+from numba.core import event
+from numba.core.caching import _Cache
+from numba.core.compiler import CompileResult
+from numba.core.dispatcher import Dispatcher
+from numba.core.runtime import rtsys
+from numba.core.serialize import dumps
+
+PACKAGE = Path(__file__).parents[1]
+SHIPPED = PACKAGE / "kernels"
+"""Kernels that a wheel brings; not in a checkout."""
+_ENDING = ".kernel"
+_DIGEST_BYTES = 16
+
+LEVELS = {
+    "x86_64": ("x86-64-v3", "avx avx2 bmi bmi2 cx16 f16c fma lzcnt movbe popcnt sahf sse3 sse4.1 sse4.2 ssse3 xsave"),
+    "aarch64": ("generic", "neon"),
+    "arm64": ("apple-m1", ""),
+}
+"""Machine → (CPU name in LLVM of the code that wheels bring, the features that a CPU needs to run it). x86-64-v3 is
+defined in the x86-64 psABI, version 1.0, section 3.1.1; all ARM Macs are at least an M1."""
+
+
+def cache_folder() -> Path | None:
+    """The folder of compiled kernels, which may not exist yet; None if none can be written.
+
+    `$NUMBA_CACHE_DIR/penstock`, the package's own `__pycache__`, or the user's cache folder.
+    """
+    return _first_writable(numba.config.CACHE_DIR)
+
+
+@cache
+def _first_writable(chosen: str) -> Path | None:
+    home = Path.home() / "Library/Caches" if sys.platform == "darwin" else Path.home() / ".cache"
+    user = Path(os.environ.get("XDG_CACHE_HOME") or home) / "penstock" / "kernels"
+    for folder in [Path(chosen) / "penstock"] if chosen else [PACKAGE / "__pycache__" / "kernels", user]:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                return folder
+        except OSError:
+            continue
+    return None
+
+
+def shipped_level() -> str | None:
+    """LLVM's name of the CPU level whose shipped kernels run here; None: they do not."""
+    name, features = LEVELS.get(platform.machine(), (None, ""))
+    if numba.config.CPU_NAME is not None or numba.config.CPU_FEATURES is not None:
+        # Somebody chose what to compile for.
+        return None
+    has = llvm.get_host_cpu_features()
+    return name if all(has.get(feature, False) for feature in features.split()) else None
+
+
+class KernelCache(_Cache):  # type: ignore[misc]
+    """The compiled forms of one kernel on disk; Numba asks it before it compiles.
+
+    Args:
+        function: The kernel's Python function.
+    """
+
+    def __init__(self, function: FunctionType) -> None:
+        self._function, self._enabled = function, True
+
+    @property
+    def cache_path(self) -> str:
+        """For Numba's statistics."""
+        return str(cache_folder())
+
+    def enable(self) -> None:
+        """Read and write files."""
+        self._enabled = True
+
+    def disable(self) -> None:
+        """Neither read nor write files."""
+        self._enabled = False
+
+    def flush(self) -> None:
+        """Nothing is kept in memory."""
+
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        """What was compiled for a signature; None: nothing that can be used."""
+        if not self._enabled:
+            return None
+        # Numba's own cache calls `target.refresh()`, which does this, and imports what only compiling needs (0.3 s).
+        rtsys.initialize(target)
+        cpu = target.codegen().magic_tuple()
+        level, folder = shipped_level(), cache_folder()
+        places = [] if folder is None else [folder / self._name(signature, cpu)]
+        if level is not None:
+            places.append(SHIPPED / self._name(signature, (cpu[0], level, "")))
+        for path in places:
+            try:
+                data = path.read_bytes()
+            except OSError:
+                continue
+            digest, payload = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+            if _digest(payload) == digest:
+                return CompileResult._rebuild(target, *pickle.loads(payload))
+        return None
+
+    def save_overload(self, signature: Any, result: Any) -> None:
+        """Keep what was compiled. Where it cannot be kept, each process compiles."""
+        folder = cache_folder()
+        if folder is None or not self._enabled or result.library.has_dynamic_globals:
+            return
+        payload = dumps(result._reduce())
+        path = folder / self._name(signature, result.codegen.magic_tuple())
+        # Under a name of this process first: a file under its own name is whole.
+        own = path.with_suffix(f".{os.getpid()}")
+        try:
+            own.write_bytes(_digest(payload) + payload)
+            own.replace(path)
+            self._forget_others(path)
+        except OSError:
+            own.unlink(missing_ok=True)
+
+    def _name(self, signature: Any, cpu: tuple[str, ...]) -> str:
+        """kernel-platform-sources-signature.kernel; only the third part changes when penstock does."""
+        made_with = (*cpu, platform.python_version_tuple()[:2], numba.__version__, llvmlite.__version__)
+        parts = (_digest(repr(made_with)), _digest(fingerprint(self._function)), _digest(repr(signature)))
+        name = f"{self._function.__module__.removeprefix('penstock.')}.{self._function.__name__}"
+        return "-".join([name, *(part.hex()[:12] for part in parts)]) + _ENDING
+
+    def _forget_others(self, path: Path) -> None:
+        """Delete what other sources of the same kernel left."""
+        name, made_with, _, signature = path.name.rsplit("-", 3)
+        for old in path.parent.glob(f"{name}-{made_with}-*-{signature}"):
+            if old != path:
+                old.unlink(missing_ok=True)
+
+
+def _digest(data: bytes | str) -> bytes:
+    return hashlib.blake2b(data.encode() if isinstance(data, str) else data, digest_size=_DIGEST_BYTES).digest()
+
+
+def fingerprint(function: FunctionType) -> str:
+    """A hash of all that a kernel's code depends on: the sources of kernels, and constants from other modules."""
+    closure = [repr(cell.cell_contents) for cell in function.__closure__ or ()]
+    code = (function.__code__.co_code, function.__code__.co_firstlineno, closure)
+    return _digest(repr([_sources(function.__code__.co_filename), _constants(function.__module__), code])).hex()
+
+
+@cache
+def _sources(own: str) -> str:
+    sources = sorted({Path(own), *PACKAGE.rglob("_*kernels.py"), *(PACKAGE / "core").glob("*.py")})
+    return _digest(b"\0".join(source.read_bytes() for source in sources if source.is_file())).hex()
+
+
+@cache
+def _constants(module: str) -> str:
+    """A hash of the constants of a module of kernels, and of those that it takes kernels from."""
+    seen: set[str] = set()
+    waiting, found = [module], []
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name not in sys.modules:
+            continue
+        seen.add(name)
+        for key, value in vars(sys.modules[name]).items():
+            if isinstance(value, Dispatcher) or str(getattr(value, "__module__", "")).endswith("kernels"):
+                waiting.append(value.__module__)
+            elif not key.startswith("__"):
+                found += [f"{name}.{key}={one}" for one in _as_text(value)]
+    return _digest("\n".join(sorted(found))).hex()
+
+
+def _as_text(value: Any) -> Iterator[str]:
+    if isinstance(value, np.ndarray):
+        yield f"{value.dtype}{value.shape}{value.tobytes().hex()}"
+    elif isinstance(value, bool | int | float | str | bytes | tuple | np.generic | np.dtype):
+        yield repr(value)
+
+
+class _Compiling(event.Listener):  # type: ignore[misc]
+    """Says once that kernels are compiled, and does without garbage collection meanwhile, which takes a third.
+
+    Compiling makes hundreds of thousands of objects that live until its end.
+    """
+
+    def __init__(self) -> None:
+        self._depth, self._said, self._collects = 0, False, False
+
+    def on_start(self, event: Any) -> None:
+        if not _is_ours(event):
+            return
+        if not self._depth:
+            self._collects = gc.isenabled()
+            gc.disable()
+            self._say()
+        self._depth += 1
+
+    def on_end(self, event: Any) -> None:
+        if not _is_ours(event):
+            return
+        self._depth -= 1
+        if not self._depth and self._collects:
+            gc.enable()
+
+    def _say(self) -> None:
+        if self._said:
+            return
+        self._said = True
+        folder = cache_folder()
+        later = f"later starts read them from {folder}"
+        if folder is None:
+            later = "and so at every start, as they can be kept nowhere; set NUMBA_CACHE_DIR to a folder for them"
+        print(f"penstock: compiling kernels (5 to 30 s); {later}", file=sys.stderr, flush=True)
+
+
+def _is_ours(event: Any) -> bool:
+    return str(event.data["dispatcher"].py_func.__module__).startswith("penstock.")
+
+
+event.register("numba:compile", _Compiling())
