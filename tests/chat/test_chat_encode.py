@@ -20,12 +20,12 @@ from chat_makers import (
 )
 
 from makers.tokenizers import CHATML
+from penstock import load_tokenizer
 from penstock.chat.encoder import ChatEncoder, encode
 from penstock.chat.records.layouts import read_conversation
 from penstock.chat.render.forms import normalise
 from penstock.chat.render.template import Template
 from penstock.core.errors import ConfigError, ConversationError
-from penstock.tokenizers import load_tokenizer
 
 TOOL_FLOW = (
     "{% for m in messages %}{% if m.role == 'user' %}{{ '[INST]' + m.content + '[/INST]' }}"

@@ -10,8 +10,8 @@ from tiny_models import LENGTH, make_loader, make_model
 
 import penstock as ps
 from makers.processes import run_code
+from penstock import InputRequirements, ModelInput
 from penstock.core.errors import ConfigError
-from penstock.inputs import InputRequirements, ModelInput
 
 
 def some_rows(folder: Path, **settings: object) -> list[ModelInput]:

@@ -12,8 +12,8 @@ from serving_makers import TEMPLATE
 from makers.processes import run_code
 from patience import PATIENCE_SECONDS
 from penstock.chat import load_template
-from penstock.generation import Engine, Sampling, begin_ids
-from penstock.generation.session import encode_chat
+from penstock.generation import Engine, Sampling
+from penstock.generation.session import begin_ids, encode_chat
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from serving_load import Load, resident_bytes

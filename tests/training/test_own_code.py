@@ -15,6 +15,7 @@ import penstock as ps
 from penstock.core.errors import ConfigError, FormatError, IsolationError, StateError
 from penstock.models.own_code import name_of
 from penstock.models.own_model import OwnModel, as_language_model
+from penstock.models.transformer import build_model
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 ROOT = Path(__file__).parents[2]
@@ -200,7 +201,7 @@ def test_code_that_came_with_a_run_is_not_run(data, tmp_path):
     described = run.model / "model.json"
     described.write_text(described.read_text().replace(str(OWN), str(run.path / "evil.py")))
     with pytest.raises(FormatError, match="code that came with it"):
-        ps.models.load_model(run.model)
+        ps.load_model(run.model)
 
 
 class Leaky(torch.nn.Module):
@@ -238,7 +239,7 @@ def test_modules_that_are_no_models(tmp_path):
     file = tmp_path / "wrong.py"
     file.write_text(textwrap.dedent("def make(vocab_size):\n    return 3\n"))
     with pytest.raises(ConfigError, match=r"gave 3, expected a torch\.nn\.Module"):
-        ps.models.build_model(f"{file}:make", vocab_size=10)
+        build_model(f"{file}:make", vocab_size=10)
 
 
 def test_the_loop_of_one_page_is_the_trainer(data, tmp_path):

@@ -19,7 +19,10 @@ from pydantic import BaseModel, Discriminator, Field, Tag, create_model
 from penstock.config.document import Document, Place, shortened
 from penstock.core.errors import ConfigError
 from penstock.core.suggestions import FAR, NEAR, OTHER_NAMES, closest, listed_under
-from penstock.objectives import Causal, CausalLM, Denoise, Infill, PrefixLM, SpanCorruption
+from penstock.objectives import CausalLM, PrefixLM, SpanCorruption
+from penstock.objectives.denoise import Denoise
+from penstock.objectives.infill import Infill
+from penstock.objectives.objective import Causal
 
 PRESETS: dict[str, Callable[..., Any]] = {"ul2": Denoise.ul2, "ul2r": Denoise.ul2r, "t5": Denoise.t5}
 NAMES: dict[str, Callable[..., Any]] = {"causal": Causal, "infill": Infill, **PRESETS}

@@ -14,7 +14,8 @@ import numpy as np
 from penstock.core.arrays import Float32, Int32, Int64, Records, UInt64
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, CorruptionError, FormatError
-from penstock.inputs import InputRequirements, ModelInput, join_rows
+from penstock.inputs._kernels import join_rows
+from penstock.inputs.model_input import InputRequirements, ModelInput
 from penstock.loader import _document_kernels as k
 from penstock.loader._fill_kernels import ROW_ARRAYS, STAGED_ARRAYS, fill_rows, note_places, weigh_rows
 from penstock.loader._kernels import PIECE
@@ -22,7 +23,8 @@ from penstock.loader._rewrite_kernels import scratch_words
 from penstock.loader.buffers import Allocate, BufferPool, Buffers
 from penstock.loader.companion import Accompany
 from penstock.loader.rewriting import Rewriting
-from penstock.shards import Corpus, part_of
+from penstock.shards import Corpus
+from penstock.shards.joined import part_of
 
 
 @final

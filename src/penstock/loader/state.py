@@ -27,7 +27,7 @@ from penstock.loader._kernels import CURSOR
 from penstock.loader.mixture import TOO_LONG
 from penstock.loader.plan import Place, Plan
 from penstock.loader.steps import StepPlace
-from penstock.sampling import SKIPPED
+from penstock.sampling._kernels import SKIPPED
 
 _HEAD = struct.Struct("<qB")
 """Of each column: its smallest number that is not 0, and the bits of each number's distance from it."""

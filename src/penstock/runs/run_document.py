@@ -21,9 +21,9 @@ from penstock.core.errors import ConfigError
 from penstock.core.suggestions import OTHER_NAMES
 from penstock.distillation.settings import DistillationSettings
 from penstock.evaluation.tasks import TaskSettings
-from penstock.loader import Mixture, Source
+from penstock.loader.mixture import Mixture, Source
 from penstock.models.own_code import is_own_code, name_of
-from penstock.objectives import Causal
+from penstock.objectives.objective import Causal
 from penstock.training.settings import OptimizerSettings, ScheduleSettings, TrainSettings
 
 OBJECT = "given in Python"

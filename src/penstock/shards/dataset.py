@@ -18,7 +18,8 @@ from penstock.shards.document import Document, DocumentTable, Origin, choose
 from penstock.shards.files import check_regular, check_size, checksum, map_file, map_numbers, read_json
 from penstock.shards.layout import TOKENIZER_FOLDER, other_places, read_texts
 from penstock.shards.manifest import BATCHES, FILES, LENGTHS, WEIGHT_SUMS, ChatInfo, Manifest, TokenizerInfo
-from penstock.tokenizers import Tokenizer, load_tokenizer
+from penstock.tokenizers import Tokenizer
+from penstock.tokenizers.loading import load_tokenizer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

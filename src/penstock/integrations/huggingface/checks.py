@@ -15,7 +15,7 @@ import transformers
 
 from penstock.core.errors import ConfigError, DistributedError
 from penstock.integrations.huggingface.batches import is_finite, known_ids
-from penstock.loader import Loader
+from penstock.loader.loader import Loader
 
 _log = logging.getLogger("penstock.huggingface")
 
