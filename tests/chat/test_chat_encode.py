@@ -224,7 +224,7 @@ def check_real(chat, conversation):
 
 def test_what_is_given_by_mistake_is_named(tmp_path_factory):
     tokenizer = small_tokenizer(tmp_path_factory)
-    with pytest.raises(ConfigError, match="'mask_hist' is no setting of the mask; did you mean mask_history"):
+    with pytest.raises(ConfigError, match="'mask_hist' is not a setting of the mask; did you mean 'mask_history'"):
         encode(ask("a"), tokenizer=tokenizer, template=CHATML, mask_hist=True)
     with pytest.raises(ConversationError, match="the conversation is empty"):
         encode([], tokenizer=tokenizer, template=CHATML)

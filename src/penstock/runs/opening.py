@@ -72,7 +72,7 @@ def build_model(
     """
     from penstock.models.transformer import build_model as build
 
-    check_names("ps.build_model", settings, ModelKeywords, "model")
+    check_names("ps.build_model", settings, ModelKeywords)
     given: dict[str, Any] = dict(settings)
     if "prediction_weights" in given:
         given["prediction_weights"] = tuple(given["prediction_weights"])
