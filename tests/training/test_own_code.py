@@ -12,6 +12,7 @@ from python_makers import SETTINGS, KillAfter, KilledError, make_loader, make_mo
 from training_makers import losses, make, train, values
 
 import penstock as ps
+from makers.processes import run_python
 from penstock.core.errors import ConfigError, FormatError, IsolationError, StateError
 from penstock.models.own_code import name_of
 from penstock.models.own_model import OwnModel, as_language_model
@@ -240,6 +241,14 @@ def test_modules_that_are_no_models(tmp_path):
     file.write_text(textwrap.dedent("def make(vocab_size):\n    return 3\n"))
     with pytest.raises(ConfigError, match=r"gave 3, expected a torch\.nn\.Module"):
         build_model(f"{file}:make", vocab_size=10)
+
+
+def test_the_example_runs_as_a_script(data, tmp_path):
+    path = data / "data" / "train"
+    printed = run_python(OWN, path, tmp_path / "run", check=True).stdout
+    confidence = ps.open_run(tmp_path / "run").metrics[-1]["calibration/confidence"]
+    assert f"\n{confidence} " in f"\n{printed}"
+    assert 0 < confidence < 1
 
 
 def test_the_loop_of_one_page_is_the_trainer(data, tmp_path):
