@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from common import arguments, cpu_seconds, standard_library, take_turns
-from penstock.tokenizers import Aligner, Tokenizer, load_tokenizer
+from penstock import load_tokenizer
+from penstock.tokenizers import Aligner, Tokenizer
 from penstock.tokenizers.alignment_sides import has_byte_table
 
 PUBLISHED = {

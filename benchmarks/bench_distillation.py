@@ -25,7 +25,7 @@ import yaml
 
 import penstock as ps
 from common import standard_library
-from penstock.tokenizers import train_tokenizer
+from penstock import train_tokenizer
 
 DOCUMENT_CHARACTERS = 2000
 """A corpus is cut at line ends into documents of about so many."""

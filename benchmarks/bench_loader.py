@@ -18,7 +18,7 @@ import numpy as np
 import penstock as ps
 from common import Peer, arguments, cpu_seconds, lognormal_lengths, standard_library, table, take_turns
 from penstock.loader import Plan, PlanSettings
-from penstock.shards import CHUNK_TOKENS
+from penstock.shards._kernels import CHUNK_TOKENS
 
 SLOTS, ROWS = 4096, 8
 STEPS = 200

@@ -27,7 +27,7 @@ CHILD = """
 import json, sys, time
 from itertools import islice
 import penstock as ps
-from penstock.loader import Loader
+from penstock import Loader
 
 def private_megabytes():
     status = dict(line.split(":", 1) for line in open("/proc/self/status"))

@@ -22,10 +22,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from penstock import train_tokenizer
 from penstock.prepare.pool import WORKER_MEMORY
 from penstock.sources import open_sources, read_texts
 from penstock.sources.parsing import is_utf8
-from penstock.tokenizers import train_tokenizer
 
 LONGEST = 500_000
 """Bytes of a file that still counts as a document, not as a table of data."""
@@ -131,15 +131,15 @@ def cpu_seconds(code: str, source: Path, tokenizer: str, output: Path, processes
 
 OURS = """
 import sys
-from penstock.prepare import prepare
+from penstock import prepare
 source, tokenizer, output, processes = sys.argv[1:]
 prepare(source, tokenizer=tokenizer, output=output, processes=int(processes), progress=False)
 """
 
 WARM = """
 import sys, time
-from penstock.prepare import prepare
-from penstock.tokenizers import load_tokenizer
+from penstock import prepare
+from penstock import load_tokenizer
 source, tokenizer, output, _ = sys.argv[1:]
 loaded = load_tokenizer(tokenizer)
 prepare(iter(["warm"]), tokenizer=loaded, output=output + "0", processes=1, progress=False)
@@ -151,7 +151,7 @@ print(time.process_time() - started)
 ENCODE = """
 import sys, time
 from penstock.sources import open_sources
-from penstock.tokenizers import load_tokenizer
+from penstock import load_tokenizer
 source, tokenizer, _, _ = sys.argv[1:]
 loaded = load_tokenizer(tokenizer)
 total = 0.0
@@ -169,7 +169,7 @@ import os, sys
 source, tokenizer, cache, processes = sys.argv[1:]
 import datasets
 from tokenizers import Tokenizer
-from penstock.tokenizers import load_tokenizer
+from penstock import load_tokenizer
 encoder = Tokenizer.from_str(load_tokenizer(tokenizer).source_bytes["tokenizer.json"].decode())
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 

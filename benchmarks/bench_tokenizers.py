@@ -29,7 +29,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.tokenizers import Tokenizer, load_tokenizer, train_tokenizer
+from penstock import load_tokenizer, train_tokenizer
+from penstock.tokenizers import Tokenizer
 
 DOCUMENT_CHARACTERS = 3000
 

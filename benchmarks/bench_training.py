@@ -28,13 +28,11 @@ import torch
 
 import penstock as ps
 from common import arguments, standard_library, table
+from penstock import open_dataset, prepare, train_tokenizer
 from penstock.config import load_run
 from penstock.config.run_file import resolved_text
 from penstock.config.training import make_trainer
 from penstock.models.exporting import export
-from penstock.prepare import prepare
-from penstock.shards import open_dataset
-from penstock.tokenizers import train_tokenizer
 from penstock.training import Trainer
 from penstock.training.distributed import Ranks
 from penstock.training.losses import loss

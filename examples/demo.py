@@ -28,9 +28,9 @@ from demo_chats import CONTROL_TOKENS, conversations, modules_of
 from demo_text import CODE_BYTES, definitions, standard_library
 
 import penstock as ps
+from penstock import train_tokenizer
 from penstock.config import load_run, make_loader
 from penstock.inspection import Style, make_console, row_view, view_rows
-from penstock.tokenizers import train_tokenizer
 
 FOLDER = Path(".demo")
 VOCAB_SIZE = 2048
@@ -212,7 +212,8 @@ def measure(run_file: Path) -> tuple[float, int]:
     """(seconds of a step, threads) on this machine: two, or one where other work leaves no second core."""
     import torch
 
-    from penstock.models import ModelSettings, build_model
+    from penstock.models import ModelSettings
+    from penstock.models.transformer import build_model
     from penstock.training import row_loss
 
     model = build_model(ModelSettings(**MODEL), vocab_size=VOCAB_SIZE)

@@ -11,11 +11,11 @@ from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
+from penstock import load_tokenizer
 from penstock.chat import load_template
 from penstock.evaluation.lm_eval_model import LmEvalModel
 from penstock.evaluation.subject import Subject
-from penstock.models import load_model
-from penstock.tokenizers import load_tokenizer
+from penstock.models.saving import load_model
 from penstock.training import RunFolder
 from penstock.training.distributed import local_device
 

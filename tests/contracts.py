@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.inputs import ModelInput
-from penstock.loader import Loader, Step
+from penstock import Loader, ModelInput
+from penstock.loader import Step
 
 ARRAYS = ("tokens", "targets", "loss_weights", "positions", "document_ids", "cu_seqlens", "source_ids")
 

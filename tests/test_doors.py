@@ -6,7 +6,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -79,6 +81,28 @@ def test_public_names_are_the_eager_and_the_lazy_ones(door):
 @pytest.mark.parametrize("door", DOORS)
 def test_lazy_names_are_those_that_type_checkers_see(door):
     assert _in_lazy_tables(door) == set(_guarded(door))
+
+
+def _public() -> Iterator[tuple[str, str, object]]:
+    """(door, name, object) of all public names. Constants are left out: equal numbers are the same object."""
+    for door in DOORS:
+        if not door.endswith(".jax") or find_spec("jax") is not None:
+            room = import_module(door)
+            objects = ((name, getattr(room, name)) for name in room.__all__)
+            yield from ((door, name, one) for name, one in objects if isinstance(one, ModuleType) or callable(one))
+
+
+def test_a_public_object_has_one_address():
+    addresses: dict[int, list[str]] = {}
+    for door, name, one in _public():
+        addresses.setdefault(id(one), []).append(f"{door}.{name}")
+    assert [places for places in addresses.values() if len(places) > 1] == []
+
+
+def test_a_name_of_the_top_means_nothing_else_in_a_room():
+    """Except `ps.huggingface.loss`: the module names whose loss it is, as in `ps.huggingface.Trainer`."""
+    other = {f"{door}.{name}" for door, name, _ in _public() if door != "penstock" and name in penstock.__all__}
+    assert other == {"penstock.integrations.huggingface.loss"}
 
 
 @pytest.mark.slow

@@ -125,7 +125,7 @@ def test_the_core_imports_nothing_that_its_dependencies_do_not_bring():
     assert found - declared - brought - set(sys.stdlib_module_names) - {"penstock"} == set()
 
 
-@pytest.mark.parametrize("name", ["models.build_model", "training.loss", "evaluation.Subject", "generation.Engine"])
+@pytest.mark.parametrize("name", ["models.Transformer", "loss", "evaluation.Subject", "generation.Engine"])
 def test_names_that_need_torch_tell_the_pip_command(name):
     code = f"import sys; sys.modules['torch'] = None; import penstock as ps\ntry: ps.{name}\n"
     told = _python(code + "except ps.errors.MissingExtraError as error: print(error)").stdout

@@ -23,6 +23,11 @@ def test_other_names_come_before_spelling_and_a_list_comes_last(given, end):
     assert did_you_mean(given, OPTIONS) == end
 
 
+def test_names_in_capitals_and_what_is_said_where_nothing_resembles():
+    assert did_you_mean("meanweight", ["focal_loss", "MeanWeights"]) == "did you mean 'MeanWeights'?"
+    assert did_you_mean("zzz", OPTIONS, "check the name") == "check the name"
+
+
 def test_only_unknown_names_are_refused():
     refuse_unknown(OPTIONS, OPTIONS, "an option of train")
     with pytest.raises(ConfigError, match=r"^'lr' is not an option of train; did you mean 'learning_rate'\?$"):

@@ -28,47 +28,58 @@ if TYPE_CHECKING:
     )
     from penstock.core import errors
     from penstock.core.errors import PenstockError
-    from penstock.inputs import InputRequirements, ModelInput
+    from penstock.inputs.model_input import InputRequirements, ModelInput
     from penstock.integrations import huggingface, jax
     from penstock.integrations.isolation import check_isolation
     from penstock.integrations.torch_tensors import to_torch
-    from penstock.loader import DataParallel, Loader, Mixture, ShareChange, Source
-    from penstock.objectives import Causal, Denoise, Infill
-    from penstock.prepare import ChatOptions, prepare
-    from penstock.runs import Run, build_model, distil, inspect, load_model, open_run, train
-    from penstock.shards import Dataset, open_dataset, write_dataset
-    from penstock.tokenizers import load_tokenizer, train_tokenizer
-    from penstock.training import loss
+    from penstock.loader.data_parallel import DataParallel
+    from penstock.loader.loader import Loader
+    from penstock.loader.mixture import Mixture, ShareChange, Source
+    from penstock.objectives.denoise import Denoise
+    from penstock.objectives.infill import Infill
+    from penstock.objectives.objective import Causal
+    from penstock.prepare.preparation import prepare
+    from penstock.prepare.settings import ChatOptions
+    from penstock.runs.inspecting import inspect
+    from penstock.runs.opening import build_model, load_model
+    from penstock.runs.run import Run, open_run
+    from penstock.runs.training import distil, train
+    from penstock.shards.dataset import Dataset
+    from penstock.shards.joined import open_dataset
+    from penstock.shards.memory import write_dataset
+    from penstock.tokenizers.loading import load_tokenizer
+    from penstock.tokenizers.training import train_tokenizer
+    from penstock.training.losses import loss
 
 _NAMES = {
     "PenstockError": "core.errors",
-    "load_tokenizer": "tokenizers",
-    "train_tokenizer": "tokenizers",
-    "ChatOptions": "prepare",
-    "prepare": "prepare",
-    "Dataset": "shards",
-    "open_dataset": "shards",
-    "write_dataset": "shards",
-    "Causal": "objectives",
-    "Denoise": "objectives",
-    "Infill": "objectives",
-    "InputRequirements": "inputs",
-    "ModelInput": "inputs",
-    "DataParallel": "loader",
-    "Loader": "loader",
-    "Mixture": "loader",
-    "ShareChange": "loader",
-    "Source": "loader",
-    "check_isolation": "integrations",
+    "load_tokenizer": "tokenizers.loading",
+    "train_tokenizer": "tokenizers.training",
+    "ChatOptions": "prepare.settings",
+    "prepare": "prepare.preparation",
+    "Dataset": "shards.dataset",
+    "open_dataset": "shards.joined",
+    "write_dataset": "shards.memory",
+    "Causal": "objectives.objective",
+    "Denoise": "objectives.denoise",
+    "Infill": "objectives.infill",
+    "InputRequirements": "inputs.model_input",
+    "ModelInput": "inputs.model_input",
+    "DataParallel": "loader.data_parallel",
+    "Loader": "loader.loader",
+    "Mixture": "loader.mixture",
+    "ShareChange": "loader.mixture",
+    "Source": "loader.mixture",
+    "check_isolation": "integrations.isolation",
     "to_torch": "integrations.torch_tensors",
-    "Run": "runs",
-    "build_model": "runs",
-    "distil": "runs",
-    "inspect": "runs",
-    "load_model": "runs",
-    "open_run": "runs",
-    "train": "runs",
-    "loss": "training",
+    "Run": "runs.run",
+    "build_model": "runs.opening",
+    "distil": "runs.training",
+    "inspect": "runs.inspecting",
+    "load_model": "runs.opening",
+    "open_run": "runs.run",
+    "train": "runs.training",
+    "loss": "training.losses",
 }
 """Public name → the module that defines it."""
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from makers.tokenizers import CHATML, added_token, tiny_tokenizer
+from penstock import load_tokenizer
 from penstock.chat.encoder import encode
 from penstock.chat.records.conversation import Conversation
 from penstock.chat.records.layouts import LayoutSettings, read_conversation
-from penstock.tokenizers import Tokenizer, load_tokenizer
+from penstock.tokenizers import Tokenizer
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 """What the templates are told."""

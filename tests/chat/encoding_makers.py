@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from makers.tokenizers import BYTE_LEVEL, added_token, tiny_tokenizer, tokenizer_json
-from penstock.tokenizers import Tokenizer, load_tokenizer
+from penstock import load_tokenizer
+from penstock.tokenizers import Tokenizer
 
 WORDS = ["the", "pump", "water", "don't", "Zürich", "水", "12", "345", "def", "x = 1", "hi", "a", "\n\n", "user\n"]
 CONTROLS = ["<|s|>", "<|e|>", "<a>", "<<a>", "<a><|s|>", "<think>\n", "<think>", "WORD", "[X]"]

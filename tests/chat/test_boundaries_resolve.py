@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from makers.tokenizers import CHAT_CONTROLS, tiny_tokenizer
+from penstock import load_tokenizer
 from penstock.chat.masks.boundaries import Boundary, Marker, resolve
 from penstock.chat.masks.scanning import scan
 from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError
-from penstock.tokenizers import Tokenizer, load_tokenizer
+from penstock.tokenizers import Tokenizer
 
 CHATML = [
     Boundary("user", "<|im_start|>user\n", "<|im_end|>"),

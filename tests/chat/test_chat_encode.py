@@ -20,12 +20,12 @@ from chat_makers import (
 )
 
 from makers.tokenizers import CHATML
+from penstock import load_tokenizer
 from penstock.chat.encoder import ChatEncoder, encode
 from penstock.chat.records.layouts import read_conversation
 from penstock.chat.render.forms import normalise
 from penstock.chat.render.template import Template
 from penstock.core.errors import ConfigError, ConversationError
-from penstock.tokenizers import load_tokenizer
 
 TOOL_FLOW = (
     "{% for m in messages %}{% if m.role == 'user' %}{{ '[INST]' + m.content + '[/INST]' }}"
@@ -224,7 +224,7 @@ def check_real(chat, conversation):
 
 def test_what_is_given_by_mistake_is_named(tmp_path_factory):
     tokenizer = small_tokenizer(tmp_path_factory)
-    with pytest.raises(ConfigError, match="'mask_hist' is no setting of the mask; did you mean mask_history"):
+    with pytest.raises(ConfigError, match="'mask_hist' is not a setting of the mask; did you mean 'mask_history'"):
         encode(ask("a"), tokenizer=tokenizer, template=CHATML, mask_hist=True)
     with pytest.raises(ConversationError, match="the conversation is empty"):
         encode([], tokenizer=tokenizer, template=CHATML)

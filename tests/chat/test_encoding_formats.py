@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from makers.tokenizers import byte_ranks
+from penstock import load_tokenizer
 from penstock.chat.tokens.encoding import encode_rendered
-from penstock.tokenizers import Tokenizer, load_tokenizer
+from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.bpe_files import CL100K_PATTERN, TEKKEN_PATTERN
 
 CONTROLS = ["[INST]", "[/INST]", "</s>"]

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from makers.tokenizers import added_token
+from penstock import load_tokenizer
 from penstock.chat.tokens.encoding import EncodedText, encode_rendered, encode_rendered_batch
-from penstock.tokenizers import Tokenizer, load_tokenizer
+from penstock.tokenizers import Tokenizer
 
 pytestmark = pytest.mark.real_data
 

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from makers.tokenizers import tiny_tokenizer
+from penstock import load_tokenizer
 from penstock.chat.masks.families import Family, detect_family, family
 from penstock.chat.masks.scanning import scan
 from penstock.chat.render.template import Template, load_template
 from penstock.core.errors import RecordError
-from penstock.tokenizers import Tokenizer, load_tokenizer
+from penstock.tokenizers import Tokenizer
 
 EXPECTED = {
     "alpaca": None, "chatml": "chatml", "deepseek_v2": "deepseek", "deepseek_v3": "deepseek", "gemma3": "gemma3",

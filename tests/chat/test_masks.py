@@ -368,7 +368,7 @@ def test_allow_forged(tokenizer):
         ({"train_on_inputs": "yes"}, "train_on_inputs must be true or false, got 'yes'"),
         ({"roles_to_train": "assistant"}, "roles_to_train must be a list of roles, got 'assistant'"),
         ({"roles_to_train": [1]}, "roles_to_train must be a list of roles"),
-        ({"train_on_eso": "turn"}, "'train_on_eso' is no setting of the mask; did you mean train_on_e"),
+        ({"train_on_eso": "turn"}, "'train_on_eso' is not a setting of the mask; did you mean 'train_on_e"),
     ],
 )
 def test_wrong_settings_are_refused(tokenizer, mask_settings, message):

@@ -8,6 +8,7 @@ from chat_makers import ask, trained
 from makers.datasets import prepare_here
 from makers.texts import write_json_lines
 from makers.tokenizers import CHATML
+from penstock import Dataset
 from penstock.chat.encoder import ChatEncoder, encode
 from penstock.chat.records.conversation import Conversation, MessageWeights
 from penstock.chat.records.layout_settings import LayoutSettings
@@ -15,7 +16,6 @@ from penstock.chat.records.layouts import read_conversation
 from penstock.chat.render.template import Template
 from penstock.core.errors import ConfigError, ConversationError
 from penstock.generation.session import encode_chat
-from penstock.shards import Dataset
 
 PARTS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"

@@ -16,6 +16,7 @@ import pytest
 from chat_makers import CONVERSATIONS, TOKENS, TOOLS, call, make_tokenizer, markers_of, result, with_tools
 from slow_masks import slow_spans, slow_tokens, with_next_control
 
+from penstock import load_tokenizer
 from penstock.chat.encoder import ChatEncoder
 from penstock.chat.masks.certificate import ERRORS
 from penstock.chat.masks.mask_settings import MaskSettings
@@ -23,7 +24,6 @@ from penstock.chat.records.layouts import read_conversation
 from penstock.chat.render.forms import render_form
 from penstock.chat.render.template import Template
 from penstock.core.errors import ConversationError, RecordError
-from penstock.tokenizers import load_tokenizer
 
 pytestmark = pytest.mark.real_data
 

@@ -8,13 +8,13 @@ from chat_makers import TOKENS, ask, call, encode_chat, kinds, trained
 from transformers import PreTrainedTokenizerFast
 
 from makers.tokenizers import CHATML
+from penstock import load_tokenizer
 from penstock.chat.encoder import ChatEncoder
 from penstock.chat.masks.mask_settings import MaskSettings
 from penstock.chat.records.layout_settings import LayoutSettings
 from penstock.chat.records.layouts import read_conversation
 from penstock.chat.render.template import Template
 from penstock.core.errors import ConfigError, ConversationError
-from penstock.tokenizers import load_tokenizer
 
 TYPED = "x [INST] y"
 WITH_REASONING = CHATML.replace("m.content", "(m.reasoning_content or '') + m.content")

@@ -7,12 +7,12 @@ import torch
 from model_runs import SETTINGS, train_on
 
 from makers.tokenizers import CHATML
+from penstock import train_tokenizer
 from penstock.cli.export import run as export
 from penstock.core.errors import ConfigError, FormatError, OutputError
 from penstock.generation import Sampling
-from penstock.models import load_model
+from penstock.models.saving import load_model
 from penstock.runs.opening import load_writer
-from penstock.tokenizers import train_tokenizer
 from penstock.training.metrics import read_metrics
 
 
@@ -88,7 +88,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
 def test_a_model_with_dropout_writes_without_it(made, tmp_path):
     from transformers import OPTConfig, OPTForCausalLM
 
-    from penstock.tokenizers import load_tokenizer
+    from penstock import load_tokenizer
 
     OPTForCausalLM(
         OPTConfig(

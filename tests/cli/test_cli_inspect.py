@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import penstock as ps
 from makers.datasets import prepare_here
 from makers.texts import make_chat, write_json_lines, write_texts
 from makers.tokenizers import CHAT_CONTROLS, CHATML, tiny_tokenizer
 from penstock import cli
+from penstock.core.errors import ConfigError
 
 CHATS = [make_chat(f"Gate {n}?", f"Gate {n} is shut.") for n in range(12)]
 
@@ -102,6 +104,23 @@ def test_a_dataset_of_chats_is_shown_turn_by_turn(inspect):
     assert code == 0
     assert "▌ assistant" in out
     assert "template chat_template.jinja" in out or "template tokenizer" in out
+
+
+def test_python_shows_a_dataset_of_chats_and_writes_its_page(inspect, folder, tmp_path, capsys):
+    """`ps.inspect` with a folder and with an open dataset, against the verb."""
+    shown = inspect("chats", "--document", "3")[1]
+    ps.inspect(folder / "chats", document=[3])
+    found = capsys.readouterr().out
+    assert "Gate 3 is shut." in found
+    assert found == shown.replace("chats  chats", f"chats  {folder / 'chats'}")
+    pages = tmp_path / "verb.html", tmp_path / "python.html"
+    inspect("chats", "--html", str(pages[0]), "--sequence-length", "64")
+    ps.inspect(ps.open_dataset(folder / "chats"), html=pages[1], sequence_length=64)
+    expected, data = (data_of(page) for page in pages)
+    assert data["rows"]
+    assert (data["rows"], data["sides"][0]["documents"]) == (expected["rows"], expected["sides"][0]["documents"])
+    with pytest.raises(ConfigError, match=r"mask_history: settings of raw conversations, and .*chats is none"):
+        ps.inspect(ps.open_dataset(folder / "chats"), mask_history=True)
 
 
 def test_for_a_machine(inspect):

@@ -12,7 +12,7 @@ from typer.main import get_command
 from makers.processes import run_penstock
 from penstock.cli import VERBS, build_app
 from penstock.cli.options import unescape
-from penstock.sources import FORMATS
+from penstock.sources.opening import FORMATS
 from penstock.sources.records import COLUMN_TYPES
 
 ROOT = Path(__file__).parents[2]

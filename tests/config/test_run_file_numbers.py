@@ -176,8 +176,8 @@ def test_what_is_said_of_it(place, value, message):
 
 
 def test_a_usual_warm_up_fits_a_short_run():
-    settings = load(PLAIN, ("training", "steps"), 3).training
-    assert [settings.schedule.share(step, 3) for step in range(3)] == [1 / 3, 2 / 3, 1]
+    settings = load(PLAIN, ("training", "steps"), 30).training
+    assert [settings.schedule.share(step, 30) for step in range(3)] == [1 / 3, 2 / 3, 1]
 
 
 def test_many_mistakes_are_counted():

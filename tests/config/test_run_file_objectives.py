@@ -4,9 +4,10 @@ import jsonschema
 import pytest
 import yaml
 
+from penstock import Causal, Denoise, Infill
 from penstock.config import load_run, run_schema
 from penstock.core.errors import ConfigError
-from penstock.objectives import Causal, CausalLM, Denoise, Infill, PrefixLM, SpanCorruption
+from penstock.objectives import CausalLM, PrefixLM, SpanCorruption
 
 FILE = """\
 data:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from makers.processes import run_code
+from penstock import open_dataset, write_dataset
 from penstock.core.system import cut_files
-from penstock.shards import open_dataset, write_dataset
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def dataset(tmp_path):
 USE = """
     import os, sys
     import penstock.cli
-    from penstock.shards import open_dataset
+    from penstock import open_dataset
 
     def use(arguments):
         dataset = open_dataset(arguments[0])
@@ -57,7 +57,7 @@ def test_a_thread_that_holds_nothing(dataset):
     code = """
         import os, sys, threading
         from penstock.core.system import explain_cut_files
-        from penstock.shards import open_dataset
+        from penstock import open_dataset
         explain_cut_files()
         dataset = open_dataset(sys.argv[1])
         dataset[0]

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock import open_dataset, train_tokenizer, write_dataset
 from penstock.cli import build_app
 from penstock.config import load_run
 from penstock.core.errors import ConfigError
 from penstock.core.folders import is_url, local_path
-from penstock.shards import import_corpus, open_dataset, open_megatron, open_npy, verify, write_dataset, write_megatron
-from penstock.tokenizers import train_tokenizer
+from penstock.shards import import_corpus, open_megatron, open_npy, verify, write_megatron
 
 MESSAGE = r"s3://bucket/data: is a URL, but .* must be a local path: object storage is not supported yet; prepare"
 URL = "s3://bucket/data"

@@ -8,7 +8,7 @@ import numpy as np
 
 from makers.texts import WATER, make_chat, make_texts
 from makers.tokenizers import tiny_tokenizer
-from penstock.inputs import ModelInput
+from penstock import ModelInput
 from penstock.tokenizers import Tokenizer
 
 WORDS = [*WATER, "12", "345"]

@@ -12,9 +12,10 @@ import torch
 from makers.models import tiny_model
 from makers.rows import LENGTHS, random_tokens
 from makers.tokenizers import bpe_without_merges
+from penstock import load_tokenizer
 from penstock.distillation.outputs import TeacherOutputs
 from penstock.distillation.teacher_rows import TeacherRow
-from penstock.tokenizers import Tokenizer, load_tokenizer
+from penstock.tokenizers import Tokenizer
 from tokenizers import Tokenizer as Builder
 from tokenizers import models, pre_tokenizers
 

@@ -37,7 +37,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def both(student: Path, teacher: Path) -> tuple[Tokenizer, Tokenizer]:
-    from penstock.tokenizers import load_tokenizer
+    from penstock import load_tokenizer
 
     return load_tokenizer(student), load_tokenizer(teacher)
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from teacher_makers import WORDS, word_pieces, word_tokenizer
 
+from penstock import load_tokenizer
 from penstock.core.errors import TokenizerError
 from penstock.distillation.projection import project
 from penstock.distillation.teachers import starts_boundary
-from penstock.tokenizers import load_tokenizer
 
 
 def test_whitespace_and_control_tokens_begin_one() -> None:

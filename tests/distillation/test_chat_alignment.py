@@ -8,21 +8,12 @@ from teacher_makers import word_pieces
 from makers.datasets import prepare_here
 from makers.texts import write_json_lines
 from makers.tokenizers import CHAT_CONTROLS, CHATML
+from penstock import Dataset, Loader, Source, open_dataset, write_dataset
 from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError, ConversationError
 from penstock.distillation.companions import align_chats, match_documents
 from penstock.distillation.teacher_rows import TeacherRows, TeacherText
-from penstock.loader import Loader, Source
-from penstock.shards import (
-    Dataset,
-    ShardLayout,
-    ShardWriter,
-    TokenizerInfo,
-    finish_dataset,
-    open_dataset,
-    write_dataset,
-    write_megatron,
-)
+from penstock.shards import ShardLayout, ShardWriter, TokenizerInfo, finish_dataset, write_megatron
 from penstock.tokenizers import Aligner
 from penstock.tokenizers.alignment import CONTROL
 

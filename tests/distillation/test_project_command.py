@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from makers.tokenizers import tiny_tokenizer
+from penstock import load_tokenizer
 from penstock.distillation.projection import Projection
-from penstock.tokenizers import load_tokenizer
 
 
 @pytest.fixture(scope="module")

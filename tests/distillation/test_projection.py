@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from makers.tokenizers import tiny_tokenizer
+from penstock import load_tokenizer
 from penstock.core.errors import ConfigError, FormatError, OutputError
 from penstock.distillation.projection import Projection, project
 from penstock.distillation.projection_cells import Cells, encode_inside, heaviest
-from penstock.tokenizers import Tokenizer, load_tokenizer
+from penstock.tokenizers import Tokenizer
 
 TEXTS = [
     "the pump lifts water into the turbine, and the gate holds it back",

@@ -11,12 +11,12 @@ from teacher_cases import slow_chunks, student_tokenizer, teacher_tokenizer, wat
 
 from contracts import assert_exact_resume, assert_ranks_share_steps, assert_same_row
 from makers.datasets import prepare_here
+from penstock import Dataset, Denoise, InputRequirements, Loader, Source, write_dataset
 from penstock.core.errors import ConfigError
 from penstock.distillation.teacher_rows import TeacherRow, TeacherRows, TeacherText
-from penstock.inputs import IGNORE, InputRequirements, pack_documents
-from penstock.loader import Loader, Source
-from penstock.objectives import Denoise, SpanCorruption
-from penstock.shards import Dataset, TokenizerInfo, write_dataset
+from penstock.inputs import IGNORE, pack_documents
+from penstock.objectives import SpanCorruption
+from penstock.shards import TokenizerInfo
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from makers.datasets import prepare_here
+from penstock import Loader, Source, load_tokenizer
 from penstock.distillation.teacher_rows import TeacherRows, TeacherText
-from penstock.loader import Loader, Source
-from penstock.tokenizers import load_tokenizer
 
 pytestmark = pytest.mark.real_data
 

@@ -4,12 +4,11 @@ import pytest
 from teacher_cases import student_tokenizer, teacher_tokenizer
 
 from makers.views import printed
+from penstock import InputRequirements, Loader, Source, write_dataset
 from penstock.core.errors import ConfigError
 from penstock.distillation.teacher_rows import TeacherRows, TeacherText
 from penstock.distillation.terminal_view import chunk_view
-from penstock.inputs import InputRequirements
-from penstock.loader import Loader, Source
-from penstock.shards import TokenizerInfo, write_dataset
+from penstock.shards import TokenizerInfo
 
 
 @pytest.fixture

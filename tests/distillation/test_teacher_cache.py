@@ -19,6 +19,7 @@ from teacher_makers import assert_same, tiny_teacher
 from makers.datasets import prepare_here
 from makers.processes import child_environment
 from patience import wait_for
+from penstock import Dataset, Loader, Mixture, Source
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
 from penstock.distillation import cache_format as layout
 from penstock.distillation.cache_format import CacheManifest
@@ -27,8 +28,7 @@ from penstock.distillation.cached_teacher import CachedTeacher
 from penstock.distillation.outputs import TeacherOutputs, Wanted
 from penstock.distillation.teacher_rows import TeacherRow, TeacherRows, TeacherText
 from penstock.distillation.teachers import ModelTeacher
-from penstock.loader import Loader, Mixture, Source
-from penstock.shards import Dataset, verify
+from penstock.shards import verify
 from penstock.shards.files import checksum
 from penstock.tokenizers import Tokenizer
 
@@ -54,7 +54,7 @@ def student(folder: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def teacher_tokenizer(folder: Path) -> Tokenizer:
-    from penstock.tokenizers import load_tokenizer
+    from penstock import load_tokenizer
 
     return load_tokenizer(folder / "teacher")
 
@@ -259,7 +259,7 @@ def test_kill_at_any_moment(
     program = (
         "import sys; from pathlib import Path\n"
         "from test_teacher_cache import *\n"
-        "from penstock.tokenizers import load_tokenizer\n"
+        "from penstock import load_tokenizer\n"
         "folder, to = map(Path, sys.argv[1:])\n"
         "student, teacher = Dataset.open(folder / 'a').loaded_tokenizer, load_tokenizer(folder / 'teacher')\n"
         "class Stops(Dies):\n"

@@ -15,8 +15,8 @@ from makers.tokenizers import CHAT_CONTROLS, CHATML, tiny_tokenizer
 from penstock.chat import load_template
 from penstock.core.errors import ConfigError
 from penstock.generation import Sampling
-from penstock.models import load_model
 from penstock.models.exporting import export
+from penstock.models.saving import load_model
 
 pytest.importorskip("lm_eval", reason="the extra eval is not installed")
 # lm-eval and what it imports warn of their own future; what penstock warns of is still an error.

@@ -14,7 +14,7 @@ from penstock.evaluation.results import run_task
 from penstock.evaluation.subject import ONE_A_ROW, Subject, packed
 from penstock.evaluation.tasks import TaskSettings
 from penstock.generation import Sampling
-from penstock.models import load_model
+from penstock.models.saving import load_model
 
 
 def one_by_one(subject: Subject, context: list[int], continuation: list[int]) -> tuple[float, bool]:

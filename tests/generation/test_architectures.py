@@ -16,7 +16,7 @@ from makers.tokenizers import byte_tokenizer
 from penstock.core.errors import PenstockError
 from penstock.evaluation.subject import Subject, packed
 from penstock.generation import Sampling
-from penstock.models import load_model
+from penstock.models.saving import load_model
 
 TOKENIZER = byte_tokenizer("<bos>", "<end>")
 FAST = (

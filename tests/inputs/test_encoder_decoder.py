@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from makers.rows import make_row
+from penstock import ModelInput
 from penstock.core.errors import ConfigError
-from penstock.inputs import IGNORE, ModelInput, encoder_decoder
+from penstock.inputs import IGNORE, encoder_decoder
 
 START, PAD = 1, 0
 

@@ -9,6 +9,7 @@ from makers.datasets import prepare_here
 from makers.texts import make_chat
 from makers.tokenizers import CHAT_CONTROLS, CHATML, tiny_tokenizer
 from makers.views import console_of, printed
+from penstock import open_dataset
 from penstock.chat import family
 from penstock.chat.records.cleaning import CleaningSettings
 from penstock.core.errors import ConfigError, RecordError
@@ -24,7 +25,6 @@ from penstock.inspection.conversations import sample_records, show_conversations
 from penstock.inspection.page import page_html
 from penstock.inspection.pages import pages_of, with_turns
 from penstock.prepare import ChatSettings
-from penstock.shards import open_dataset
 
 SETTINGS = ChatSettings(template=CHATML)
 

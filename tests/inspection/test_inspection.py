@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from makers.processes import run_penstock
 from makers.tokenizers import tiny_tokenizer
 from makers.views import console_of, printed
-from penstock.inputs import EVERYTHING, InputRequirements
+from penstock import InputRequirements, Loader, Mixture, ShareChange, Source, write_dataset
+from penstock.core.terminal import visible
+from penstock.inputs import EVERYTHING
 from penstock.inspection import (
     Style,
     dataset_view,
@@ -26,11 +28,9 @@ from penstock.inspection import (
     tokenizer_of,
     view_document,
     view_rows,
-    visible,
 )
 from penstock.inspection.datasets import length_histogram
-from penstock.loader import Loader, Mixture, ShareChange, Source
-from penstock.shards import TokenizerInfo, write_dataset
+from penstock.shards import TokenizerInfo
 from penstock.tokenizers import Tokenizer
 
 TEXTS = [f"def gate_{i}(water):\n\treturn water * {i}  # ёлка 水\n" * (1 + i % 4) for i in range(24)]
@@ -114,7 +114,7 @@ def test_histogram_counts_every_length_once(lengths):
 
 
 def test_summary_counts_what_is_there(chat, tokenizer):
-    from penstock.shards import open_dataset
+    from penstock import open_dataset
 
     dataset = open_dataset(chat)
     summary = summarise(dataset)
@@ -130,7 +130,7 @@ def test_summary_counts_what_is_there(chat, tokenizer):
 
 
 def test_a_document_shows_what_is_trained_without_colours(chat, tokenizer):
-    from penstock.shards import open_dataset
+    from penstock import open_dataset
 
     view = view_document(open_dataset(chat), 0, tokenizer)
     shown = printed(document_view(view, style(), 100)).replace("\n", "")
@@ -139,7 +139,7 @@ def test_a_document_shows_what_is_trained_without_colours(chat, tokenizer):
 
 
 def test_long_documents_say_how_much_is_left_out(code, tokenizer):
-    from penstock.shards import open_dataset
+    from penstock import open_dataset
 
     view = view_document(open_dataset(code), 3, tokenizer)
     assert f"…{len(view.tokens) - 10:,} tokens…" in printed(document_view(view, style(), 10))
@@ -255,7 +255,7 @@ def test_dry_run_says_when_the_sources_end_and_what_was_dropped(code):
 
 
 def _documents(path):
-    from penstock.shards import open_dataset
+    from penstock import open_dataset
 
     dataset = open_dataset(path)
     return [dataset[i].tokens for i in range(len(dataset))]

@@ -12,6 +12,7 @@ from makers.datasets import tokenizer_info
 from makers.objectives import PlainObjective
 from makers.tokenizers import tiny_tokenizer
 from makers.views import console_of, printed
+from penstock import Denoise, Infill, write_dataset
 from penstock.core.errors import TokenizerError
 from penstock.inspection import Style, dry_run, plan_view, row_view, slots_view, token_texts, tokenizer_of, view_rows
 from penstock.inspection.page import payload
@@ -19,8 +20,8 @@ from penstock.inspection.page_model import PageData
 from penstock.inspection.rows import in_order
 from penstock.inspection.terminal_tokens import COLOURS
 from penstock.inspection.text import part_texts
-from penstock.objectives import CausalLM, Denoise, Infill, PrefixLM, SpanCorruption, Written
-from penstock.shards import TokenizerInfo, write_dataset
+from penstock.objectives import CausalLM, PrefixLM, SpanCorruption, Written
+from penstock.shards import TokenizerInfo
 
 SENTINELS = tuple(range(700, 900))
 BOS, EOS, MODE, INPUT_END, PREFIX, MIDDLE, SUFFIX = 1, 2, 901, 905, 910, 911, 912
@@ -345,7 +346,7 @@ def test_rows_that_nothing_rewrote_say_nothing_more(words):
 
 
 def test_tokens_of_an_extended_tokenizer_have_names(words, tmp_path):
-    from penstock.tokenizers import load_tokenizer
+    from penstock import load_tokenizer
     from penstock.tokenizers.training import add_tokens
 
     folder, *_ = words

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from penstock.integrations import jax as psj
+from penstock import jax as psj
 
 VOCABULARY, WIDTH, STEPS = 64, 16, 5
 

@@ -13,8 +13,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tiny_models import make_loader
 
+from penstock import jax as psj
 from penstock.core.errors import ConfigError, DistributedError
-from penstock.integrations import jax as psj
 
 ROWS = 16
 

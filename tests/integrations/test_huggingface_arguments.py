@@ -10,8 +10,8 @@ from tiny_models import VOCABULARY, make_loader, make_model
 
 import penstock as ps
 from makers.datasets import tokenizer_info
+from penstock import write_dataset
 from penstock.core.errors import ConfigError, IsolationError
-from penstock.shards import write_dataset
 
 
 def make_trainer(folder: Path, model: Any = None, settings: Any = None, **kwargs: Any) -> Any:

@@ -9,8 +9,8 @@ import transformers
 from tiny_models import LENGTH, make_loader, make_model
 
 import penstock as ps
+from penstock import ModelInput
 from penstock.core.errors import IsolationError
-from penstock.inputs import ModelInput
 
 
 def rows_of(folder: Path, **settings: Any) -> list[ModelInput]:

@@ -10,8 +10,8 @@ from tiny_models import LENGTH, make_loader, make_model
 
 import penstock as ps
 from makers.processes import run_code
+from penstock import InputRequirements, ModelInput
 from penstock.core.errors import ConfigError
-from penstock.inputs import InputRequirements, ModelInput
 
 
 def some_rows(folder: Path, **settings: object) -> list[ModelInput]:
@@ -22,7 +22,7 @@ def test_tensors_share_memory_where_dtypes_agree(counting: Path) -> None:
     row = some_rows(counting, requirements=InputRequirements(
         loss_weights=True, positions=True, cu_seqlens=True, document_ids=True, dtype="int64"
     ))[0]  # fmt: skip
-    tensors = ps.huggingface.to_torch(row)
+    tensors = ps.to_torch(row)
     for name in ("tokens", "targets", "loss_weights", "positions", "document_ids", "cu_seqlens"):
         assert tensors[name].data_ptr() == getattr(row, name).ctypes.data, name
     assert tensors["max_seqlen"] == row.max_seqlen
@@ -31,7 +31,7 @@ def test_tensors_share_memory_where_dtypes_agree(counting: Path) -> None:
 
 def test_int32_becomes_int64_where_torch_wants_it(counting: Path) -> None:
     row = some_rows(counting)[0]
-    tensors = ps.huggingface.to_torch(row)
+    tensors = ps.to_torch(row)
     assert row.tokens.dtype == np.int32
     assert tensors["tokens"].dtype == tensors["targets"].dtype == tensors["positions"].dtype == torch.int64
     assert tensors["cu_seqlens"].dtype == torch.int32

@@ -13,8 +13,8 @@ from tiny_models import make_dataset, make_loader, make_model
 from training_run import train_once
 
 import penstock as ps
+from penstock import Loader
 from penstock.core.errors import ConfigError, DistributedError, IsolationError, StateError
-from penstock.loader import Loader
 
 
 @pytest.fixture(scope="module")

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from tiny_models import LENGTH, make_loader
 
+from penstock import InputRequirements, Loader, Source
 from penstock.core.errors import ConfigError
-from penstock.inputs import IGNORE, InputRequirements
-from penstock.loader import Loader, Source
+from penstock.inputs import IGNORE
 from penstock.objectives.denoise import Denoise
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 
-from penstock.integrations import jax as psj  # noqa: E402
+from penstock import jax as psj  # noqa: E402
 
 
 def compare(batch, rows, max_documents=LENGTH):

@@ -18,7 +18,7 @@ from penstock.objectives.denoise_tasks import CausalLM, PrefixLM, SpanCorruption
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 
-from penstock.integrations import jax as psj  # noqa: E402
+from penstock import jax as psj  # noqa: E402
 from penstock.integrations.jax.spans import below, draw_ends, multiply_high, random_words, share_of  # noqa: E402  # noqa: E402
 
 LONGEST = 300

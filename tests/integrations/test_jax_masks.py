@@ -5,7 +5,7 @@ import pytest
 
 jax = pytest.importorskip("jax")
 
-from penstock.integrations import jax as psj  # noqa: E402
+from penstock import jax as psj  # noqa: E402
 
 SEGMENTS = np.int32([[1, 1, 1, 1, 2, 2, 2, 0, 0], [1, 1, 2, 3, 3, 3, 3, 3, 3]])
 PREFIX = np.array([[1, 1, 1, 0, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1, 1, 0, 0]], bool)

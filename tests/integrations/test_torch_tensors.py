@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from makers.rows import make_row
-from penstock.inputs import ModelInput
+from penstock import ModelInput
 from penstock.integrations.torch_tensors import to_torch
 
 

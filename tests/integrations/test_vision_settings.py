@@ -204,9 +204,9 @@ def test_a_row_that_spells_other_text_is_an_error(make):
 
 def test_unknown_keywords_are_errors(make):
     processor = make(THINKING)
-    with pytest.raises(ConfigError, match="'trian_on_eos' is no setting of the mask; did you mean train_on_eos"):
+    with pytest.raises(ConfigError, match="'trian_on_eos' is not a setting of the mask; did you mean 'train_on_eos'"):
         VisionCollator(processor, trian_on_eos="none")
-    with pytest.raises(ConfigError, match=r"'xyz' is no setting.*the template's go into template_arguments=\{…\}"):
+    with pytest.raises(ConfigError, match=r"'xyz' is not a setting.*the template's go into template_arguments=\{…\}"):
         VisionCollator(processor, xyz=False)
     with pytest.raises(ConfigError, match="template_arguments is 'x'; expected: a mapping"):
         VisionCollator(processor, template_arguments="x")

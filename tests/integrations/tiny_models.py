@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from makers.models import tiny_huggingface
-from penstock.loader import DataParallel, Loader, Mixture, Source
-from penstock.shards import write_dataset
+from penstock import DataParallel, Loader, Mixture, Source, write_dataset
 
 VOCABULARY = 64
 LENGTH = 32

@@ -9,13 +9,24 @@ import numpy as np
 import pytest
 from array_checks import UnfitError, arrays_checked, checked
 
-from penstock import inputs, objectives, packing
+from penstock import (
+    Causal,
+    Denoise,
+    Infill,
+    InputRequirements,
+    Loader,
+    Mixture,
+    Source,
+    inputs,
+    objectives,
+    packing,
+    write_dataset,
+)
 from penstock.core.arrays import Int64
-from penstock.inputs import AttentionRule, InputRequirements
-from penstock.loader import Loader, Mixture, PlanState, Source
-from penstock.objectives import Causal, CausalLM, Denoise, Infill, PrefixLM, SpanCorruption, Written
+from penstock.inputs import AttentionRule
+from penstock.loader import PlanState
+from penstock.objectives import CausalLM, PrefixLM, SpanCorruption, Written
 from penstock.sampling import Permutation
-from penstock.shards import write_dataset
 
 ROOMS = ("loader", "sampling", "packing", "inputs", "objectives")
 UNUSED = {

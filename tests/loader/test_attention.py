@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from contracts import assert_exact_resume
 from makers.datasets import random_documents
+from penstock import InputRequirements, Loader, Source, write_dataset
 from penstock.core.errors import ConfigError
-from penstock.inputs import EVERYTHING, InputRequirements
-from penstock.loader import Loader, Source
+from penstock.inputs import EVERYTHING
 from penstock.packing import PACKINGS
-from penstock.shards import write_dataset
 
 SLOTS = 48
 

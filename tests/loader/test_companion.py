@@ -8,10 +8,10 @@ import pytest
 
 from contracts import assert_exact_resume, assert_ranks_share_steps, assert_same_step
 from makers.datasets import random_documents
+from penstock import Denoise, Loader, Mixture, Source, write_dataset
 from penstock.core.errors import ConfigError
-from penstock.loader import PIECE, Loader, Mixture, Source
-from penstock.objectives import Denoise, SpanCorruption
-from penstock.shards import write_dataset
+from penstock.loader._plan_kernels import PIECE
+from penstock.objectives import SpanCorruption
 
 
 class Sums:

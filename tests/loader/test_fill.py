@@ -7,10 +7,8 @@ from hypothesis import strategies as st
 
 from contracts import trained_sum
 from makers.datasets import random_documents
+from penstock import InputRequirements, Loader, Mixture, Source, write_dataset
 from penstock.core.errors import ConfigError, CorruptionError
-from penstock.inputs import InputRequirements
-from penstock.loader import Loader, Mixture, Source
-from penstock.shards import write_dataset
 
 
 def slow_row(pieces, documents, slots, distances, pad_id):

@@ -6,13 +6,11 @@ from itertools import islice, product
 import numpy as np
 import pytest
 
+from penstock import InputRequirements, Loader, Source, write_dataset
 from penstock.config import load_run
 from penstock.core.errors import ConfigError
-from penstock.inputs import InputRequirements
-from penstock.loader import Loader, Source
 from penstock.packing import PACKINGS
-from penstock.sampling import SHUFFLE_CODES
-from penstock.shards import write_dataset
+from penstock.sampling.order import SHUFFLE_CODES
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,9 @@ from contracts import assert_exact_resume, assert_ranks_share_steps, assert_same
 from makers.datasets import tokenizer_info
 from makers.processes import run_code
 from patience import wait_for
+from penstock import DataParallel, InputRequirements, Loader, Mixture, ShareChange, Source, write_dataset
 from penstock.core.errors import ConfigError, CorruptionError, DistributedError, StateError
-from penstock.inputs import InputRequirements
-from penstock.loader import DataParallel, Loader, Mixture, ShareChange, Source
 from penstock.packing import PACKINGS
-from penstock.shards import write_dataset
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,9 @@ import sys
 import numpy as np
 import pytest
 
+from penstock import DataParallel, InputRequirements, Loader, Mixture, ShareChange, Source, write_dataset
 from penstock.core.errors import ConfigError, DistributedError, StateError
-from penstock.inputs import InputRequirements
-from penstock.loader import DataParallel, Loader, Mixture, ShareChange, Source
 from penstock.loader import steps as replay
-from penstock.shards import write_dataset
 
 
 @pytest.fixture(scope="module")

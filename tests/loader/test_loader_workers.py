@@ -10,9 +10,8 @@ import pytest
 from contracts import assert_same_step
 from makers.datasets import random_documents
 from patience import PATIENCE_SECONDS
+from penstock import Loader, Mixture, ShareChange, Source, write_dataset
 from penstock.core.errors import ConfigError, DistributedError, StateError
-from penstock.loader import Loader, Mixture, ShareChange, Source
-from penstock.shards import write_dataset
 
 torch_data = pytest.importorskip("torch.utils.data")
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from contracts import assert_same_row
-from penstock.inputs import InputRequirements
-from penstock.loader import Loader, Mixture, ShareChange, Source
+from penstock import InputRequirements, Loader, Mixture, ShareChange, Source, write_dataset
 from penstock.packing import PACKINGS
-from penstock.shards import open_npy, write_dataset, write_megatron
+from penstock.shards import open_npy, write_megatron
 
 SLOTS, ROWS, EPOCHS = 96, 4, 2
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock.loader import Loader, Source
-from penstock.shards import write_dataset
+from penstock import Loader, Source, write_dataset
 
 torch = pytest.importorskip("torch")
 

@@ -6,11 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from penstock import Mixture, ShareChange, Source
 from penstock.core.errors import ConfigError, RecordError
 from penstock.core.randomness import key_for, mix
-from penstock.loader import Mixture, Plan, PlanSettings, ShareChange, Source
+from penstock.loader import Plan, PlanSettings
 from penstock.packing import PACKINGS
-from penstock.sampling import UNIT, Permutation, integer_shares
+from penstock.sampling import Permutation, integer_shares
+from penstock.sampling.order import UNIT
 
 
 class Lengths:

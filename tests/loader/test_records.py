@@ -6,14 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.loader import CURSOR, PIECE, Loader, Source
+from penstock import Denoise, Loader, Source, write_dataset
 from penstock.loader import _document_kernels as k
 from penstock.loader._fill_kernels import PYTHON_ARRAYS, ROW_ARRAYS
-from penstock.loader._plan_kernels import PROGRESS
+from penstock.loader._plan_kernels import CURSOR, PIECE, PROGRESS
 from penstock.loader.state import _columns
-from penstock.objectives import Denoise
-from penstock.sampling import ENTRY, SKIPPED
-from penstock.shards import write_dataset
+from penstock.sampling._kernels import ENTRY, SKIPPED
 from penstock.shards._kernels import BATCH
 
 SOURCE = Path(__file__).parents[2] / "src" / "penstock"

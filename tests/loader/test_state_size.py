@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock import Loader, Mixture, Source, write_dataset
 from penstock.core.errors import StateError
-from penstock.loader import CURSOR, Loader, Mixture, PlanState, Source
+from penstock.loader import PlanState
+from penstock.loader._plan_kernels import CURSOR
 from penstock.loader.state import pack, unpack
 from penstock.loader.steps import StepState
-from penstock.sampling import SKIPPED
-from penstock.shards import write_dataset
+from penstock.sampling._kernels import SKIPPED
 
 numbers = st.one_of(st.just(0), st.integers(-3, 3), st.integers(-(2**62), 2**62), st.integers(-(2**63), 2**63 - 1))
 

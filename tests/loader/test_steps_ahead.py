@@ -7,9 +7,8 @@ import pytest
 
 from contracts import assert_same_step
 from makers.datasets import random_documents
+from penstock import Loader, Source, write_dataset
 from penstock.core.errors import CorruptionError, StateError
-from penstock.loader import Loader, Source
-from penstock.shards import write_dataset
 
 REFUSED = r"an iterator under way, after step \d+: .*save `step.resume_state` of the last step that was trained"
 

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from makers.objectives import PlainObjective
+from penstock import Denoise, Loader, Mixture, Source, write_dataset
 from penstock.core.errors import ConfigError
-from penstock.loader import Loader, Mixture, Source
-from penstock.objectives import Denoise, Written
-from penstock.shards import write_dataset
+from penstock.objectives import Written
 
 NOTHING = (
     "source 'd': nothing can be trained: each of its {} documents is empty, has one token only, or has loss weight 0"

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from makers.objectives import PlainObjective
+from penstock import Causal, InputRequirements, Loader, Source, write_dataset
 from penstock.core.errors import ConfigError
-from penstock.inputs import InputRequirements
-from penstock.loader import Loader, Source
-from penstock.objectives import Causal, Written
-from penstock.shards import open_npy, write_dataset
+from penstock.objectives import Written
+from penstock.shards import open_npy
 
 WIDE, IGNORED = 2**31, 2**32 - 100
 INT64 = InputRequirements(loss_weights=True, dtype="int64")

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.prepare import PrepareReport, prepare
+from penstock import prepare
+from penstock.prepare import PrepareReport
 from penstock.shards import TokenizerInfo
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.inputs import IGNORE, ModelInput
+from penstock import ModelInput
+from penstock.inputs import IGNORE
 
 LENGTHS = (7, 1, 12)
 """Documents of a row."""

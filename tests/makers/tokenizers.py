@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.tokenizers import Tokenizer, train_tokenizer
+from penstock import train_tokenizer
+from penstock.tokenizers import Tokenizer
 
 CHAT_CONTROLS = ("<|im_start|>", "<|im_end|>")
 CHATML = (

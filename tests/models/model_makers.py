@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from makers.models import tiny_model
-from penstock.inputs import ModelInput
+from penstock import ModelInput
 from penstock.models import LanguageModel
 
 VOCABULARY = 61

@@ -12,8 +12,10 @@ from model_makers import VOCABULARY, logits_of
 from makers.models import tiny_huggingface
 from makers.rows import LENGTHS, random_row
 from penstock.core.errors import ConfigError, IsolationError
-from penstock.models import Transformer, build_model, load_model
+from penstock.models import Transformer
 from penstock.models.huggingface_model import HuggingFaceModel, load_huggingface
+from penstock.models.saving import load_model
+from penstock.models.transformer import build_model
 
 OURS: dict[str, dict[str, Any]] = {
     "llama": {},

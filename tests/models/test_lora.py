@@ -11,8 +11,9 @@ from model_makers import logits_of, tiny
 from makers.models import tiny_huggingface
 from makers.rows import random_row
 from penstock.core.errors import ConfigError
-from penstock.models import LoraSettings, add_lora, export, load_model, merge_lora, save_model
+from penstock.models import LoraSettings, add_lora, export, merge_lora, save_model
 from penstock.models.huggingface_model import HuggingFaceModel
+from penstock.models.saving import load_model
 
 
 def ours() -> Any:

@@ -13,8 +13,8 @@ from model_makers import VOCABULARY, tiny
 from torch.nn.functional import cross_entropy
 
 from makers.rows import random_row
+from penstock import ModelInput
 from penstock.core.errors import ConfigError
-from penstock.inputs import ModelInput
 from penstock.models.micro_sequences import PartLoss, attend_aligned, attend_past, backward_in_parts
 
 

@@ -12,13 +12,15 @@ from model_makers import VOCABULARY, logits_of, tiny
 
 from makers.rows import LENGTHS, random_row
 from makers.tokenizers import tiny_tokenizer
+from penstock import load_tokenizer
 from penstock.chat import load_template
 from penstock.core.errors import CorruptionError, FormatError, OutputError
-from penstock.models import ModelSettings, Transformer, build_model, load_model, save_model
+from penstock.models import ModelSettings, Transformer, save_model
 from penstock.models.exporting import export
 from penstock.models.huggingface_model import HuggingFaceModel
 from penstock.models.importing import import_llama
-from penstock.tokenizers import load_tokenizer
+from penstock.models.saving import load_model
+from penstock.models.transformer import build_model
 
 SHAPES: list[dict[str, Any]] = [
     {},

@@ -12,8 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from makers.models import tiny_huggingface
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, PenstockError
-from penstock.models import build_model, load_model, save_model
+from penstock.models import save_model
 from penstock.models.importing import import_llama
+from penstock.models.saving import load_model
+from penstock.models.transformer import build_model
 
 WEIGHTS = "model.safetensors"
 KINDS = ("llama", "qwen2")

@@ -15,9 +15,9 @@ from makers.models import tiny_huggingface
 from makers.rows import random_row
 from penstock.core.errors import IsolationError
 from penstock.integrations.isolation import check_isolation
-from penstock.models import most_packed, require_packed_rows
 from penstock.models.cache import TextCache
 from penstock.models.huggingface_model import HuggingFaceModel
+from penstock.models.language_model import most_packed, require_packed_rows
 
 LIMIT = 24
 """Tokens at which the rotary embeddings below change."""

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock import Denoise, Infill
 from penstock.core.errors import ConfigError
-from penstock.objectives import CausalLM, Denoise, Infill, PrefixLM, SpanCorruption, check_objective
+from penstock.objectives import CausalLM, PrefixLM, SpanCorruption, check_objective
 from penstock.objectives.denoise_tasks import SCALE, cumulative
 
 SENTINELS = range(1000, 1300)

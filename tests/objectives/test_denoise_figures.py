@@ -9,8 +9,9 @@ import denoise_reference as slow
 import numpy as np
 import pytest
 
+from penstock import Denoise
 from penstock.core.compiled import kernel
-from penstock.objectives import Denoise, PrefixLM, SpanCorruption
+from penstock.objectives import PrefixLM, SpanCorruption
 from penstock.objectives import _denoise_kernels as kernels
 
 LONGEST = 65_535

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from makers.tokenizers import tiny_tokenizer
+from penstock import Denoise
 from penstock.core.errors import ConfigError
-from penstock.objectives import CausalLM, Denoise, Facts, PrefixLM, SpanCorruption
+from penstock.objectives import CausalLM, Facts, PrefixLM, SpanCorruption
 from penstock.tokenizers import add_tokens
 
 
@@ -171,7 +172,7 @@ def trained(tmp_path_factory):
 
 
 def test_names_from_an_extension_of_the_datasets_tokenizer(trained):
-    from penstock.tokenizers import load_tokenizer
+    from penstock import load_tokenizer
 
     base = load_tokenizer(trained / "base")
     first = base.vocab_size

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from makers.tokenizers import tiny_tokenizer
+from penstock import load_tokenizer
 from penstock.core.errors import ConfigError
 from penstock.objectives import Facts
 from penstock.objectives.character_splits import CharacterSplitter
 from penstock.objectives.infill import Infill
-from penstock.tokenizers import load_tokenizer
 
 TEXT = "the pump flows into the turbine,  the gate's\n\n  water: don't 12 345 def pump(x):\n\treturn x # Zürich "
 

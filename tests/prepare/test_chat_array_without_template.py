@@ -4,9 +4,8 @@ import json
 
 import pytest
 
+from penstock import Dataset, prepare
 from penstock.core.errors import RecordError
-from penstock.prepare import prepare
-from penstock.shards import Dataset
 
 ARRAY = [
     {"id": str(number), "conversations": [{"from": "human", "value": "water"}, {"from": "gpt", "value": "wheel"}]}

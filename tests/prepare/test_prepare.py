@@ -10,11 +10,10 @@ from prepare_cases import contents
 
 from makers.datasets import prepare_here
 from makers.texts import write_texts
+from penstock import Dataset, load_tokenizer, prepare
 from penstock.core.errors import ConfigError, OutputError, RecordError
-from penstock.prepare import PrepareSettings, prepare
+from penstock.prepare import PrepareSettings
 from penstock.prepare import preparation as executors
-from penstock.shards import Dataset
-from penstock.tokenizers import load_tokenizer
 
 
 def decoded(folder, tokenizer):

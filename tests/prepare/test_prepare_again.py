@@ -13,10 +13,11 @@ import pytest
 from prepare_cases import Killed, contents, dying
 
 from makers.datasets import prepare_here
+from penstock import Dataset
 from penstock.core.errors import DamagedFileError, OutputError, RecordError
 from penstock.prepare import part as part_module
 from penstock.prepare import preparation as preparing
-from penstock.shards import Dataset, verify
+from penstock.shards import verify
 
 OPTIONS = {"part_bytes": 12_000, "on_error": "skip"}
 

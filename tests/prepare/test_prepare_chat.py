@@ -16,12 +16,12 @@ from prepare_cases import contents
 from makers.datasets import prepare_here
 from makers.texts import make_chat, write_json_lines
 from makers.tokenizers import CHATML
-from penstock import chat
+from penstock import Dataset, chat, prepare
 from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError, OutputError, RecordError
-from penstock.prepare import ChatSettings, prepare
+from penstock.prepare import ChatSettings
 from penstock.prepare.chats import spans_of
-from penstock.shards import Dataset, verify
+from penstock.shards import verify
 from penstock.sources import Fields
 
 DATED = "{{ strftime_now('%Y-%m-%d') + '\n' }}" + CHATML

@@ -15,8 +15,7 @@ from makers.datasets import prepare_here
 from makers.processes import child_environment
 from makers.tokenizers import CHATML
 from patience import wait_for
-from penstock.prepare import prepare
-from penstock.tokenizers import load_tokenizer
+from penstock import load_tokenizer, prepare
 
 OPTIONS = {"part_bytes": 2_000, "validation": 0.2, "on_error": "skip", "on_rewrite": "split", "date": "2026-01-02"}
 
@@ -60,7 +59,7 @@ def test_kill_9_between_parts(tmp_path, raw, chat_tokenizer):
     chat_tokenizer.save(tmp_path / "tokenizer")
     (tmp_path / "template.jinja").write_text(CHATML)
     code = (
-        "import sys; from penstock.prepare import prepare; from prepare_cases import slowly\n"
+        "import sys; from penstock import prepare; from prepare_cases import slowly\n"
         "prepare(*sys.argv[1:2], tokenizer=sys.argv[2], output=sys.argv[3], template=sys.argv[4], processes=2,"
         " progress=False, transform=slowly, part_bytes=500, on_error='skip')"
     )

@@ -5,11 +5,8 @@ from test_prepare_chat import make_chats
 
 from makers.texts import make_chat
 from makers.tokenizers import CHATML
-from penstock import chat
+from penstock import Dataset, Loader, Mixture, Source, chat, prepare
 from penstock.inputs import EVERYTHING
-from penstock.loader import Loader, Mixture, Source
-from penstock.prepare import prepare
-from penstock.shards import Dataset
 
 PLAIN = (
     "{{ eos_token }}{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}"

@@ -6,10 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from penstock import chat
-from penstock.prepare import prepare
-from penstock.shards import Dataset
-from penstock.tokenizers import load_tokenizer
+from penstock import Dataset, chat, load_tokenizer, prepare
 
 SETS = ("oasst/en_100_tree.jsonl", "fastchat/dummy_conversation.json", "llamafactory/glaive_toolcall_en_demo.json")
 TEMPLATES = ("axolotl/chatml", "llama.cpp/Qwen-Qwen3-0.6B", "trl/qwen2_5_training", "llama.cpp/google-gemma-2-2b-it")

@@ -8,10 +8,10 @@ from test_prepare_chat import prepare_chats
 
 from makers.texts import make_chat, write_json_lines
 from makers.tokenizers import CHATML
+from penstock import Dataset
 from penstock.chat.masks.certificate import Kind
 from penstock.core.errors import RecordError
 from penstock.prepare.chat_summary import MEANINGS, ChatSummary, ProblemCounts
-from penstock.shards import Dataset
 
 RECORDS = [
     make_chat("water", "pipe <|endoftext|> wheel"),

@@ -10,10 +10,11 @@ import pytest
 
 from makers.datasets import prepare_here
 from makers.texts import json_lines
+from penstock import Dataset
 from penstock.cli import build_app
 from penstock.core.errors import ConfigError, DamagedFileError, RecordError
 from penstock.prepare import PrepareSettings
-from penstock.shards import Dataset, Manifest, verify
+from penstock.shards import Manifest, verify
 
 
 @pytest.fixture

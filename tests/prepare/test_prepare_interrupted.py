@@ -10,10 +10,11 @@ import pytest
 from prepare_cases import Killed, contents, dying
 
 from makers.datasets import prepare_here
+from penstock import load_tokenizer
 from penstock.core.arrow import from_texts
 from penstock.core.errors import OutputError
 from penstock.shards import verify
-from penstock.tokenizers import Tokenizer, load_tokenizer
+from penstock.tokenizers import Tokenizer
 
 FIRST = [f"alpha {number}" for number in range(40)]
 OTHERS = {

@@ -17,12 +17,10 @@ from prepare_cases import Killed, contents, dying, slowly
 from makers.datasets import prepare_here
 from makers.processes import child_environment
 from patience import PATIENCE_SECONDS, wait_for
+from penstock import Dataset, load_tokenizer, prepare
 from penstock.core import folders as locks
 from penstock.core.errors import OutputError, PenstockError
 from penstock.prepare import preparation as preparing
-from penstock.prepare import prepare
-from penstock.shards import Dataset
-from penstock.tokenizers import load_tokenizer
 
 OPTIONS = {"part_bytes": 12_000, "validation": 0.2, "on_error": "skip", "weights_field": "w"}
 
@@ -72,7 +70,7 @@ def test_killed_at_every_rename_and_sync(tmp_path, mixed, tokenizer, monkeypatch
 def start(corpus, folder, output, processes=2, *, parts=4):
     """A run that finishes `parts` parts or a few more, and then waits to be killed."""
     code = (
-        "import sys; from penstock.prepare import prepare; from prepare_cases import slowly\n"
+        "import sys; from penstock import prepare; from prepare_cases import slowly\n"
         "prepare(sys.argv[1], tokenizer=sys.argv[2], output=sys.argv[3], processes=int(sys.argv[4]), progress=False,"
         " transform=slowly, part_bytes=12000)"
     )

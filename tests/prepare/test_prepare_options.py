@@ -6,8 +6,9 @@ from typing import Any, get_type_hints
 import pytest
 
 import penstock as ps
+from penstock import ChatOptions, prepare
 from penstock.core.errors import ConfigError
-from penstock.prepare import ChatOptions, ChatSettings, PrepareSettings, prepare
+from penstock.prepare import ChatSettings, PrepareSettings
 from penstock.prepare.settings import FIELD_OPTIONS, GROUPS, OF_TEMPLATE, PARAMETERS, PrepareOptions, merge_options
 from penstock.sources import Fields
 

@@ -7,13 +7,13 @@ import pytest
 
 from makers.datasets import prepare_here
 from makers.processes import run_code
+from penstock import prepare
 from penstock.core.errors import OutputError, RecordError
-from penstock.prepare import prepare
 
 CHILD = """
 import json, resource, sys
-from penstock.prepare import prepare
-from penstock.tokenizers import load_tokenizer
+from penstock import prepare
+from penstock import load_tokenizer
 source, tokenizer, output, options = sys.argv[1:]
 report = prepare(source, tokenizer=tokenizer, output=output, processes=1, progress=False, on_error="skip",
                  max_rejects="100%", **json.loads(options))
@@ -93,7 +93,7 @@ def test_pandas_is_not_imported(tmp_path, tokenizer, chat_tokenizer):
     )
     pq.write_table(pa.table({"text": ["a", None, "b"]}), tmp_path / "d.parquet")
     code = (
-        "import sys; from penstock.prepare import prepare\n"
+        "import sys; from penstock import prepare\n"
         "source, tokenizer, output = sys.argv[1:4]; options = eval(sys.argv[4])\n"
         "prepare(source, tokenizer=tokenizer, output=output, progress=False, processes=1, on_error='skip', **options)\n"
         "assert 'pandas' not in sys.modules"

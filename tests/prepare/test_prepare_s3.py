@@ -18,10 +18,9 @@ from prepare_cases import contents, slowly
 from makers.datasets import prepare_here
 from makers.processes import child_environment
 from patience import wait_for
+from penstock import Dataset, load_tokenizer
 from penstock.core.errors import RecordError
-from penstock.shards import Dataset
 from penstock.sources import open_sources
-from penstock.tokenizers import load_tokenizer
 
 BUCKET = "s3://penstock-tests"
 

@@ -4,8 +4,8 @@ from itertools import islice
 
 from makers.datasets import prepare_here
 from makers.tokenizers import tiny_tokenizer
-from penstock.loader import Loader
-from penstock.shards import Dataset, verify
+from penstock import Dataset, Loader
+from penstock.shards import verify
 
 TEXTS = ["the quick brown fox jumps over the lazy dog"] * 20
 

@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from penstock.core.compiled import address_of
 from penstock.core.randomness import mix
-from penstock.sampling import ENTRY, SHUFFLE_CODES, SKIPPED, Permutation, draw
+from penstock.sampling import Permutation
+from penstock.sampling._kernels import ENTRY, SKIPPED, draw
+from penstock.sampling.order import SHUFFLE_CODES
 
 POLICIES = ("split", "drop", "truncate", "error")
 KEY = 12345

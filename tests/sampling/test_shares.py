@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from penstock.core.compiled import kernel
 from penstock.core.errors import ConfigError
-from penstock.sampling import ENTRY, UNIT, charge, integer_shares, pick
+from penstock.sampling import integer_shares
+from penstock.sampling._kernels import ENTRY, charge, pick
+from penstock.sampling.order import UNIT
 
 
 @settings(deadline=None)

@@ -1,6 +1,7 @@
 """`penstock serve` on a real model, as a process: the engine's own text, SIGTERM, and many clients at once."""
 
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,11 +10,13 @@ import pytest
 from openai import OpenAI
 from serving_makers import TEMPLATE
 
-from makers.processes import run_code
+import penstock as ps
+from makers.processes import child_environment, run_code
 from patience import PATIENCE_SECONDS
 from penstock.chat import load_template
-from penstock.generation import Engine, Sampling, begin_ids
-from penstock.generation.session import encode_chat
+from penstock.core.errors import ConfigError
+from penstock.generation import Engine, Sampling
+from penstock.generation.session import begin_ids, encode_chat
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from serving_load import Load, resident_bytes
@@ -64,6 +67,27 @@ def test_64_clients_of_which_some_leave_and_some_send_rubbish(command):
     command.process.send_signal(signal.SIGINT)
     assert command.process.wait(PATIENCE_SECONDS) is not None
     assert "Traceback" not in command.process.stderr.read()
+
+
+def test_a_run_is_served_from_python(folder):
+    code = f"import penstock as ps; ps.open_run({str(folder)!r}).serve(name='mine', port=0, threads=1, device='cpu')"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=child_environment()
+    ) as process:
+        try:
+            line = process.stdout.readline()
+            asked = {"model": "mine", "prompt": "Once", "max_tokens": 4, "temperature": 0}
+            answer = httpx.post(f"{line.split()[-1]}/v1/completions", json=asked, timeout=PATIENCE_SECONDS).json()
+            process.send_signal(signal.SIGTERM)
+            process.wait(PATIENCE_SECONDS)
+        finally:
+            process.kill()
+        errors = process.stderr.read()
+    assert (line.startswith("penstock: mine at http://127.0.0.1:"), "Traceback" in errors) == (True, False), errors
+    expected = ps.open_run(folder).generate("Once", max_tokens=4, temperature=0, threads=1, device="cpu")
+    assert (answer["model"], answer["choices"][0]["text"]) == ("mine", expected)
+    with pytest.raises(ConfigError, match=r"Run\.serve: unknown argument 'prot'; did you mean 'port'"):
+        ps.open_run(folder).serve(prot=8000)
 
 
 @pytest.mark.parametrize("missing", ["fastapi", "uvicorn"])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from shard_data import TOKENIZER, make_documents, make_spans
 
-from penstock.shards import Dataset, write_dataset
+from penstock import Dataset, write_dataset
 from penstock.shards.files import checksum
 from penstock.shards.manifest import MANIFEST, _seal
 

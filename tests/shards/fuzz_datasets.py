@@ -21,9 +21,11 @@ import pyarrow as pa
 from forging import ODD_VALUES, WORDS, at, make_victim, places_of, read_manifest, reseal, write_manifest
 
 import penstock as ps
+from penstock import open_dataset
 from penstock.core.errors import PenstockError
 from penstock.inspection import summarise, view_document
-from penstock.shards import open_dataset, read_origins, verify
+from penstock.shards import verify
+from penstock.shards.joined import read_origins
 
 MEMORY = 400 << 20
 Forge = Callable[[Path], None]

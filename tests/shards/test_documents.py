@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from penstock import Dataset, write_dataset
 from penstock.core.errors import ConfigError
-from penstock.shards import Dataset, write_dataset
 
 TOKENS = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10]]
 

@@ -12,8 +12,9 @@ from forging import at, make_victim, read_manifest, reseal, write_manifest
 
 import penstock as ps
 from makers.processes import run_python
+from penstock import Dataset, open_dataset
 from penstock.core.errors import CorruptionError
-from penstock.shards import Dataset, open_dataset, verify
+from penstock.shards import verify
 
 PROGRAM = Path(__file__).with_name("fuzz_datasets.py")
 
@@ -155,7 +156,7 @@ def test_offsets_that_leave_the_shard(victim: Path, column: str, offset: int) ->
 
 def test_ids_outside_the_vocabulary(tmp_path: Path) -> None:
     """An id that a table of the model does not have is found before it is trained."""
-    ps.shards.write_dataset(tmp_path / "d", [[1, 2, 3], [4, 900, 5]] * 9, vocab_size=1000)
+    ps.write_dataset(tmp_path / "d", [[1, 2, 3], [4, 900, 5]] * 9, vocab_size=1000)
     change(tmp_path / "d", lambda manifest: manifest["tokenizer"].update(vocab_size=700))
     dataset = open_dataset(tmp_path / "d")
     with pytest.raises(CorruptionError, match="document 1: a token id lies outside the vocabulary"):
@@ -302,7 +303,7 @@ def test_many_faults_are_counted(victim: Path) -> None:
 @pytest.mark.parametrize("rows", [3, 998, 1 << 20, 1 << 40, 1 << 62])
 def test_another_number_of_rows_in_arrows_own_numbers(tmp_path: Path, rows: int) -> None:
     # Of two checksums each, so that no offset of checksums is 997.
-    ps.shards.write_dataset(tmp_path / "d", [[1] * 300] * 997)
+    ps.write_dataset(tmp_path / "d", [[1] * 300] * 997)
     (path,) = (tmp_path / "d").glob("*.arrow")
     told = (997).to_bytes(8, "little")
     assert path.read_bytes().count(told) > 5
@@ -313,7 +314,7 @@ def test_another_number_of_rows_in_arrows_own_numbers(tmp_path: Path, rows: int)
 
 
 def test_bytes_of_texts_are_counted(tmp_path: Path) -> None:
-    ps.shards.write_dataset(tmp_path / "d", [[1, 2, 3]], texts=["größe"])
+    ps.write_dataset(tmp_path / "d", [[1, 2, 3]], texts=["größe"])
     assert (verify(tmp_path / "d").sound, verify(tmp_path / "d").unchecked) == (True, ())
     change(tmp_path / "d", lambda manifest: update(manifest["shards"], manifest, text_bytes=77))
     (fault,) = verify(tmp_path / "d").faults
@@ -321,7 +322,7 @@ def test_bytes_of_texts_are_counted(tmp_path: Path) -> None:
 
 
 def test_what_verify_cannot_know_is_said(tmp_path: Path) -> None:
-    ps.shards.write_dataset(tmp_path / "d", [[1, 2, 3]])
+    ps.write_dataset(tmp_path / "d", [[1, 2, 3]])
     change(tmp_path / "d", lambda manifest: update(manifest["shards"], manifest, text_bytes=77))
     report = verify(tmp_path / "d")
     assert report.sound

@@ -12,17 +12,9 @@ from shard_data import TOKENIZER, make_dataset, make_documents
 
 import penstock as ps
 from makers.processes import call_penstock
+from penstock import Dataset, open_dataset, write_dataset
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
-from penstock.shards import (
-    Dataset,
-    import_corpus,
-    open_dataset,
-    open_megatron,
-    open_npy,
-    verify,
-    write_dataset,
-    write_megatron,
-)
+from penstock.shards import import_corpus, open_megatron, open_npy, verify, write_megatron
 
 
 def slow_index(code, size, lengths, borders):

@@ -13,18 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shard_data import TOKENIZER, make_documents, make_spans
 
+from penstock import Dataset, open_dataset, write_dataset
 from penstock.core.errors import ConfigError, CorruptionError, FormatError
-from penstock.shards import (
-    Dataset,
-    JoinedCorpus,
-    dataset_paths,
-    import_corpus,
-    open_dataset,
-    part_of,
-    read_origins,
-    write_dataset,
-    write_megatron,
-)
+from penstock.shards import JoinedCorpus, import_corpus, write_megatron
+from penstock.shards.joined import dataset_paths, part_of, read_origins
 
 LONGEST = 60
 

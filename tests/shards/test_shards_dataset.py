@@ -15,20 +15,13 @@ from shard_data import TOKENIZER, VOCAB, make_dataset, make_documents, make_span
 
 from makers.datasets import tokenizer_info
 from makers.processes import child_environment, run_code
+from penstock import Dataset, open_dataset, write_dataset
 from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
-from penstock.shards import (
-    SPAN,
-    Dataset,
-    ShardLayout,
-    ShardWriter,
-    SpanBlock,
-    finish_dataset,
-    load_shard,
-    open_dataset,
-    write_dataset,
-)
+from penstock.shards import ShardLayout, ShardWriter, SpanBlock, finish_dataset
 from penstock.shards.files import release_pages, write_file
+from penstock.shards.finish import load_shard
+from penstock.shards.layout import SPAN
 from penstock.shards.manifest import MANIFEST
 
 

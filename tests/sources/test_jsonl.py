@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError, RecordError
-from penstock.sources import Fields, number_lines, open_sources, read_texts
+from penstock.sources import Fields, open_sources, read_texts
 from penstock.sources import lines as lines_module
 from penstock.sources.checks import diagnose
+from penstock.sources.json_files import number_lines
 from penstock.sources.parsing import parse_block
 
 

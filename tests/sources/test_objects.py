@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
-from penstock.sources import Fields, number_lines, open_records, open_sources
+from penstock.sources import Fields, open_records, open_sources
+from penstock.sources.json_files import number_lines
 
 WHOLE = Fields(whole=True)
 VALUES = st.recursive(

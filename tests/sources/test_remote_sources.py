@@ -11,7 +11,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from penstock.core.errors import ConfigError, DamagedFileError, RecordError
-from penstock.sources import number_lines, open_sources
+from penstock.sources import open_sources
+from penstock.sources.json_files import number_lines
 from penstock.sources.remote import STAMPS, find_remote
 
 

@@ -8,7 +8,8 @@ import pytest
 from tiny_tokenizers import make_ranks, tokenizer_texts, train_sentencepiece
 
 from makers.tokenizers import tiny_tokenizer
-from penstock.tokenizers import Tokenizer, load_tokenizer
+from penstock import load_tokenizer
+from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.bpe_files import CL100K_PATTERN, TEKKEN_PATTERN
 
 

@@ -11,8 +11,9 @@ import pytest
 from tiny_tokenizers import change_json, train_sentencepiece
 
 from makers.tokenizers import tiny_tokenizer
+from penstock import load_tokenizer
 from penstock.core.errors import TokenizerError
-from penstock.tokenizers import Aligner, Alignment, Tokenizer, align, load_tokenizer
+from penstock.tokenizers import Aligner, Alignment, Tokenizer, align
 from penstock.tokenizers.alignment import CONTROL, DIFFERENT, EQUIVALENT, EXACT
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.tokenizers import Aligner, load_tokenizer
+from penstock import load_tokenizer
+from penstock.tokenizers import Aligner
 from penstock.tokenizers.alignment import EQUIVALENT
 
 pytestmark = pytest.mark.real_data

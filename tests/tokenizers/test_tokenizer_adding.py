@@ -6,8 +6,9 @@ import pytest
 
 from makers.processes import call_penstock
 from makers.tokenizers import tiny_tokenizer
+from penstock import load_tokenizer
 from penstock.core.errors import ConfigError, OutputError, TokenizerError
-from penstock.tokenizers import add_tokens, load_tokenizer
+from penstock.tokenizers import add_tokens
 from penstock.tokenizers.training import difference
 
 TEXT = "the [NLU] cat <extra_id_1> sat on 12 mats"

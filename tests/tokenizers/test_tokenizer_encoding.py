@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tiny_tokenizers import change_json, train_sentencepiece
 
 from makers.tokenizers import added_token
+from penstock import load_tokenizer
 from penstock.core.errors import TokenizerError
-from penstock.tokenizers import Tokenizer, load_tokenizer
+from penstock.tokenizers import Tokenizer
 
 
 def test_the_fast_encoder_is_used_and_agrees_with_the_own_one(exact: Tokenizer, hard_texts: list[str]) -> None:

@@ -16,8 +16,9 @@ from tiny_tokenizers import make_ranks
 import penstock as ps
 from makers.datasets import prepare_here
 from makers.tokenizers import CHAT_CONTROLS, tiny_tokenizer
+from penstock import load_tokenizer
 from penstock.core.errors import ConfigError, TokenizerError
-from penstock.tokenizers import Tokenizer, load_tokenizer
+from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.bpe_files import LLAMA3_PATTERN, LLAMA3_RANKS, QWEN2_PATTERN, SCHEMES
 
 transformers = pytest.importorskip("transformers")

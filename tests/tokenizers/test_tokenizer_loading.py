@@ -10,8 +10,9 @@ import pytest
 from tiny_tokenizers import change_json
 
 from makers.tokenizers import added_token
+from penstock import load_tokenizer
 from penstock.core.errors import MissingExtraError, OutputError, TokenizerError
-from penstock.tokenizers import Tokenizer, load_tokenizer
+from penstock.tokenizers import Tokenizer
 
 WORDPIECE = {
     "type": "WordPiece",

@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from penstock import load_tokenizer
 from penstock.core.errors import TokenizerError
-from penstock.tokenizers import Tokenizer, load_tokenizer
+from penstock.tokenizers import Tokenizer
 
 pytestmark = pytest.mark.real_data
 

@@ -8,8 +8,8 @@ from tiny_tokenizers import tokenizer_texts
 
 from makers.processes import run_code, run_penstock
 from makers.texts import write_json_lines
+from penstock import load_tokenizer, train_tokenizer
 from penstock.core.errors import ConfigError, OutputError, TokenizerError
-from penstock.tokenizers import load_tokenizer, train_tokenizer
 
 
 def test_trained_tokenizers_take_the_fast_path(trained: Path, hard_texts: list[str]) -> None:
@@ -39,7 +39,7 @@ def test_digits_stand_alone(tmp_path: Path) -> None:
 def test_the_same_texts_give_the_same_file(tmp_path: Path, trained: Path) -> None:
     code = (
         "import sys; from tiny_tokenizers import tokenizer_texts\n"
-        "from penstock.tokenizers import train_tokenizer\n"
+        "from penstock import train_tokenizer\n"
         "options = {'special_tokens': ['<|user|>'], 'progress': False}\n"
         "train_tokenizer(tokenizer_texts(), vocab_size=400, output=sys.argv[1], **options)"
     )

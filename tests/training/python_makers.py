@@ -21,9 +21,10 @@ def make_model(data, **more):
     return ps.build_model(**{"layers": 2, "width": 16, "heads": 2, "vocab_size": vocab_size, **more})
 
 
-def start(data, output, **more):
+def start(data, output, model=None, **more):
     """A run like that of the run file."""
-    return ps.train(make_model(data), make_loader(data), output=output, **{**SETTINGS, **more})
+    model = make_model(data) if model is None else model
+    return ps.train(model, make_loader(data), output=output, **{**SETTINGS, **more})
 
 
 class KilledError(Exception):

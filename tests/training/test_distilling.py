@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from training_makers import losses, make, make_teacher, on_two_processes, train, values
 
+from penstock import load_tokenizer
 from penstock.core.errors import ConfigError, StateError
-from penstock.tokenizers import load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 

@@ -13,13 +13,13 @@ import torch
 from training_makers import LENGTH, make, train, values
 
 from makers.models import tiny_huggingface
+from penstock import load_tokenizer, open_dataset
 from penstock.config import load_run
 from penstock.config.teachers import cache_teacher, packed_rows
 from penstock.core.errors import IsolationError, PenstockError
 from penstock.distillation.teacher_rows import TeacherText
-from penstock.models import PackedRows, load_model
-from penstock.shards import open_dataset
-from penstock.tokenizers import load_tokenizer
+from penstock.models import PackedRows
+from penstock.models.saving import load_model
 from penstock.training.distributed import Ranks
 from penstock.training.evaluators import ONE_A_ROW, HeldOutLoss
 

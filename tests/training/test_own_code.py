@@ -12,9 +12,11 @@ from python_makers import SETTINGS, KillAfter, KilledError, make_loader, make_mo
 from training_makers import losses, make, train, values
 
 import penstock as ps
+from makers.processes import run_python
 from penstock.core.errors import ConfigError, FormatError, IsolationError, StateError
 from penstock.models.own_code import name_of
 from penstock.models.own_model import OwnModel, as_language_model
+from penstock.models.transformer import build_model
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 ROOT = Path(__file__).parents[2]
@@ -200,7 +202,7 @@ def test_code_that_came_with_a_run_is_not_run(data, tmp_path):
     described = run.model / "model.json"
     described.write_text(described.read_text().replace(str(OWN), str(run.path / "evil.py")))
     with pytest.raises(FormatError, match="code that came with it"):
-        ps.models.load_model(run.model)
+        ps.load_model(run.model)
 
 
 class Leaky(torch.nn.Module):
@@ -238,7 +240,15 @@ def test_modules_that_are_no_models(tmp_path):
     file = tmp_path / "wrong.py"
     file.write_text(textwrap.dedent("def make(vocab_size):\n    return 3\n"))
     with pytest.raises(ConfigError, match=r"gave 3, expected a torch\.nn\.Module"):
-        ps.models.build_model(f"{file}:make", vocab_size=10)
+        build_model(f"{file}:make", vocab_size=10)
+
+
+def test_the_example_runs_as_a_script(data, tmp_path):
+    path = data / "data" / "train"
+    printed = run_python(OWN, path, tmp_path / "run", check=True).stdout
+    confidence = ps.open_run(tmp_path / "run").metrics[-1]["calibration/confidence"]
+    assert f"\n{confidence} " in f"\n{printed}"
+    assert 0 < confidence < 1
 
 
 def test_the_loop_of_one_page_is_the_trainer(data, tmp_path):

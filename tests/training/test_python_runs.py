@@ -208,6 +208,33 @@ def test_what_is_done_with_a_run(data, made, tmp_path):
         _ = again.metrics
 
 
+def test_lora_is_resumed_and_exported(data, made, tmp_path):
+    """A run that starts from another, trains small matrices only, and is merged into the exported folder."""
+    pytest.importorskip("peft")
+    lora = {"steps": 6, "lora": {"rank": 2, "alpha": 4}}
+
+    def tune(output, **more):
+        return start(data, output, model=ps.load_model(made.path), **{**lora, **more})
+
+    whole = tune(tmp_path / "whole")
+    with pytest.raises(KilledError, match="after step"):
+        tune(tmp_path / "run", on_step=KillAfter(3))
+    run = tune(tmp_path / "run", resume=True)
+    assert losses(run.metrics) == losses(whole.metrics)
+    before, after = ps.load_model(made.path), ps.load_model(run.path)
+    trained = {name for name, weight in after.named_parameters() if weight.requires_grad}
+    assert trained == {name for name, _ in after.named_parameters() if ".lora_" in name}
+    frozen = {
+        name.replace(".base_layer", ""): weight for name, weight in after.named_parameters() if name not in trained
+    }
+    assert all(torch.equal(weight, frozen[name]) for name, weight in before.named_parameters())
+    run.export(tmp_path / "exported")
+    exported = ps.open_run(tmp_path / "exported")
+    assert ps.load_model(exported.path).lora is None
+    asked = {"max_tokens": 12, "temperature": 0, "device": "cpu"}
+    assert exported.generate("the cat", **asked) == run.generate("the cat", **asked)
+
+
 def test_a_run_is_evaluated_on_sources(data, made):
     path = data / "data" / "validation"
     denoise = ps.Denoise.ul2r(modes=None)

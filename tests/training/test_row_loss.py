@@ -6,7 +6,8 @@ import torch
 
 from makers.models import tiny_model
 from makers.rows import make_row
-from penstock.inputs import IGNORE, ModelInput
+from penstock import ModelInput
+from penstock.inputs import IGNORE
 from penstock.training.losses import loss, row_loss
 
 VOCAB, DISTANCES = 37, 2

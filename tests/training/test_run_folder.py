@@ -10,11 +10,11 @@ from training_makers import SENTINELS, make, train, write_run_file
 from makers.datasets import prepare_here
 from makers.texts import make_chat
 from makers.tokenizers import CHAT_CONTROLS, tiny_tokenizer
+from penstock import load_tokenizer
 from penstock.core import folders as locks
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
-from penstock.models import load_model
 from penstock.models.exporting import export
-from penstock.tokenizers import load_tokenizer
+from penstock.models.saving import load_model
 from penstock.training.distributed import Ranks
 from penstock.training.run_folder import RUN_FILE, RunFolder, begin_run
 
@@ -135,7 +135,7 @@ def test_a_changed_run_file_is_there_whole_or_as_it_was(tmp_path, monkeypatch):
 
 
 def test_a_folder_that_cannot_be_written(data, tmp_path):
-    from penstock.shards import open_dataset
+    from penstock import open_dataset
 
     (tmp_path / "file").write_text("words")
     with pytest.raises(OutputError, match="cannot be written"):

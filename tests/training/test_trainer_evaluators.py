@@ -9,8 +9,8 @@ from training_makers import losses, make, train
 
 from makers.datasets import prepare_here
 from makers.tokenizers import tiny_tokenizer
+from penstock import open_dataset
 from penstock.core.errors import ConfigError
-from penstock.shards import open_dataset
 from penstock.training.distributed import Ranks
 from penstock.training.evaluators import HeldOutLoss, never
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from training_makers import LENGTH, SENTINELS, losses, make, train, values
 
-from penstock.models import load_model
+from penstock.models.saving import load_model
 from penstock.training import RunFolder
 from penstock.training.losses import row_loss
 
@@ -78,8 +78,8 @@ def test_denoising_with_prefixes(data, tmp_path):
 
 def test_a_model_of_transformers_trains_on_the_same_rows(data, tmp_path):
     """A Llama with our model's weights gives our model's losses."""
+    from penstock import load_tokenizer
     from penstock.models.exporting import export
-    from penstock.tokenizers import load_tokenizer
 
     ours = make(data, tmp_path / "ours", FOUR)
     tokenizer = load_tokenizer(data / "tokenizer")

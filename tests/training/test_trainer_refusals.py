@@ -16,7 +16,7 @@ def test_a_run_file_without_a_model(data, tmp_path):
 
 
 def test_a_dataset_without_a_tokenizer(data, tmp_path):
-    from penstock.shards import write_dataset
+    from penstock import write_dataset
 
     write_dataset(tmp_path / "bare", [[1, 2, 3]] * 50, vocab_size=50)
     with pytest.raises(ConfigError, match="no source ships its tokenizer, which the trained model needs"):

@@ -14,8 +14,8 @@ from penstock.chat.masks.mask_settings import MaskSettings
 from penstock.chat.masks.scanning import scan
 from penstock.chat.records.conversation import Conversation, MessageWeights, Range
 from penstock.chat.records.layout_settings import LayoutSettings
-from penstock.chat.records.layouts import describe_layout, detect_layout, read_conversation
-from penstock.chat.render.template import Rendered, Template, load_template, own_template, template_names
+from penstock.chat.records.layouts import detect_layout, read_conversation
+from penstock.chat.render.template import Rendered, Template, load_template, template_names
 from penstock.core.lazy_imports import public_names
 
 __all__ = [
@@ -34,14 +34,12 @@ __all__ = [
     "Rendered",
     "ResolvedBoundary",
     "Template",
-    "describe_layout",
     "detect_family",
     "detect_layout",
     "encode",
     "families",
     "family",
     "load_template",
-    "own_template",
     "read_conversation",
     "resolve",
     "scan",

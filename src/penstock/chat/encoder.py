@@ -30,7 +30,8 @@ from penstock.chat.tokens.encoding import EncodedText, encode_rendered_batch
 from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError, ConversationError
 from penstock.core.notebook import card, marked_text
-from penstock.tokenizers import Tokenizer, load_tokenizer
+from penstock.tokenizers import Tokenizer
+from penstock.tokenizers.loading import load_tokenizer
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 _log = logging.getLogger("penstock.chat")

@@ -227,7 +227,7 @@ class Terminal:
 
     def _show(self, reply: Any, interrupted: list[bool]) -> None:
         """Print a reply as it streams, until it ends or the user interrupts it."""
-        from penstock.inspection import visible
+        from penstock.core.terminal import visible
 
         if reply.prompt.tokens_dropped:
             self._note(_dropped(reply))

@@ -38,7 +38,9 @@ def run(
 ) -> None:
     """Convert between penstock datasets and Megatron's .bin/.idx, and import .npy files of token ids."""
     from penstock.core.errors import ConfigError
-    from penstock.shards import Dataset, import_corpus, open_dataset, write_megatron
+    from penstock.shards import import_corpus, write_megatron
+    from penstock.shards.dataset import Dataset
+    from penstock.shards.joined import open_dataset
 
     for option, given, known in (("--from", source, READ), ("--to", target, WRITTEN)):
         if given is not None and given not in known:
@@ -53,7 +55,7 @@ def run(
     elif not isinstance(corpus, Dataset) and kind != "penstock":
         loaded = None
         if tokenizer is not None:
-            from penstock.tokenizers import load_tokenizer
+            from penstock.tokenizers.loading import load_tokenizer
 
             loaded = load_tokenizer(tokenizer)
         dataset = import_corpus(corpus, output, loaded, progress=True)

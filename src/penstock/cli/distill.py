@@ -62,7 +62,7 @@ def audit(
     from penstock.distillation.audit import Audit, audit_chats, audit_dataset, audit_texts
     from penstock.distillation.projection import control_pairs
     from penstock.distillation.terminal_view import show_audit
-    from penstock.tokenizers import load_tokenizer
+    from penstock.tokenizers.loading import load_tokenizer
 
     if not (text or data or chats):
         raise ConfigError("nothing to audit: give --text, --data or --chats")
@@ -126,7 +126,7 @@ def project(
 
     from penstock.distillation.projection import control_pairs, describe_projection, show_projection
     from penstock.distillation.projection import project as build
-    from penstock.tokenizers import load_tokenizer
+    from penstock.tokenizers.loading import load_tokenizer
 
     ours, theirs = (load_tokenizer(tokenizer_folder(path)) for path in (student, teacher))
     found = build(

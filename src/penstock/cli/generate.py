@@ -92,7 +92,7 @@ def _read(file: Path) -> str:
 
 def _show(text: str) -> None:
     """Print text at once. In a terminal, characters that would move the cursor are made visible."""
-    from penstock.inspection import visible
+    from penstock.core.terminal import visible
 
     print(visible(text, lines=True) if sys.stdout.isatty() else text, end="", flush=True)
 

@@ -125,8 +125,8 @@ def run(
     targets, and each sentinel with the span that it replaces.
     """
     from penstock.core.errors import ConfigError
-    from penstock.shards import open_dataset
-    from penstock.tokenizers import load_tokenizer
+    from penstock.shards.joined import open_dataset
+    from penstock.tokenizers.loading import load_tokenizer
 
     override = load_tokenizer(tokenizer) if tokenizer else None
     if chat_options.get("template") or compare or chat_config or (override is not None and is_raw(target)):

@@ -128,7 +128,7 @@ def run(
     conversations also from JSON arrays. If it is killed, the same command resumes from the finished parts. If the input
     changed, only the changed parts are prepared again.
     """
-    from penstock.prepare import prepare
+    from penstock.prepare.preparation import prepare
 
     # Plain strings from the command line; prepare checks them.
     choices: dict[str, Any] = {

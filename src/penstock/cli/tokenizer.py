@@ -42,8 +42,10 @@ def train(
     """
     from penstock.core.errors import ConfigError
     from penstock.core.terminal import visible
-    from penstock.sources import COMPRESSIONS, Damage, Fields, Reject, open_sources, read_texts, stop_at_damage
-    from penstock.tokenizers import train_tokenizer
+    from penstock.sources import Damage, Fields, Reject, open_sources, read_texts
+    from penstock.sources.compression import COMPRESSIONS
+    from penstock.sources.records import stop_at_damage
+    from penstock.tokenizers.training import train_tokenizer
 
     for name, given in (("on_error", on_error), ("on_damaged_file", on_damaged_file)):
         if given not in ("stop", "skip"):
@@ -116,7 +118,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Describe a tokenizer: kind, size, control tokens, encoder, and whether every id has exact bytes."""
-    from penstock.tokenizers import load_tokenizer
+    from penstock.tokenizers.loading import load_tokenizer
 
     _show(describe(load_tokenizer(tokenizer, revision=revision, pattern=pattern)), as_json)
 

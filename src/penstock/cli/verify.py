@@ -26,7 +26,8 @@ def run(
 
     Exits with 1 if anything is wrong.
     """
-    from penstock.shards import dataset_paths, verify
+    from penstock.shards import verify
+    from penstock.shards.joined import dataset_paths
 
     reports = []
     for path in (path for given in paths for path in dataset_paths(given)):

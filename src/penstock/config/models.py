@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from penstock.config.document import Document, Place
 from penstock.config.validation import KINDS, OBJECTIVE, complaints, kind_model, objective_of, told_apart
 from penstock.core.errors import ConfigError
-from penstock.loader import Source
+from penstock.loader.mixture import Source
 from penstock.prepare.settings import GROUPS, ChatSettings
 from penstock.training.settings import EvaluatorSettings, TrainSettings
 

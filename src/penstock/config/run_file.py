@@ -14,8 +14,11 @@ from penstock.config.document import Document, override, read_document
 from penstock.config.models import check, model_of
 from penstock.core.errors import ConfigError, FormatError
 from penstock.distillation.settings import DistillationSettings
-from penstock.inputs import EVERYTHING, Attention, InputRequirements
-from penstock.loader import Companion, Loader, Mixture, PlanSettings, ShareChange, Source
+from penstock.inputs import EVERYTHING, Attention
+from penstock.inputs.model_input import InputRequirements
+from penstock.loader import Companion, PlanSettings
+from penstock.loader.loader import Loader
+from penstock.loader.mixture import Mixture, ShareChange, Source
 from penstock.models import ModelSettings
 from penstock.prepare.settings import ChatSettings
 from penstock.training import TrainSettings

@@ -99,7 +99,7 @@ class _Found:
 
 def _find(settings: TeacherSettings) -> _Found:
     """Locate a teacher, or a cache of its answers, without loading its model."""
-    from penstock.tokenizers import load_tokenizer
+    from penstock.tokenizers.loading import load_tokenizer
 
     if settings.cache is not None:
         from penstock.distillation.cached_teacher import CachedTeacher
@@ -128,8 +128,8 @@ def open_teacher_run(settings: TeacherSettings) -> "RunFolder":
 
 def load_teacher(model: Path, tokenizer: Path, device: str) -> "tuple[LanguageModel, Tokenizer]":
     """Load a teacher's model and tokenizer; called in the process that runs it."""
-    from penstock.models import load_model
-    from penstock.tokenizers import load_tokenizer
+    from penstock.models.saving import load_model
+    from penstock.tokenizers.loading import load_tokenizer
 
     return load_model(model, device), load_tokenizer(tokenizer)
 
@@ -247,7 +247,7 @@ def _teacher(found: _Found, sources: Sequence[str], packed: "PackedRows | None",
         load = partial(load_teacher, run.model, run.tokenizer, str(device))
         return ProcessTeacher(load, wanted, threads=settings.threads, device=device, packed=packed)
     from penstock.distillation.teachers import ModelTeacher
-    from penstock.models import load_model
+    from penstock.models.saving import load_model
 
     return ModelTeacher(load_model(run.model, device), tokenizer, wanted, packed=packed)
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, final
 from penstock.config.run_file import DataSettings, RunSettings, make_loader, open_sources
 from penstock.core.errors import ConfigError
 from penstock.core.folders import check_unlocked
-from penstock.inputs import InputRequirements
-from penstock.loader import Companion, Loader
+from penstock.inputs.model_input import InputRequirements
+from penstock.loader import Companion
+from penstock.loader.loader import Loader
 from penstock.models import ModelSettings
 from penstock.training import TrainSettings
 
@@ -189,7 +190,7 @@ def _make_model(
     data: DataSettings, model: ModelSettings | str, training: TrainSettings, device: "torch.device"
 ) -> "LanguageModel":
     """Build the model with its initial weights."""
-    from penstock.models import build_model
+    from penstock.models.transformer import build_model
 
     if isinstance(model, str) and model.startswith(TRAINED):
         return _trained_model(model.removeprefix(TRAINED), data, device)
@@ -204,8 +205,9 @@ def _trained_model(path: str, data: DataSettings, device: "torch.device") -> "La
     """
     import torch
 
-    from penstock.models import load_model, merge_lora
-    from penstock.tokenizers import load_tokenizer
+    from penstock.models import merge_lora
+    from penstock.models.saving import load_model
+    from penstock.tokenizers.loading import load_tokenizer
     from penstock.training import RunFolder
 
     run = RunFolder.open(path)
@@ -240,7 +242,7 @@ def _vocabulary(data: DataSettings) -> int:
         sizes.append(info.vocab_size)
         extended = getattr(source.objective, "tokenizer", None)
         if extended is not None:
-            from penstock.tokenizers import load_tokenizer
+            from penstock.tokenizers.loading import load_tokenizer
 
             sizes.append(load_tokenizer(extended).vocab_size)
     return max(sizes)

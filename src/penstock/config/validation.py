@@ -18,8 +18,11 @@ from pydantic import BaseModel, Discriminator, Field, Tag, create_model
 
 from penstock.config.document import Document, Place, shortened
 from penstock.core.errors import ConfigError
-from penstock.core.suggestions import FAR, NEAR, OTHER_NAMES, closest, listed_under
-from penstock.objectives import Causal, CausalLM, Denoise, Infill, PrefixLM, SpanCorruption
+from penstock.core.suggestions import NEAR, OTHER_NAMES, closest, did_you_mean, listed_under
+from penstock.objectives import CausalLM, PrefixLM, SpanCorruption
+from penstock.objectives.denoise import Denoise
+from penstock.objectives.infill import Infill
+from penstock.objectives.objective import Causal
 
 PRESETS: dict[str, Callable[..., Any]] = {"ul2": Denoise.ul2, "ul2r": Denoise.ul2r, "t5": Denoise.t5}
 NAMES: dict[str, Callable[..., Any]] = {"causal": Causal, "infill": Infill, **PRESETS}
@@ -146,8 +149,7 @@ def suggestion(root: type[BaseModel], here: type[BaseModel], place: Place) -> st
         return f"did you mean {close!r}?"
     if elsewhere := _elsewhere(name, place, known):
         return _meant(elsewhere)
-    close = closest(name, siblings, FAR)
-    return f"did you mean {close!r}?" if close else f"known here: {', '.join(siblings)}"
+    return did_you_mean(name, siblings, f"known here: {', '.join(siblings)}")
 
 
 def _meant(key: str) -> str:

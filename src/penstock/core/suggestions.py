@@ -62,33 +62,41 @@ NEAR, FAR = 0.7, 0.5
 """How alike two names are, at most 1: a slip of the keys, and a guess."""
 
 
-def refuse_unknown(given: Iterable[str], known: Collection[str], what: str) -> None:
+def refuse_unknown(given: Iterable[str], known: Collection[str], what: str, otherwise: str | None = None) -> None:
     """Refuse the first of the names that is not known, and say which one was probably meant.
 
     Args:
         given: Names that somebody gave, such as the keywords of a call.
         known: Names that exist there, in the order in which a message lists them.
         what: What the names are, with an article, such as "an option of prepare".
+        otherwise: See `did_you_mean`.
 
     Raises:
         ConfigError: A name is not known: "'lr' is not an option of train; did you mean 'learning_rate'?".
     """
     for name in given:
         if name not in known:
-            raise ConfigError(f"{name!r} is not {what}; {did_you_mean(name, known)}")
+            raise ConfigError(f"{name!r} is not {what}; {did_you_mean(name, known, otherwise)}")
 
 
-def did_you_mean(name: str, known: Collection[str]) -> str:
-    """The end of a sentence about a name that does not exist: the name that was meant, else all that are known."""
+def did_you_mean(name: str, known: Collection[str], otherwise: str | None = None) -> str:
+    """The end of a sentence about a name that does not exist: which known name was probably meant.
+
+    Args:
+        name: The name that does not exist.
+        known: The names that do, in the order in which a message lists them.
+        otherwise: The end if no known name resembles it; None: the list of all known names.
+    """
     name = name.lower().replace("-", "_")
     if meant := _by_other_name(name, known) or closest(name, known, FAR):
         return f"did you mean {meant!r}?"
-    return f"known: {', '.join(known)}"
+    return f"known: {', '.join(known)}" if otherwise is None else otherwise
 
 
-def closest(name: str, known: Collection[str], likeness: float) -> str | None:
-    """The known name that is spelt most alike; None where none is at least as alike as `likeness` (0 to 1)."""
-    return next(iter(difflib.get_close_matches(name, known, 1, likeness)), None)
+def closest(name: str, known: Iterable[str], likeness: float) -> str | None:
+    """The known name spelt most like a lower-case one; None if none is at least as alike as `likeness` (0 to 1)."""
+    spelt = {one.lower(): one for one in known}
+    return next((spelt[one] for one in difflib.get_close_matches(name, spelt, 1, likeness)), None)
 
 
 def listed_under(table: Mapping[str, str], name: str) -> str | None:

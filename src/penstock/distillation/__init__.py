@@ -1,8 +1,8 @@
 """Distillation from one or several teachers, each with its own tokenizer. Losses and teachers need the extra `train`.
 
-Text is the common coordinate. `align` divides two tokenizations of a text into chunks of equal bytes, `TeacherRows`
-makes the teachers' rows and chunks in the loader's threads, and `distillation_loss` compares student and teacher chunk
-by chunk. Settings, alignment and rows need no torch; everything else is imported on first use.
+Text is the common coordinate. `ps.tokenizers.align` divides two tokenizations of a text into chunks of equal bytes,
+`TeacherRows` makes the teachers' rows and chunks in the loader's threads, and `distillation_loss` compares student and
+teacher chunk by chunk. Settings and rows need no torch; everything else is imported on first use.
 """
 
 from typing import TYPE_CHECKING
@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING
 from penstock.core.lazy_imports import lazy
 from penstock.distillation.settings import DistillationSettings, LossSettings, TeacherSettings
 from penstock.distillation.teacher_rows import TeacherRow, TeacherRows, TeacherText
-from penstock.tokenizers import Aligner, Alignment, align
 
 if TYPE_CHECKING:
     from penstock.distillation.blocks import Pairing
     from penstock.distillation.cache_writer import write_cache
     from penstock.distillation.cached_teacher import CachedTeacher
-    from penstock.distillation.companions import align_chats
     from penstock.distillation.distiller import Distiller, OpenTeacher
     from penstock.distillation.losses import distillation_loss
     from penstock.distillation.outputs import TeacherOutputs, Wanted
@@ -39,7 +37,6 @@ else:
             "Teacher": "teachers",
             "TeacherOutputs": "outputs",
             "Wanted": "outputs",
-            "align_chats": "companions",
             "distillation_loss": "losses",
             "project": "projection",
             "starts_boundary": "teachers",
@@ -48,8 +45,6 @@ else:
     )
 
 __all__ = [
-    "Aligner",
-    "Alignment",
     "CachedTeacher",
     "DistillationSettings",
     "Distiller",
@@ -67,8 +62,6 @@ __all__ = [
     "TeacherSettings",
     "TeacherText",
     "Wanted",
-    "align",
-    "align_chats",
     "distillation_loss",
     "project",
     "starts_boundary",

@@ -20,7 +20,7 @@ from penstock.chat import encode, load_template
 from penstock.core.errors import ConfigError, RecordError
 from penstock.distillation.companions import align_chats
 from penstock.inspection.conversations import sample_records
-from penstock.shards import open_dataset
+from penstock.shards.joined import open_dataset
 from penstock.sources import Fields, open_sources, read_texts
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.alignment import CONTROL, DIFFERENT, EQUIVALENT, EXACT, Aligner, Alignment

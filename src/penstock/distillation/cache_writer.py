@@ -24,7 +24,7 @@ from penstock.distillation.cache_format import CacheManifest, CacheSettings, Pre
 from penstock.distillation.outputs import TeacherOutputs, Wanted
 from penstock.distillation.teacher_rows import TeacherRow
 from penstock.distillation.teachers import Teacher
-from penstock.loader import Loader
+from penstock.loader.loader import Loader
 from penstock.shards.files import checksum, output_errors, read_json, sync, write_file, write_json
 from penstock.tokenizers import Tokenizer
 

@@ -20,7 +20,8 @@ from penstock.distillation.cache_writer import document_bounds, ids_checksum
 from penstock.distillation.outputs import TeacherOutputs, Wanted
 from penstock.distillation.teacher_rows import TeacherRow
 from penstock.shards.files import checksum, map_file
-from penstock.tokenizers import Tokenizer, load_tokenizer
+from penstock.tokenizers import Tokenizer
+from penstock.tokenizers.loading import load_tokenizer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -19,7 +19,8 @@ import numpy as np
 
 from penstock.core.errors import ConfigError, ConversationError
 from penstock.loader import CompanionSource
-from penstock.shards import Corpus, Document, knows_origins, open_dataset, read_origins
+from penstock.shards import Corpus, Document
+from penstock.shards.joined import knows_origins, open_dataset, read_origins
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.alignment import CONTROL, Aligner, Alignment
 

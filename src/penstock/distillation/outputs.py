@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.inputs import ModelInput
+from penstock.inputs.model_input import ModelInput
 from penstock.models import LanguageModel
 
 LEAST_SLOTS = 64

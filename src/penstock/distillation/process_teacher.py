@@ -28,7 +28,7 @@ from penstock.distillation.outputs import Shapes, SharedBuffer, TeacherOutputs, 
 from penstock.distillation.teacher_process import Description, Load
 from penstock.distillation.teacher_rows import TeacherRow
 from penstock.distillation.teachers import ANY_ROWS
-from penstock.inputs import ModelInput
+from penstock.inputs.model_input import ModelInput
 from penstock.models import PackedRows
 
 _PATIENCE = 5.0

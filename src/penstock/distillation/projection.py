@@ -27,7 +27,7 @@ from penstock.distillation.projection_cells import (
     similar_cells,
     split_cells,
 )
-from penstock.shards import usual_mode
+from penstock.shards.files import usual_mode
 from penstock.tokenizers import Tokenizer
 
 FORMAT = "penstock projection 1"

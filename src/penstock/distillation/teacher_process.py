@@ -28,7 +28,7 @@ from typing import Any, final
 from penstock.core.errors import PenstockError
 from penstock.distillation.outputs import Shapes, SharedBuffer, TeacherOutputs, Wanted
 from penstock.distillation.teachers import ModelTeacher
-from penstock.inputs import ModelInput
+from penstock.inputs.model_input import ModelInput
 from penstock.models import LanguageModel, PackedRows
 from penstock.tokenizers import Tokenizer
 

@@ -23,7 +23,8 @@ import numpy as np
 from penstock.core.arrays import Records
 from penstock.core.errors import ConfigError, ConversationError, TokenizerError
 from penstock.distillation.companions import CompanionDocuments, align_chats, check_chat
-from penstock.inputs import IGNORE, ModelInput, pack_documents
+from penstock.inputs import IGNORE, pack_documents
+from penstock.inputs.model_input import ModelInput
 from penstock.loader import CompanionSource
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.alignment import DIFFERENT, Aligner, Alignment

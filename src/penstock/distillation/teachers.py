@@ -24,8 +24,9 @@ from torch import Tensor
 from penstock.core.errors import ConfigError, IsolationError, TokenizerError
 from penstock.distillation.outputs import TeacherOutputs, Wanted, outputs_of
 from penstock.distillation.teacher_rows import TeacherRow
-from penstock.inputs import ModelInput
-from penstock.models import LanguageModel, PackedRows, require_packed_rows
+from penstock.inputs.model_input import ModelInput
+from penstock.models import LanguageModel, PackedRows
+from penstock.models.language_model import require_packed_rows
 from penstock.tokenizers import Tokenizer
 
 WHITESPACE = b" \t\n\r"

@@ -11,7 +11,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.terminal import safe_console
 from penstock.distillation.audit import AuditReport, Place
 from penstock.distillation.teacher_rows import TeacherRow
-from penstock.inputs import ModelInput
+from penstock.inputs.model_input import ModelInput
 from penstock.tokenizers import Tokenizer
 
 Line = tuple[slice, slice, float]

@@ -14,7 +14,7 @@ from typing import final
 from penstock.core.errors import ConfigError
 from penstock.evaluation.subject import Subject
 from penstock.evaluation.tasks import Answer, Problem, TaskSettings, fingerprint_of
-from penstock.generation import begin_ids
+from penstock.generation.session import begin_ids
 from penstock.sources import open_sources, read_texts
 
 Window = tuple[list[int], list[int]]

@@ -28,7 +28,8 @@ from tqdm import tqdm
 from penstock.chat.render.traced_text import LITERAL
 from penstock.core.errors import ConfigError, ConversationError
 from penstock.evaluation.subject import Subject
-from penstock.generation import Sampling, begin_ids
+from penstock.generation import Sampling
+from penstock.generation.session import begin_ids
 
 SCORED_AT_ONCE, WRITTEN_AT_ONCE = 1024, 128
 """Requests per update of the progress bar; after each, lm-eval's cache has their answers."""

@@ -24,10 +24,12 @@ from penstock.chat import Template
 from penstock.core.errors import ConfigError
 from penstock.core.randomness import key_for
 from penstock.evaluation.tasks import TaskSettings
-from penstock.generation import Engine, Generated, Sampling, begin_ids
-from penstock.generation.session import encode_chat
-from penstock.inputs import ModelInput, pack_documents
-from penstock.models import LanguageModel, most_packed
+from penstock.generation import Engine, Generated, Sampling
+from penstock.generation.session import begin_ids, encode_chat
+from penstock.inputs import pack_documents
+from penstock.inputs.model_input import ModelInput
+from penstock.models import LanguageModel
+from penstock.models.language_model import most_packed
 from penstock.tokenizers import Tokenizer
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from penstock.generation.settings import Sampling
 
 if TYPE_CHECKING:
     from penstock.generation.engine import Engine
-    from penstock.generation.session import ChatSession, Prompt, Reply, begin_ids, end_ids, fit_chat
+    from penstock.generation.session import ChatSession, Prompt, Reply
     from penstock.generation.settings import Event, Generated, LogProbabilities
 else:
     __getattr__, __dir__ = lazy(
@@ -29,9 +29,6 @@ else:
             "LogProbabilities": "settings",
             "Prompt": "session",
             "Reply": "session",
-            "begin_ids": "session",
-            "end_ids": "session",
-            "fit_chat": "session",
         },
     )
 
@@ -44,7 +41,4 @@ __all__ = [
     "Prompt",
     "Reply",
     "Sampling",
-    "begin_ids",
-    "end_ids",
-    "fit_chat",
 ]

@@ -5,7 +5,6 @@ Pages and raw conversations are in modules that are imported only when needed: `
 """
 
 from penstock.core.lazy_imports import public_names
-from penstock.core.terminal import visible
 from penstock.inspection.datasets import (
     DatasetSummary,
     DocumentView,
@@ -39,7 +38,6 @@ __all__ = [
     "tokenizer_of",
     "view_document",
     "view_rows",
-    "visible",
 ]
 
 __dir__ = public_names(__name__)

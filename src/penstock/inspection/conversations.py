@@ -15,21 +15,16 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.chat import (
-    ChatEncoder,
-    Conversation,
-    LayoutSettings,
-    describe_layout,
-    detect_family,
-    read_conversation,
-)
+from penstock.chat import ChatEncoder, Conversation, LayoutSettings, detect_family, read_conversation
 from penstock.chat.records.cleaning import clean, fit
+from penstock.chat.records.layouts import describe_layout
 from penstock.core.errors import ConfigError, PenstockError, RecordError, TokenizerError
 from penstock.core.terminal import Progress
 from penstock.inspection.page_model import Note, PageDocument, from_chat
 from penstock.inspection.text import in_words, token_texts
 from penstock.prepare import ChatSettings
-from penstock.sources import Fields, ObjectBlock, number_lines, open_sources
+from penstock.sources import Fields, ObjectBlock, open_sources
+from penstock.sources.json_files import number_lines
 from penstock.tokenizers import Tokenizer
 
 SHOW_PROGRESS_BYTES = 128 << 20

@@ -17,8 +17,10 @@ from penstock.core.arrays import Records
 from penstock.core.system import peak_memory_bytes
 from penstock.inspection.rows import rewritings_of
 from penstock.inspection.text import origin_text, token_texts
-from penstock.loader import PIECE, Loader, Plan
-from penstock.sampling import SKIPPED
+from penstock.loader import Plan
+from penstock.loader._plan_kernels import PIECE
+from penstock.loader.loader import Loader
+from penstock.sampling._kernels import SKIPPED
 from penstock.shards import JoinedCorpus
 
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)

@@ -13,7 +13,7 @@ from penstock.inspection.page_model import Histogram, PageData, PageDocument, fr
 from penstock.inspection.rows import RowView
 from penstock.inspection.terminal import QUANTILE_NAMES
 from penstock.inspection.text import in_words
-from penstock.loader import Loader
+from penstock.loader.loader import Loader
 
 SHARE_STEPS = 100
 """Number of steps that the shares of a mixture are counted over."""

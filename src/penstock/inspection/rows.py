@@ -16,8 +16,9 @@ import numpy as np
 
 from penstock.inputs import IGNORE
 from penstock.inspection.text import origin_text, part_texts, token_texts
-from penstock.loader import Loader
-from penstock.objectives import Denoise, Infill
+from penstock.loader.loader import Loader
+from penstock.objectives.denoise import Denoise
+from penstock.objectives.infill import Infill
 
 TEXT = "text"
 WORD_ROLES = frozenset({"input", "target", TEXT, "prefix", "suffix", "middle", "prefix and middle"})
@@ -220,7 +221,7 @@ def in_order(stretches: Sequence[Stretch]) -> list[Stretch]:
 
 def _speller(tokenizer: Any, objective: Any) -> Any:
     """The tokenizer that knows an objective's added tokens: the objective's if it names one, else the dataset's."""
-    from penstock.tokenizers import load_tokenizer
+    from penstock.tokenizers.loading import load_tokenizer
 
     extended = getattr(objective, "tokenizer", None)
     return tokenizer if tokenizer is None or not isinstance(extended, str) else load_tokenizer(extended)

@@ -20,7 +20,8 @@ from typing import Any, final
 import numpy as np
 
 from penstock.core.errors import IsolationError
-from penstock.inputs import IGNORE, ModelInput
+from penstock.inputs import IGNORE
+from penstock.inputs.model_input import ModelInput
 
 Forward = Callable[[Any, ModelInput], Any]
 """(model, row) → logits [T, vocabulary]."""

@@ -15,7 +15,7 @@ except ImportError as error:
 
 import numpy as np
 
-from penstock.inputs import ModelInput
+from penstock.inputs.model_input import ModelInput
 
 _INT64 = ("tokens", "targets", "positions")
 """Fields that torch needs in int64; converted on the device, so that fewer bytes are copied."""

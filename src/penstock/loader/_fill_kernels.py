@@ -21,7 +21,7 @@ from penstock.core.compiled import (
     viewer,
 )
 from penstock.core.vectors import CACHE_LINE, fill_with
-from penstock.inputs import blank, describe_row, write_tokens
+from penstock.inputs._kernels import blank, describe_row, write_tokens
 from penstock.loader._document_kernels import (
     BAD_MEASURE,
     CAUSAL,

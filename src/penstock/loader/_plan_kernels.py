@@ -7,8 +7,8 @@ import numpy as np
 
 from penstock.core.compiled import bare, kernel
 from penstock.core.vectors import fill_with
-from penstock.packing import place_best_fit, place_best_fit_decreasing, place_next_fit
-from penstock.sampling import add_skipped, charge, clear_skipped, pick
+from penstock.packing._kernels import place_best_fit, place_best_fit_decreasing, place_next_fit
+from penstock.sampling._kernels import add_skipped, charge, clear_skipped, pick
 
 PIECE = np.dtype(
     [

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, final
 
 from penstock.core.arrays import Records
-from penstock.inputs import ModelInput
+from penstock.inputs.model_input import ModelInput
 from penstock.loader._plan_kernels import PIECE
 from penstock.loader.mixture import Mixture
 from penstock.loader.rewriting import Rewriting

@@ -14,7 +14,8 @@ import numpy as np
 from penstock.core.arrays import Float32, Int32, Int64, Records, UInt64
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, CorruptionError, FormatError
-from penstock.inputs import InputRequirements, ModelInput, join_rows
+from penstock.inputs._kernels import join_rows
+from penstock.inputs.model_input import InputRequirements, ModelInput
 from penstock.loader._document_kernels import BAD_MEASURE, SOURCE_RECORD
 from penstock.loader._fill_kernels import PYTHON_ARRAYS, ROW_ARRAYS, fill_rows, metadata_offsets, weigh_rows
 from penstock.loader._plan_kernels import PIECE
@@ -22,8 +23,9 @@ from penstock.loader._rewrite_kernels import scratch_size
 from penstock.loader.buffers import Allocate, BufferPool, Buffers
 from penstock.loader.companion import Accompany
 from penstock.loader.rewriting import Rewriting
-from penstock.shards import Corpus, part_of
+from penstock.shards import Corpus
 from penstock.shards._kernels import BAD_LENGTH, BAD_SPANS, BAD_TOKEN_ID, BAD_TOKENS, OK
+from penstock.shards.joined import part_of
 
 _FAULTS = {
     BAD_LENGTH: "its length in the shard is not that of the lengths file",

@@ -17,7 +17,8 @@ from typing import Any, Self, cast, final
 
 from penstock.core.errors import ConfigError, StateError
 from penstock.core.notebook import card, table
-from penstock.inputs import EVERYTHING, Attention, InputRequirements
+from penstock.inputs import EVERYTHING, Attention
+from penstock.inputs.model_input import InputRequirements
 from penstock.loader import companion as companions
 from penstock.loader import state as states
 from penstock.loader.buffers import heap, pinned

@@ -14,9 +14,13 @@ import numpy as np
 
 from penstock.core.errors import ConfigError
 from penstock.core.folders import local_path
-from penstock.objectives import Causal, Objective
-from penstock.sampling import SHUFFLE_CODES, Shuffle, integer_shares
-from penstock.shards import Corpus, corpus_name, is_corpus, open_dataset
+from penstock.objectives import Objective
+from penstock.objectives.objective import Causal
+from penstock.sampling import Shuffle, integer_shares
+from penstock.sampling.order import SHUFFLE_CODES
+from penstock.shards import Corpus
+from penstock.shards.document import is_corpus
+from penstock.shards.joined import corpus_name, open_dataset
 
 
 def whole(name: str, value: Any) -> int:

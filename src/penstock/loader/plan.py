@@ -32,16 +32,11 @@ from penstock.loader._plan_kernels import (
 from penstock.loader.mixture import TOO_LONG, Mixture, Source
 from penstock.loader.rewriting import Rewriting
 from penstock.loader.untrained import require_targets
-from penstock.packing import PACKINGS, Packing, scratch
-from penstock.sampling import (
-    ENTRY,
-    SHUFFLE_CODES,
-    SKIPPED,
-    UNIT,
-    Permutation,
-    draw,
-    integer_shares,
-)
+from penstock.packing import PACKINGS, Packing
+from penstock.packing.pack import scratch
+from penstock.sampling import Permutation, integer_shares
+from penstock.sampling._kernels import ENTRY, SKIPPED, draw
+from penstock.sampling.order import SHUFFLE_CODES, UNIT
 from penstock.shards import Corpus
 
 FIRST_WINDOW_ROWS = 16

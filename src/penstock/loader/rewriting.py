@@ -16,8 +16,9 @@ from penstock.core.randomness import key_for, mix_array
 from penstock.loader._document_kernels import CAUSAL, COMPILED, PYTHON
 from penstock.loader._plan_kernels import PIECE
 from penstock.loader.mixture import Source
-from penstock.objectives import Causal, Facts, Objective, Written
-from penstock.sampling import ENTRY
+from penstock.objectives import Facts, Objective, Written
+from penstock.objectives.objective import Causal
+from penstock.sampling._kernels import ENTRY
 from penstock.shards import Corpus
 from penstock.tokenizers import Tokenizer
 

@@ -23,7 +23,7 @@ from penstock.loader._plan_kernels import CURSOR
 from penstock.loader.mixture import TOO_LONG
 from penstock.loader.plan import Plan, PlanState
 from penstock.loader.steps import StepState
-from penstock.sampling import SKIPPED
+from penstock.sampling._kernels import SKIPPED
 
 _HEAD = struct.Struct("<qB")
 """Of each column: its smallest number that is not 0, and the bits of each number's distance from it."""

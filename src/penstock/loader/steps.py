@@ -13,7 +13,7 @@ from penstock.core.arrays import Int64, Records
 from penstock.core.errors import ConfigError, StateError
 from penstock.core.notebook import card
 from penstock.core.terminal import PLAIN_SECONDS, Progress
-from penstock.inputs import ModelInput
+from penstock.inputs.model_input import ModelInput
 from penstock.loader._plan_kernels import PIECE
 from penstock.loader.plan import Plan, PlanState, Window
 

@@ -11,21 +11,13 @@ from penstock.models.lora import LoraSettings
 from penstock.models.settings import ModelSettings
 
 if TYPE_CHECKING:
-    from penstock.models.attention import REQUIREMENTS, RowAttention, attend, flex_mask_mod
+    from penstock.models import attention
     from penstock.models.cache import Cache
     from penstock.models.exporting import export
-    from penstock.models.language_model import (
-        LanguageModel,
-        PackedRows,
-        PackingVerdict,
-        RowTensors,
-        most_packed,
-        require_packed_rows,
-    )
+    from penstock.models.language_model import LanguageModel, PackedRows, PackingVerdict, RowTensors
     from penstock.models.lora import add_lora, merge_lora
-    from penstock.models.micro_sequences import backward_in_parts
-    from penstock.models.saving import load_model, save_model
-    from penstock.models.transformer import Transformer, build_model
+    from penstock.models.saving import save_model
+    from penstock.models.transformer import Transformer
 else:
     __getattr__, __dir__ = lazy(
         __name__,
@@ -34,44 +26,28 @@ else:
             "LanguageModel": "language_model",
             "PackedRows": "language_model",
             "PackingVerdict": "language_model",
-            "REQUIREMENTS": "attention",
-            "RowAttention": "attention",
             "RowTensors": "language_model",
             "Transformer": "transformer",
             "add_lora": "lora",
-            "attend": "attention",
-            "backward_in_parts": "micro_sequences",
-            "build_model": "transformer",
             "export": "exporting",
-            "flex_mask_mod": "attention",
-            "load_model": "saving",
             "merge_lora": "lora",
-            "most_packed": "language_model",
-            "require_packed_rows": "language_model",
             "save_model": "saving",
         },
+        modules={"attention": "attention"},
     )
 
 __all__ = [
-    "REQUIREMENTS",
     "Cache",
     "LanguageModel",
     "LoraSettings",
     "ModelSettings",
     "PackedRows",
     "PackingVerdict",
-    "RowAttention",
     "RowTensors",
     "Transformer",
     "add_lora",
-    "attend",
-    "backward_in_parts",
-    "build_model",
+    "attention",
     "export",
-    "flex_mask_mod",
-    "load_model",
     "merge_lora",
-    "most_packed",
-    "require_packed_rows",
     "save_model",
 ]

@@ -16,7 +16,7 @@ from penstock.core.errors import ConfigError
 from penstock.models.importing import llama_name
 from penstock.models.language_model import LanguageModel
 from penstock.models.transformer import Transformer
-from penstock.shards import new_folder, usual_mode
+from penstock.shards.files import new_folder, usual_mode
 from penstock.tokenizers import Tokenizer
 
 _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from penstock.core.errors import ConfigError, CorruptionError, IsolationError
-from penstock.inputs import AttentionRule, InputRequirements, ModelInput
+from penstock.inputs import AttentionRule
+from penstock.inputs.model_input import InputRequirements, ModelInput
 from penstock.integrations.huggingface import REQUIREMENTS, model_inputs
 from penstock.integrations.isolation import (
     DOCUMENT_LENGTHS,

@@ -4,7 +4,6 @@ A module is imported as Python would import it, with the working directory among
 read once, and its path is relative to the working directory.
 """
 
-import difflib
 import inspect
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from penstock.core.errors import ConfigError
+from penstock.core.suggestions import did_you_mean
 
 
 def is_own_code(text: object) -> bool:
@@ -45,9 +45,8 @@ def load_own_code(given: Any, where: str) -> Any:
         found: Any = _module(place, where)
         for part in name.split("."):
             if not hasattr(found, part):
-                close = difflib.get_close_matches(part, [one for one in dir(found) if not one.startswith("_")], 1)
-                hint = f"did you mean {close[0]!r}?" if close else "check the name"
-                raise ConfigError(f"{where}: {place} has no {part!r}; {hint}")
+                public = [one for one in dir(found) if not one.startswith("_")]
+                raise ConfigError(f"{where}: {place} has no {part!r}; {did_you_mean(part, public, 'check the name')}")
             found = getattr(found, part)
         return found
     return given

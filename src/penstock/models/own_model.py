@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from penstock.core.errors import ConfigError, FormatError, IsolationError
 from penstock.core.randomness import key_for
-from penstock.inputs import InputRequirements, ModelInput
+from penstock.inputs.model_input import InputRequirements, ModelInput
 from penstock.integrations.isolation import try_isolation
 from penstock.models.cache import LayerAttend, TextCache
 from penstock.models.language_model import LanguageModel, PackingVerdict, RowTensors

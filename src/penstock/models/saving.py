@@ -21,7 +21,7 @@ from penstock.models.own_model import PREFIX, OwnModel, load_own, own_descriptio
 from penstock.models.settings import ModelSettings
 from penstock.models.their_attention import one_line
 from penstock.models.transformer import Transformer, empty_transformer
-from penstock.shards import usual_mode
+from penstock.shards.files import usual_mode
 
 MODEL, WEIGHTS, LORA = "model.json", "model.safetensors", "lora.safetensors"
 _FORMAT = 1

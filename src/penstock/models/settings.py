@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, final
 
 from penstock.core.errors import ConfigError
-from penstock.inputs import InputRequirements
+from penstock.inputs.model_input import InputRequirements
 
 MOST = 1 << 31
 """Upper bound of every count in a model; torch indexes tensors with 64 bits."""

@@ -20,7 +20,7 @@ from torch.nn.functional import linear, rms_norm, silu
 
 from penstock.core.errors import ConfigError
 from penstock.core.randomness import key_for
-from penstock.inputs import InputRequirements, ModelInput
+from penstock.inputs.model_input import InputRequirements, ModelInput
 from penstock.models.cache import Cache, LayerAttend
 from penstock.models.language_model import LanguageModel, PackingVerdict, RowTensors
 from penstock.models.lora import LoraSettings

@@ -85,7 +85,7 @@ def tokenizer_of(facts: Facts, extended: str | None, where: str) -> Any:
     """
     if extended is None:
         return facts.tokenizer()
-    from penstock.tokenizers import load_tokenizer
+    from penstock.tokenizers.loading import load_tokenizer
     from penstock.tokenizers.training import difference
 
     tokenizer, own = load_tokenizer(extended), facts.tokenizer()

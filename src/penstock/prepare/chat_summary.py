@@ -10,9 +10,10 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.chat import ChatEncoder, EncodedChat, describe_layout, detect_family
+from penstock.chat import ChatEncoder, EncodedChat, detect_family
 from penstock.chat.masks.certificate import Kind
 from penstock.chat.records.cleaning import DROPPING, Counts
+from penstock.chat.records.layouts import describe_layout
 from penstock.core.errors import RecordError
 from penstock.prepare.settings import CROSS_CHECK, ChatSettings, day_of
 from penstock.shards import ChatInfo

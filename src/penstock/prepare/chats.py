@@ -23,7 +23,8 @@ from penstock.core.errors import RecordError, TokenizerError
 from penstock.prepare.chat_summary import ChatSummary
 from penstock.prepare.documents import Documents, Encoded, split_rows
 from penstock.prepare.settings import ChatSettings, PrepareSettings
-from penstock.shards import SPAN, SpanBlock
+from penstock.shards import SpanBlock
+from penstock.shards.layout import SPAN
 from penstock.sources import ObjectBlock, Reject
 from penstock.sources.records import excerpt
 

@@ -22,7 +22,8 @@ from penstock.core.randomness import key_for
 from penstock.prepare import _kernels as k
 from penstock.prepare.chat_summary import ChatSummary
 from penstock.prepare.settings import PrepareSettings
-from penstock.shards import SPAN, SpanBlock
+from penstock.shards import SpanBlock
+from penstock.shards.layout import SPAN
 from penstock.sources import RecordBlock, Reject, Weights
 from penstock.sources.records import excerpt
 from penstock.tokenizers import Tokenizer

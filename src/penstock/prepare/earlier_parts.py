@@ -31,7 +31,8 @@ from penstock.prepare.part import (
     shard_name,
     stamp_of,
 )
-from penstock.shards import ShardStore, output_errors, reopen_dataset
+from penstock.shards.files import output_errors
+from penstock.shards.store import ShardStore, reopen_dataset
 from penstock.sources import Part
 
 

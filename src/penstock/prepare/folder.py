@@ -22,7 +22,8 @@ from penstock.core.errors import OutputError
 from penstock.core.folders import lock_folder
 from penstock.prepare.part import PARTS, REJECTED, REPORT, WORK
 from penstock.prepare.settings import RETIRED, fingerprint
-from penstock.shards import Manifest, output_errors, write_json
+from penstock.shards import Manifest
+from penstock.shards.files import output_errors, write_json
 
 PLAN, MANIFEST, LOCK = "prepare.json", "manifest.json", "lock"
 NEXT = "next-"

@@ -22,7 +22,8 @@ from penstock.prepare.chat_summary import ChatSummary
 from penstock.prepare.recipe import Recipe
 from penstock.prepare.settings import PrepareSettings
 from penstock.prepare.transform import Transform
-from penstock.shards import ShardLayout, ShardWriter, checksum, output_errors, write_json
+from penstock.shards import ShardLayout, ShardWriter
+from penstock.shards.files import checksum, output_errors, write_json
 from penstock.sources import Part, Reject
 from penstock.sources.files import open_ranges
 from penstock.sources.records import Unreadable

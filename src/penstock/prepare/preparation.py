@@ -30,8 +30,10 @@ from penstock.prepare.report import PrepareReport, describe_changes, finish, inp
 from penstock.prepare.settings import PrepareOptions, PrepareSettings, fingerprint, merge_options
 from penstock.prepare.transform import Transform, describe_transform, load_transform, require_picklable
 from penstock.shards import ShardLayout
-from penstock.sources import Part, number_lines, open_records, open_sources
-from penstock.tokenizers import Tokenizer, load_tokenizer
+from penstock.sources import Part, open_records, open_sources
+from penstock.sources.json_files import number_lines
+from penstock.tokenizers import Tokenizer
+from penstock.tokenizers.loading import load_tokenizer
 
 EXECUTORS = ("processes", "ray")
 """`processes`: of this machine. `ray`: tasks of a Ray cluster with nodes that all see the output folder."""

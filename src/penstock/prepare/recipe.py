@@ -11,7 +11,8 @@ from penstock.prepare.chats import encode_chats
 from penstock.prepare.documents import Encoded, Framing, encode_block
 from penstock.prepare.settings import ChatSettings, PrepareSettings
 from penstock.prepare.transform import Transform, apply_transform, transform_objects
-from penstock.sources import ObjectBlock, OnDamage, Part, RecordBlock, texts_of
+from penstock.sources import ObjectBlock, OnDamage, Part, RecordBlock
+from penstock.sources.objects import texts_of
 from penstock.tokenizers import Tokenizer
 
 Block = RecordBlock | ObjectBlock

@@ -20,17 +20,10 @@ from penstock.prepare.chat_summary import ChatSummary, describe_chat
 from penstock.prepare.part import PARTS, REJECTED, REPORT, PartRecord, Workshop, forget_part, join_files, rejects_path
 from penstock.prepare.recipe import ChatRecipe
 from penstock.prepare.settings import fingerprint
-from penstock.shards import (
-    TOKENIZER_FOLDER,
-    ChatInfo,
-    DamagedSource,
-    Manifest,
-    ShardInfo,
-    TokenizerInfo,
-    finish_dataset,
-    load_shard,
-    write_json,
-)
+from penstock.shards import ChatInfo, DamagedSource, Manifest, ShardInfo, TokenizerInfo, finish_dataset
+from penstock.shards.files import write_json
+from penstock.shards.finish import load_shard
+from penstock.shards.layout import TOKENIZER_FOLDER
 from penstock.sources import Damage, Reject
 
 BAR = 30

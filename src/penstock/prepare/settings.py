@@ -19,13 +19,16 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, final
 
-from penstock.chat import Boundary, ChatEncoder, LayoutSettings, MaskSettings, Template, load_template, own_template
+from penstock.chat import Boundary, ChatEncoder, LayoutSettings, MaskSettings, Template, load_template
 from penstock.chat.masks.mask_settings import MaskKeywords
 from penstock.chat.records.cleaning import CleaningSettings
 from penstock.chat.records.layout_settings import resolve_roles
+from penstock.chat.render.template import own_template
 from penstock.core.errors import ConfigError
 from penstock.core.suggestions import refuse_unknown
-from penstock.sources import FORMATS, Fields, OnDamage, stop_at_damage
+from penstock.sources import Fields, OnDamage
+from penstock.sources.opening import FORMATS
+from penstock.sources.records import stop_at_damage
 from penstock.tokenizers import Tokenizer
 
 CHAT_PART_BYTES = 4 << 20

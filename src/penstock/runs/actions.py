@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 from penstock.core.errors import ConfigError, OutputError
 from penstock.evaluation.tasks import LM_EVAL, TaskSettings
 from penstock.generation.settings import Sampling
-from penstock.loader import Mixture, Source
+from penstock.loader.mixture import Mixture, Source
 from penstock.runs.keywords import EvaluateKeywords, GenerateKeywords, OpeningKeywords, ServeKeywords
 from penstock.runs.opening import Opened, context_of, template_of, writer_of
 from penstock.runs.run_document import check_names
@@ -33,7 +33,7 @@ def ask(prompts: Sequence[str], num: int, sampling: Sampling) -> Asked:
 
 def prompt_ids(writer: "Writer", asked: Asked) -> list[list[int]]:
     """The tokens of each prompt, after BOS if the tokenizer has one."""
-    from penstock.generation import begin_ids
+    from penstock.generation.session import begin_ids
 
     begin = begin_ids(writer.tokenizer)
     return [[*begin, *writer.tokenizer.encode(text).tolist()] for text, _ in asked]
@@ -290,8 +290,9 @@ def export_run(run: RunFolder | str | Path, output: Path, context_length: int | 
     """
     from safetensors import SafetensorError
 
-    from penstock.models import export, load_model, merge_lora
-    from penstock.tokenizers import load_tokenizer
+    from penstock.models import export, merge_lora
+    from penstock.models.saving import load_model
+    from penstock.tokenizers.loading import load_tokenizer
 
     run = run if isinstance(run, RunFolder) else RunFolder.open(run)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):

@@ -49,8 +49,8 @@ def inspect(
         ConfigError: There is no such row or document, or raw conversations have no tokenizer.
     """
     from penstock.core.errors import ConfigError
-    from penstock.shards import open_dataset
-    from penstock.tokenizers import load_tokenizer
+    from penstock.shards.joined import open_dataset
+    from penstock.tokenizers.loading import load_tokenizer
 
     override = load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
     page = None if html is None else Path(html)
@@ -67,7 +67,7 @@ def inspect(
     if is_path:
         refuse_raw(name)
     is_file = is_path and Path(name).suffix in RUN_FILES
-    from penstock.loader import Loader
+    from penstock.loader.loader import Loader
 
     given = isinstance(target, Loader)
     dataset = None if is_file or given else open_dataset(target) if is_path else target
@@ -87,8 +87,10 @@ def inspect(
 def open_loader(target: str, dataset: Any, assignments: list[str], sequence_length: int, distances: int) -> Any:
     """A loader of a run file, or of a single dataset."""
     from penstock.config import load_run, make_loader
-    from penstock.inputs import EVERYTHING, InputRequirements
-    from penstock.loader import Loader, Mixture, Source
+    from penstock.inputs import EVERYTHING
+    from penstock.inputs.model_input import InputRequirements
+    from penstock.loader.loader import Loader
+    from penstock.loader.mixture import Mixture, Source
 
     if dataset is None:
         return make_loader(load_run(target, assignments).data, run_file=target)

@@ -36,7 +36,8 @@ def _use_data_path(folder: Path) -> Iterator[None]:
     """Use one part of it at a time."""
     import numpy as np
 
-    from penstock.shards import verify, write_dataset
+    from penstock import write_dataset
+    from penstock.shards import verify
 
     documents = [np.arange(5, 5 + length) for length in (3, 9, 17, 40, 64, 5)]
     weights = {"whole": [(1, 3, 1.0)], "shares": [(1, 3, 0.5)]}

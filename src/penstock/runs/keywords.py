@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict
 
 from penstock.distillation.settings import Kind, LossSettings, TeacherSettings
 from penstock.evaluation.tasks import TaskSettings
-from penstock.loader import Mixture, Source
+from penstock.loader.mixture import Mixture, Source
 from penstock.models.lora import LoraSettings
 from penstock.models.settings import Dtype
 from penstock.training.settings import (

@@ -36,7 +36,7 @@ def load_model(
         CorruptionError: Its weights are damaged.
         ConfigError: transformers has no causal model for it, or cannot run it.
     """
-    from penstock.models import load_model as load_folder
+    from penstock.models.saving import load_model as load_folder
     from penstock.training import RunFolder
     from penstock.training.run_folder import RUN_FILE
 
@@ -70,9 +70,9 @@ def build_model(
     Raises:
         ConfigError: A setting is unknown or out of range.
     """
-    from penstock.models import build_model as build
+    from penstock.models.transformer import build_model as build
 
-    check_names("ps.build_model", settings, ModelKeywords, "model")
+    check_names("ps.build_model", settings, ModelKeywords)
     given: dict[str, Any] = dict(settings)
     if "prediction_weights" in given:
         given["prediction_weights"] = tuple(given["prediction_weights"])
@@ -150,8 +150,8 @@ def load_opened(
     """
     import torch
 
-    from penstock.models import load_model
-    from penstock.tokenizers import load_tokenizer
+    from penstock.models.saving import load_model
+    from penstock.tokenizers.loading import load_tokenizer
     from penstock.training.distributed import local_device
 
     if threads is not None:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, final, overload
 
 from penstock.core.notebook import card, curve
-from penstock.loader import Loader, Mixture, Source
+from penstock.loader.loader import Loader
+from penstock.loader.mixture import Mixture, Source
 from penstock.runs.keywords import EvaluateKeywords, GenerateKeywords, OpeningKeywords, ServeKeywords, TrainKeywords
 from penstock.runs.opening import Opened, load_opened
 from penstock.training.run_folder import RunFolder

@@ -8,7 +8,6 @@ the section `python`. Functions that can be imported are written as `module:func
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from difflib import get_close_matches
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, final, get_type_hints
@@ -18,12 +17,12 @@ from penstock.config.models import check, field_names, model_of
 from penstock.config.run_file import PYTHON, DataSettings, RunSettings
 from penstock.config.validation import KINDS, PRESETS, suggestion
 from penstock.core.errors import ConfigError
-from penstock.core.suggestions import OTHER_NAMES
+from penstock.core.suggestions import did_you_mean
 from penstock.distillation.settings import DistillationSettings
 from penstock.evaluation.tasks import TaskSettings
-from penstock.loader import Mixture, Source
+from penstock.loader.mixture import Mixture, Source
 from penstock.models.own_code import is_own_code, name_of
-from penstock.objectives import Causal
+from penstock.objectives.objective import Causal
 from penstock.training.settings import OptimizerSettings, ScheduleSettings, TrainSettings
 
 OBJECT = "given in Python"
@@ -137,8 +136,7 @@ def _meant(name: str, others: Sequence[str]) -> str:
     known = [*field_names(TrainSettings), *others]
     text = suggestion(model_of(RunSettings), model_of(TrainSettings), ("training", name))
     if not text.startswith(("did you mean data", "did you mean model", "did you mean training", "it is")):
-        close = get_close_matches(name, known, 1)
-        return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
+        return did_you_mean(name, sorted(known))
     for key, python in _PYTHON_NAMES:
         text = re.sub(key, python, text)
     return text
@@ -285,28 +283,18 @@ def _put(holder: Any, place: Place, given: Any) -> Any:
     return replace(holder, **{first: _put(getattr(holder, first), rest, given)})
 
 
-def check_names(call: str, given: Mapping[str, Any], keywords: type, section: str = "training") -> None:
+def check_names(call: str, given: Mapping[str, Any], keywords: type) -> None:
     """Refuse unknown keyword arguments.
 
     Args:
         call: The function, for errors.
         given: Its keyword arguments.
         keywords: The TypedDict with the known names.
-        section: Section of the run file; other libraries' names for its keys are recognised in suggestions.
 
     Raises:
         ConfigError: A name is unknown; the message suggests the likely one.
     """
-    known = list(get_type_hints(keywords))
+    known = sorted(get_type_hints(keywords))
     for name in given:
-        if name in known:
-            continue
-        others = {
-            key.rpartition(".")[2]: names.split() for key, names in OTHER_NAMES.items() if key.startswith(section)
-        }
-        meant = next((one for one, names in others.items() if name in names and one in known), None)
-        close = [meant] if meant is not None else get_close_matches(name, known, 1)
-        raise ConfigError(
-            f"{call}: unknown argument {name!r}; "
-            + (f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}")
-        )
+        if name not in known:
+            raise ConfigError(f"{call}: unknown argument {name!r}; {did_you_mean(name, known)}")

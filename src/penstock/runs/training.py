@@ -12,8 +12,8 @@ from penstock.config.document import Place
 from penstock.config.run_file import DataSettings, RunSettings
 from penstock.core.errors import ConfigError
 from penstock.distillation.settings import DistillationSettings, LossSettings, TeacherSettings
-from penstock.inputs import InputRequirements
-from penstock.loader import Loader
+from penstock.inputs.model_input import InputRequirements
+from penstock.loader.loader import Loader
 from penstock.models.settings import ModelSettings
 from penstock.runs.keywords import DistilKeywords, DistilLoss, Teachers, TrainKeywords
 from penstock.runs.opening import model_section
@@ -155,7 +155,7 @@ def resume_run(run: Run, model: Model | None, loader: Loader | None, changes: Ma
 
 def _checkpointed(run: Run) -> "LanguageModel":
     """The checkpoint's model, for a run that was given its model as an object; the checkpoint describes it fully."""
-    from penstock.models import load_model
+    from penstock.models.saving import load_model
 
     return load_model(run.model, module=run.module)
 

@@ -7,7 +7,7 @@ from typing import Any, final
 
 from penstock.chat import Template
 from penstock.core.errors import ConversationError, PenstockError
-from penstock.generation import begin_ids, fit_chat
+from penstock.generation.session import begin_ids, fit_chat
 from penstock.serving.admission import Ask
 from penstock.serving.refusals import Refusal, bad_request
 from penstock.serving.requests import ChatRequest, CompletionRequest

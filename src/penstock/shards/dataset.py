@@ -5,7 +5,7 @@
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, final, overload
+from typing import Any, Self, final
 
 import numpy as np
 
@@ -14,11 +14,12 @@ from penstock.core.errors import CorruptionError
 from penstock.core.folders import local_path
 from penstock.core.notebook import bars, card
 from penstock.shards import _kernels as k
-from penstock.shards.document import Document, DocumentTable, Origin, choose
+from penstock.shards.document import Document, DocumentTable, Origin, documents_at
 from penstock.shards.files import check_regular, check_size, checksum, map_file, map_numbers, read_json
 from penstock.shards.layout import TOKENIZER_FOLDER, other_places, read_texts
 from penstock.shards.manifest import BATCHES, FILES, LENGTHS, WEIGHT_SUMS, ChatInfo, Manifest, TokenizerInfo
-from penstock.tokenizers import Tokenizer, load_tokenizer
+from penstock.tokenizers import Tokenizer
+from penstock.tokenizers.loading import load_tokenizer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -154,19 +155,7 @@ class Dataset:
         bins = [f"{1 << i:,} to {(2 << i) - 1:,} tokens" for i in range(len(counts))]
         return card(f"Dataset {self.name}", facts, bars(counts, bins))
 
-    @overload
-    def __getitem__(self, index: int) -> Document: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Document]: ...
-    def __getitem__(self, index: int | slice) -> Document | list[Document]:
-        """One document, or those of a slice, their tokens and spans checked against their checksums.
-
-        Raises:
-            CorruptionError: They are not what was written; names the shard.
-            ConfigError: The index is neither a whole number nor a slice.
-        """
-        chosen = choose(index, len(self))
-        return [self._read(i) for i in chosen] if isinstance(chosen, range) else self._read(chosen)
+    __getitem__ = documents_at
 
     def _read(self, document: int) -> Document:
         shard, batch, row = self.table.locate(document)

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol, final
+from typing import Annotated, Any, Protocol, final, overload
 
 import numpy as np
 
@@ -161,22 +161,36 @@ class Document:
         return f"Document({self.origin}, {len(self.tokens)} tokens, {trained} with loss weight{text})"
 
 
-def choose(index: Any, count: int) -> int | range:
-    """The document, or the documents of a slice, that an index means among `count`.
+class _Documents(Protocol):
+    """What `documents_at` needs of a corpus."""
+
+    def __len__(self) -> int: ...
+
+    def _read(self, document: int) -> Document: ...
+
+
+@overload
+def documents_at(corpus: _Documents, index: int) -> Document: ...
+@overload
+def documents_at(corpus: _Documents, index: slice) -> list[Document]: ...
+def documents_at(corpus: _Documents, index: int | slice) -> Document | list[Document]:
+    """One document, or a list of those of a slice: the `__getitem__` of each corpus.
 
     Raises:
+        CorruptionError: They are not what was written; names the shard. Foreign corpora have no checksums.
         IndexError: There is no such document; iterating ends by it.
-        ConfigError: It is neither a whole number nor a slice.
+        ConfigError: The index is neither a whole number nor a slice.
     """
+    count = len(corpus)
     if isinstance(index, slice):
-        return range(*index.indices(count))
+        return [corpus._read(document) for document in range(*index.indices(count))]
     try:
         number = operator.index(index)
     except TypeError:
         raise ConfigError(f"documents have numbers: expected a whole number or a slice, got {index!r}") from None
     if not -count <= number < count:
         raise IndexError(f"document {number} of {count}")
-    return number % count
+    return corpus._read(number % count)
 
 
 class Corpus(Protocol):

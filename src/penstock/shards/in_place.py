@@ -15,7 +15,7 @@ import io
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, final, overload
+from typing import Any, final
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from penstock.core.errors import ConfigError, FormatError, OutputError
 from penstock.core.folders import local_path
 from penstock.shards import _check_kernels as check
 from penstock.shards import _kernels as k
-from penstock.shards.document import Document, DocumentTable, Origin, choose
+from penstock.shards.document import Document, DocumentTable, Origin, documents_at
 from penstock.shards.files import Array, checksum, map_file, write_file
 from penstock.shards.manifest import TokenizerInfo
 from penstock.tokenizers import Tokenizer
@@ -98,18 +98,7 @@ class InPlaceCorpus:
     def __len__(self) -> int:
         return self.table.num_documents
 
-    @overload
-    def __getitem__(self, index: int) -> Document: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Document]: ...
-    def __getitem__(self, index: int | slice) -> Document | list[Document]:
-        """One document, or those of a slice; the origin is the file of tokens and the document's number in it.
-
-        Raises:
-            ConfigError: The index is neither a whole number nor a slice.
-        """
-        chosen = choose(index, len(self))
-        return [self._read(i) for i in chosen] if isinstance(chosen, range) else self._read(chosen)
+    __getitem__ = documents_at
 
     def _read(self, document: int) -> Document:
         tokens = self.table.read(document, document + 1).values

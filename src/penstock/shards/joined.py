@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias, final, overload
+from typing import Any, TypeAlias, final
 
 import numpy as np
 
 from penstock.core.errors import ConfigError, FormatError
 from penstock.core.folders import is_url, local_path
 from penstock.shards.dataset import Dataset
-from penstock.shards.document import Document, DocumentTable, choose, is_corpus
+from penstock.shards.document import Document, DocumentTable, documents_at, is_corpus
 from penstock.shards.files import Array
 from penstock.shards.in_place import InPlaceCorpus, open_npy
 from penstock.shards.layout import other_places
@@ -124,19 +124,7 @@ class JoinedCorpus:
     def __repr__(self) -> str:
         return f"JoinedCorpus({self.name!r}, {len(self.parts)} parts, {len(self)} documents, {self.num_tokens} tokens)"
 
-    @overload
-    def __getitem__(self, index: int) -> Document: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Document]: ...
-    def __getitem__(self, index: int | slice) -> Document | list[Document]:
-        """One document, or those of a slice, as their parts give them.
-
-        Raises:
-            CorruptionError: They are not what was written; names the shard.
-            ConfigError: The index is neither a whole number nor a slice.
-        """
-        chosen = choose(index, len(self))
-        return [self._read(i) for i in chosen] if isinstance(chosen, range) else self._read(chosen)
+    __getitem__ = documents_at
 
     def _read(self, document: int) -> Document:
         part, number = self.part_of(document)

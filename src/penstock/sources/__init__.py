@@ -6,15 +6,11 @@ block's `rejects`, with file, line and reason. A file that cannot be read to its
 """
 
 from penstock.core.lazy_imports import public_names
-from penstock.sources.compression import COMPRESSIONS
-from penstock.sources.json_files import number_lines
-from penstock.sources.objects import ObjectBlock, texts_of
-from penstock.sources.opening import FORMATS, Part, open_records, open_sources, read_texts, stop_at_reject
-from penstock.sources.records import Damage, Fields, OnDamage, RecordBlock, Reject, Weights, stop_at_damage
+from penstock.sources.objects import ObjectBlock
+from penstock.sources.opening import Part, open_records, open_sources, read_texts
+from penstock.sources.records import Damage, Fields, OnDamage, RecordBlock, Reject, Weights
 
 __all__ = [
-    "COMPRESSIONS",
-    "FORMATS",
     "Damage",
     "Fields",
     "ObjectBlock",
@@ -23,13 +19,9 @@ __all__ = [
     "RecordBlock",
     "Reject",
     "Weights",
-    "number_lines",
     "open_records",
     "open_sources",
     "read_texts",
-    "stop_at_damage",
-    "stop_at_reject",
-    "texts_of",
 ]
 
 __dir__ = public_names(__name__)

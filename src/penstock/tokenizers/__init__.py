@@ -1,16 +1,15 @@
 """Any tokenizer behind one interface: load or train one, encode fast, and know the bytes of every id.
 
-`load_tokenizer` reads tokenizer.json, Hugging Face folders and hub names, tiktoken ranks (also Meta's Llama 3),
-SentencePiece models, tekken.json, and vocab.json with merges.txt; `train_tokenizer` makes a byte-level BPE;
+`ps.load_tokenizer` reads tokenizer.json, Hugging Face folders and hub names, tiktoken ranks (also Meta's Llama 3),
+SentencePiece models, tekken.json, and vocab.json with merges.txt; `ps.train_tokenizer` makes a byte-level BPE;
 `add_tokens` adds control entries to one; `align` cuts two tokenizations of a text into chunks with equal bytes. Text
 becomes a control token only on request.
 """
 
 from penstock.core.lazy_imports import public_names
 from penstock.tokenizers.alignment import Aligner, Alignment, align
-from penstock.tokenizers.loading import load_tokenizer
-from penstock.tokenizers.tokenizer import Tokenizer, template_in
-from penstock.tokenizers.training import add_tokens, train_tokenizer
+from penstock.tokenizers.tokenizer import Tokenizer
+from penstock.tokenizers.training import add_tokens
 from penstock.tokenizers.vocabulary import ByteTable
 
 __all__ = [
@@ -20,9 +19,6 @@ __all__ = [
     "Tokenizer",
     "add_tokens",
     "align",
-    "load_tokenizer",
-    "template_in",
-    "train_tokenizer",
 ]
 
 __dir__ = public_names(__name__)

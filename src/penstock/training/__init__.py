@@ -9,7 +9,7 @@ from penstock.core.lazy_imports import lazy
 from penstock.training.settings import TrainSettings
 
 if TYPE_CHECKING:
-    from penstock.training.losses import RowLoss, loss, row_loss
+    from penstock.training.losses import RowLoss, row_loss
     from penstock.training.run_folder import RunFolder
     from penstock.training.trainer import Trainer
 else:
@@ -19,9 +19,8 @@ else:
             "RowLoss": "losses",
             "RunFolder": "run_folder",
             "Trainer": "trainer",
-            "loss": "losses",
             "row_loss": "losses",
         },
     )
 
-__all__ = ["RowLoss", "RunFolder", "TrainSettings", "Trainer", "loss", "row_loss"]
+__all__ = ["RowLoss", "RunFolder", "TrainSettings", "Trainer", "row_loss"]

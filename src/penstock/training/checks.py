@@ -15,8 +15,10 @@ import numpy as np
 import torch
 
 from penstock.core.errors import ConfigError, MissingExtraError
-from penstock.inputs import IGNORE, ModelInput
-from penstock.loader import Loader, PlanSettings
+from penstock.inputs import IGNORE
+from penstock.inputs.model_input import ModelInput
+from penstock.loader import PlanSettings
+from penstock.loader.loader import Loader
 from penstock.models import LanguageModel, ModelSettings
 from penstock.models.micro_sequences import check_cuts
 from penstock.training.settings import TrainSettings

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from penstock.core.errors import ConfigError, OutputError, StateError
 from penstock.core.folders import local_path, lock_folder
-from penstock.loader import DataParallel
+from penstock.loader.data_parallel import DataParallel
 from penstock.training.run_folder import LOCK
 from penstock.training.settings import check_device
 

@@ -23,10 +23,13 @@ from penstock.core.errors import ConfigError, FormatError
 from penstock.evaluation.results import weighted_mean
 from penstock.evaluation.subject import Subject
 from penstock.evaluation.tasks import make_task
-from penstock.generation import Engine, Sampling, begin_ids, end_ids
-from penstock.loader import Loader, Mixture, Source
-from penstock.models import LanguageModel, most_packed
-from penstock.objectives import Causal
+from penstock.generation import Engine, Sampling
+from penstock.generation.session import begin_ids, end_ids
+from penstock.loader.loader import Loader
+from penstock.loader.mixture import Mixture, Source
+from penstock.models import LanguageModel
+from penstock.models.language_model import most_packed
+from penstock.objectives.objective import Causal
 from penstock.shards import ChatInfo, Corpus
 from penstock.tokenizers import Tokenizer
 from penstock.training.checks import check_ids

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.arrays import Records
-from penstock.inputs import ModelInput
+from penstock.inputs.model_input import ModelInput
 from penstock.loader import Accompany, Companion, CompanionSource
 from penstock.training.losses import RowLoss
 from penstock.training.metrics import DISTANCE, SOURCE, TASK

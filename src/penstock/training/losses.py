@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from penstock.core.errors import ConfigError
-from penstock.inputs import IGNORE, ModelInput
+from penstock.inputs import IGNORE
+from penstock.inputs.model_input import ModelInput
 from penstock.loader import Step
 from penstock.models.gradients import accumulator, leaves
 from penstock.models.language_model import LanguageModel, RowTensors

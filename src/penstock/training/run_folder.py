@@ -21,7 +21,8 @@ from typing import Any, Self
 
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
 from penstock.core.yaml_files import parse_yaml, read_yaml
-from penstock.shards import TOKENIZER_FOLDER, ChatInfo
+from penstock.shards import ChatInfo
+from penstock.shards.layout import TOKENIZER_FOLDER
 from penstock.shards.manifest import CHAT, CHAT_TEMPLATE
 from penstock.training.checkpoints import digest, newest_complete, read_manifest
 from penstock.training.metrics import METRICS
@@ -42,7 +43,7 @@ class RunFolder:
     path: Path
     """The run's folder, or a folder in the Hugging Face layout."""
     model: Path
-    """Folder for `penstock.models.load_model`."""
+    """Folder for `penstock.load_model`."""
     tokenizer: Path
     """Folder for `penstock.load_tokenizer`."""
     template: str | None
@@ -272,8 +273,8 @@ def _write_whole(path: Path, text: str) -> None:
 
 def _stop_ids(tokenizer: Path, told: Sequence[int]) -> tuple[int, ...]:
     """Ids that end a generation: those given, and the tokenizer's EOS."""
-    from penstock.generation import end_ids
-    from penstock.tokenizers import load_tokenizer
+    from penstock.generation.session import end_ids
+    from penstock.tokenizers.loading import load_tokenizer
 
     return end_ids(load_tokenizer(tokenizer), told)
 

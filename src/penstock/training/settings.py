@@ -19,9 +19,10 @@ from typing import Any, Literal, final, get_args
 from penstock.core.errors import ConfigError
 from penstock.evaluation.tasks import TaskSettings
 from penstock.generation.settings import Sampling
-from penstock.loader import Mixture, Source
+from penstock.loader.mixture import Mixture, Source
 from penstock.models.lora import LoraSettings
-from penstock.objectives import Causal, Objective
+from penstock.objectives import Objective
+from penstock.objectives.objective import Causal
 
 LONGEST_USUAL_WARMUP = 100
 """Default number of warm-up steps, where that is no more than a tenth of the run."""

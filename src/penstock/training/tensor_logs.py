@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import ConfigError
-from penstock.shards import usual_mode
+from penstock.shards.files import usual_mode
 from penstock.training.checkpoints import output_errors
 from penstock.training.metrics import JsonLines
 from penstock.training.settings import TensorLogSettings

@@ -27,13 +27,15 @@ from torch import Tensor
 
 from penstock.core.errors import ConfigError, PenstockError, StateError
 from penstock.core.randomness import key_for
-from penstock.inputs import ModelInput
-from penstock.loader import Loader, Step
-from penstock.models import LanguageModel, RowTensors, load_model, require_packed_rows, save_model
+from penstock.inputs.model_input import ModelInput
+from penstock.loader import Step
+from penstock.loader.loader import Loader
+from penstock.models import LanguageModel, RowTensors, save_model
+from penstock.models.language_model import require_packed_rows
 from penstock.models.micro_sequences import backward_in_parts
 from penstock.models.own_model import OwnModel
-from penstock.models.saving import own_weights
-from penstock.shards import TOKENIZER_FOLDER
+from penstock.models.saving import load_model, own_weights
+from penstock.shards.layout import TOKENIZER_FOLDER
 from penstock.training.checkpoints import Checkpoint, newest_complete, save_checkpoint
 from penstock.training.checks import BitSettings, bit_settings, check_fit
 from penstock.training.distributed import Ranks, load_whole_weights, shard, share_out, whole_weights

@@ -34,7 +34,8 @@ import numpy as np
 
 from penstock.chat.tokens.encoding import encode_rendered
 from penstock.core.errors import ConfigError, TokenizerError
-from penstock.tokenizers import ByteTable, Tokenizer, load_tokenizer
+from penstock.tokenizers import ByteTable, Tokenizer
+from penstock.tokenizers.loading import load_tokenizer
 
 EOS = "eos_token"
 """Name of the tokenizer's own end of text, as an end."""

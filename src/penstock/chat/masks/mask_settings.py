@@ -1,11 +1,11 @@
 """Settings that decide what of a conversation is trained, under the names that axolotl uses."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict, final, get_args
 
 from penstock.core.errors import ConfigError
+from penstock.core.suggestions import refuse_unknown
 
 Terminators = Literal["turn", "all", "last", "none"]
 _TERMINATORS = ("turn", "all", "last", "none")
@@ -80,11 +80,7 @@ class MaskSettings:
             ConfigError: A name is unknown, or a value is out of range.
         """
         known = [field.name for field in fields(cls)]
-        for name in given:
-            if name not in known:
-                close = difflib.get_close_matches(name, known, 1)
-                cure = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}{hint}"
-                raise ConfigError(f"{name!r} is no setting of the mask; {cure}")
+        refuse_unknown(given, known, "a setting of the mask", f"known: {', '.join(known)}{hint}")
         return cls(**given)
 
     def describe(self) -> Mapping[str, Any]:

@@ -20,7 +20,8 @@ from penstock.chat.render.environment import ChatEnvironment, TracingEnvironment
 from penstock.chat.render.template_output import trace
 from penstock.chat.render.traced_text import GIVEN, Run, Traced, lay_over
 from penstock.core.errors import ConfigError, RecordError
-from penstock.tokenizers import Tokenizer, template_in
+from penstock.tokenizers import Tokenizer
+from penstock.tokenizers.tokenizer import template_in
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _OWN = Path(__file__).parent / "templates"

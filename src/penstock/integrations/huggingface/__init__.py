@@ -25,8 +25,6 @@ except ImportError as error:
 
 from penstock.integrations.huggingface.batches import loss, weighted_loss
 from penstock.integrations.huggingface.tensors import REQUIREMENTS, model_inputs
-from penstock.integrations.isolation import IsolationReport, check_isolation
-from penstock.integrations.torch_tensors import to_torch
 
 if TYPE_CHECKING:
     from penstock.integrations.huggingface.trainer import Trainer
@@ -36,12 +34,9 @@ else:
 
 __all__ = [
     "REQUIREMENTS",
-    "IsolationReport",
     "Trainer",
     "VisionCollator",
-    "check_isolation",
     "loss",
     "model_inputs",
-    "to_torch",
     "weighted_loss",
 ]

@@ -4,7 +4,6 @@ Before it begins: arguments that contradict the loader, have no meaning here or 
 ranks that do not match, a model with an additional loss, and a vocabulary that is too small.
 """
 
-import difflib
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
@@ -14,8 +13,9 @@ import torch
 import transformers
 
 from penstock.core.errors import ConfigError, DistributedError
+from penstock.core.suggestions import did_you_mean
 from penstock.integrations.huggingface.batches import is_finite, known_ids
-from penstock.loader import Loader
+from penstock.loader.loader import Loader
 
 _log = logging.getLogger("penstock.huggingface")
 
@@ -125,14 +125,13 @@ def _refuse_unknown(args: Any, kwargs: dict[str, Any]) -> None:
     for name in kwargs:
         if name in known:
             continue
-        close = difflib.get_close_matches(name, [*known, "loader", "eval_loader", "rows_per_microbatch"], 1)
         cure = _ELSEWHERE.get(name)
         if cure is None and name in args.__dataclass_fields__:
             cure = f"it belongs in TrainingArguments({name}=…)"
-        raise ConfigError(
-            f"Trainer: there is no argument {name!r}: "
-            + (cure or (f"did you mean {close[0]!r}?" if close else "see help(penstock.huggingface.Trainer)"))
-        )
+        if cure is None:
+            ours = ("loader", "eval_loader", "rows_per_microbatch")
+            cure = did_you_mean(name, [*known, *ours], "see help(penstock.huggingface.Trainer)")
+        raise ConfigError(f"Trainer: there is no argument {name!r}: {cure}")
 
 
 def refuse_endless(args: Any, loader: Loader, eval_loader: Loader | dict[str, Loader] | None) -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from penstock.core.errors import ConfigError
-from penstock.inputs import IGNORE, InputRequirements, ModelInput
+from penstock.inputs import IGNORE
+from penstock.inputs.model_input import InputRequirements, ModelInput
 from penstock.integrations.torch_tensors import to_torch
 from penstock.loader import Step
 

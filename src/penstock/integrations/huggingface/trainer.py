@@ -43,7 +43,8 @@ from penstock.integrations.huggingface.checks import (
     warn_if_documents_mix,
 )
 from penstock.integrations.isolation import check_isolation as run_isolation_check
-from penstock.loader import Loader, Step
+from penstock.loader import Step
+from penstock.loader.loader import Loader
 
 LOADER_FILE = "penstock_loader.json"
 """File next to `trainer_state.json` in every checkpoint: the loader's state after the checkpoint's last step."""

@@ -4,7 +4,7 @@
 import jax, jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import penstock as ps
-from penstock.integrations import jax as psj
+from penstock import jax as psj
 
 mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
 parameters = jax.device_put(parameters, NamedSharding(mesh, PartitionSpec()))      # a copy on each device

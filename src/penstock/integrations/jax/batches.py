@@ -12,7 +12,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.core.errors import ConfigError, DistributedError
 from penstock.integrations.jax.batch import Batch, stack
-from penstock.loader import DataParallel, Loader, Step
+from penstock.loader import Step
+from penstock.loader.data_parallel import DataParallel
+from penstock.loader.loader import Loader
 
 Axis = str | tuple[str, ...]
 """Name of one mesh axis, or of several that split rows together."""

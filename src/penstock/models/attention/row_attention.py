@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigError
-from penstock.inputs import AttentionRule, InputRequirements
+from penstock.inputs import AttentionRule
+from penstock.inputs.model_input import InputRequirements
 from penstock.models.attention.backends import DENSE, HALF, PER_DOCUMENT, VARLEN, Attend
 from penstock.models.attention.flex import FLEX
 
