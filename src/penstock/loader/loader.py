@@ -136,7 +136,7 @@ class Loader:
         self._description = states.describe(self._plan)
         self._planner = StepPlanner(self._plan, self.data_parallel.size)
         self._run: StepPipeline[StepPlan, Step] | None = None
-        self._after = self._planner.first
+        self._after, self._skipped = self._planner.first, self._planner.first.place.skipped
         # The iterator that gave the last step, as long as it has a holder.
         self._giver: weakref.ref[Iterator[Step]] | None = None
 
@@ -162,7 +162,7 @@ class Loader:
             while (item := run.next()) is not None:
                 plan, step = item
                 watch.see(plan.after, step.loss_denominators)
-                self._after, self._giver = plan.after, itself[0]
+                self._after, self._skipped, self._giver = plan.after, plan.skipped, itself[0]
                 yield step
             watch.end()
         finally:
@@ -190,10 +190,12 @@ class Loader:
 
     def __repr__(self) -> str:
         settings, place = self.settings, self.data_parallel
+        counts = ", ".join(f"{count:,} of {name}" for name, count in self.dropped.items())
+        dropped = f", documents dropped: {counts}" if counts else ""
         return (
             f"Loader({', '.join(source.name for source in self.mixture.sources[:8])}: "
             f"steps of {settings.rows_per_step} rows of {settings.sequence_length} tokens, at step {self.step}, "
-            f"rank {place.rank} of {place.size})"
+            f"rank {place.rank} of {place.size}{dropped})"
         )
 
     def _repr_html_(self) -> str:
@@ -210,6 +212,16 @@ class Loader:
             for source in self.mixture.sources
         ]
         return card("Loader", facts, table(("source", "share", "objective", "epochs at most"), sources))
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Source → documents dropped so far, through the window of rows that the last step ended in.
+
+        They have no tokens, or are longer than a row in a source with `too_long="drop"`. Sources without any are not
+        listed.
+        """
+        counts = (self._skipped["empty"] + self._skipped["dropped"]).tolist()
+        return {source.name: count for source, count in zip(self.mixture.sources, counts, strict=True) if count}
 
     @property
     def step(self) -> int:
@@ -322,7 +334,7 @@ class Loader:
             self._run.stop()
             self._run.join()
             self._run = None
-        self._after, self._giver = place, None
+        self._after, self._skipped, self._giver = place, place.place.skipped, None
         self._planner.start(place)
 
     def _build_step(self, plan: StepPlan) -> Step:

@@ -16,6 +16,7 @@ from penstock.core.terminal import PLAIN_SECONDS, Progress
 from penstock.inputs import ModelInput
 from penstock.loader._kernels import PIECE
 from penstock.loader.plan import Place, Plan, Window
+from penstock.sampling import SKIPPED
 
 _SHOWN_ROWS = 8
 """Rows of a step that a notebook shows."""
@@ -148,6 +149,8 @@ class StepPlan:
     """The pieces of row i are row_starts[i] … row_starts[i + 1] − 1."""
     after: StepPlace
     """The place after this step."""
+    skipped: Annotated[Records, SKIPPED, "sources"]
+    """What was left out up to the end of its last window."""
 
     @property
     def index(self) -> int:
@@ -197,7 +200,9 @@ class StepPlanner:
         self._after = StepPlace(step=self._after.step + 1, place=self._window.place, rows=self._used)
         # Not the dtype that concatenate makes, which is equal: Numba knows a record's dtype by its object.
         joined = np.concatenate(parts, out=np.empty(pieces, PIECE))
-        return StepPlan(pieces=joined, row_starts=np.concatenate(starts), after=self._after)
+        return StepPlan(
+            pieces=joined, row_starts=np.concatenate(starts), after=self._after, skipped=self._window.skipped
+        )
 
     def find(self, step: int, near: StepPlace | None = None, watch: Watch | None = None) -> StepPlace:
         """The place before step number `step`, replaying the plan from the nearest place that is known.

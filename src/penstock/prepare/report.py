@@ -149,6 +149,15 @@ class PrepareReport:
         ]
         return lines
 
+    def untrained(self) -> str | None:
+        """One line on the conversations that were dropped because nothing in them is trained; None: there are none."""
+        if self.chats is None or not (count := self.chats["cleaned"]["untrained"]):
+            return None
+        first = self.chats["dropped"].get("untrained")
+        such = f"; the first: {first}" if first else ""
+        noun = "conversation was" if count == 1 else "conversations were"
+        return f"{count:,} {noun} dropped, because the settings train nothing in {'it' if count == 1 else 'them'}{such}"
+
     def as_text(self) -> str:
         """The report as text."""
         documents, tokens, records = (

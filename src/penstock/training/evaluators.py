@@ -309,14 +309,14 @@ def evaluate(
     The model is in evaluation mode meanwhile, because some models of transformers have dropout.
     """
     figures: dict[str, Any] = {}
-    due = {name: one for name, (every, one) in evaluators.items() if last or done % every == 0}
-    if not due:
+    scheduled = {name: one for name, (every, one) in evaluators.items() if last or done % every == 0}
+    if not scheduled:
         return figures
     assert isinstance(model, torch.nn.Module)
     training = model.training
     model.eval()
     try:
-        for name, evaluator in due.items():
+        for name, evaluator in scheduled.items():
             if stop():
                 break
             began = time.monotonic()

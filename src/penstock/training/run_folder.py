@@ -95,7 +95,7 @@ class RunFolder:
         """
         manifest = None if self.step is None else read_manifest(self.model.parent)
         if manifest is not None:
-            found = {name: due["sha256"] for name, due in manifest["files"].items() if name.startswith(f"{MODEL}/")}
+            found = {name: entry["sha256"] for name, entry in manifest["files"].items() if name.startswith(f"{MODEL}/")}
         else:
             found = {
                 path.name: digest(path)
@@ -108,8 +108,8 @@ class RunFolder:
     def _of_huggingface(cls, path: Path) -> Self:
         template = (path / _TEMPLATE).read_text(encoding="utf-8") if (path / _TEMPLATE).is_file() else None
         if template is None:
-            told = _json(path / "tokenizer_config.json").get("chat_template")
-            template = told if isinstance(told, str) else None
+            configured = _json(path / "tokenizer_config.json").get("chat_template")
+            template = configured if isinstance(configured, str) else None
         ends = _json(path / "generation_config.json").get(
             "eos_token_id", _json(path / "config.json").get("eos_token_id")
         )
@@ -270,23 +270,23 @@ def _write_whole(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
-def _stop_ids(tokenizer: Path, told: Sequence[int]) -> tuple[int, ...]:
+def _stop_ids(tokenizer: Path, given: Sequence[int]) -> tuple[int, ...]:
     """Ids that end a generation: those given, and the tokenizer's EOS."""
     from penstock.generation import end_ids
     from penstock.tokenizers import load_tokenizer
 
-    return end_ids(load_tokenizer(tokenizer), told)
+    return end_ids(load_tokenizer(tokenizer), given)
 
 
 def _trained_length(path: Path) -> int | None:
-    told = _read_run_file(path)
+    value = _read_run_file(path)
     for name in ("data", "loader", "sequence_length"):
-        told = told.get(name) if isinstance(told, dict) else None
-    return _length(told)
+        value = value.get(name) if isinstance(value, dict) else None
+    return _length(value)
 
 
-def _length(told: Any) -> int | None:
-    return told if isinstance(told, int) and told > 1 else None
+def _length(value: Any) -> int | None:
+    return value if isinstance(value, int) and value > 1 else None
 
 
 def _json(path: Path) -> dict[str, Any]:
