@@ -134,7 +134,7 @@ def test_bad_records_have_true_reasons_with_line_and_message(tmp_path, chat_toke
     assert "no token is trained" in rejects[7]
     assert not any(reason.startswith(str(tmp_path)) for reason in rejects.values())
     assert report.chats["problems"]["nothing_trained"]["example"].startswith(f"{tmp_path / 'chats.jsonl'}:7: ")
-    with pytest.raises(RecordError, match=r"chats.jsonl:2: message 1.*--on-error skip"):
+    with pytest.raises(RecordError, match=r"chats.jsonl:2: message 1.*set on_error to skip"):
         prepare_chats(tmp_path / "chats.jsonl", chat_tokenizer, tmp_path / "stop")
 
 

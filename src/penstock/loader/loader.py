@@ -368,7 +368,7 @@ def _step_number(value: Any) -> int:
 
 
 def _require_one_tokenizer(mixture: Mixture, datasets: Sequence[Corpus]) -> None:
-    """Ids of two tokenizers mean different things; sources that do not name their tokenizer (Megatron) pass."""
+    """Ids of two tokenizers mean different things; sources that store no tokenizer (Megatron) pass."""
     first: tuple[str, TokenizerInfo] | None = None
     for source, dataset in zip(mixture.sources, datasets, strict=True):
         info = dataset.tokenizer
@@ -378,7 +378,7 @@ def _require_one_tokenizer(mixture: Mixture, datasets: Sequence[Corpus]) -> None
             first = source.name, info
         elif info.fingerprint != first[1].fingerprint:
             raise ConfigError(
-                f"source {source.name!r} was made with tokenizer {info.name!r} ({info.fingerprint[:8]}), source "
+                f"source {source.name!r} was prepared with tokenizer {info.name!r} ({info.fingerprint[:8]}), source "
                 f"{first[0]!r} with {first[1].name!r} ({first[1].fingerprint[:8]}): their ids mean different tokens; "
                 "prepare both with one tokenizer"
             )

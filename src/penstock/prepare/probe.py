@@ -45,7 +45,7 @@ def check_encoder(shop: Workshop, parts: Sequence[Part], progress: bool, verbose
             if size >= SAMPLE_BYTES:
                 break
     if unweighted is not None and sample and progress:
-        say(f"warning: no sampled record has the field {unweighted!r} of --weights-field; check its spelling")
+        say(f"warning: no sampled record has the field {unweighted!r}, which weights_field names; check its spelling")
     has_switched = shop.tokenizer.check_encoder(sample) is not None
     if shop.tokenizer.fallback_reason and progress:
         say(f"encoding with {shop.tokenizer.encoder}, which is slower: {shop.tokenizer.fallback_reason}")

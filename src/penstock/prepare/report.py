@@ -141,9 +141,9 @@ class PrepareReport:
             if len(self.damaged) > SHOWN:
                 lines.append(f"  and {len(self.damaged) - SHOWN} more, in {REPORT} and the manifest")
         if self.weighted == 0:
-            lines.append("warning: no record has the field of --weights-field, so all tokens count in full")
+            lines.append("warning: no record has the field that weights_field names, so all tokens count in full")
         lines += [
-            f"warning: {name} is empty: too few documents for this --validation share"
+            f"warning: {name} is empty: too few documents for this share of validation"
             for name, split in self.splits.items()
             if not split.documents
         ]
@@ -279,7 +279,8 @@ def finish(shop: Workshop, records: list[PartRecord], files: list[str], configur
         allowed = f"the {limit} that are allowed" if settings.max_rejects is None else settings.max_rejects
         raise RecordError(
             f"{rejects} of {total} records were rejected, more than {allowed}; see "
-            f"{rejects_path(shop.output, 0).parent}/*.rejected.jsonl, then raise --max-rejects: finished parts are kept"
+            f"{rejects_path(shop.output, 0).parent}/*.rejected.jsonl, then set max_rejects higher: finished parts are "
+            "kept"
         )
     rejected = [rejects_path(shop.output, n) for n, record in enumerate(records) if record.rejects]
     join_files(rejected, shop.output / REJECTED)

@@ -46,11 +46,11 @@ def shipped(name: str, datasets: Sequence[Any], cannot: str) -> tuple[Tokenizer,
         cannot: What is impossible without a tokenizer, for errors.
 
     Raises:
-        ConfigError: The first dataset ships no tokenizer.
+        ConfigError: The first dataset stores no tokenizer.
     """
     tokenizer = getattr(datasets[0], "loaded_tokenizer", None)
     if tokenizer is None:
-        raise ConfigError(f"evaluator {name!r}: the first source ships no tokenizer, so {cannot}")
+        raise ConfigError(f"evaluator {name!r}: the first source stores no tokenizer, so {cannot}")
     chats = [dataset.chat for dataset in datasets if getattr(dataset, "chat", None) is not None]
     return tokenizer, chats, end_ids(tokenizer, (stop for chat in chats for stop in chat.stop_ids))
 
@@ -146,7 +146,7 @@ class HeldOutLoss:
         rows: Maximum number of rows; None: all.
 
     Raises:
-        ConfigError: A dataset was made with another tokenizer, or an objective does not fit the model.
+        ConfigError: A dataset was prepared with another tokenizer, or an objective does not fit the model.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ def _check_tokenizer(corpus: Corpus, tokenizer: Any) -> None:
     theirs = corpus.tokenizer
     if theirs is not None and tokenizer is not None and theirs.fingerprint != tokenizer.fingerprint:
         raise ConfigError(
-            f"{corpus.path}: was made with another tokenizer ({theirs.name}) than the model's ({tokenizer.name}); "
+            f"{corpus.path}: was prepared with another tokenizer ({theirs.name}) than the model's ({tokenizer.name}); "
             "prepare it with the model's"
         )
 
@@ -260,8 +260,8 @@ def make_evaluators(
         ranks: The processes that train together.
 
     Raises:
-        ConfigError: Held-out data was made with another tokenizer, the model cannot generate, or a task cannot be set
-            up.
+        ConfigError: Held-out data was prepared with another tokenizer, the model cannot generate, or a task cannot be
+            set up.
     """
     made: dict[str, tuple[int, Evaluator]] = {}
     for name, one in settings.items():

@@ -139,7 +139,7 @@ def begin_run(
 
     Raises:
         OutputError: The folder holds a run and `resume` is false, or it cannot be written.
-        ConfigError: The datasets ship no tokenizer, or chats of different templates.
+        ConfigError: The datasets store no tokenizer, or chats of different templates.
     """
     facts = _facts(datasets) if may_begin(path, resume=resume) else None
     hold(path)
@@ -158,7 +158,7 @@ def check_run(path: Path | None, datasets: Sequence[Any], *, resume: bool) -> No
 
     Raises:
         OutputError: The folder holds something else, or cannot be written.
-        ConfigError: The datasets ship no tokenizer, or chats of different templates.
+        ConfigError: The datasets store no tokenizer, or chats of different templates.
     """
     if path is None or may_begin(path, resume=resume):
         _facts(datasets)
@@ -186,10 +186,7 @@ def may_begin(path: Path, *, resume: bool) -> bool:
     if RUN_FILE not in names:
         raise OutputError(f"{path}: the folder is not empty and holds no run; choose another")
     if not resume:
-        raise OutputError(
-            f"{path}: a run is there already; continue it with --resume (in Python resume=True), or choose "
-            "another folder"
-        )
+        raise OutputError(f"{path}: a run is there already; set resume to continue it, or choose another folder")
     return False
 
 
@@ -236,7 +233,7 @@ def _facts(datasets: Sequence[Any]) -> tuple[Path, ChatInfo | None]:
     folder = next((d.path / TOKENIZER_FOLDER for d in datasets if getattr(d, "loaded_tokenizer", None)), None)
     if folder is None:
         raise ConfigError(
-            "no source ships its tokenizer, which the trained model needs; use datasets of penstock prepare"
+            "no source stores its tokenizer, which the trained model needs; use datasets of penstock prepare"
         )
     chats = [dataset.chat for dataset in datasets if getattr(dataset, "chat", None) is not None]
     prints = {chat.template_fingerprint for chat in chats}
