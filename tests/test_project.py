@@ -148,3 +148,32 @@ def test_files_that_a_page_names_exist(page):
     named = re.findall(r"`([a-z_]+(?:/[a-z_]+)+\.py)`", text)
     missing = [path for path in named if not any((ROOT / folder / path).exists() for folder in ("src/penstock", "."))]
     assert missing == []
+
+
+def _texts(path: Path):
+    """The strings of a file except docstrings, with their lines."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    bodies = (node.body for node in ast.walk(tree) if isinstance(getattr(node, "body", None), list))
+    said = {id(one.value) for body in bodies for one in body if isinstance(one, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
+            yield node.lineno, node.value
+
+
+OTHER_OPTIONS = ("bubblewrap.py", "curves.py", "document.py", "validation.py", "control_tokens.py", "denoise_tasks.py")
+"""Files with options of other programs, CSS, `--set` of an assignment that the user typed, or whole commands."""
+
+
+def test_messages_name_settings_as_python_does():
+    """`on_error`, not `--on-error`, for users of both; an option with another name follows in brackets: (--plain)."""
+    package = ROOT / "src" / "penstock"
+    paths = [p for p in package.rglob("*.py") if p.parent.name != "cli" and p.name not in OTHER_OPTIONS]
+    option = re.compile(r"(?<![\w(-])--[a-z]")
+    commands = re.compile(r"`penstock [^`]*")
+    found = [
+        f"{path.name}:{line}: {text}"
+        for path in paths
+        for line, text in _texts(path)
+        if option.search(commands.sub("", text))
+    ]
+    assert found == []

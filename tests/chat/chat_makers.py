@@ -145,8 +145,8 @@ def read_chat(messages, **settings) -> Conversation:
     return read_conversation({"messages": messages, **tools}, LayoutSettings(**settings))
 
 
-def encode_chat(messages, tokenizer, template=CHATML, **knobs) -> Any:
-    return encode(messages, tokenizer=tokenizer, template=template, **knobs)
+def encode_chat(messages, tokenizer, template=CHATML, **mask_settings) -> Any:
+    return encode(messages, tokenizer=tokenizer, template=template, **mask_settings)
 
 
 def trained(chat) -> list[str]:

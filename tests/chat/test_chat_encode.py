@@ -137,7 +137,7 @@ def test_positions_spell_the_text(tokenizer):
 def test_the_door_reads_records_templates_and_settings(tokenizer, tmp_path):
     record = {"conversations": [{"from": "human", "value": "u"}, {"from": "gpt", "value": "a"}]}
     assert trained(encode_chat(record, tokenizer)) == ["a<|im_end|>"]
-    with pytest.raises(ConfigError, match=r"has no chat template of its own; give one: a \.jinja file"):
+    with pytest.raises(ConfigError, match=r"has no chat template of its own; set template to a \.jinja file"):
         encode(ask("u", "a"), tokenizer=tokenizer)
     with pytest.raises(ConfigError, match="no chat template there"):
         encode(ask("u", "a"), tokenizer=tokenizer, template=tmp_path / "none")

@@ -73,10 +73,39 @@ def test_a_start_with_another_tokenizer_is_refused(made, tmp_path):
 
 def test_what_is_there_is_not_written_over(made, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    for taken in (tmp_path, tmp_path / "notes.txt"):
-        with pytest.raises(OutputError, match="no empty folder; take another"):
-            export(str(made / "plain"), output=taken)
+    for overwrite in (False, True):
+        with pytest.raises(OutputError, match=r"holds other files \(notes.txt\); name an empty or a new folder"):
+            export(str(made / "plain"), output=tmp_path, overwrite=overwrite)
+        with pytest.raises(OutputError, match="is a file; name a folder"):
+            export(str(made / "plain"), output=tmp_path / "notes.txt", overwrite=overwrite)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_an_earlier_export_is_replaced_if_asked_for_and_nothing_else(made, tmp_path):
+    out = tmp_path / "out"
+    export(str(made / "chat"), output=out)
+    names = sorted(path.name for path in out.iterdir())
+    assert "chat_template.jinja" in names
+    with pytest.raises(OutputError, match="holds an earlier export; choose another folder, or set overwrite"):
+        export(str(made / "plain"), output=out)
+    assert sorted(path.name for path in out.iterdir()) == names
+    (out / "notes.txt").write_text("mine")
+    export(str(made / "plain"), output=out, overwrite=True)
+    assert (out / "notes.txt").read_text() == "mine"
+    assert not (out / "chat_template.jinja").exists()
+    export(str(made / "plain"), output=tmp_path / "new")
+    same = [path for path in (tmp_path / "new").iterdir() if (out / path.name).read_bytes() == path.read_bytes()]
+    assert len(same) == len(list(out.iterdir())) - 1
+    # A file of the user with the name of one to be written is kept, and so is the earlier export.
+    (out / "chat_template.jinja").write_text("mine")
+    with pytest.raises(OutputError, match=r"chat_template.jinja: was not written by the earlier export"):
+        export(str(made / "chat"), output=out, overwrite=True)
+    assert (out / "chat_template.jinja").read_text() == "mine"
+    assert (out / "model.safetensors").read_bytes() == (tmp_path / "new" / "model.safetensors").read_bytes()
+    (out / "export.json").write_text('{"files": ["../new/config.json"]}')
+    with pytest.raises(OutputError, match=r"export.json: is damaged"):
+        export(str(made / "plain"), output=out, overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "out"]
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):

@@ -157,7 +157,7 @@ def test_settings_of_chats_come_from_options(inspect):
     ("arguments", "message"),
     [
         (["chats.jsonl"], "chats.jsonl: raw records; to show conversations give --tokenizer and --template"),
-        (["chats.jsonl", "--template", "chat.jinja"], "raw conversations need --tokenizer"),
+        (["chats.jsonl", "--template", "chat.jinja"], "raw conversations need a tokenizer: set tokenizer"),
         (["chats.jsonl", "-t", "tokenizer", "--set", "mask_histroy=1"], "did you mean 'mask_history'"),
         (["chats.jsonl", "-t", "tokenizer", "--template", "none.jinja"], "none.jinja: no chat template there"),
         (
@@ -180,7 +180,7 @@ def test_a_file_of_bare_tokens_is_told_its_type(inspect, tmp_path):
     np.array([5, 6, 0, 7, 0], np.uint16).tofile(path)
     code, _, err = inspect(str(path))
     assert code == 1
-    assert "give dtype ('uint16' or 'uint32') and eos_id (--dtype, --eos-id)" in err
+    assert "give dtype ('uint16' or 'uint32') and eos_id" in err
     told = [str(path), "--dtype", "uint16", "--eos-id", "0"]
     code, out, err = inspect(*told, "--json")
     assert (code, err) == (0, "")

@@ -111,4 +111,4 @@ def test_a_first_sitting(tmp_path):
     done = run_penstock(*prepare, "--separator", r"\n\n", "--processes", "1", "-q")
     assert done.stdout.startswith("40 documents, ")
     wrong = run_penstock("inspect", str(tmp_path / "d"), "--rows", "--row", "5")
-    assert (wrong.returncode, wrong.stderr) == (1, "penstock: --row 5: the step has 1 row, row 0\n")
+    assert (wrong.returncode, wrong.stderr) == (1, "penstock: row 5: the step has 1 row, row 0\n")

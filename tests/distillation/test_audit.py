@@ -145,7 +145,8 @@ def test_inputs(
     assert (from_texts.report().documents, from_data.report().documents) == (2, 3)
     assert from_data.report().coverage > 0.9
     with pytest.raises(
-        ConfigError, match=r"data: made by the tokenizer size-300 .* the student's is size-420 .*; give"
+        ConfigError,
+        match=r"data: was prepared with another tokenizer \(size-300, .*\) than the student's \(size-420, .*; give",
     ):
         audit_dataset(Audit(both[1], both[0]), str(tmp_path / "data"), both[1], 10)
     chats = write_json_lines(tmp_path / "chats.jsonl", [{"messages": CHAT}, {"messages": []}])

@@ -85,7 +85,7 @@ def test_a_model_must_say_how_long_its_sequences_are(folder, tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     del config["max_position_embeddings"]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match="give --context-length"):
+    with pytest.raises(ConfigError, match="set context_length"):
         call(generate, str(tmp_path))
     assert call(generate, str(tmp_path), "--context-length", "20", "--max-tokens", "2").exit_code == 0
 

@@ -122,7 +122,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused_at_the_start(tmp_path: Pat
     info = tokenizer_info("large", vocab_size=VOCABULARY + 6)
     write_dataset(tmp_path / "web", [[1, 2, 3]] * 50, tokenizer=info)
     message = (
-        r"dataset 'web' was made with tokenizer 'large' of 70 ids, but LlamaForCausalLM has "
+        r"dataset 'web' was prepared with tokenizer 'large' of 70 ids, but LlamaForCausalLM has "
         r"embeddings for 64; call model\.resize_token_embeddings\(70\)"
     )
     with pytest.raises(ConfigError, match=message):
@@ -137,7 +137,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused_at_the_start(tmp_path: Pat
 def test_ids_of_an_unknown_tokenizer_are_found_in_the_rows(tmp_path: Path) -> None:
     write_dataset(tmp_path / "web", [[1, 2, 70, 3]] * 50)
     message = (
-        r"token id 70 in slot 2 of a row, but the model has embeddings for 64 ids; the data were made with another"
+        r"token id 70 in slot 2 of a row, but the model has embeddings for 64 ids; the data were prepared with another"
     )
     with pytest.raises(ConfigError, match=message):
         make_trainer(tmp_path, loader=make_loader(tmp_path / "web")).train()

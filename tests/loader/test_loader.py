@@ -305,7 +305,7 @@ def test_sources_of_different_tokenizers_are_refused(tmp_path):
     theirs = write_dataset(tmp_path / "theirs", [[1, 2, 3]], tokenizer=info("gpt2"))
     nameless = write_dataset(tmp_path / "nameless", [[1, 2, 3]])
     with pytest.raises(
-        ConfigError, match=r"source 'theirs' was made with tokenizer 'gpt2' .* source 'ours' with 'ours'"
+        ConfigError, match=r"source 'theirs' was prepared with tokenizer 'gpt2' .* source 'ours' with 'ours'"
     ):
         Loader([ours, theirs], sequence_length=8, rows_per_step=1)
     Loader([ours, nameless], sequence_length=8, rows_per_step=1)

@@ -60,6 +60,19 @@ def test_what_is_dropped_does_not_count(tmp_path):
         assert any(step.loss_denominator for step in islice(load(Source(dataset, too_long=too_long)), 9))
 
 
+def test_a_loader_counts_what_it_dropped(tmp_path):
+    dataset = write_dataset(tmp_path / "d", [[1, 2, 3], [], [1] * 40, [1] * 41])
+    loader = load(Source(dataset, name="d", max_epochs=2, too_long="drop", shuffle="none"))
+    assert (loader.dropped, "dropped" in repr(loader)) == ({}, False)
+    states = [step.resume_state for step in loader]
+    assert loader.dropped["d"] >= 3
+    assert f"documents dropped: {loader.dropped['d']} of d)" in repr(loader)
+    loader.seek(0)
+    assert loader.dropped == {}
+    loader.load_state_dict(states[-1])
+    assert len(list(loader)) == 0
+
+
 class Silent(PlainObjective):
     """Writes documents that nothing is learned from, but for those of some lengths."""
 

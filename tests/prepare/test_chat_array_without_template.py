@@ -30,5 +30,5 @@ def test_the_sentence_that_a_user_needs(tmp_path, chat_tokenizer, indent, name):
 )
 def test_lines_of_every_layout(tmp_path, chat_tokenizer, record):
     (tmp_path / "chats.jsonl").write_text(json.dumps(record))
-    with pytest.raises(RecordError, match="conversations need a chat template: --template"):
+    with pytest.raises(RecordError, match="conversations need a chat template: set template"):
         prepare(tmp_path / "chats.jsonl", tokenizer=chat_tokenizer, output=tmp_path / "out", progress=False)

@@ -67,7 +67,7 @@ def test_again_is_a_look_at_the_report(tmp_path, corpus, tokenizer):
 def test_other_settings_are_refused(tmp_path, corpus, tokenizer):
     prepare_here(corpus, tokenizer, tmp_path / "out")
     before = contents(tmp_path / "out")
-    with pytest.raises(OutputError, match=r"add_eos was 'auto', is 'no'.*--overwrite"):
+    with pytest.raises(OutputError, match=r"add_eos was 'auto', is 'no'.*set overwrite to replace it"):
         prepare_here(corpus, tokenizer, tmp_path / "out", add_eos="no")
     assert contents(tmp_path / "out") == before, "a refused preparation leaves no lock"
     assert prepare_here(corpus, tokenizer, tmp_path / "out", add_eos="no", overwrite=True).documents == 2203
@@ -124,14 +124,14 @@ def test_rejects_are_written_and_bounded(tmp_path, corpus, tokenizer):
     lines = (corpus / "0.jsonl").read_text().split("\n")
     lines[3], lines[9], lines[10] = "{broken", '{"text": null}', '{"text": ""}'
     (corpus / "0.jsonl").write_text("\n".join(lines))
-    with pytest.raises(RecordError, match=r"0.jsonl:4: not JSON: .*--on-error skip"):
+    with pytest.raises(RecordError, match=r"0.jsonl:4: not JSON: .*set on_error to skip"):
         prepare_here(corpus, tokenizer, tmp_path / "stop")
     report = prepare_here(corpus, tokenizer, tmp_path / "out", on_error="skip")
     assert (report.records, report.documents, report.rejects) == (2203, 2200, 3)
     written = [json.loads(line) for line in (tmp_path / "out/rejected.jsonl").read_text().splitlines()]
     assert [reject["line"] for reject in written] == [4, 10, 11]
     assert set(written[0]) == {"file", "line", "reason", "excerpt"}
-    with pytest.raises(RecordError, match="more than 2 records were rejected: raise --max-rejects"):
+    with pytest.raises(RecordError, match="more than 2 records were rejected; set max_rejects higher"):
         prepare_here(corpus, tokenizer, tmp_path / "few", on_error="skip", max_rejects=2)
     assert prepare_here(corpus, tokenizer, tmp_path / "few", on_error="skip", max_rejects=3).rejects == 3
     with pytest.raises(RecordError, match=r"3 of 2203 records were rejected, more than 0%"):

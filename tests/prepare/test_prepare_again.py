@@ -191,7 +191,7 @@ def test_skipping_after_a_stop_keeps_the_parts(tmp_path, ten, tokenizer, redone)
     for number in range(9):
         path = ten / f"{number}.jsonl"
         path.write_text(path.read_text().replace('{"text": ""}', '{"text": "a"}'))
-    with pytest.raises(RecordError, match=r"9.jsonl:4: field 'text' is empty; .*--on-error skip"):
+    with pytest.raises(RecordError, match=r"9.jsonl:4: field 'text' is empty; .*set on_error to skip"):
         prepare_parts(ten, tokenizer, tmp_path / "out", on_error="stop")
     redone.clear()
     assert prepare_parts(ten, tokenizer, tmp_path / "out", on_error="skip").parts_resumed == 27

@@ -59,21 +59,23 @@ def chats(tmp_path):
     return folder
 
 
-def assert_same_as_encode(dataset, records, tokenizer, template=CHATML, **knobs):
+def assert_same_as_encode(dataset, records, tokenizer, template=CHATML, **mask_settings):
     assert len(dataset) == len(records)
     for document, record in zip(dataset[:], records, strict=True):
         due = chat.encode(
-            record, tokenizer=tokenizer, template=chat.load_template(template, tokenizer=tokenizer), **knobs
+            record, tokenizer=tokenizer, template=chat.load_template(template, tokenizer=tokenizer), **mask_settings
         )
         np.testing.assert_array_equal(document.tokens, due.tokens)
         np.testing.assert_array_equal(document.loss_weights, due.loss_weights)
 
 
-@pytest.mark.parametrize("knobs", [{}, {"mask_history": True, "train_on_eos": "none"}, {"train_on_inputs": True}])
-def test_stored_tokens_and_weights_are_those_of_encode(tmp_path, chats, chat_tokenizer, knobs):
-    report = prepare_chats(chats, chat_tokenizer, tmp_path / "out", **knobs)
+@pytest.mark.parametrize(
+    "mask_settings", [{}, {"mask_history": True, "train_on_eos": "none"}, {"train_on_inputs": True}]
+)
+def test_stored_tokens_and_weights_are_those_of_encode(tmp_path, chats, chat_tokenizer, mask_settings):
+    report = prepare_chats(chats, chat_tokenizer, tmp_path / "out", **mask_settings)
     dataset = Dataset.open(tmp_path / "out")
-    assert_same_as_encode(dataset, make_chats(160), chat_tokenizer, **knobs)
+    assert_same_as_encode(dataset, make_chats(160), chat_tokenizer, **mask_settings)
     assert (report.records, report.documents, report.rejects, report.dropped) == (160, 160, 0, 0)
     roles = report.chats["roles"]
     assert sum(role["trained"] for role in roles.values()) == dataset.manifest.trained_tokens
@@ -132,11 +134,11 @@ def test_bad_records_have_true_reasons_with_line_and_message(tmp_path, chat_toke
     assert "no token is trained" in rejects[7]
     assert not any(reason.startswith(str(tmp_path)) for reason in rejects.values())
     assert report.chats["problems"]["nothing_trained"]["example"].startswith(f"{tmp_path / 'chats.jsonl'}:7: ")
-    with pytest.raises(RecordError, match=r"chats.jsonl:2: message 1.*--on-error skip"):
+    with pytest.raises(RecordError, match=r"chats.jsonl:2: message 1.*set on_error to skip"):
         prepare_chats(tmp_path / "chats.jsonl", chat_tokenizer, tmp_path / "stop")
 
 
-def test_clean_up_is_counted_and_records_add_up(tmp_path, chat_tokenizer):
+def test_clean_up_is_counted_and_records_add_up(tmp_path, chat_tokenizer, capsys):
     records = [
         make_chat("water", "wheel"),
         make_chat("water", "wheel", "pipe"),
@@ -153,6 +155,9 @@ def test_clean_up_is_counted_and_records_add_up(tmp_path, chat_tokenizer):
     assert "2 dropped" in report.as_text()
     assert "1 dropped: empty, or without any reply, such as <python>:2; " in report.as_text()
     assert "1 dropped: nothing to train, such as <python>:3; " in report.as_text()
+    prepare_chats(records, chat_tokenizer, tmp_path / "loud", max_tokens=40, too_long="truncate", progress=True)
+    said = "penstock: 1 conversation was dropped, because the settings train nothing in it; the first: <python>:3\n"
+    assert capsys.readouterr().err.count(said) == 1
     dropped = prepare_chats(records, chat_tokenizer, tmp_path / "drop", max_tokens=40, too_long="drop")
     assert (dropped.documents, dropped.dropped, dropped.chats["cleaned"]["too_long"]) == (2, 3, 1)
     with pytest.raises(RecordError, match=r"<python>:4: .*tokens in 6 messages; expected at most 40"):
@@ -217,7 +222,7 @@ def test_a_dataset_ships_its_template_and_stop_ids(tmp_path, chat_tokenizer):
     assert dataset.chat.template == CHATML
     assert dataset.chat.stop_texts == ("<|im_end|>",)
     assert dataset.chat.stop_ids == tuple(sorted({names["<|im_end|>"], chat_tokenizer.eos_id}))
-    assert dataset.chat.settings["knobs"]["mask_history"] is True
+    assert dataset.chat.settings["mask_settings"]["mask_history"] is True
     assert (tmp_path / "out/tokenizer/chat_template.jinja").read_text() == CHATML
     assert chat.load_template(tmp_path / "out/tokenizer").source == CHATML
     text = (tmp_path / "out/chat.json").read_text()
@@ -227,7 +232,7 @@ def test_a_dataset_ships_its_template_and_stop_ids(tmp_path, chat_tokenizer):
 
 def test_settings_as_an_object_and_as_keywords_come_to_the_same(tmp_path, chat_tokenizer):
     layout = chat.LayoutSettings(fields={"prompt": "question", "completion": "answer"})
-    settings = ChatSettings(layout=layout, knobs=chat.MaskSettings(train_on_eos="none"))
+    settings = ChatSettings(layout=layout, mask_settings=chat.MaskSettings(train_on_eos="none"))
     records = [{"question": "water", "answer": "wheel"}]
     prepare_chats(records, chat_tokenizer, tmp_path / "out", chat=settings)
     dataset = Dataset.open(tmp_path / "out")

@@ -31,11 +31,21 @@ def command(tmp_path, chat_tokenizer, command_line):
     return call
 
 
-def test_the_settings_are_printed_once_and_the_figures_at_the_end(command):
-    code, out, err = command("--template", "auto", "--mask-history", "--roles-to-train", "assistant,user")
+def test_one_line_at_the_start_says_what_is_read_and_how(command, tmp_path):
+    code, _, err = command("--template", "auto")
+    assert code == 0
+    sources = f"preparing {tmp_path / 'chats.jsonl'} (1 file, {(tmp_path / 'chats.jsonl').stat().st_size} B)"
+    how = "with tokenizer tokenizer and chat template tokenizer (family ChatML)"
+    assert err.startswith(f"penstock: {sources} {how} into {tmp_path / 'out'}\n")
+    assert [line for line in err.splitlines() if line.startswith("penstock:")] == err.splitlines()[:1]
+    assert "penstock:" not in command("--template", "auto", "--quiet", output="two")[2]
+
+
+def test_the_settings_are_printed_once_if_asked_for_and_the_figures_at_the_end(command):
+    code, out, err = command("--template", "auto", "--mask-history", "--roles-to-train", "assistant,user", "--verbose")
     assert code == 0
     assert err.count("first record: layout messages") == 1
-    assert err.count("knobs: roles_to_train assistant+user") == 1
+    assert err.count("mask settings: roles_to_train assistant+user") == 1
     assert "mask_history yes" in err
     assert "'<|im_end|>' 18 (trained 6)" in out
     assert "trained:" in out
@@ -68,7 +78,7 @@ def test_fields_and_roles_are_mapped(command, tmp_path):
 
 
 def test_mistakes_say_where_they_are(command, tmp_path):
-    assert "add --template" in command("--mask-history")[2]
+    assert "set template to a .jinja file or auto" in command("--mask-history")[2]
     assert (
         "--set train_on_eos=some: found 'some', expected 'turn'"
         in command("--template", "auto", "--set", "train_on_eos=some")[2]
@@ -105,10 +115,10 @@ def run_file(tmp_path):
 
 def test_a_run_file_holds_settings_of_chats(command, run_file, tmp_path):
     """As a file of their own does; and what it takes for role boundaries is logged as ids, once."""
-    code, _, err = command("--config", str(run_file))
+    code, _, err = command("--config", str(run_file), "--verbose")
     assert code == 0
     chat = load_run(run_file).chat
-    assert chat.knobs.mask_history
+    assert chat.mask_settings.mask_history
     assert chat.role_boundaries == (Boundary(role="assistant", start="<|im_start|>assistant\n", end="<|im_end|>"),)
     assert chat.date == "2026-12-31"
     ids = load_tokenizer(tmp_path / "tokenizer").special_tokens
@@ -143,8 +153,12 @@ def test_a_marker_that_encodes_to_nothing_is_an_error(command, run_file):
 
 def test_options_go_before_the_run_file(command, run_file, tmp_path):
     assert command("--config", str(run_file), "--train-on-eos", "all", "--roles-to-train", "user")[0] == 0
-    knobs = json.loads((tmp_path / "out/chat.json").read_text())["settings"]["knobs"]
-    assert (knobs["mask_history"], knobs["train_on_eos"], knobs["roles_to_train"]) == (True, "all", ["user"])
+    mask_settings = json.loads((tmp_path / "out/chat.json").read_text())["settings"]["mask_settings"]
+    assert (mask_settings["mask_history"], mask_settings["train_on_eos"], mask_settings["roles_to_train"]) == (
+        True,
+        "all",
+        ["user"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,6 +196,6 @@ def test_the_schema_has_the_settings_of_chats():
     kinds = run_schema()["$defs"]
     chat = kinds["ChatSettings"]["properties"]
     assert {"template", "role_boundaries", "train_on_eos", "field_messages", "max_tokens"} <= set(chat)
-    assert not {"knobs", "cleaning"} & set(chat)
+    assert not {"mask_settings", "cleaning"} & set(chat)
     assert kinds["Boundary"]["required"] == ["role", "start"]
     jsonschema.validate(yaml.load(RUN_FILE, yaml.BaseLoader)["chat"]["role_boundaries"][0], kinds["Boundary"])

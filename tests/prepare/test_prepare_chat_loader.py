@@ -35,12 +35,12 @@ def trained_of(encoded):
 def test_a_mixture_trains_the_targets_of_encode(tmp_path, chat_tokenizer):
     sets = {"chatml": (CHATML, weighted(make_chats(30)), {}), "plain": (PLAIN, make_chats(20), {"mask_history": True})}
     due = []
-    for name, (template, records, knobs) in sets.items():
+    for name, (template, records, mask_settings) in sets.items():
         options = {"tokenizer": chat_tokenizer, "output": tmp_path / name, "processes": 1, "progress": False}
-        prepare(records, template=template, **knobs, **options)
+        prepare(records, template=template, **mask_settings, **options)
         loaded = chat.load_template(template, tokenizer=chat_tokenizer)
         for record in records:
-            due += trained_of(chat.encode(record, tokenizer=chat_tokenizer, template=loaded, **knobs))
+            due += trained_of(chat.encode(record, tokenizer=chat_tokenizer, template=loaded, **mask_settings))
     prepare(
         iter([f"water wheel {n}" for n in range(10)]),
         tokenizer=chat_tokenizer,

@@ -55,7 +55,7 @@ def test_every_way_to_say_it(tmp_path, chats, chat_tokenizer, command_line, sett
         words = [chats, "-t", tmp_path / "tokenizer", "-o", output, "--processes", 1, *given]
         assert command_line("prepare", *words)[0] == 0
     dataset = Dataset.open(output)
-    assert dataset.chat.settings["knobs"]["trained_control_text"] == setting
+    assert dataset.chat.settings["mask_settings"]["trained_control_text"] == setting
     ends = [int((document.tokens == chat_tokenizer.special_tokens["<|endoftext|>"]).sum()) for document in dataset[:]]
     assert ends == [typed, 0, 0]
     summary = ChatSummary.from_json(json.loads((output / "report.json").read_text())["chats"])

@@ -87,7 +87,7 @@ def test_other_limits_are_refused(given):
 
 def test_a_share_allows_no_more_than_it_says(tmp_path, tokenizer):
     source = write_json_lines(tmp_path / "a.jsonl", [{"text": "a"}] * 9 + [{"text": ""}])
-    with pytest.raises(RecordError, match=r"1 of 10 records were rejected, more than 9%; .*raise --max-rejects"):
+    with pytest.raises(RecordError, match=r"1 of 10 records were rejected, more than 9%; .*set max_rejects higher"):
         prepare_here(source, tokenizer, tmp_path / "out", on_error="skip", max_rejects="9%")
     assert prepare_here(source, tokenizer, tmp_path / "out", on_error="skip", max_rejects=0.1).rejects == 1
     assert prepare_here(source, tokenizer, tmp_path / "default", on_error="skip").rejects == 1

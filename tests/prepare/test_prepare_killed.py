@@ -193,6 +193,6 @@ def test_records_that_change_or_end_early_on_resume(tmp_path, tokenizer):
 def test_a_damaged_plan_is_named(tmp_path, corpus, tokenizer):
     prepare_parts(corpus, tokenizer, tmp_path / "out")
     (tmp_path / "out/prepare.json").write_text(json.dumps({})[:1])
-    with pytest.raises(OutputError, match=r"prepare.json: damaged: .*--overwrite"):
+    with pytest.raises(OutputError, match=r"prepare.json: damaged: .*set overwrite to prepare again"):
         prepare_parts(corpus, tokenizer, tmp_path / "out")
     assert prepare_parts(corpus, tokenizer, tmp_path / "out", overwrite=True).documents == 2203

@@ -55,9 +55,9 @@ def test_chat_options_are_the_flat_keywords_together():
     together = merge_options(None, {"chat": ps.ChatOptions(mask_history=True, roles_to_train=("tool",), template="t")})
     flat = merge_options(None, {"mask_history": True, "roles_to_train": ("tool",), "template": "t"})
     assert together == flat
-    assert together.chat.knobs.mask_history
+    assert together.chat.mask_settings.mask_history
     over = merge_options(together, {"mask_history": False})
-    assert (over.chat.knobs.mask_history, over.chat.template) == (False, "t")
+    assert (over.chat.mask_settings.mask_history, over.chat.template) == (False, "t")
     assert merge_options(None, {"chat": ps.ChatOptions(fields={"prompt": "q"})}).chat.layout.fields == {"prompt": "q"}
     assert merge_options(None, {"chat": {}}).chat == ChatSettings()
     assert merge_options(None, {}).chat is None

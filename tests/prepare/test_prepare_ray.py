@@ -79,7 +79,7 @@ def test_tasks_take_the_encoder_that_the_look_at_the_input_chose(tmp_path, saved
 
 def test_a_bad_record_is_named_with_its_line(tmp_path, corpus, tokenizer, cluster):
     (corpus / "1.jsonl").write_text('{"text": "pipe"}\n{broken\n')
-    with pytest.raises(RecordError, match=r"raw/1.jsonl:2: not JSON: .*--on-error skip"):
+    with pytest.raises(RecordError, match=r"raw/1.jsonl:2: not JSON: .*set on_error to skip"):
         prepare(
             corpus,
             tokenizer=tokenizer,

@@ -64,8 +64,8 @@ def test_a_weights_field_that_no_record_has_is_reported(tmp_path, tokenizer, cap
         tmp_path / "a.jsonl", tokenizer=tokenizer, output=tmp_path / "out", weights_field="weights", processes=1
     )
     assert report.weighted == 0
-    assert "warning: no record has the field of --weights-field, so all tokens count in full" in report.as_text()
-    assert "no sampled record has the field 'weights' of --weights-field" in capsys.readouterr().err
+    assert "warning: no record has the field that weights_field names, so all tokens count in full" in report.as_text()
+    assert "no sampled record has the field 'weights', which weights_field names" in capsys.readouterr().err
     right = prepare_here(tmp_path / "a.jsonl", tokenizer, tmp_path / "right", weights_field="wieghts")
     assert right.weighted == 3
     assert "warning" not in right.as_text()
@@ -112,5 +112,5 @@ def test_pandas_is_not_imported(tmp_path, tokenizer, chat_tokenizer):
 
 def test_a_limit_counts_over_blocks(tmp_path, tokenizer):
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' + '{"text": ""}\n' * 20_000)
-    with pytest.raises(RecordError, match="more than 17000 records were rejected: raise --max-rejects"):
+    with pytest.raises(RecordError, match="more than 17000 records were rejected; set max_rejects higher"):
         prepare_here(tmp_path / "a.jsonl", tokenizer, tmp_path / "out", on_error="skip", max_rejects=17_000)

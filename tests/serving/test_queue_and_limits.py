@@ -188,7 +188,7 @@ def test_loopback_names(host, mine):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org"])
 def test_other_addresses_demand_a_key(host):
-    with pytest.raises(ConfigError, match="there is no API key; give one by --api-key"):
+    with pytest.raises(ConfigError, match="there is no API key; set api_keys"):
         ServeSettings(host=host)
     assert ServeSettings(host=host, api_keys=("k",)).host == host
 

@@ -65,7 +65,7 @@ def test_parquet_weights_and_columns(tmp_path):
 
 def test_parquet_without_the_column(tmp_path):
     pq.write_table(pa.table({"content": ["a"]}), tmp_path / "a.parquet")
-    with pytest.raises(RecordError, match=r"no column 'text'; the file has: content; .*--text-field"):
+    with pytest.raises(RecordError, match=r"no column 'text'; the file has: content; .*set text_field to the column"):
         open_sources(tmp_path)
     pq.write_table(pa.table({"content": [1]}), tmp_path / "a.parquet")
     with pytest.raises(RecordError, match="column 'content' holds int64; expected: string"):

@@ -151,7 +151,7 @@ def test_a_store_that_gives_no_ranges_or_changed(store, monkeypatch):
         list(parts[2].blocks())
     monkeypatch.setattr(MemoryFileSystem, "cat_file", lambda *_, **__: bytes(10_000))
     with pytest.raises(
-        RecordError, match=r"requested \d+ bytes, the store sent 10000, so it does not support ranges.*--part-bytes"
+        RecordError, match=r"requested \d+ bytes, the store sent 10000, so it does not support ranges.*set part_bytes"
     ):
         list(parts[0].blocks())
 

@@ -245,7 +245,7 @@ def test_prepare_takes_the_template_of_a_tokenizer_object(chatting: Path, tmp_pa
 def test_other_formats_keep_it_too(sentencepiece_file: Path, tmp_path: Path) -> None:
     shutil.copy(sentencepiece_file, tmp_path / "tokenizer.model")
     assert load_tokenizer(tmp_path).chat_template is None
-    with pytest.raises(ConfigError, match=r"has no chat template of its own; give one: a .jinja file"):
+    with pytest.raises(ConfigError, match=r"has no chat template of its own; set template to a .jinja file"):
         ps.chat.encode(MESSAGES, tokenizer=load_tokenizer(tmp_path))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     assert load_tokenizer(tmp_path / "tokenizer.model").chat_template == TEMPLATE

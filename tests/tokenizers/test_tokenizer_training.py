@@ -79,7 +79,7 @@ def test_a_tokenizer_is_not_replaced_unless_asked(tmp_path: Path) -> None:
         raise AssertionError("no text is read before the folder is looked at")
         yield ""
 
-    with pytest.raises(OutputError, match=r"tokenizer.json: exists already.*--overwrite"):
+    with pytest.raises(OutputError, match=r"tokenizer.json: exists already.*set overwrite to replace it"):
         train_tokenizer(unread(), vocab_size=270, output=tmp_path / "t", progress=False)
     assert (tmp_path / "t" / "tokenizer.json").read_bytes() == before
     with pytest.raises(OutputError, match="cannot be made: Not a directory"):

@@ -129,7 +129,7 @@ def test_what_cannot_be_given_is_refused_before_training(data, tmp_path, look, m
 def test_a_first_source_without_tokenizer_is_refused(data, tmp_path):
     trainer = make(data, tmp_path / "run")
     settings = EvaluatorSettings(kind="task", task=TaskSettings(name="mmlu"))
-    with pytest.raises(ConfigError, match="ships no tokenizer"):
+    with pytest.raises(ConfigError, match="stores no tokenizer"):
         make_evaluators({"a": settings}, [SimpleNamespace()], 64, trainer.model, Ranks(torch.device("cpu")))
 
 

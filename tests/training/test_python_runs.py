@@ -77,7 +77,7 @@ def test_a_run_file_says_which_objects_it_lacks(made):
         load_run(made.path / "run.yaml")
 
 
-def test_resume_of_a_run(data, tmp_path, whole):
+def test_resume_of_a_run(data, tmp_path, whole, capsys):
     with pytest.raises(KilledError, match="after step"):
         start(data, tmp_path / "run", on_step=KillAfter(5))
     run = ps.open_run(tmp_path / "run")
@@ -85,8 +85,25 @@ def test_resume_of_a_run(data, tmp_path, whole):
         run.resume(progress=False)
     done = run.resume(on_step=None, progress=False)
     assert losses(done.metrics) == losses(whole)
-    longer = done.resume(steps=14, progress=False)
+    with pytest.raises(StateError, match=r"the run is already at step 12, and steps is 10; .* give more than 12"):
+        done.resume(steps=10, progress=False)
+    done.resume()
+    assert "the run is complete at step 12; to train longer, give more steps" in capsys.readouterr().err
+    longer = done.resume(steps=14)
     assert (longer.step, values(longer.metrics, "step")) == (14, list(range(1, 15)))
+    before, after = (f"{longer.metrics[step]['learning_rate']:.3g}" for step in (11, 12))
+    changed = f"the learning rate changes from {before} at step 12 to {after} at step 13"
+    assert changed in capsys.readouterr().err
+    assert before != after
+
+
+def test_a_run_says_at_its_end_which_documents_were_dropped(data, tmp_path, capsys):
+    lengths = ps.open_dataset(data / "data" / "train").table.lengths[:, 0]
+    source = ps.Source(data / "data" / "train", name="web", too_long="drop")
+    loader = ps.Loader(source, sequence_length=int(lengths.max()) - 1, rows_per_step=4)
+    ps.train(make_model(data), loader, output=tmp_path / "run", **{**SETTINGS, "progress": True})
+    said = [line for line in capsys.readouterr().err.splitlines() if "documents dropped" in line]
+    assert said == ["penstock: documents dropped: 1 of source web (empty, or longer than a row with too_long: drop)"]
 
 
 def test_resume_of_a_run_of_the_command(data, tmp_path, whole):

@@ -73,7 +73,7 @@ def test_a_cached_run_file_makes_its_own_cache(data, tmp_path, teacher):
 
 
 def test_refusals(data, tmp_path, teacher):
-    with pytest.raises(ConfigError, match="has 0 teachers, so there is no number 0; give --teacher"):
+    with pytest.raises(ConfigError, match="has 0 teachers, so there is no number 0; give a teacher"):
         cache(data, tmp_path / "cache")
     for kind, message in (
         ("p_kl", r"loss p_kl uses all tokens.* set loss\.top_k"),

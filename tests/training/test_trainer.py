@@ -31,7 +31,7 @@ def test_a_run_that_is_done_stays_done(data, tmp_path, whole):
     train(data, tmp_path / "run")
     said = []
     assert losses(train(data, tmp_path / "run", resume=True, say=said.append)) == losses(whole)
-    assert "goes on after step 12" in " ".join(said)
+    assert "the run is complete at step 12" in " ".join(said)
 
 
 def test_more_steps_for_a_run_that_is_done(data, tmp_path):

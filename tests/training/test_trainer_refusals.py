@@ -19,7 +19,7 @@ def test_a_dataset_without_a_tokenizer(data, tmp_path):
     from penstock import write_dataset
 
     write_dataset(tmp_path / "bare", [[1, 2, 3]] * 50, vocab_size=50)
-    with pytest.raises(ConfigError, match="no source ships its tokenizer, which the trained model needs"):
+    with pytest.raises(ConfigError, match="no source stores its tokenizer, which the trained model needs"):
         make(data, tmp_path / "run", f"data.sources=[{{path: {tmp_path / 'bare'}}}]")
     assert not (tmp_path / "run").exists()
 
@@ -33,7 +33,7 @@ def test_folders_that_hold_something(data, tmp_path):
         make(data, tmp_path / "mine", resume=True)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
     train(data, tmp_path / "run", until=1)
-    with pytest.raises(OutputError, match="a run is there already; continue it with --resume"):
+    with pytest.raises(OutputError, match="a run is there already; set resume to continue it"):
         make(data, tmp_path / "run")
 
 
@@ -105,7 +105,7 @@ def test_what_is_overridden_on_resuming_is_told(data, tmp_path):
 
 def test_fewer_steps_than_are_done(data, tmp_path):
     train(data, tmp_path / "run", "training.steps=4")
-    with pytest.raises(StateError, match="has 4 steps, the run file asks for 3"):
+    with pytest.raises(StateError, match=r"already at step 4, and steps is 3; .* give more than 4"):
         train(data, tmp_path / "run", "training.steps=3", resume=True)
 
 

@@ -299,7 +299,7 @@ def encode(
     template: Template | str | Path | None = None,
     tools: Sequence[Mapping[str, Any]] | None = None,
     strict: bool = True,
-    **knobs: Unpack[MaskKeywords],
+    **mask_settings: Unpack[MaskKeywords],
 ) -> EncodedChat:
     """Encode one conversation.
 
@@ -309,7 +309,7 @@ def encode(
         template: A chat template, or where to load it from; by default the one that came with the tokenizer.
         tools: JSON schemas of functions, for a list of messages; a record has its own.
         strict: Raise if the certificate contains an error; False: return it for inspection.
-        knobs: See `MaskSettings`.
+        mask_settings: See `MaskSettings`.
 
     Raises:
         ConversationError: The conversation cannot be read or rendered, or its certificate contains an error.
@@ -320,7 +320,7 @@ def encode(
         template = own_template(loaded)
     elif not isinstance(template, Template):
         template = load_template(template, tokenizer=loaded)
-    chosen = MaskSettings.of(knobs)
+    chosen = MaskSettings.of(mask_settings)
     if not isinstance(conversation, Conversation):
         conversation = _read(conversation, tools)
     chats = ChatEncoder(loaded, template, chosen).encode(conversation)

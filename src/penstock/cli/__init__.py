@@ -47,10 +47,10 @@ def main() -> None:
         _print_error(str(error))
     except ModuleNotFoundError as error:
         # Half of the verbs import torch, which is an optional extra.
-        if (told := missing_extra(error)) is None:
+        if (missing := missing_extra(error)) is None:
             raise
         code = 1
-        _print_error(str(told))
+        _print_error(str(missing))
     except KeyboardInterrupt:
         code = _STOPPED
     except BrokenPipeError:

@@ -80,7 +80,7 @@ def run(
         task or [], task_data or [], shots=shots, limit=limit, chat=chat, samples=samples, temperature=temperature,
         max_tokens=max_tokens, unsafe=unsafe, seed=seed,
     )  # fmt: skip
-    told, scores = evaluate(
+    figures, scores = evaluate(
         lambda: load_opened(model, context_length=context_length, device=device, threads=threads),
         data or [],
         settings,
@@ -90,9 +90,9 @@ def run(
     if as_json:
         import json
 
-        print(json.dumps(told))
+        print(json.dumps(figures))
     else:
-        _print(told["results"], scores)
+        _print(figures["results"], scores)
 
 
 def _settings(names: list[str], places: list[str], **options: Any) -> list[Any]:

@@ -14,6 +14,9 @@ def run(
     model: Model,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="New or empty folder.")],
     context_length: ContextLength = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", metavar="", help="Replace an earlier export in the folder.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the newest checkpoint of a run as a folder that transformers, vLLM and llama.cpp read.
@@ -24,7 +27,7 @@ def run(
 
     from penstock.runs.actions import export_run
 
-    found = export_run(model, output, context_length)
+    found = export_run(model, output, context_length, overwrite=overwrite)
     for notice in found.notices:
         print(f"penstock: {notice}", file=sys.stderr)
     if as_json:

@@ -121,6 +121,9 @@ def run(
     ] = False,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="Hide progress.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", metavar="", help="For chats, also print all settings in effect.")
+    ] = False,
 ) -> None:
     """Turn raw text, or conversations (with --template or --config), into a dataset of shards.
 
@@ -154,6 +157,7 @@ def run(
         part_bytes=part_bytes,
         overwrite=overwrite,
         progress=not quiet,
+        verbose=verbose,
     )
     from penstock.core.terminal import visible
 

@@ -194,7 +194,7 @@ def load_chat_settings(
     document = Document(document.name, {**document.values, **(options or {})}, document.lines, document.assigned)
     settings: ChatSettings = check(document, ChatSettings)
     if "template" not in document.values:
-        raise ConfigError("chat settings are given without a template; add --template with a .jinja file or auto")
+        raise ConfigError("chat settings are given without a template; set template to a .jinja file or auto")
     return settings
 
 

@@ -342,7 +342,7 @@ def _refuse_all_tokens(chosen: TeacherSettings, where: str) -> None:
     if loss.kind != "alm" and loss.top_k is None:
         raise ConfigError(
             f"{where}: loss {loss.kind} uses all tokens, but a cache stores only some of each distribution; set "
-            f"loss.top_k there ({TOP_K} suits most), or give --top-k for another run file"
+            f"loss.top_k there ({TOP_K} suits most), or set top_k for another run file"
         )
 
 
@@ -353,7 +353,7 @@ def _choose(settings: RunSettings, run_file: str, number: int, model: str | None
         return TeacherSettings(model=model)
     if number >= len(teachers):
         raise ConfigError(
-            f"{run_file}: has {len(teachers)} teachers, so there is no number {number}; give --teacher MODEL, "
+            f"{run_file}: has {len(teachers)} teachers, so there is no number {number}; give a teacher, "
             "or a section teacher"
         )
     chosen = teachers[number]
@@ -361,7 +361,6 @@ def _choose(settings: RunSettings, run_file: str, number: int, model: str | None
         return replace(chosen, model=model, cache=None)
     if chosen.model is None:
         raise ConfigError(
-            f"{run_file}: teacher.teachers.{number} reads from a cache; give the model to make one with: "
-            "--teacher MODEL"
+            f"{run_file}: teacher.teachers.{number} reads from a cache; give the teacher, the model to make one with"
         )
     return chosen

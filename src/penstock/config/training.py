@@ -236,7 +236,7 @@ def _vocabulary(data: DataSettings) -> int:
         info = getattr(source.path, "tokenizer", None)
         if info is None:
             raise ConfigError(
-                f"source {source.name!r}: its format does not store its tokenizer, which a model needs; make a "
+                f"source {source.name!r}: stores no tokenizer, which a model needs; make a "
                 "dataset with `penstock prepare`"
             )
         sizes.append(info.vocab_size)

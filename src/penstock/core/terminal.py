@@ -121,17 +121,19 @@ class Progress:
     def note(self) -> str:
         """The rates and figures, as shown next to the bar."""
         seconds = max(time.monotonic() - self._started, 1e-9)
-        parts = [f"{_short(self.done / seconds)}{self.unit}/s"] if self.unit == "B" else []
+        parts = [f"{short_number(self.done / seconds)}{self.unit}/s"] if self.unit == "B" else []
         for name, value in self.figures.items():
             parts.append(
-                f"{_short(value / seconds)} {self._rates[name]}" if name in self._rates else f"{_short(value)} {name}"
+                f"{short_number(value / seconds)} {self._rates[name]}"
+                if name in self._rates
+                else f"{short_number(value)} {name}"
             )
         return " · ".join(parts)
 
     def _print_line(self) -> None:
         self._shown = time.monotonic()
         seconds = self._shown - self._started
-        share = f"{100 * self.done / self.total:3.0f}%" if self.total else f"{_short(self.done)}{self.unit}"
+        share = f"{100 * self.done / self.total:3.0f}%" if self.total else f"{short_number(self.done)}{self.unit}"
         left = ""
         if self.total and 0 < self.done < self.total:
             left = f" · {_clock(seconds * (self.total - self.done) / self.done)} left"
@@ -159,7 +161,7 @@ class Progress:
         )
 
 
-def _short(value: float) -> str:
+def short_number(value: float) -> str:
     """1234567 → '1.23 M'."""
     for size, suffix in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
         if abs(value) >= size:

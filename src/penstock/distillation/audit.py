@@ -307,15 +307,15 @@ def audit_dataset(audit: Audit, path: str, student: Tokenizer, count: int) -> No
     """Count `count` documents of a dataset of the student's tokens, spread evenly over it.
 
     Raises:
-        ConfigError: Another tokenizer made the dataset.
+        ConfigError: The dataset was prepared with another tokenizer.
         FormatError: There is no dataset.
     """
     dataset = open_dataset(path)
     made_by = dataset.tokenizer
     if made_by is not None and made_by.fingerprint != student.fingerprint:
         raise ConfigError(
-            f"{path}: made by the tokenizer {made_by.name} ({made_by.fingerprint[:8]}), the student's is "
-            f"{student.name} ({student.fingerprint[:8]}); give {Path(path) / 'tokenizer'} as STUDENT"
+            f"{path}: was prepared with another tokenizer ({made_by.name}, {made_by.fingerprint[:8]}) than the "
+            f"student's ({student.name}, {student.fingerprint[:8]}); give {Path(path) / 'tokenizer'} as STUDENT"
         )
     for document in np.unique(np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(np.int64)).tolist():
         audit.add_ids(dataset[document].tokens)

@@ -30,10 +30,10 @@ class BitsPerByte:
     def __init__(self, settings: TaskSettings) -> None:
         if settings.data is None:
             raise ConfigError(
-                "task bits_per_byte: there is no default data; give some with --task-data bits_per_byte=PATH"
+                "task bits_per_byte: there is no default data; set data to texts (--task-data bits_per_byte=PATH)"
             )
         if settings.chat:
-            raise ConfigError("task bits_per_byte: it scores plain text, not chats; set --plain (or chat: false)")
+            raise ConfigError("task bits_per_byte: it scores plain text, not chats; set chat to false (--plain)")
         self.settings = settings
         self._texts = [text for text in read_texts(open_sources(settings.data)) if text]
         if not self._texts:

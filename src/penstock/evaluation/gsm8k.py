@@ -68,8 +68,8 @@ class Gsm8k:
         self._shots = _read(settings.data, "train")[:count] if count else []
         if len(self._shots) < count:
             raise ConfigError(
-                f"task gsm8k: the train split has {len(self._shots)} problems, but shots asks for {count}; set fewer "
-                "--shots"
+                f"task gsm8k: the train split has {len(self._shots)} problems, but shots asks for {count}; set "
+                "shots to fewer"
             )
 
     def problems(self) -> Sequence[Problem]:

@@ -151,7 +151,9 @@ def _sentence(error: Exception) -> str:
 
 def _cure(error: Exception) -> str:
     if isinstance(error, OSError):
-        return ". Its data come from the hub: fetch them while online, or give a folder of task files by --task-data"
+        return (
+            ". Its data come from the hub: fetch them while online, or set data to a folder of task files (--task-data)"
+        )
     unsafe = "marked as unsafe" in str(error)
     return ". It would run the model's code unprotected: use penstock's own task, in the sandbox" if unsafe else ""
 

@@ -71,7 +71,7 @@ class Mmlu:
             if found < self._shots:
                 raise ConfigError(
                     f"task mmlu: {settings.data or HUB} has {found} solved questions (dev) of {subject}, but shots "
-                    f"asks for {self._shots}; complete the folder, or set fewer --shots"
+                    f"asks for {self._shots}; complete the folder, or set shots to fewer"
                 )
 
     @property
@@ -146,7 +146,7 @@ def _from_folder(folder: Path, shots: int) -> tuple[Questions, Questions]:
     if missing and shots:
         raise ConfigError(
             f"task mmlu: {folder / 'dev' / missing[0]}_dev.csv is missing, but shots asks for {shots} solved "
-            "questions; complete the folder, or set --shots 0"
+            "questions; complete the folder, or set shots to 0"
         )
     dev = {subject: _read(solved[subject]) for subject in files if subject in solved}
     return dev, {subject: _read(file) for subject, file in files.items()}

@@ -32,8 +32,8 @@ def hub_rows(name: str, config: str, split: str, task: str) -> list[dict[str, An
         return [dict(row) for row in load_dataset(name, config, split=split)]
     except Exception as error:  # the hub's errors share no base class
         raise ConfigError(
-            f"task {task}: {name} ({config}, {split}) cannot be fetched from the hub: {error}; give a folder with "
-            f"--task-data {task}=PATH"
+            f"task {task}: {name} ({config}, {split}) cannot be fetched from the hub: {error}; set data to "
+            f"a folder that has it (--task-data {task}=PATH)"
         ) from error
 
 

@@ -196,7 +196,9 @@ class Subject:
             RecordError: The template refuses the conversation.
         """
         if self.template is None:
-            raise ConfigError("the model has no chat template; run the task as plain text (--plain, or chat: false)")
+            raise ConfigError(
+                "the model has no chat template; set chat to false (--plain) to run the task as plain text"
+            )
         return list(encode_chat([dict(message) for message in messages], self.template, self.tokenizer))
 
     def chat_continuation(self, messages: Sequence[Mapping[str, Any]], reply: str) -> tuple[list[int], list[int]]:

@@ -163,7 +163,7 @@ def _reasons(refused: Sequence[PageDocument]) -> Iterator[str]:
     for reason, count in found[:NAMED]:
         yield f"✗ {first[reason]}{f' and {count - 1:,} more' if count > 1 else ''}: {reason}"
     if len(found) > NAMED:
-        yield f"… and {len(found) - NAMED:,} other reasons; --html shows all"
+        yield f"… and {len(found) - NAMED:,} other reasons; set html to a file to see all"
 
 
 def _absent(other: PageDocument) -> PageDocument:

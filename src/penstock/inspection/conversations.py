@@ -208,8 +208,8 @@ def _encoded(
 ) -> Iterator[PageDocument]:
     """The documents of one conversation after clean-up, with the notes of their certificates."""
     trains: dict[str, Any] = {
-        "roles_to_train": chat.knobs.roles_to_train,
-        "train_on_inputs": chat.knobs.train_on_inputs,
+        "roles_to_train": chat.mask_settings.roles_to_train,
+        "train_on_inputs": chat.mask_settings.train_on_inputs,
     }
     cleaned, counts = clean(conversation, chat.cleaning, **trains)
     if cleaned is not None:

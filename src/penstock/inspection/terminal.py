@@ -321,7 +321,8 @@ def plan_view(report: PlanReport) -> Group:
             f"{source.tokens:,}",
             f"{source.documents:,} of {source.available_documents:,}",
             f"{source.epochs:.3f}",
-            f"{source.dropped_documents:,}" + (f" ({source.dropped_tokens:,} tokens)" if source.dropped_tokens else ""),
+            f"{source.dropped_documents + source.empty_documents:,}"
+            + (f" ({source.dropped_tokens:,} tokens)" if source.dropped_tokens else ""),
             f"{source.truncated_tokens:,}",
         )
     facts = _facts()

@@ -137,7 +137,7 @@ class Loader:
         self._description = states.describe(self._plan)
         self._planner = StepPlanner(self._plan, self.data_parallel.size)
         self._run: StepPipeline[StepPlan, Step] | None = None
-        self._after = self._planner.first
+        self._after, self._skipped = self._planner.first, self._planner.first.window_start.skipped
         # The iterator that gave the last step, as long as it has a holder.
         self._giver: weakref.ref[Iterator[Step]] | None = None
 
@@ -163,7 +163,7 @@ class Loader:
             while (item := run.next()) is not None:
                 plan, step = item
                 watch.see(plan.after, step.loss_denominators)
-                self._after, self._giver = plan.after, itself[0]
+                self._after, self._skipped, self._giver = plan.after, plan.skipped, itself[0]
                 yield step
             watch.end()
         finally:
@@ -191,10 +191,12 @@ class Loader:
 
     def __repr__(self) -> str:
         settings, data_parallel = self.settings, self.data_parallel
+        counts = ", ".join(f"{count:,} of {name}" for name, count in self.dropped.items())
+        dropped = f", documents dropped: {counts}" if counts else ""
         return (
             f"Loader({', '.join(source.name for source in self.mixture.sources[:8])}: "
             f"steps of {settings.rows_per_step} rows of {settings.sequence_length} tokens, at step {self.step}, "
-            f"rank {data_parallel.rank} of {data_parallel.size})"
+            f"rank {data_parallel.rank} of {data_parallel.size}{dropped})"
         )
 
     def _repr_html_(self) -> str:
@@ -211,6 +213,16 @@ class Loader:
             for source in self.mixture.sources
         ]
         return card("Loader", facts, table(("source", "share", "objective", "epochs at most"), sources))
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Source → documents dropped so far, through the window of rows that the last step ended in.
+
+        They have no tokens, or are longer than a row in a source with `too_long="drop"`. Sources without any are not
+        listed.
+        """
+        counts = (self._skipped["empty"] + self._skipped["dropped"]).tolist()
+        return {source.name: count for source, count in zip(self.mixture.sources, counts, strict=True) if count}
 
     @property
     def step(self) -> int:
@@ -323,7 +335,7 @@ class Loader:
             self._run.stop()
             self._run.join()
             self._run = None
-        self._after, self._giver = state, None
+        self._after, self._skipped, self._giver = state, state.window_start.skipped, None
         self._planner.start(state)
 
     def _build_step(self, plan: StepPlan) -> Step:
@@ -357,7 +369,7 @@ def _step_number(value: Any) -> int:
 
 
 def _require_one_tokenizer(mixture: Mixture, datasets: Sequence[Corpus]) -> None:
-    """Ids of two tokenizers mean different things; sources that do not name their tokenizer (Megatron) pass."""
+    """Ids of two tokenizers mean different things; sources that store no tokenizer (Megatron) pass."""
     first: tuple[str, TokenizerInfo] | None = None
     for source, dataset in zip(mixture.sources, datasets, strict=True):
         info = dataset.tokenizer
@@ -367,7 +379,7 @@ def _require_one_tokenizer(mixture: Mixture, datasets: Sequence[Corpus]) -> None
             first = source.name, info
         elif info.fingerprint != first[1].fingerprint:
             raise ConfigError(
-                f"source {source.name!r} was made with tokenizer {info.name!r} ({info.fingerprint[:8]}), source "
+                f"source {source.name!r} was prepared with tokenizer {info.name!r} ({info.fingerprint[:8]}), source "
                 f"{first[0]!r} with {first[1].name!r} ({first[1].fingerprint[:8]}): their ids mean different tokens; "
                 "prepare both with one tokenizer"
             )

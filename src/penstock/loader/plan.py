@@ -125,6 +125,8 @@ class Window:
     """Row after row."""
     row_starts: Annotated[Int64, "rows+1"]
     """The pieces of row i are row_starts[i] … row_starts[i + 1] − 1."""
+    skipped: Annotated[Records, SKIPPED, "sources"]
+    """What was left out from the beginning of the plan to the end of this window."""
 
     @property
     def num_rows(self) -> int:
@@ -222,7 +224,7 @@ class Plan:
         sort_by_row(self._pieces[:count], self._row_of[:count], rows, pieces, row_starts)
         self._row += rows
         self._window += 1
-        return Window(start=start, pieces=pieces, row_starts=row_starts)
+        return Window(start=start, pieces=pieces, row_starts=row_starts, skipped=self._skipped.copy())
 
     def _window_rows(self) -> int:
         """Rows that the next window may have: the ramp, and never over a change of shares."""

@@ -16,6 +16,7 @@ from penstock.core.terminal import PLAIN_SECONDS, Progress
 from penstock.inputs.model_input import ModelInput
 from penstock.loader._plan_kernels import PIECE
 from penstock.loader.plan import Plan, PlanState, Window
+from penstock.sampling._kernels import SKIPPED
 
 _SHOWN_ROWS = 8
 """Rows of a step that a notebook shows."""
@@ -148,6 +149,8 @@ class StepPlan:
     """The pieces of row i are row_starts[i] … row_starts[i + 1] − 1."""
     after: StepState
     """State after this step."""
+    skipped: Annotated[Records, SKIPPED, "sources"]
+    """What was left out up to the end of its last window."""
 
     @property
     def index(self) -> int:
@@ -197,7 +200,9 @@ class StepPlanner:
         self._after = StepState(step=self._after.step + 1, window_start=self._window.start, rows_used=self._used)
         # Not the dtype that concatenate makes, which is equal: Numba knows a record's dtype by its object.
         joined = np.concatenate(parts, out=np.empty(pieces, PIECE))
-        return StepPlan(pieces=joined, row_starts=np.concatenate(starts), after=self._after)
+        return StepPlan(
+            pieces=joined, row_starts=np.concatenate(starts), after=self._after, skipped=self._window.skipped
+        )
 
     def find(self, step: int, near: StepState | None = None, watch: Watch | None = None) -> StepState:
         """The state before step number `step`, replaying the plan from the nearest known state.

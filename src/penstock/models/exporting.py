@@ -5,19 +5,26 @@ sliding window; only its first prediction head is exported. Logits are equal up 
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import Tensor
 
 from penstock.chat import Template
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, OutputError
+from penstock.core.folders import local_path
 from penstock.models.importing import llama_name
 from penstock.models.language_model import LanguageModel
 from penstock.models.transformer import Transformer
 from penstock.shards.files import new_folder, usual_mode
 from penstock.tokenizers import Tokenizer
+
+EXPORT = "export.json"
+"""In an exported folder: the names of the files that `export` wrote, so that `overwrite` removes only those."""
 
 _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
 """Template variables that transformers fills in from its tokenizer."""
@@ -31,12 +38,14 @@ def export(
     template: Template | None = None,
     stop_ids: Sequence[int] = (),
     context_length: int = 2048,
+    overwrite: bool = False,
 ) -> tuple[str, ...]:
     """Write a folder that transformers' `from_pretrained` loads.
 
     Args:
         model: The model; its LoRA must be merged first.
         folder: Target folder, new or empty; emptied again if writing fails.
+        overwrite: Replace an earlier export in the folder, which stays complete if writing fails.
         tokenizer: Its files are exported too.
         template: Chat template; exported with the variables of its training as defaults.
         stop_ids: Tokens that end a generation; empty: EOS.
@@ -47,12 +56,12 @@ def export(
 
     Raises:
         ConfigError: The model has LoRA that is not merged.
-        OutputError: The folder is not empty, or cannot be made.
+        OutputError: The folder holds an earlier export and `overwrite` is false, or other files, or cannot be made.
         OSError: It cannot be written.
     """
     if model.lora is not None:
         raise ConfigError("export: the model has LoRA that is not merged; call merge_lora(model) first")
-    with new_folder(folder) as folder:
+    with _output(Path(folder), overwrite) as folder:
         # The model comes last, so that an incomplete folder has none.
         if tokenizer is not None:
             _export_tokenizer(tokenizer, folder, context_length)
@@ -73,6 +82,71 @@ def export(
             _write_json(folder / "generation_config.json", _generation(tokenizer, list(stop_ids)))
         usual_mode(*folder.glob("*.safetensors"))
     return tuple(_notices(model, tokenizer))
+
+
+def check_output(folder: Path, overwrite: bool) -> tuple[str, ...]:
+    """Names of the files of an earlier export that may be replaced; empty if the folder is new or empty.
+
+    Raises:
+        OutputError: The folder holds an earlier export and `overwrite` is false, or other files.
+        ConfigError: It is a URL.
+    """
+    folder = local_path(folder, "an output folder")
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"{folder}: is a file; name a folder")
+    names = sorted(os.listdir(folder)) if folder.exists() else []
+    if not names:
+        return ()
+    if EXPORT not in names:
+        shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+        raise OutputError(f"{folder}: holds other files ({shown}); name an empty or a new folder")
+    if not overwrite:
+        raise OutputError(f"{folder}: holds an earlier export; choose another folder, or set overwrite to replace it")
+    try:
+        files = tuple(json.loads((folder / EXPORT).read_bytes())["files"])
+        if all((folder / name).resolve().is_relative_to(folder.resolve()) for name in files):
+            return files
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise OutputError(f"{folder / EXPORT}: is damaged, so the earlier export cannot be replaced; choose another folder")
+
+
+@contextmanager
+def _output(folder: Path, overwrite: bool) -> Iterator[Path]:
+    """The folder to write to; in place of an earlier export, one that replaces it once it is complete."""
+    earlier = check_output(folder, overwrite)
+    if not earlier:
+        with new_folder(folder) as place:
+            yield place
+            _write_names(place, _files(place))
+        return
+    with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
+        place = Path(temporary)
+        yield place
+        _replace(folder, place, earlier)
+
+
+def _replace(folder: Path, place: Path, earlier: Sequence[str]) -> None:
+    """Replace the files of an earlier export by those of `place`; can be repeated if it was killed meanwhile."""
+    files = _files(place)
+    foreign = [name for name in files if name not in earlier and (folder / name).exists()]
+    if foreign:
+        raise OutputError(f"{folder / foreign[0]}: was not written by the earlier export; choose another folder")
+    _write_names(folder, sorted({*earlier, *files}))
+    for name in earlier:
+        (folder / name).unlink(missing_ok=True)
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(place / name, folder / name)
+    _write_names(folder, files)
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def _write_names(folder: Path, names: Sequence[str]) -> None:
+    _write_json(folder / EXPORT, {"files": list(names)})
 
 
 def _notices(model: LanguageModel, tokenizer: Tokenizer | None) -> Iterator[str]:

@@ -100,8 +100,8 @@ def _check_ids(row: ModelInput, vocab_size: int) -> None:
     """Refuse unknown ids; torch's own error says neither where they are nor, on a GPU, what is wrong."""
     if found := unknown_id(row, vocab_size):
         raise ConfigError(
-            f"{found}, but the model knows ids below {vocab_size}; the data were made with another tokenizer: prepare "
-            "them with the model's, or set model.vocab_size"
+            f"{found}, but the model knows ids below {vocab_size}; the data were prepared with another "
+            "tokenizer: prepare them with the model's, or set model.vocab_size"
         )
 
 

@@ -81,7 +81,7 @@ def tokenizer_of(facts: Facts, extended: str | None, where: str) -> Any:
     """The dataset's tokenizer, or the one named `extended`, which must spell the dataset's ids as that does.
 
     Raises:
-        ConfigError: It does not, or the dataset ships no tokenizer.
+        ConfigError: It does not, or the dataset stores no tokenizer.
     """
     if extended is None:
         return facts.tokenizer()

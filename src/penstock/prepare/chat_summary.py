@@ -10,7 +10,7 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.chat import ChatEncoder, EncodedChat, detect_family
+from penstock.chat import ChatEncoder, EncodedChat, Template, detect_family
 from penstock.chat.masks.certificate import Kind
 from penstock.chat.records.cleaning import DROPPING, Counts
 from penstock.chat.records.layouts import describe_layout
@@ -280,11 +280,6 @@ def chat_notices(encoder: ChatEncoder, chat: ChatSettings, first: tuple[dict[str
         chat: The settings.
         first: The first record and its origin, if there is one.
     """
-    template = encoder.template
-    family = detect_family(template.source)
-    known = f", of the family {family.name}" if family else ""
-    day = f", which writes the day {day_of(template)}" if template.now else ""
-    yield f"chat template: {template.name}{known}{day}"
     if first is not None:
         try:
             yield f"first record: {describe_layout(first[0], chat.layout, first[1])}"
@@ -296,7 +291,16 @@ def chat_notices(encoder: ChatEncoder, chat: ChatSettings, first: tuple[dict[str
         if group == CROSS_CHECK:
             continue
         shown = [f"{name} {_shown(value)}" for name, value in settings.items() if value not in (None, {})]
-        yield f"{group}: {', '.join(shown)}"
+        yield f"{group.replace('_', ' ')}: {', '.join(shown)}"
+
+
+def describe_template(template: Template) -> str:
+    """One phrase: the template's name, its family if it is a known one, and the date that it writes."""
+    family = detect_family(template.source)
+    facts = [f"family {family.name}"] if family else []
+    facts += [f"writes the date {day_of(template)}"] if template.now else []
+    noted = f" ({', '.join(facts)})" if facts else ""
+    return f"chat template {template.name}{noted}"
 
 
 def _shown(value: Any) -> str:

@@ -163,7 +163,7 @@ def _accept(
 
 
 def _what_trains(chat: ChatSettings) -> dict[str, Any]:
-    return {"roles_to_train": chat.knobs.roles_to_train, "train_on_inputs": chat.knobs.train_on_inputs}
+    return {"roles_to_train": chat.mask_settings.roles_to_train, "train_on_inputs": chat.mask_settings.train_on_inputs}
 
 
 def _documents(

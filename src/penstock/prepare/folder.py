@@ -101,7 +101,7 @@ class OutputFolder:
             raise OutputError(
                 f"{self.path}: holds another preparation: {'; '.join(changes[:4])}"
                 f"{f'; and {len(changes) - 4} more changes' if len(changes) > 4 else ''}; "
-                "choose another folder, or replace it: --overwrite"
+                "choose another folder, or set overwrite to replace it"
             )
         return self.renew(plan)
 
@@ -152,7 +152,7 @@ class OutputFolder:
         except FileNotFoundError:
             return None
         except ValueError as error:
-            raise OutputError(f"{self.path / PLAN}: damaged: {error}; prepare again with --overwrite") from error
+            raise OutputError(f"{self.path / PLAN}: damaged: {error}; set overwrite to prepare again") from error
         settings = plan.get("settings", {}).items()
         return {**plan, "settings": {name: value for name, value in settings if name not in RETIRED}}
 

@@ -78,11 +78,11 @@ class RejectFile:
         if not found:
             return
         if self._settings.on_error == "stop":
-            raise RecordError(f"{found[0]} (or skip such records: --on-error skip)")
+            raise RecordError(f"{found[0]} (set on_error to skip to leave such records out)")
         limit = self._settings.reject_count
         if limit is not None and self.count + len(found) > limit:
             raise RecordError(
-                f"{found[-1]}; more than {self._settings.max_rejects} records were rejected: raise --max-rejects"
+                f"{found[-1]}; more than {self._settings.max_rejects} records were rejected; set max_rejects higher"
             )
 
     def write(self, found: Iterable[Reject]) -> None:

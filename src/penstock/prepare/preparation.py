@@ -17,7 +17,8 @@ from penstock.chat import Template
 from penstock.core.errors import ConfigError, OutputError, RecordError
 from penstock.core.folders import local_path
 from penstock.core.system import usable_processors
-from penstock.core.terminal import Progress
+from penstock.core.terminal import Progress, short_number
+from penstock.prepare.chat_summary import describe_template
 from penstock.prepare.documents import Framing
 from penstock.prepare.earlier_parts import Earlier, Interrupted, finished_records
 from penstock.prepare.folder import OutputFolder, Place, begun_on, input_changes
@@ -26,7 +27,7 @@ from penstock.prepare.pool import Crew, Pool, Processes
 from penstock.prepare.probe import check_encoder, checked_first, say
 from penstock.prepare.ray_tasks import RayTasks, end_earlier_runs, import_ray
 from penstock.prepare.recipe import ChatRecipe, TextRecipe
-from penstock.prepare.report import PrepareReport, describe_changes, finish, input_of, read_report
+from penstock.prepare.report import SHOWN, PrepareReport, describe_changes, finish, input_of, read_report
 from penstock.prepare.settings import PrepareOptions, PrepareSettings, fingerprint, merge_options
 from penstock.prepare.transform import Transform, describe_transform, load_transform, require_picklable
 from penstock.shards import ShardLayout
@@ -104,6 +105,7 @@ def prepare(
     executor: str = "processes",
     overwrite: bool = False,
     progress: bool = True,
+    verbose: bool = False,
     **options: Unpack[PrepareOptions],
 ) -> PrepareReport:
     """Turn raw text, or conversations with a template, into a dataset of shards.
@@ -130,7 +132,8 @@ def prepare(
         executor: `processes` of this machine, or `ray`: the cluster of RAY_ADDRESS or of `ray.init`, otherwise a new
             one on this machine; its nodes need a shared file system.
         overwrite: Discard existing results and start again; required to change settings.
-        progress: Show progress on standard error.
+        progress: Show progress on standard error, after one line on what is read and how.
+        verbose: For chats, also print all settings in effect, and the layout of the first record.
         options: See `PrepareOptions`: fields of `PrepareSettings`, and of `Fields` as `text_field`, `weights_field`,
             `columns`; of chats, those of `ChatOptions`, one by one or together as `chat`.
 
@@ -178,15 +181,33 @@ def prepare(
             layout=layout,
             recipe=recipe,
         )
+        if progress:
+            say(_describe_work(source, parts, shop, output))
         if progress and place.earlier and changes:
             say(f"since the last run {describe_changes(changes)}; only changed parts are prepared again")
-        done = _prepare_parts(shop, parts, make_crew, folder, place, progress)
+        done = _prepare_parts(shop, parts, make_crew, folder, place, progress, verbose)
         if known is not None:
             _refuse_changes(plan, source, settings)
         report = _settle(shop, done, folder, place, fingerprint(plan_settings))
         folder.close_work()
+    if progress and (line := report.untrained()):
+        say(line)
     seconds = None if done.unchanged else time.monotonic() - started
     return replace(report, seconds=seconds, parts_resumed=done.resumed, input_changes=changes if place.earlier else {})
+
+
+def _describe_work(source: Any, parts: list[Part] | Iterator[Part], shop: Workshop, output: Path) -> str:
+    """One line: what is read, with which tokenizer and template, into which folder."""
+    paths = [os.fspath(path) for path in _paths(source) or ()]
+    read = ", ".join(paths[:SHOWN]) + (f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else "")
+    if isinstance(parts, list):
+        files = len({file.path for part in parts for file in part.sources})
+        size = short_number(sum(part.size_bytes for part in parts))
+        read += f" ({files:,} file{'' if files == 1 else 's'}, {size}B)"
+    tools = f"tokenizer {shop.tokenizer.name}"
+    if isinstance(shop.recipe, ChatRecipe):
+        tools += f" and {describe_template(shop.recipe.encoder.template)}"
+    return f"preparing {read or 'records from Python'} with {tools} into {output}"
 
 
 def _settle(shop: Workshop, done: "_Done", folder: OutputFolder, place: Place, configuration: str) -> PrepareReport:
@@ -290,6 +311,7 @@ def _prepare_parts(
     folder: OutputFolder,
     place: Place,
     progress: bool,
+    verbose: bool,
 ) -> _Done:
     """Prepare the parts that are not finished yet."""
     records: dict[int, PartRecord] = {}
@@ -302,13 +324,13 @@ def _prepare_parts(
     with Pool(shop, make_crew(shop, folder)) as pool:
         if isinstance(parts, list):
             parts = _numbered(parts, pool)
-            if check_encoder(shop, parts, progress):
+            if check_encoder(shop, parts, progress, verbose):
                 pool.renew()  # the workers that counted lines have the old tokenizer
             found = [(interrupted.find(n, part), earlier.find(part)) for n, part in enumerate(parts)]
             missing = [part for part, (there, kept) in zip(parts, found, strict=True) if there is None and kept is None]
             _check_room(shop, missing)
         else:
-            parts, found = checked_first(shop, parts, progress), None
+            parts, found = checked_first(shop, parts, progress, verbose), None
 
         def todo() -> Iterator[tuple[str, Task]]:
             nonlocal resumed

@@ -1,6 +1,6 @@
 """Checks a sample of the input before it is prepared: whether the fast encoder is right, and what to report to users.
 
-Reports go to standard error, one line each, and only if progress is shown.
+Reports go to standard error, one line each: what needs attention if progress is shown, settings if `verbose` is set.
 """
 
 import sys
@@ -17,8 +17,14 @@ SAMPLE_PARTS, SAMPLE_BYTES, SAMPLE_TEXT = 4, 50_000, 4_000
 """The sample for checking the encoder: number of parts, bytes of text from each, characters of each text."""
 
 
-def check_encoder(shop: Workshop, parts: Sequence[Part], progress: bool) -> bool:
+def check_encoder(shop: Workshop, parts: Sequence[Part], progress: bool, verbose: bool) -> bool:
     """Compare the fast encoder with the vocabulary's own on texts from a few places of the input.
+
+    Args:
+        shop: The preparation.
+        parts: The input.
+        progress: Report what needs attention.
+        verbose: Report the settings of chats too.
 
     Returns:
         Whether they differ; the tokenizer then encodes with its own encoder from now on.
@@ -28,7 +34,7 @@ def check_encoder(shop: Workshop, parts: Sequence[Part], progress: bool) -> bool
     unweighted = shop.settings.fields.weights
     for number, part in enumerate(parts[::step][:SAMPLE_PARTS]):
         block = next(shop.recipe.blocks(part, shop.settings.on_damage([])), None)
-        if number == 0 and progress and isinstance(shop.recipe, ChatRecipe):
+        if number == 0 and verbose and isinstance(shop.recipe, ChatRecipe):
             _report_settings(shop.recipe, block, part)
         if isinstance(block, RecordBlock) and block.weights is not None and block.weights.present.any():
             unweighted = None
@@ -39,7 +45,7 @@ def check_encoder(shop: Workshop, parts: Sequence[Part], progress: bool) -> bool
             if size >= SAMPLE_BYTES:
                 break
     if unweighted is not None and sample and progress:
-        say(f"warning: no sampled record has the field {unweighted!r} of --weights-field; check its spelling")
+        say(f"warning: no sampled record has the field {unweighted!r}, which weights_field names; check its spelling")
     has_switched = shop.tokenizer.check_encoder(sample) is not None
     if shop.tokenizer.fallback_reason and progress:
         say(f"encoding with {shop.tokenizer.encoder}, which is slower: {shop.tokenizer.fallback_reason}")
@@ -54,7 +60,7 @@ def _report_settings(recipe: ChatRecipe, block: Block | None, part: Part) -> Non
         say(line)
 
 
-def checked_first(shop: Workshop, parts: Iterator[Part], progress: bool) -> Iterator[Part]:
+def checked_first(shop: Workshop, parts: Iterator[Part], progress: bool, verbose: bool) -> Iterator[Part]:
     """Parts as they come, after checking the encoder on the first.
 
     Raises:
@@ -63,7 +69,7 @@ def checked_first(shop: Workshop, parts: Iterator[Part], progress: bool) -> Iter
     first = next(parts, None)
     if first is None:
         raise RecordError("the source gave no record; expected: at least one text or dict")
-    check_encoder(shop, [first], progress)
+    check_encoder(shop, [first], progress, verbose)
     yield first
     yield from parts
 

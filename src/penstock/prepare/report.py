@@ -134,13 +134,22 @@ class PrepareReport:
             if len(self.damaged) > SHOWN:
                 lines.append(f"  and {len(self.damaged) - SHOWN} more, in {REPORT} and the manifest")
         if self.weighted == 0:
-            lines.append("warning: no record has the field of --weights-field, so all tokens count in full")
+            lines.append("warning: no record has the field that weights_field names, so all tokens count in full")
         lines += [
-            f"warning: {name} is empty: too few documents for this --validation share"
+            f"warning: {name} is empty: too few documents for this share of validation"
             for name, split in self.splits.items()
             if not split.documents
         ]
         return lines
+
+    def untrained(self) -> str | None:
+        """One line on the conversations that were dropped because nothing in them is trained; None: there are none."""
+        if self.chats is None or not (count := self.chats["cleaned"]["untrained"]):
+            return None
+        first = self.chats["dropped"].get("untrained")
+        such = f"; the first: {first}" if first else ""
+        noun = "conversation was" if count == 1 else "conversations were"
+        return f"{count:,} {noun} dropped, because the settings train nothing in {'it' if count == 1 else 'them'}{such}"
 
     def as_text(self) -> str:
         """The report as text."""
@@ -263,7 +272,8 @@ def finish(shop: Workshop, records: list[PartRecord], files: list[str], configur
         allowed = f"the {limit} that are allowed" if settings.max_rejects is None else settings.max_rejects
         raise RecordError(
             f"{rejects} of {total} records were rejected, more than {allowed}; see "
-            f"{rejects_path(shop.output, 0).parent}/*.rejected.jsonl, then raise --max-rejects: finished parts are kept"
+            f"{rejects_path(shop.output, 0).parent}/*.rejected.jsonl, then set max_rejects higher: finished parts are "
+            "kept"
         )
     rejected = [rejects_path(shop.output, n) for n, record in enumerate(records) if record.rejects]
     join_files(rejected, shop.output / REJECTED)

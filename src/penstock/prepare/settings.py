@@ -40,7 +40,7 @@ OF_TEMPLATE = ("template", "date", "chat_template_kwargs", "role_boundaries")
 CROSS_CHECK = "cross-check"
 """Name of the role boundaries in the result of `describe`."""
 
-GROUPS: dict[str, type] = {"layout": LayoutSettings, "knobs": MaskSettings, "cleaning": CleaningSettings}
+GROUPS: dict[str, type] = {"layout": LayoutSettings, "mask_settings": MaskSettings, "cleaning": CleaningSettings}
 """The other settings, by the field of `ChatSettings` that holds them."""
 
 
@@ -66,7 +66,7 @@ class ChatSettings:
     layout: LayoutSettings = field(default_factory=LayoutSettings)
     """How records become conversations."""
 
-    knobs: MaskSettings = field(default_factory=MaskSettings)
+    mask_settings: MaskSettings = field(default_factory=MaskSettings)
     """What is trained."""
 
     cleaning: CleaningSettings = field(default_factory=CleaningSettings)
@@ -82,8 +82,8 @@ class ChatSettings:
             except (ValueError, TypeError):
                 raise ConfigError(f"date must be a day such as 2026-12-31, got {self.date!r}") from None
         # Role names after mapping; a name that no message can have is refused.
-        roles = resolve_roles(self.knobs.roles_to_train, self.layout.roles)
-        object.__setattr__(self, "knobs", replace(self.knobs, roles_to_train=roles))
+        roles = resolve_roles(self.mask_settings.roles_to_train, self.layout.roles)
+        object.__setattr__(self, "mask_settings", replace(self.mask_settings, roles_to_train=roles))
 
     def merge(self, options: Mapping[str, Any]) -> "ChatSettings":
         """These settings, overridden by others by name: `{"mask_history": True, "roles": …}`.
@@ -117,12 +117,16 @@ class ChatSettings:
         if template.now is None and "strftime_now" in template.source:
             now = datetime.fromisoformat(self.date or day or date.today().isoformat())
             template = replace(template, now=now)
-        return ChatEncoder(tokenizer, template, self.knobs, self.role_boundaries)
+        return ChatEncoder(tokenizer, template, self.mask_settings, self.role_boundaries)
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """Every setting in effect except the template, as plain JSON values."""
         layout = {name: getattr(self.layout, name) for name in _names(LayoutSettings)}
-        described = {"layout": layout, "knobs": dict(self.knobs.describe()), "cleaning": asdict(self.cleaning)}
+        described = {
+            "layout": layout,
+            "mask_settings": dict(self.mask_settings.describe()),
+            "cleaning": asdict(self.cleaning),
+        }
         if self.role_boundaries:
             described[CROSS_CHECK] = {"role_boundaries": [asdict(one) for one in self.role_boundaries]}
         plain: dict[str, dict[str, Any]] = json.loads(json.dumps(described, default=dict))
@@ -314,6 +318,7 @@ FIELD_OPTIONS = {"text_field": "text", "weights_field": "weights", "columns": "c
 
 PARAMETERS = (
     "tokenizer", "output", "template", "settings", "transform", "processes", "executor", "overwrite", "progress",
+    "verbose",
 )  # fmt: skip
 """Parameters of `prepare` that stand in its signature, which a mistyped keyword may mean too."""
 

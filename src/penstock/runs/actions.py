@@ -281,22 +281,24 @@ class Exported:
     """Messages on what was left out, or cannot be read by other software."""
 
 
-def export_run(run: RunFolder | str | Path, output: Path, context_length: int | None = None) -> Exported:
+def export_run(
+    run: RunFolder | str | Path, output: Path, context_length: int | None = None, *, overwrite: bool = False
+) -> Exported:
     """Write a run's model with its tokenizer, chat template, stop ids and context length; LoRA is merged.
 
     Raises:
-        OutputError: The folder is not empty, or cannot be written.
+        OutputError: The folder holds an earlier export and `overwrite` is false, or other files, or cannot be written.
         ConfigError: The model cannot be written in the Hugging Face layout.
     """
     from safetensors import SafetensorError
 
     from penstock.models import export, merge_lora
+    from penstock.models.exporting import check_output
     from penstock.models.saving import load_model
     from penstock.tokenizers.loading import load_tokenizer
 
     run = run if isinstance(run, RunFolder) else RunFolder.open(run)
-    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise OutputError(f"{output}: is there and no empty folder; take another, or empty it")
+    check_output(output, overwrite)
     tokenizer = load_tokenizer(run.tokenizer)
     length = context_length or context_of(run)
     trained = load_model(run.model, module=getattr(run, "module", None))
@@ -310,6 +312,7 @@ def export_run(run: RunFolder | str | Path, output: Path, context_length: int | 
             template=None if run.template is None else template_of(run, tokenizer),
             stop_ids=run.stop_ids,
             context_length=length,
+            overwrite=overwrite,
         )
     except (OSError, SafetensorError) as error:
         raise OutputError(f"{output}: cannot be written: {getattr(error, 'strerror', None) or error}") from error

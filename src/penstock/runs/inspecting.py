@@ -98,7 +98,7 @@ def open_loader(target: str, dataset: Any, assignments: list[str], sequence_leng
         Mixture([Source(dataset)]),
         sequence_length=sequence_length,
         rows_per_step=1,
-        requirements=EVERYTHING.merge(InputRequirements(asked_by="--distances", target_distances=distances)),
+        requirements=EVERYTHING.merge(InputRequirements(asked_by="distances", target_distances=distances)),
         threads=0,
     )
 
@@ -136,7 +136,7 @@ def refuse_no_rows(views: list[Any], loader: Any, rows: list[int]) -> None:
     if not views:
         count = loader.settings.rows_per_step
         found = "1 row, row 0" if count == 1 else f"rows 0 to {count - 1}"
-        raise ConfigError(f"--row {' --row '.join(map(str, rows))}: the step has {found}")
+        raise ConfigError(f"row {', '.join(map(str, rows))}: the step has {found}")
 
 
 def print_dataset(
@@ -169,7 +169,7 @@ def print_dataset(
         console.print(dataset_view(summarise(dataset)))
         console.print()
     if decoder is None and views:
-        console.print("This dataset has no tokenizer, so ids are shown; --tokenizer decodes them.\n")
+        console.print("This dataset stores no tokenizer, so ids are shown; set tokenizer to decode them.\n")
     if decoder is not None and getattr(dataset, "chat", None) is not None:
         print_chats(console, style, dataset, asked, decoder, None if numbers is not None else tokens or TOKENS_OF_CHATS)
         return
@@ -264,7 +264,7 @@ def refuse_raw(target: str) -> None:
     suffixes = Path(target).suffixes
     if any(suffix in EXTENSIONS for suffix in suffixes) and not Path(target).is_dir():
         raise ConfigError(
-            f"{target}: raw records; to show conversations give --tokenizer and --template, and for texts "
+            f"{target}: raw records; to show conversations set tokenizer and template, and for texts "
             "prepare them first: penstock prepare"
         )
 
@@ -295,7 +295,7 @@ def load_conversations(
     from penstock.inspection.conversations import sample_records, show_conversations
 
     if tokenizer is None:
-        raise ConfigError(f"{target}: raw conversations need --tokenizer")
+        raise ConfigError(f"{target}: raw conversations need a tokenizer: set tokenizer")
     format, numbers, count = chosen
     sample = sample_records(target, IN_PAGE if count is None else count, format=format, numbers=numbers)
     shown, other = (None if each is None else show_conversations(sample, tokenizer, each) for each in settings)

@@ -217,7 +217,5 @@ def context_of(run: RunFolder) -> int:
 
     found = run.trained_length
     if found is None:
-        raise ConfigError(
-            f"{run.path}: does not say how long its sequences are; give --context-length (in Python context_length)"
-        )
+        raise ConfigError(f"{run.path}: does not say how long its sequences are; set context_length")
     return found

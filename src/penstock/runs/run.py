@@ -170,20 +170,22 @@ class Run(RunFolder):
 
         serve(self._open_model, name, dict(settings))
 
-    def export(self, output: str | Path, *, context_length: int | None = None) -> "Exported":
+    def export(self, output: str | Path, *, context_length: int | None = None, overwrite: bool = False) -> "Exported":
         """Write the model as a folder that transformers, vLLM and llama.cpp read.
 
         Args:
             output: A folder, new or empty.
             context_length: Maximum number of tokens; None: the training length.
+            overwrite: Replace an earlier export in the folder; other files there are kept.
 
         Raises:
-            OutputError: The folder is not empty, or cannot be written.
+            OutputError: The folder holds an earlier export and `overwrite` is false, or other files, or cannot be
+                written.
             ConfigError: The model is a module of your own.
         """
         from penstock.runs.actions import export_run
 
-        return export_run(self, Path(output), context_length)
+        return export_run(self, Path(output), context_length, overwrite=overwrite)
 
     def plot(self, output: str | Path | None = None, *, over: str = "step") -> Path:
         """Draw loss, throughput, learning rate and evaluations.

@@ -81,7 +81,7 @@ def distil(
 
     Args:
         model: As for `train`.
-        loader: As for `train`; its datasets ship their tokenizer.
+        loader: As for `train`; its datasets store their tokenizer.
         teacher: A run's folder, a folder of transformers with its tokenizer, settings (`TeacherSettings`), or several.
         loss: The loss for teachers without their own: kl, p_kl, h_kl, alm, uld, or `LossSettings`.
         output: The run's folder.

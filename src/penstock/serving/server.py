@@ -149,5 +149,5 @@ def _bind(settings: ServeSettings) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         bound.close()
-        raise ConfigError(f"cannot listen on {where}: {error.strerror}; use another --port or --host") from None
+        raise ConfigError(f"cannot listen on {where}: {error.strerror}; set another port or host") from None
     return bound

@@ -65,8 +65,8 @@ class ServeSettings:
             raise ConfigError("serve.api_keys has a key that is empty or not ASCII; give another one")
         if not self.is_loopback and not self.api_keys:
             raise ConfigError(
-                f"serve.host is {self.host}, which others can reach, but there is no API key; give one by --api-key or "
-                "PENSTOCK_API_KEY, or listen on 127.0.0.1"
+                f"serve.host is {self.host}, which others can reach, but there is no API key; set api_keys (--api-key) "
+                "or PENSTOCK_API_KEY, or listen on 127.0.0.1"
             )
 
     @property

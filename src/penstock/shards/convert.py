@@ -105,7 +105,7 @@ def write_megatron(
     if table.has_spans and not drop_spans:
         raise ConfigError(
             f"{corpus.name} has loss-weight spans, which a Megatron corpus cannot hold: all tokens would be trained; "
-            "set drop_spans (--drop-spans) to lose them"
+            "set drop_spans to lose them"
         )
     token_type = "uint16" if table.token_bytes == 2 else "int32"
     paths = [prefix.with_name(prefix.name + ending) for ending in (".bin", ".idx")]

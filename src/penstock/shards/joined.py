@@ -364,7 +364,7 @@ def _open_one(path: str | Path, dtype: str | None, eos_id: int | None) -> Datase
         if dtype is None or eos_id is None:
             raise ConfigError(
                 f"{path}: a file of bare tokens does not record their type or where documents end; "
-                "give dtype ('uint16' or 'uint32') and eos_id (--dtype, --eos-id)"
+                "set dtype ('uint16' or 'uint32') and eos_id"
             )
         return open_npy(path, dtype, eos_id)
     if not path.is_dir():

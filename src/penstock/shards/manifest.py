@@ -296,7 +296,7 @@ class ChatInfo:
     stop_texts: tuple[str, ...]
     """Texts that end trained turns, control tokens or not."""
     settings: dict[str, Any]
-    """`layout`, `knobs`, `cleaning`: every setting that was in effect."""
+    """`layout`, `mask_settings`, `cleaning`: every setting that was in effect."""
 
     def save(self, folder: Path) -> tuple[str, ...]:
         """Write it to a dataset's folder.

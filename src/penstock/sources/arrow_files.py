@@ -40,7 +40,7 @@ def require_columns(schema: pa.Schema, fields: Fields, path: str) -> None:
         if find_type(schema, name) is None:
             raise RecordError(
                 f"{path}: no column {name!r}; the file has: {', '.join(schema.names)}; "
-                "name the column that holds the text: --text-field"
+                "set text_field to the column that holds the text"
             )
     kind = find_type(schema, fields.text)
     value = kind.value_type if pa.types.is_dictionary(kind) else kind

@@ -120,9 +120,9 @@ def _offsets(texts: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
 def explain_array(where: str) -> str:
     """Explain that a JSON array stands where a record is expected; `where` begins the sentence."""
     return (
-        f"{where} a JSON array; expected: one object per line. If it holds conversations (ShareGPT, Alpaca, …), name "
-        "their chat template, and the array is read as it is: --template FILE.jinja, or --template auto for the "
-        "tokenizer's own; an array of texts becomes lines with jq -c '.[]'"
+        f"{where} a JSON array; expected: one object per line. If it holds conversations (ShareGPT, Alpaca, …), set "
+        "template, and the array is read as it is: to a .jinja file, or to auto for the tokenizer's own; an "
+        "array of texts becomes lines with jq -c '.[]'"
     )
 
 
@@ -134,9 +134,9 @@ def diagnose(record: Any, fields: Fields) -> str | None:
         return f"the record is {kind_of(record)}; expected: an object with the field {fields.text!r}"
     value, known = _look_up(record, fields.text)
     if known is not None:
-        cure = "name the field that holds the text: --text-field"
+        cure = "set text_field to the field that holds the text"
         if _CHAT_FIELDS & set(known):
-            cure = "conversations need a chat template: --template"
+            cure = "conversations need a chat template: set template"
         where = "the object it leads to has" if "." in fields.text else "the record has"
         return f"no field {fields.text!r}; {where}: {', '.join(map(repr, known)) or 'no fields'}; {cure}"
     if value is None:
@@ -192,7 +192,7 @@ def _diagnose_columns(record: dict[str, Any], fields: Fields) -> str | None:
         if not isinstance(value, types[kind]) or (isinstance(value, bool) and kind != "bool"):
             return (
                 f"field {name!r} holds {kind_of(value)}; expected: {kind}, as declared "
-                f"(declare another type: --column {name}:TYPE)"
+                f"(to declare another type, set columns (--column {name}:TYPE))"
             )
     return None
 

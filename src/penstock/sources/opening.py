@@ -149,7 +149,7 @@ def read_texts(
 def stop_at_reject(block: RecordBlock) -> None:
     """Raise for the first reject of a block, if it has one."""
     if block.rejects:
-        raise RecordError(f"{block.rejects[0]} (or skip such records: --on-error skip)")
+        raise RecordError(f"{block.rejects[0]} (set on_error to skip to leave such records out)")
 
 
 def _check(format: str | None, separator: str | None, part_bytes: int | None) -> None:
@@ -182,7 +182,7 @@ def _with_formats(
             )
         raise ConfigError(
             f"{unknown[0].path}: unknown extension {suffix!r}; "
-            f"name the format: --format {'|'.join(FORMATS)} (known extensions: {', '.join(EXTENSIONS)})"
+            f"set format to one of {', '.join(FORMATS)} (known extensions: {', '.join(EXTENSIONS)})"
         )
     if unknown:
         notice(f"{text}: skipped {len(unknown)} files of unknown format, such as {unknown[0].path}")

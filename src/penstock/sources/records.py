@@ -70,7 +70,7 @@ OnDamage = Callable[[Damage], Any]
 def stop_at_damage(damage: Damage) -> None:
     """Raise a `DamagedFileError`: the default for `OnDamage`."""
     raise DamagedFileError(
-        f"{damage}; copy the file again, or continue without what cannot be read: --on-damaged-file skip"
+        f"{damage}; copy the file again, or set on_damaged_file to skip to continue without what cannot be read"
     )
 
 

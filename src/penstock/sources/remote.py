@@ -116,7 +116,7 @@ def read_range(url: str, begin: int, amount: int) -> bytes:
     if len(data) > amount:
         raise RecordError(
             f"{url}: requested {amount} bytes, the store sent {len(data)}, so it does not support ranges; "
-            "read the file in one piece: --part-bytes of at least its size"
+            "set part_bytes to at least its size, to read the file in one piece"
         )
     if len(data) < amount:
         reason = f"it has fewer than {begin + amount:,} bytes now, so it changed since the work began"

@@ -134,7 +134,7 @@ def check_output(folder: Path, overwrite: bool) -> None:
     if there and not overwrite:
         raise OutputError(
             f"{folder / there[0]}: exists already, and datasets prepared with it would not match a new one; "
-            "choose another folder, or replace it: --overwrite"
+            "choose another folder, or set overwrite to replace it"
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -226,7 +226,7 @@ def _new_names(base: Tokenizer, tokens: Sequence[str], sentinels: int) -> list[s
         )
     if not names or "" in names or len(set(names)) < len(names):
         raise ConfigError(
-            f"expected: new control entries, each once, none empty; got {names[:8]}: --token, --sentinels"
+            f"expected: new control entries, each once, none empty; got {names[:8]}; set tokens (--token) or sentinels"
         )
     return names
 

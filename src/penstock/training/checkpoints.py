@@ -119,10 +119,10 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest; None if it is missing or cannot be read."""
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        told = [(name, due["bytes"], due["sha256"]) for name, due in manifest["files"].items()]
+        entries = [(name, entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return None if any("\0" in name for name, _, _ in told) else manifest
+    return None if any("\0" in name for name, _, _ in entries) else manifest
 
 
 def damage(folder: Path, *, contents: bool = True) -> str | None:
@@ -135,13 +135,13 @@ def damage(folder: Path, *, contents: bool = True) -> str | None:
     manifest = read_manifest(folder)
     if manifest is None:
         return f"{MANIFEST} is missing or cannot be read, so it was never complete"
-    for name, due in manifest["files"].items():
+    for name, entry in manifest["files"].items():
         path = folder / name
         try:
             size = path.stat().st_size
-            if size != due["bytes"]:
-                return f"{name} has {size} bytes, {due['bytes']} were written"
-            if contents and digest(path) != due["sha256"]:
+            if size != entry["bytes"]:
+                return f"{name} has {size} bytes, {entry['bytes']} were written"
+            if contents and digest(path) != entry["sha256"]:
                 return f"the bytes of {name} differ from their checksum"
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"

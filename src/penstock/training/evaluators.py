@@ -49,11 +49,11 @@ def shipped(name: str, datasets: Sequence[Any], cannot: str) -> tuple[Tokenizer,
         cannot: What is impossible without a tokenizer, for errors.
 
     Raises:
-        ConfigError: The first dataset ships no tokenizer.
+        ConfigError: The first dataset stores no tokenizer.
     """
     tokenizer = getattr(datasets[0], "loaded_tokenizer", None)
     if tokenizer is None:
-        raise ConfigError(f"evaluator {name!r}: the first source ships no tokenizer, so {cannot}")
+        raise ConfigError(f"evaluator {name!r}: the first source stores no tokenizer, so {cannot}")
     chats = [dataset.chat for dataset in datasets if getattr(dataset, "chat", None) is not None]
     return tokenizer, chats, end_ids(tokenizer, (stop for chat in chats for stop in chat.stop_ids))
 
@@ -149,7 +149,7 @@ class HeldOutLoss:
         rows: Maximum number of rows; None: all.
 
     Raises:
-        ConfigError: A dataset was made with another tokenizer, or an objective does not fit the model.
+        ConfigError: A dataset was prepared with another tokenizer, or an objective does not fit the model.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ def _check_tokenizer(corpus: Corpus, tokenizer: Any) -> None:
     theirs = corpus.tokenizer
     if theirs is not None and tokenizer is not None and theirs.fingerprint != tokenizer.fingerprint:
         raise ConfigError(
-            f"{corpus.path}: was made with another tokenizer ({theirs.name}) than the model's ({tokenizer.name}); "
+            f"{corpus.path}: was prepared with another tokenizer ({theirs.name}) than the model's ({tokenizer.name}); "
             "prepare it with the model's"
         )
 
@@ -263,8 +263,8 @@ def make_evaluators(
         ranks: The processes that train together.
 
     Raises:
-        ConfigError: Held-out data was made with another tokenizer, the model cannot generate, or a task cannot be set
-            up.
+        ConfigError: Held-out data was prepared with another tokenizer, the model cannot generate, or a task cannot be
+            set up.
     """
     made: dict[str, tuple[int, Evaluator]] = {}
     for name, one in settings.items():
@@ -312,14 +312,14 @@ def evaluate(
     The model is in evaluation mode meanwhile, because some models of transformers have dropout.
     """
     figures: dict[str, Any] = {}
-    due = {name: one for name, (every, one) in evaluators.items() if last or done % every == 0}
-    if not due:
+    scheduled = {name: one for name, (every, one) in evaluators.items() if last or done % every == 0}
+    if not scheduled:
         return figures
     assert isinstance(model, torch.nn.Module)
     training = model.training
     model.eval()
     try:
-        for name, evaluator in due.items():
+        for name, evaluator in scheduled.items():
             if stop():
                 break
             began = time.monotonic()

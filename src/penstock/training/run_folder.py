@@ -96,7 +96,7 @@ class RunFolder:
         """
         manifest = None if self.step is None else read_manifest(self.model.parent)
         if manifest is not None:
-            found = {name: due["sha256"] for name, due in manifest["files"].items() if name.startswith(f"{MODEL}/")}
+            found = {name: entry["sha256"] for name, entry in manifest["files"].items() if name.startswith(f"{MODEL}/")}
         else:
             found = {
                 path.name: digest(path)
@@ -109,8 +109,8 @@ class RunFolder:
     def _of_huggingface(cls, path: Path) -> Self:
         template = (path / _TEMPLATE).read_text(encoding="utf-8") if (path / _TEMPLATE).is_file() else None
         if template is None:
-            told = _json(path / "tokenizer_config.json").get("chat_template")
-            template = told if isinstance(told, str) else None
+            configured = _json(path / "tokenizer_config.json").get("chat_template")
+            template = configured if isinstance(configured, str) else None
         ends = _json(path / "generation_config.json").get(
             "eos_token_id", _json(path / "config.json").get("eos_token_id")
         )
@@ -140,7 +140,7 @@ def begin_run(
 
     Raises:
         OutputError: The folder holds a run and `resume` is false, or it cannot be written.
-        ConfigError: The datasets ship no tokenizer, or chats of different templates.
+        ConfigError: The datasets store no tokenizer, or chats of different templates.
     """
     facts = _facts(datasets) if may_begin(path, resume=resume) else None
     hold(path)
@@ -159,7 +159,7 @@ def check_run(path: Path | None, datasets: Sequence[Any], *, resume: bool) -> No
 
     Raises:
         OutputError: The folder holds something else, or cannot be written.
-        ConfigError: The datasets ship no tokenizer, or chats of different templates.
+        ConfigError: The datasets store no tokenizer, or chats of different templates.
     """
     if path is None or may_begin(path, resume=resume):
         _facts(datasets)
@@ -187,10 +187,7 @@ def may_begin(path: Path, *, resume: bool) -> bool:
     if RUN_FILE not in names:
         raise OutputError(f"{path}: the folder is not empty and holds no run; choose another")
     if not resume:
-        raise OutputError(
-            f"{path}: a run is there already; continue it with --resume (in Python resume=True), or choose "
-            "another folder"
-        )
+        raise OutputError(f"{path}: a run is there already; set resume to continue it, or choose another folder")
     return False
 
 
@@ -237,7 +234,7 @@ def _facts(datasets: Sequence[Any]) -> tuple[Path, ChatInfo | None]:
     folder = next((d.path / TOKENIZER_FOLDER for d in datasets if getattr(d, "loaded_tokenizer", None)), None)
     if folder is None:
         raise ConfigError(
-            "no source ships its tokenizer, which the trained model needs; use datasets of penstock prepare"
+            "no source stores its tokenizer, which the trained model needs; use datasets of penstock prepare"
         )
     chats = [dataset.chat for dataset in datasets if getattr(dataset, "chat", None) is not None]
     prints = {chat.template_fingerprint for chat in chats}
@@ -271,23 +268,23 @@ def _write_whole(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
-def _stop_ids(tokenizer: Path, told: Sequence[int]) -> tuple[int, ...]:
+def _stop_ids(tokenizer: Path, given: Sequence[int]) -> tuple[int, ...]:
     """Ids that end a generation: those given, and the tokenizer's EOS."""
     from penstock.generation.session import end_ids
     from penstock.tokenizers.loading import load_tokenizer
 
-    return end_ids(load_tokenizer(tokenizer), told)
+    return end_ids(load_tokenizer(tokenizer), given)
 
 
 def _trained_length(path: Path) -> int | None:
-    told = _read_run_file(path)
+    value = _read_run_file(path)
     for name in ("data", "loader", "sequence_length"):
-        told = told.get(name) if isinstance(told, dict) else None
-    return _length(told)
+        value = value.get(name) if isinstance(value, dict) else None
+    return _length(value)
 
 
-def _length(told: Any) -> int | None:
-    return told if isinstance(told, int) and told > 1 else None
+def _length(value: Any) -> int | None:
+    return value if isinstance(value, int) and value > 1 else None
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ rank).
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
@@ -160,7 +160,10 @@ class Trainer:
             return False
         state = checkpoint.value(STATE)
         if checkpoint.step > self.steps:
-            raise StateError(f"{checkpoint.folder}: has {checkpoint.step} steps, the run file asks for {self.steps}")
+            raise StateError(
+                f"{self.run}: the run is already at step {checkpoint.step}, and steps is {self.steps}; steps counts "
+                f"from the beginning of the run: to train longer, give more than {checkpoint.step}"
+            )
         self.loader.load_state_dict(state["loader"])
         if (kind := self.settings.optimizer.kind) != state["optimizer"]:
             raise StateError(
@@ -176,15 +179,28 @@ class Trainer:
         self.totals = Totals(**state["totals"])
         for difference in self._bits.differences(state["bits"]):
             self.say(f"resumed with another setting that changes the last bits: {difference}")
-        self.say(f"goes on after step {checkpoint.step}")
+        self._report_rate(checkpoint.step, state.get("steps", self.steps))
+        complete = f"the run is complete at step {self.steps}; to train longer, give more steps"
+        self.say(complete if checkpoint.step == self.steps else f"goes on after step {checkpoint.step}")
         return True
+
+    def _report_rate(self, done: int, steps_before: int) -> None:
+        """Say so if another number of steps changes the learning rate of the next step."""
+        share, peak = self.settings.schedule.share, self.settings.optimizer.learning_rate
+        if done == self.steps or share(done, self.steps) == share(done, steps_before):
+            return
+        before, now = peak * share(done - 1, steps_before), peak * share(done, self.steps)
+        self.say(
+            f"steps was {steps_before}, is {self.steps}: with schedule.shape {self.settings.schedule.shape} the "
+            f"learning rate changes from {before:.3g} at step {done} to {now:.3g} at step {done + 1}"
+        )
 
     def _restore_tokenizer(self, checkpoint: Checkpoint) -> None:
         """Restore the run's tokenizer, because later checkpoints copy it from there."""
-        kept, due = checkpoint.folder / TOKENIZER_FOLDER, self.run / TOKENIZER_FOLDER
-        if self.ranks.is_first and kept.is_dir() and not due.exists():
-            self.say(f"{due}: is missing, taken from {checkpoint.folder}")
-            shutil.copytree(kept, due)
+        kept, restored = checkpoint.folder / TOKENIZER_FOLDER, self.run / TOKENIZER_FOLDER
+        if self.ranks.is_first and kept.is_dir() and not restored.exists():
+            self.say(f"{restored}: is missing, taken from {checkpoint.folder}")
+            shutil.copytree(kept, restored)
 
     def _check_found(self, checkpoint: Checkpoint | None) -> None:
         """Refuse to start over if there are checkpoints, and ranks that would resume from different steps."""
@@ -208,10 +224,10 @@ class Trainer:
         else:
             saved = load_model(checkpoint.part(MODEL), device="cpu")
             weights, unseen = _module(saved).state_dict(), _unseen_by_weights(saved, self.model)
-        due = _module(self.model).state_dict()
+        present = _module(self.model).state_dict()
         shapes = (
-            (f"weight {name}", *(list(w[name].shape) if name in w else "missing" for w in (weights, due)))
-            for name in sorted(weights.keys() | due.keys())
+            (f"weight {name}", *(list(w[name].shape) if name in w else "missing" for w in (weights, present)))
+            for name in sorted(weights.keys() | present.keys())
         )
         for what, then, now in chain(shapes, unseen):
             if then != now:
@@ -266,7 +282,7 @@ class Trainer:
             writes=self.ranks.is_first,
         )
         taught = nullcontext() if self.distiller is None else closing(self.distiller)
-        with Interruption() as interruption, closing(logs), taught:
+        with Interruption() as interruption, closing(logs), taught, self._reports_dropped():
             self._saved = self.loader.step
             for step, record in self._records(interruption, logs):
                 done = step.index + 1
@@ -276,7 +292,7 @@ class Trainer:
                 if last or stop or done % self.settings.checkpoints.every == 0:
                     self._save(step)
                 if stop and not last:
-                    self.say(f"stopped by {interruption.name or 'another rank'} after step {done}; --resume goes on")
+                    self.say(f"stopped by {interruption.name or 'another rank'} after step {done}; set resume to go on")
                     return
                 if last:
                     return
@@ -287,6 +303,14 @@ class Trainer:
                     f"the sources ended after {self.loader.step} steps, before {self.steps}; lower steps. All that was "
                     "trained is saved"
                 )
+
+    @contextmanager
+    def _reports_dropped(self) -> Iterator[None]:
+        """At the end, one line with the number of documents that the loader dropped, if any."""
+        yield
+        if dropped := self.loader.dropped:
+            counts = ", ".join(f"{count:,} of source {name}" for name, count in dropped.items())
+            self.say(f"documents dropped: {counts} (empty, or longer than a row with too_long: drop)")
 
     def _records(self, interruption: Interruption, logs: TensorLogs) -> Iterator[tuple[Step, Record]]:
         """The trained steps with their records. On an error, the steps trained so far are saved first.
@@ -341,7 +365,7 @@ class Trainer:
         if not (loss - loss == 0 and norm - norm == 0):
             raise StateError(
                 f"step {step.index}: loss {loss}, gradient norm {norm}: not finite. Nothing of this step is saved; "
-                "lower the learning rate, or look at `loader.explain` of the step, then --resume"
+                "lower the learning rate, or look at `loader.explain` of the step, then set resume to go on"
             )
         taught = {} if self.distiller is None else self.distiller.end(self.ranks.sum, loss)
         own = {} if self._own_loss is None else self._own_loss.take(self.ranks)

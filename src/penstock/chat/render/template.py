@@ -224,7 +224,7 @@ def own_template(tokenizer: Tokenizer, **variables: Any) -> Template:
     """
     if tokenizer.chat_template is None:
         raise ConfigError(
-            f"the tokenizer {tokenizer.name} has no chat template of its own; give one: a .jinja file (--template), a "
+            f"the tokenizer {tokenizer.name} has no chat template of its own; set template to a .jinja file, a "
             f"tokenizer folder that has one, or one of {', '.join(template_names())}"
         )
     named = {**_token_names(tokenizer, {}), **variables}

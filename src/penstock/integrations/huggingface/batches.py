@@ -52,8 +52,8 @@ def refuse_unknown_ids(rows: Sequence[ModelInput], known: int | None) -> None:
     for found in (unknown_id(row, known) for row in rows if known is not None):
         if found:
             raise ConfigError(
-                f"{found}, but the model has embeddings for {known} ids; the data were made with another tokenizer: "
-                "prepare them with the model's, or call model.resize_token_embeddings(…)"
+                f"{found}, but the model has embeddings for {known} ids; the data were prepared with another "
+                "tokenizer: prepare them with the model's, or call model.resize_token_embeddings(…)"
             )
 
 

@@ -219,7 +219,7 @@ def refuse_model(model: Any) -> None:
 
 
 def refuse_small_vocabulary(model: Any, all_loaders: Sequence[Loader]) -> None:
-    """Refuse a dataset made with a tokenizer that has more ids than the model has embeddings.
+    """Refuse a dataset prepared with a tokenizer that has more ids than the model has embeddings.
 
     Datasets without a record of their tokenizer are checked row by row during training.
     """
@@ -230,8 +230,8 @@ def refuse_small_vocabulary(model: Any, all_loaders: Sequence[Loader]) -> None:
         info = getattr(dataset, "tokenizer", None)
         if info is not None and info.fingerprint and info.vocab_size > known:
             raise ConfigError(
-                f"Trainer: dataset {dataset.name!r} was made with tokenizer {info.name!r} of {info.vocab_size} ids, "
-                f"but {type(model).__name__} has embeddings for {known}; call "
+                f"Trainer: dataset {dataset.name!r} was prepared with tokenizer {info.name!r} of {info.vocab_size} "
+                f"ids, but {type(model).__name__} has embeddings for {known}; call "
                 f"model.resize_token_embeddings({info.vocab_size}), or prepare the data with the model's tokenizer"
             )
 
