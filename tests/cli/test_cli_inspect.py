@@ -156,7 +156,7 @@ def test_settings_of_chats_come_from_options(inspect):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["chats.jsonl"], "chats.jsonl: raw records; to show conversations give --tokenizer and --template"),
+        (["chats.jsonl"], "chats.jsonl: raw records; to show conversations set tokenizer and template"),
         (["chats.jsonl", "--template", "chat.jinja"], "raw conversations need a tokenizer: set tokenizer"),
         (["chats.jsonl", "-t", "tokenizer", "--set", "mask_histroy=1"], "did you mean 'mask_history'"),
         (["chats.jsonl", "-t", "tokenizer", "--template", "none.jinja"], "none.jinja: no chat template there"),
@@ -166,7 +166,7 @@ def test_settings_of_chats_come_from_options(inspect):
         ),
         (["none.jsonl", "-t", "tokenizer"], "none.jsonl: no such file"),
         (["chats", "--html", "nowhere/page.html"], "nowhere/page.html: the page cannot be written"),
-        (["run.yaml", "--html", "page.html", "--row", "9"], "--row 9: the step has rows 0 to 3"),
+        (["run.yaml", "--html", "page.html", "--row", "9"], "row 9: the step has rows 0 to 3"),
     ],
 )
 def test_errors_name_the_cure(inspect, arguments, message):
@@ -180,7 +180,7 @@ def test_a_file_of_bare_tokens_is_told_its_type(inspect, tmp_path):
     np.array([5, 6, 0, 7, 0], np.uint16).tofile(path)
     code, _, err = inspect(str(path))
     assert code == 1
-    assert "give dtype ('uint16' or 'uint32') and eos_id" in err
+    assert "set dtype ('uint16' or 'uint32') and eos_id" in err
     told = [str(path), "--dtype", "uint16", "--eos-id", "0"]
     code, out, err = inspect(*told, "--json")
     assert (code, err) == (0, "")

@@ -11,7 +11,7 @@ ARRAY = [
     {"id": str(number), "conversations": [{"from": "human", "value": "water"}, {"from": "gpt", "value": "wheel"}]}
     for number in range(3)
 ]
-CURE = r"name their chat template, and the array is read as it is: --template FILE\.jinja, or --template auto"
+CURE = r"set template, and the array is read as it is: to a \.jinja file, or to auto"
 
 
 @pytest.mark.parametrize("indent", [None, 1], ids=["one line", "several lines"])

@@ -35,7 +35,7 @@ def test_one_line_at_the_start_says_what_is_read_and_how(command, tmp_path):
     code, _, err = command("--template", "auto")
     assert code == 0
     sources = f"preparing {tmp_path / 'chats.jsonl'} (1 file, {(tmp_path / 'chats.jsonl').stat().st_size} B)"
-    how = "with tokenizer tokenizer and chat template tokenizer (family ChatML)"
+    how = f"with tokenizer {tmp_path.name}/tokenizer and chat template tokenizer (family chatml)"
     assert err.startswith(f"penstock: {sources} {how} into {tmp_path / 'out'}\n")
     assert [line for line in err.splitlines() if line.startswith("penstock:")] == err.splitlines()[:1]
     assert "penstock:" not in command("--template", "auto", "--quiet", output="two")[2]

@@ -32,7 +32,7 @@ def half_copied(tmp_path):
 def test_it_stops_whatever_is_said_of_bad_records(tmp_path, half_copied, tokenizer, processes):
     due = (
         r"a.jsonl.gz:\d{3,4}: the file cannot be read further: its compressed stream ends before its end mark.*"
-        r"\([\d,]+ of [\d,]+ bytes were read\); .*--on-damaged-file skip"
+        r"\([\d,]+ of [\d,]+ bytes were read\); .*set on_damaged_file to skip"
     )
     with pytest.raises(DamagedFileError, match=due):
         prepare_here(half_copied, tokenizer, tmp_path / "out", on_error="skip", processes=processes)

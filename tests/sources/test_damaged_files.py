@@ -60,7 +60,7 @@ def test_a_cut_file_stops_or_gives_its_whole_lines(tmp_path, suffix, share):
         assert damage.unread_bytes == 0
     due = (
         rf"f[.]jsonl[.]\w+:{len(texts) + 1}: the file cannot be read further: .*bytes were read\); .*"
-        "--on-damaged-file skip"
+        "set on_damaged_file to skip"
     )
     with pytest.raises(DamagedFileError, match=due):
         list(read_texts(open_sources(path)))
