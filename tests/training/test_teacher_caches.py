@@ -58,7 +58,7 @@ def test_half_precision_is_near(data, tmp_path, teacher):
 def test_a_cached_run_file_makes_its_own_cache(data, tmp_path, teacher):
     """The file that trains with the cache also says how the teacher reads."""
     told = section({"cache": str(tmp_path / "cache"), "max_tokens": 20}, kind="p_kl", top_k=4)
-    with pytest.raises(ConfigError, match=r"teacher\.teachers\.0 reads from a cache; give the model"):
+    with pytest.raises(ConfigError, match=r"teacher\.teachers\.0 reads from a cache; give the teacher"):
         cache(data, tmp_path / "cache", "--set", told)
     assert cache(data, tmp_path / "cache", "--set", told, "--teacher", teacher)["top_k"] == 4
     assert len(train(data, tmp_path / "run", told, STEPS)) >= 6
