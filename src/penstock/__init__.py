@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from penstock.core import errors
     from penstock.core.errors import PenstockError
     from penstock.inputs.model_input import InputRequirements, ModelInput
+    from penstock.inputs.torch_tensors import to_torch
     from penstock.integrations import huggingface, jax
     from penstock.integrations.isolation import check_isolation
-    from penstock.integrations.torch_tensors import to_torch
     from penstock.loader.data_parallel import DataParallel
     from penstock.loader.loader import Loader
     from penstock.loader.mixture import Mixture, ShareChange, Source
@@ -71,7 +71,7 @@ _NAMES = {
     "ShareChange": "loader.mixture",
     "Source": "loader.mixture",
     "check_isolation": "integrations.isolation",
-    "to_torch": "integrations.torch_tensors",
+    "to_torch": "inputs.torch_tensors",
     "Run": "runs.run",
     "build_model": "runs.opening",
     "distil": "runs.training",

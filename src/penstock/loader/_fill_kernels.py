@@ -191,8 +191,12 @@ def apply_spans(source, piece, slot, targets, weights):
 
 @register_jitable
 def metadata_offsets(rows, count):
-    """Where in the metadata of `rows` with `count` pieces sources, prefixes and cumulative lengths begin."""
-    return 2 * rows, 2 * rows + count, 2 * rows + 2 * count
+    """Where in the metadata of `rows` with `count` pieces sources, prefixes and cumulative lengths begin.
+
+    First those of all rows end to end, with an entry for each piece, one for the padding of each row, and the end; then
+    those of each row.
+    """
+    return 2 * rows, 2 * rows + count, 2 * rows + 2 * count, 3 * rows + 3 * count + 1
 
 
 @kernel
@@ -211,7 +215,7 @@ def fill_rows(
         addresses: uint64, the bytes of one `ROW_ARRAYS`; the arrays that it leads to are written.
         capacity: Entries of cumulative lengths that a row has, or 0 for two more than the row has pieces.
         metadata: int32, written: (tokens, longest document) of each row, source of each piece, prefix of each
-            piece, all rows' cumulative lengths, end to end (`metadata_offsets`).
+            piece, cumulative lengths of the rows end to end, and of each row (`metadata_offsets`).
         python_output: uint64, the bytes of one `PYTHON_ARRAYS`; read only where a source has a Python objective.
         scratch: uint64 [scratch_size(T)], or None where no source has a program.
 
@@ -229,7 +233,8 @@ def fill_rows(
     positions = view_array(at.positions, (rows, slots if at.positions else 0), tokens.dtype)
     document_ids = view_array(at.document_ids, (rows, slots if at.document_ids else 0), tokens.dtype)
     prefixes = view_array(at.prefix, (rows, slots if at.prefix else 0), np.bool_)
-    source_ids, prefix_lengths, cu_seqlens = metadata_offsets(rows, count)
+    source_ids, prefix_lengths, end_to_end, cu_seqlens = metadata_offsets(rows, count)
+    cu_of_all, entries = metadata[end_to_end:cu_seqlens], np.int64(0)
     memory = np.empty(count, LOCATION)
     locations = bare(memory)
     if rows:
@@ -272,8 +277,9 @@ def fill_rows(
             describe_row(slot, end, number, positions[row], document_ids[row])
             metadata[source_ids + p - first] = piece.source
             cu[number] = slot
+            cu_of_all[entries] = row * slots + slot
             longest = max(longest, end - slot)
-            slot, number = end, number + 1
+            slot, number, entries = end, number + 1, entries + 1
         metadata[2 * row] = slot
         cu[number] = slot
         if slot < slots:
@@ -283,9 +289,11 @@ def fill_rows(
             if prefixes.shape[1]:
                 fill_with(prefixes[row, slot:], False)
             describe_row(slot, slots, number, positions[row], document_ids[row])
-            longest, number = max(longest, slots - slot), number + 1
+            cu_of_all[entries] = row * slots + slot
+            longest, number, entries = max(longest, slots - slot), number + 1, entries + 1
         fill_with(cu[number:], slots)
         metadata[2 * row + 1] = longest
+    cu_of_all[entries] = rows * slots
     keep_alive(memory)
     return OK, np.int64(-1)
 

@@ -160,7 +160,7 @@ class Fill:
         # Documents that are joined need no room in what the caller gets.
         capacity = 0 if joined else need.cu_seqlens_capacity or 0
         arrays, addresses = self._pool.take(rows)
-        _, _, borders = metadata_offsets(rows, count)
+        _, _, _, borders = metadata_offsets(rows, count)
         metadata = np.empty(borders + (rows * capacity or count + 2 * rows), np.int32)
         outcome = fill_rows(
             self._raw_sources, pieces, row_starts, self._pad_id, arrays[0], self._distances, addresses, capacity,
@@ -223,7 +223,7 @@ class FilledRows(Sequence[ModelInput]):
         arrays: tokens [R, T], targets [R, D, T], weights [R, D, T or 0], positions and document ids [R, T or 0],
             whether in a prefix [R, T or 0].
         metadata: As `fill_rows` writes it: (tokens, longest document) of each row, source of each document, prefix of
-            each, all rows' cumulative lengths, end to end.
+            each, cumulative lengths of the rows end to end, and of each row.
     """
 
     __slots__ = ("_arrays", "_companions", "_metadata", "_need", "_piece_starts", "_row_sizes", "_row_starts")
@@ -248,6 +248,37 @@ class FilledRows(Sequence[ModelInput]):
     def __len__(self) -> int:
         return len(self._row_starts) - 1
 
+    def arrays(self) -> dict[str, Any]:
+        """All rows in one array for each field; see `Step.arrays`."""
+        need, metadata = self._need, self._metadata
+        sizes = metadata[: 2 * len(self)]
+        # Views, not the arrays of the buffer: what a caller holds must refer to the buffer's block.
+        tokens, targets, weights, positions, document_ids, prefix = (array[:] for array in self._arrays)
+        return {
+            "tokens": tokens,
+            "targets": targets,
+            "loss_weights": weights if need.loss_weights else None,
+            "positions": positions if need.positions else None,
+            "document_ids": document_ids if need.document_ids else None,
+            "prefix": prefix if prefix.size else None,
+            "cu_seqlens": self._cu_seqlens(sizes[::2]) if need.cu_seqlens else None,
+            "max_seqlen": int(sizes[1::2].max(initial=0)) if need.cu_seqlens else None,
+            "num_tokens": int(sizes[::2].sum()),
+        }
+
+    def _cu_seqlens(self, used: Annotated[Int32, "rows"]) -> Annotated[Int32, "borders"]:
+        """Cumulative lengths of all rows end to end; the padding of a row is a document of its own."""
+        rows, slots = self._arrays[0].shape
+        if self._need.attention == "row":
+            # Its documents are joined: a row has one, and its padding.
+            begins = np.arange(rows, dtype=np.int32) * np.int32(slots)
+            borders = np.stack([begins, begins + used], axis=1)
+            kept = np.stack([used > 0, used < slots], axis=1)
+            return np.append(borders[kept], np.int32(rows * slots))
+        pieces = self._row_starts.item(-1) - self._row_starts.item(0)
+        _, _, begin, _ = metadata_offsets(rows, pieces)
+        return self._metadata[begin : begin + pieces + int((used < slots).sum()) + 1]
+
     @overload
     def __getitem__(self, index: int) -> ModelInput: ...
     @overload
@@ -264,7 +295,7 @@ class FilledRows(Sequence[ModelInput]):
             starts = self._piece_starts = (self._row_starts - self._row_starts[0]).tolist()
         tokens, targets, weights, positions, document_ids, prefix = (array[row] for array in self._arrays)
         begin, end = starts[row], starts[row + 1]
-        sources, prefixes, borders = metadata_offsets(len(self), starts[-1])
+        sources, prefixes, _, borders = metadata_offsets(len(self), starts[-1])
         used, longest = self._row_sizes[2 * row : 2 * row + 2]
         capacity = need.cu_seqlens_capacity
         # As in the kernel: room for a border more than documents, and one for padding.

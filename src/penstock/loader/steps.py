@@ -5,18 +5,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, final, overload
+from typing import TYPE_CHECKING, Annotated, Any, final, overload
 
 import numpy as np
 
 from penstock.core.arrays import Int64, Records
-from penstock.core.errors import ConfigError, StateError
+from penstock.core.errors import ConfigError, MissingExtraError, StateError
 from penstock.core.notebook import card
 from penstock.core.terminal import PLAIN_SECONDS, Progress
 from penstock.inputs.model_input import ModelInput
 from penstock.loader._plan_kernels import PIECE
 from penstock.loader.plan import Plan, PlanState, Window
 from penstock.sampling._kernels import SKIPPED
+
+if TYPE_CHECKING:
+    from penstock.loader.fill import FilledRows
 
 _SHOWN_ROWS = 8
 """Rows of a step that a notebook shows."""
@@ -39,7 +42,7 @@ class Step:
     def __init__(
         self,
         index: int,
-        rows: Sequence[ModelInput],
+        rows: "FilledRows",
         loss_denominators: tuple[float, ...],
         num_tokens: int,
         resume_state: Callable[[], dict[str, Any]],
@@ -74,6 +77,42 @@ class Step:
     def resume_state(self) -> dict[str, Any]:
         """State of the loader after this step, whatever was prefetched: JSON-serialisable, a kilobyte or two."""
         return self._resume_state()
+
+    def arrays(self) -> dict[str, Any]:
+        """This rank's rows in one array for each field, without a copy: R rows of T slots, D target distances.
+
+        Returns:
+            `tokens`, `positions`, `document_ids` (of each row), `prefix` [R, T]; `targets`, `loss_weights` [R, D, T];
+            `cu_seqlens` int32, cumulative lengths of all documents in the rows end to end, where the padding of a row
+            is a document of its own; `max_seqlen` and `num_tokens`, numbers. Fields that the loader's requirements
+            do not ask for are None.
+        """
+        return self._rows.arrays()
+
+    def torch(self, device: Any = None, *, non_blocking: bool = True) -> dict[str, Any]:
+        """`arrays` as torch tensors: tokens, targets and positions in int64.
+
+        On the CPU they share memory with the loader's buffers, which are not written again while a tensor is held; to
+        save the conversion to int64, require `dtype="int64"`.
+
+        Args:
+            device: Target device; None: the CPU.
+            non_blocking: Copy from page-locked memory without waiting.
+        """
+        from penstock.inputs.torch_tensors import as_tensors
+
+        return as_tensors(self.arrays(), device, non_blocking)
+
+    def jax(self, device: Any = None) -> dict[str, Any]:
+        """`arrays` as JAX arrays on a device or sharding; None: JAX's default device."""
+        try:
+            import jax
+        except ImportError as error:
+            raise MissingExtraError("jax", "jax") from error
+
+        arrays = self.arrays()
+        moved = {name: jax.device_put(value, device) for name, value in arrays.items() if isinstance(value, np.ndarray)}
+        return {**arrays, **moved}
 
     def __len__(self) -> int:
         return len(self._rows)

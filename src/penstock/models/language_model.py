@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from penstock.core.errors import ConfigError, IsolationError
 from penstock.inputs import IGNORE, AttentionRule
 from penstock.inputs.model_input import InputRequirements, ModelInput
-from penstock.integrations.torch_tensors import to_torch, unknown_id
+from penstock.inputs.torch_tensors import to_torch, unknown_id
 from penstock.models.attention import RowAttention
 from penstock.models.attention.windows import attention_of
 from penstock.models.cache import LayerAttend, SequenceCache

@@ -25,8 +25,8 @@ from torch.utils.checkpoint import checkpoint
 from penstock.core.errors import ConfigError
 from penstock.inputs import IGNORE
 from penstock.inputs.model_input import ModelInput
+from penstock.inputs.torch_tensors import unknown_id
 from penstock.integrations.huggingface.tensors import Rows, as_rows, model_inputs, targets_and_weights
-from penstock.integrations.torch_tensors import unknown_id
 from penstock.loader import Step
 from penstock.loader.loader import Loader
 

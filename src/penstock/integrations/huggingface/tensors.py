@@ -14,7 +14,7 @@ import torch
 from penstock.core.errors import ConfigError
 from penstock.inputs import IGNORE
 from penstock.inputs.model_input import InputRequirements, ModelInput
-from penstock.integrations.torch_tensors import to_torch
+from penstock.inputs.torch_tensors import to_torch
 from penstock.loader import Step
 
 Rows = ModelInput | Sequence[ModelInput] | Step

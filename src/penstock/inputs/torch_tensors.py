@@ -1,4 +1,4 @@
-"""Rows as torch tensors, for any loop.
+"""Rows and steps as torch tensors, for any loop.
 
 Arrays become tensors without a copy where the dtype is right and the device is the CPU.
 """
@@ -41,6 +41,11 @@ def to_torch(
             "source_ids", "prefix_lengths", "prefix",
         )
     }  # fmt: skip
+    return as_tensors(fields, device, non_blocking)
+
+
+def as_tensors(fields: dict[str, Any], device: torch.device | str | None, non_blocking: bool) -> dict[str, Any]:
+    """Arrays as tensors, those of `_INT64` in int64; numbers as they are."""
     held = {name: _tensor(value) for name, value in fields.items() if isinstance(value, np.ndarray)}
     moved = held if device is None else {k: v.to(device, non_blocking=non_blocking) for k, v in held.items()}
     if device is not None and non_blocking and torch.device(device).type == "cuda":
