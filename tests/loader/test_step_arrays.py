@@ -75,7 +75,7 @@ def test_arrays_equal_the_rows(dataset, packing, distances, dtype, capacity, ran
 
 
 def test_prefixes_and_missing_fields(dataset):
-    objective = Denoise([PrefixLM(mode=None)])
+    objective = Denoise([PrefixLM(mode=None)], sentinels=[900])
     (step,) = islice(build(dataset, objective=objective, requirements=EVERYTHING.merge(PREFIX)), 1)
     np.testing.assert_array_equal(step.arrays()["prefix"], np.stack([row.prefix for row in step]))
     assert step.torch()["prefix"].sum() > 0
