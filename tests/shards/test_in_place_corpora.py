@@ -211,7 +211,7 @@ def test_npy_refusals(tmp_path, monkeypatch):
         open_npy(tmp_path / "a.npy", "int8", 0)
     with pytest.raises(ConfigError, match="eos_id 70000 is not a uint16"):
         open_npy(tmp_path / "a.npy", "uint16", 70_000)
-    with pytest.raises(ConfigError, match=r"give dtype .* and eos_id"):
+    with pytest.raises(ConfigError, match=r"set dtype .* and eos_id"):
         open_dataset(tmp_path / "a.npy")
     with pytest.raises(FormatError, match=r"b.npy: cannot read"):
         open_npy(tmp_path / "b.npy", "uint16", 0)

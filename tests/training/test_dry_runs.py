@@ -153,7 +153,7 @@ def test_folders_that_are_not_free(data, tmp_path):
         ("file", "is a file; name a folder"),
         ("file/run", "Not a directory|cannot be written"),
         ("mine", "not empty and holds no run"),
-        ("run", "a run is there already; continue it with --resume"),
+        ("run", "a run is there already; set resume to continue it"),
     ):
         for dry_run in (True, False):
             with pytest.raises(OutputError, match=message):

@@ -10,7 +10,10 @@ from penstock.cli.options import AsJson
 def run(
     as_json: AsJson = False,
     compile_all: Annotated[
-        bool, typer.Option("--compile", help="First compile all kernels of the data path, as for a container image.")
+        bool,
+        typer.Option(
+            "--compile", metavar="", help="First compile all kernels of the data path, as for a container image."
+        ),
     ] = False,
 ) -> None:
     """Report what is installed here and what works.
