@@ -11,9 +11,7 @@ def run(
     as_json: AsJson = False,
     compile_all: Annotated[
         bool,
-        typer.Option(
-            "--compile", metavar="", help="First compile all kernels of the data path, as for a container image."
-        ),
+        typer.Option("--compile", metavar="", help="First compile all kernels, as for a container image."),
     ] = False,
 ) -> None:
     """Report what is installed here and what works.
