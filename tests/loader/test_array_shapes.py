@@ -92,6 +92,7 @@ def use_everything(data):
         )  # fmt: skip
         for step in islice(loader, 6):
             state = step.resume_state
+            assert step.arrays()["cu_seqlens"][-1] == len(step) * 128
             for row in step:
                 AttentionRule.of(row).dense_mask()
         loader.load_state_dict(state)

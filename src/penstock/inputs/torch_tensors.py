@@ -47,10 +47,12 @@ def to_torch(
 def as_tensors(fields: dict[str, Any], device: torch.device | str | None, non_blocking: bool) -> dict[str, Any]:
     """Arrays as tensors, those of `_INT64` in int64; numbers as they are."""
     held = {name: _tensor(value) for name, value in fields.items() if isinstance(value, np.ndarray)}
-    moved = held if device is None else {k: v.to(device, non_blocking=non_blocking) for k, v in held.items()}
+    moved = dict(held) if device is None else {k: v.to(device, non_blocking=non_blocking) for k, v in held.items()}
     if device is not None and non_blocking and torch.device(device).type == "cuda":
         _hold(list(held.values()), torch.device(device))
-    moved = {name: tensor.long() if name in _INT64 else tensor for name, tensor in moved.items()}
+    for name in _INT64:
+        if (tensor := moved.get(name)) is not None and tensor.dtype != torch.int64:
+            moved[name] = tensor.long()
     return {**fields, **moved}
 
 

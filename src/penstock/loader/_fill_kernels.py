@@ -299,17 +299,20 @@ def fill_rows(
 
 
 @kernel
-def weigh_rows(sources, pieces, sums, python_starts, python_weights, scratch):
-    """Add the loss weights of all targets of `pieces` to `sums` (float64 [D]), one for each distance.
+def weigh_rows(sources, pieces, out, python_starts, python_weights, scratch):
+    """Write sums of the loss weights of all targets of `pieces`, for each distance, and their slots: float64 [D + 1].
 
     Whole documents cost a look at the lengths file, which the fill holds against the spans that it reads; parts of
     documents with spans have their spans read. `python_weights` (float32) holds the weights that Python objectives
     wrote, those of a piece from its number in `python_starts` (int64 [pieces], or [0]) on. The rest is as in
     `fill_rows`, and so is what it returns.
     """
-    sources = sources_of(sources)
+    sources, out = sources_of(sources), bare(out)
+    fill_with(out, 0)
+    sums, slots = out[: len(out) - 1], np.int64(0)
     for p in range(len(pieces)):
         piece = pieces[p]
+        slots += piece.length
         source = sources[piece.source]
         if source.objective != CAUSAL:
             if source.objective == PYTHON:
@@ -336,4 +339,5 @@ def weigh_rows(sources, pieces, sums, python_starts, python_weights, scratch):
                 sums[d] += weigh_spans(first, stop, number, begins, ends, values)
             else:
                 sums[d] += max(stop - first, 0)
+    out[len(out) - 1] = slots
     return OK, np.int64(-1)

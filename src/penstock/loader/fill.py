@@ -120,19 +120,22 @@ class Fill:
             )
         return output
 
-    def weigh(self, pieces: Annotated[Records, PIECE, "pieces"], python_output: "PythonOutput") -> tuple[float, ...]:
-        """Sum of loss weights over all targets of the pieces, for each distance.
+    def weigh(
+        self, pieces: Annotated[Records, PIECE, "pieces"], python_output: "PythonOutput"
+    ) -> tuple[tuple[float, ...], int]:
+        """Sum of loss weights over all targets of the pieces, for each distance; and the slots that they fill.
 
         Raises:
             CorruptionError: As `rows`, also for a piece of another rank.
             ConfigError: As `rows`.
         """
-        sums = np.zeros(self._distances)
+        sums = np.empty(self._distances + 1)
         outcome = weigh_rows(
             self._raw_sources, pieces, sums, python_output.starts, python_output.weights, self._scratch()
         )
         self._check(outcome, pieces)
-        return tuple(sums.tolist())
+        *weights, slots = sums.tolist()
+        return tuple(weights), int(slots)
 
     def _scratch(self) -> Annotated[UInt64, "scratch"] | None:
         """Working memory to rewrite a piece; each thread needs its own.
@@ -250,8 +253,10 @@ class FilledRows(Sequence[ModelInput]):
 
     def arrays(self) -> dict[str, Any]:
         """All rows in one array for each field; see `Step.arrays`."""
-        need, metadata = self._need, self._metadata
-        sizes = metadata[: 2 * len(self)]
+        need = self._need
+        # A few Python integers: NumPy would take a microsecond for each sum.
+        sizes = self._metadata[: 2 * len(self)].tolist()
+        used = sizes[::2]
         # Views, not the arrays of the buffer: what a caller holds must refer to the buffer's block.
         tokens, targets, weights, positions, document_ids, prefix = (array[:] for array in self._arrays)
         return {
@@ -261,23 +266,26 @@ class FilledRows(Sequence[ModelInput]):
             "positions": positions if need.positions else None,
             "document_ids": document_ids if need.document_ids else None,
             "prefix": prefix if prefix.size else None,
-            "cu_seqlens": self._cu_seqlens(sizes[::2]) if need.cu_seqlens else None,
-            "max_seqlen": int(sizes[1::2].max(initial=0)) if need.cu_seqlens else None,
-            "num_tokens": int(sizes[::2].sum()),
+            "cu_seqlens": self._cu_seqlens(used) if need.cu_seqlens else None,
+            "max_seqlen": max(sizes[1::2], default=0) if need.cu_seqlens else None,
+            "num_tokens": sum(used),
         }
 
-    def _cu_seqlens(self, used: Annotated[Int32, "rows"]) -> Annotated[Int32, "borders"]:
-        """Cumulative lengths of all rows end to end; the padding of a row is a document of its own."""
+    def _cu_seqlens(self, used: Sequence[int]) -> Annotated[Int32, "borders"]:
+        """Cumulative lengths of all rows end to end; the padding of a row is a document of its own.
+
+        Args:
+            used: Tokens of each row.
+        """
         rows, slots = self._arrays[0].shape
         if self._need.attention == "row":
             # Its documents are joined: a row has one, and its padding.
-            begins = np.arange(rows, dtype=np.int32) * np.int32(slots)
-            borders = np.stack([begins, begins + used], axis=1)
-            kept = np.stack([used > 0, used < slots], axis=1)
-            return np.append(borders[kept], np.int32(rows * slots))
+            begins = [slots * row + begin for row, end in enumerate(used) for begin in sorted({0, end} - {slots})]
+            return np.array([*begins, rows * slots], np.int32)
         pieces = self._row_starts.item(-1) - self._row_starts.item(0)
         _, _, begin, _ = metadata_offsets(rows, pieces)
-        return self._metadata[begin : begin + pieces + int((used < slots).sum()) + 1]
+        padded = sum(tokens < slots for tokens in used)
+        return self._metadata[begin : begin + pieces + padded + 1]
 
     @overload
     def __getitem__(self, index: int) -> ModelInput: ...

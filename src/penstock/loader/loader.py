@@ -346,11 +346,12 @@ class Loader:
         rows = self._fill.rows(plan.pieces, plan.row_starts[begin : end + 1], python_output)
         if self._accompany is not None:
             rows.accompany(self._accompany, plan.pieces)
+        weights, tokens = self._fill.weigh(plan.pieces, python_output)
         return Step(
             plan.index,
             rows,
-            self._fill.weigh(plan.pieces, python_output),
-            int(plan.pieces["length"].sum()),
+            weights,
+            tokens,
             partial(states.save, self._description, plan.after),
         )
 

@@ -224,6 +224,13 @@ class StepPlanner:
 
     def next(self) -> StepPlan | None:
         """Gather the rows of the next step from windows; None when every source is finished."""
+        window, size = self._open_window(), self._rows_per_step
+        if window is not None and self._used + size <= window.num_rows and size % self._row_multiple == 0:
+            # Nearly always: all rows from one window, and nothing to put together.
+            row_starts = window.row_starts[self._used : self._used + size + 1]
+            begin, end = row_starts.item(0), row_starts.item(-1)
+            self._used += size
+            return self._step_plan(window, window.pieces[begin:end], row_starts - begin)
         parts: list[Records] = []
         starts = [np.zeros(1, np.int64)]
         rows = pieces = 0
@@ -236,12 +243,16 @@ class StepPlanner:
         if self._window is None or rows == 0:
             return None
         starts.append(np.full(-rows % self._row_multiple, pieces, np.int64))
-        self._after = StepState(step=self._after.step + 1, window_start=self._window.start, rows_used=self._used)
         # Not the dtype that concatenate makes, which is equal: Numba knows a record's dtype by its object.
         joined = np.concatenate(parts, out=np.empty(pieces, PIECE))
-        return StepPlan(
-            pieces=joined, row_starts=np.concatenate(starts), after=self._after, skipped=self._window.skipped
-        )
+        return self._step_plan(self._window, joined, np.concatenate(starts))
+
+    def _step_plan(
+        self, window: Window, pieces: Annotated[Records, PIECE, "pieces"], row_starts: Annotated[Int64, "rows+1"]
+    ) -> StepPlan:
+        """The step that ends in `window`, and the state after it."""
+        self._after = StepState(step=self._after.step + 1, window_start=window.start, rows_used=self._used)
+        return StepPlan(pieces=pieces, row_starts=row_starts, after=self._after, skipped=window.skipped)
 
     def find(self, step: int, near: StepState | None = None, watch: Watch | None = None) -> StepState:
         """The state before step number `step`, replaying the plan from the nearest known state.
