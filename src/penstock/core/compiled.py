@@ -58,6 +58,11 @@ def kernel_part(function: Function) -> Function:
     return cast(Function, _Part(function, targetoptions=_PART, pipeline_class=_PartCompiler))
 
 
+def from_python(part: Function) -> Function:
+    """A kernel of its own for a function that is also a part of others: without their call's way through the part."""
+    return cast(Function, cast(Any, part).from_python)
+
+
 class _Kernel(CPUDispatcher):  # type: ignore[misc]
     """A function that Python calls, compiled to machine code of its own."""
 
@@ -80,10 +85,11 @@ class _Part(CPUDispatcher):  # type: ignore[misc]
     """
 
     def __call__(self, *arguments: Any) -> Any:
-        return self._for_python(*arguments)
+        return self.from_python(*arguments)
 
     @cached_property
-    def _for_python(self) -> Any:
+    def from_python(self) -> Any:
+        """The kernel."""
         return kernel(self.py_func)
 
 

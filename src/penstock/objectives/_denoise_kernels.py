@@ -351,7 +351,7 @@ def _copy(tokens, source, begin, end, out, destination, at):
             out[at + i] = tokens[begin + i]
 
 
-@kernel_part
+@kernel
 def write_denoise(program, tokens, weights, key, out_tokens, out_weights, memory):
     """Write one document: [mode] inputs [input end] | sentinel 0, span 0, sentinel 1, span 1, … [final sentinel].
 

@@ -21,10 +21,13 @@ from typing import Annotated, Any, TypedDict, Unpack, final
 import numpy as np
 
 from penstock.core.arrays import Float32, Int32, Int64, UInt64
+from penstock.core.compiled import from_python
 from penstock.core.errors import ConfigError
 from penstock.objectives import _denoise_kernels as kernels
 from penstock.objectives.denoise_tasks import PrefixLM, SpanCorruption, Task, cumulative
 from penstock.objectives.objective import Facts, Written
+
+_memory_size = from_python(kernels.memory_size)
 
 Token = int | str
 """A token's id, or the name of a control entry."""
@@ -195,7 +198,7 @@ class Denoise:
         words = np.ascontiguousarray(tokens, np.int32)
         kernels.write_denoise(
             program, words, given, np.uint64(key), out_tokens, out_weights[: slots * (len(given) > 0)],
-            np.empty(kernels.memory_size(length), np.uint64),
+            np.empty(_memory_size(length), np.uint64),
         )  # fmt: skip
         return Written(tokens=out_tokens, weights=out_weights, prefix=prefix)
 

@@ -19,19 +19,16 @@ from typing import Annotated, Any, Literal, final
 import numpy as np
 
 from penstock.core.arrays import Float32, Int32, Int64, UInt64
+from penstock.core.compiled import from_python
 from penstock.core.errors import ConfigError, TokenizerError
-from penstock.objectives._infill_kernels import (
-    CAUSAL,
-    INFILL,
-    PSM,
-    decide_infill,
-    measure_each,
-    places_of,
-    write_infill,
-)
+from penstock.objectives import _infill_kernels as kernels
+from penstock.objectives._infill_kernels import CAUSAL, INFILL, PSM, measure_each
 from penstock.objectives.character_splits import CharacterSplitter, Section
 from penstock.objectives.control_tokens import infill_ids, refuse_same, tokenizer_of
 from penstock.objectives.objective import Facts, Written
+
+_decide_infill, _write_infill = from_python(kernels.decide_infill), from_python(kernels.write_infill)
+_places_of = from_python(kernels.places_of)
 
 ORDERS = ("causal", "PSM", "SPM")
 """Names that `task` returns, by the kernels' numbers."""
@@ -147,7 +144,7 @@ class Infill:
 
     def task(self, length: int, key: int) -> str:
         """ "PSM", "SPM" or "causal"."""
-        return ORDERS[decide_infill(self._program(), length, np.uint64(key))[0]]
+        return ORDERS[_decide_infill(self._program(), length, np.uint64(key))[0]]
 
     def write(
         self, tokens: Annotated[Int32, "length"], weights: Annotated[Float32, "length"] | None, key: int
@@ -158,7 +155,7 @@ class Infill:
                 f"infill: a document of {len(tokens)} tokens has {len(weights)} weights; expected one each"
             )
         program, tokens = self._program(), np.ascontiguousarray(tokens, np.int32)
-        order = decide_infill(program, len(tokens), np.uint64(key))[0]
+        order = _decide_infill(program, len(tokens), np.uint64(key))[0]
         if order == CAUSAL:
             return Written(tokens=tokens, weights=weights)
         self._ids()
@@ -166,7 +163,7 @@ class Infill:
         if self.split == "character":
             return self._write_at_characters(tokens, given, key)
         out_tokens, out_weights = np.empty(len(tokens) + 3, np.int32), np.empty(len(tokens) + 3, np.float32)
-        write_infill(program, tokens, given, np.uint64(key), out_tokens, out_weights)
+        _write_infill(program, tokens, given, np.uint64(key), out_tokens, out_weights)
         plain = weights is None and self.train_on_context
         return Written(tokens=out_tokens, weights=None if plain else out_weights)
 
@@ -176,7 +173,7 @@ class Infill:
         Character splits are found by the infilling tokens, so a document that holds these tokens itself, or ends with
         padding, is not restored.
         """
-        order, first, second = decide_infill(self._program(), length, np.uint64(key))
+        order, first, second = _decide_infill(self._program(), length, np.uint64(key))
         if order == CAUSAL:
             return written
         if self.split == "character":
@@ -184,7 +181,7 @@ class Infill:
             kept = len(written) - int(np.argmax(written[::-1] != pad))
             suffix, middle = (int(np.argmax(written == token)) for token in (suffix_id, middle_id))
             return np.concatenate([written[1:suffix], written[middle + 1 : kept], written[suffix + 1 : middle]])
-        prefix, suffix, middle = places_of(order, length, first, second)
+        prefix, suffix, middle = _places_of(order, length, first, second)
         sections = [(prefix, first), (middle, second - first), (suffix, length - second)]
         return np.concatenate([written[begin : begin + size] for begin, size in sections])
 
@@ -192,7 +189,7 @@ class Infill:
         if self.splitter is None:
             raise ConfigError("infill: character splits need the tokenizer; call resolve(facts) first")
         units = self.splitter.count(tokens)
-        order, first, second = decide_infill(self._program(), units, np.uint64(key))
+        order, first, second = _decide_infill(self._program(), units, np.uint64(key))
         prefix, middle, suffix = self.splitter.split(tokens, weights, first, second, self.room)
         whole = weights.max()
         prefix_id, middle_id, suffix_id, pad = self._ids()
