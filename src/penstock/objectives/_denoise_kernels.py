@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from penstock.core.compiled import bare, inline_kernel, kernel, kernel_part, trailing_zeros, view_u32, view_u64
+from penstock.core.compiled import bare, inline_kernel, kernel, trailing_zeros, view_u32, view_u64
 from penstock.core.randomness import LOW_32, below, philox, philox_rounds
 from penstock.core.vectors import fill_with
 
