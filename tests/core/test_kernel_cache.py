@@ -75,7 +75,9 @@ def test_a_kernel_is_read_again_and_never_stale(use, tmp_path):
     # A constant of a module that holds no kernels.
     assert use(factor=5) == (16, "compiled")
     assert use(factor=5) == (16, "read")
-    assert len(kernels(tmp_path / "cache")) == 1, "what old sources left is deleted"
+    assert use() == (7, "read"), "versions may share a folder"
+    assert use(factor=9) == (28, "compiled")
+    assert len(kernels(tmp_path / "cache")) == kernel_cache.KEPT, "what the oldest sources left is deleted"
 
 
 @pytest.mark.parametrize("change", ["cut", "emptied", "changed"])
@@ -94,6 +96,12 @@ def test_code_for_another_cpu_is_not_read(use):
     level, _ = kernel_cache.LEVELS[kernel_cache.platform.machine()]
     assert use() == (7, "compiled")
     assert use(NUMBA_CPU_NAME=level, NUMBA_CPU_FEATURES="") == (7, "compiled")
+    assert use() == (7, "read")
+
+
+def test_other_settings_of_numba_compile_other_code(use):
+    assert use() == (7, "compiled")
+    assert use(NUMBA_BOUNDSCHECK="1") == (7, "compiled")
     assert use() == (7, "read")
 
 

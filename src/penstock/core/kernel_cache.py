@@ -1,9 +1,10 @@
 """Where compiled kernels are kept: one file for each kernel, signature and CPU, named by all that its code depends on.
 
-A file's name has a hash of the sources of all kernels, of the constants that they use, of the signature, the CPU, and
-the versions of Python, Numba and llvmlite. So a stale or foreign file is never read: its name differs. Its contents
-carry their own checksum, and are written at once, so several processes may compile the same kernel. (Numba's own cache
-asks only whether the kernel's own file has changed, by its time, and keeps an index that processes overwrite.)
+A file's name has a hash of the sources of all kernels, of the constants that they use, of the signature, the CPU, the
+versions of Python, Numba and llvmlite, and Numba's settings. So a stale or foreign file is never read: its name
+differs. Its contents carry their own checksum, and are written at once, so several processes may compile the same
+kernel. (Numba's own cache asks only whether the kernel's own file has changed, by its time, and keeps an index that
+processes overwrite.)
 
 Wheels bring files compiled for a common CPU level (`SHIPPED`), made by `tests/packaging/ship_kernels.py`. They are used
 where the CPU has all features of that level, and never written.
@@ -36,6 +37,10 @@ from numba.core.serialize import dumps
 PACKAGE = Path(__file__).parents[1]
 SHIPPED = PACKAGE / "kernels"
 """Kernels that a wheel brings; not in a checkout."""
+KEPT = 4
+"""Files of a kernel and signature that are kept, of different sources."""
+_CODE_SETTINGS = ("OPT", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "USING_SVML")
+"""Settings of Numba (`NUMBA_OPT`, …) that change what it compiles."""
 _ENDING = ".kernel"
 _DIGEST_BYTES = 16
 
@@ -145,17 +150,18 @@ class KernelCache(_Cache):  # type: ignore[misc]
 
     def _name(self, signature: Any, cpu: tuple[str, ...]) -> str:
         """kernel-platform-sources-signature.kernel; only the third part changes when penstock does."""
-        made_with = (*cpu, platform.python_version_tuple()[:2], numba.__version__, llvmlite.__version__)
+        chosen = [str(getattr(numba.config, name, None)) for name in _CODE_SETTINGS]
+        made_with = (*cpu, platform.python_version_tuple()[:2], numba.__version__, llvmlite.__version__, chosen)
         parts = (_digest(repr(made_with)), _digest(fingerprint(self._function)), _digest(repr(signature)))
         name = f"{self._function.__module__.removeprefix('penstock.')}.{self._function.__name__}"
         return "-".join([name, *(part.hex()[:12] for part in parts)]) + _ENDING
 
     def _forget_others(self, path: Path) -> None:
-        """Delete what other sources of the same kernel left."""
+        """Delete what other sources of the same kernel left, except the newest: versions may share a folder."""
         name, made_with, _, signature = path.name.rsplit("-", 3)
-        for old in path.parent.glob(f"{name}-{made_with}-*-{signature}"):
-            if old != path:
-                old.unlink(missing_ok=True)
+        there = sorted(path.parent.glob(f"{name}-{made_with}-*-{signature}"), key=lambda old: old.stat().st_mtime_ns)
+        for old in there[:-KEPT]:
+            old.unlink(missing_ok=True)
 
 
 def _digest(data: bytes | str) -> bytes:
@@ -166,18 +172,19 @@ def fingerprint(function: FunctionType) -> str:
     """A hash of all that a kernel's code depends on: the sources of kernels, and constants from other modules."""
     closure = [repr(cell.cell_contents) for cell in function.__closure__ or ()]
     code = (function.__code__.co_code, function.__code__.co_firstlineno, closure)
-    return _digest(repr([_sources(function.__code__.co_filename), _constants(function.__module__), code])).hex()
+    return _digest(repr([_sources(), _modules(function.__module__), code])).hex()
 
 
 @cache
-def _sources(own: str) -> str:
-    sources = sorted({Path(own), *PACKAGE.rglob("_*kernels.py"), *(PACKAGE / "core").glob("*.py")})
-    return _digest(b"\0".join(source.read_bytes() for source in sources if source.is_file())).hex()
+def _sources() -> str:
+    """A hash of the kernels of penstock, whoever uses them."""
+    sources = sorted([*PACKAGE.rglob("_*kernels.py"), *(PACKAGE / "core").glob("*.py")])
+    return _digest(b"\0".join(source.read_bytes() for source in sources)).hex()
 
 
 @cache
-def _constants(module: str) -> str:
-    """A hash of the constants of a module of kernels, and of those that it takes kernels from."""
+def _modules(module: str) -> str:
+    """A hash of the source and the constants of a module of kernels, and of those that it takes kernels from."""
     seen: set[str] = set()
     waiting, found = [module], []
     while waiting:
@@ -185,7 +192,11 @@ def _constants(module: str) -> str:
         if name in seen or name not in sys.modules:
             continue
         seen.add(name)
-        for key, value in vars(sys.modules[name]).items():
+        values = vars(sys.modules[name])
+        file = Path(values.get("__file__") or "")
+        if file.is_file():
+            found.append(f"{name}: {_digest(file.read_bytes()).hex()}")
+        for key, value in values.items():
             if isinstance(value, Dispatcher) or str(getattr(value, "__module__", "")).endswith("kernels"):
                 waiting.append(value.__module__)
             elif not key.startswith("__"):
