@@ -103,9 +103,14 @@ class _PartLibrary(JITCodeLibrary):  # type: ignore[misc]
     def finalize(self) -> None:
         self._raise_if_finalized()
         for library in self._linking_libraries:
-            self._reload_init.update(library._reload_init)
+            _reload_init(self).update(_reload_init(library))
         self._finalize_dynamic_globals()
         self._finalized = True
+
+
+def _reload_init(library: Any) -> set[Any]:
+    """What must run when the library's code is loaded from a file; Numba 0.61 knows nothing of the kind."""
+    return getattr(library, "_reload_init", set())
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
@@ -125,7 +130,7 @@ class _LowerPart(NativeLowering):  # type: ignore[misc]
         entry = _dynfunc.make_function(module, name, "part", 0, environment, (library,))
         # Whoever calls it links what it calls as well.
         state.targetctx.insert_user_function(entry, fndesc, [library, *library._linking_libraries])
-        state.reload_init.extend(library._reload_init)
+        state.reload_init.extend(_reload_init(library))
         state["cr"] = type(state["cr"])(fndesc, helper, cfunc=entry, env=environment)
         return True
 
