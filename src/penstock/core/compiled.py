@@ -80,8 +80,9 @@ class _Kernel(CPUDispatcher):  # type: ignore[misc]
 class _Part(CPUDispatcher):  # type: ignore[misc]
     """A function that kernels call, compiled as a part of each.
 
-    Numba would optimise it, make machine code of it and wrap it for Python, and then only link its first form into the
-    kernels: half of the time that they take to compile. A call from Python compiles a kernel of its own.
+    Numba would also optimise it as a whole, make machine code of it and wrap it for Python, and then only link its
+    first form into the kernels: half of the time that they take to compile. A call from Python compiles a kernel of its
+    own.
     """
 
     def __call__(self, *arguments: Any) -> Any:
@@ -94,11 +95,7 @@ class _Part(CPUDispatcher):  # type: ignore[misc]
 
 
 class _PartLibrary(JITCodeLibrary):  # type: ignore[misc]
-    """LLVM code that is only linked into other code, and optimised there."""
-
-    def add_llvm_module(self, ll_module: Any) -> None:
-        ll_module.data_layout = self._codegen._data_layout
-        self._final_module.link_in(ll_module)
+    """LLVM code that is only linked into other code, and never made machine code of its own."""
 
     def finalize(self) -> None:
         self._raise_if_finalized()
