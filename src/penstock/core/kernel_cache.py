@@ -117,12 +117,7 @@ class KernelCache(_Cache):  # type: ignore[misc]
             return None
         # Numba's own cache calls `target.refresh()`, which does this, and imports what only compiling needs (0.3 s).
         rtsys.initialize(target)
-        cpu = target.codegen().magic_tuple()
-        level, folder = shipped_level(), cache_folder()
-        places = [] if folder is None else [folder / self._name(signature, cpu)]
-        if level is not None:
-            places.append(SHIPPED / self._name(signature, (cpu[0], level, "")))
-        for path in places:
+        for path in self._files(signature, target.codegen().magic_tuple()):
             try:
                 data = path.read_bytes()
             except OSError:
@@ -147,6 +142,13 @@ class KernelCache(_Cache):  # type: ignore[misc]
             self._forget_others(path)
         except OSError:
             own.unlink(missing_ok=True)
+
+    def _files(self, signature: Any, cpu: tuple[str, ...]) -> Iterator[Path]:
+        """Where the code may be: compiled here, then brought by a wheel."""
+        if (folder := cache_folder()) is not None:
+            yield folder / self._name(signature, cpu)
+        if (level := shipped_level()) is not None:
+            yield SHIPPED / self._name(signature, (cpu[0], level, ""))
 
     def _name(self, signature: Any, cpu: tuple[str, ...]) -> str:
         """kernel-platform-sources-signature.kernel; only the third part changes when penstock does."""
