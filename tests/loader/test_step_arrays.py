@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from makers.datasets import random_documents
 from penstock import Causal, Denoise, InputRequirements, Loader, Source, to_torch, write_dataset
-from penstock.inputs import EVERYTHING
+from penstock.core.errors import ConfigError
+from penstock.inputs import EVERYTHING, AttentionRule
 from penstock.objectives import PrefixLM
 from penstock.packing import PACKINGS
 
@@ -45,7 +46,41 @@ def slow_arrays(step):
     found["cu_seqlens"] = np.array([*borders, len(step) * SLOTS])
     found["max_seqlen"] = max(row.max_seqlen for row in step)
     found["num_tokens"] = sum(row.num_tokens for row in step)
+    found["tokens_per_row"] = [row.num_tokens for row in step]
     return found
+
+
+def slow_joined(rows):
+    """The fields of rows end to end, where the padding of each is a document."""
+    found = {}
+    for name in ROW_FIELDS:
+        values = [getattr(row, name) for row in rows]
+        found[name] = None if values[0] is None else np.concatenate(values, axis=-1)
+    borders, ids, sources, prefixes, documents = [0], [], [], [], 0
+    for number, row in enumerate(rows):
+        padded = row.num_tokens < SLOTS
+        borders += [border + number * SLOTS for border in sorted(set(row.cu_seqlens.tolist()))[1:]]
+        ids.append(row.document_ids + documents)
+        documents += row.num_documents + padded
+        sources += [*row.source_ids, *[-1] * padded]
+        prefixes += [*(row.prefix_lengths if row.prefix_lengths is not None else ()), *[0] * padded]
+    found["cu_seqlens"], found["max_seqlen"] = np.array(borders), max(row.max_seqlen for row in rows)
+    found["document_ids"], found["source_ids"] = np.concatenate(ids), np.array(sources)
+    found["prefix_lengths"] = None if rows[0].prefix_lengths is None else np.array(prefixes)
+    found["num_tokens"] = len(rows) * SLOTS
+    return found
+
+
+def check_joined(step, rows_per_pass):
+    joined = list(step.joined(rows_per_pass))
+    rows = [[*step][begin : begin + rows_per_pass] for begin in range(0, len(step), rows_per_pass)]
+    assert len(joined) == len(rows)
+    for one, several in zip(joined, rows, strict=True):
+        for name, value in slow_joined(several).items():
+            np.testing.assert_array_equal(getattr(one, name), value, err_msg=name)
+            if isinstance(value, np.ndarray) and name in ROW_FIELDS:
+                assert getattr(one, name).dtype == getattr(several[0], name).dtype
+        AttentionRule.of(one)
 
 
 @settings(deadline=None, max_examples=40)
@@ -72,6 +107,8 @@ def test_arrays_equal_the_rows(dataset, packing, distances, dtype, capacity, ran
             np.testing.assert_array_equal(tensors[name].numpy(), expected[name], err_msg=name)
         np.testing.assert_array_equal(tensors["cu_seqlens"].numpy(), expected["cu_seqlens"])
         assert tensors["max_seqlen"] == expected["max_seqlen"]
+        for rows_per_pass in (2, 3, 5):
+            check_joined(step, rows_per_pass)
 
 
 def test_prefixes_and_missing_fields(dataset):
@@ -79,11 +116,33 @@ def test_prefixes_and_missing_fields(dataset):
     (step,) = islice(build(dataset, objective=objective, requirements=EVERYTHING.merge(PREFIX)), 1)
     np.testing.assert_array_equal(step.arrays()["prefix"], np.stack([row.prefix for row in step]))
     assert step.torch()["prefix"].sum() > 0
+    for rows_per_pass in (2, 3):
+        check_joined(step, rows_per_pass)
     (step,) = islice(build(dataset, requirements=InputRequirements(loss_weights=True)), 1)
     arrays = step.arrays()
     assert [name for name, value in arrays.items() if value is None] == [
         "positions", "document_ids", "prefix", "cu_seqlens", "max_seqlen",
     ]  # fmt: skip
+
+
+def test_one_row_joined_is_the_row(dataset):
+    (step,) = islice(build(dataset, requirements=EVERYTHING), 1)
+    for one, row in zip(step.joined(1), step, strict=True):
+        np.testing.assert_array_equal(one.tokens, row.tokens)
+        assert one.num_tokens == row.num_tokens
+    with pytest.raises(ConfigError, match="rows_per_pass must be at least 1, got 0"):
+        list(step.joined(0))
+    (step,) = islice(build(dataset, requirements=InputRequirements(loss_weights=True)), 1)
+    (joined,) = step.joined(4)
+    assert joined.cu_seqlens is joined.positions is joined.document_ids is None
+    assert joined.max_seqlen is None
+
+
+def test_joined_rows_share_memory(dataset):
+    (step,) = islice(build(dataset, requirements=EVERYTHING), 1)
+    (joined,) = step.joined(4)
+    for name in ("tokens", "targets", "loss_weights", "positions"):
+        assert np.shares_memory(getattr(joined, name), getattr(step[2], name))
 
 
 def test_held_tensors_are_never_written_again(dataset):

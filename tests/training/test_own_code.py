@@ -262,7 +262,7 @@ def test_the_loop_of_one_page_is_the_trainer(data, tmp_path):
     model = make_model(data, **page.SIZE)
     run = ps.train(
         model, make_loader(data), output=tmp_path / "run", steps=page.STEPS, learning_rate=page.PEAK, threads=1,
-        warmup_steps=page.WARMUP, progress=False,
+        warmup_steps=page.WARMUP, rows_per_pass=1, progress=False,
     )  # fmt: skip
     assert found == values(run.metrics)
     kept = torch.load(tmp_path / "page" / "checkpoint.pt")["model"]

@@ -7,8 +7,7 @@ from penstock.core.errors import ConfigError
 
 OTHER_NAMES = {
     "data.loader.packing": "sample_packing pack_sequences pack_samples",
-    "data.loader.rows_per_step": "batch_size bs bsz train_batch_size global_batch_size micro_batch_size "
-    "per_device_train_batch_size micro_bsz total_batch_size device_batch_size "
+    "data.loader.rows_per_step": "batch_size bs bsz train_batch_size global_batch_size total_batch_size "
     "grad_accum grad_accumulation gradient_accumulation gradient_accumulation_steps accumulate_grad_batches "
     "grad_accum_steps accumulation_steps",
     "data.loader.sequence_length": "seq_len seqlen seq_length max_seq_len max_seq_length max_sequence_length "
@@ -45,6 +44,7 @@ OTHER_NAMES = {
     "training.optimizer.kind": "optim optimiser optimizer_type optimizer_name",
     "training.optimizer.learning_rate": "lr max_lr peak_lr base_lr",
     "training.optimizer.weight_decay": "wd decay_rate l2 l2_regularization",
+    "training.rows_per_pass": "micro_batch_size per_device_train_batch_size micro_bsz device_batch_size",
     "training.schedule.floor": "min_lr min_learning_rate lr_min end_lr final_lr min_lr_ratio",
     "training.schedule.shape": "lr_scheduler lr_scheduler_type scheduler scheduler_type lr_schedule lr_decay_style",
     "training.schedule.warmup_steps": "warmup warmup_iters num_warmup_steps warmup_ratio warmup_fraction lr_warmup "

@@ -5,7 +5,7 @@ the loss weights of the whole step. That sum covers all ranks, so every rank run
 ranks, and their cost does not shrink with more ranks. Compile objectives for large runs, as the built-in ones are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, final, overload
 
@@ -269,7 +269,52 @@ class FilledRows(Sequence[ModelInput]):
             "cu_seqlens": self._cu_seqlens(used) if need.cu_seqlens else None,
             "max_seqlen": max(sizes[1::2], default=0) if need.cu_seqlens else None,
             "num_tokens": sum(used),
+            "tokens_per_row": used,
         }
+
+    def joined(self, rows_per_pass: int) -> Iterator[ModelInput]:
+        """The rows, `rows_per_pass` of them end to end in each input; see `Step.joined`."""
+        if rows_per_pass < 1:
+            raise ConfigError(f"rows_per_pass must be at least 1, got {rows_per_pass}")
+        if rows_per_pass == 1:
+            yield from self
+            return
+        fields = self.arrays()
+        for begin in range(0, len(self), rows_per_pass):
+            yield self._joined(fields, begin, min(begin + rows_per_pass, len(self)))
+
+    def _joined(self, fields: dict[str, Any], begin: int, end: int) -> ModelInput:
+        """Rows `begin` … `end` − 1 as one; `fields` are `arrays()`."""
+        slots = self._arrays[0].shape[1]
+        flat: dict[str, Any] = {}
+        for name in ("tokens", "positions", "prefix"):
+            flat[name] = None if fields[name] is None else fields[name][begin:end].reshape(-1)
+        for name in ("targets", "loss_weights"):
+            # [R, D, T] → [D, R × T]: a view for one distance, a copy for several.
+            field = fields[name]
+            flat[name] = None if field is None else field[begin:end].swapaxes(0, 1).reshape(field.shape[1], -1)
+        borders, sizes = fields["cu_seqlens"], np.array(fields["tokens_per_row"][begin:end])
+        if borders is not None:
+            first, last = np.searchsorted(borders, (begin * slots, end * slots))
+            borders = borders[first : last + 1] - np.int32(begin * slots)
+        starts = self._row_starts[begin : end + 1] - self._row_starts[0]
+        # Padding counts as a document, at the end of its row.
+        padding = (starts[1:] - starts[0])[sizes < slots]
+        documents = slice(starts[0], starts[-1])
+        sources, prefixes, whole, _ = metadata_offsets(len(self), self._row_starts.item(-1) - self._row_starts.item(0))
+        if (ids := fields["document_ids"]) is not None:
+            before = np.cumsum(ids[begin:end, -1] + 1) - ids[begin:end, -1] - 1
+            flat["document_ids"] = (ids[begin:end] + before[:, None]).astype(ids.dtype).reshape(-1)
+        prefix_lengths = np.insert(self._metadata[prefixes:whole][documents], padding, 0)
+        return ModelInput(
+            **{"document_ids": None, **flat},
+            cu_seqlens=borders,
+            max_seqlen=None if borders is None else int(np.diff(borders).max()),
+            num_tokens=(end - begin) * slots,
+            source_ids=np.insert(self._metadata[sources:prefixes][documents], padding, -1),
+            prefix_lengths=None if flat["prefix"] is None else prefix_lengths,
+            distillation=None if self._companions is None else tuple(self._companions[begin:end]),
+        )
 
     def _cu_seqlens(self, used: Sequence[int]) -> Annotated[Int32, "borders"]:
         """Cumulative lengths of all rows end to end; the padding of a row is a document of its own.

@@ -84,8 +84,8 @@ class Step:
         Returns:
             `tokens`, `positions`, `document_ids` (of each row), `prefix` [R, T]; `targets`, `loss_weights` [R, D, T];
             `cu_seqlens` int32, cumulative lengths of all documents in the rows end to end, where the padding of a row
-            is a document of its own; `max_seqlen` and `num_tokens`, numbers. Fields that the loader's requirements
-            do not ask for are None.
+            is a document of its own; `max_seqlen` and `num_tokens`, numbers; `tokens_per_row`, a list: those of each
+            row without padding. Fields that the loader's requirements do not ask for are None.
         """
         return self._rows.arrays()
 
@@ -113,6 +113,23 @@ class Step:
         arrays = self.arrays()
         moved = {name: jax.device_put(value, device) for name, value in arrays.items() if isinstance(value, np.ndarray)}
         return {**arrays, **moved}
+
+    def joined(self, rows_per_pass: int) -> Iterator[ModelInput]:
+        """This rank's rows, `rows_per_pass` of them end to end as one long row: fewer, larger passes of a model.
+
+        ```python
+        for rows in step.joined(4):
+            ps.loss(model, rows, step.loss_denominators).backward()
+        ```
+
+        Losses and gradients are those of the single rows, up to rounding, for a model that keeps the documents of a
+        row apart. The padding of each row is a document without targets; its source id is −1. Without a copy, but for
+        `document_ids` and several target distances.
+
+        Args:
+            rows_per_pass: Rows of one input; the last may have fewer. 1: the rows themselves.
+        """
+        return self._rows.joined(rows_per_pass)
 
     def __len__(self) -> int:
         return len(self._rows)

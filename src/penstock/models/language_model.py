@@ -167,6 +167,10 @@ class LanguageModel(Protocol):
     """The LoRA that trains next to the frozen weights; see `add_lora`."""
 
     @property
+    def uses_our_attention(self) -> bool:
+        """Whether it takes attention as a function (`run`): a row may then be cut, or joined to others, at no cost."""
+
+    @property
     def vocab_size(self) -> int:
         """Number of known ids."""
 

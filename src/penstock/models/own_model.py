@@ -64,7 +64,7 @@ class OwnModel(nn.Module):
         ConfigError: The module lacks something, or has no weights.
     """
 
-    ours = False
+    uses_our_attention = False
 
     def __init__(self, module: nn.Module, code: str | None = None) -> None:
         super().__init__()

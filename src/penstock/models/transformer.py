@@ -145,6 +145,8 @@ class Transformer(nn.Module):
         self.norm = RMSNorm(settings.width, settings.norm_eps)
         self.unembedding = None if settings.tied else Linear(settings.width, settings.vocab_size)
 
+    uses_our_attention = True
+
     def forward(self, row: RowTensors) -> Tensor:
         """Final hidden states [D, T, width] of a row, for each target distance."""
         return self.run(row.tokens, row.positions, lambda layer, q, k, v: row.attention(q, k, v))

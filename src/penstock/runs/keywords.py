@@ -60,6 +60,7 @@ class _Common(OptimizerKeywords, ScheduleKeywords, total=False):
     z_loss: float
     lora: LoraSettings | Values | None
     micro_sequences: int
+    rows_per_pass: int | None
     attention: AttentionBackend
     device: str
     threads: int | None

@@ -20,7 +20,9 @@ from penstock.inputs.model_input import ModelInput
 from penstock.loader import PlanSettings
 from penstock.loader.loader import Loader
 from penstock.models import LanguageModel, ModelSettings
+from penstock.models.language_model import require_packed_rows
 from penstock.models.micro_sequences import check_cuts
+from penstock.models.own_model import OwnModel
 from penstock.training.settings import TrainSettings
 from penstock.training.tensor_logs import check_patterns
 
@@ -44,6 +46,7 @@ class BitSettings:
     deterministic: bool
     shard: bool
     micro_sequences: int
+    rows_per_pass: int
     attention: str
     dtype: str
     fused: bool | None
@@ -65,9 +68,9 @@ def prepare_torch(settings: TrainSettings) -> None:
 
 
 def bit_settings(
-    settings: TrainSettings, device: torch.device, ranks: int, dtype: str, fused: bool | None
+    settings: TrainSettings, device: torch.device, ranks: int, rows_per_pass: int, dtype: str, fused: bool | None
 ) -> BitSettings:
-    """The `BitSettings` of this run."""
+    """The `BitSettings` of this run; `rows_per_pass` as it was chosen."""
     return BitSettings(
         torch=torch.__version__,
         numpy=np.__version__,
@@ -78,6 +81,7 @@ def bit_settings(
         deterministic=settings.deterministic,
         shard=settings.shard,
         micro_sequences=settings.micro_sequences,
+        rows_per_pass=rows_per_pass,
         attention=settings.attention,
         dtype=dtype,
         fused=fused,
@@ -113,15 +117,14 @@ def check_memory(
     Raises:
         ConfigError: It does not fit.
     """
-    here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    here = _memory(torch.device("cpu"))
     distances = 1
     if isinstance(model, ModelSettings):
         distances = model.prediction_heads
         count = model.with_vocabulary(vocab_size).num_parameters()
         # Only weights with LoRA or with sharding; otherwise also gradients and the optimizer's state.
         needed = count * (4 if training.lora is not None or training.shard else 16)
-        there = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else here
-        _compare("model", f"{count:,} parameters", needed, there, "make layers or width smaller")
+        _compare("model", f"{count:,} parameters", needed, _memory(device), "make layers or width smaller")
     slots = -(-plan.rows_per_step // ranks) * plan.sequence_length
     _compare(
         "data.loader",
@@ -207,7 +210,7 @@ def _check_parts(model: LanguageModel, loader: Loader, parts: int, window: int |
             "attention in both directions, which cannot be cut; set micro_sequences to 1, or give the objective "
             "bidirectional: false"
         )
-    if not getattr(model, "ours", True):
+    if not model.uses_our_attention:
         raise ConfigError(
             "training.micro_sequences: this model uses its own attention code, which cannot process a row in parts; "
             "set micro_sequences to 1"
@@ -231,6 +234,10 @@ def _check_distillation(distiller: "Distiller | None", settings: TrainSettings) 
             "training.micro_sequences and teacher cannot be combined: a teacher's chunks cross the borders of the "
             "parts; set micro_sequences to 1"
         )
+    if (settings.rows_per_pass or 1) > 1:
+        raise ConfigError(
+            "training.rows_per_pass and teacher cannot be combined: teachers answer row by row; leave rows_per_pass out"
+        )
     if settings.shard and any(one.settings.learn_projection for one in distiller.teachers):
         raise ConfigError("training.shard and learn_projection cannot be combined; choose one")
 
@@ -238,3 +245,58 @@ def _check_distillation(distiller: "Distiller | None", settings: TrainSettings) 
 def _module(model: LanguageModel) -> torch.nn.Module:
     assert isinstance(model, torch.nn.Module)
     return model
+
+
+SLOTS_CPU, SLOTS_GPU = 2048, 16384
+"""Slots of a pass from which on a larger one is hardly faster: on the CPU by `bench_training.py` (1.15 times the speed
+of passes of 256 slots at 1.3 million parameters, 1.07 at 10 million); on a GPU a usual choice, not measured."""
+MEMORY_SHARE = 0.25
+"""Share of the device's memory that the activations of joined rows may need, as `_bytes_per_slot` estimates them."""
+
+
+def rows_per_pass(model: LanguageModel, loader: Loader, settings: TrainSettings, *, taught: bool) -> int:
+    """Rows that the model processes in one pass: those of the settings, or a choice by row length, model and device.
+
+    The choice is one row with teachers, micro-sequences, or a model or loss of the user's own, which may count on it;
+    and where joined rows would cost more: with attention over all pairs of slots.
+
+    Args:
+        model: The model.
+        loader: This rank's loader.
+        settings: How to train.
+        taught: Whether there are teachers.
+
+    Raises:
+        IsolationError: The settings ask for several, and the model would let documents of a row see each other.
+    """
+    slots, rows = loader.settings.sequence_length, loader.settings.rows_per_step // loader.data_parallel.size
+    asked = settings.rows_per_pass
+    if asked is not None:
+        count = min(asked, rows)
+        if count > 1:
+            require_packed_rows(model, count * slots, slots)
+        return count
+    own = isinstance(model, OwnModel) or settings.loss is not None
+    pairs = settings.attention == "dense" or not model.uses_our_attention
+    if own or pairs or taught or settings.micro_sequences > 1:
+        return 1
+    on_cpu = model.device.type == "cpu"
+    room = MEMORY_SHARE * _memory(model.device) // _bytes_per_slot(model)
+    most = max(1, min(SLOTS_CPU if on_cpu else SLOTS_GPU, int(room)) // slots)
+    # Passes of about the same size.
+    count = -(-rows // -(-rows // most))
+    return count if count == 1 or model.packing(count * slots).longest >= slots else 1
+
+
+def _bytes_per_slot(model: LanguageModel) -> int:
+    """What a pass keeps of each slot for the backward pass, about: the inputs and outputs of all linear layers."""
+    layers: list[Any] = [module for module in _module(model).modules() if hasattr(module, "in_features")]
+    sizes: int = sum(layer.in_features + layer.out_features for layer in layers)
+    return max(1, sizes * model.compute_dtype.itemsize)
+
+
+def _memory(device: torch.device) -> int:
+    """All memory of a device, in bytes: what is free changes from run to run."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -94,6 +94,14 @@ class Ranks:
         found: list[float] = total.tolist()
         return found
 
+    def least(self, value: int) -> int:
+        """The smallest of all ranks' values."""
+        if not self.several:
+            return value
+        found = torch.tensor([value], device=self.device)
+        dist.all_reduce(found, dist.ReduceOp.MIN)
+        return int(found)
+
     def agree(self, flag: bool) -> bool:
         """Whether the flag is set on any rank; the same answer on all ranks."""
         return self.sum([float(flag)])[0] > 0

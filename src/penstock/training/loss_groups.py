@@ -106,10 +106,12 @@ class LossSums:
         return len(self._names)
 
     def groups(self, row: ModelInput) -> Tensor | None:
-        """[K, T] groups of a row that a loader with `LossGroups` made, on the device; None if there are none."""
-        if not self._names or not isinstance(row.distillation, GroupedRow):
+        """[K, T] groups of a row, or of joined rows, of a loader with `LossGroups`, on the device; None: no groups."""
+        made = row.distillation if isinstance(row.distillation, tuple) else (row.distillation,)
+        lines = [one.groups for one in made if isinstance(one, GroupedRow)]
+        if not self._names or not lines:
             return None
-        return torch.from_numpy(row.distillation.groups).to(self._nats.device)
+        return torch.from_numpy(np.concatenate(lines, axis=1)).to(self._nats.device)
 
     def add(self, found: RowLoss) -> None:
         """Add a row, or a part of a row."""

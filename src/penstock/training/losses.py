@@ -15,7 +15,7 @@ head may be any function of its own parameters, because autograd computes each c
 has no second derivative; asking for one raises.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -209,7 +209,7 @@ def loss(
     ```python
     for row in step:                                            # the memory of one row at a time
         ps.loss(model, row, step.loss_denominators).backward()
-    ps.loss(model, step).backward()                             # the same gradients, with all rows in memory
+    ps.loss(model, step).backward()                             # the same gradients, all rows in one pass
     ```
 
     Sum the gradients of several ranks, do not average them: the denominators are those of the whole step.
@@ -230,13 +230,25 @@ def loss(
         if denominators is not None:
             raise ConfigError("ps.loss: a step has its own denominators; leave them out, or pass one of its rows")
         denominators = rows.loss_denominators
+        rows_in_pass = len(rows) if _may_join(model, rows) else 1
+        inputs: Iterable[ModelInput | RowTensors] = rows.joined(rows_in_pass)
     elif denominators is None:
         raise ConfigError("ps.loss: a row needs the denominators of its step; pass step.loss_denominators")
+    else:
+        inputs = [rows]
     parts = [
         row_loss(model, row, denominators, z_loss=z_loss, distance_weights=distance_weights, chunk=chunk).loss
-        for row in (rows if isinstance(rows, Step) else [rows])
+        for row in inputs
     ]
     return torch.stack(parts).sum() if len(parts) > 1 else parts[0]
+
+
+def _may_join(model: LanguageModel, step: Step) -> bool:
+    """Whether all rows of a step may go through the model end to end, and cost no more than one by one."""
+    if len(step) < 2 or not model.uses_our_attention:
+        return False
+    slots = step[0].sequence_length
+    return model.packing(len(step) * slots).longest >= slots
 
 
 def row_loss(

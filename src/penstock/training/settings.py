@@ -305,6 +305,9 @@ class TrainSettings:
     """Train small matrices next to the frozen model (LoRA, Hu et al. 2021); needs the extra `lora`."""
     micro_sequences: int = 1
     """Number of parts in which the model processes each row, to save memory; gradients are those of the whole row."""
+    rows_per_pass: int | None = None
+    """Rows that the model processes in one pass, end to end; None: chosen by row length, model and device. More need
+    more memory, up to `rows_per_step` over the number of processes. It changes rounding, not the loss."""
     attention: AttentionBackend = "auto"
     """Attention backend; see `penstock.models.attention`."""
     device: str = "auto"
@@ -341,9 +344,11 @@ class TrainSettings:
         ]
         if self.shard and (name := next((name for name, on in clash if on), None)):
             raise ConfigError(f"training.shard and {name} do not go together; choose one")
+        if self.micro_sequences > 1 and (self.rows_per_pass or 1) > 1:
+            raise ConfigError("training.micro_sequences cuts rows and rows_per_pass joins them; choose one")
         if self.loss is not None:
             self._check_own_loss()
-        _above_zero("training", self, "steps", "micro_sequences", "threads", "log_every")
+        _above_zero("training", self, "steps", "micro_sequences", "rows_per_pass", "threads", "log_every")
         if not self.z_loss >= 0:
             raise ConfigError(f"training.z_loss must be 0 or more, got {self.z_loss!r}")
         if self.threads is not None and self.threads > MOST_THREADS:

@@ -1,7 +1,7 @@
 """The trainer: a run file's model, data and settings become a run's folder.
 
     for step in loader:                              the rows of one optimiser step, this rank's
-        for row in step: loss(row).backward()        each divided by the step's own denominator
+        for row in step: loss(row).backward()        several joined in a pass; divided by the step's denominator
         sum gradients over ranks; one step of the optimizer; metrics, evaluators, a checkpoint at its interval
 
 Guarantees: the loss is the weighted sum over targets divided by the sum of weights, over the whole step and all ranks,
@@ -37,7 +37,7 @@ from penstock.models.own_model import OwnModel
 from penstock.models.saving import load_model, own_weights
 from penstock.shards.layout import TOKENIZER_FOLDER
 from penstock.training.checkpoints import Checkpoint, newest_complete, save_checkpoint
-from penstock.training.checks import BitSettings, bit_settings, check_fit
+from penstock.training.checks import BitSettings, bit_settings, check_fit, rows_per_pass
 from penstock.training.distributed import Ranks, load_whole_weights, shard, share_out, whole_weights
 from penstock.training.evaluators import Evaluator, evaluate
 from penstock.training.loss_groups import LossGroups, LossSums, inner_of, means
@@ -127,10 +127,16 @@ class Trainer:
         own_loss = None if self._own_loss is None else self._own_loss.function
         self._own_state = OwnState({"loss": own_loss, "on_step": self._on_step})
         check_fit(model, loader, settings, distiller, self._own_loss)
+        self.rows_per_pass = ranks.least(rows_per_pass(model, loader, settings, taught=distiller is not None))
         self._projections = {} if distiller is None else dict(distiller.named_parameters())
         self._optimizers = Optimizers(_module(model), settings.optimizer, beside=self._projections)
         self._bits: BitSettings = bit_settings(
-            settings, ranks.device, ranks.place.size, str(model.compute_dtype), getattr(self._optimizers, "fused", None)
+            settings,
+            ranks.device,
+            ranks.place.size,
+            self.rows_per_pass,
+            str(model.compute_dtype),
+            getattr(self._optimizers, "fused", None),
         )
         self._evaluators = dict(evaluators)
         names = () if groups is None else groups.names
@@ -343,7 +349,7 @@ class Trainer:
         began = time.monotonic()
         torch.manual_seed(key_for(self.settings.seed, "step", step.index, self.ranks.place.rank) >> 1)
         nats = 0.0
-        rows = list(step)
+        rows = list(step.joined(self.rows_per_pass))
         if self.distiller is not None:
             self.distiller.begin([inner_of(row) for row in rows], self.ranks.sum)
         with logs.watch(step.index + 1):
