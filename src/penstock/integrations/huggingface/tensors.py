@@ -14,7 +14,7 @@ import torch
 from penstock.core.errors import ConfigError
 from penstock.inputs import IGNORE
 from penstock.inputs.model_input import InputRequirements, ModelInput
-from penstock.inputs.torch_tensors import to_torch
+from penstock.inputs.torch_tensors import as_tensors
 from penstock.loader import Step
 
 Rows = ModelInput | Sequence[ModelInput] | Step
@@ -51,18 +51,16 @@ def model_inputs(
     Raises:
         ConfigError: The rows have no positions or cu_seqlens, or `labels` is set and some weight is not 0 or 1.
     """
-    tensors = [to_torch(_in_one_piece(_complete(row)), device, non_blocking) for row in as_rows(rows)]
-    input_ids = _stack([t["tokens"] for t in tensors])
-    borders = [tensors[0]["cu_seqlens"]]
-    for i, t in enumerate(tensors[1:], 1):
-        borders.append(t["cu_seqlens"][1:] + i * input_ids.shape[1])  # type: ignore[index]
-    cu_seq_lens = borders[0] if len(borders) == 1 else torch.cat(borders)  # type: ignore[arg-type]
-    longest = max(int(t["max_seqlen"]) for t in tensors)  # type: ignore[arg-type]
+    parts = [_in_one_piece(_complete(row)) for row in as_rows(rows)]
+    longest = max(part.max_seqlen or 0 for part in parts)
+    # One array for each field, so that a GPU gets one copy of each and not one for each row.
+    arrays = {name: _stack([getattr(part, name) for part in parts]) for name in ("tokens", "positions")}
+    fields = as_tensors({**arrays, "cu_seqlens": _end_to_end(parts)}, device, non_blocking)
     arguments: dict[str, Any] = {
-        "input_ids": input_ids,
-        "position_ids": _stack([t["positions"] for t in tensors]),
-        "cu_seq_lens_q": cu_seq_lens,
-        "cu_seq_lens_k": cu_seq_lens,
+        "input_ids": fields["tokens"],
+        "position_ids": fields["positions"],
+        "cu_seq_lens_q": fields["cu_seqlens"],
+        "cu_seq_lens_k": fields["cu_seqlens"],
         "max_length_q": longest,
         "max_length_k": longest,
         "use_cache": False,
@@ -76,11 +74,14 @@ def targets_and_weights(
     rows: Rows, device: torch.device | str | None = None, *, non_blocking: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Targets (int64) and loss weights (float32) at distance 1, both [rows, T]; without weights, 1 for every target."""
-    tensors = [to_torch(row, device, non_blocking) for row in as_rows(rows)]
-    targets = _stack([t["targets"][0] for t in tensors])  # type: ignore[index]
-    if tensors[0]["loss_weights"] is None:
-        return targets, (targets != IGNORE).float()
-    return targets, _stack([t["loss_weights"][0] for t in tensors])  # type: ignore[index]
+    parts = as_rows(rows)
+    arrays = {"targets": _stack([part.targets[0] for part in parts])}
+    weights = [part.loss_weights[0] for part in parts if part.loss_weights is not None]
+    if weights:
+        arrays["loss_weights"] = _stack(weights)
+    fields = as_tensors(arrays, device, non_blocking)
+    targets = fields["targets"]
+    return targets, fields["loss_weights"] if weights else (targets != IGNORE).float()
 
 
 def _unshifted(targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -129,5 +130,12 @@ def _in_one_piece(row: ModelInput) -> ModelInput:
     return replace(row, positions=np.arange(slots, dtype=row.tokens.dtype), cu_seqlens=borders, max_seqlen=slots)
 
 
-def _stack(parts: Sequence[Any]) -> torch.Tensor:
-    return parts[0][None] if len(parts) == 1 else torch.stack(list(parts))
+def _end_to_end(rows: Sequence[ModelInput]) -> Any:
+    """Cumulative lengths of all rows, one after another."""
+    slots = rows[0].sequence_length
+    borders: list[Any] = [row.cu_seqlens for row in rows]
+    return np.concatenate([borders[0], *(each[1:] + np.int32(i * slots) for i, each in enumerate(borders[1:], 1))])
+
+
+def _stack(parts: Sequence[Any]) -> Any:
+    return parts[0][None] if len(parts) == 1 else np.stack(parts)
