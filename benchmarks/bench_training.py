@@ -1,12 +1,21 @@
-"""Useful tokens per CPU second of training on conversations: penstock's trainer, a bare loop, Hugging Face's Trainer.
+"""Tokens per CPU second of training: penstock's trainer against loops and trainers that users choose.
 
-    python benchmarks/bench_training.py [--chats FILE] [--sizes 1,10] [--repeats 3] [--threads 1]
+    python benchmarks/bench_training.py [--tables loops,chats] [--sizes 1,10,30] [--lengths 256,1024,2048]
+        [--chats FILE] [--repeats 3] [--threads 1] [--peers PYTHON]        # a Python with trl
 
-All train the same model from the same weights in float32, with fused AdamW and clipping, on the same conversations,
-with loss on the assistant's words only. `bare`: our model, loader and loss in the shortest loop. `padded`: Trainer on
-our model exported to LlamaForCausalLM, batches of 8 conversations padded to the longest; `grouped`: batches of about
-the same length. Steps have about as many useful tokens for each. Useful tokens are all but padding; CPU time is of all
-threads, the first step of each turn not counted. Rivals take turns; medians. At the end, where penstock's time goes.
+All train the same model from the same weights in float32, with fused AdamW and clipping. CPU time is of all threads;
+first steps are not counted. Rivals take turns; medians.
+
+`loops`: text, 8 rows a step, all of `ps.train` (packing, documents kept apart, checks, metrics) against a plain loop of
+the same module: rows cut anywhere, in one batch [8, T], causal attention over the whole row, all logits at once. Both
+also with `torch.compile`. `one row a pass`: penstock with `rows_per_pass=1`. Tokens are slots, padding among them
+(under 1 % with best fit).
+
+`chats`: conversations with loss on the assistant's words only; useful tokens, which are all but padding. `bare`: our
+model, loader and loss in the shortest loop. The others train our model exported to LlamaForCausalLM with Hugging Face's
+Trainer. `padded`: batches of 8 conversations padded to the longest; `grouped`: batches of about the same length;
+`flattened`: 8 conversations end to end by DataCollatorWithFlattening; `trl`: SFTTrainer with packing (bfd). Steps have
+about as many useful tokens for each. At the end, where penstock's time goes.
 
 `--chats`: conversations in any layout that `penstock prepare` reads, such as OASST trees; else they are made up, with
 lengths as in OASST (log-normal, most under 500 tokens, a few far above).
@@ -25,32 +34,41 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 import penstock as ps
-from common import arguments, standard_library, table
+from common import Peer, arguments, standard_library, table
 from penstock import open_dataset, prepare, train_tokenizer
 from penstock.config import load_run
 from penstock.config.run_file import resolved_text
 from penstock.config.training import make_trainer
+from penstock.models import ModelSettings
 from penstock.models.exporting import export
+from penstock.models.transformer import build_model
 from penstock.training import Trainer
 from penstock.training.distributed import Ranks
 from penstock.training.losses import loss
 
 SLOTS, VOCABULARY = 1024, 2048
 SIZES = {
-    "1": ("1 M", "{layers: 4, width: 128, heads: 4}", 4, 4),
-    "10": ("10 M", "{layers: 5, width: 384, heads: 6}", 4, 2),
+    "1": {"layers": 4, "width": 128, "heads": 4},
+    "10": {"layers": 5, "width": 384, "heads": 6},
+    "30": {"layers": 9, "width": 512, "heads": 8},
 }
-"""Model, rows a step, steps a turn."""
+"""Models by millions of parameters."""
+LOOP_ROWS, LOOP_VOCABULARY = 8, 4096
+CHAT_ROWS, CHAT_STEPS = 4, {"1": 4, "10": 2, "30": 1}
+"""Rows of a step; steps of a turn."""
 RUN_FILE = """\
 data:
-  sources: [{{path: {data}, too_long: truncate}}]
+  sources: [{{path: {data}, too_long: {too_long}}}]
   loader: {{sequence_length: {slots}, rows_per_step: {rows}, seed: 1}}
 model: {model}
 training:
   steps: 1000
   threads: {threads}
+  rows_per_pass: {rows_per_pass}
+  compile: {compile}
   deterministic: false
   optimizer: {{learning_rate: 0.001, fused: true}}
   schedule: {{shape: constant, warmup_steps: 0}}
@@ -107,6 +125,13 @@ def turn_of_steps(records: Iterator[int], steps: int) -> Spent:
     return tokens, time.process_time() - begun
 
 
+def one_step(run: Iterator[int]) -> Spent:
+    """Tokens and CPU seconds of the next step of a run that goes on."""
+    begun = time.process_time()
+    tokens = next(run)
+    return tokens, time.process_time() - begun
+
+
 def ours(trainer: Trainer) -> Iterator[int]:
     before = 0
     for record in trainer.train():
@@ -127,7 +152,132 @@ def bare(trainer: Trainer) -> Iterator[int]:
         yield step.num_tokens
 
 
-def huggingface(folder: Path, docs: list[Any], steps: int, tokens: int, grouped: bool, seed: int) -> Spent:
+def make(folder: Path, data: Path, size: str, threads: int, **options: Any) -> Trainer:
+    """A trainer as `penstock train` makes it; options are those of `RUN_FILE`."""
+    given = {
+        "slots": SLOTS, "rows": CHAT_ROWS, "too_long": "truncate", "rows_per_pass": "null", "compile": "false",
+        **options,
+    }  # fmt: skip
+    path = folder / "run.yaml"
+    path.write_text(RUN_FILE.format(data=data, model=json.dumps(SIZES[size]), threads=threads, **given))
+    return make_trainer(
+        load_run(path), run_file=str(path), text=resolved_text(path), output=None, resume=False,
+        ranks=Ranks(torch.device("cpu")), say=lambda _: None,
+    )  # fmt: skip
+
+
+def plain_loop(tokens: np.ndarray, size: str, slots: int, compiled: bool) -> Iterator[int]:
+    """What a first script does: a batch of rows cut anywhere, causal attention, the mean of all cross entropies."""
+    model = build_model(ModelSettings(**SIZES[size]), vocab_size=LOOP_VOCABULARY)
+    for block in model.blocks if compiled else ():
+        block.compile()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.001, betas=(0.9, 0.95), fused=True)
+    chance, positions = np.random.default_rng(1), torch.arange(slots).expand(LOOP_ROWS, slots)
+
+    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+    while True:
+        starts = chance.integers(0, len(tokens) - slots - 1, LOOP_ROWS)
+        inputs, targets = (
+            torch.stack([torch.from_numpy(tokens[i + shift : i + shift + slots].astype(np.int64)) for i in starts])
+            for shift in (0, 1)
+        )
+        logits = model.logits(model.run(inputs, positions, attend)[0])
+        cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        yield LOOP_ROWS * slots
+
+
+def slots_of(trainer: Trainer) -> Iterator[int]:
+    """The steps of a run, each with its slots."""
+    for _ in trainer.train():
+        yield trainer.loader.settings.rows_per_step * trainer.loader.settings.sequence_length
+
+
+def loops(folder: Path, sizes: list[str], lengths: list[int], repeats: int, threads: int) -> None:
+    """The table `loops`."""
+    texts = cut(standard_library(12_000_000))
+    lines = folder / "texts.jsonl"
+    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    train_tokenizer(texts[:400], vocab_size=LOOP_VOCABULARY, output=folder / "tokenizer", progress=False)
+    prepare(lines, tokenizer=folder / "tokenizer", output=folder / "data", processes=1, progress=False)
+    dataset = open_dataset(folder / "data")
+    tokens = np.concatenate([dataset[number].tokens for number in range(len(dataset))])
+    for size in sizes:
+        for slots in lengths:
+            options = {"slots": slots, "rows": LOOP_ROWS, "too_long": "split"}
+
+            def run(options: dict[str, Any] = options, size: str = size, **more: Any) -> Iterator[int]:
+                return slots_of(make(folder, folder / "data", size, threads, **options, **more))
+
+            runs = {
+                "penstock": run(),
+                "one row a pass": run(rows_per_pass=1),
+                "plain loop": plain_loop(tokens, size, slots, compiled=False),
+                "penstock, compiled": run(compile="true"),
+                "plain loop, compiled": plain_loop(tokens, size, slots, compiled=True),
+            }
+            for each in (*runs.values(), *runs.values()):
+                next(each)
+            rates = rates_of({name: lambda run=run: one_step(run) for name, run in runs.items()}, repeats)
+            for each in runs.values():
+                each.close()  # type: ignore[attr-defined]
+            report(
+                f"{size} M parameters, rows of {slots}, {threads} thread(s): slots per CPU second", rates, LOOP_GOALS
+            )
+
+
+LOOP_GOALS = {
+    "one row a pass": ("penstock", 1.0),
+    "plain loop": ("penstock", 1.0),
+    "plain loop, compiled": ("penstock, compiled", 1.0),
+}
+CHAT_GOALS = {
+    "bare": ("penstock", 0.95), "padded": ("penstock", 1.5), "grouped": ("penstock", 1.0),
+    "flattened": ("penstock", 1.0), "trl": ("penstock", 1.0),
+}  # fmt: skip
+"""Rival → which of ours it is compared with, and the ratio that we want."""
+
+
+def cut(texts: list[str]) -> list[str]:
+    """The texts end to end, cut into documents whose lengths are log-normal, about 775 tokens on average."""
+    whole, chance, found = "".join(texts), random.Random(0), []
+    at = 0
+    while at < len(whole):
+        size = min(int(chance.lognormvariate(np.log(2600) - 0.5, 1.0)), 60_000) + 2
+        found.append(whole[at : at + size])
+        at += size
+    return found
+
+
+def rates_of(rivals: dict[str, Callable[[], Spent]], repeats: int) -> dict[str, list[float]]:
+    """Tokens a CPU second of each rival in each turn."""
+    rates: dict[str, list[float]] = {rival: [] for rival in rivals}
+    for _ in range(repeats):
+        for rival, run in rivals.items():
+            useful, seconds = run()
+            rates[rival].append(useful / seconds)
+    return rates
+
+
+def report(title: str, rates: dict[str, list[float]], goals: dict[str, tuple[str, float]]) -> None:
+    """A line for each rival: its rate, and ours over it."""
+    medians = {rival: statistics.median(found) for rival, found in rates.items()}
+    lines = []
+    for rival, found in rates.items():
+        ours, goal = goals.get(rival, (rival, 0.0))
+        note = f"{min(found):.0f} to {max(found):.0f}"
+        if goal:
+            note += f"; {ours} is {medians[ours] / medians[rival]:.2f} × this (goal: {goal})"
+        lines.append((rival, f"{medians[rival]:.0f} tok/s", note))
+    table(title, lines)
+
+
+def huggingface(folder: Path, docs: list[Any], steps: int, tokens: int, kind: str) -> Spent:
     """A run of Trainer: batches of 8, and as many a step as give about so many useful tokens."""
     import transformers
 
@@ -139,65 +289,74 @@ def huggingface(folder: Path, docs: list[Any], steps: int, tokens: int, grouped:
             seen.append((now[0], time.process_time()))
 
     def count(module: Any, args: Any, named: dict[str, Any]) -> None:
-        now[0] += int(named["attention_mask"].sum())
+        mask = named.get("attention_mask")
+        now[0] += int(named["input_ids"].numel() if mask is None else mask.sum())
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
     model.register_forward_pre_hook(count, with_kwargs=True)
     mean = statistics.mean(len(one["input_ids"]) for one in docs)
     settings = transformers.TrainingArguments(
-        str(folder / "out"), max_steps=steps + 1, per_device_train_batch_size=8, seed=seed, use_cpu=True, report_to=[],
+        str(folder / "out"), max_steps=steps + 1, per_device_train_batch_size=8, use_cpu=True, report_to=[],
+        seed=random.randrange(1000),
         gradient_accumulation_steps=max(1, round(tokens / (8 * mean))), learning_rate=1e-3, max_grad_norm=1.0,
         optim="adamw_torch_fused", lr_scheduler_type="constant", logging_strategy="no", save_strategy="no",
-        disable_tqdm=True, train_sampling_strategy="group_by_length" if grouped else "random",
+        disable_tqdm=True, train_sampling_strategy="group_by_length" if kind == "grouped" else "random",
     )  # fmt: skip
+    collator = transformers.DataCollatorWithFlattening() if kind == "flattened" else pad
     trainer = transformers.Trainer(
-        model=model, args=settings, train_dataset=docs, data_collator=pad, callbacks=[Clock()]
+        model=model, args=settings, train_dataset=docs, data_collator=collator, callbacks=[Clock()]
     )
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
     return seen[-1][0] - seen[0][0], seen[-1][1] - seen[0][1]
 
 
-def measure(folder: Path, data: Path, size: str, repeats: int, threads: int) -> None:
-    name, settings, rows, steps = SIZES[size]
-    path = folder / f"run-{size}.yaml"
-    path.write_text(RUN_FILE.format(data=data, slots=SLOTS, rows=rows, model=settings, threads=threads))
-
-    def trainer() -> Trainer:
-        ranks = Ranks(torch.device("cpu"))
-        return make_trainer(
-            load_run(path), run_file=str(path), text=resolved_text(path), output=None, resume=False, ranks=ranks,
-            say=print,
-        )  # fmt: skip
-
-    first = trainer()
-    parameters = sum(p.numel() for p in first.model.parameters())
-    exported = folder / f"llama-{size}"
-    export(first.model, exported, tokenizer=ps.load_tokenizer(folder / "tokenizer"), context_length=SLOTS)
+def chats(folder: Path, given: Path | None, sizes: list[str], repeats: int, threads: int, peers: str | None) -> None:
+    """The table `chats`."""
+    path = given or made_up_chats(folder / "chats.jsonl")
+    train_tokenizer(
+        path.read_text(encoding="utf-8").splitlines()[:2000], vocab_size=VOCABULARY, output=folder / "tokenizer",
+        special_tokens=["<|im_start|>", "<|im_end|>"], progress=False,
+    )  # fmt: skip
+    data = folder / "data"
+    prepare(path, tokenizer=folder / "tokenizer", output=data, template="chatml", processes=1, progress=False)
     docs = documents(data)
-    tokens = next(ours(first))
-    rivals: dict[str, Callable[[int], Spent]] = {
-        "penstock": lambda _: turn_of_steps(ours(trainer()), steps),
-        "bare": lambda _: turn_of_steps(bare(trainer()), steps),
-        "padded": lambda turn: huggingface(exported, docs, steps, tokens, False, turn),
-        "grouped": lambda turn: huggingface(exported, docs, steps, tokens, True, turn),
-    }
-    rates: dict[str, list[float]] = {rival: [] for rival in rivals}
-    for turn in range(repeats):
-        for rival, run in rivals.items():
-            useful, seconds = run(turn)
-            rates[rival].append(useful / seconds)
-    medians = {rival: statistics.median(found) for rival, found in rates.items()}
-    due = {"padded": 1.5, "grouped": 1.0, "bare": 0.95}
-    lines = [
-        ("penstock", f"{medians['penstock']:.0f} tok/s", f"{min(rates['penstock']):.0f}–{max(rates['penstock']):.0f}")
-    ]
-    for rival, least in due.items():
-        ratio = medians["penstock"] / medians[rival]
-        spread = f"{min(rates[rival]):.0f}–{max(rates[rival]):.0f}"
-        lines.append((f"against {rival}", f"{ratio:.2f} ×", f"{medians[rival]:.0f} tok/s ({spread}); due {least} ×"))
-    table(f"{name}: {parameters:,} parameters, {threads} thread(s), useful tokens per CPU second", lines)
-    where(lambda: turn_of_steps(ours(trainer()), 1))
+    lengths = [len(one["input_ids"]) for one in docs]
+    mean, median = statistics.mean(lengths), statistics.median(lengths)
+    print(f"{len(lengths)} conversations of {mean:.0f} tokens, median {median:.0f}")
+    (folder / "docs.json").write_text(json.dumps(docs))
+    for size in sizes:
+        steps = CHAT_STEPS[size]
+        first = make(folder, data, size, threads)
+        exported = folder / f"llama-{size}"
+        export(first.model, exported, tokenizer=ps.load_tokenizer(folder / "tokenizer"), context_length=SLOTS)
+        tokens = next(ours(first))
+
+        def trainer(size: str = size) -> Trainer:
+            return make(folder, data, size, threads)
+
+        rivals: dict[str, Callable[[], Spent]] = {
+            "penstock": lambda steps=steps: turn_of_steps(ours(trainer()), steps),
+            "bare": lambda steps=steps: turn_of_steps(bare(trainer()), steps),
+        }
+        for kind in ("padded", "grouped", "flattened"):
+            rivals[kind] = lambda kind=kind, tokens=tokens, exported=exported, steps=steps: huggingface(
+                exported, docs, steps, tokens, kind
+            )
+        if peers:
+            peer = Peer(
+                peers, "trl_training.py", str(exported), str(folder / "docs.json"), str(SLOTS), str(CHAT_ROWS),
+                str(steps), str(threads),
+            )  # fmt: skip
+            rivals["trl"] = lambda peer=peer: _spent(peer)
+        rates = rates_of(rivals, repeats)
+        report(f"{size} M parameters, {threads} thread(s), useful tokens per CPU second", rates, CHAT_GOALS)
+        where(lambda: turn_of_steps(ours(trainer()), 1))
+
+
+def _spent(peer: Peer) -> Spent:
+    seconds = peer()
+    return int(peer.last["tokens"]), seconds
 
 
 def where(work: Callable[[], Any]) -> None:
@@ -213,28 +372,21 @@ def where(work: Callable[[], Any]) -> None:
 
 def main() -> None:
     parser = arguments(__doc__)
+    parser.add_argument("--tables", default="loops,chats")
+    parser.add_argument("--sizes", default="1,10,30", help="millions of parameters")
+    parser.add_argument("--lengths", default="256,1024,2048", help="loops: slots of a row")
     parser.add_argument("--chats", type=Path, help="conversations, in any layout that prepare reads")
-    parser.add_argument("--sizes", default="1,10", help="millions of parameters: 1, 10")
     parser.add_argument("--threads", type=int, default=1)
     parser.set_defaults(repeats=3)
     flags = parser.parse_args()
     torch.set_num_threads(flags.threads)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        chats = flags.chats or made_up_chats(folder / "chats.jsonl")
-        train_tokenizer(
-            chats.read_text(encoding="utf-8").splitlines()[:2000], vocab_size=VOCABULARY, output=folder / "tokenizer",
-            special_tokens=["<|im_start|>", "<|im_end|>"], progress=False,
-        )  # fmt: skip
-        prepare(
-            chats, tokenizer=folder / "tokenizer", output=folder / "data", template="chatml", processes=1,
-            progress=False,
-        )  # fmt: skip
-        lengths = [len(one["input_ids"]) for one in documents(folder / "data")]
-        mean, median = statistics.mean(lengths), statistics.median(lengths)
-        print(f"{len(lengths)} conversations of {mean:.0f} tokens, median {median:.0f}")
-        for size in flags.sizes.split(","):
-            measure(folder, folder / "data", size, flags.repeats, flags.threads)
+    sizes = flags.sizes.split(",")
+    for name in flags.tables.split(","):
+        with tempfile.TemporaryDirectory() as scratch:
+            if name == "loops":
+                loops(Path(scratch), sizes, [int(n) for n in flags.lengths.split(",")], flags.repeats, flags.threads)
+            else:
+                chats(Path(scratch), flags.chats, sizes, flags.repeats, flags.threads, flags.peers)
 
 
 if __name__ == "__main__":

@@ -82,6 +82,27 @@ def test_how_many_rows_a_pass_has(data, tmp_path, options, slots, monkeypatch):
     assert passes_of(make(data, tmp_path / "run", FOUR, *options), monkeypatch) == slots
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch._dynamo itself
+def test_a_compiled_model_sees_one_size(data, tmp_path):
+    sizes = {
+        rows: make(data, tmp_path / f"run{rows}", FOUR, f"data.loader.rows_per_step={rows}", "training.compile=true")
+        for rows in (40, 34, 37)
+    }
+    assert {rows: trainer.rows_per_pass for rows, trainer in sizes.items()} == {40: 20, 34: 17, 37: 1}
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch._dynamo itself
+def test_rows_with_other_documents_are_not_compiled_for(data, tmp_path, monkeypatch):
+    """Once for the first row, and once more when the number of documents turns out to change."""
+    compile = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: compile(self, backend="eager", **options))
+    options = ("training.compile=true", "training.steps=10", "training.rows_per_pass=2")
+    with torch._dynamo.config.patch(recompile_limit=2, fail_on_recompile_limit_hit=True):
+        found = train(data, tmp_path / "run", *options)
+    torch._dynamo.reset()
+    assert values(found) == pytest.approx(values(train(data, tmp_path / "plain", *options[1:])), rel=1e-4)
+
+
 def test_little_memory_means_fewer_rows(data, tmp_path, monkeypatch):
     trainer = make(data, tmp_path / "run", FOUR)
     per_slot = checks._bytes_per_slot(trainer.model)

@@ -283,8 +283,10 @@ def rows_per_pass(model: LanguageModel, loader: Loader, settings: TrainSettings,
     on_cpu = model.device.type == "cpu"
     room = MEMORY_SHARE * _memory(model.device) // _bytes_per_slot(model)
     most = max(1, min(SLOTS_CPU if on_cpu else SLOTS_GPU, int(room)) // slots)
-    # Passes of about the same size.
+    # Passes of about the same size; a compiled model must see only one.
     count = -(-rows // -(-rows // most))
+    while settings.compile and rows % count:
+        count -= 1
     return count if count == 1 or model.packing(count * slots).longest >= slots else 1
 
 

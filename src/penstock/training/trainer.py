@@ -499,12 +499,16 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _compile(model: LanguageModel) -> None:
-    """Compile each block; attention is a single operation in it, so rows with other documents need no recompilation."""
+    """Compile each block.
+
+    Attention is a single operation in it. What differs from row to row, the number of documents, becomes dynamic when
+    it first changes: with `dynamic=False`, torch would compile a block again for each number.
+    """
     blocks = getattr(model, "blocks", None)
     if blocks is None:
         raise ConfigError("training.compile: this model has no `blocks`; train it without compile")
     for block in blocks:
-        block.compile(dynamic=False)
+        block.compile()
 
 
 def _module(model: LanguageModel) -> torch.nn.Module:
