@@ -54,9 +54,12 @@ def fill_work(dataset: ps.Dataset, distances: int, dtype: str = "int64") -> tupl
     return work, sum(int(plan.pieces["tokens"].sum()) for plan in plans)
 
 
-def public_work(dataset: ps.Dataset, take: Callable[[Any], Any], held: int = 0) -> object:
-    """Work that takes steps of a loader as a training loop does, and keeps the last `held` of what it took."""
-    need = ps.InputRequirements(positions=True, document_ids=True, cu_seqlens=True, dtype="int64")
+def public_work(dataset: ps.Dataset, take: Callable[[Any], Any], *, held: int = 0, fields: bool = True) -> object:
+    """Work that takes steps of a loader as a training loop does, and keeps the last `held` of what it took.
+
+    `fields`: with positions, document ids and cu_seqlens, not only tokens and targets.
+    """
+    need = ps.InputRequirements(positions=fields, document_ids=fields, cu_seqlens=fields, dtype="int64")
     steps = iter(ps.Loader(dataset, sequence_length=SLOTS, rows_per_step=ROWS, threads=0, requirements=need))
     kept: deque[Any] = deque(maxlen=held)
 
@@ -108,6 +111,44 @@ def data_loader_work(file: Path) -> object:
             next(batches)
 
     return work
+
+
+def consumer_lines(dataset: ps.Dataset, repeats: int) -> list[tuple[str, str, str]]:
+    """What the loader costs a consumer that computes 13 ms a step: CPU time of its thread, and time on the wall.
+
+    Over the same computation without a loader, for steps that it fills itself and for steps that a thread fills ahead.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    matrix, small = torch.rand(832, 832), torch.rand(64)
+
+    def compute() -> None:
+        _ = matrix @ matrix
+        for _ in range(150):
+            small.mul(1.0001)
+
+    need = ps.InputRequirements(positions=True, document_ids=True, cu_seqlens=True, dtype="int64")
+    sources: dict[str, Any] = {"no loader": iter(int, 1)}
+    for threads in (0, 1):
+        loader = ps.Loader(dataset, sequence_length=SLOTS, rows_per_step=ROWS, threads=threads, requirements=need)
+        sources[f"threads={threads}"] = (step.torch() for step in loader)
+    spent: dict[str, list[tuple[float, float]]] = {name: [] for name in sources}
+    for _ in range(3 * repeats + 1):
+        for name, steps in sources.items():
+            cpu, wall = time.thread_time(), time.perf_counter()
+            for _ in range(40):
+                next(steps)
+                compute()
+            spent[name].append((time.thread_time() - cpu, time.perf_counter() - wall))
+    medians = {name: np.median(found[1:], axis=0) for name, found in spent.items()}
+    alone = medians["no loader"]
+    note = f"of {1e3 * alone[0] / 40:.1f} ms a step"
+    return [
+        (f"a consumer's CPU; wall time, {name}", "; ".join(f"{100 * x:+.1f} %" for x in found / alone - 1), note)
+        for name, found in medians.items()
+        if name != "no loader"
+    ]
 
 
 def places(tokens: np.ndarray) -> list[list[int]]:
@@ -182,6 +223,7 @@ def main() -> None:
         public = {
             "steps to torch": public_work(dataset, lambda step: step.torch()),
             "steps to torch, 2 held": public_work(dataset, lambda step: step.torch(), held=2),
+            "steps to torch, tokens and targets": public_work(dataset, lambda step: step.torch(), fields=False),
             "rows to torch": public_work(dataset, lambda step: [ps.to_torch(row) for row in step]),
             "nanoGPT's get_batch": get_batch_work(folder / "tokens.npy"),
             "torch's DataLoader": data_loader_work(folder / "tokens.npy"),
@@ -225,13 +267,15 @@ def main() -> None:
         for rival, target in (
             ("nanoGPT's get_batch", 3), ("torch's DataLoader", 3), ("megatron_gpt", 15), ("grain_concat", 40),
         ):  # fmt: skip
-            for ours in ("steps to torch", "steps to torch, 2 held") if rival in rate else ():
+            same = ("steps to torch, tokens and targets",) if target == 3 else ()
+            for ours in ("steps to torch", "steps to torch, 2 held", *same) if rival in rate else ():
                 ratio = rate[ours] / rate[rival]
                 rows.append((f"{ours} / {rival}", f"{ratio:.1f}", f"target: ≥ {target}"))
         for packing in ("best_fit", "concat"):
             rows.append(
                 (f"tokens checked / used, {packing}", f"{checked_over_used(dataset, packing):.3f}", "target: ≤ 1.1")
             )
+        rows += consumer_lines(dataset, flags.repeats)
         table(f"rows of {SLOTS} tokens, tokens a second", rows)
 
 
