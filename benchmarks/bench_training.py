@@ -8,7 +8,9 @@ first steps are not counted. Rivals take turns; medians.
 
 `loops`: text, 8 rows a step, all of `ps.train` (packing, documents kept apart, checks, metrics) against a plain loop of
 the same module: rows cut anywhere, in one batch [8, T], causal attention over the whole row, all logits at once. Both
-also with `torch.compile`. `one row a pass`: penstock with `rows_per_pass=1`. Tokens are slots, padding among them
+also with `torch.compile`. `of the peak`: floating-point operations of the linear layers and the head (6 for each weight
+and slot; attention is not counted) over those of a product of two 1,024 x 1,024 matrices in the same time, then the
+functions in which penstock spends its time. `one row a pass`: penstock with `rows_per_pass=1`. Tokens are slots, padding among them
 (under 1 % with best fit).
 
 `chats`: conversations with loss on the assistant's words only; useful tokens, which are all but padding. `bare`: our
@@ -226,9 +228,12 @@ def loops(folder: Path, sizes: list[str], lengths: list[int], repeats: int, thre
             rates = rates_of({name: lambda run=run: one_step(run) for name, run in runs.items()}, repeats)
             for each in runs.values():
                 each.close()  # type: ignore[attr-defined]
-            report(
-                f"{size} M parameters, rows of {slots}, {threads} thread(s): slots per CPU second", rates, LOOP_GOALS
-            )
+            title = f"{size} M parameters, rows of {slots}, {threads} thread(s): slots per CPU second"
+            report(title, rates, LOOP_GOALS)
+            peak, needed = peak_operations(), 6 * linear_weights(size)
+            for name in ("penstock", "plain loop"):
+                print(f"    {name}: {100 * needed * statistics.median(rates[name]) / peak:.0f} % of the peak")
+            where(lambda run=run: turn_of_steps(run(), 1))
 
 
 LOOP_GOALS = {
@@ -241,6 +246,22 @@ CHAT_GOALS = {
     "flattened": ("penstock", 1.0), "trl": ("penstock", 1.0),
 }  # fmt: skip
 """Rival → which of ours it is compared with, and the ratio that we want."""
+
+
+def peak_operations() -> float:
+    """Floating-point operations a CPU second of a large matrix product."""
+    one, found = torch.rand(1024, 1024), []
+    for _ in range(9):
+        begun = time.process_time()
+        torch.mm(one, one)
+        found.append(2 * 1024**3 / (time.process_time() - begun))
+    return statistics.median(found)
+
+
+def linear_weights(size: str) -> int:
+    """Weights of the linear layers and of the head, which is the embedding."""
+    model = build_model(ModelSettings(**SIZES[size]), vocab_size=LOOP_VOCABULARY)
+    return sum(weight.numel() for weight in model.parameters() if weight.ndim == 2)
 
 
 def cut(texts: list[str]) -> list[str]:
