@@ -10,8 +10,8 @@ first steps are not counted. Rivals take turns; medians.
 the same module: rows cut anywhere, in one batch [8, T], causal attention over the whole row, all logits at once. Both
 also with `torch.compile`. `of the peak`: floating-point operations of the linear layers and the head (6 for each weight
 and slot; attention is not counted) over those of a product of two 1,024 x 1,024 matrices in the same time, then the
-functions in which penstock spends its time. `one row a pass`: penstock with `rows_per_pass=1`. Tokens are slots, padding among them
-(under 1 % with best fit).
+functions in which penstock spends its time. `one row a pass`: penstock with `rows_per_pass=1`. Tokens are slots,
+padding among them (under 1 % with best fit).
 
 `chats`: conversations with loss on the assistant's words only; useful tokens, which are all but padding. `bare`: our
 model, loader and loss in the shortest loop. The others train our model exported to LlamaForCausalLM with Hugging Face's
