@@ -38,3 +38,39 @@ def random_heads(
         for count in (heads, kv_heads, kv_heads)
     ]
     return [x.to(device, dtype).requires_grad_(gradients) for x in made]
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> AttentionRule:
+    """A row of documents, each of which may be a prefix tree, up to four nodes deep."""
+    pieces: list[list[int]] = []
+    reach: list[int] = []
+
+    def node(begin: int, depth: int) -> int:
+        end = begin + draw(st.integers(1, 6))
+        number = len(pieces)
+        pieces.append([begin, begin, end])
+        reach.append(end)
+        for _ in range(draw(st.sampled_from([0, 0, 2, 3])) if depth < 4 else 0):
+            end = node(end, depth + 1)
+        reach[number] = end
+        return end
+
+    end = 0
+    for _ in range(draw(st.integers(1, 3))):
+        end = node(end, 1)
+    return AttentionRule(np.array(pieces), np.array(reach))
+
+
+def paths_of(rule: AttentionRule) -> list[list[int]]:
+    """The slots of each path from a root to a node, by definition: each node's own and those of its ancestors."""
+    found = []
+    for begin, _, end in rule.pieces.tolist():
+        above = [
+            slot
+            for (first, _, last), ends in zip(rule.pieces.tolist(), rule.ends.tolist(), strict=True)
+            if first < begin < ends
+            for slot in range(first, last)
+        ]
+        found.append([*above, *range(begin, end)])
+    return found

@@ -33,7 +33,8 @@ def test_operation_is_the_calls(documents: list[tuple[int, int]]) -> None:
 
 def test_operation_keeps_the_contracts_of_torch() -> None:
     q, k, v = random_heads(sum(length for length, _ in THREE), gradients=True)
-    pieces = torch.from_numpy(make_rule(THREE).pieces)
+    rule = make_rule(THREE)
+    pieces = torch.from_numpy(np.column_stack([rule.pieces, rule.ends]))
     torch.library.opcheck(attend_documents, (q, k, v, pieces))
 
 

@@ -24,10 +24,17 @@ from penstock.inputs.model_input import ModelInput
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionRule:
-    """Whom the tokens of one row see. n documents, padding among them; T slots."""
+    """Whom the tokens of one row see. n pieces, padding among them; T slots.
 
-    pieces: Annotated[Int64, "documents 3"]
-    """[n, 3] begin, end of the prefix (`begin` without one) and end of each document, in slots of the row."""
+    A piece is a document, or a node of a document that is a prefix tree: sequences whose common beginnings are stored
+    once. Nodes stand depth first, so what continues a node, its subtree, follows it without a gap, and a query at q
+    sees a key at k of its document iff k ≤ q < reach of k's piece.
+    """
+
+    pieces: Annotated[Int64, "pieces 3"]
+    """[n, 3] begin, end of the prefix (`begin` without one) and end of each piece, in slots of the row."""
+    reach: Annotated[Int64, "pieces"] | None = None
+    """[n] end of each piece's subtree; None: no document is a tree, so each is its piece's own end."""
 
     def __post_init__(self) -> None:
         pieces = self.pieces
@@ -42,6 +49,21 @@ class AttentionRule:
             raise ConfigError(
                 "pieces of an attention rule must begin at 0, follow each other, hold a token or more, and have their "
                 f"prefix inside; got {pieces[:8].tolist()}{' …' if len(pieces) > 8 else ''}"
+            )
+        if self.reach is not None:
+            self._check_reach(self.reach)
+
+    def _check_reach(self, reach: Annotated[Int64, "pieces"]) -> None:
+        begins, prefix_ends, ends = self.pieces.T
+        if reach.shape != ends.shape or reach.dtype.kind != "i" or (reach < ends).any() or not _nested(begins, reach):
+            raise ConfigError(
+                "reach of an attention rule must have the end of each piece's subtree, inside that of each piece whose "
+                f"subtree it is in; got {reach.tolist()[:8]} for pieces {self.pieces[:8].tolist()}"
+            )
+        if (prefix_ends > begins + 1).any() and (reach > ends).any():
+            raise ConfigError(
+                "bidirectional prefixes and prefix trees exclude each other: a prompt's last token stands in each of "
+                "its branches; take an objective with bidirectional=False"
             )
 
     @classmethod
@@ -77,13 +99,39 @@ class AttentionRule:
         return bool((self.pieces[:, 1] - self.pieces[:, 0] > 1).any())
 
     @property
+    def forked(self) -> bool:
+        """Whether a document is a tree of several nodes."""
+        return self.reach is not None and bool((self.reach > self.pieces[:, 2]).any())
+
+    @property
+    def ends(self) -> Annotated[Int64, "pieces"]:
+        """[n] end of each piece's subtree: `reach`, or the piece's own end."""
+        return self.pieces[:, 2] if self.reach is None else self.reach
+
+    @property
+    def positions(self) -> Annotated[Int64, "slots"]:
+        """[T] position of each slot in its document: on the path from the root to it."""
+        first = np.zeros(len(self.pieces), np.int64)
+        above: list[int] = []
+        for number, (begin, end) in enumerate(zip(self.pieces[:, 0].tolist(), self.ends.tolist(), strict=True)):
+            while above and self.ends[above[-1]] <= begin:
+                above.pop()
+            if above:
+                parent = above[-1]
+                first[number] = first[parent] + self.pieces[parent, 2] - self.pieces[parent, 0]
+            if end > self.pieces[number, 2]:
+                above.append(number)
+        lengths = self.pieces[:, 2] - self.pieces[:, 0]
+        return np.arange(self.num_slots) + np.repeat(first - self.pieces[:, 0], lengths)
+
+    @property
     def cu_seqlens(self) -> Annotated[Int32, "borders"]:
-        """[n + 1] where each document begins; the last entry is T."""
+        """[n + 1] where each piece begins; the last entry is T."""
         return np.append(self.pieces[:, 0], self.num_slots).astype(np.int32)
 
     @property
     def document_ids(self) -> Annotated[Int32, "slots"]:
-        """[T] number of each slot's document, from 0."""
+        """[T] number of each slot's piece, from 0."""
         return np.repeat(np.arange(len(self.pieces), dtype=np.int32), self.pieces[:, 2] - self.pieces[:, 0])
 
     @property
@@ -97,9 +145,22 @@ class AttentionRule:
         """[T, T]: whether the query (first axis) sees the key (second). T² bytes: for small rows and tests."""
         ids, prefix, slots = self.document_ids, self.prefix, np.arange(self.num_slots)
         mask: Bool = prefix[:, None] & prefix[None, :]
-        mask |= slots[None, :] <= slots[:, None]
         mask &= ids[:, None] == ids[None, :]
+        mask |= (slots[None, :] <= slots[:, None]) & (slots[:, None] < self.ends[ids][None, :])
         return mask
+
+
+def _nested(begins: Annotated[Int64, "pieces"], reach: Annotated[Int64, "pieces"]) -> bool:
+    """Whether each piece that begins in a subtree also ends its own subtree there, and subtrees end at pieces' ends."""
+    above: list[int] = []
+    known = {*begins.tolist(), int(reach.max())}
+    for begin, end in zip(begins.tolist(), reach.tolist(), strict=True):
+        while above and above[-1] <= begin:
+            above.pop()
+        if (above and end > above[-1]) or end not in known:
+            return False
+        above.append(end)
+    return True
 
 
 def _bounds(row: ModelInput) -> Annotated[Int64, "borders"]:

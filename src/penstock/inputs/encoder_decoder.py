@@ -126,7 +126,10 @@ def _documents(row: ModelInput) -> tuple[Array, Array, Array]:
             f"an encoder-decoder view needs targets at distance 1 only, the row has {len(row.targets)} distances: "
             "those of a prefix's last tokens would have no slot; require target_distances=1"
         )
-    pieces = AttentionRule.of(row).pieces
+    rule = AttentionRule.of(row)
+    if rule.forked:
+        raise ConfigError("an encoder-decoder view of prefix trees is not defined; take rows without trees")
+    pieces = rule.pieces
     pieces = pieces[pieces[:, 0] < row.num_tokens]
     targets = row.targets[0, : row.num_tokens]
     trained = np.concatenate([[0], np.cumsum(targets != IGNORE)])

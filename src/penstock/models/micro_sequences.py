@@ -141,6 +141,8 @@ def _cuts(row: RowTensors, parts: int) -> list[tuple[int, int]]:
     slots = row.rule.num_slots
     check_cuts(slots, parts, row.window)
     size = slots // parts
+    if row.rule.forked and parts > 1:
+        raise ConfigError("micro-sequences do not support prefix trees; set micro_sequences to 1")
     for number, (begin, prefix_end, _) in enumerate(row.rule.pieces.tolist()):
         cut = -(-(begin + 1) // size) * size
         if cut < prefix_end:

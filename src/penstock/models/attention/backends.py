@@ -1,5 +1,9 @@
 """Attention backends: a dense mask, calls per document, and FlashAttention over documents of different lengths.
 
+A document that is a prefix tree takes a causal call for each node, and one without a mask for each node with children:
+its whole subtree, which stands behind it without a gap, sees all of it. The two are joined by their log-sum-exps, as
+FlashAttention joins blocks of keys (Dao et al. 2022, arXiv:2205.14135).
+
 `dense` is one call with a mask of all pairs: T² bytes and T² products, so for tests and small rows.
 
 `varlen` is FlashAttention over all documents in one call, for half precision on CUDA and causal attention only.
@@ -24,6 +28,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -119,6 +124,8 @@ def _refusal(rule: AttentionRule, device: torch.device, dtype: torch.dtype) -> s
         return f"runs in float16 and bfloat16 on cuda only, not in {str(dtype).removeprefix('torch.')} on {device.type}"
     if rule.bidirectional:
         return "supports causal attention only, and this row has bidirectional prefixes"
+    if rule.forked:
+        return "has no attention over prefix trees, and this row has one"
     if _find_varlen() is None:
         return f"needs torch.nn.attention.varlen, which torch {torch.__version__} does not have (2.10 and later do)"
     return None
@@ -137,11 +144,16 @@ class Call:
     causal: bool
     mask: Tensor | None = None
     """[queries, keys] is added to the scores: 0 or minus infinity."""
+    adds: bool = False
+    """Whether its keys come on top of those of earlier calls, instead of being all that its queries see."""
 
 
 def calls(pieces: list[list[int]], device: torch.device, dtype: torch.dtype) -> Iterator[Call]:
-    """The calls for a row, in the order of their queries, from [begin, end of prefix, end] of its documents."""
-    for begin, prefix_end, end in pieces:
+    """The calls for a row, in the order of their queries, from [begin, end of prefix, end, end of subtree] of pieces.
+
+    Calls that add keys come last: to each query, those of the root before those of nodes below it.
+    """
+    for begin, prefix_end, end, _ in pieces:
         if prefix_end <= begin + 1:
             yield Call(slice(begin, end), slice(begin, end), causal=True)
             continue
@@ -149,6 +161,9 @@ def calls(pieces: list[list[int]], device: torch.device, dtype: torch.dtype) -> 
         if prefix_end < end:
             mask = torch.full((end - prefix_end, end - begin), -torch.inf, dtype=dtype, device=device)
             yield Call(slice(prefix_end, end), slice(begin, end), False, mask.triu(prefix_end - begin + 1))
+    for begin, _, end, reach in pieces:
+        if reach > end:
+            yield Call(slice(end, reach), slice(begin, end), causal=False, adds=True)
 
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -176,20 +191,32 @@ def attend_documents(q: Tensor, k: Tensor, v: Tensor, pieces: Tensor) -> tuple[T
         q: [T, heads, dim].
         k: [T, kv_heads, dim].
         v: [T, kv_heads, dim].
-        pieces: [documents, 3] int64: begin, end of the prefix, end; as in `AttentionRule`.
+        pieces: [pieces, 4] int64: begin, end of the prefix, end, end of the subtree; as in `AttentionRule`.
 
     Returns:
         [T, heads, dim], and the log-sum-exp that the backward pass needs, [heads, T].
     """
     q, k, v = _plain(q), _plain(k), _plain(v)
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
     sums = _empty_sums(q)
-    for call in calls(pieces.tolist(), q.device, q.dtype):
+    made = list(calls(pieces.tolist(), q.device, q.dtype))
+    # Outputs to which others are added must not be rounded in between.
+    out = torch.empty(q.shape, dtype=sums.dtype if made[-1].adds else q.dtype)
+    for call in made:
         keys, values = _heads(k[call.keys]), _heads(v[call.keys])
         found, logs = _flash(_heads(q[call.queries]), keys, values, 0.0, call.causal, attn_mask=call.mask)
-        out[call.queries] = _tokens(found)
-        sums[:, call.queries] = logs[0]
-    return out, sums
+        if call.adds:
+            _add(out[call.queries], sums[:, call.queries], _tokens(found), logs[0])
+        else:
+            out[call.queries] = _tokens(found)
+            sums[:, call.queries] = logs[0]
+    return out.to(q.dtype), sums
+
+
+def _add(out: Tensor, sums: Tensor, found: Tensor, logs: Tensor) -> None:
+    """Join attention over more keys into `out` [queries, heads, dim] with its log-sum-exps [heads, queries]."""
+    joined = torch.logaddexp(sums, logs)
+    out.mul_((sums - joined).exp().T[..., None]).add_(found * (logs - joined).exp().T[..., None])
+    sums.copy_(joined)
 
 
 def _empty_sums(q: Tensor) -> Tensor:
@@ -215,7 +242,10 @@ def attend_documents_backward(
             call.causal,
             attn_mask=call.mask,
         )
-        q_gradient[call.queries] = _tokens(of_q)
+        if call.adds:
+            q_gradient[call.queries] += _tokens(of_q)
+        else:
+            q_gradient[call.queries] = _tokens(of_q)
         k_gradient[call.keys] += _tokens(of_k)
         v_gradient[call.keys] += _tokens(of_v)
     return q_gradient, k_gradient, v_gradient
@@ -246,7 +276,7 @@ attend_documents.register_autograd(_backward, setup_context=_remember)
 
 def prepare_operation(rule: AttentionRule) -> Attend:
     """Attention per document, as one operation on the CPU."""
-    pieces = torch.tensor(rule.pieces, dtype=torch.int64)
+    pieces = torch.from_numpy(_with_reach(rule))
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out: Tensor = attend_documents(q, k, v, pieces)[0]
@@ -261,7 +291,9 @@ def prepare_calls(rule: AttentionRule, device: torch.device, dtype: torch.dtype)
     Queries, keys and values are split, and outputs joined, in one operation each; each slice would instead have a
     backward pass over the whole row.
     """
-    made = list(calls(rule.pieces.tolist(), device, dtype))
+    if rule.forked:
+        return _prepare_paths(rule, device, dtype)
+    made = list(calls(_with_reach(rule).tolist(), device, dtype))
     counts = [call.queries.stop - call.queries.start for call in made]
     lengths = (rule.pieces[:, 2] - rule.pieces[:, 0]).tolist()
     documents = {begin: number for number, begin in enumerate(rule.pieces[:, 0].tolist())}
@@ -279,6 +311,36 @@ def prepare_calls(rule: AttentionRule, device: torch.device, dtype: torch.dtype)
         return torch.cat(outputs)
 
     return attend
+
+
+def _prepare_paths(rule: AttentionRule, device: torch.device, dtype: torch.dtype) -> Attend:
+    """Attention over prefix trees on any device: each node sees its path, whose keys are concatenated."""
+    lengths = (rule.pieces[:, 2] - rule.pieces[:, 0]).tolist()
+    paths: list[list[int]] = []
+    masks: list[Tensor | None] = []
+    above: list[int] = []
+    for number, begin in enumerate(rule.pieces[:, 0].tolist()):
+        above = [other for other in above if rule.ends[other] > begin]
+        past, count = sum(lengths[other] for other in above), lengths[number]
+        paths.append([*above, number])
+        mask = torch.full((count, past + count), -torch.inf, dtype=dtype, device=device).triu(past + 1)
+        masks.append(mask if past else None)
+        above.append(number)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = k.split(lengths), v.split(lengths)
+        outputs = []
+        for queries, path, mask in zip(q.split(lengths), paths, masks, strict=True):
+            seen, carried = (torch.cat([parts[number] for number in path]) for parts in (keys, values))
+            outputs.append(attend_heads(queries, seen, carried, mask=mask, causal=mask is None))
+        return torch.cat(outputs)
+
+    return attend
+
+
+def _with_reach(rule: AttentionRule) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """[pieces, 4] int64: those of the rule, and the end of each one's subtree."""
+    return np.column_stack([rule.pieces, rule.ends]).astype(np.int64)
 
 
 def _prepare_per_document(rule: AttentionRule, device: torch.device, dtype: torch.dtype) -> Attend:

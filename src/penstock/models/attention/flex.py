@@ -1,7 +1,9 @@
 """FlexAttention: any mask in blocks, without the blocks that no query sees. For prefixes on CUDA.
 
 torch's `create_block_mask` evaluates the rule for each of T² pairs, again for each row. Here the block mask is made
-from the row's pieces, in O(row) + O(blocks²). The keys that a query sees are contiguous, and both ends only move
+from the row's pieces, in O(row) + O(blocks²). Without prefixes, a key is seen from its own slot to the end of its
+piece's subtree: a block of keys is seen by a block of queries after it if its farthest key reaches the first query, and
+by all of it if its nearest reaches the last. With prefixes, the keys that a query sees are contiguous, and both ends only move
 forward with the query. So the first and last query of a block suffice: the block sees all keys that either sees or that
 lie between these, and keys that both see are seen by all queries between them.
 
@@ -28,6 +30,15 @@ MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 BLOCK = 128
 """Queries and keys of a block: FlexAttention's own size."""
+
+
+def tree_mask_mod(reach: Tensor) -> MaskMod:
+    """The attention rule of prefix trees as a `mask_mod`.
+
+    Args:
+        reach: [T], end of the subtree of each slot's node, on the device of the attention.
+    """
+    return lambda batch, head, query, key: (key <= query) & (query < reach[key])
 
 
 def flex_mask_mod(document_ids: Tensor, prefix: Tensor | None = None) -> MaskMod:
@@ -61,12 +72,20 @@ def block_mask(rule: AttentionRule, mask_mod: MaskMod, device: torch.device) -> 
 def _blocks(rule: AttentionRule) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """[blocks of queries, blocks of keys]: whether any query sees any key, and whether all see all."""
     slots = np.arange(rule.num_slots)
-    begins, prefix_ends, _ = rule.pieces[rule.document_ids].T
-    ends = np.maximum(slots + 1, prefix_ends)
     firsts = slots[::BLOCK]
     lasts = np.minimum(firsts + BLOCK, rule.num_slots) - 1
-    some = (firsts <= ends[lasts, None] - 1) & (begins[firsts, None] <= lasts)
-    whole = (begins[lasts, None] <= firsts) & (lasts < ends[firsts, None])
+    if rule.bidirectional:
+        begins, prefix_ends, _ = rule.pieces[rule.document_ids].T
+        ends = np.maximum(slots + 1, prefix_ends)
+        some = (firsts <= ends[lasts, None] - 1) & (begins[firsts, None] <= lasts)
+        whole = (begins[lasts, None] <= firsts) & (lasts < ends[firsts, None])
+    else:
+        reach = rule.ends[rule.document_ids]
+        farthest, nearest = (of.reduceat(reach, firsts) for of in (np.maximum, np.minimum))
+        blocks = np.arange(len(firsts))
+        before = blocks < blocks[:, None]
+        some = (before & (firsts[:, None] < farthest)) | (blocks == blocks[:, None])
+        whole = before & (lasts[:, None] < nearest)
     # A last block that is not full counts as partly seen, like the queries and keys that it lacks.
     complete = lasts - firsts == BLOCK - 1
     return some, whole & complete[:, None] & complete
@@ -81,8 +100,11 @@ def _in_order(blocks: np.ndarray[Any, Any], device: torch.device) -> tuple[torch
 
 def _prepare(rule: AttentionRule, device: torch.device, dtype: torch.dtype) -> Attend:
     ids = torch.from_numpy(rule.document_ids).to(device)
-    prefix = torch.from_numpy(rule.prefix).to(device) if rule.bidirectional else None
-    blocks = block_mask(rule, flex_mask_mod(ids, prefix), device)
+    if rule.forked:
+        mask_mod = tree_mask_mod(torch.from_numpy(rule.ends).to(device)[ids])
+    else:
+        mask_mod = flex_mask_mod(ids, torch.from_numpy(rule.prefix).to(device) if rule.bidirectional else None)
+    blocks = block_mask(rule, mask_mod, device)
     call = _compiled() if device.type == "cuda" else _unfused
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ REQUIREMENTS = InputRequirements(asked_by="penstock.models.attention", cu_seqlen
 
 def choose(rule: AttentionRule, device: torch.device, dtype: torch.dtype) -> str:
     """The backend that `auto` selects for such a row."""
-    fast = ("varlen", "flex") if device.type == "cuda" and dtype in HALF else ()
+    fast = ("varlen", "flex") if device.type == "cuda" and (dtype in HALF or rule.forked) else ()
     return next((name for name in fast if BACKENDS[name].refusal(rule, device, dtype) is None), "per_document")
 
 

@@ -2,7 +2,8 @@
 
 Three backends support them: `per_document` (blocks of queries as long as the window, each over at most two windows of
 keys: O(T × window)), `varlen` and `dense`. A window and a bidirectional prefix exclude each other, because it is not
-defined what a query at the prefix's beginning sees of its end; all backends refuse that.
+defined what a query at the prefix's beginning sees of its end; all backends refuse that. In prefix trees distances are
+those of positions, not of slots, which only `dense` supports.
 
 Source: Mistral 7B, arXiv:2310.06825; the count is that of transformers (`key > query - window`).
 """
@@ -34,13 +35,16 @@ def attention_of(
             f"a sliding window of {window} tokens and a bidirectional prefix exclude each other; take a model without "
             "sliding_window, or an objective with bidirectional=False"
         )
-    if window >= int((rule.pieces[:, 2] - rule.pieces[:, 0]).max()):
+    if window >= int(rule.positions.max()) + 1:
         return RowAttention.of(rule, device=device, dtype=dtype, backend=backend)
-    name = _choose(rule, device, dtype) if backend == "auto" else backend
+    automatic = "dense" if rule.forked else _choose(rule, device, dtype)
+    name = automatic if backend == "auto" else backend
     # Refuses what is refused without a window, with the same message.
     plain = RowAttention.of(rule, device=device, dtype=dtype, backend=name)
     if (reason := _refusal(name)) is not None:
         raise ConfigError(f"attention backend {name!r} {reason}; take 'per_document' or 'dense'")
+    if rule.forked and name != "dense":
+        raise ConfigError(f"attention backend {name!r} does not support sliding windows in prefix trees; take 'dense'")
     attend = _PREPARE[name](rule, window, device, dtype)
     return RowAttention(backend=name, slots=plain.slots, device=device, dtype=dtype, _attend=attend)
 
@@ -81,8 +85,10 @@ def _per_document(rule: AttentionRule, window: int, device: torch.device, dtype:
 
 
 def _dense(rule: AttentionRule, window: int, device: torch.device, dtype: torch.dtype) -> Attend:
-    slots = range(rule.num_slots)
-    mask = torch.from_numpy(rule.dense_mask()).to(device) & band(slots, slots, window, device)
+    # By positions, which differ from slots in a tree.
+    positions = torch.from_numpy(rule.positions).to(device)
+    near = positions[:, None] - positions[None, :] < window
+    mask = torch.from_numpy(rule.dense_mask()).to(device) & near
     return lambda q, k, v: attend_heads(q, k, v, mask=mask)
 
 
