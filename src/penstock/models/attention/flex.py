@@ -3,9 +3,9 @@
 torch's `create_block_mask` evaluates the rule for each of T² pairs, again for each row. Here the block mask is made
 from the row's pieces, in O(row) + O(blocks²). Without prefixes, a key is seen from its own slot to the end of its
 piece's subtree: a block of keys is seen by a block of queries after it if its farthest key reaches the first query, and
-by all of it if its nearest reaches the last. With prefixes, the keys that a query sees are contiguous, and both ends only move
-forward with the query. So the first and last query of a block suffice: the block sees all keys that either sees or that
-lie between these, and keys that both see are seen by all queries between them.
+by all of it if its nearest reaches the last. With prefixes, the keys that a query sees are contiguous, and both ends
+only move forward with the query. So the first and last query of a block suffice: the block sees all keys that either
+sees or that lie between these, and keys that both see are seen by all queries between them.
 
 On the CPU torch has no backward pass for it and runs it unfused. That suits inspecting a mask, so it is supported there
 without gradients and refused with them.
