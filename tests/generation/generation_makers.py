@@ -19,6 +19,10 @@ class TableCache:
         assert 0 <= length <= len(self.tokens[sequence])
         del self.tokens[sequence][length:]
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        assert 0 <= length <= len(self.tokens[source])
+        self.tokens[target] = self.tokens[source][:length]
+
 
 @final
 class TableModel:

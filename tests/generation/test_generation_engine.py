@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from makers.tokenizers import byte_tokenizer
 from penstock.core.errors import ConfigError
 from penstock.generation import Engine, Sampling
+from penstock.generation import engine as engine_module
 
 TOKENIZER = byte_tokenizer("<bos>", "<end>", "<tool>")
 END, TOOL, SIZE = 257, 258, 259
@@ -180,6 +181,80 @@ def test_the_cache_always_holds_what_was_asked(prompts, slots, prompt_part):
         for prompt, found in zip(prompts, engine.generate_all(prompts, sampling), strict=True):
             assert prompt in model.seen
             assert [*prompt, *found.tokens[:-1]] in model.seen
+
+
+def test_a_common_beginning_is_read_once():
+    """By all that run, by those that wait for a slot, and by several samples of one prompt."""
+    common = list(range(40))
+    prompts = [[*common, *ends] for ends in (b"a", b"bc", b"defg", b"h", b"h")]
+    engine, model = engine_of(random_table(), stop_ids=[], slots=3, prompt_part=16)
+    found = engine.generate_all(prompts, Sampling(max_tokens=4, temperature=0))
+    assert sum(map(sum, model.fed)) == len(common) + sum(len(prompt) - 40 for prompt in prompts) - 1 + 5 * 3 + 1
+    for prompt, one in zip(prompts, found, strict=True):
+        assert [*prompt, *one.tokens[:-1]] in model.seen
+        assert engine_of(random_table(), stop_ids=[])[0].generate_all([prompt], Sampling(max_tokens=4, temperature=0))[
+            0
+        ].tokens == one.tokens  # fmt: skip
+
+
+def test_a_short_common_beginning_is_not_waited_for():
+    engine, model = engine_of(random_table(), stop_ids=[])
+    engine.submit([*range(15), 20])
+    engine.submit([*range(15), 30])
+    engine.step()
+    assert model.fed == [[16, 16]]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_who_waits_for_one_that_is_cancelled_goes_on(steps):
+    engine, model = engine_of(random_table(), stop_ids=[], prompt_part=8)
+    first, second = (engine.submit([*range(30), end]) for end in (40, 41))
+    for _ in range(steps):
+        engine.step()
+    engine.cancel(first)
+    events = [event for _ in range(8) for event in engine.step()]
+    assert {event.sequence for event in events} == {second}
+    assert [*range(30), 41] in model.seen
+    # What the first had read is not read again.
+    assert sum(map(sum, model.fed)) == 31 + len(events) - 1
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(
+        st.tuples(st.lists(st.sampled_from(b"ab"), min_size=1, max_size=12), st.integers(0, 4), st.integers(0, 12)),
+        min_size=1,
+        max_size=8,
+    ),
+    st.integers(1, 4),
+    st.integers(1, 5),
+)
+def test_sharing_changes_no_text(submitted, slots, prompt_part):
+    """Sequences that join at different steps, share beginnings with others, and are cancelled at any step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_module, "LEAST_SHARED", 1)
+        engine, _ = engine_of(random_table(), stop_ids=[], slots=slots, prompt_part=prompt_part)
+        texts: dict[int, list[int]] = {}
+        waiting, cancels, step = list(submitted), {}, 0
+        while waiting or engine.num_running or engine.num_waiting:
+            while waiting and waiting[0][1] <= step:
+                prompt, _, cancelled = waiting.pop(0)
+                number = engine.submit(prompt, Sampling(temperature=0, max_tokens=6))
+                cancels[number] = (step + cancelled, prompt)
+            for number, (when, _) in cancels.items():
+                if when == step and when % 3 == 0:
+                    engine.cancel(number)
+            for event in engine.step():
+                texts.setdefault(event.sequence, []).append(event.token)
+            step += 1
+            if waiting and waiting[0][1] > step and not (engine.num_running or engine.num_waiting):
+                step = waiting[0][1]
+    for number, text in texts.items():
+        [alone] = engine_of(random_table(), stop_ids=[])[0].generate_all(
+            [cancels[number][1]], Sampling(temperature=0, max_tokens=6)
+        )
+        assert text == [*alone.tokens][: len(text)]
+        assert len(text) == 6 or cancels[number][0] % 3 == 0
 
 
 def test_log_probabilities_are_of_the_model_itself():

@@ -190,10 +190,10 @@ def test_cached_keys_are_never_modified() -> None:
     before = cache._keys.clone(), cache._values.clone()
     model.extend(torch.arange(6).reshape(2, 3), torch.tensor([1, 3]), cache)
     for was, now in zip(before, (cache._keys, cache._values), strict=True):
-        assert torch.equal(now[:, 0, :4], was[:, 0, :4])
-        assert torch.equal(now[:, 1, :2], was[:, 1, :2])
-        assert now[:, 0, 4].any()
-        assert not now[:, 0, 5:].any(), "padding is not stored"
+        assert torch.equal(now[:, 0, :, :4], was[:, 0, :, :4])
+        assert torch.equal(now[:, 1, :, :2], was[:, 1, :, :2])
+        assert now[:, 0, :, 4].any()
+        assert not now[:, 0, :, 5:].any(), "padding is not stored"
 
 
 def test_a_cache_refuses_what_does_not_fit() -> None:

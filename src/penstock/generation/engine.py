@@ -1,11 +1,13 @@
 """The generation engine: continuous batching, where sequences join and leave between steps.
 
 A new sequence gets the free cache slot that has the longest common prefix with its prompt, and only the rest of the
-prompt is computed. So the next reply in a chat costs only the new turns, and a repeated prompt costs one token.
+prompt is computed. So the next reply in a chat costs only the new turns, and a repeated prompt costs one token. If a
+running sequence has a longer one, that is copied; while its prompt is still being read, the new sequence waits for it.
+So prompts with the same beginning, or several samples of one prompt, cost it once.
 
 Guarantees: a sequence depends on its prompt and settings, not on the other sequences, except for the rounding of matrix
 products of another size. Control tokens are never chosen, except stop ids. No sequence exceeds the context. Costs: the
-key-value cache is allocated at once (see `Cache`). A step is one pass over the weights for all sequences that are being
+memory of `Cache`, which follows use. A step is one pass over the weights for all sequences that are being
 generated, and one more while prompts are read. Prompts are read in parts of `prompt_part` tokens, so that a long prompt
 does not delay the others.
 
@@ -30,6 +32,8 @@ from penstock.tokenizers import Tokenizer
 
 PROMPT_PART = 512
 """Tokens of a prompt that are read in one step."""
+LEAST_SHARED = 16
+"""Tokens that a sequence takes from a running one, at least: fewer are read again, without waiting for it."""
 
 
 class Truncated(Protocol):
@@ -66,8 +70,11 @@ class Slots:
 
 
 def _same(tokens: Sequence[int], prompt: Sequence[int]) -> int:
+    """Tokens at the beginning that are equal; at most all but the last of the prompt."""
     most = min(len(tokens), len(prompt) - 1)
-    return next((at for at in range(most) if tokens[at] != prompt[at]), most)
+    if tokens[:most] == prompt[:most]:
+        return most
+    return next(at for at in range(most) if tokens[at] != prompt[at])
 
 
 @final
@@ -120,7 +127,7 @@ class Engine:
         self._forbidden = torch.tensor(sorted({*forbidden, *unknown}), dtype=torch.int64, device=model.device)
         self._stops = torch.tensor(sorted(self.stop_ids), dtype=torch.int64, device=model.device)
         self._cache = model.new_cache(slots, context_length)
-        self._slots, self._num_slots = Slots(self._cache, slots), slots
+        self._slots = Slots(self._cache, slots)
         self._waiting: deque[sequences.Sequence] = deque()
         self._running: dict[int, sequences.Sequence] = {}
         self._submitted = 0
@@ -181,11 +188,13 @@ class Engine:
             Events in the order in which sequences joined; empty if nothing runs.
         """
         while self._waiting and len(self._slots):
-            joined = self._waiting.popleft()
-            joined.slot, joined.held = self._slots.take(joined.ids)
-            self._running[joined.number] = joined
-        written = [each for each in self._running.values() if each.held == len(each.ids) - 1]
-        read = [each for each in self._running.values() if each.held < len(each.ids) - 1]
+            self._join(self._waiting.popleft())
+        for each in self._running.values():
+            if each.leader is not None and each.leader.held >= each.shared:
+                self._take_shared(each)
+        going = [each for each in self._running.values() if each.leader is None]
+        written = [each for each in going if each.held == len(each.ids) - 1]
+        read = [each for each in going if each.held < len(each.ids) - 1]
         events = self._feed(read, self._part) + self._feed(written, 1)
         return sorted(events, key=lambda event: event.sequence)
 
@@ -239,6 +248,25 @@ class Engine:
             events[event.sequence].append(event)
         return [collect(each) for each in events]
 
+    def _join(self, sequence: sequences.Sequence) -> None:
+        """Give a sequence a slot, and what it shares with a running one as soon as that has it."""
+        sequence.slot, sequence.held = self._slots.take(sequence.ids)
+        shared = {other: _same(other.ids, sequence.ids) for other in self._running.values()}
+        leader = max(shared, key=lambda other: (shared[other], other.held), default=None)
+        if leader is not None and shared[leader] >= sequence.held + LEAST_SHARED:
+            sequence.leader, sequence.shared = leader, shared[leader]
+        self._running[sequence.number] = sequence
+
+    def _take_shared(self, sequence: sequences.Sequence) -> None:
+        """Copy what the cache has of the beginning that a sequence shares with its leader."""
+        leader = sequence.leader
+        assert leader is not None
+        held = min(leader.held, sequence.shared)
+        if held > sequence.held:
+            self._cache.copy(leader.slot, sequence.slot, held)
+            sequence.held = held
+        sequence.leader = None
+
     def _feed(self, group: list[sequences.Sequence], most: int) -> list[Event]:
         """Feed each sequence up to `most` tokens that the cache lacks; choose a token for those that lack no more."""
         if not group:
@@ -256,15 +284,9 @@ class Engine:
     def _extend(self, parts: list[list[int]], slots: list[int]) -> Tensor:
         """Logits [B, vocab] after each row's tokens."""
         width = max(map(len, parts))
-        # With all slots, keys are read in place; empty rows for idle slots cost less than copying keys.
-        every = len(slots) == self._num_slots or (width == 1 and 2 * len(slots) > self._num_slots)
-        if every:
-            by_slot = dict(zip(slots, parts, strict=True))
-            parts = [by_slot.get(slot, []) for slot in range(self._num_slots)]
         tokens = torch.tensor([part + [0] * (width - len(part)) for part in parts], device=self._model.device)
         lengths = torch.tensor([len(part) for part in parts])
-        logits = self._model.extend(tokens, lengths, self._cache, None if every else torch.tensor(slots))
-        return logits[slots] if every and len(slots) < self._num_slots else logits
+        return self._model.extend(tokens, lengths, self._cache, torch.tensor(slots))
 
     def _choose(self, group: list[sequences.Sequence], logits: Tensor) -> list[Event]:
         """The next token of each sequence, from logits [B, vocab]."""
@@ -312,6 +334,9 @@ class Engine:
         ]
 
     def _leave(self, sequence: sequences.Sequence) -> None:
+        for follower in self._running.values():
+            if follower.leader is sequence:
+                self._take_shared(follower)
         del self._running[sequence.number]
         self._slots.give_back(sequence.slot, sequence.ids[: sequence.held])
 

@@ -85,12 +85,14 @@ class Sequence:
         key: Key of its draws.
         slot: Its slot in the cache; −1 while it waits.
         held: Number of its tokens in the cache.
+        leader: The running sequence that is reading a beginning of its prompt, which it waits for; None: none.
+        shared: Tokens that it shares with the leader.
         finish_reason: None until it ends.
     """
 
     __slots__ = (
-        "_spelling", "_stop_ids", "_stream", "finish_reason", "held", "ids", "key", "limit", "number", "prompt",
-        "sampling", "slot",
+        "_spelling", "_stop_ids", "_stream", "finish_reason", "held", "ids", "key", "leader", "limit", "number",
+        "prompt", "sampling", "shared", "slot",
     )  # fmt: skip
 
     def __init__(
@@ -106,6 +108,8 @@ class Sequence:
         self.number, self.ids, self.prompt, self.sampling = number, list(prompt), len(prompt), sampling
         self.key = sequence_key(sampling.seed, choice)
         self.slot, self.held = -1, 0
+        self.leader: Sequence | None = None
+        self.shared = 0
         room = context_length - len(prompt)
         self.limit = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
         self.finish_reason: FinishReason | None = None

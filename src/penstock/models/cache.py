@@ -1,17 +1,25 @@
 """Caches for sequences during generation: their keys and values in slots of a fixed capacity, or their tokens.
 
 `Cache` stores rotated keys and never modifies them: a sequence grows at its end, and rotary positions count from its
-beginning, so nothing ever moves. `clear` frees a sequence's place for another. Memory: 2 × layers × sequences ×
-capacity × kv_heads × head_width numbers, allocated at once.
+beginning, so nothing ever moves. `clear` frees a sequence's place for another; `copy` gives one sequence the beginning
+of another. Memory: 2 × layers × sequences × capacity × kv_heads × head_width numbers at most. On the CPU the system
+provides a page when it is first written, so memory follows what was stored; on a GPU all sequences have room for the
+longest so far, doubled when it is full.
+
+The cost of a step follows the tokens attended: sequences in adjacent slots share a call of the attention only where
+that costs less than a call for each.
 
 `TextCache` stores tokens, for models that need more than keys and values. Each new token then reads its whole sequence
 again, alone: exact for every causal model, but slow. If keys are valid up to some length (`keys`), they are used up to
 that length; the tokens remain the reference.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Protocol, final
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -20,6 +28,12 @@ from penstock.core.errors import ConfigError
 
 LayerAttend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, rotated q [..., heads, dim], rotated k [..., kv_heads, dim], v as k) → [..., heads, dim]."""
+
+FIRST_ROOM = 256
+"""GPU: tokens for which each sequence has room at first."""
+CALL_BYTES_CPU, CALL_BYTES_GPU = 200_000, 30_000_000
+"""Keys and values that are read in the time that one more call of the attention takes: about 15 µs, at 13 GB/s on a
+core, at 2 TB/s on a GPU (not measured)."""
 
 
 class SequenceCache(Protocol):
@@ -35,6 +49,9 @@ class SequenceCache(Protocol):
 
     def truncate(self, sequence: int, length: int) -> None:
         """Keep only the first `length` tokens of a sequence."""
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Make a sequence the first `length` tokens of another."""
 
 
 @final
@@ -59,13 +76,48 @@ class Cache:
         window: int | None = None,
     ) -> None:
         """Args: `window`: maximum tokens that a token sees, including itself; the others are sizes of the arrays."""
-        shape = (layers, sequences, capacity, kv_heads, head_width)
-        # Zeros: a weight of 0 times uninitialised memory (NaN) would not be 0.
-        self._keys = torch.zeros(shape, device=device, dtype=dtype)
-        self._values = torch.zeros(shape, device=device, dtype=dtype)
-        self._window = window
+        # Each head's keys lie side by side: attention reads them a third faster than token by token.
+        self._shape = (layers, sequences, kv_heads, head_width)
+        self._device, self._dtype, self._window = device, dtype, window
         self.lengths = torch.zeros(sequences, dtype=torch.int64)
         self.capacity = capacity
+        room = capacity if device.type == "cpu" else min(capacity, FIRST_ROOM)
+        self._keys, self._values = self._new(room), self._new(room)
+        token_bytes = 2 * kv_heads * head_width * dtype.itemsize
+        call_bytes = CALL_BYTES_CPU if device.type == "cpu" else CALL_BYTES_GPU
+        self._slack = call_bytes // token_bytes
+
+    def _new(self, room: int) -> Tensor:
+        """Zeros [layers, sequences, kv_heads, room, head_width]: 0 times uninitialised memory (NaN) would not be 0."""
+        layers, sequences, kv_heads, head_width = self._shape
+        shape = (layers, sequences, kv_heads, room, head_width)
+        if self._device.type != "cpu":
+            return torch.zeros(shape, device=self._device, dtype=self._dtype)
+        # NumPy leaves zeroing to the system, which does it when a page is first used; torch writes all at once.
+        empty = np.zeros(math.prod(shape) * self._dtype.itemsize, np.uint8)
+        return torch.from_numpy(empty).view(self._dtype).view(shape)
+
+    def reserve(self, longest: int) -> None:
+        """Make room for sequences of up to `longest` tokens."""
+        room = self._keys.shape[3]
+        if longest <= room:
+            return
+        wider = min(self.capacity, max(2 * room, longest))
+        for name in ("_keys", "_values"):
+            held, new = getattr(self, name), self._new(wider)
+            new[:, :, :, :room] = held
+            setattr(self, name, new)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Make a sequence the first `length` tokens of another.
+
+        Raises:
+            ConfigError: The other has fewer.
+        """
+        check_copy(self.lengths, source, length)
+        for held in (self._keys, self._values):
+            held[:, target, :, :length] = held[:, source, :, :length]
+        self.lengths[target] = length
 
     def clear(self, sequence: int) -> None:
         """Remove a sequence, so that another can take its place."""
@@ -91,7 +143,20 @@ class Cache:
             ConfigError: Shapes do not fit, or a sequence would exceed the capacity.
         """
         chosen = check_growth(self.lengths, self.capacity, tokens, lengths, sequences)
-        return Growth(self, chosen, lengths.cpu(), tokens.shape[1], whole=sequences is None)
+        self.reserve(int((self.lengths[chosen] + lengths.cpu()).max()))
+        return Growth(self, chosen, lengths.cpu(), tokens.shape[1])
+
+
+def check_copy(held: Tensor, source: int, length: int) -> None:
+    """Refuse to copy more tokens than a sequence has; `held`, int64 [sequences].
+
+    Raises:
+        ConfigError: It has fewer.
+    """
+    if not 0 <= length <= int(held[source]):
+        raise ConfigError(
+            f"sequence {source} of the cache has {int(held[source])} tokens, cannot copy the first {length}"
+        )
 
 
 def shorten(held: Tensor, sequence: int, length: int) -> None:
@@ -136,27 +201,38 @@ def check_growth(held: Tensor, capacity: int, tokens: Tensor, lengths: Tensor, s
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of the attention: some rows of the new tokens, and the keys that they see."""
+
+    rows: slice
+    """Rows of the new tokens."""
+    sequences: slice
+    """The cache's sequences of these rows, in adjacent slots."""
+    keys: slice
+    """Places of the keys."""
+    queries: slice
+    """Of the new tokens of a row; the others are padding."""
+    causal: bool
+    mask: Tensor | None
+    """bool [rows, 1, queries, keys]: which keys are seen; None: all, or up to each query's own (`causal`)."""
+
+
+@final
 class Growth:
     """One extension of a cache: where new keys go, and what new tokens see; the same for all layers."""
 
-    def __init__(self, cache: Cache, sequences: Tensor, lengths: Tensor, width: int, *, whole: bool) -> None:
-        """Args: `whole`: the sequences are all those of the cache, in order, so keys are read without a copy."""
-        device = cache._keys.device
-        self._cache, self._sequences, self._lengths, self._whole = cache, sequences, lengths, whole
+    def __init__(self, cache: Cache, sequences: Tensor, lengths: Tensor, width: int) -> None:
+        device = cache._device
+        self._cache, self._sequences, self._lengths = cache, sequences, lengths
         starts = cache.lengths[sequences]
         offsets = torch.arange(width)
         places = starts[:, None] + offsets
         row, column = (offsets < lengths[:, None]).nonzero(as_tuple=True)
         self._new = (row.to(device), column.to(device))
         self._into = (sequences[row].to(device), places[row, column].to(device))
-        self._read = sequences.to(device)
-        self._longest = max(int((starts + lengths).max()), 1)
-        seen = torch.arange(self._longest) <= places[..., None]
-        if cache._window is not None:
-            seen &= torch.arange(self._longest) > places[..., None] - cache._window
-        # A padding token may see nothing within the window; it sees the first key then, because softmax needs one.
-        seen[..., 0] |= ~seen.any(-1)
-        self._seen = seen[:, None].to(device)
+        past = list(zip(sequences.tolist(), starts.tolist(), lengths.tolist(), strict=True))
+        self._calls = list(_single_tokens(cache, past) if width == 1 else _texts(cache, past))
         # Padding has the position of the last token: tables of positions end at the capacity, and some rotary
         # frequencies depend on the highest position of the batch.
         self.positions = places.minimum((starts + lengths - 1).clamp(min=0)[:, None]).to(device)
@@ -167,18 +243,80 @@ class Growth:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`LayerAttend`: store the new keys and values, and attend to all of the sequences."""
         keys, values = self._cache._keys[layer], self._cache._values[layer]
-        keys[self._into], values[self._into] = k[self._new], v[self._new]
-        chosen = slice(None) if self._whole else self._read
-        seen_keys, seen_values = (x[:, : self._longest][chosen].transpose(1, 2) for x in (keys, values))
-        grouped = q.shape[2] != k.shape[2]
-        out = scaled_dot_product_attention(
-            q.transpose(1, 2), seen_keys, seen_values, attn_mask=self._seen, enable_gqa=grouped
-        )
-        return out.transpose(1, 2)
+        sequences, places = self._into
+        keys[sequences, :, places], values[sequences, :, places] = k[self._new], v[self._new]
+        grouped, out = q.shape[2] != k.shape[2], torch.zeros_like(q)
+        for call in self._calls:
+            seen_keys, seen_values = (x[call.sequences, :, call.keys] for x in (keys, values))
+            found = scaled_dot_product_attention(
+                q[call.rows, call.queries].transpose(1, 2), seen_keys, seen_values, attn_mask=call.mask,
+                is_causal=call.causal, enable_gqa=grouped,
+            )  # fmt: skip
+            out[call.rows, call.queries] = found.transpose(1, 2)
+        return out
 
     def done(self) -> None:
         """Count the new tokens, after the last layer."""
         self._cache.lengths[self._sequences] += self._lengths
+
+
+Past = list[tuple[int, int, int]]
+"""Of each row: its sequence, the number of its stored tokens, the number of its new tokens."""
+
+
+def _texts(cache: Cache, past: Past) -> Iterator[Call]:
+    """A call for each row: its new tokens see all of their own past."""
+    for row, (sequence, start, count) in enumerate(past):
+        if not count:
+            continue
+        first = 0 if cache._window is None else max(0, start - cache._window + 1)
+        end, mask = start + count, None
+        plain = start == 0 and (cache._window is None or count <= cache._window)
+        if not plain:
+            queries = torch.arange(start, end, device=cache._device)[:, None]
+            keys = torch.arange(first, end, device=cache._device)
+            mask = keys <= queries
+            if cache._window is not None:
+                mask &= keys > queries - cache._window
+            mask = mask[None, None]
+        yield Call(
+            slice(row, row + 1), slice(sequence, sequence + 1), slice(first, end), slice(0, count), causal=plain,
+            mask=mask,
+        )  # fmt: skip
+
+
+def _single_tokens(cache: Cache, past: Past) -> Iterator[Call]:
+    """Calls for rows of at most one new token: rows of adjacent slots together, unless they differ much in length."""
+    for rows in _runs(past, cache._slack):
+        ends = [past[row][1] + past[row][2] for row in rows]
+        window = cache._window or max(ends)
+        first, last = max(0, min(ends) - window), max(ends)
+        mask = None
+        if len({*ends}) > 1:
+            keys, own = torch.arange(first, last), torch.tensor(ends)[:, None]
+            mask = ((keys < own) & (keys >= own - window))[:, None, None].to(cache._device)
+        sequence = past[rows.start][0]
+        yield Call(
+            slice(rows.start, rows.stop), slice(sequence, sequence + len(rows)), slice(first, last), slice(0, 1),
+            causal=False, mask=mask,
+        )  # fmt: skip
+
+
+def _runs(past: Past, slack: int) -> Iterator[range]:
+    """Rows that share a call: adjacent slots with a new token, at most `slack` keys of padding for each call saved."""
+    run, longest, total = range(0), 0, 0
+    for row, (sequence, start, count) in enumerate(past):
+        end = start + count
+        highest = max(longest, end)
+        adjacent = count and run.stop == row and sequence == past[row - 1][0] + 1
+        if run and adjacent and highest * (len(run) + 1) - total - end <= slack * len(run):
+            run, longest, total = range(run.start, row + 1), highest, total + end
+            continue
+        if run:
+            yield run
+        run, longest, total = range(row, row + 1 if count else row), end, end
+    if run:
+        yield run
 
 
 @final
@@ -209,6 +347,18 @@ class TextCache:
         shorten(self.lengths, sequence, length)
         if self.keys is not None:
             self.keys.truncate(sequence, min(length, int(self.keys.lengths[sequence])))
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Make a sequence the first `length` tokens of another.
+
+        Raises:
+            ConfigError: The other has fewer.
+        """
+        check_copy(self.lengths, source, length)
+        self._tokens[target, :length] = self._tokens[source, :length]
+        self.lengths[target] = length
+        if self.keys is not None:
+            self.keys.copy(source, target, min(length, int(self.keys.lengths[source])))
 
     def append(self, tokens: Tensor, lengths: Tensor, sequences: Tensor | None) -> list[int]:
         """Append new tokens, with the arguments of `Cache.growth`; returns the sequence of each row.
