@@ -15,11 +15,11 @@ that length; the tokens remain the reference.
 """
 
 import math
+import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, final
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -93,9 +93,12 @@ class Cache:
         shape = (layers, sequences, kv_heads, room, head_width)
         if self._device.type != "cpu":
             return torch.zeros(shape, device=self._device, dtype=self._dtype)
-        # NumPy leaves zeroing to the system, which does it when a page is first used; torch writes all at once.
-        empty = np.zeros(math.prod(shape) * self._dtype.itemsize, np.uint8)
-        return torch.from_numpy(empty).view(self._dtype).view(shape)
+        # The system gives zeros, page by page, when they are first used; torch.zeros would write all at once.
+        empty = mmap.mmap(-1, math.prod(shape) * self._dtype.itemsize)
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):
+            # A huge page holds the places of several heads: one token in each would take all of the memory.
+            empty.madvise(mmap.MADV_NOHUGEPAGE)
+        return torch.frombuffer(empty, dtype=self._dtype).view(shape)
 
     def reserve(self, longest: int) -> None:
         """Make room for sequences of up to `longest` tokens."""
