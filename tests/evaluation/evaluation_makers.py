@@ -51,9 +51,11 @@ def spaced_tokenizer(folder: Path) -> Tokenizer:
     return load_tokenizer(folder)
 
 
-def make_subject(tokenizer: Tokenizer, *, seed: int = 1, context_length: int = 256, extra: int = 0) -> Subject:
+def make_subject(
+    tokenizer: Tokenizer, *, seed: int = 1, context_length: int = 256, extra: int = 0, **model_settings: Any
+) -> Subject:
     """A random model with `extra` rows of the embedding that the tokenizer has no ids for."""
-    model = tiny_model(tokenizer.vocab_size + extra, seed=seed, init_std=0.02).eval()
+    model = tiny_model(tokenizer.vocab_size + extra, seed=seed, init_std=0.02, **model_settings).eval()
     with torch.no_grad():
         for weights in model.parameters():
             # Logits of a model at its start are so alike that every choice would be one of rounding.

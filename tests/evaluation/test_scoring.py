@@ -9,6 +9,7 @@ from evaluation_makers import make_subject
 
 from makers.models import tiny_huggingface
 from penstock.core.errors import ConfigError
+from penstock.evaluation import subject as subject_module
 from penstock.evaluation.bits_per_byte import BitsPerByte
 from penstock.evaluation.results import run_task
 from penstock.evaluation.subject import ONE_A_ROW, Subject, packed
@@ -53,6 +54,57 @@ def test_scores_are_those_of_one_pass_a_request(tokenizer):
     assert [one.is_greedy for one in found] == [greedy for _, greedy in expected]
     assert found[-1].is_greedy
     assert subject.num_cut == 0
+
+
+def test_a_common_beginning_is_computed_once(tokenizer, monkeypatch):
+    """Few-shot questions: the same scores as one by one, in few slots."""
+    subject = make_subject(tokenizer, context_length=120)
+    random = np.random.default_rng(3)
+    size = subject.tokenizer.vocab_size
+    beginnings = [random.integers(0, size, 60).tolist() for _ in range(2)]
+    requests = []
+    for number in range(24):
+        question = random.integers(0, size, 18).tolist()
+        context = [*beginnings[number % 2], *question]
+        requests += [(context, random.integers(0, size, count).tolist()) for count in (1, 1, 25)]
+    # One that is the beginning of others.
+    requests.append((beginnings[0][:-1], [beginnings[0][-1]]))
+    slots = []
+    tensors = type(subject.model).tensors
+
+    def count(self, row, *more):
+        slots.append(len(row.tokens))
+        return tensors(self, row, *more)
+
+    monkeypatch.setattr(type(subject.model), "tensors", count)
+    found = subject.log_likelihoods(requests)
+    assert sum(slots) < 0.3 * sum(map(len, {(*context, *continuation[:-1]) for context, continuation in requests}))
+    expected = [one_by_one(subject, *request) for request in requests]
+    assert [one.log_probability for one in found] == pytest.approx([total for total, _ in expected], abs=1e-4)
+    assert [one.is_greedy for one in found] == [greedy for _, greedy in expected]
+    monkeypatch.setattr("penstock.evaluation.subject._may_share", lambda model, row_tokens: False)
+    apart = subject.log_likelihoods(requests)
+    assert [one.log_probability for one in apart] == pytest.approx([one.log_probability for one in found], abs=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "extra"), [("llama", {}), ("gpt2", {"attn_pdrop": 0.0})])
+def test_models_of_transformers_share_beginnings_too(tokenizer, tmp_path, kind, extra):
+    pytest.importorskip("transformers")
+    folder = tmp_path / "model"
+    tiny_huggingface(kind, vocab_size=tokenizer.vocab_size, **extra).save_pretrained(folder)
+    subject = Subject(load_model(folder).eval(), tokenizer, context_length=64)
+    assert subject_module._may_share(subject.model, 64)
+    requests = [([*range(40), number, *range(9)], [3, number]) for number in range(6)]
+    expected = [one_by_one(subject, *request)[0] for request in requests]
+    assert [one.log_probability for one in subject.log_likelihoods(requests)] == pytest.approx(expected, abs=1e-4)
+
+
+def test_windows_are_read_again_for_each_context(tokenizer, monkeypatch):
+    monkeypatch.setattr("penstock.evaluation.subject.tree_rows", None)
+    subject = make_subject(tokenizer, context_length=60, sliding_window=4)
+    requests = [([*range(40), number], [3]) for number in range(4)]
+    expected = [one_by_one(subject, *request)[0] for request in requests]
+    assert [one.log_probability for one in subject.log_likelihoods(requests)] == pytest.approx(expected, abs=1e-4)
 
 
 def _greedy(subject: Subject, context: list[int]) -> int:

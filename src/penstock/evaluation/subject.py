@@ -6,14 +6,14 @@ in evaluation mode; its weights do not change.
 
 Many short sequences are scored in few passes: they are packed into rows as separate documents. The model is fed the
 context and the continuation without its last token, which is only predicted. Pairs with the same fed tokens, such as
-the letters of a multiple choice, are run once. The longest come first, so that a row holds sequences of similar length.
-Only the slots that predict a continuation reach the head, in blocks. Cost: one pass over all fed tokens. A common
-beginning of contexts, such as solved problems, is computed again for each: with five of them, a question of MMLU takes
-several times its own tokens.
+the letters of a multiple choice, are run once. Only the slots that predict a continuation reach the head, in blocks.
+Cost: one pass over all fed tokens, in which a common beginning of contexts, such as solved problems, counts once for
+each row of prefix trees (`inputs.prefix_trees`). A model that needs its own attention code, or has a sliding window,
+reads it again for each context.
 """
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast, final
 
@@ -28,6 +28,7 @@ from penstock.generation import Engine, Generated, Sampling
 from penstock.generation.session import begin_ids, encode_chat
 from penstock.inputs import pack_documents
 from penstock.inputs.model_input import ModelInput
+from penstock.inputs.prefix_trees import pack_trees, tree_rows
 from penstock.models import LanguageModel
 from penstock.models.language_model import most_packed
 from penstock.tokenizers import Tokenizer
@@ -39,6 +40,8 @@ __all__ = ["Scored", "Subject"]
 
 ELEMENTS = 1 << 24
 """Approximate number of logits that exist at once."""
+TREE_SLOTS = 4096
+"""Slots of a row of prefix trees, at least: the more sequences share a beginning in one row, the less it costs."""
 ONE_A_ROW = "scored one text per row: the model lets texts in a packed row see each other"
 """The note on scores if the model's `PackingVerdict` forbids packed rows."""
 
@@ -73,13 +76,16 @@ def score_pairs(
         IsolationError: Sequences would see each other in rows of this length.
     """
     owners: dict[Ids, list[int]] = {}
+    shares = _may_share(model, row_tokens)
     for place, (context, continuation) in enumerate(pairs):
         owners.setdefault((*context, *continuation[:-1]), []).append(place)
     sums = np.zeros(len(pairs))
     greedy = np.ones(len(pairs), np.bool_)
-    for members in _rows(sorted(owners, key=lambda fed: (-len(fed), fed)), row_tokens):
-        slots, targets, of = _wanted(members, owners, pairs)
-        hidden = model(model.tensors(packed(members)))[0]
+    # Neighbours share most; the order does not depend on the requests'.
+    for members in tree_rows(sorted(owners), max(row_tokens, TREE_SLOTS)) if shares else _rows(owners, row_tokens):
+        row, places_of = pack_trees(members) if shares else _separate(members)
+        slots, targets, of = _wanted(members, places_of, owners, pairs)
+        hidden = model(model.tensors(row))[0]
         places, inverse = np.unique(slots, return_inverse=True)
         order = np.argsort(inverse, kind="stable")
         inverse, targets, of = inverse[order], targets[order], of[order]
@@ -98,17 +104,31 @@ def score_pairs(
     return [Scored(float(one), bool(same)) for one, same in zip(sums, greedy, strict=True)]
 
 
+def _may_share(model: LanguageModel, row_tokens: int) -> bool:
+    """Whether common beginnings may be computed once: rows may be packed, and our attention sees all before a token."""
+    if not model.uses_our_attention or row_tokens == 0:
+        return False
+    longest = max(row_tokens, TREE_SLOTS)
+    return model.tensors(packed([[0]])).window is None and model.packing(longest).reason is None
+
+
 def packed(documents: Sequence[Sequence[int]]) -> ModelInput:
     """A row of separate documents, without padding."""
-    row, _ = pack_documents([np.array(ids, np.int32) for ids in documents], np.zeros(len(documents), np.int32))
-    return row
+    return _separate(documents)[0]
 
 
-def _rows(sequences: Sequence[Ids], row_tokens: int) -> Iterator[list[Ids]]:
-    """Fill rows with sequences, in order."""
+def _separate(documents: Sequence[Sequence[int]]) -> tuple[ModelInput, list[Int64]]:
+    """A row of separate documents, and the slots of each."""
+    ids = [np.array(document, np.int32) for document in documents]
+    row, begins = pack_documents(ids, np.zeros(len(ids), np.int32))
+    return row, [begin + np.arange(len(one)) for begin, one in zip(begins, ids, strict=True)]
+
+
+def _rows(sequences: Iterable[Ids], row_tokens: int) -> Iterator[list[Ids]]:
+    """Fill rows with sequences, the longest first, so that a row holds sequences of similar length."""
     row: list[Ids] = []
     used = 0
-    for one in sequences:
+    for one in sorted(sequences, key=lambda fed: (-len(fed), fed)):
         if row and used + len(one) > row_tokens:
             yield row
             row, used = [], 0
@@ -119,21 +139,24 @@ def _rows(sequences: Sequence[Ids], row_tokens: int) -> Iterator[list[Ids]]:
 
 
 def _wanted(
-    members: Sequence[Ids], owners: dict[Ids, list[int]], pairs: Sequence[tuple[Ids, Ids]]
+    members: Sequence[Ids],
+    places_of: Sequence[Int64],
+    owners: dict[Ids, list[int]],
+    pairs: Sequence[tuple[Ids, Ids]],
 ) -> tuple[Int64, Int64, Int64]:
-    """For each token to score in a row: the slot that predicts it, its id, and its pair."""
+    """For each token to score in a row: the slot that predicts it, its id, and its pair.
+
+    `places_of`: the slots of each member's tokens.
+    """
     slots: list[int] = []
     targets: list[int] = []
     of: list[int] = []
-    begin = 0
-    for fed in members:
+    for fed, places in zip(members, places_of, strict=True):
         for pair in owners[fed]:
             context, continuation = pairs[pair]
-            first = begin + len(context) - 1
-            slots += range(first, first + len(continuation))
+            slots += places[len(context) - 1 :].tolist()
             targets += continuation
             of += [pair] * len(continuation)
-        begin += len(fed)
     return np.array(slots, np.int64), np.array(targets, np.int64), np.array(of, np.int64)
 
 

@@ -86,7 +86,7 @@ class AttentionRule:
                     "attention='row' and bidirectional prefixes exclude each other; take attention='document', or a "
                     "causal-only objective (bidirectional=False)"
                 )
-        return cls(pieces)
+        return cls(pieces, None if row.reach is None else row.reach.astype(np.int64))
 
     @property
     def num_slots(self) -> int:

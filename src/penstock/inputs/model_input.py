@@ -143,6 +143,9 @@ class ModelInput:
     document that lies before it, or that is in the prefix with it. None: all attention is causal."""
     prefix: Annotated[Bool, "slots"] | None = None
     """[T] whether the token is in its document's prefix; None where `prefix_lengths` is."""
+    reach: Annotated[Int32, "documents"] | None = None
+    """[n] if documents are prefix trees, whose nodes `cu_seqlens` then has: the slot where the subtree of each ends. A
+    query at q sees a key at k iff k ≤ q < reach of k's node. None: there are no trees."""
     distillation: Any = None
     """What the loader's `companion` made of the row: for teachers, a `TeacherRow` of each. None without one."""
 

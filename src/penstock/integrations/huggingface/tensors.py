@@ -107,6 +107,11 @@ def _complete(row: ModelInput) -> ModelInput:
             f"the row has no {' and no '.join(missing)}, so transformers would mix its documents; make the "
             "loader with requirements=penstock.huggingface.REQUIREMENTS, or merge that into yours"
         )
+    if row.reach is not None:
+        raise ConfigError(
+            "the row has prefix trees, whose branches models of transformers would let see each other; pass each "
+            "sequence as a document of its own"
+        )
     if row.prefix_lengths is not None and (row.prefix_lengths > 1).any():
         raise ConfigError(
             "the row has documents with bidirectional prefixes, which models of transformers would read causally; set "
