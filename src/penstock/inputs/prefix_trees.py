@@ -31,7 +31,8 @@ def tree_rows(sequences: Sequence[Ids], row_slots: int) -> Iterator[list[Ids]]:
     row: list[Ids] = []
     used = 0
     for one in sequences:
-        cost = len(one) - (_kept(_common(row[-1], one)) if row else 0)
+        # At most: what a node is too short for is not shared.
+        cost = len(one) - (max(0, _common(row[-1], one) - LEAST_SHARED + 1) if row else 0)
         if row and used + cost > row_slots:
             yield row
             row, used, cost = [], 0, len(one)
@@ -105,14 +106,9 @@ def _runs(group: Sequence[Ids], depth: int) -> Iterator[Sequence[Ids]]:
     """The sequences in parts that share enough after their first `depth` tokens to make a node of it."""
     begin = 0
     for place in range(1, len(group) + 1):
-        if place == len(group) or _kept(_common(group[place - 1], group[place]) - depth) == 0:
+        if place == len(group) or _common(group[place - 1], group[place]) - depth < LEAST_SHARED:
             yield group[begin:place]
             begin = place
-
-
-def _kept(shared: int) -> int:
-    """Tokens that are shared: all or none."""
-    return shared if shared >= LEAST_SHARED else 0
 
 
 def _common(one: Ids, other: Ids) -> int:
