@@ -125,7 +125,7 @@ def make_loader(
         threads: Filling threads; 0 does all work in the caller's thread.
         requirements: Fields that rows must have; all by default.
         companion: Makes additional data for each row.
-        filling: Other arguments of `Loader` that do not change the plan: prefetch, pin_memory, pad_id.
+        filling: Other arguments of `Loader` that do not change the plan: prefetch, pin_memory, pad_id, sum_over_ranks.
 
     Raises:
         FormatError: A source's path is missing or not a dataset; the message names the source.

@@ -145,6 +145,7 @@ def _set_up(
         data_parallel=(ranks.place.rank, ranks.place.size),
         requirements=requirements if given.requirements is None else requirements.merge(given.requirements),
         companion=groups,
+        sum_over_ranks=ranks.sum,
         **given.filling,
     )
     return Trainer(

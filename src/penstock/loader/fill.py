@@ -1,8 +1,8 @@
 """The fill: writes the rows of a step from mapped shards.
 
 Objectives without a compiled form run first, in Python. One kernel call then writes this rank's rows, and another sums
-the loss weights of the whole step. That sum covers all ranks, so every rank runs Python objectives on the pieces of all
-ranks, and their cost does not shrink with more ranks. Compile objectives for large runs, as the built-in ones are.
+loss weights: those of the whole step, or of this rank's rows if the ranks add theirs up (`Loader(sum_over_ranks=…)`).
+Without that, every rank runs Python objectives on the pieces of all ranks, and their cost does not shrink with more.
 """
 
 from collections.abc import Iterator, Sequence

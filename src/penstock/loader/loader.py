@@ -9,7 +9,7 @@ Only the consumer knows which of the returned steps are trained, since some cons
 """
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import partial
@@ -71,6 +71,10 @@ class Loader:
             such rows with `penstock.to_torch`: it holds them until the GPU has read them, and the loader fills
             buffers again that have no holder.
         companion: Makes something more of each row, in the filling threads; it becomes the row's `distillation`.
+        sum_over_ranks: Sums numbers over all ranks in float64, such as an all-reduce: called with a list on every
+            rank, for each step in order, by the thread that takes the step. With it, objectives written in Python run
+            only for this rank's rows, and the ranks' loss weights are added up; without it, each rank runs them for
+            all rows, because every rank needs the sum. It is not called if no source has such an objective.
 
     Raises:
         ConfigError: A setting is out of range, or two disagree; or the companion refuses a source.
@@ -94,6 +98,7 @@ class Loader:
         prefetch: int = 2,
         pin_memory: bool | None = None,
         companion: Companion | None = None,
+        sum_over_ranks: Callable[[list[float]], Sequence[float]] | None = None,
     ) -> None:
         given: Mixture = mixture if isinstance(mixture, Mixture) else Mixture(cast(Any, mixture))
         self.settings = PlanSettings(
@@ -134,6 +139,8 @@ class Loader:
             allocate=pinned if pin else heap,
         )
         self._accompany = companions.begin(companion, self.mixture, self.datasets, self._plan.rewritings)
+        in_python = any(rewriting.runs_in_python for rewriting in self._plan.rewritings)
+        self._sum = sum_over_ranks if in_python and self.data_parallel.size > 1 else None
         self._description = states.describe(self._plan)
         self._planner = StepPlanner(self._plan, self.data_parallel.size)
         self._run: StepPipeline[StepPlan, Step] | None = None
@@ -162,6 +169,8 @@ class Loader:
         try:
             while (item := run.next()) is not None:
                 plan, step = item
+                if self._sum is not None:
+                    step.loss_denominators = tuple(map(float, self._sum([*step.loss_denominators])))
                 watch.see(plan.after, step.loss_denominators)
                 self._after, self._skipped, self._giver = plan.after, plan.skipped, itself[0]
                 yield step
@@ -339,19 +348,26 @@ class Loader:
         self._planner.start(state)
 
     def _build_step(self, plan: StepPlan) -> Step:
-        """Build one step: run Python objectives on all pieces, fill this rank's rows, sum all loss weights."""
+        """Build one step: run Python objectives, fill this rank's rows, sum loss weights.
+
+        The weights are those of all ranks' rows, or of this rank's if others will be added.
+        """
         begin, end = self.data_parallel.rows(len(plan.row_starts) - 1)
         self._fill.check_capacity(plan.pieces, plan.row_starts)
-        python_output = self._fill.run_python(plan.pieces)
-        rows = self._fill.rows(plan.pieces, plan.row_starts[begin : end + 1], python_output)
+        pieces, row_starts, tokens = plan.pieces, plan.row_starts[begin : end + 1], None
+        if self._sum is not None:
+            tokens = int(pieces["length"].sum())
+            pieces, row_starts = pieces[row_starts[0] : row_starts[-1]], row_starts - row_starts[0]
+        python_output = self._fill.run_python(pieces)
+        rows = self._fill.rows(pieces, row_starts, python_output)
         if self._accompany is not None:
-            rows.accompany(self._accompany, plan.pieces)
-        weights, tokens = self._fill.weigh(plan.pieces, python_output)
+            rows.accompany(self._accompany, pieces)
+        weights, weighed = self._fill.weigh(pieces, python_output)
         return Step(
             plan.index,
             rows,
             weights,
-            tokens,
+            weighed if tokens is None else tokens,
             partial(states.save, self._description, plan.after),
         )
 

@@ -183,6 +183,7 @@ class HeldOutLoss:
             data_parallel=ranks.place,
             threads=1,
             companion=groups,
+            sum_over_ranks=ranks.sum,
         )
         # If the loader refuses something, it raises now rather than at the first evaluation.
         check_ids(model, self._loader())
