@@ -52,8 +52,14 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def command_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
-    """Runs `penstock` with the given words in this process: exit code, standard output and standard error."""
+    """Runs `penstock` with the given words in this process: exit code, standard output and standard error.
+
+    Without the line that kernels are compiled, which depends on what ran before.
+    """
     from penstock.cli import main
+    from penstock.core import kernel_cache
+
+    monkeypatch.setattr(kernel_cache._Compiling, "_say", lambda self: None)
 
     def call(*words: object) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["penstock", *map(str, words)])

@@ -23,7 +23,7 @@ from penstock import (
     write_dataset,
 )
 from penstock.core.arrays import Int64
-from penstock.inputs import AttentionRule
+from penstock.inputs import AttentionRule, prefix_trees
 from penstock.loader import PlanState
 from penstock.objectives import CausalLM, PrefixLM, SpanCorruption, Written
 from penstock.sampling import Permutation
@@ -113,6 +113,9 @@ def use_the_rest(data, folder):
         packing.pack(np.arange(1, 60), 64, name, window_rows=4)
     Permutation(size=700, key=3).images(5, 600)
     inputs.pack_documents([np.arange(4, dtype=np.int32), np.arange(3, dtype=np.int32)], [0, 1], multiple=4)
+    common = tuple(range(20))
+    row, _ = prefix_trees.pack_trees([(*common, 1), (*common, 2, 3), (50,)])
+    assert AttentionRule.of(row).positions.tolist() == [*range(20), 20, 20, 21, 0]
     infill = Infill(tokens=(490, 491, 492), rate=1)
     words = np.arange(40, dtype=np.int32)
     for objective in (denoise, infill):
