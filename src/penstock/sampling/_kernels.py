@@ -151,25 +151,6 @@ def block_permute(index, size, key):
     return block * BLOCK_DOCUMENTS + mixed % BLOCK_DOCUMENTS
 
 
-@kernel
-def permute_range(begin, size, key, mode, out):
-    """Write the images of begin, begin + 1, … into `out` (int64)."""
-    if mode == SHUFFLE_NONE:
-        for i in range(len(out)):
-            out[i] = begin + i
-    elif size <= SMALL:
-        table = np.empty(SMALL, np.int64)
-        small_permutation(size, key, table)
-        copy_into(table[begin:], out)
-    elif mode == SHUFFLE_BLOCK:
-        for i in range(len(out)):
-            out[i] = block_permute(begin + i, size, key)
-    else:
-        schedule, outside = key_schedule(size, key), np.empty(SMALL, np.int64)
-        for i in range(0, len(out), SMALL):
-            _permute_block(begin + i, size, schedule, outside, out[i : i + SMALL])
-
-
 @inline_kernel
 def add_skipped(total, part):
     """Add the counts of `part` to those of `total` (records `SKIPPED`)."""
@@ -188,6 +169,34 @@ def clear_skipped(counts):
     counts.truncated_tokens = 0
 
 
+@inline_kernel
+def _shuffled(index, size, key, mode, schedule, table, outside, out):
+    """Write the documents at index, index + 1, … of an epoch's order into `out` (int64), as `permute_range` does.
+
+    `table` holds the permutation of a small source; `outside` is room for `_permute_block`.
+    """
+    if mode == SHUFFLE_NONE:
+        for i in range(len(out)):
+            out[i] = index + i
+    elif size <= SMALL:
+        copy_into(table[index:], out)
+    elif mode == SHUFFLE_BLOCK:
+        for i in range(len(out)):
+            out[i] = block_permute(index + i, size, key)
+    else:
+        _permute_block(index, size, schedule, outside, out)
+
+
+@kernel
+def permute_range(begin, size, key, mode, out):
+    """Write the images of begin, begin + 1, … into `out` (int64)."""
+    schedule, table, outside = key_schedule(size, key), np.empty(SMALL, np.int64), np.empty(SMALL, np.int64)
+    if mode != SHUFFLE_NONE and size <= SMALL:
+        small_permutation(size, key, table)
+    for i in range(0, len(out), SMALL):
+        _shuffled(begin + i, size, key, mode, schedule, table, outside, out[i : i + SMALL])
+
+
 @kernel
 def draw(
     position, begin, last_position, size, first, key, mode, lengths_address, lengths_stride, limit, too_long, entries
@@ -199,6 +208,9 @@ def draw(
     `entries` is full. What was skipped is counted in the entry after it, so that counts stay exact at every cursor; the
     caller sets `skipped` of the first entry.
 
+    Documents are looked up many at a time: their lengths lie anywhere in memory, and the processor waits for several
+    look-ups at once where none depends on another.
+
     Returns:
         (entries written, next position, next begin, number of a document that is refused or −1). A document is
         refused that is too long, or that ends before `begin`, which only a damaged state or length can say. The entry
@@ -209,28 +221,31 @@ def draw(
     epoch = np.int64(-1)
     epoch_key = key
     schedule = key_schedule(size, key)
-    table = np.empty(SMALL, np.int64)
+    table, outside = np.empty(SMALL, np.int64), np.empty(SMALL, np.int64)
+    documents, totals = np.empty(SMALL, np.int64), np.empty(SMALL, np.int64)
+    # Documents that are looked up, and those of them that are used.
+    ready = used = 0
     capacity = len(entries) - 1
     while count < capacity and position < last_position:
-        if position // size != epoch:
-            epoch = position // size
-            epoch_key = mix(key, np.uint64(epoch))
-            schedule = key_schedule(size, epoch_key)
-            if mode != SHUFFLE_NONE and size <= SMALL:
-                small_permutation(size, epoch_key, table)
-        index = position - epoch * size
-        if mode == SHUFFLE_NONE:
-            document = first + index
-        elif size <= SMALL:
-            document = first + table[index]
-        elif mode == SHUFFLE_BLOCK:
-            document = first + block_permute(index, size, epoch_key)
-        else:
-            document = first + permute(index, size, schedule)
-        total = np.int64(view_u32(lengths_address + np.uint64(document) * lengths_stride, 1)[0])
+        if used == ready:
+            if position // size != epoch:
+                epoch = position // size
+                epoch_key = mix(key, np.uint64(epoch))
+                schedule = key_schedule(size, epoch_key)
+                if mode != SHUFFLE_NONE and size <= SMALL:
+                    small_permutation(size, epoch_key, table)
+            index = position - epoch * size
+            used, ready = 0, min(SMALL, size - index, last_position - position, capacity - count)
+            _shuffled(index, size, epoch_key, mode, schedule, table, outside, documents[:ready])
+            for i in range(ready):
+                documents[i] += first
+                address = lengths_address + np.uint64(documents[i]) * lengths_stride
+                totals[i] = np.int64(view_u32(address, 1)[0])
+        document, total = documents[used], totals[used]
         if total == 0:
             entries[count].skipped.empty += 1
             position += 1
+            used += 1
             continue
         if total > limit:
             if too_long == TOO_LONG_ERROR:
@@ -239,6 +254,7 @@ def draw(
                 entries[count].skipped.dropped += 1
                 entries[count].skipped.dropped_tokens += total
                 position += 1
+                used += 1
                 continue
             if too_long == TOO_LONG_TRUNCATE:
                 entries[count].skipped.truncated_tokens += total - limit
@@ -258,6 +274,7 @@ def draw(
         begin += part
         if begin >= total:
             position += 1
+            used += 1
             begin = 0
     return count, position, begin, np.int64(-1)
 
