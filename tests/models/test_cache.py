@@ -114,6 +114,14 @@ def _resident() -> int:
         return int(file.read().split()[1]) * 4096
 
 
+def test_more_than_the_system_provides():
+    with pytest.raises(ConfigError, match=r"could need .* GB twice, which the system does not provide: .*; lower the"):
+        Cache(
+            layers=1 << 10, sequences=1 << 12, capacity=1 << 16, kv_heads=8, head_width=64, device=torch.device("cpu"),
+            dtype=torch.float32,
+        )  # fmt: skip
+
+
 def test_bfloat16_is_zeroed_too():
     cache = Cache(
         layers=1, sequences=2, capacity=3, kv_heads=1, head_width=2, device=torch.device("cpu"), dtype=torch.bfloat16

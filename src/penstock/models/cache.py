@@ -93,12 +93,9 @@ class Cache:
         shape = (layers, sequences, kv_heads, room, head_width)
         if self._device.type != "cpu":
             return torch.zeros(shape, device=self._device, dtype=self._dtype)
-        # The system gives zeros, page by page, when they are first used; torch.zeros would write all at once.
-        empty = mmap.mmap(-1, math.prod(shape) * self._dtype.itemsize)
-        if hasattr(mmap, "MADV_NOHUGEPAGE"):
-            # A huge page holds the places of several heads: one token in each would take all of the memory.
-            empty.madvise(mmap.MADV_NOHUGEPAGE)
-        return torch.frombuffer(empty, dtype=self._dtype).view(shape)
+        return torch.frombuffer(_zeros_on_demand(math.prod(shape) * self._dtype.itemsize), dtype=self._dtype).view(
+            shape
+        )
 
     def reserve(self, longest: int) -> None:
         """Make room for sequences of up to `longest` tokens."""
@@ -148,6 +145,27 @@ class Cache:
         chosen = check_growth(self.lengths, self.capacity, tokens, lengths, sequences)
         self.reserve(int((self.lengths[chosen] + lengths.cpu()).max()))
         return Growth(self, chosen, lengths.cpu(), tokens.shape[1])
+
+
+def _zeros_on_demand(size_bytes: int) -> mmap.mmap:
+    """Zeros that the system provides page by page, when they are first used; torch.zeros would write all at once.
+
+    Raises:
+        ConfigError: The system does not promise as much memory.
+    """
+    # Not shared with processes that are forked, which is the default.
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    try:
+        empty = mmap.mmap(-1, size_bytes, **private)
+    except OSError as error:
+        raise ConfigError(
+            f"the cache of keys and values could need {size_bytes / 1e9:,.1f} GB twice, which the system does not "
+            f"provide: {error.strerror}; lower the context length, or the number of sequences at a time"
+        ) from error
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        # A huge page holds the places of several heads: one token in each would take all of the memory.
+        empty.madvise(mmap.MADV_NOHUGEPAGE)
+    return empty
 
 
 def check_copy(held: Tensor, source: int, length: int) -> None:
