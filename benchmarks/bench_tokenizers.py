@@ -1,13 +1,19 @@
-"""MB/s of `Tokenizer.encode_batch`, with and without gigatoken, against the `tokenizers` package.
+"""MB/s of `Tokenizer.encode_batch`, with and without gigatoken, against the `tokenizers` package; CPU time of training.
 
-One thread, one process, the same blocks in turn.
+One thread, one process, the same blocks in turn. Encoding is done by gigatoken, so its figure is gigatoken's, with what
+we add to it.
 
 The text is Python's standard library (sources and documentation strings), cut in documents of 3 kB, shuffled; the
 vocabulary is trained on a part of it. Every block of a megabyte is new to both, for gigatoken keeps the words it has
 seen: encoding the same text again would be twice as fast. Figures are medians over the blocks after the first two,
 of CPU time; the first block is shown apart.
 
+Training is timed as a whole, from an iterator of texts to the finished tokenizer: ours, the trainer of the `tokenizers`
+package, which learns the same merges, and rustbpe, with our pattern. rustbpe breaks ties between pairs differently. Our
+kernels are compiled before.
+
     python benchmarks/bench_tokenizers.py [--blocks 10] [--tokenizer PATH] [--json]
+    python benchmarks/bench_tokenizers.py --train [--megabytes 22] [--repeats 3] [--peers PYTHON]   # with rustbpe
 """
 
 import os
@@ -29,8 +35,11 @@ from typing import Any
 
 import pyarrow as pa
 
+import common
+from common import Peer, cpu_seconds, table, take_turns
 from penstock import load_tokenizer, train_tokenizer
 from penstock.tokenizers import Tokenizer
+from penstock.tokenizers.training import SPLIT_PATTERN, _train_small
 
 DOCUMENT_CHARACTERS = 3000
 
@@ -87,12 +96,46 @@ def measure(tokenizer: Tokenizer, blocks: list[list[str]]) -> dict[str, Any]:
     }
 
 
+def measure_training(megabytes: int, repeats: int, peers: str | None) -> None:
+    """Print CPU seconds of training on the standard library."""
+    texts = common.standard_library(megabytes * 1_000_000)
+    size = sum(len(text.encode()) for text in texts) / 1e6
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "texts.json").write_text(json.dumps(texts))
+        for vocab_size in (4096, 32768):
+
+            def ours(ids: int = vocab_size) -> None:
+                train_tokenizer(iter(texts), vocab_size=ids, output=f"{folder}/ours", overwrite=True, progress=False)
+
+            def theirs(ids: int = vocab_size) -> None:
+                _train_small([text.encode() for text in texts], ["<|bos|>", "<|eos|>", "<|pad|>"], ids)
+
+            rivals = {"penstock": partial(cpu_seconds, ours), "tokenizers": partial(cpu_seconds, theirs)}
+            if peers:
+                rivals["rustbpe"] = Peer(
+                    peers, "rustbpe_train.py", f"{folder}/texts.json", str(vocab_size), SPLIT_PATTERN
+                )
+            seconds = take_turns(rivals, repeats)
+            for name, spent in seconds.items():
+                ratio = f"{spent / seconds['penstock']:.2f} x penstock"
+                rows.append((f"{vocab_size} ids, {name}", f"{spent:.2f} s", ratio))
+    table(f"training on {size:.1f} MB of the standard library, CPU seconds", rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=10, help="megabytes of text")
     parser.add_argument("--tokenizer", help="a tokenizer.json or its folder; trained here if not given")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--train", action="store_true", help="measure training instead")
+    parser.add_argument("--megabytes", type=int, default=22, help="text to train on")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--peers", metavar="PYTHON", help="a Python in which rustbpe is installed")
     options = parser.parse_args()
+    if options.train:
+        measure_training(options.megabytes, options.repeats, options.peers)
+        return
     blocks = standard_library(options.blocks)
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = (

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -25,6 +25,7 @@ from penstock.prepare.transform import Transform
 from penstock.shards import ShardLayout, ShardWriter
 from penstock.shards.files import checksum, output_errors, write_json
 from penstock.sources import Part, Reject
+from penstock.sources.copies import Copies, copied
 from penstock.sources.files import open_ranges
 from penstock.sources.records import Unreadable
 from penstock.tokenizers import Tokenizer
@@ -34,6 +35,9 @@ Progressed = Callable[[int, int, int], None]
 
 DIGEST_BYTES = 4 << 20
 """Bytes that are hashed at once."""
+
+COPIES = "remote"
+"""Folder inside `WORK` for copies of remote files."""
 
 WORK = ".prepare"
 """Folder inside the output for temporary files of a preparation; removed at the end."""
@@ -166,6 +170,8 @@ class Workshop:
     transform: Transform | None
     layout: ShardLayout
     recipe: Recipe
+    copies: Path | None = None
+    """Folder of copies of remote files, which all processes share; None: there are none."""
 
 
 @final
@@ -292,7 +298,21 @@ def prepare_part(shop: Workshop, task: Task, report: Progressed) -> PartRecord:
         record.shards = {split: writer.finish().file for split, writer in sorted(writers.items())}
         rejects.finish()
     save_record(shop.output, task.number, record)
+    forget_copies(task.part)
     return record
+
+
+def using_copies(shop: Workshop) -> AbstractContextManager[Any]:
+    """Read remote files through the copies that the preparation keeps."""
+    return nullcontext() if shop.copies is None else Copies(shop.copies).used()
+
+
+def forget_copies(part: Part) -> None:
+    """Remove copies of remote files that no other part reads."""
+    if part.size_bytes == sum(file.size_bytes for file in part.sources):
+        for file in part.sources:
+            if file.is_remote and (kept := copied(file.path, file.size_bytes, file.version)) is not None:
+                kept.copies.forget(kept.name)
 
 
 def save_record(output: Path, number: int, record: PartRecord) -> None:

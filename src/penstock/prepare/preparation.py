@@ -9,6 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack, final
@@ -22,7 +23,7 @@ from penstock.prepare.chat_summary import describe_template
 from penstock.prepare.documents import Framing
 from penstock.prepare.earlier_parts import Earlier, Interrupted, finished_records
 from penstock.prepare.folder import OutputFolder, Place, begun_on, input_changes
-from penstock.prepare.part import REPORT, WORK, PartRecord, Task, Workshop, prepare_part
+from penstock.prepare.part import COPIES, REPORT, WORK, PartRecord, Task, Workshop, prepare_part, using_copies
 from penstock.prepare.pool import Crew, Pool, Processes
 from penstock.prepare.probe import check_encoder, checked_first, say
 from penstock.prepare.ray_tasks import RayTasks, end_earlier_runs, import_ray
@@ -31,7 +32,9 @@ from penstock.prepare.report import SHOWN, PrepareReport, describe_changes, fini
 from penstock.prepare.settings import PrepareOptions, PrepareSettings, fingerprint, merge_options
 from penstock.prepare.transform import Transform, describe_transform, load_transform, require_picklable
 from penstock.shards import ShardLayout
+from penstock.shards.files import output_errors
 from penstock.sources import Part, open_records, open_sources
+from penstock.sources.copies import Copies
 from penstock.sources.json_files import number_lines
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
@@ -153,7 +156,9 @@ def prepare(
         _ = loaded.byte_table
     recipe = _make_recipe(settings, loaded, output, overwrite)
     _refuse_output(source, output)
-    parts = open_parts(source, settings, progress)
+    copies = Copies()
+    with copies.used():
+        parts = open_parts(source, settings, progress)
     known = parts if isinstance(parts, list) else None
     make_crew = choose_executor(executor, processes=processes, parts=known, transform=function)
     chat_template = recipe.encoder.template if isinstance(recipe, ChatRecipe) else None
@@ -180,20 +185,53 @@ def prepare(
             transform=function,
             layout=layout,
             recipe=recipe,
+            copies=_room_for_copies(folder, parts, progress),
         )
         if progress:
             say(_describe_work(source, parts, shop, output))
         if progress and place.earlier and changes:
             say(f"since the last run {describe_changes(changes)}; only changed parts are prepared again")
-        done = _prepare_parts(shop, parts, make_crew, folder, place, progress, verbose)
-        if known is not None:
-            _refuse_changes(plan, source, settings)
+        with _keeping(copies, shop.copies):
+            done = _prepare_parts(shop, parts, make_crew, folder, place, progress, verbose)
+            if known is not None:
+                _refuse_changes(plan, source, settings)
         report = _settle(shop, done, folder, place, fingerprint(plan_settings))
         folder.close_work()
     if progress and (line := report.untrained()):
         say(line)
     seconds = None if done.unchanged else time.monotonic() - started
     return replace(report, seconds=seconds, parts_resumed=done.resumed, input_changes=changes if place.earlier else {})
+
+
+def _room_for_copies(folder: OutputFolder, parts: list[Part] | Iterator[Part], progress: bool) -> Path | None:
+    """The folder for copies of remote files; None: nothing is remote, or the disk has no room for all of it."""
+    listed = parts if isinstance(parts, list) else []
+    remote = sum(part.size_bytes for part in listed if any(file.is_remote for file in part.sources))
+    room = shutil.disk_usage(folder.path).free - FREE_SHARE * sum(part.size_bytes for part in listed)
+    if not remote or remote < room:
+        return folder.path / WORK / COPIES if remote else None
+    if progress:
+        say(
+            f"reading remote files more than once: {folder.path} has no room for copies of {short_number(remote)}B; "
+            "free some, or choose another folder"
+        )
+    return None
+
+
+@contextmanager
+def _keeping(copies: Copies, folder: Path | None) -> Iterator[None]:
+    """Read through the copies, in their folder; they are removed at the end."""
+    if folder is None:
+        yield
+        return
+    shutil.rmtree(folder, ignore_errors=True)  # of a killed run
+    try:
+        with output_errors(folder):
+            copies.move_to(folder)
+        with copies.used():
+            yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _describe_work(source: Any, parts: list[Part] | Iterator[Part], shop: Workshop, output: Path) -> str:
@@ -363,7 +401,8 @@ def _prepare_parts(
 
 
 def _prepare_one(shop: Workshop, task: Task, report: Any) -> tuple[int, PartRecord]:
-    return task.number, prepare_part(shop, task, report)
+    with using_copies(shop):
+        return task.number, prepare_part(shop, task, report)
 
 
 def _check_room(shop: Workshop, missing: Sequence[Part]) -> None:
@@ -387,6 +426,7 @@ def _numbered(parts: list[Part], pool: Pool) -> list[Part]:
     return number_lines(parts, count)
 
 
-def _count(_: Workshop, argument: tuple[int, Any], report: Any) -> tuple[int, int]:
+def _count(shop: Workshop, argument: tuple[int, Any], report: Any) -> tuple[int, int]:
     number, part = argument
-    return number, part.newlines()
+    with using_copies(shop):
+        return number, part.newlines()

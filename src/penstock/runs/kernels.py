@@ -17,7 +17,7 @@ _CHATS = (
     '{"messages": [{"role": "user", "content": "one fish"}, {"role": "assistant", "content": "two fish"}]}\n'
     '{"messages": [{"role": "user", "content": "red fish"}, {"role": "assistant", "content": "blue fish"}]}\n'
 )
-_STEPS = 22
+_STEPS = 23
 
 
 def compile_kernels(*, progress: bool = True) -> None:
@@ -82,7 +82,13 @@ def _load(dtype: Any, datasets: Any) -> Iterator[None]:
 
 def _prepare(folder: Path) -> Iterator[None]:
     from penstock import prepare, train_tokenizer
+    from penstock.tokenizers.huggingface import spell_as_characters
+    from penstock.tokenizers.merges import PieceCounts, learn_merges
 
+    pieces = PieceCounts()
+    pieces.add([text.encode() for text in _TEXTS])
+    learn_merges(pieces, [spell_as_characters(bytes([byte])) for byte in range(256)], 260)
+    yield
     (folder / "chats.jsonl").write_text(_CHATS)
     (folder / "texts.jsonl").write_text("".join(f'{{"text": "{text}"}}\n' for text in _TEXTS))
     control = ["<|im_start|>", "<|im_end|>"]

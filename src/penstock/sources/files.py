@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from penstock.core.errors import ConfigError, RecordError
 from penstock.sources.compression import COMPRESSIONS, Reader, decompressed
+from penstock.sources.copies import copied, open_copied
 from penstock.sources.records import Unreadable
 from penstock.sources.remote import RemoteFile, find_remote, read_range
 
@@ -258,7 +259,9 @@ def open_random(file: SourceFile, *, ahead: bool = True) -> Any:
         RecordError: The file is gone, or may not be read.
     """
     if file.is_remote:
-        return pa.PythonFile(RemoteFile(file.path, ahead=ahead), mode="r")
+        kept = copied(file.path, file.size_bytes, file.version)
+        raw = open_copied(kept, ahead=ahead) if kept is not None else RemoteFile(file.path, ahead=ahead)
+        return pa.PythonFile(raw, mode="r")
     return _opened(file, pa.OSFile, "rb")
 
 
@@ -271,7 +274,8 @@ def open_ranges(file: SourceFile) -> Iterator[ReadRange]:
         Unreadable: On reading a range that the disk or the store cannot deliver completely.
     """
     if file.is_remote:
-        yield partial(read_range, file.path)
+        kept = copied(file.path, file.size_bytes, file.version)
+        yield kept.read if kept is not None else partial(read_range, file.path)
         return
     with _opened(file, open, "rb", buffering=0) as stream:
         yield partial(_read_local, stream.fileno())
@@ -323,9 +327,14 @@ class Stream:
 
 
 @contextmanager
-def open_stream(file: SourceFile) -> Iterator[Stream]:
-    """Open a file for reading front to back; it is decompressed as its extension says."""
-    raw = open_random(file)
+def open_stream(file: SourceFile, *, ahead: bool = True) -> Iterator[Stream]:
+    """Open a file for reading front to back; it is decompressed as its extension says.
+
+    Args:
+        file: Local or remote.
+        ahead: Read a remote file ahead of what is requested.
+    """
+    raw = open_random(file, ahead=ahead)
     try:
         yield Stream(file, raw)
     finally:

@@ -1,7 +1,7 @@
 """Reads JSON files: lines with one object each (JSONL), and arrays or records that span lines.
 
 JSONL is cut into byte ranges; a compressed file is one part. Ranges know their line numbers because newlines are
-counted first: at gigabytes per second for a local file; a remote file is read twice.
+counted first, at gigabytes per second; `prepare` keeps what it reads of a remote file for that (`copies.py`).
 
 Files with JSON values anywhere, such as the arrays of ShareGPT and Alpaca, are read only as whole objects (see
 `objects.py`). A value cannot be found without reading all values before it, so each part reads the file from its start
@@ -41,7 +41,7 @@ MAX_PARTS = 16
 """Most parts of a file with JSON values anywhere; each part reads all that comes before it."""
 
 BLOCK_VALUES = 512
-PEEK_BYTES = 1 << 20
+PEEK_BYTES = 1 << 16
 _BETWEEN = re.compile(r"[\s,]*")
 
 
@@ -243,7 +243,7 @@ def _after(text: str, at: int) -> int:
 def holds_values(file: SourceFile) -> bool:
     """Whether a JSON file begins with an array, or with an object that does not end on its first line."""
     try:
-        with open_stream(file) as stream:
+        with open_stream(file, ahead=False) as stream:
             head = stream.read(PEEK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
     except Unreadable:
         return False  # the line reader reports what is wrong

@@ -149,6 +149,16 @@ class RemoteFile:
         """Go to a position."""
         return int(self._file.seek(offset, whence))
 
+    @property
+    def has_ranges(self) -> bool:
+        """Whether it can be read elsewhere than front to back; some web servers send only whole files."""
+        try:
+            self._file.seek(1)
+            self._file.seek(0)
+        except (ValueError, OSError):
+            return False
+        return True
+
     def tell(self) -> int:
         """The current position."""
         return int(self._file.tell())
