@@ -17,7 +17,7 @@ import pytest
 
 from makers.datasets import prepare_here
 from penstock.core.errors import RecordError
-from penstock.sources import lines, open_sources
+from penstock.sources import lines, open_sources, read_texts
 from penstock.sources.copies import BEGINNING, GRANULE, Copied, Copies
 
 PIECE = 1 << 16
@@ -144,6 +144,17 @@ def test_only_the_columns_of_parquet_are_sent(tmp_path, server, tokenizer):
     assert prepare_here(url, tokenizer, tmp_path / "out", part_bytes=1000).documents == 9000
     assert server.most == 1
     assert server.share < 0.1
+
+
+def test_reading_texts_in_order_requests_ranges_once(server):
+    content = json_lines(3000) + b"{broken\n" + json_lines(3000)
+    parts = open_sources(server.put("a.jsonl", content), part_bytes=100_000)
+    rejects = []
+    texts = list(read_texts(parts, skip=rejects.append))
+    assert (len(parts) > 5, len(texts), [reject.line for reject in rejects]) == (True, 6000, [3001])
+    assert (server.most, server.share) == (1, 1)
+    assert list(read_texts(parts[1:3])) == [text for part in parts[1:3] for block in part.blocks() for text in
+                                            block.texts.to_pylist()]  # fmt: skip
 
 
 def test_a_server_that_sends_only_whole_files(tmp_path, server, tokenizer):

@@ -151,6 +151,23 @@ def number_lines(
     return numbered
 
 
+def join_ranges(parts: Iterable[Any]) -> list[Any]:
+    """Parts for one reader: adjacent ranges of a remote file become one, whose lines are counted as read."""
+    joined: list[Any] = []
+    for part in parts:
+        if joined and _continues(joined[-1], part):
+            joined[-1] = replace(joined[-1], end=part.end)
+        else:
+            joined.append(part)
+    return joined
+
+
+def _continues(last: Any, part: Any) -> bool:
+    if not isinstance(last, JsonlPart) or not isinstance(part, JsonlPart):
+        return False
+    return part.file.is_remote and (last.file, last.fields, last.end) == (part.file, part.fields, part.begin)
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class JsonValuesPart(FilePart):

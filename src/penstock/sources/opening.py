@@ -13,7 +13,7 @@ from penstock.core.errors import ConfigError, RecordError
 from penstock.sources.arrow_files import ArrowPart, cut_parquet, find_saved
 from penstock.sources.compression import COMPRESSIONS, PACKED
 from penstock.sources.files import Extent, SourceFile, find_files, refuse_twice
-from penstock.sources.json_files import JsonlPart, cut_values, holds_values, number_lines
+from penstock.sources.json_files import JsonlPart, cut_values, holds_values, join_ranges, number_lines
 from penstock.sources.objects import ObjectBlock, cut_records
 from penstock.sources.records import Fields, OnDamage, RecordBlock, Reject, stop_at_damage
 from penstock.sources.text import TextPart
@@ -136,7 +136,7 @@ def read_texts(
         RecordError: A record cannot be read.
         DamagedFileError: A file was cut or is damaged.
     """
-    for part in number_lines(parts):
+    for part in number_lines(join_ranges(parts)):
         for block in part.blocks(damaged):
             if skip is None:
                 stop_at_reject(block)
