@@ -273,7 +273,7 @@ def train_part(run_file: Path, chart: "Chart", *, resume: bool = False, until: i
         ranks=Ranks(torch.device("cpu")), say=lambda sentence: None,
     )  # fmt: skip
     part, done = Part(), trainer.loader.step
-    trainer.model.register_forward_pre_hook(lambda model, given: part.digests.append(digest(given[0].tokens.numpy())))
+    trainer.model.register_forward_pre_hook(lambda model, given: part.digests.extend(row_digests(given[0].tokens)))
     with Metrics(output, total_steps=trainer.steps, done=done) as metrics:
         for record in trainer.train():
             metrics.see(record)
@@ -391,6 +391,11 @@ def write_page() -> Path:
 def digest(tokens: Any) -> str:
     """A short digest of token ids, whatever their integer type and shape."""
     return hashlib.sha256(np.ascontiguousarray(tokens, np.int64).tobytes()).hexdigest()[:12]
+
+
+def row_digests(tokens: Any) -> list[str]:
+    """Of one pass of the model, which takes several rows, one after another."""
+    return [digest(row) for row in tokens.numpy().reshape(-1, LOADER["sequence_length"])]
 
 
 def unigram_loss(counts: np.ndarray[Any, Any]) -> float:
