@@ -24,6 +24,8 @@ PLAIN: dict[str, Any] = {
         "optimizer": {},
         "schedule": {},
         "lora": {},
+        "preference": {},
+        "policy": {},
         "checkpoints": {},
         "tensor_logs": {},
         "evaluators": {"a": {"sources": [{"path": "held", "objective": {"kind": "infill"}}]}},

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from array_checks import UnfitError, arrays_checked, checked
 
+from makers.trees import tree_dataset
 from penstock import (
     Causal,
     Denoise,
@@ -128,10 +129,23 @@ def use_the_rest(data, folder):
     causal.write(words, None, 0)
 
 
+def use_trees(folder):
+    dataset, _ = tree_dataset(folder / "trees")
+    need = InputRequirements(loss_weights=True, positions=True, document_ids=True, cu_seqlens=True, trees=True)
+    loader = Loader(Source(dataset, max_epochs=1), sequence_length=96, rows_per_step=2, requirements=need, threads=0)
+    for step in loader:
+        step.arrays()
+        for row in step.joined(2):
+            assert row.paths is not None
+            assert len(row.paths.owners) == len(row.paths.slots) >= len(row.paths[0])
+            row.paths.value("rank", "the test")
+
+
 def test_every_array_is_what_its_signature_says(data, tmp_path):
     with arrays_checked(*ROOMS) as calls:
         use_everything(data)
         use_the_rest(data, tmp_path)
+        use_trees(tmp_path)
     never = {name for name, count in calls.items() if not count and not name.startswith(tuple(UNUSED))}
     assert not never, "annotated, and never called here"
     assert len(calls) > 50

@@ -106,13 +106,17 @@ def run_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "penstock run file"}
 
 
+LOOKED_AT = EVERYTHING.merge(InputRequirements(asked_by="a look at rows", trees=True))
+"""What is asked for to show or count rows, without a model."""
+
+
 def make_loader(
     data: DataSettings,
     *,
     run_file: str = "run file",
     data_parallel: tuple[int, int] = (0, 1),
     threads: int = 0,
-    requirements: InputRequirements = EVERYTHING,
+    requirements: InputRequirements = LOOKED_AT,
     companion: Companion | None = None,
     **filling: Any,
 ) -> Loader:

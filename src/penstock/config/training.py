@@ -254,6 +254,7 @@ def describe(trainer: "Trainer", model: ModelSettings | str) -> list[tuple[str, 
     parameters = sum(p.numel() for p in trainer.model.parameters())
     # A frozen weight has no gradient and no optimiser state: 4 bytes instead of 16.
     memory = sum(p.numel() * (16 if p.requires_grad else 4) for p in trainer.model.parameters())
+    held = trainer.reference_parameters
     if trainer.settings.shard:
         memory //= trainer.ranks.place.size
     loader: Loader = trainer.loader
@@ -265,6 +266,7 @@ def describe(trainer: "Trainer", model: ModelSettings | str) -> list[tuple[str, 
         ("weights, gradients, optimiser", f"{memory / 1e6:,.1f} MB a rank"),
         ("rows", f"{plan.rows_per_step} of {plan.sequence_length} slots a step, {slots:,} slots"),
         ("steps", f"{trainer.steps:,}, at most {trainer.steps * slots:,} tokens"),
+        *([("reference model", f"{4 * held / 1e6:,.1f} MB a rank")] if held else []),
         *([] if trainer.distiller is None else [("teachers", _teachers(trainer.distiller))]),
         ("ranks", f"{trainer.ranks.place.size}, on {trainer.ranks.device}"),
         ("bits", ", ".join(f"{name} {value}" for name, value in trainer.bits.items())),

@@ -4,8 +4,8 @@ Layers state their requirements, which merge; the loader computes those fields a
 documents one after another into a row for scoring or for a teacher; that takes a few passes of NumPy over the row.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
 from typing import Annotated, Any, Literal, Self, final
 
@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from penstock.core.arrays import Bool, Float32, Int32, Int64, Integers
 from penstock.core.errors import ConfigError
 from penstock.core.notebook import card, row_strip
+from penstock.inputs.paths import RowPaths
 
 Attention = Literal["document", "row"]
 """Whom a token may see before it: its own document, or the whole row."""
@@ -42,6 +43,9 @@ class InputRequirements:
     prefix: bool | None = None
     """True: attention here honours bidirectional prefixes, and wants `prefix_lengths` and `prefix` where an objective
     makes some. False: it cannot. An objective that makes some is refused unless this is True."""
+    trees: bool | None = None
+    """True: attention here honours prefix trees (`reach` of a row). False: it cannot. Documents with branches are
+    refused unless this is True; those whose paths share nothing are ordinary documents to all."""
     dtype: Literal["int32", "int64"] | None = None
     """Of tokens, targets, positions and document ids; int32 by default (half the bytes)."""
     attention: Attention | None = None
@@ -71,15 +75,15 @@ class InputRequirements:
             ConfigError: The two disagree; the message names both sides.
         """
         merged = replace(self, asked_by=f"{self.asked_by} and {other.asked_by}")
-        for field in ("loss_weights", "positions", "document_ids", "cu_seqlens"):
-            merged = replace(merged, **{field: getattr(self, field) or getattr(other, field)})
-        for field in ("target_distances", "cu_seqlens_capacity", "dtype", "attention", "prefix"):
-            mine, theirs = getattr(self, field), getattr(other, field)
+        for name in ("loss_weights", "positions", "document_ids", "cu_seqlens"):
+            merged = replace(merged, **{name: getattr(self, name) or getattr(other, name)})
+        for name in ("target_distances", "cu_seqlens_capacity", "dtype", "attention", "prefix", "trees"):
+            mine, theirs = getattr(self, name), getattr(other, name)
             if mine is not None and theirs is not None and mine != theirs:
                 raise ConfigError(
-                    f"{field}: {self.asked_by} needs {mine}, {other.asked_by} needs {theirs}; make them agree"
+                    f"{name}: {self.asked_by} needs {mine}, {other.asked_by} needs {theirs}; make them agree"
                 )
-            merged = replace(merged, **{field: theirs if mine is None else mine})
+            merged = replace(merged, **{name: theirs if mine is None else mine})
         return merged
 
     def require_effect(self) -> None:
@@ -143,18 +147,23 @@ class ModelInput:
     document that lies before it, or that is in the prefix with it. None: all attention is causal."""
     prefix: Annotated[Bool, "slots"] | None = None
     """[T] whether the token is in its document's prefix; None where `prefix_lengths` is."""
-    reach: Annotated[Int32, "documents"] | None = None
-    """[n] if documents are prefix trees, whose nodes `cu_seqlens` then has: the slot where the subtree of each ends. A
-    query at q sees a key at k iff k ≤ q < reach of k's node. None: there are no trees."""
+    reach: Annotated[Int32, "nodes"] | None = None
+    """[n], or [n + 1] with padding, if documents are prefix trees, whose nodes `cu_seqlens` then has: the slot where
+    the subtree of each ends. A query at q sees a key at k iff k ≤ q < reach of k's node. None: no trees."""
+    columns: Mapping[str, Annotated[Any, "slots"]] = field(default_factory=dict)
+    """Name → [T] the numbers that the data have for each token (float32 or int32); a fill value elsewhere."""
+    paths: RowPaths | None = None
+    """The sequences of prefix trees, with their values; ordinary documents are paths of their own. None: there are
+    no trees."""
     distillation: Any = None
     """What the loader's `companion` made of the row: for teachers, a `TeacherRow` of each. None without one."""
 
     def __repr__(self) -> str:
         """One line, however long the row: shapes and dtypes, no numbers of arrays."""
         arrays = (
-            f"{field.name} {value.dtype}{list(value.shape)}"
-            for field in fields(self)
-            if isinstance(value := getattr(self, field.name), np.ndarray)
+            f"{one.name} {value.dtype}{list(value.shape)}"
+            for one in fields(self)
+            if isinstance(value := getattr(self, one.name), np.ndarray)
         )
         return f"ModelInput({self.num_documents} documents, {self.num_tokens} tokens; {', '.join(arrays)})"
 

@@ -38,7 +38,7 @@ def to_torch(
         name: getattr(row, name)
         for name in (
             "tokens", "targets", "loss_weights", "positions", "document_ids", "cu_seqlens", "max_seqlen", "num_tokens",
-            "source_ids", "prefix_lengths", "prefix",
+            "source_ids", "prefix_lengths", "prefix", "reach", "columns",
         )
     }  # fmt: skip
     return as_tensors(fields, device, non_blocking)
@@ -47,12 +47,16 @@ def to_torch(
 def as_tensors(fields: dict[str, Any], device: torch.device | str | None, non_blocking: bool) -> dict[str, Any]:
     """Arrays as tensors, those of `_INT64` in int64; numbers as they are."""
     held = {name: _tensor(value) for name, value in fields.items() if isinstance(value, np.ndarray)}
-    moved = dict(held) if device is None else {k: v.to(device, non_blocking=non_blocking) for k, v in held.items()}
+    moved: dict[str, Any] = (
+        dict(held) if device is None else {k: v.to(device, non_blocking=non_blocking) for k, v in held.items()}
+    )
     if device is not None and non_blocking and torch.device(device).type == "cuda":
         _hold(list(held.values()), torch.device(device))
     for name in _INT64:
         if (tensor := moved.get(name)) is not None and tensor.dtype != torch.int64:
             moved[name] = tensor.long()
+    if fields.get("columns"):
+        moved["columns"] = as_tensors(dict(fields["columns"]), device, non_blocking)
     return {**fields, **moved}
 
 

@@ -16,12 +16,14 @@ from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, CorruptionError, FormatError
 from penstock.inputs._kernels import join_rows
 from penstock.inputs.model_input import InputRequirements, ModelInput
+from penstock.inputs.paths import RowPaths
 from penstock.loader._document_kernels import BAD_MEASURE, SOURCE_RECORD
 from penstock.loader._fill_kernels import PYTHON_ARRAYS, ROW_ARRAYS, fill_rows, metadata_offsets, weigh_rows
 from penstock.loader._plan_kernels import PIECE
 from penstock.loader._rewrite_kernels import scratch_size
 from penstock.loader.buffers import Allocate, BufferPool, Buffers
 from penstock.loader.companion import Accompany
+from penstock.loader.extras import Extras, RowExtras, StepExtras
 from penstock.loader.rewriting import Rewriting
 from penstock.shards import Corpus
 from penstock.shards._kernels import BAD_LENGTH, BAD_SPANS, BAD_TOKEN_ID, BAD_TOKENS, OK
@@ -47,6 +49,7 @@ class Fill:
         requirements: Which arrays, in what form.
         pad_id: What padding holds.
         rewritings: The objective of each source.
+        extras: Columns and trees of the sources.
         keep: Maximum number of buffer sets kept for reuse, per number of rows.
         allocate: Where buffers come from.
 
@@ -61,10 +64,12 @@ class Fill:
         requirements: InputRequirements,
         pad_id: int,
         rewritings: Sequence[Rewriting],
+        extras: Extras,
         *,
         keep: int,
         allocate: Allocate,
     ) -> None:
+        self._extras = extras
         self._datasets, self._requirements, self._rewritings = datasets, requirements, rewritings
         self._pad_id, self._slots = pad_id, sequence_length
         integer, floating = np.dtype(requirements.dtype or "int32"), np.dtype(np.float32)
@@ -174,7 +179,8 @@ class Fill:
             cu_seqlens = np.empty((rows, need.cu_seqlens_capacity or 3), np.int32)
             join_rows(self._slots, metadata[: 2 * rows].reshape(rows, 2), arrays[3], cu_seqlens)
             metadata = np.concatenate([metadata[:borders], cu_seqlens.ravel()])
-        return FilledRows(need, row_starts, arrays, metadata)
+        extras = self._extras.add(pieces, row_starts, (rows, self._slots), arrays[3], arrays[4])
+        return FilledRows(need, row_starts, arrays, metadata, extras)
 
     def check_capacity(
         self, pieces: Annotated[Records, PIECE, "pieces"], row_starts: Annotated[Int64, "rows+1"]
@@ -227,9 +233,19 @@ class FilledRows(Sequence[ModelInput]):
             whether in a prefix [R, T or 0].
         metadata: As `fill_rows` writes it: (tokens, longest document) of each row, source of each document, prefix of
             each, cumulative lengths of the rows end to end, and of each row.
+        extras: Columns, and nodes and paths of trees; None: there are none.
     """
 
-    __slots__ = ("_arrays", "_companions", "_metadata", "_need", "_piece_starts", "_row_sizes", "_row_starts")
+    __slots__ = (
+        "_arrays",
+        "_companions",
+        "_extras",
+        "_metadata",
+        "_need",
+        "_piece_starts",
+        "_row_sizes",
+        "_row_starts",
+    )
 
     def __init__(
         self,
@@ -237,7 +253,9 @@ class FilledRows(Sequence[ModelInput]):
         row_starts: Annotated[Int64, "rows+1"],
         arrays: Buffers,
         metadata: Annotated[Int32, "metadata"],
+        extras: StepExtras | None = None,
     ) -> None:
+        self._extras = extras
         self._need, self._row_starts, self._arrays, self._metadata = need, row_starts, arrays, metadata
         self._companions: list[Any] | None = None
         self._piece_starts: list[int] = []
@@ -259,6 +277,13 @@ class FilledRows(Sequence[ModelInput]):
         used = sizes[::2]
         # Views, not the arrays of the buffer: what a caller holds must refer to the buffer's block.
         tokens, targets, weights, positions, document_ids, prefix = (array[:] for array in self._arrays)
+        trees = None if self._extras is None else self._extras.rows
+        borders, longest = (
+            self._cu_seqlens(used) if need.cu_seqlens and trees is None else None,
+            max(sizes[1::2], default=0),
+        )
+        if trees is not None and need.cu_seqlens:
+            borders, longest = _end_to_end(trees, tokens.shape[1]), max((row.max_seqlen for row in trees), default=0)
         return {
             "tokens": tokens,
             "targets": targets,
@@ -266,8 +291,10 @@ class FilledRows(Sequence[ModelInput]):
             "positions": positions if need.positions else None,
             "document_ids": document_ids if need.document_ids else None,
             "prefix": prefix if prefix.size else None,
-            "cu_seqlens": self._cu_seqlens(used) if need.cu_seqlens else None,
-            "max_seqlen": max(sizes[1::2], default=0) if need.cu_seqlens else None,
+            "cu_seqlens": borders,
+            "max_seqlen": longest if need.cu_seqlens else None,
+            "reach": None if trees is None else _joined_reach(trees, tokens.shape[1]),
+            "columns": {} if self._extras is None else self._extras.columns,
             "num_tokens": sum(used),
             "tokens_per_row": used,
         }
@@ -306,12 +333,28 @@ class FilledRows(Sequence[ModelInput]):
             before = np.cumsum(ids[begin:end, -1] + 1) - ids[begin:end, -1] - 1
             flat["document_ids"] = (ids[begin:end] + before[:, None]).astype(ids.dtype).reshape(-1)
         prefix_lengths = np.insert(self._metadata[prefixes:whole][documents], padding, 0)
+        source_ids = np.insert(self._metadata[sources:prefixes][documents], padding, -1)
+        more: dict[str, Any] = {}
+        if self._extras is not None:
+            more["columns"] = {name: values[begin:end].reshape(-1) for name, values in self._extras.columns.items()}
+            if self._extras.rows is not None:
+                trees = self._extras.rows[begin:end]
+                more["reach"] = _joined_reach(trees, slots)
+                # Padding counts as a document at the end of its row.
+                counts = [row.documents + bool(used < slots) for row, used in zip(trees, sizes.tolist(), strict=True)]
+                more["paths"] = RowPaths.join([row.paths for row in trees], slots, counts)
+                source_ids = np.concatenate(
+                    [
+                        np.append(row.source_ids, np.int32(-1)) if used < slots else row.source_ids
+                        for row, used in zip(trees, sizes.tolist(), strict=True)
+                    ]
+                )
         return ModelInput(
-            **{"document_ids": None, **flat},
+            **{"document_ids": None, **flat, **more},
             cu_seqlens=borders,
             max_seqlen=None if borders is None else int(np.diff(borders).max()),
             num_tokens=(end - begin) * slots,
-            source_ids=np.insert(self._metadata[sources:prefixes][documents], padding, -1),
+            source_ids=source_ids,
             prefix_lengths=None if flat["prefix"] is None else prefix_lengths,
             distillation=None if self._companions is None else tuple(self._companions[begin:end]),
         )
@@ -357,20 +400,44 @@ class FilledRows(Sequence[ModelInput]):
         if need.attention == "row":
             first, documents = row * (capacity or 3), min(documents, 1)
         width = capacity or documents + 1 + (used < len(tokens))
+        cu_seqlens = metadata[borders + first : borders + first + width]
+        source_ids = metadata[sources + begin : sources + end]
+        more: dict[str, Any] = {}
+        if self._extras is not None:
+            more["columns"] = {name: values[row] for name, values in self._extras.columns.items()}
+            if self._extras.rows is not None:
+                tree = self._extras.rows[row]
+                cu_seqlens, longest, source_ids = tree.cu_seqlens, tree.max_seqlen, tree.source_ids
+                more["reach"], more["paths"] = tree.reach, tree.paths
         return ModelInput(
             tokens=tokens,
             targets=targets,
             loss_weights=weights if need.loss_weights else None,
             positions=positions if need.positions else None,
             document_ids=document_ids if need.document_ids else None,
-            cu_seqlens=metadata[borders + first : borders + first + width] if need.cu_seqlens else None,
+            cu_seqlens=cu_seqlens if need.cu_seqlens else None,
             max_seqlen=longest if need.cu_seqlens else None,
             num_tokens=used,
-            source_ids=metadata[sources + begin : sources + end],
+            source_ids=source_ids,
             prefix_lengths=metadata[prefixes + begin : prefixes + end] if len(prefix) else None,
             prefix=prefix if len(prefix) else None,
             distillation=None if self._companions is None else self._companions[row],
+            **more,
         )
+
+
+def _end_to_end(rows: Sequence[RowExtras], slots: int) -> Annotated[Int32, "borders"]:
+    """Cumulative lengths of rows with trees, end to end."""
+    parts = [row.cu_seqlens[:-1] + np.int32(number * slots) for number, row in enumerate(rows)]
+    return np.concatenate([*parts, [len(rows) * slots]]).astype(np.int32)
+
+
+def _joined_reach(rows: Sequence[RowExtras], slots: int) -> Annotated[Int32, "nodes"] | None:
+    """`reach` of rows that lie end to end; None: nothing forks."""
+    if all(row.reach is None for row in rows):
+        return None
+    ends = [row.cu_seqlens[1:] if row.reach is None else row.reach for row in rows]
+    return np.concatenate([end + np.int32(number * slots) for number, end in enumerate(ends)])
 
 
 @final

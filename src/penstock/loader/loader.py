@@ -25,6 +25,7 @@ from penstock.loader.buffers import heap, pinned
 from penstock.loader.companion import Companion
 from penstock.loader.data_parallel import DataParallel, refuse_worker_process
 from penstock.loader.explain import PieceOrigin, explain
+from penstock.loader.extras import Extras
 from penstock.loader.fill import Fill
 from penstock.loader.mixture import Mixture, Sources, whole
 from penstock.loader.plan import Plan, PlanSettings
@@ -129,12 +130,16 @@ class Loader:
         self._for_pickling = {"pad_id": pad_id, "threads": threads, "prefetch": prefetch, "pin_memory": pin_memory}
         pin = _cuda_in_use() if pin_memory is None else pin_memory
         self._plan = Plan(self.mixture, self.datasets, self.settings)
+        self._extras = Extras(
+            self.mixture.sources, self.datasets, self._plan.rewritings, self.requirements, self.settings.packing
+        )
         self._fill = Fill(
             self.datasets,
             self.settings.sequence_length,
             self.requirements,
             pad_id,
             self._plan.rewritings,
+            self._extras,
             keep=2 * (prefetch + threads + 2),
             allocate=pinned if pin else heap,
         )
@@ -260,6 +265,21 @@ class Loader:
         return next((source.name for source, rewriting in pairs if rewriting.bidirectional), None)
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns that rows have."""
+        return tuple(column.name for column in self._extras.columns)
+
+    @property
+    def path_values(self) -> dict[str, tuple[str, ...] | None]:
+        """Source name → names of the values of its paths; None: it has no trees."""
+        return dict(zip((source.name for source in self.mixture.sources), self._extras.path_values, strict=True))
+
+    def has_compared(self, source: str) -> bool:
+        """Whether any of a source's first documents has a path with a value: answers that are better or worse."""
+        number = [one.name for one in self.mixture.sources].index(source)
+        return self._extras.has_compared(number, len(self.datasets[number]))
+
+    @property
     def added_tokens(self) -> dict[str, int]:
         """Source name → the largest token id that its objective adds to documents, where it adds any."""
         pairs = zip(self.mixture.sources, self._plan.rewritings, strict=True)
@@ -369,6 +389,7 @@ class Loader:
             weights,
             weighed if tokens is None else tokens,
             partial(states.save, self._description, plan.after),
+            self._extras.units(plan.pieces),
         )
 
 

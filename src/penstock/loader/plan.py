@@ -29,6 +29,7 @@ from penstock.loader._plan_kernels import (
     plan_window,
     sort_by_row,
 )
+from penstock.loader.extras import too_long_of
 from penstock.loader.mixture import TOO_LONG, Mixture, Source
 from penstock.loader.rewriting import Rewriting
 from penstock.loader.untrained import require_targets
@@ -344,7 +345,7 @@ class _Draw:
                     f"not {source.objective.name!r}; use best_fit"
                 )
             self.limit = UNLIMITED
-        self.too_long = source.too_long or TOO_LONG[0]
+        self.too_long = too_long_of(source, dataset)
         # Held, because the kernel reads it by address.
         self.lengths = table.lengths
         require_targets(

@@ -20,7 +20,7 @@ import numpy as np
 from penstock.core.arrays import Int64, Records
 from penstock.core.errors import StateError
 from penstock.loader._plan_kernels import CURSOR
-from penstock.loader.mixture import TOO_LONG
+from penstock.loader.extras import too_long_of
 from penstock.loader.plan import Plan, PlanState
 from penstock.loader.steps import StepState
 from penstock.sampling._kernels import SKIPPED
@@ -95,7 +95,7 @@ def describe(plan: Plan) -> dict[str, Any]:
     for source, dataset, rewriting in zip(plan.mixture.sources, plan.datasets, plan.rewritings, strict=True):
         how = (
             source.name, source.share, repr(rewriting.objective), source.max_epochs, list(source.slice), source.shuffle,
-            source.too_long or TOO_LONG[0],
+            too_long_of(source, dataset),
         )  # fmt: skip
         whole.append((dataset.fingerprint, how))
         hints += _digest(dataset.fingerprint)[:1] + _digest(how)[:1]

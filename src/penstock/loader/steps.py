@@ -34,10 +34,12 @@ class Step:
         loss_denominator: Sum of the loss weights of all targets at distance 1 in the whole step, over all ranks:
             divide the sum of weighted losses by it, and micro-batching, packing and ranks do not change the loss.
         loss_denominators: The same for each target distance.
-        num_tokens: Tokens of the whole step over all ranks, without padding.
+        num_tokens: Tokens of the whole step over all ranks, without padding; what paths share is counted once.
+        units: Of the whole step over all ranks: `branches`, `paths`, `pairs` (of a better and a worse path) and
+            `examples` (labelled paths) of its prefix trees; empty without trees.
     """
 
-    __slots__ = ("_resume_state", "_rows", "index", "loss_denominators", "num_tokens")
+    __slots__ = ("_resume_state", "_rows", "index", "loss_denominators", "num_tokens", "units")
 
     def __init__(
         self,
@@ -46,7 +48,9 @@ class Step:
         loss_denominators: tuple[float, ...],
         num_tokens: int,
         resume_state: Callable[[], dict[str, Any]],
+        units: dict[str, int] | None = None,
     ) -> None:
+        self.units = units or {}
         self.index, self._rows, self.num_tokens = index, rows, num_tokens
         self.loss_denominators = loss_denominators
         self._resume_state = resume_state
@@ -85,7 +89,8 @@ class Step:
             `tokens`, `positions`, `document_ids` (of each row), `prefix` [R, T]; `targets`, `loss_weights` [R, D, T];
             `cu_seqlens` int32, cumulative lengths of all documents in the rows end to end, where the padding of a row
             is a document of its own; `max_seqlen` and `num_tokens`, numbers; `tokens_per_row`, a list: those of each
-            row without padding. Fields that the loader's requirements do not ask for are None.
+            row without padding; `reach` of the nodes of trees; `columns`, name → [R, T]. Fields that the loader's
+            requirements do not ask for are None.
         """
         return self._rows.arrays()
 

@@ -274,7 +274,7 @@ class HuggingFaceModel(nn.Module):
         prefixes = self._shape is not None and self._shape.window is None
         return InputRequirements(
             asked_by=f"the model {type(self.inner).__name__}", loss_weights=True, positions=True, cu_seqlens=True,
-            prefix=prefixes or REQUIREMENTS.prefix,
+            prefix=prefixes or REQUIREMENTS.prefix, trees=self._shape is not None,
         )  # fmt: skip
 
     def get_input_embeddings(self) -> nn.Module:

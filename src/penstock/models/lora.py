@@ -5,6 +5,7 @@ like those of models. `LoraSettings` can be read without torch and peft.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
@@ -76,6 +77,19 @@ def merge_lora(model: "LanguageModel") -> None:
     for weight in model.parameters():
         weight.requires_grad_(True)
     model.lora = None
+
+
+@contextmanager
+def lora_switched_off(model: "LanguageModel") -> Iterator[None]:
+    """Inside, the model computes what it would without LoRA: with the weights that it had before."""
+    layers = [layer for _, _, layer in _layers(model)]
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
 
 
 def lora_weights(weights: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:

@@ -136,6 +136,7 @@ class ModelSettings:
             positions=True,
             cu_seqlens=True,
             prefix=self.sliding_window is None,
+            trees=self.prediction_heads == 1,
         )
 
 

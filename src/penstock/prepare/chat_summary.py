@@ -96,6 +96,9 @@ class ChatSummary:
     """Occurrences of control text in messages that stayed text."""
     typed: int = 0
     """Occurrences of control text in messages that became control tokens, as the settings say."""
+    trees: dict[str, int] = field(default_factory=dict)
+    """Documents, paths, pairs, examples, stored tokens, tokens of all paths, and documents whose paths share nothing,
+    where answers are kept."""
 
     def add_documents(self, chats: Sequence[EncodedChat], control: Collection[str]) -> None:
         """Count documents of the dataset; `control` are the tokenizer's control tokens."""
@@ -167,6 +170,7 @@ class ChatSummary:
         self.forged += other.forged
         self.typed += other.typed
         _add_counts(self.layouts, other.layouts)
+        _add_counts(self.trees, other.trees)
         _add_counts(self.checks, other.checks)
         for role, counts in other.roles.items():
             entry = self.roles.setdefault(role, RoleCounts())
@@ -209,8 +213,18 @@ class ChatSummary:
 
     def lines(self) -> list[str]:
         """The summary as text."""
+        trees = self.trees
         layouts = ", ".join(f"{name} {count:,}" for name, count in self.layouts.items())
         lines = [f"conversations: {'; '.join(self.cleaned.lines(self.dropped))} (layout: {layouts})"]
+        if trees:
+            said = [f"{trees[name]:,} {name}" for name in ("pairs", "examples") if trees[name]]
+            if trees["apart"]:
+                said.append(f"{trees['apart']:,} share no beginning")
+            counted = "".join(f", {one}" for one in said)
+            lines.append(
+                f"answers: {trees['paths']:,} in {trees['documents']:,} documents{counted}; "
+                f"{trees['stored']:,} tokens stored for {trees['tokens']:,}"
+            )
         tokens, trained = (sum(getattr(role, name) for role in self.roles.values()) for name in ("tokens", "trained"))
         lines.append(f"trained: {trained:,} of {tokens:,} tokens, {_share(trained, tokens)}")
         lines.append(f"{'role':>16} {'messages':>10} {'tokens':>12} {'trained':>12}")

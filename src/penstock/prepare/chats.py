@@ -9,17 +9,19 @@ its first conversation as it was read, so that neither the template nor the clea
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import numpy as np
 
 from penstock.chat import ChatEncoder, Conversation, EncodedChat, detect_layout, read_conversation
+from penstock.chat.records.answers import answers_layout, read_answers
 from penstock.chat.records.cleaning import Counts, clean, fit
 from penstock.chat.render.forms import normalise
 from penstock.core.arrays import Ragged
 from penstock.core.arrow import from_texts
-from penstock.core.errors import RecordError, TokenizerError
+from penstock.core.errors import ConfigError, RecordError, TokenizerError
+from penstock.prepare.answers import Answers, add_mismatched
 from penstock.prepare.chat_summary import ChatSummary
 from penstock.prepare.documents import Documents, Encoded, split_rows
 from penstock.prepare.settings import ChatSettings, PrepareSettings
@@ -45,6 +47,10 @@ class _Record:
     layout: str = ""
     waiting: list[Conversation] = field(default_factory=list)
     chats: list[EncodedChat] = field(default_factory=list)
+    answers: list[Answers] = field(default_factory=list)
+    """Where answers are kept: those of each document."""
+    encoded: dict[int, list[EncodedChat]] = field(default_factory=dict)
+    """Id of a conversation that is kept whole → its documents."""
     reason: str | None = None
     """Why it is rejected."""
 
@@ -69,11 +75,18 @@ def encode_chats(
     records = [_Record(row, f"{files[file]}:{line}") for row, (file, line) in enumerate(places)]
     for record in records:
         _read(record, block.objects[record.row], chat, needs_key=settings.validation > 0)
+    if chat.keeps_answers:
+        add_mismatched([one for record in records if record.reason is None for one in record.answers])
+        for record in records:
+            record.waiting = [conversation for one in record.answers for conversation in one.conversations]
     summary, control = ChatSummary(), frozenset(encoder.tokenizer.special_tokens)
     jobs = [(record, conversation) for record in records if record.reason is None for conversation in record.waiting]
     for begin in range(0, len(jobs), BATCH):
         for (record, conversation), chats in _encode(jobs[begin : begin + BATCH], encoder):
             _accept(record, conversation, chats, encoder, chat, summary)
+    if chat.keeps_answers:
+        for record in records:
+            _plant(record, chat.layout.answers == "tree", summary)
     rejects = []
     for record in records:
         if record.reason is not None:
@@ -91,7 +104,7 @@ def encode_chats(
         straddling=summary.straddling_tokens,
         edge_controls=0,
         dropped=len(good) - len(kept),
-        more_documents=sum(len(record.chats) - 1 for record in kept),
+        more_documents=sum(len(record.answers or record.chats) - 1 for record in kept),
         chats=summary,
     )
 
@@ -99,6 +112,9 @@ def encode_chats(
 def _read(record: _Record, value: dict[str, Any], chat: ChatSettings, *, needs_key: bool) -> None:
     """Read the conversations of a record, and clean them up."""
     try:
+        if chat.keeps_answers:
+            _read_answers(record, value, chat, needs_key=needs_key)
+            return
         record.layout = detect_layout(value, chat.layout, record.origin)
         read = read_conversation(value, chat.layout, record.origin)
         found = read if isinstance(read, list) else [read]
@@ -111,6 +127,42 @@ def _read(record: _Record, value: dict[str, Any], chat: ChatSettings, *, needs_k
                 record.waiting.append(kept)
     except RecordError as error:
         record.fail(error)
+
+
+def _read_answers(record: _Record, value: dict[str, Any], chat: ChatSettings, *, needs_key: bool) -> None:
+    """Read all answers of a record; a set of which the clean-up drops one is dropped."""
+    record.layout = answers_layout(value, chat.layout, record.origin)
+    sets = read_answers(value, chat.layout, record.origin)
+    if sets and needs_key:
+        record.key = json.dumps(normalise(sets[0].conversations[0]).messages, ensure_ascii=False, default=repr)
+    for one in sets:
+        kept = []
+        for conversation in one.conversations:
+            cleaned, counts = clean(conversation, chat.cleaning, **_what_trains(chat))
+            record.counts.append(counts)
+            kept.append(cleaned)
+        if all(cleaned is not None for cleaned in kept):
+            record.answers.append(Answers(replace(one, conversations=tuple(c for c in kept if c is not None))))
+
+
+def _plant(record: _Record, share: bool, summary: ChatSummary) -> None:
+    """Make documents of a record's answers; a set of which one was too long is dropped."""
+    planted = []
+    for answers in record.answers:
+        if record.reason is not None:
+            break
+        if any(id(conversation) not in record.encoded for conversation in answers.conversations):
+            continue
+        try:
+            answers.plant([record.encoded[id(conversation)] for conversation in answers.conversations], share=share)
+        except ConfigError as error:
+            record.fail(error)
+            break
+        planted.append(answers)
+    record.answers = planted if record.reason is None else []
+    record.chats = [chat for answers in record.answers for chat in answers.chats]
+    for answers in record.answers:
+        answers.count(summary.trees, shared=share)
 
 
 def _encode(
@@ -159,6 +211,8 @@ def _accept(
     elif not chats:
         record.fail("the template rewrites earlier turns, and none of its replies can be trained separately")
     record.chats += chats
+    if len(kept.messages) == len(conversation.messages):
+        record.encoded[id(conversation)] = chats
     return None
 
 
@@ -174,6 +228,10 @@ def _documents(
     keys = from_texts([record.key for record in records])
     for name, chosen in split_rows(keys, settings).items():
         picked = [record for record, choice in zip(records, chosen, strict=True) if choice]
+        if settings.chat is not None and settings.chat.keeps_answers:
+            if found := _answer_documents(picked, block, vocab_size, settings):
+                splits[name] = found
+            continue
         chats = [one for record in picked for one in record.chats]
         if not chats:
             continue
@@ -190,6 +248,28 @@ def _documents(
             text_bytes=sum(len(one.text.encode()) for one in chats),
         )
     return splits
+
+
+def _answer_documents(
+    picked: Sequence[_Record], block: ObjectBlock, vocab_size: int, settings: PrepareSettings
+) -> Documents | None:
+    """One document for each set of answers."""
+    answers = [one for record in picked for one in record.answers]
+    if not answers:
+        return None
+    rows = np.repeat([record.row for record in picked], [len(record.answers) for record in picked])
+    made = [one.document for one in answers if one.document is not None]
+    return Documents(
+        tokens=Ragged.from_rows(
+            [one.tokens for one in made], np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
+        ),
+        spans=spans_of(Ragged.from_rows([one.loss_weights for one in made], np.dtype(np.float32))),
+        texts=from_texts([one.chats[0].text for one in answers]) if settings.keep_text else None,
+        lines=block.lines[rows],
+        files=block.files[rows],
+        text_bytes=sum(len(chat.text.encode()) for one in answers for chat in one.chats),
+        trees=[one.tree for one in answers],
+    )
 
 
 def spans_of(weights: Ragged) -> SpanBlock:

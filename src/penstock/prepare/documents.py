@@ -24,6 +24,7 @@ from penstock.prepare.chat_summary import ChatSummary
 from penstock.prepare.settings import PrepareSettings
 from penstock.shards import SpanBlock
 from penstock.shards.layout import SPAN
+from penstock.shards.trees import Tree
 from penstock.sources import RecordBlock, Reject, Weights
 from penstock.sources.records import excerpt
 from penstock.tokenizers import Tokenizer
@@ -81,6 +82,8 @@ class Documents:
     lines: Integers
     files: np.ndarray[Any, np.dtype[np.int32]]
     text_bytes: int
+    trees: list[Tree | None] | None = None
+    """Branches and paths of each, where answers are kept; None: the dataset has no trees."""
 
 
 @final

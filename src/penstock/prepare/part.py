@@ -281,6 +281,7 @@ def prepare_part(shop: Workshop, task: Task, report: Progressed) -> PartRecord:
                     spans=documents.spans,
                     texts=documents.texts,
                     text_bytes=documents.text_bytes,
+                    trees=documents.trees,
                 )
                 record.documents += len(documents.tokens)
                 tokens += len(documents.tokens.values)

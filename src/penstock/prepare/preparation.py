@@ -177,6 +177,7 @@ def prepare(
             vocab_size=loaded.vocab_size,
             has_spans=settings.fields.weights is not None or settings.chat is not None,
             has_text=settings.keep_text,
+            has_trees=settings.chat is not None and settings.chat.keeps_answers,
         )
         shop = Workshop(
             output=place.path,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, final
 
 from penstock.core.errors import OutputError, PenstockError, RecordError
+from penstock.prepare.answers import PATH_VALUES
 from penstock.prepare.chat_summary import ChatSummary, describe_chat
 from penstock.prepare.part import PARTS, REJECTED, REPORT, PartRecord, Workshop, forget_part, join_files, rejects_path
 from penstock.prepare.recipe import ChatRecipe
@@ -380,4 +381,5 @@ def _finish_split(
         files=files,
         sealed=sealed,
         damaged=damaged,
+        path_values=PATH_VALUES if shop.layout.has_trees else (),
     )

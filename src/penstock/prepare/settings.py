@@ -85,6 +85,11 @@ class ChatSettings:
         roles = resolve_roles(self.mask_settings.roles_to_train, self.layout.roles)
         object.__setattr__(self, "mask_settings", replace(self.mask_settings, roles_to_train=roles))
 
+    @property
+    def keeps_answers(self) -> bool:
+        """Whether all answers of a record are kept, as one document."""
+        return self.layout.answers != "best"
+
     def merge(self, options: Mapping[str, Any]) -> "ChatSettings":
         """These settings, overridden by others by name: `{"mask_history": True, "roles": …}`.
 
@@ -351,6 +356,7 @@ class ChatKeywords(MaskKeywords, total=False):
     join_text_parts: bool
     media: str
     oasst_paths: str
+    answers: str
 
 
 class ChatOptions(ChatKeywords, total=False):

@@ -87,7 +87,7 @@ def inspect(
 def open_loader(target: str, dataset: Any, assignments: list[str], sequence_length: int, distances: int) -> Any:
     """A loader of a run file, or of a single dataset."""
     from penstock.config import load_run, make_loader
-    from penstock.inputs import EVERYTHING
+    from penstock.config.run_file import LOOKED_AT
     from penstock.inputs.model_input import InputRequirements
     from penstock.loader.loader import Loader
     from penstock.loader.mixture import Mixture, Source
@@ -98,7 +98,7 @@ def open_loader(target: str, dataset: Any, assignments: list[str], sequence_leng
         Mixture([Source(dataset)]),
         sequence_length=sequence_length,
         rows_per_step=1,
-        requirements=EVERYTHING.merge(InputRequirements(asked_by="distances", target_distances=distances)),
+        requirements=LOOKED_AT.merge(InputRequirements(asked_by="distances", target_distances=distances)),
         threads=0,
     )
 

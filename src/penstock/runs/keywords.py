@@ -13,6 +13,7 @@ from penstock.evaluation.tasks import TaskSettings
 from penstock.loader.mixture import Mixture, Source
 from penstock.models.lora import LoraSettings
 from penstock.models.settings import Dtype
+from penstock.training.path_settings import PolicySettings, PreferenceKind, PreferenceSettings
 from penstock.training.settings import (
     AttentionBackend,
     CheckpointSettings,
@@ -57,6 +58,8 @@ class _Common(OptimizerKeywords, ScheduleKeywords, total=False):
     optimizer: OptimizerSettings | Values | Literal["adamw", "muon"]
     schedule: ScheduleSettings | Values | Shape
     on_step: Callable[..., Any] | str | None
+    preference: PreferenceSettings | Values | PreferenceKind | None
+    policy: PolicySettings | Values | None
     z_loss: float
     lora: LoraSettings | Values | None
     micro_sequences: int

@@ -127,6 +127,8 @@ def training_section(given: Mapping[str, Any], call: str, also: Sequence[str] = 
     for part in SHORT:
         if part in section:
             section[part] = _as_section(part, section[part])
+    if isinstance(section.get("preference"), str):
+        section["preference"] = {"kind": section["preference"]}
     if "evaluators" in section:
         section["evaluators"] = _evaluators(section["evaluators"], call)
     return section

@@ -14,6 +14,7 @@ from penstock.core.errors import CorruptionError
 from penstock.core.folders import local_path
 from penstock.core.notebook import bars, card
 from penstock.shards import _kernels as k
+from penstock.shards.columns import ExtraTable
 from penstock.shards.document import Document, DocumentTable, Origin, documents_at
 from penstock.shards.files import check_regular, check_size, checksum, map_file, map_numbers, read_json
 from penstock.shards.layout import TOKENIZER_FOLDER, other_places, read_texts
@@ -108,6 +109,12 @@ class Dataset:
         return load_saved_tokenizer(self.path)
 
     @cached_property
+    def extras(self) -> ExtraTable | None:
+        """Its trees and columns; None: it has neither."""
+        manifest = self.manifest
+        return ExtraTable(self.table, manifest.layout, manifest.path_values or ()) if manifest.layout.extras else None
+
+    @cached_property
     def chat(self) -> ChatInfo | None:
         """Template, stop ids and settings of a dataset of chats; None for others."""
         return ChatInfo.load(self.path)
@@ -170,6 +177,7 @@ class Dataset:
             raise CorruptionError(
                 f"{self.table.paths[shard]}: a text is damaged: {error}; copy the file again, or prepare again"
             ) from None
+        extras = self.extras
         file = int(_numbers(data, files, np.int32, row, 1)[0])
         return Document(
             tokens=tokens,
@@ -181,6 +189,8 @@ class Dataset:
                 line=int(_numbers(data, lines, np.int64, row, 1)[0]),
             ),
             text=text,
+            columns={} if extras is None else extras.read(document),
+            tree=None if extras is None else extras.tree(document),
         )
 
 

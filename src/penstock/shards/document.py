@@ -5,7 +5,7 @@ The plan and the fill read the table (`DocumentTable`), not the objects.
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Protocol, final, overload
 
@@ -16,6 +16,7 @@ from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, CorruptionError
 from penstock.shards import _kernels as k
 from penstock.shards.manifest import TokenizerInfo
+from penstock.shards.trees import Tree
 from penstock.tokenizers import Tokenizer
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -146,19 +147,33 @@ class Document:
     origin: Origin
     text: str | None = None
     """The raw text, where the dataset keeps it."""
+    columns: dict[str, Array] = field(default_factory=dict)
+    """Name → a number for each token, where the dataset has columns."""
+    tree: Tree | None = None
+    """Its branches and paths, if it is a prefix tree or its paths have values."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Document):
             return NotImplemented
-        arrays = ((self.tokens, other.tokens), (self.loss_weights, other.loss_weights))
-        same = all(np.array_equal(mine, theirs) for mine, theirs in arrays)
-        return same and (self.origin, self.text) == (other.origin, other.text)
+        arrays: tuple[tuple[Any, Any], ...] = (
+            (self.tokens, other.tokens), (self.loss_weights, other.loss_weights)
+        )  # fmt: skip
+        arrays += tuple((mine, other.columns.get(name, ())) for name, mine in self.columns.items())
+        trees = [None if one.tree is None else one.tree.words().tolist() for one in (self, other)]
+        same = all(np.array_equal(mine, theirs, equal_nan=True) for mine, theirs in arrays) and trees[0] == trees[1]
+        return (
+            same
+            and self.columns.keys() == other.columns.keys()
+            and (self.origin, self.text) == (other.origin, other.text)
+        )
 
     def __repr__(self) -> str:
         """One line, however long the document."""
         trained = int(np.count_nonzero(self.loss_weights))
         text = "" if self.text is None else f", text of {len(self.text)} characters"
-        return f"Document({self.origin}, {len(self.tokens)} tokens, {trained} with loss weight{text})"
+        tree = "" if self.tree is None else f", {self.tree!r}"
+        columns = f", columns {', '.join(self.columns)}" if self.columns else ""
+        return f"Document({self.origin}, {len(self.tokens)} tokens, {trained} with loss weight{text}{columns}{tree})"
 
 
 class _Documents(Protocol):

@@ -23,7 +23,7 @@ from penstock.shards.files import (
     write_file,
     write_json,
 )
-from penstock.shards.layout import ShardLayout
+from penstock.shards.layout import COLUMN_CHECKSUMS, TREE, ShardLayout, extra_places
 from penstock.shards.manifest import (
     BATCHES,
     FILES,
@@ -140,6 +140,7 @@ def finish_dataset(
     files: Sequence[str],
     sealed: Sequence[str] = (),
     damaged: Sequence[DamagedSource] = (),
+    path_values: Sequence[str] = (),
 ) -> Manifest:
     """Join finished shards into a dataset.
 
@@ -155,6 +156,7 @@ def finish_dataset(
         files: Names of the origin files, which the shards' origins index.
         sealed: Names of further files in the folder; the manifest records their checksums.
         damaged: Files of the input that could not be read completely.
+        path_values: Names of the values of paths, if the layout has trees.
 
     Raises:
         OutputError: The folder cannot be written, or a side file is missing.
@@ -202,6 +204,8 @@ def finish_dataset(
         ends=common_ends(kept),
         checksums={name: checksum(map_file(folder / name)) for name in names},
         damaged=tuple(damaged),
+        columns=layout.columns,
+        path_values=tuple(path_values) if layout.has_trees else None,
     )
     sync(folder)
     manifest.save(folder)
@@ -225,16 +229,25 @@ def content_fingerprint(shards: Iterable[tuple[Array, Array, Array]], layout: Sh
     """
     words = hashlib.blake2b(digest_size=16)
     counts = hashlib.blake2b(digest_size=16)
+    extras = hashlib.blake2b(digest_size=16)
     for data, batches, lengths in shards:
         counts.update(np.ascontiguousarray(lengths[:, 0]).data)
         for number, line in enumerate(batches):
             rows = min(DOCUMENTS_PER_BATCH, len(lengths) - number * DOCUMENTS_PER_BATCH)
             total = int(data[int(line["checksum_offsets"]) :][: 8 * (rows + 1)].view("<i8")[-1])
             words.update(data[int(line["checksums"]) :][: 8 * total].data)
+            for (name, dtype), place in zip(layout.extras, extra_places(data, line, rows, layout), strict=True):
+                # Trees, and the checksums of columns: all of what was written, independent of batches.
+                if name in (TREE, COLUMN_CHECKSUMS):
+                    begin = place + 8 * (rows + 1)
+                    count = int(data[begin - 8 : begin].view("<i8")[0])
+                    extras.update(data[begin : begin + count * np.dtype(dtype).itemsize].data)
     kind = f"penstock 1, {layout.token_dtype.itemsize} bytes, spans {layout.has_spans}"
     whole = hashlib.blake2b(kind.encode(), digest_size=16)
     whole.update(words.digest())
     whole.update(counts.digest())
+    if layout.extras:
+        whole.update(repr(layout.extras).encode() + extras.digest())
     return whole.hexdigest()
 
 

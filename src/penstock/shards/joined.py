@@ -19,6 +19,7 @@ import numpy as np
 
 from penstock.core.errors import ConfigError, FormatError
 from penstock.core.folders import is_url, local_path
+from penstock.shards.columns import ExtraTable
 from penstock.shards.dataset import Dataset
 from penstock.shards.document import Document, DocumentTable, documents_at, is_corpus
 from penstock.shards.files import Array
@@ -92,6 +93,14 @@ class JoinedCorpus:
         return max(part.longest for part in self.parts)
 
     @cached_property
+    def extras(self) -> ExtraTable | None:
+        """Trees and columns of all parts; None: they have neither."""
+        first = self.parts[0]
+        if not isinstance(first, Dataset) or first.extras is None:
+            return None
+        return ExtraTable(self.table, first.manifest.layout, first.manifest.path_values or ())
+
+    @cached_property
     def num_tokens(self) -> int:
         """Tokens of all documents."""
         return sum(part.num_tokens for part in self.parts)
@@ -149,6 +158,8 @@ _CURES = {
     "tokenizer": "prepare both with one tokenizer",
     "loss weights": "prepare both with loss weights, or both without",
     "chat template": "prepare both with one template",
+    "columns": "prepare both with the same columns",
+    "prefix trees": "prepare both with trees and the same values of paths, or both without",
     "BOS at the beginning of documents": "prepare both with the same add_bos",
     "EOS at the end of documents": "prepare both with the same add_eos",
 }
@@ -177,6 +188,10 @@ def _facts(part: Part) -> dict[str, Any]:
         "loss weights": table.has_spans,
         "chat template": chat and (chat.template_name, chat.template_fingerprint, chat.stop_ids),
     }
+    if isinstance(part, Dataset):
+        facts["columns"] = part.manifest.columns and ("of", ", ".join(map(str, part.manifest.columns)))
+        names = part.manifest.path_values
+        facts["prefix trees"] = names if names is None else ("with", ", ".join(names) or "no values")
     if part.num_tokens and chat is None:
         # Which ids chats begin and end with is the template's business, and may differ by conversation.
         begins, ends = part.framed
@@ -193,7 +208,7 @@ def _shown(value: Any) -> str:
         name = value.fingerprint[:8] or "nameless"
         return f"{name} (vocabulary {value.vocab_size}, BOS {value.bos_id}, EOS {value.eos_id})"
     if isinstance(value, tuple):
-        return f"{value[0]} ({value[1][:8]})"
+        return f"{value[0]} ({value[1][:8]})" if value and len(value[1]) == 32 else " ".join(value) or "none"
     return {True: "yes", False: "no", None: "none"}[value] if value is None or isinstance(value, bool) else str(value)
 
 

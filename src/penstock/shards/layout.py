@@ -24,7 +24,7 @@ _BLOCK = np.dtype([("offset", "<i8"), ("head", "<i4"), ("padding", "<i4"), ("bod
 _PAIR = np.dtype([("pair", "<i8", (2,))])
 _MAX_SCHEMA = 2**16
 """Maximum bytes of the schema message; ours take about one thousand."""
-_MAX_FIELDS, _MAX_DEPTH = 8, 4
+_MAX_FIELDS, _MAX_DEPTH = 64, 4
 """Maximum number of fields in a group, and of nested levels: a shard has fewer; a forged one may repeat references."""
 
 TOKENIZER_FOLDER = "tokenizer"
@@ -35,7 +35,34 @@ SPAN = np.dtype([("begin", "<u4"), ("end", "<u4"), ("loss_weight", "<f4")])
 
 # Arrays of a shard, children after their parent, with the number of buffers of each: a validity bitmap, then offsets or
 # values.
-_TOKENS, _SPANS, _ORIGIN, _CHECKSUMS, _TEXT = (2, 2), (2, 1, 2, 2, 2), (1, 2, 2), (2, 2), (3,)
+_TOKENS, _SPANS, _ORIGIN, _CHECKSUMS, _TEXT, _LIST = (2, 2), (2, 1, 2, 2, 2), (1, 2, 2), (2, 2), (3,), (2, 2)
+
+TREE, COLUMN_CHECKSUMS = "tree", "column_checksums"
+_OWN_FIELDS = {"tokens", "spans", "origin", "checksums", "text", TREE, COLUMN_CHECKSUMS}
+MAX_COLUMNS = 32
+"""Of a dataset."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A number for each token of each document."""
+
+    name: str
+    dtype: str
+    """float32 or int32."""
+    fill: float = 0.0
+    """Value in slots that hold no such token, such as padding."""
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier() or self.name in _OWN_FIELDS:
+            raise ConfigError(
+                f"a column's name must be a word other than {', '.join(sorted(_OWN_FIELDS))}; got {self.name!r}"
+            )
+        if self.dtype not in ("float32", "int32"):
+            raise ConfigError(f"column {self.name!r}: dtype must be float32 or int32, got {self.dtype!r}")
+        if self.dtype == "int32" and not (self.fill == int(self.fill) and -(2**31) <= self.fill < 2**31):
+            raise ConfigError(f"column {self.name!r}: fill must be an int32, got {self.fill}")
 
 
 @final
@@ -203,15 +230,30 @@ class ShardLayout:
     """One more than the highest token id; tokens take two bytes each up to 65,536 ids, otherwise four."""
     has_spans: bool = False
     has_text: bool = False
+    columns: tuple[Column, ...] = ()
+    has_trees: bool = False
+    """Whether documents may be prefix trees, or have paths with values (`penstock.shards.trees`)."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.vocab_size <= 2**32:
             raise ConfigError(f"vocab_size must be between 1 and 2^32, got {self.vocab_size}")
+        names = [column.name for column in self.columns]
+        if len(set(names)) < len(names) or len(names) > MAX_COLUMNS:
+            raise ConfigError(f"columns must have different names and be at most {MAX_COLUMNS}, got {', '.join(names)}")
+        if self.has_trees and not self.has_spans:
+            raise ConfigError("a dataset with trees has loss weights: has_trees needs has_spans")
 
     @property
     def token_dtype(self) -> np.dtype[Any]:
         """uint16 or uint32."""
         return np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
+
+    @property
+    def extras(self) -> tuple[tuple[str, str], ...]:
+        """(name, dtype) of the lists behind the texts: trees, columns, checksums of columns."""
+        trees = [(TREE, "uint32")] if self.has_trees else []
+        columns = [(column.name, column.dtype) for column in self.columns]
+        return (*trees, *columns, *([(COLUMN_CHECKSUMS, "uint64")] if columns else []))
 
 
 def schema_of(layout: ShardLayout) -> Any:
@@ -223,7 +265,8 @@ def schema_of(layout: ShardLayout) -> Any:
     fields += [("spans", pa.large_list(span))] if layout.has_spans else []
     fields += [("origin", pa.struct([("file", pa.int32()), ("line", pa.int64())]))]
     fields += [("checksums", pa.large_list(pa.uint64()))]
-    return pa.schema(fields + ([("text", pa.large_string())] if layout.has_text else []))
+    fields += [("text", pa.large_string())] if layout.has_text else []
+    return pa.schema(fields + [(name, pa.large_list(pa.from_numpy_dtype(dtype))) for name, dtype in layout.extras])
 
 
 def large_list(offsets: Array, values: Any, valid: Array | None = None) -> Any:
@@ -274,11 +317,12 @@ def _read_line(data: Array, layout: ShardLayout, batch: BatchPlaces, line: Array
         FormatError: They are not those of our format.
     """
     spans = _SPANS if layout.has_spans else ()
-    arrays = [*_TOKENS, *spans, *_ORIGIN, *_CHECKSUMS, *(_TEXT if layout.has_text else ())]
+    arrays = [*_TOKENS, *spans, *_ORIGIN, *_CHECKSUMS, *(_TEXT if layout.has_text else ()), *_LIST * len(layout.extras)]
     if len(batch.nodes) != len(arrays) or len(batch.buffers) != sum(arrays):
         raise FormatError(f"a batch of {len(batch.nodes)} arrays, expected {len(arrays)}")
     nulls, rows = batch.nodes[:, 1].tolist(), batch.rows
     tops = [0, *([2] if spans else []), 2 + len(spans), 5 + len(spans), *([7 + len(spans)] if layout.has_text else [])]
+    tops += range(7 + len(spans) + layout.has_text, len(arrays), len(_LIST))
     if rows < 1 or (batch.nodes[tops, 0] != rows).any() or any(nulls[:2] + nulls[2 + bool(spans) :]):
         raise FormatError(f"a batch of {rows} documents with columns of other lengths, or with nulls")
     places = np.where(batch.buffers[:, 1] > 0, batch.buffers[:, 0], 0).tolist()
@@ -293,6 +337,14 @@ def _read_line(data: Array, layout: ShardLayout, batch: BatchPlaces, line: Array
         raise FormatError("buffers are not in order; was the Arrow library changed?")
     if found != other_places(data, line[0], rows)[: len(found)]:
         raise FormatError("origins and texts are not where this format puts them; was the Arrow library changed?")
+    if layout.extras:
+        first = origin + 9 + (_TEXT[0] if layout.has_text else 0)
+        lists = [(places[at + 1], places[at + 3]) for at in range(first, sum(arrays), sum(_LIST))]
+        expected = extra_places(data, line[0], rows, layout)
+        if [begin for begin, _ in lists] != expected or any(
+            values not in (0, begin + 8 * (rows + 1)) for begin, values in lists
+        ):
+            raise FormatError("trees and columns are not where this format puts them; was the Arrow library changed?")
 
 
 def other_places(data: Array, line: Any, rows: int) -> list[int]:
@@ -317,6 +369,25 @@ def other_places(data: Array, line: Any, rows: int) -> list[int]:
     if count < 0 or texts > len(data):
         raise CorruptionError(f"{count} checksums in a batch, but the file ends before; copy it or prepare it again")
     return [lines - (4 * rows + 7) // 8 * 8, lines, texts]
+
+
+def extra_places(data: Array, line: Any, rows: int, layout: ShardLayout) -> list[int]:
+    """Positions in a batch of the offsets of `layout.extras`, whose values follow them; found as in `other_places`.
+
+    Raises:
+        CorruptionError: One would leave the file.
+    """
+    place = other_places(data, line, rows)[2]
+    sizes = [np.dtype(dtype).itemsize for _, dtype in layout.extras]
+    found = []
+    for size in [*([1] if layout.has_text else []), *sizes]:
+        found.append(place)
+        place += 8 * (rows + 1)
+        count = int(data[place - 8 : place].view(np.int64)[0]) if place <= len(data) else -1
+        if not 0 <= count * size <= len(data) - place:
+            raise CorruptionError(f"a column of {count} values, but the file ends before; copy it or prepare it again")
+        place += -(-count * size // 8) * 8
+    return found[layout.has_text :]
 
 
 def read_texts(data: Array, place: int, rows: int, first: int, last: int) -> list[str]:

@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self, final
 
-from penstock.core.errors import CorruptionError, FormatError
+from penstock.core.errors import ConfigError, CorruptionError, FormatError
 from penstock.shards._kernels import CHUNK_TOKENS, DOCUMENTS_PER_BATCH
 from penstock.shards.files import check_regular, is_plain_name, read_json, record_of, write_json, write_text
-from penstock.shards.layout import TOKENIZER_FOLDER
+from penstock.shards.layout import TOKENIZER_FOLDER, Column, ShardLayout
 
 FORMAT = "penstock dataset"
 VERSION = 1
@@ -121,12 +121,30 @@ class Manifest:
     """Name → checksum of each file other than shards."""
     damaged: tuple[DamagedSource, ...] = ()
     """Damaged files of the input, if preparing continued despite them; left out of the JSON if there are none."""
+    columns: tuple[Column, ...] = ()
+    """Numbers of each token; as `damaged`."""
+    path_values: tuple[str, ...] | None = None
+    """Names of the values of paths, if documents may be prefix trees; None: they are not. As `damaged`."""
+
+    @property
+    def layout(self) -> ShardLayout:
+        """The layout of its shards."""
+        return ShardLayout(
+            vocab_size=self.tokenizer.vocab_size,
+            has_spans=self.has_spans,
+            has_text=self.has_text,
+            columns=self.columns,
+            has_trees=self.path_values is not None,
+        )
 
     def save(self, folder: Path) -> None:
         """Write `manifest.json` atomically."""
         value = {"format": FORMAT, "version": VERSION, "chunk_tokens": CHUNK_TOKENS, **asdict(self)}
-        if not self.damaged:
-            del value["damaged"]
+        for name in ("damaged", "columns"):
+            if not value[name]:
+                del value[name]
+        if self.path_values is None:
+            del value["path_values"]
         write_json(folder / MANIFEST, {**value, "seal": _seal(value)})
 
     @classmethod
@@ -149,7 +167,7 @@ class Manifest:
             )
         try:
             return cls._from_json(value)
-        except (ValueError, RecursionError) as error:
+        except (ValueError, ConfigError, RecursionError) as error:
             raise CorruptionError(f"{folder / MANIFEST}: damaged: {error}; copy it again, or prepare again") from None
 
     @classmethod
@@ -159,7 +177,8 @@ class Manifest:
         if value.pop("chunk_tokens", None) != CHUNK_TOKENS:
             raise ValueError(f"chunk_tokens is not {CHUNK_TOKENS}")
         del value["format"], value["version"]
-        manifest = record_of(cls, {"damaged": [], **value})
+        manifest = record_of(cls, {"damaged": [], "columns": [], "path_values": None, **value})
+        _ = manifest.layout
         for fault in manifest._contradictions():
             raise ValueError(fault)
         return manifest

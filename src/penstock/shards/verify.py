@@ -43,6 +43,7 @@ _CHECKED = (
     "spans against their order and the length of their document",
     "every token id against the vocabulary",
     "origins against the list of files",
+    "trees and columns against their checksums",
     "the totals of the manifest against the documents",
     "the fingerprint of the content",
     "the tokenizer in its folder, against the fingerprint of the one that made it",
@@ -179,6 +180,7 @@ def _dataset_faults(path: Path, manifest: Manifest, bar: Progress) -> Iterator[F
             yield fault
         document, batch = document + shard.documents, batch + shard.batches
         bar.advance(shard.bytes)
+    yield from _extra_faults(path, manifest)
     if sound:
         yield from _whole_faults(path, manifest, sides)
     yield from _tokenizer_faults(path, manifest)
@@ -265,10 +267,7 @@ class _Shard:
 
     @property
     def _layout(self) -> ShardLayout:
-        manifest = self.manifest
-        return ShardLayout(
-            vocab_size=manifest.tokenizer.vocab_size, has_spans=manifest.has_spans, has_text=manifest.has_text
-        )
+        return self.manifest.layout
 
     def _fault(self, reason: str, document: int | None = None) -> Fault:
         return Fault(file=str(self.path), document=document, reason=reason)
@@ -374,6 +373,41 @@ class _Documents:
         return first, last
 
 
+def _extra_faults(path: Path, manifest: Manifest) -> Iterator[Fault]:
+    """Documents whose trees or columns are wrong, and trees whose branches do not begin with the token at the fork."""
+    if not manifest.layout.extras:
+        return
+    try:
+        dataset = Dataset.open(path)
+        extras = dataset.extras
+    except PenstockError:
+        return  # reported by others
+    assert extras is not None
+    found = 0
+    for document in range(len(dataset)):
+        try:
+            extras.read(document)
+            if (tree := extras.tree(document)) is None:
+                continue
+            tokens = dataset.table.read(document, document + 1).values
+            for begin, fork, parent in tree.branches.tolist():
+                if parent >= 0 and tokens[begin] != tokens[_slot_at(tree.branches[parent], fork)]:
+                    raise CorruptionError(f"the branch at token {begin} does not begin with the token where it forks")
+        except PenstockError as error:
+            found += 1
+            if found <= MAX_DOCUMENTS:
+                shard = dataset.table.paths[dataset.table.locate(document)[0]]
+                reason = _without_path(error, shard).removeprefix(f"document {document}: ").partition("; copy")[0]
+                yield Fault(file=str(shard), document=document, reason=reason)
+    if found > MAX_DOCUMENTS:
+        yield Fault(file=str(path), document=None, reason=f"{found - MAX_DOCUMENTS:,} more documents are damaged")
+
+
+def _slot_at(branch: Array, position: int) -> int:
+    """The slot of a position in a branch (first slot, fork, parent)."""
+    return int(branch[0]) + position - int(branch[1])
+
+
 def _whole_faults(path: Path, manifest: Manifest, sides: _Sides) -> Iterator[Fault]:
     """What is wrong with a dataset as a whole, if each file is sound."""
     try:
@@ -383,7 +417,6 @@ def _whole_faults(path: Path, manifest: Manifest, sides: _Sides) -> Iterator[Fau
         yield Fault(file=str(path), document=None, reason=f"does not open: {error}")
         return
     table = dataset.table
-    layout = ShardLayout(vocab_size=manifest.tokenizer.vocab_size, has_spans=manifest.has_spans)
     parts = (
         (
             table.mappings[i],
@@ -392,7 +425,7 @@ def _whole_faults(path: Path, manifest: Manifest, sides: _Sides) -> Iterator[Fau
         )
         for i in range(len(manifest.shards))
     )
-    if content_fingerprint(parts, layout) != manifest.fingerprint:
+    if content_fingerprint(parts, manifest.layout) != manifest.fingerprint:
         yield Fault(file=str(path), document=None, reason="the content does not have the manifest's fingerprint")
 
 

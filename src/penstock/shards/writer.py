@@ -7,7 +7,7 @@ depend on its documents alone, not on the blocks in which they came.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,10 +20,12 @@ from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError
 from penstock.shards import _kernels as k
 from penstock.shards._kernels import DOCUMENTS_PER_BATCH
+from penstock.shards.columns import column_checksums
 from penstock.shards.files import Array, map_file, output_errors, release_pages, sync
 from penstock.shards.finish import describe_shard, save_sides
-from penstock.shards.layout import SPAN, ShardLayout, batch_positions, large_list, schema_of
+from penstock.shards.layout import COLUMN_CHECKSUMS, SPAN, ShardLayout, batch_positions, large_list, schema_of
 from penstock.shards.manifest import ShardInfo
+from penstock.shards.trees import Tree, tree_words
 
 
 @final
@@ -50,6 +52,8 @@ class Block:
     """int64 [documents]."""
     texts: Any
     """Arrow large_string [documents], or None."""
+    extras: tuple[Ragged, ...] = ()
+    """Words of trees, and columns, a row for each document, in the order of the layout."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -60,7 +64,9 @@ class Block:
         if spans is not None:
             spans = SpanBlock(spans=slice_rows(spans.spans, begin, end), valid=spans.valid[begin:end])
         texts = None if self.texts is None else self.texts[begin:end]
-        return Block(slice_rows(self.tokens, begin, end), spans, self.files[begin:end], self.lines[begin:end], texts)
+        extras = tuple(slice_rows(rows, begin, end) for rows in self.extras)
+        tokens = slice_rows(self.tokens, begin, end)
+        return Block(tokens, spans, self.files[begin:end], self.lines[begin:end], texts, extras)
 
     def span_arrays(self) -> tuple[Array, Array, tuple[Array, Array, Array]]:
         """(valid bool [n], offsets int64 [n + 1], (begins, ends, weights)); empty if the layout has no spans."""
@@ -73,7 +79,14 @@ class Block:
 
 
 def accept_block(
-    layout: ShardLayout, tokens: Ragged, files: int | Array, lines: Array, spans: SpanBlock | None, texts: Any
+    layout: ShardLayout,
+    tokens: Ragged,
+    files: int | Array,
+    lines: Array,
+    spans: SpanBlock | None,
+    texts: Any,
+    trees: Sequence[Tree | None] | None = None,
+    columns: Mapping[str, Ragged] | None = None,
 ) -> Block:
     """Check documents and convert them to the types of the layout; see `ShardWriter.write`.
 
@@ -90,7 +103,9 @@ def accept_block(
         rows = Ragged(np.asarray(spans.spans.values, SPAN), np.ascontiguousarray(spans.spans.offsets, np.int64))
         spans = SpanBlock(spans=rows, valid=np.ascontiguousarray(spans.valid, np.bool_))
     origins = np.full(count, files, np.int32) if isinstance(files, (int, np.integer)) else np.asarray(files, np.int32)
-    block = Block(_accept_tokens(layout, tokens), spans, origins, np.asarray(lines, np.int64), _accept_texts(texts))
+    accepted = _accept_tokens(layout, tokens)
+    extras = _accept_extras(layout, accepted, trees, columns or {})
+    block = Block(accepted, spans, origins, np.asarray(lines, np.int64), _accept_texts(texts), extras)
     sizes = {"tokens": count, "files": len(origins), "lines": len(block.lines)}
     if spans is not None:
         _check_rows(spans.spans, "spans")
@@ -115,6 +130,31 @@ def _accept_tokens(layout: ShardLayout, tokens: Ragged) -> Ragged:
     if int(tokens.lengths.max(initial=0)) >= 2**32:
         raise ConfigError(f"a document of {tokens.lengths.max()} tokens; at most 2^32 - 1")
     return Ragged(values.astype(layout.token_dtype, copy=False), np.ascontiguousarray(tokens.offsets, np.int64))
+
+
+def _accept_extras(
+    layout: ShardLayout, tokens: Ragged, trees: Sequence[Tree | None] | None, columns: Mapping[str, Ragged]
+) -> tuple[Ragged, ...]:
+    """Words of trees, then columns, in the order of the layout."""
+    if (trees is None) == layout.has_trees or set(columns) != {column.name for column in layout.columns}:
+        raise ConfigError(
+            f"trees or columns ({', '.join(columns) or 'none'}) are given or missing, contrary to the layout {layout}"
+        )
+    extras = [] if trees is None else [tree_words(trees, tokens.lengths.tolist())]
+    for column in layout.columns:
+        rows = columns[column.name]
+        _check_rows(rows, f"column {column.name!r}")
+        if len(rows) != len(tokens) or (wrong := np.flatnonzero(rows.lengths != tokens.lengths)).size:
+            at = int(wrong[0]) if len(rows) == len(tokens) else min(len(rows), len(tokens))
+            found = f"{rows.lengths[at]} numbers for {tokens.lengths[at]} tokens" if at < len(rows) else "is missing"
+            raise ConfigError(f"column {column.name!r}: document {at}: {found}; give a number for each token")
+        values = np.asarray(rows.values)
+        if values.dtype.kind not in "fiu" or (column.dtype == "int32" and values.dtype.kind == "f"):
+            raise ConfigError(f"column {column.name!r} holds {values.dtype}, expected {column.dtype}")
+        if column.dtype == "int32" and values.size and not -(2**31) <= values.min() <= values.max() < 2**31:
+            raise ConfigError(f"column {column.name!r} holds {values.min()} to {values.max()}, which do not fit int32")
+        extras.append(Ragged(values.astype(column.dtype), rows.offsets))
+    return tuple(extras)
 
 
 def _accept_texts(texts: Any) -> Any:
@@ -157,6 +197,7 @@ def join_blocks(blocks: Sequence[Block], room: Callable[[int], Array]) -> Block:
         np.concatenate([block.files for block in blocks]),
         np.concatenate([block.lines for block in blocks]),
         texts,
+        tuple(_join_rows(parts, None) for parts in zip(*(block.extras for block in blocks), strict=True)),
     )
 
 
@@ -231,6 +272,8 @@ class ShardWriter:
         spans: SpanBlock | None = None,
         texts: Any = None,
         text_bytes: int = 0,
+        trees: Sequence[Tree | None] | None = None,
+        columns: Mapping[str, Ragged] | None = None,
     ) -> None:
         """Add documents.
 
@@ -241,13 +284,15 @@ class ShardWriter:
             spans: Loss weights, if the layout has them; None: all weights are 1.
             texts: Arrow string array [documents], if the layout has text.
             text_bytes: UTF-8 bytes that the tokens represent, for the manifest; counted if `texts` are given.
+            trees: The tree of each document, if the layout has them; None: an ordinary document.
+            columns: Numbers of each token, one row per document, for each column of the layout.
 
         Raises:
             ConfigError: Arrays do not fit each other or the layout, tokens are outside the vocabulary, or spans are out
                 of order or outside their document.
             OutputError: The disk is full, or the folder was removed.
         """
-        self._waiting.append(accept_block(self.layout, tokens, files, lines, spans, texts))
+        self._waiting.append(accept_block(self.layout, tokens, files, lines, spans, texts, trees, columns))
         self._text_bytes += text_bytes if texts is None else _bytes_of(texts)
         if sum(map(len, self._waiting)) < DOCUMENTS_PER_BATCH:
             return
@@ -319,6 +364,12 @@ class ShardWriter:
         if block.spans is not None:
             values = pa.StructArray.from_arrays([from_numpy(part) for part in spans], names=list(SPAN.names or ()))
             columns["spans"] = large_list(offsets, values, valid)
+        names = [name for name, _ in self.layout.extras if name != COLUMN_CHECKSUMS]
+        for name, rows in zip(names, block.extras, strict=True):
+            columns[name] = large_list(rows.offsets, from_numpy(rows.values))
+        if self.layout.columns:
+            words = column_checksums(block.tokens.offsets, block.extras[self.layout.has_trees :])
+            columns[COLUMN_CHECKSUMS] = large_list(words.offsets, from_numpy(words.values))
         batch = pa.record_batch([columns[field.name] for field in self._schema], schema=self._schema)
         with output_errors(self.path):
             self._file.write_batch(batch)

@@ -23,6 +23,7 @@ from penstock.loader.mixture import Mixture, Source
 from penstock.models.lora import LoraSettings
 from penstock.objectives import Objective
 from penstock.objectives.objective import Causal
+from penstock.training.path_settings import PolicySettings, PreferenceSettings
 
 LONGEST_USUAL_WARMUP = 100
 """Default number of warm-up steps, where that is no more than a tenth of the run."""
@@ -299,6 +300,10 @@ class TrainSettings:
     `penstock.training.own`."""
     on_step: Callable[..., Any] | str | None = None
     """Your own function, called after each step; named in the same way."""
+    preference: PreferenceSettings | None = None
+    """Learn from answers that are better or worse, instead of from each token; the data have `rank` or `label`."""
+    policy: PolicySettings | None = None
+    """Learn from sampled answers with rewards, instead of from each token."""
     z_loss: float = 0.0
     """Coefficient of log² Z (PaLM, Chowdhery et al. 2022)."""
     lora: LoraSettings | None = None

@@ -44,6 +44,7 @@ from penstock.training.loss_groups import LossGroups, LossSums, inner_of, means
 from penstock.training.losses import hidden_loss, row_loss
 from penstock.training.optimizers import Optimizers
 from penstock.training.own import LossOfOwn, OwnState, load_on_step
+from penstock.training.path_training import PathTraining, require_token_targets
 from penstock.training.processes import Interruption
 from penstock.training.run_folder import CHECKPOINTS, MODEL, RUN_FILE
 from penstock.training.settings import TrainSettings
@@ -127,6 +128,13 @@ class Trainer:
         own_loss = None if self._own_loss is None else self._own_loss.function
         self._own_state = OwnState({"loss": own_loss, "on_step": self._on_step})
         check_fit(model, loader, settings, distiller, self._own_loss)
+        self._paths: PathTraining | None = None
+        if settings.preference is not None or settings.policy is not None:
+            if distiller is not None:
+                raise ConfigError("teacher and training.preference or training.policy cannot be combined; choose one")
+            self._paths = PathTraining(model, loader, settings, ranks.device)
+        elif settings.loss is None:
+            require_token_targets(loader, "cross entropy")
         self.rows_per_pass = ranks.least(rows_per_pass(model, loader, settings, taught=distiller is not None))
         self._projections = {} if distiller is None else dict(distiller.named_parameters())
         self._optimizers = Optimizers(_module(model), settings.optimizer, beside=self._projections)
@@ -146,6 +154,11 @@ class Trainer:
     def bits(self) -> dict[str, Any]:
         """The settings that change bits."""
         return asdict(self._bits)
+
+    @property
+    def reference_parameters(self) -> int:
+        """Weights of a frozen reference model that is held besides the model."""
+        return 0 if self._paths is None or self._paths.reference is None else self._paths.reference.parameters
 
     def resume(self, *, writes: bool = True) -> bool:
         """Load the newest complete checkpoint; False if there is none.
@@ -180,6 +193,8 @@ class Trainer:
         kept = checkpoint.tensors(OWN) if (checkpoint.folder / OWN).exists() else {}
         self._own_state.load(state.get("own", {}), kept)
         self._load(checkpoint)
+        if self._paths is not None:
+            self._paths.check_state(state.get("paths") or {})
         if writes:
             self._restore_tokenizer(checkpoint)
         self.totals = Totals(**state["totals"])
@@ -352,6 +367,8 @@ class Trainer:
         rows = list(step.joined(self.rows_per_pass))
         if self.distiller is not None:
             self.distiller.begin([inner_of(row) for row in rows], self.ranks.sum)
+        if self._paths is not None:
+            self._paths.begin(rows, step, self.ranks)
         with logs.watch(step.index + 1):
             for row in rows:
                 nats += self._backward(row, step.loss_denominators)
@@ -366,8 +383,9 @@ class Trainer:
         self.totals.tokens += step.num_tokens
         self.totals.targets += step.loss_denominator
         self.totals.seconds += seconds + waited
-        # Shares of the user's own loss are already divided.
-        loss = nats / max(step.loss_denominator, 1e-12) if self._own_loss is None else nats
+        # Shares of other losses are already divided.
+        by_token = self._own_loss is None and self._paths is None
+        loss = nats / max(step.loss_denominator, 1e-12) if by_token else nats
         if not (loss - loss == 0 and norm - norm == 0):
             raise StateError(
                 f"step {step.index}: loss {loss}, gradient norm {norm}: not finite. Nothing of this step is saved; "
@@ -375,6 +393,8 @@ class Trainer:
             )
         taught = {} if self.distiller is None else self.distiller.end(self.ranks.sum, loss)
         own = {} if self._own_loss is None else self._own_loss.take(self.ranks)
+        if self._paths is not None:
+            own |= self._paths.end(self.ranks, step)
         self._trained = step
         return {
             "step": step.index + 1,
@@ -394,6 +414,8 @@ class Trainer:
         """Add a row's gradients; return its sum of weight × nats at distance 1, or its share of the user's loss."""
         if self._own_loss is not None:
             return self._backward_own(self._own_loss, row, denominators)
+        if self._paths is not None:
+            return self._paths.backward(row)
         z_loss, parts = self.settings.z_loss, self.settings.micro_sequences
         tensors, groups, count = (
             self.model.tensors(row, self.settings.attention), self._parts.groups(row), self._parts.num_groups
@@ -463,6 +485,7 @@ class Trainer:
             "steps": self.steps,
             "optimizer": self.settings.optimizer.kind,
             "distillation": None if self.distiller is None else self.distiller.state(),
+            **({} if self._paths is None else {"paths": self._paths.state()}),
             **({"own": own} if own else {}),
         }
         name = SHARDED_OPTIMIZER if self.settings.shard else OPTIMIZER

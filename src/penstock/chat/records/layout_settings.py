@@ -41,7 +41,10 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {"messages": _MESSAGES, "sharegpt": 
 """Layout → {name in the record: role}, for layouts with their own names."""
 
 LAYOUTS = ("messages", "sharegpt", "alpaca", "prompt_completion", "preference", "oasst")
-FIELDS = ("prompt", "completion", "instruction", "input", "output", "history", "chosen")
+FIELDS = (
+    "prompt", "completion", "instruction", "input", "output", "history", "chosen", "rejected", "responses", "scores",
+    "ranks", "label",
+)  # fmt: skip
 
 
 def source_roles(roles: Mapping[str, Sequence[str]]) -> dict[str, str]:
@@ -148,14 +151,23 @@ class LayoutSettings:
     """Images, audio and video, as parts or next to the messages: `error`, since text encoding cannot represent them; or
     `drop`, which removes and counts them, with their placeholders (`<image>`)."""
     oasst_paths: str = "best"
-    """Conversations of a tree: `best`, the path of best-ranked replies; or `all`, one for each last reply."""
+    """Conversations of a tree: `best`, the path of best-ranked replies; `all`, one for each last reply; or `ranked`,
+    with answers tree or separate: a set of answers for each message with several ranked replies."""
+    answers: str = "best"
+    """Records with several answers (chosen and rejected, ranked, labelled, trees): `best` trains the best one alone;
+    `tree` keeps all, for `training.preference`, and stores what they begin with once; `separate` keeps all, each by
+    itself, for models that cannot process trees. With these, a conversation split by on_rewrite is one document."""
     _dialects: Mapping[str, Dialect] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.layout not in ("auto", *LAYOUTS):
             raise ConfigError(f'layout is "{self.layout}"; expected auto or one of: {", ".join(LAYOUTS)}')
-        if self.oasst_paths not in ("best", "all"):
-            raise ConfigError(f'oasst_paths is "{self.oasst_paths}"; expected best or all')
+        if self.oasst_paths not in ("best", "all", "ranked"):
+            raise ConfigError(f'oasst_paths is "{self.oasst_paths}"; expected best, all or ranked')
+        if self.answers not in ("best", "tree", "separate"):
+            raise ConfigError(f'answers is "{self.answers}"; expected best, tree or separate')
+        if self.oasst_paths == "ranked" and self.answers == "best":
+            raise ConfigError("oasst_paths: ranked keeps several answers; set answers to tree or separate")
         if self.media not in ("error", "drop"):
             raise ConfigError(f'media is "{self.media}"; expected error or drop')
         if self.call_ids not in ("keep", "short"):

@@ -10,14 +10,14 @@ with flags, nulls or parts.
 | `sharegpt` | `conversations` (or `messages`) of `from` and `value`; `system`, `tools` |
 | `alpaca` | `instruction`, `input`, `output`; `system`, `history` |
 | `prompt_completion` | `prompt` and `completion` or `response`: texts or lists of messages |
-| `preference` | `chosen`, with the prompt inside it or in its own field; `rejected` is not read |
+| `preference` | `chosen`, with the prompt inside it or in its own field; `answers.py` reads `rejected`, too |
 | `oasst` | a tree under `prompt`, or a message with its `replies` |
 
 A path through an OASST tree is one conversation. `best` follows the best-ranked reply at every turn. `all` gives one
 conversation for each assistant message that no assistant message follows, so turns near the root are in several.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -54,7 +54,12 @@ def describe_layout(record: Mapping[str, Any], settings: LayoutSettings = _DEFAU
     why = {
         "alpaca": "it has an instruction and an output",
         "prompt_completion": "it has a prompt and a completion",
-        "preference": 'it has "chosen": the chosen answers are trained, the rejected ones are not read',
+        "preference": 'it has "chosen": '
+        + (
+            "the chosen answers are trained, the rejected ones are not read (answers: tree keeps both)"
+            if settings.answers == "best"
+            else "chosen and rejected answers are kept"
+        ),
         "oasst": f"it is a tree of messages: {settings.oasst_paths} path" + "s" * (settings.oasst_paths == "all"),
     }
     if settings.layout != "auto":
@@ -260,7 +265,13 @@ def read_paths(root: Node, which: str, origin: str) -> list[list[dict[str, Any]]
     return [[{"role": node.get("role"), "text": node.get("text")} for node in path] for path in paths]
 
 
-def _replies(node: Node) -> list[Node]:
+def read_nodes(record: Mapping[str, Any], path: Sequence[Node], settings: LayoutSettings, origin: str) -> Conversation:
+    """A conversation of messages of an OASST tree, from its root."""
+    messages = [{"role": node.get("role"), "text": node.get("text")} for node in path]
+    return _finish(record, read_messages(messages, "oasst", settings, origin), settings, origin)
+
+
+def replies_of(node: Node) -> list[Node]:
     """Replies that were not deleted: best rank first, unranked last; among equals, those with replies first."""
     kept = [reply for reply in node.get("replies") or () if not reply.get("deleted")]
 
@@ -273,7 +284,7 @@ def _replies(node: Node) -> list[Node]:
 
 def _best_path(root: Node) -> list[Node]:
     path = [root]
-    while replies := _replies(path[-1]):
+    while replies := replies_of(path[-1]):
         path.append(replies[0])
     return path
 
@@ -284,7 +295,7 @@ def _all_paths(root: Node) -> Iterator[list[Node]]:
     stack = [[root]]
     while stack:
         path = stack.pop()
-        replies = _replies(path[-1])
+        replies = replies_of(path[-1])
         onward = [reply for reply in replies if _holds_reply(reply)]
         if path[-1].get("role") == "assistant" and not onward:
             found = True
@@ -296,7 +307,7 @@ def _all_paths(root: Node) -> Iterator[list[Node]]:
 
 def _holds_reply(node: Node) -> bool:
     """Whether an assistant speaks in this branch."""
-    return node.get("role") == "assistant" or any(_holds_reply(reply) for reply in _replies(node))
+    return node.get("role") == "assistant" or any(_holds_reply(reply) for reply in replies_of(node))
 
 
 def gather_trees(messages: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -21,7 +21,7 @@ Rows = ModelInput | Sequence[ModelInput] | Step
 """One row, several of the same length, or all rows that this rank has of a step."""
 
 REQUIREMENTS = InputRequirements(
-    asked_by="a Hugging Face model", loss_weights=True, positions=True, cu_seqlens=True, prefix=False
+    asked_by="a Hugging Face model", loss_weights=True, positions=True, cu_seqlens=True, prefix=False, trees=False
 )
 """What a loader must provide for this integration; a loader without requirements provides more than that."""
 

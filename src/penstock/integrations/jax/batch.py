@@ -41,6 +41,7 @@ REQUIREMENTS = InputRequirements(
     document_ids=True,
     cu_seqlens=True,
     prefix=True,
+    trees=False,
 )
 """What a loader must provide for this integration; a loader without requirements provides all of it."""
 

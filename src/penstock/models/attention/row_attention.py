@@ -15,7 +15,7 @@ from penstock.models.attention.flex import FLEX
 BACKENDS = {backend.name: backend for backend in (PER_DOCUMENT, VARLEN, FLEX, DENSE)}
 """All backends by name."""
 
-REQUIREMENTS = InputRequirements(asked_by="penstock.models.attention", cu_seqlens=True, prefix=True)
+REQUIREMENTS = InputRequirements(asked_by="penstock.models.attention", cu_seqlens=True, prefix=True, trees=True)
 """What an `AttentionRule` needs from a loader."""
 
 

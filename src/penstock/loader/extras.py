@@ -1,0 +1,295 @@
+"""What documents have besides tokens and loss weights: columns, and the branches and paths of prefix trees.
+
+The plan knows nothing of either: a tree is a document of as many tokens as it stores. Rows are filled as always, and
+then corrected: positions, document ids and cumulative lengths follow the nodes of trees, and columns are copied. A
+source without columns and trees costs nothing here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Annotated, Any, final
+
+import numpy as np
+
+from penstock.core.arrays import Int32, Int64, Records
+from penstock.core.errors import ConfigError
+from penstock.inputs.model_input import InputRequirements
+from penstock.inputs.paths import RowPaths
+from penstock.loader._plan_kernels import PIECE
+from penstock.loader.mixture import TOO_LONG, Source
+from penstock.loader.rewriting import Rewriting
+from penstock.shards import Corpus
+from penstock.shards.columns import ExtraTable
+from penstock.shards.layout import Column
+from penstock.shards.trees import UNITS, Tree
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+_TRIED = 1000
+"""Documents that are looked at for values, before the first step."""
+
+
+def extras_of(dataset: Corpus) -> ExtraTable | None:
+    """Trees and columns of a corpus; None: it has neither."""
+    return getattr(dataset, "extras", None)
+
+
+def too_long_of(source: Source, dataset: Corpus) -> str:
+    """What happens to documents longer than a row.
+
+    Raises:
+        ConfigError: Trees would be cut.
+    """
+    extras = extras_of(dataset)
+    if extras is None or not extras.has_trees:
+        return source.too_long or TOO_LONG[0]
+    if source.too_long in ("split", "truncate"):
+        raise ConfigError(
+            f"source {source.name!r}: too_long={source.too_long!r} would cut prefix trees, whose paths would lose "
+            "their beginnings or ends; take drop (the default for trees: counted) or error"
+        )
+    return source.too_long or "drop"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowExtras:
+    """What one row has besides its arrays. n nodes: ordinary documents, and the nodes of trees."""
+
+    cu_seqlens: Annotated[Int32, "borders"]
+    """[n + 1], or [n + 2] with padding."""
+    max_seqlen: int
+    source_ids: Annotated[Int32, "pieces"]
+    """[n] source of each, without padding."""
+    reach: Annotated[Int32, "nodes"] | None
+    """End of each node's subtree, padding among them; None: no document forks."""
+    paths: RowPaths | None
+    documents: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepExtras:
+    """What the rows of one step have besides their arrays."""
+
+    rows: Sequence[RowExtras] | None
+    """None: no source has trees."""
+    columns: dict[str, Array] = field(default_factory=dict)
+    """Name → [R, T]."""
+
+
+@final
+class Extras:
+    """Columns and trees of the sources of one loader.
+
+    Raises:
+        ConfigError: A setting and a source's trees or columns exclude each other; names both.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        datasets: Sequence[Corpus],
+        rewritings: Sequence[Rewriting],
+        requirements: InputRequirements,
+        packing: str,
+    ) -> None:
+        self._tables = [extras_of(dataset) for dataset in datasets]
+        self._need, self._names = requirements, [source.name for source in sources]
+        self.columns = _common_columns(self._names, self._tables)
+        self.has_trees = any(table is not None and table.has_trees for table in self._tables)
+        self._value_names = list(dict.fromkeys(name for names in self.path_values for name in names or ()))
+        for source, table, rewriting in zip(sources, self._tables, rewritings, strict=True):
+            if table is not None:
+                self._check(source, table, rewriting, packing)
+
+    @property
+    def path_values(self) -> list[tuple[str, ...] | None]:
+        """Of each source: names of the values of paths; None: it has no trees."""
+        return [table.path_values if table is not None and table.has_trees else None for table in self._tables]
+
+    def has_compared(self, source: int, documents: int) -> bool:
+        """Whether any of the first documents of a source has a path with a value."""
+        table = self._tables[source]
+        trees = (None if table is None else table.tree(number) for number in range(min(documents, _TRIED)))
+        return any(tree is not None and not np.isnan(tree.values).all() for tree in trees)
+
+    def _check(self, source: Source, table: ExtraTable, rewriting: Rewriting, packing: str) -> None:
+        where, need = f"source {source.name!r}", self._need
+        what = "prefix trees" if table.has_trees else f"columns ({', '.join(c.name for c in table.columns)})"
+        if not rewriting.is_causal:
+            raise ConfigError(
+                f"{where}: objective {rewriting.objective.name!r} rewrites documents, and cannot say where their "
+                f"{what} go; take the causal objective"
+            )
+        if not table.has_trees:
+            return
+        if (need.target_distances or 1) > 1:
+            raise ConfigError(
+                f"{where}: its documents are prefix trees, where a slot has one target; {need.asked_by} asks for "
+                f"{need.target_distances} (prediction_heads): set 1, or prepare with answers: separate"
+            )
+        if packing == "concat":
+            raise ConfigError(
+                f"{where}: packing 'concat' cuts documents, which prefix trees do not allow; use best_fit"
+            )
+        if need.attention == "row":
+            raise ConfigError(f'{where}: attention="row" joins documents, and prefix trees with them; take "document"')
+        if need.cu_seqlens_capacity is not None:
+            raise ConfigError(f"{where}: cu_seqlens_capacity is not supported for prefix trees; leave it out")
+
+    def units(self, pieces: Annotated[Records, PIECE, "pieces"]) -> dict[str, int]:
+        """Sums over the documents of a step: branches, paths, pairs and examples."""
+        if not self.has_trees:
+            return {}
+        total = np.zeros(len(UNITS), np.int64)
+        for source, table in enumerate(self._tables):
+            if table is not None and table.has_trees:
+                total += table.counts(pieces["document"][pieces["source"] == source]).sum(0)
+        return dict(zip(UNITS, total.tolist(), strict=True))
+
+    def trees(self, pieces: Annotated[Records, PIECE, "pieces"]) -> list[Tree | None]:
+        """The tree of each piece's document."""
+        found: list[Tree | None] = []
+        for source, document in zip(pieces["source"].tolist(), pieces["document"].tolist(), strict=True):
+            table = self._tables[source]
+            found.append(None if table is None else table.tree(document))
+        return found
+
+    def add(
+        self,
+        pieces: Annotated[Records, PIECE, "pieces"],
+        row_starts: Annotated[Int64, "rows+1"],
+        shape: tuple[int, int],
+        positions: Array,
+        document_ids: Array,
+    ) -> StepExtras | None:
+        """Make the extras of filled rows, and correct positions and document ids ([R, T], or [R, 0]) in place.
+
+        Raises:
+            CorruptionError: Stored bytes are not what was written.
+            ConfigError: A tree forks, and the requirements do not say that their model honours that.
+        """
+        if not self.columns and not self.has_trees:
+            return None
+        starts = row_starts - row_starts[0]
+        pieces = pieces[row_starts[0] : row_starts[-1]]
+        ends = np.cumsum(pieces["length"])
+        firsts = ends - pieces["length"]
+        # First slot of each piece in its row.
+        in_row = firsts - np.repeat(
+            firsts[starts[:-1][starts[:-1] < len(firsts)]], np.diff(starts)[np.diff(starts) > 0]
+        )
+        columns = self._columns(pieces, np.repeat(np.arange(shape[0]), np.diff(starts)) * shape[1] + in_row, shape)
+        rows = None
+        if self.has_trees:
+            trees = self.trees(pieces)
+            bounds = starts.tolist()
+            rows = [
+                self._row(pieces[begin:end], trees[begin:end], shape[1], positions[row], document_ids[row])
+                for row, (begin, end) in enumerate(pairwise(bounds))
+            ]
+        return StepExtras(rows=rows, columns=columns)
+
+    def _columns(
+        self, pieces: Annotated[Records, PIECE, "pieces"], places: Annotated[Int64, "pieces"], shape: tuple[int, int]
+    ) -> dict[str, Array]:
+        if not self.columns:
+            return {}
+        out = np.empty((len(self.columns), shape[0] * shape[1]), np.uint32)
+        for values, column in zip(out, self.columns, strict=True):
+            values.view(column.dtype).fill(column.fill)
+        names = [column.name for column in self.columns]
+        for source, table in enumerate(self._tables):
+            if table is not None and table.columns:
+                mine = pieces["source"] == source
+                some = pieces[mine]
+                what = np.stack([some["document"], some["begin"], some["tokens"]], axis=1)
+                table.copy(what, places[mine], names, out)
+        return {column.name: v.view(column.dtype).reshape(shape) for v, column in zip(out, self.columns, strict=True)}
+
+    def _row(
+        self,
+        pieces: Annotated[Records, PIECE, "documents"],
+        trees: Sequence[Tree | None],
+        slots: int,
+        positions: Array,
+        document_ids: Array,
+    ) -> RowExtras:
+        borders: list[int] = []
+        reach: list[int] = []
+        counts: list[int] = []
+        path_slots: list[Any] = []
+        documents: list[int] = []
+        valued = [(number, tree) for number, tree in enumerate(trees) if tree is not None]
+        at = 0
+        for number, (tree, length) in enumerate(zip(trees, pieces["length"].tolist(), strict=True)):
+            if tree is None:
+                counts.append(1)
+                borders.append(at)
+                reach.append(at + length)
+                path_slots.append(np.arange(at, at + length))
+                documents.append(number)
+            else:
+                if tree.forked and self._need.trees is not True:
+                    self._refuse(int(pieces["source"][number]))
+                begins, ends, of_slots = tree.nodes(length)
+                counts.append(len(begins))
+                borders += [at + begin for begin in begins]
+                reach += [at + end for end in ends]
+                if len(positions):
+                    positions[at : at + length] = of_slots
+                path_slots += [at + tree.slots(path) for path in range(len(tree.paths))]
+                documents += [number] * len(tree.paths)
+            at += length
+        forked = any(tree.forked for _, tree in valued)
+        if at < slots:
+            borders.append(at)
+            reach.append(slots)
+        borders.append(slots)
+        sizes = np.diff(borders)
+        if len(document_ids):
+            document_ids[:] = np.repeat(np.arange(len(sizes)), sizes)
+        values = {name: np.full(len(documents), np.nan) for name in self._value_names}
+        per_document = np.array(documents, np.int64)
+        for number, tree in valued:
+            for name in tree.names:
+                values[name][per_document == number] = tree.value(name)
+        return RowExtras(
+            cu_seqlens=np.array(borders, np.int32),
+            max_seqlen=int(sizes.max(initial=0)),
+            source_ids=np.repeat(pieces["source"], counts).astype(np.int32),
+            reach=np.array(reach, np.int32) if forked else None,
+            paths=RowPaths(
+                slots=np.concatenate(path_slots) if path_slots else np.empty(0, np.int64),
+                starts=np.cumsum([0, *map(len, path_slots)], dtype=np.int64),
+                documents=per_document,
+                values=values,
+            ),
+            documents=len(trees),
+        )
+
+    def _refuse(self, source: int) -> None:
+        need = self._need
+        cannot = "cannot honour them" if need.trees is False else "does not say that it honours them"
+        raise ConfigError(
+            f"source {self._names[source]!r}: documents are prefix trees, whose branches must not see each other, but "
+            f"{need.asked_by} {cannot}; use a model that does (InputRequirements(trees=True)), or prepare the data "
+            "with answers: separate, which stores each path by itself"
+        )
+
+
+def _common_columns(names: Sequence[str], tables: Sequence[ExtraTable | None]) -> list[Column]:
+    """The columns of all sources; those of the same name must be alike."""
+    found: dict[str, tuple[str, Column]] = {}
+    for source, table in zip(names, tables, strict=True):
+        for column in () if table is None else table.columns:
+            other, known = found.setdefault(column.name, (source, column))
+            if known != column:
+                raise ConfigError(
+                    f"column {column.name!r} is {known.dtype} with fill {known.fill:g} in source {other!r}, but "
+                    f"{column.dtype} with fill {column.fill:g} in {source!r}; make them agree"
+                )
+    return [column for _, column in found.values()]

@@ -1,0 +1,146 @@
+"""Columns and trees of a dataset: lists behind the texts of each batch, found once, and read by document.
+
+A column is a number for each token of each document (float32 or int32), with a checksum for every 256 of them. Making
+the table reads a few numbers of each batch of 1,024 documents.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, final
+
+import numpy as np
+
+from penstock.core.arrays import Int64, Ragged
+from penstock.core.compiled import address_of
+from penstock.core.errors import CorruptionError
+from penstock.shards import _column_kernels as ck
+from penstock.shards import _kernels as k
+from penstock.shards.document import DocumentTable
+from penstock.shards.layout import Column, ShardLayout, extra_places
+from penstock.shards.trees import UNITS, Tree
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def column_checksums(offsets: Array, columns: Sequence[Ragged]) -> Ragged:
+    """Checksums of the columns of a batch, uint64, a row for each document."""
+    chunks = -(-np.diff(offsets) // k.CHUNK_TOKENS) * len(columns)
+    starts = np.concatenate([[0], np.cumsum(chunks)]).astype(np.int64)
+    words = np.empty(int(starts[-1]), np.uint64)
+    addresses = np.array([address_of(rows.values) for rows in columns], np.uint64)
+    ck.checksum_columns(addresses, np.ascontiguousarray(offsets, np.int64), starts, words)
+    return Ragged(words, starts)
+
+
+@final
+class ExtraTable:
+    """Where the trees and columns of a dataset are.
+
+    Args:
+        table: Its document table.
+        layout: The layout of its shards.
+
+    Raises:
+        CorruptionError: A list would leave its file.
+    """
+
+    def __init__(self, table: DocumentTable, layout: ShardLayout, path_values: tuple[str, ...]) -> None:
+        self._table, self.columns, self.path_values = table, layout.columns, path_values
+        self.has_trees = layout.has_trees
+        self._first = int(layout.has_trees)
+        self._lists = np.zeros((len(table.batches), 3, len(layout.extras)), np.int64)
+        for shard in range(len(table.shard_starts) - 1):
+            data, address = table.mappings[shard], address_of(table.mappings[shard])
+            documents = int(table.shard_starts[shard + 1] - table.shard_starts[shard])
+            begin, end = table.shard_first_batch[shard : shard + 2].tolist()
+            for batch in range(begin, end):
+                rows = min(table.documents_per_batch, documents - (batch - begin) * table.documents_per_batch)
+                places = extra_places(data, table.batches[batch], rows, layout)
+                self._lists[batch, 0] = [place + address for place in places]
+                self._lists[batch, 1] = [
+                    int(data[place + 8 * rows : place + 8 * rows + 8].view(np.int64)[0]) for place in places
+                ]
+                self._lists[batch, 2] = rows
+
+    def column(self, name: str) -> Column | None:
+        """A column by name; None: there is none."""
+        return next((column for column in self.columns if column.name == name), None)
+
+    def tree(self, document: int) -> Tree | None:
+        """The tree of a document; None: it is an ordinary one without values.
+
+        Raises:
+            CorruptionError: It is not what was written; names the file and the document.
+        """
+        if not self.has_trees:
+            return None
+        words = self._words(document)
+        if not len(words):
+            return None
+        try:
+            return Tree.of_words(words, self.path_values, int(self._table.lengths[document, 0]))
+        except CorruptionError as error:
+            raise self._fault(document, str(error)) from None
+
+    def counts(self, documents: Annotated[Int64, "documents"]) -> Annotated[Int64, "documents 4"]:
+        """[n, 4] branches, paths, pairs and examples of documents, as `trees.UNITS` names them; 0 of those without."""
+        found = np.zeros((len(documents), len(UNITS)), np.int64)
+        if self.has_trees:
+            for row, document in enumerate(documents.tolist()):
+                words = self._words(document)
+                if len(words):
+                    found[row] = words[: len(UNITS)]
+        return found
+
+    def _words(self, document: int) -> Any:
+        shard, batch, row = self._table.locate(document)
+        data = self._table.mappings[shard]
+        address, count, rows = self._lists[batch, :, 0].tolist()
+        place = address - address_of(data)
+        begin, end = data[place + 8 * row : place + 8 * row + 16].view(np.int64).tolist()
+        if not 0 <= begin <= end <= count:
+            raise self._fault(document, "its tree leaves the file")
+        values = place + 8 * (rows + 1)
+        return data[values + 4 * begin : values + 4 * end].view(np.uint32)
+
+    def copy(
+        self,
+        pieces: Annotated[Int64, "pieces 3"],
+        places: Annotated[Int64, "pieces"],
+        wanted: Sequence[str],
+        out: Array,
+    ) -> None:
+        """Copy columns of pieces of documents to their slots.
+
+        Args:
+            pieces: Document, first token, tokens.
+            places: First slot of each piece.
+            wanted: Names of columns; those that the dataset lacks are left alone.
+            out: uint32 [columns, slots]: the bytes of the numbers.
+
+        Raises:
+            CorruptionError: They are not what was written; names the file and the document.
+        """
+        table, names = self._table, [column.name for column in self.columns]
+        if not names:
+            return
+        numbers = np.array([names.index(name) if name in names else -1 for name in wanted], np.int64)
+        fault, piece = ck.copy_columns(
+            places, self._lists, table.shard_starts, table.shard_first_batch, table.documents_per_batch,
+            table.lengths, pieces, numbers, self._first, out,
+        )  # fmt: skip
+        if fault != k.OK:
+            raise self._fault(int(pieces[piece, 0]), "its columns differ from their checksums")
+
+    def read(self, document: int) -> dict[str, Array]:
+        """Name → numbers of all tokens of a document."""
+        count = int(self._table.lengths[document, 0])
+        out = np.zeros((len(self.columns), count), np.uint32)
+        whole = np.array([[document, 0, count]])
+        self.copy(whole, np.zeros(1, np.int64), [column.name for column in self.columns], out)
+        return {column.name: values.view(column.dtype) for column, values in zip(self.columns, out, strict=True)}
+
+    def _fault(self, document: int, what: str) -> CorruptionError:
+        return CorruptionError(
+            f"{self._table.paths[self._table.locate(document)[0]]}: document {document}: {what}; copy the file again, "
+            "or prepare again; `penstock verify` lists all faults"
+        )
