@@ -461,7 +461,7 @@ def test_errors_name_place_finding_and_cure(record, settings, message):
     [
         ({"layout": "chatml"}, 'layout is "chatml"; expected auto or one of'),
         ({"call_ids": "long"}, "expected keep or short"),
-        ({"oasst_paths": "some"}, "expected best or all"),
+        ({"oasst_paths": "some"}, "expected best, all or ranked"),
         ({"fields": {"question": "q"}}, '"question" is no field of a layout'),
         ({"roles": {"assistant": "gpt"}}, r"expected a list of names: assistant: \[gpt\]"),
         ({"roles": {"assistant": ["a"], "user": ["a"]}}, "'a' is listed under assistant and user"),

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 VERBS = (
     "tokenizer", "prepare", "convert", "verify", "inspect", "plan",
-    "train", "distill", "plot", "eval", "generate", "chat", "serve", "export", "schema", "doctor",
+    "train", "distill", "reference", "rollouts", "plot", "eval", "generate", "chat", "serve", "export", "schema",
+    "doctor",
 )  # fmt: skip
 """In the order in which a user needs them, which is also the order in `--help`."""
 

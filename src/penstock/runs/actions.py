@@ -17,6 +17,7 @@ from penstock.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from penstock.runs.opening import Writer
+    from penstock.runs.rollouts import Rollouts
 
 MOST_AT_ONCE = 32
 """Maximum number of texts generated at the same time."""
@@ -51,6 +52,27 @@ def write_texts(
     writer = writer_of(open_model(opening), min(len(asked), MOST_AT_ONCE))
     written = writer.engine.generate_all(prompt_ids(writer, asked), [how for _, how in asked])
     return [one.text for one in written]
+
+
+def sample_rollouts(
+    open_model: Callable[[OpeningKeywords], Opened],
+    prompts: Sequence[Any],
+    reward: Any,
+    output: str | Path,
+    samples: int,
+    progress: bool,
+    settings: dict[str, Any],
+) -> "Rollouts":
+    """Answers to prompts, judged, as a dataset; see `Run.rollouts`."""
+    from penstock.runs.rollouts import write_rollouts
+
+    check_names("Run.rollouts", settings, GenerateKeywords)
+    opening = take_opening(settings)
+    sampling = _sampling({"temperature": 1.0, "min_tokens": 1, **settings})
+    records = [{"prompt": one} if isinstance(one, str) else one for one in prompts]
+    return write_rollouts(
+        open_model(opening), records, reward, output, samples=samples, sampling=sampling, progress=progress
+    )
 
 
 def write_reply(

@@ -1,6 +1,6 @@
 """`Run`: a trained model in its folder, with methods to generate, evaluate, serve, export, plot and resume."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, final, overload
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from penstock.runs.actions import Exported
+    from penstock.runs.rollouts import Rollouts
 
 
 @final
@@ -129,6 +130,37 @@ class Run(RunFolder):
 
         asked = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         return write_reply(self._open_model, asked, dict(settings))
+
+    def rollouts(
+        self,
+        prompts: Sequence[str | Mapping[str, Any]],
+        reward: Callable[[Mapping[str, Any], str], float] | str,
+        output: str | Path,
+        *,
+        samples: int = 8,
+        progress: bool = True,
+        **settings: Unpack[GenerateKeywords],
+    ) -> "Rollouts":
+        """Sample several answers to each prompt, judge them, and write them as a dataset for `training.policy`.
+
+        Args:
+            prompts: Texts; or records with `prompt` or `messages`, and what the reward needs besides.
+            reward: Function of (record, answer) that gives a number, or its name.
+            output: A new folder for the dataset.
+            samples: Answers to each prompt.
+            progress: Show progress.
+            settings: As for `generate`; temperature is 1 by default.
+
+        Returns:
+            The dataset, the mean reward, and a few examples.
+
+        Raises:
+            ConfigError: A setting is unknown or out of range, or a reward is no finite number.
+            RecordError: A prompt is missing, or fills the context.
+        """
+        from penstock.runs.actions import sample_rollouts
+
+        return sample_rollouts(self._open_model, prompts, reward, output, samples, progress, dict(settings))
 
     def evaluate(
         self,

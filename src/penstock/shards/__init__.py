@@ -7,12 +7,14 @@ of other rooms read documents by address through `DocumentTable`.
 from penstock.core.lazy_imports import public_names
 from penstock.shards.convert import import_corpus, write_megatron
 from penstock.shards.document import Corpus, Document, DocumentTable, Origin
+from penstock.shards.extend import extend_dataset
 from penstock.shards.finish import finish_dataset
 from penstock.shards.in_place import InPlaceCorpus, open_npy
 from penstock.shards.joined import JoinedCorpus
 from penstock.shards.layout import ShardLayout
 from penstock.shards.manifest import ChatInfo, DamagedSource, Manifest, ShardInfo, TokenizerInfo
 from penstock.shards.megatron import open_megatron
+from penstock.shards.trees import Tree, TreeDocument, build_tree
 from penstock.shards.verify import Fault, Report, verify
 from penstock.shards.writer import ShardWriter, SpanBlock
 
@@ -33,6 +35,10 @@ __all__ = [
     "ShardWriter",
     "SpanBlock",
     "TokenizerInfo",
+    "Tree",
+    "TreeDocument",
+    "build_tree",
+    "extend_dataset",
     "finish_dataset",
     "import_corpus",
     "open_megatron",

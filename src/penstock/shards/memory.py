@@ -12,10 +12,11 @@ from penstock.core.errors import ConfigError
 from penstock.shards.dataset import Dataset
 from penstock.shards.files import new_folder
 from penstock.shards.finish import finish_dataset
-from penstock.shards.layout import SPAN, Column, ShardLayout
-from penstock.shards.manifest import ShardInfo, TokenizerInfo
+from penstock.shards.layout import SPAN, TOKENIZER_FOLDER, Column, ShardLayout
+from penstock.shards.manifest import ChatInfo, ShardInfo, TokenizerInfo
 from penstock.shards.trees import Tree
 from penstock.shards.writer import ShardWriter, SpanBlock, slice_rows
+from penstock.tokenizers import Tokenizer
 
 Span = tuple[int, int, float]
 """(begin, end, loss weight) of a range of tokens."""
@@ -28,11 +29,12 @@ def write_dataset(
     spans: Sequence[Sequence[Span] | None] | None = None,
     texts: Sequence[str] | None = None,
     vocab_size: int | None = None,
-    tokenizer: TokenizerInfo | None = None,
+    tokenizer: TokenizerInfo | Tokenizer | None = None,
     documents_per_shard: int = 1_000_000,
     columns: Mapping[str, Sequence[Any]] | None = None,
     fills: Mapping[str, float] | None = None,
     trees: Sequence[Tree | None] | None = None,
+    chat: ChatInfo | None = None,
 ) -> Dataset:
     """Write a complete dataset from documents in memory, and open it.
 
@@ -42,13 +44,14 @@ def write_dataset(
         spans: For each document its loss-weight spans, or None for all weights 1; tokens outside spans have weight 0.
         texts: The raw text of each document, to be stored with it.
         vocab_size: One more than the highest id, if no tokenizer is given; None: from the ids.
-        tokenizer: The tokenizer of the ids; None: a nameless one.
+        tokenizer: The tokenizer of the ids; a whole one is saved with the dataset. None: a nameless one.
         documents_per_shard: Documents after which a new shard begins.
         columns: Name → for each document a number for each token, such as advantages: int32 if all are whole numbers of
             an integer type, else float32. The loader packs them: `row.columns[name]`.
         fills: Name of a column → its value in slots without such a token; 0 by default.
         trees: For each document its branches and paths, as `build_tree` makes them; None: an ordinary document. The
             values of paths must have the same names in all.
+        chat: Template and stop ids of a dataset of chats.
 
     Raises:
         OutputError: The folder is not empty, or cannot be written.
@@ -65,9 +68,12 @@ def write_dataset(
         raise ConfigError(f"{len(rows)} documents, but another number of spans or texts")
     if any(not weight >= 0 for row in spans or () for _, _, weight in row or ()):
         raise ConfigError("spans: a weight must be 0 or more")
+    whole = tokenizer if isinstance(tokenizer, Tokenizer) else None
     if tokenizer is None:
         size = vocab_size or int(rows.values.max(initial=0)) + 1
         tokenizer = TokenizerInfo(name="", fingerprint="", vocab_size=size)
+    elif isinstance(tokenizer, Tokenizer):
+        tokenizer = TokenizerInfo.of(tokenizer)
     if trees is not None:
         trees, spans = _with_trees(trees, len(rows), spans)
     of_columns = {name: _column_rows(name, values, len(rows)) for name, values in (columns or {}).items()}
@@ -102,9 +108,12 @@ def write_dataset(
                     columns={name: slice_rows(one, part.start, part.stop) for name, one in of_columns.items()},
                 )
                 shards.append(writer.finish())
+        if whole is not None:
+            whole.save(folder / TOKENIZER_FOLDER)
+        sealed = () if chat is None else chat.save(folder)
         finish_dataset(
             folder, shards=shards, layout=layout, tokenizer=tokenizer, configuration="", files=["memory"],
-            path_values=path_values,
+            path_values=path_values, sealed=sealed,
         )  # fmt: skip
     return Dataset.open(Path(path))
 

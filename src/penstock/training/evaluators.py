@@ -37,6 +37,7 @@ from penstock.training.distributed import Ranks
 from penstock.training.loss_groups import LossGroups, LossSums, means
 from penstock.training.losses import row_loss
 from penstock.training.metrics import SOURCE
+from penstock.training.path_training import HeldOutPreference, require_token_targets
 from penstock.training.settings import EvaluatorSettings
 
 
@@ -186,7 +187,9 @@ class HeldOutLoss:
             sum_over_ranks=ranks.sum,
         )
         # If the loader refuses something, it raises now rather than at the first evaluation.
-        check_ids(model, self._loader())
+        loader = self._loader()
+        check_ids(model, loader)
+        require_token_targets(loader, "the held-out loss")
 
     def __call__(self, model: LanguageModel, stop: Stop = never) -> dict[str, Any]:
         """See the class."""
@@ -271,6 +274,8 @@ def make_evaluators(
     for name, one in settings.items():
         if one.kind == "loss":
             made[name] = one.every, _held_out(name, one, datasets, sequence_length, model, ranks)
+        elif one.kind == "preference":
+            made[name] = one.every, HeldOutPreference(name, one, sequence_length, ranks)
         elif one.kind == "own":
             from penstock.training.own import EvaluatorOfOwn
 

@@ -30,7 +30,7 @@ from penstock.training.path_settings import OLD_COLUMN, REFERENCE_COLUMN, Policy
 from penstock.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from penstock.training.settings import TrainSettings
+    from penstock.training.settings import EvaluatorSettings, TrainSettings
 
 
 def log_probabilities(model: LanguageModel, hidden: Tensor, targets: Tensor) -> Tensor:
@@ -125,12 +125,20 @@ class PathTraining:
         loader: This rank's.
         settings: How to train.
         device: The model's.
+        reference: The reference model, if there is one already.
 
     Raises:
         ConfigError: The data lack what the loss needs, or another setting excludes it.
     """
 
-    def __init__(self, model: LanguageModel, loader: Loader, settings: "TrainSettings", device: torch.device) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        loader: Loader,
+        settings: "TrainSettings",
+        device: torch.device,
+        reference: Reference | None = None,
+    ) -> None:
         chosen = settings.preference or settings.policy
         assert chosen is not None
         self.settings: PreferenceSettings | PolicySettings = chosen
@@ -139,7 +147,7 @@ class PathTraining:
         self._check(loader, settings)
         self.reference: Reference | None = None
         if chosen.needs_reference:
-            kind = chosen.reference
+            kind = chosen.reference if reference is None else reference.kind
             if kind == "auto":
                 has = REFERENCE_COLUMN in loader.columns
                 kind = "cached" if has else "lora" if model.lora is not None else "initial"
@@ -148,9 +156,9 @@ class PathTraining:
                     f"{self._name}: reference cached needs the column {REFERENCE_COLUMN!r} in the data; write it with "
                     "`penstock reference`, or take initial, lora or a model"
                 )
-            self.reference = Reference(kind, model, device)
+            self.reference = reference or Reference(kind, model, device)
         self._columns = [name for name in (REFERENCE_COLUMN, OLD_COLUMN) if name in loader.columns]
-        self._divisor, self._point = 1.0, 0.0
+        self.divisor, self._point = 1.0, 0.0
         self._sums: Figures = {}
 
     def _check(self, loader: Loader, settings: "TrainSettings") -> None:
@@ -181,13 +189,13 @@ class PathTraining:
         """Make ready for the rows of a step: its divisor, and kto's reference point."""
         chosen, units = self.settings, step.units
         if isinstance(chosen, PreferenceSettings):
-            self._divisor = max(1.0, float(units["pairs" if chosen.of_pairs else "examples"]))
+            self.divisor = max(1.0, float(units["pairs" if chosen.of_pairs else "examples"]))
             if "kto" in chosen.weights:
                 self._point = self._reference_point(rows, ranks)
         elif chosen.normalise == "token":
-            self._divisor = max(1e-12, step.loss_denominator)
+            self.divisor = max(1e-12, step.loss_denominator)
         else:
-            self._divisor = max(1.0, float(units["paths"])) * (chosen.length or 1)
+            self.divisor = max(1.0, float(units["paths"])) * (chosen.length or 1)
 
     def _reference_point(self, rows: Sequence[ModelInput], ranks: Ranks) -> float:
         """The mean of log π − log π_ref over the step's mismatched answers, at least 0."""
@@ -234,9 +242,9 @@ class PathTraining:
         with torch.enable_grad():
             if isinstance(self.settings, PreferenceSettings):
                 found, figures = preference_loss(scores, logs, reference, self.settings, self._point)
-                found = found / self._divisor
+                found = found / self.divisor
             else:
-                found, figures = policy_loss(scores, logs, reference, self.settings, self._divisor)
+                found, figures = policy_loss(scores, logs, reference, self.settings, self.divisor)
         if not torch.is_grad_enabled() or not found.requires_grad:
             return hidden.sum() * 0.0 + found.detach().to(hidden.dtype), figures
         (derivative,) = torch.autograd.grad(found, logs)
@@ -309,3 +317,68 @@ def figure_means(
     if all(counts.values()):
         found["margin"] = found["chosen_reward"] - found["rejected_reward"]
     return found
+
+
+@final
+class HeldOutPreference:
+    """Loss, accuracy and margin of held-out answers, compared as in training; each document is used once.
+
+    Args:
+        name: Name of the evaluator, for errors.
+        settings: The data.
+        sequence_length: Slots per row.
+        ranks: The processes that evaluate together.
+    """
+
+    def __init__(self, name: str, settings: "EvaluatorSettings", sequence_length: int, ranks: Ranks) -> None:
+        self._name, self._settings, self._length, self._ranks = name, settings, sequence_length, ranks
+        self._paths: PathTraining | None = None
+
+    def begin(self, model: LanguageModel, settings: "TrainSettings", training: PathTraining | None) -> None:
+        """Make ready, with the reference model of training.
+
+        Raises:
+            ConfigError: `training.preference` is not set, or the data do not fit it.
+        """
+        if training is None or settings.preference is None:
+            raise ConfigError(f"evaluator {self._name!r}: kind preference needs training.preference; set it")
+        place, mixture, length = self._ranks.place, self._settings.mixture, self._length
+        self._loader = lambda: Loader(
+            mixture,
+            sequence_length=length,
+            rows_per_step=8 * place.size,
+            requirements=model.requirements(),
+            data_parallel=place,
+            threads=1,
+        )
+        try:
+            self._paths = PathTraining(model, self._loader(), settings, self._ranks.device, training.reference)
+        except ConfigError as error:
+            raise ConfigError(f"evaluator {self._name!r}: {error}") from error
+
+    def __call__(self, model: LanguageModel, stop: Any) -> dict[str, Any]:
+        """`loss`, `accuracy`, `margin` and what training reports besides; empty if `stop` became true."""
+        paths = self._paths
+        assert paths is not None
+        names, loss, taken = figure_names(paths.settings), 0.0, 0
+        sums: Figures = {}
+        units: dict[str, int] = {}
+        for step in self._loader():
+            rows = list(step)
+            with torch.no_grad():
+                paths.begin(rows, step, self._ranks)
+                for row in rows:
+                    share, figures = paths.loss(row, model)
+                    loss += float(share) * paths.divisor
+                    sums = {name: sums.get(name, 0.0) + value for name, value in figures.items()}
+            units = {name: units.get(name, 0) + count for name, count in step.units.items()}
+            taken += len(step) * self._ranks.place.size
+            if stop():
+                return {}
+            if self._settings.rows is not None and taken >= self._settings.rows:
+                break
+        loss, *totals = self._ranks.sum([loss, *(sums.get(name, 0.0) for name in names)])
+        assert isinstance(paths.settings, PreferenceSettings)
+        count = units.get("pairs" if paths.settings.of_pairs else "examples", 0)
+        found = figure_means(paths.settings, dict(zip(names, totals, strict=True)), units)
+        return {"loss": loss / max(count, 1), **found}

@@ -175,10 +175,11 @@ class CheckpointSettings:
 
 _KEYS = {
     "loss": ("data", "slice", "objective", "sources", "rows"),
+    "preference": ("data", "slice", "sources", "rows"),
     "samples": ("prompts", "max_tokens", "temperature"),
     "own": ("function",),
 }
-"""Kind of evaluator → the keys that only this kind has."""
+"""Kind of evaluator → the keys that only some kinds have."""
 SCORED_TASKS = ("mmlu", "bits_per_byte")
 """Tasks that score given texts and generate none."""
 
@@ -188,22 +189,23 @@ SCORED_TASKS = ("mmlu", "bits_per_byte")
 class EvaluatorSettings:
     """An evaluation of the model at intervals during training."""
 
-    kind: Literal["loss", "samples", "task", "own"] = "loss"
-    """loss: on held-out data, with bits per byte if the dataset knows its text's bytes. samples: texts that the model
+    kind: Literal["loss", "preference", "samples", "task", "own"] = "loss"
+    """loss: on held-out data, with bits per byte if the dataset knows its text's bytes. preference: loss, accuracy and
+    margin of held-out answers, as `training.preference` compares them. samples: texts that the model
     generates. task: the score on a real task. own: the figures of your own function."""
     every: int = 500
     """Steps between evaluations; there is one at the end too."""
     data: str | None = None
-    """loss: a dataset folder or a glob; its documents are used once, in their order."""
+    """loss, preference: a dataset folder or a glob; its documents are used once, in their order."""
     slice: tuple[float, float] = (0.0, 1.0)
-    """loss: the part of the documents of `data` to use, as fractions of their number."""
+    """loss, preference: the part of the documents of `data` to use, as fractions of their number."""
     objective: Objective = field(default_factory=Causal)
     """loss: the objective for the documents of `data`."""
     sources: Sequence[Source] = ()
-    """loss: several datasets instead of `data`, written like the sources of the section `data`; each document is used
-    once. `loss` is then the mean of the sources' losses, weighted by their shares."""
+    """loss, preference: several datasets instead of `data`, written like the sources of the section `data`; each
+    document is used once. `loss` is then the mean of the sources' losses, weighted by their shares."""
     rows: int | None = None
-    """loss: maximum number of rows; None: all."""
+    """loss, preference: maximum number of rows; None: all."""
     prompts: tuple[str, ...] = ("",)
     """samples: the prompts; each text begins with BOS and its prompt."""
     max_tokens: int = 64
@@ -217,13 +219,13 @@ class EvaluatorSettings:
 
     def __post_init__(self) -> None:
         _above_zero("evaluators", self, "every", "rows", "max_tokens")
-        if self.kind not in ("loss", "samples", "task", "own"):
-            raise ConfigError(f"evaluators: kind must be loss, samples, task or own, got {self.kind!r}")
+        if self.kind not in ("loss", "preference", "samples", "task", "own"):
+            raise ConfigError(f"evaluators: kind must be loss, preference, samples, task or own, got {self.kind!r}")
         if self.kind == "own" and self.function is None:
             raise ConfigError("evaluators: kind own needs function, such as my_code.py:score")
         if self.kind == "samples":
             Sampling(temperature=self.temperature, max_tokens=self.max_tokens)
-        if self.kind == "loss":
+        if self.kind in ("loss", "preference"):
             _ = self.mixture
         if (self.kind == "task") != (self.task is not None):
             raise ConfigError("evaluators: kind task and the key task, such as {name: mmlu, data: FOLDER}, go together")
@@ -232,9 +234,10 @@ class EvaluatorSettings:
     def _refuse_ignored(self) -> None:
         """Refuse settings of another kind of evaluator."""
         for key in fields(self):
-            kind = next((kind for kind, keys in _KEYS.items() if key.name in keys), self.kind)
+            kinds = [kind for kind, keys in _KEYS.items() if key.name in keys] or [self.kind]
+            kind = kinds[0]
             default = key.default if key.default_factory is MISSING else key.default_factory()
-            if kind != self.kind and getattr(self, key.name) != default:
+            if self.kind not in kinds and getattr(self, key.name) != default:
                 raise ConfigError(
                     f"evaluators: {key.name} goes with kind {kind}, and this one's is {self.kind}; leave {key.name} "
                     f"out, or set kind to {kind}"
@@ -242,10 +245,10 @@ class EvaluatorSettings:
 
     @property
     def mixture(self) -> Mixture:
-        """kind loss: the sources, each document used once."""
+        """kind loss or preference: the sources, each document used once."""
         if (self.data is None) == (not self.sources):
             found = "neither" if self.data is None else "both"
-            raise ConfigError(f"evaluators: kind loss needs data, a dataset folder, or sources; found {found}")
+            raise ConfigError(f"evaluators: kind {self.kind} needs data, a dataset folder, or sources; found {found}")
         if self.data is not None:
             held_out = Source(
                 self.data, name="held out", slice=self.slice, objective=self.objective, shuffle="none", max_epochs=1

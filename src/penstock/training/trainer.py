@@ -44,7 +44,7 @@ from penstock.training.loss_groups import LossGroups, LossSums, inner_of, means
 from penstock.training.losses import hidden_loss, row_loss
 from penstock.training.optimizers import Optimizers
 from penstock.training.own import LossOfOwn, OwnState, load_on_step
-from penstock.training.path_training import PathTraining, require_token_targets
+from penstock.training.path_training import HeldOutPreference, PathTraining, require_token_targets
 from penstock.training.processes import Interruption
 from penstock.training.run_folder import CHECKPOINTS, MODEL, RUN_FILE
 from penstock.training.settings import TrainSettings
@@ -147,6 +147,9 @@ class Trainer:
             getattr(self._optimizers, "fused", None),
         )
         self._evaluators = dict(evaluators)
+        for _, evaluator in self._evaluators.values():
+            if isinstance(evaluator, HeldOutPreference):
+                evaluator.begin(model, settings, self._paths)
         names = () if groups is None else groups.names
         self._parts = LossSums(names, len(model.prediction_weights), ranks.device)
 

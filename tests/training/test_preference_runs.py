@@ -1,0 +1,225 @@
+"""Runs that learn from whole answers: end to end from records, resumed exactly, evaluated, with every reference."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from python_makers import KillAfter, KilledError
+
+import penstock as ps
+from makers.datasets import prepare_here
+from makers.texts import make_texts, write_json_lines
+from makers.tokenizers import CHAT_CONTROLS, CHATML, tiny_tokenizer
+from penstock.core.errors import ConfigError, OutputError, RecordError, StateError
+from penstock.runs.reference import cache_reference
+from penstock.training.path_settings import OLD_COLUMN, REFERENCE_COLUMN
+
+SETTINGS = {"steps": 6, "threads": 1, "learning_rate": 3e-3, "checkpoints": {"every": 2}, "progress": False}
+PREFERENCE = {"kind": "dpo", "beta": 0.5}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Pairs in which the better answer says "water", labelled answers, a held-out set, and a run to begin with."""
+    folder = tmp_path_factory.mktemp("answers")
+    texts = make_texts(120)
+    tokenizer = tiny_tokenizer(folder / "tokenizer", texts, 340, ["<|endoftext|>", *CHAT_CONTROLS])
+    pairs = [
+        {"prompt": text[:30], "chosen": f"water {n % 7}", "rejected": f"pipe {n % 5}"} for n, text in enumerate(texts)
+    ]
+    labelled = [
+        {"prompt": text[:30], "completion": f"{'water' if n % 2 else 'pipe'} {n % 7}", "label": bool(n % 2)}
+        for n, text in enumerate(texts)
+    ]
+    for name, records in (("pairs", pairs[:100]), ("held", pairs[100:]), ("labels", labelled)):
+        write_json_lines(folder / f"{name}.jsonl", records)
+        prepare_here(folder / f"{name}.jsonl", tokenizer, folder / name, template=CHATML, answers="tree")
+    prepare_here(folder / "pairs.jsonl", tokenizer, folder / "best", template=CHATML)
+    ps.train(model_for(folder), loader_for(folder / "best"), output=folder / "base", **SETTINGS)
+    return folder
+
+
+def model_for(folder, **more):
+    vocab_size = ps.open_dataset(folder / "pairs").tokenizer.vocab_size
+    return ps.build_model(layers=2, width=16, heads=2, vocab_size=vocab_size, **more)
+
+
+def loader_for(path, **more):
+    return ps.Loader(path, **{"sequence_length": 128, "rows_per_step": 4, "seed": 1, **more})
+
+
+def start(data, output, name="pairs", model=None, **more):
+    settings = {**SETTINGS, "preference": PREFERENCE, **more}
+    return ps.train(model_for(data) if model is None else model, loader_for(data / name), output=output, **settings)
+
+
+def losses(run):
+    return [record["loss"] for record in run.metrics]
+
+
+def test_a_run_learns_to_prefer(data, tmp_path):
+    run = start(
+        data,
+        tmp_path / "run",
+        steps=30,
+        evaluators={"held": {"kind": "preference", "data": str(data / "held"), "every": 30}},
+    )
+    first, last = run.metrics[0], run.metrics[-1]
+    # Model and reference are the same at first.
+    assert first["loss"] == pytest.approx(math.log(2), rel=1e-6)
+    assert first["preference.margin"] == pytest.approx(0, abs=1e-6)
+    assert last["loss"] < 0.2
+    assert last["preference.accuracy"] == 1
+    assert last["held/accuracy"] > 0.9
+    assert last["held/loss"] < 0.5
+    assert last["held/margin"] > 0
+
+
+def test_killed_and_resumed_is_the_same(data, tmp_path):
+    whole = start(data, tmp_path / "whole")
+    with pytest.raises(KilledError, match="after step"):
+        start(data, tmp_path / "killed", on_step=KillAfter(3))
+    again = start(data, tmp_path / "killed", resume=True)
+    assert losses(again) == losses(whole)
+    assert [one["preference.margin"] for one in again.metrics] == [one["preference.margin"] for one in whole.metrics]
+
+
+def test_another_reference_is_refused_at_a_resume(data, tmp_path):
+    run = start(data, tmp_path / "run", steps=2, preference={**PREFERENCE, "reference": str(data / "base")})
+    with pytest.raises(StateError, match="the reference model is"):
+        start(data, tmp_path / "run", resume=True, preference={**PREFERENCE, "reference": "initial"})
+    assert run.step == 2
+
+
+def test_every_reference_gives_the_same(data, tmp_path):
+    """The run's own beginning, the same weights from a folder, and their log-probabilities stored with the data."""
+    found = {}
+    begin = str(data / "base")
+    for reference in ("initial", begin):
+        preference = {**PREFERENCE, "reference": reference}
+        found[reference] = losses(start(data, tmp_path / f"run{len(found)}", model=begin, preference=preference))
+    cache_reference(begin, data / "pairs", tmp_path / "cached", threads=1, progress=False)
+    assert REFERENCE_COLUMN in [column.name for column in ps.open_dataset(tmp_path / "cached").manifest.columns]
+    # The name decides the order of documents.
+    loader = loader_for(ps.Source(tmp_path / "cached", name="pairs"))
+    run = ps.train(begin, loader, output=tmp_path / "c", preference=PREFERENCE, **SETTINGS)
+    assert found[begin] == found["initial"]
+    assert losses(run) == pytest.approx(found["initial"], rel=1e-5)
+    with pytest.raises(ConfigError, match="has a column"):
+        cache_reference(begin, tmp_path / "cached", tmp_path / "twice", threads=1, progress=False)
+    with pytest.raises(OutputError, match="not empty"):
+        cache_reference(begin, data / "pairs", tmp_path / "cached", threads=1, progress=False)
+
+
+def test_lora_switched_off_is_the_reference(data, tmp_path):
+    pytest.importorskip("peft")
+    begin, lora = str(data / "base"), {"rank": 4}
+    with_lora = start(data, tmp_path / "a", model=begin, lora=lora)
+    frozen = start(data, tmp_path / "b", model=begin, lora=lora, preference={**PREFERENCE, "reference": begin})
+    assert losses(with_lora) == pytest.approx(losses(frozen), rel=1e-5)
+    assert losses(with_lora)[0] == pytest.approx(math.log(2), rel=1e-6)
+
+
+def test_kto_has_its_reference_point(data, tmp_path):
+    run = start(data, tmp_path / "run", "labels", steps=20, preference={"kind": "kto", "beta": 0.5})
+    first, last = run.metrics[0], run.metrics[-1]
+    assert first["loss"] == pytest.approx(0.5, rel=1e-6)
+    assert last["loss"] < 0.4
+    assert last["preference.margin"] > 0.5
+    assert any(record["preference.reference_point"] > 0 for record in run.metrics)
+
+
+def test_tokens_of_compared_answers_are_not_trained_alike(data, tmp_path):
+    for more in ({}, {"evaluators": {"held": {"data": str(data / "held")}}, "preference": PREFERENCE}):
+        with pytest.raises(ConfigError, match="the worse ones too"):
+            ps.train(model_for(data), loader_for(data / "pairs"), output=tmp_path / "run", **SETTINGS, **more)
+    with pytest.raises(ConfigError, match="'best' has no paths"):
+        start(data, tmp_path / "run", "best")
+    evaluators = {"held": {"kind": "preference", "data": str(data / "held")}}
+    with pytest.raises(ConfigError, match=r"needs training\.preference"):
+        ps.train(model_for(data), loader_for(data / "best"), output=tmp_path / "run", evaluators=evaluators, **SETTINGS)
+
+
+def judge(record, answer):
+    return answer.count("e") + 2.0 * answer.count("water")
+
+
+@pytest.fixture(scope="module")
+def rollouts(data):
+    run = ps.open_run(data / "base")
+    prompts = [{"messages": [{"role": "user", "content": text[:20]}]} for text in make_texts(12)]
+    return run.rollouts(prompts, judge, data / "rollouts", samples=4, max_tokens=12, threads=1, progress=False)
+
+
+def test_rollouts_are_groups_with_rewards(data, rollouts):
+    dataset = ps.open_dataset(data / "rollouts")
+    assert len(dataset) == rollouts.prompts == 12
+    assert ps.shards.verify(data / "rollouts").sound
+    tokenizer, rewards = dataset.loaded_tokenizer, []
+    for document in dataset:
+        assert len(document.tree.paths) == 4
+        for path in range(4):
+            text = tokenizer.decode(document.tokens[document.tree.slots(path)])
+            answer = re.sub(r"<\|\w+\|>", "", text.split("<|im_start|>assistant\n")[1])
+            rewards.append(document.tree.value("reward")[path])
+            assert rewards[-1] == judge({}, answer)
+    assert rollouts.mean_reward == pytest.approx(np.mean(rewards))
+    assert len({tuple(document.tree.value("reward")) for document in dataset}) > 6
+
+
+def test_the_sampler_and_training_agree_on_log_probabilities(data, rollouts):
+    again = cache_reference(data / "base", data / "rollouts", data / "scored", threads=1, progress=False)
+    assert rollouts.prompts
+    for document in again:
+        trained = document.loss_weights != 0
+        ours, theirs = (document.columns[name][trained] for name in (REFERENCE_COLUMN, OLD_COLUMN))
+        assert trained.any()
+        np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_a_policy_learns_from_rewards(data, tmp_path, rollouts):
+    loader = ps.Loader(ps.Source(data / "rollouts", max_epochs=8), sequence_length=256, rows_per_step=2)
+    settings = {**SETTINGS, "steps": None, "learning_rate": 1e-3, "warmup_steps": 1, "schedule": "constant"}
+    run = ps.train(str(data / "base"), loader, output=tmp_path / "run", policy={"clip_high": 0.3}, **settings)
+    first = run.metrics[0]
+    # One step of the policy that sampled: ratios are 1.
+    assert first["policy.log_ratio"] < 1e-5
+    assert first["policy.clipped"] == 0
+    prompts = [{"messages": [{"role": "user", "content": text[:20]}]} for text in make_texts(12)]
+    more = run.rollouts(prompts, judge, tmp_path / "more", samples=4, max_tokens=12, threads=1, progress=False)
+    assert more.mean_reward > rollouts.mean_reward
+    assert rollouts.spread > 6
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "reason"),
+    [
+        ({"samples": 1}, ConfigError, "at least 2"),
+        ({"prompts": []}, RecordError, "no prompts"),
+        ({"prompts": [{"text": "a"}]}, RecordError, "expected a text in 'prompt'"),
+        ({"prompts": ["water " * 300]}, RecordError, "tokens; expected 1 to"),
+        ({"reward": lambda record, answer: float("nan")}, ConfigError, "expected a finite number"),
+        ({"reward": lambda answer: 1.0}, ConfigError, "reward"),
+    ],
+)
+def test_bad_rollouts_are_refused(data, tmp_path, change, error, reason):
+    given = {"prompts": ["water"], "reward": judge, "output": tmp_path / "d", "samples": 2, **change}
+    with pytest.raises(error, match=reason):
+        ps.open_run(data / "base").rollouts(max_tokens=4, threads=1, progress=False, **given)
+    assert not (tmp_path / "d").exists()
+
+
+def test_the_commands(data, tmp_path, command_line):
+    write_json_lines(tmp_path / "prompts.jsonl", [{"prompt": "water"}, {"prompt": "pipe"}])
+    (tmp_path / "judge.py").write_text("def reward(record, answer):\n    return len(answer)\n")
+    code, said, _ = command_line(
+        "rollouts", data / "base", tmp_path / "prompts.jsonl", "--reward", f"{tmp_path}/judge.py:reward", "--output",
+        tmp_path / "r", "--samples", 3, "--max-tokens", 5, "--threads", 1,
+    )  # fmt: skip
+    assert code == 0
+    assert "2 prompts: mean reward" in said
+    code, said, _ = command_line("reference", data / "base", tmp_path / "r", "--output", tmp_path / "s", "--threads", 1)
+    assert (code, "2 documents with the column" in said) == (0, True)
+    assert torch.isfinite(torch.tensor(ps.open_dataset(tmp_path / "s")[0].columns[REFERENCE_COLUMN])).all()
