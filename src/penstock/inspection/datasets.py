@@ -22,6 +22,7 @@ from penstock.loader._plan_kernels import PIECE
 from penstock.loader.loader import Loader
 from penstock.sampling._kernels import SKIPPED
 from penstock.shards import JoinedCorpus
+from penstock.shards.trees import BranchView
 
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
 
@@ -83,6 +84,8 @@ class DocumentView:
     texts: tuple[str, ...]
     """Text of each token."""
     loss_weights: tuple[float, ...]
+    branches: tuple[BranchView, ...] = ()
+    """Of a prefix tree; empty for an ordinary document."""
 
 
 def summarise(dataset: Any) -> DatasetSummary:
@@ -147,6 +150,7 @@ def view_document(dataset: Any, number: int, tokenizer: Any, *, lines: bool = Fa
         tokens=tuple(int(token) for token in document.tokens),
         texts=tuple(token_texts(tokenizer, document.tokens, lines=lines)),
         loss_weights=tuple(float(weight) for weight in document.loss_weights),
+        branches=() if document.tree is None else tuple(document.tree.describe(len(document.tokens))),
     )
 
 

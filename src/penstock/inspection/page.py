@@ -161,6 +161,7 @@ def _document(document: PageDocument, names: list[str], vocabulary: Vocabulary, 
         "notes": [[note[0], readable(note[1])] for note in document.notes],
         "ok": document.ok,
         "checks": list(document.checks),
+        **({"branches": [list(branch) for branch in document.branches]} if document.branches else {}),
     }
 
 

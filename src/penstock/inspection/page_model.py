@@ -14,6 +14,7 @@ from penstock.chat.encoder import EncodedChat
 from penstock.core.errors import ConfigError
 from penstock.inspection.datasets import DocumentView
 from penstock.inspection.rows import RowView
+from penstock.shards.trees import BranchView
 
 Array = np.ndarray[Any, Any]
 
@@ -68,6 +69,8 @@ class PageDocument:
     """Whether the mask is proven; None = not checked."""
     checks: Sequence[str] = ()
     """Results of additional checks: "generation tags agree"."""
+    branches: Sequence[BranchView] = ()
+    """Of a prefix tree; empty for an ordinary document."""
 
     def __post_init__(self) -> None:
         arrays = {"pieces": self.pieces, "loss_weights": self.loss_weights, "roles": self.roles, "turns": self.turns}
@@ -180,6 +183,7 @@ def from_dataset(view: DocumentView, control_ids: frozenset[int] = frozenset()) 
         ids=ids,
         loss_weights=weights,
         is_control=np.isin(ids, list(control_ids)),
+        branches=view.branches,
     )
 
 

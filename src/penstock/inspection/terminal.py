@@ -16,13 +16,12 @@ from rich.text import Text
 from penstock.inputs import IGNORE
 from penstock.inspection.datasets import DatasetSummary, DocumentView, PlanReport
 from penstock.inspection.rows import RowDocument, RowView, Stretch
-from penstock.inspection.terminal_tokens import COLOURS, Style
+from penstock.inspection.terminal_tokens import COLOURS, Style, colour_of, letter_of, tree_view
 
 CHARACTERS = 5
 """Characters of an original document to show, per token of the limit."""
 FEW = 4
 """Up to this number of parts (including spans), long ones are each shown from both ends."""
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 QUANTILE_NAMES = {"0": "shortest", "0.5": "median", "1": "longest"}
 BAR = 40
 """Characters of the longest bar."""
@@ -73,7 +72,15 @@ def document_view(document: DocumentView, style: Style, max_tokens: int) -> Grou
     """One document with its origin; a long one is shown from both ends."""
     head = Text(f"document {document.number}  {document.origin}  {len(document.tokens):,} tokens", style="bold")
     weights = [0.0, *document.loss_weights[1:]] if document.loss_weights else []
-    return Group(head, _flow(document.texts, weights, COLOURS[0], style, max_tokens), Text())
+    if not document.branches:
+        return Group(head, _flow(document.texts, weights, COLOURS[0], style, max_tokens), Text())
+    parts: list[Any] = []
+    each = max(2, max_tokens // len(document.branches))
+    for number, branch in enumerate(document.branches):
+        inside = slice(branch.begin, branch.end)
+        parts.append(Text(f"{letter_of(number)} {branch}", style=f"bold {colour_of(number)}"))
+        parts.append(_flow(document.texts[inside], weights[inside], colour_of(number), style, each))
+    return Group(head, tree_view(document.branches, style.width), *parts, Text())
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -97,7 +104,7 @@ def row_view(row: RowView, style: Style, max_tokens: int) -> Group:
         if document.stretches:
             parts += parts_of_document(row, document, weights, style, max_tokens)
             continue
-        parts.append(_flow(row.texts[begin:end], weights[begin:end].tolist(), _colour(number), style, max_tokens))
+        parts.append(_flow(row.texts[begin:end], weights[begin:end].tolist(), colour_of(number), style, max_tokens))
     if padding:
         parts.append(Text(f"· padding  slots {row.num_tokens}–{row.sequence_length - 1}, never a target", style="dim"))
     return Group(*parts, Text())
@@ -123,9 +130,9 @@ def slots_view(row: RowView, begin: int, end: int) -> Table:
             target = int(targets[slot])
             cells += ["–" if target == IGNORE else Text(row.spell(target)), f"{weights[slot]:g}"]
         cells += [roles.get(slot, "")] if roles else []
-        letter = "·" if owner is None else _letter(owner)
+        letter = "·" if owner is None else letter_of(owner)
         token = Text("padding" if owner is None else row.texts[slot])
-        style = "dim" if owner is None else _colour(owner)
+        style = "dim" if owner is None else colour_of(owner)
         table.add_row(str(slot), letter, str(row.positions[slot]), str(row.tokens[slot]), token, *cells, style=style)
     return table
 
@@ -146,7 +153,7 @@ def _document_head(row: RowView, document: RowDocument, number: int) -> Text:
     epoch = f", epoch {document.epoch}" if document.epoch else ""
     first, last = row.positions[begin], row.positions[end - 1]
     return Text.assemble(
-        (f"{_letter(number)} ", f"bold {_colour(number)}"),
+        (f"{letter_of(number)} ", f"bold {colour_of(number)}"),
         (f"{document.source}", "bold"),
         _task(document),
         f"  {document.origin} (document {document.document}{part}{epoch})",
@@ -170,7 +177,7 @@ def _strip(row: RowView, width: int) -> Text:
     strip = Text()
     for cell in range(cells):
         owner = owners[(2 * cell + 1) * row.sequence_length // (2 * cells)]
-        strip.append(*("·", "dim") if owner < 0 else (_letter(owner), f"reverse {_colour(owner)}"))
+        strip.append(*("·", "dim") if owner < 0 else (letter_of(owner), f"reverse {colour_of(owner)}"))
     return strip
 
 
@@ -367,11 +374,3 @@ def _size(size: float) -> str:
 
 def _plural(word: str, count: int) -> str:
     return word if count == 1 else f"{word}s"
-
-
-def _letter(number: int) -> str:
-    return LETTERS[number % len(LETTERS)]
-
-
-def _colour(number: int) -> str:
-    return COLOURS[number % len(COLOURS)]

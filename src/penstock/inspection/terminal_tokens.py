@@ -1,5 +1,6 @@
 """Tokens in a terminal: roles and trained tokens in colour, or with brackets instead of colours."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -10,6 +11,7 @@ from rich.text import Text
 from penstock.core.terminal import safe_console
 from penstock.inspection.page import readable
 from penstock.inspection.page_model import PageDocument, with_blanks
+from penstock.shards.trees import BranchView
 
 COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 """Colours for the documents of a row, in turn; neighbours differ."""
@@ -17,6 +19,19 @@ COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 
 ROLE_COLOURS = {"assistant": "cyan", "user": "yellow", "system": "magenta", "tool": "green", "developer": "red"}
 """Other roles are blue; text of the template around the turns is white."""
+
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+def letter_of(number: int) -> str:
+    """A letter for a document of a row, or a branch of a tree."""
+    return LETTERS[number % len(LETTERS)]
+
+
+def colour_of(number: int) -> str:
+    """Its colour."""
+    return COLOURS[number % len(COLOURS)]
 
 
 @final
@@ -82,6 +97,8 @@ def conversation_view(document: PageDocument, style: Style, max_tokens: int) -> 
     heading = f"{document.title}  {document.origin}  {len(document.ids):,} tokens, {document.trained_share:.1%} trained"
     parts: list[Any] = [Text(heading + proven, style="bold")]
     parts += [Text(f"! {note[0]}: {readable(note[1])}", style="yellow") for note in document.notes]
+    if document.branches:
+        return Group(*parts, tree_view(document.branches, style.width), *_branches(document, style, max_tokens), Text())
     shown = min(len(document.ids), max_tokens)
     roles = np.full(shown, -1) if document.roles is None else np.asarray(document.roles)[:shown]
     for begin, end in _stretches(with_blanks(document.pieces, roles)):
@@ -94,6 +111,18 @@ def conversation_view(document: PageDocument, style: Style, max_tokens: int) -> 
     if shown < len(document.ids):
         parts.append(Text(f"…{len(document.ids) - shown:,} more tokens", style="bold"))
     return Group(*parts, Text())
+
+
+def _branches(document: PageDocument, style: Style, max_tokens: int) -> Iterator[Any]:
+    """A heading and the text of each branch of a prefix tree; a long one is cut."""
+    each = max(2, max_tokens // len(document.branches))
+    for number, branch in enumerate(document.branches):
+        colour = colour_of(number)
+        yield Text(f"▌ {branch}", style=f"bold {colour}")
+        end = min(branch.end, branch.begin + each)
+        yield Padding(_flow(document, branch.begin, end, colour, style), (0, 0, 0, 2), expand=False)
+        if end < branch.end:
+            yield Text(f"…{branch.end - end:,} more tokens", style="bold")
 
 
 def legend(style: Style) -> Text:
@@ -141,3 +170,17 @@ def _stretches(*arrays: Any) -> list[tuple[int, int]]:
     changes = np.any([array[1:] != array[:-1] for array in arrays], axis=0)
     starts = [0, *(np.flatnonzero(changes) + 1).tolist()]
     return list(zip(starts, [*starts[1:], count], strict=True))
+
+
+def tree_view(branches: Sequence[BranchView], width: int) -> Text:
+    """A line for each branch, as long as its tokens, where it stands in its paths."""
+    longest = max(branch.position + branch.end - branch.begin for branch in branches)
+    cells = min(width - 2, longest)
+    drawn = Text()
+    for number, branch in enumerate(branches):
+        first = branch.position * cells // longest
+        count = max(1, (branch.position + branch.end - branch.begin) * cells // longest - first)
+        drawn.append(" " * first)
+        drawn.append(letter_of(number) * count + "\n", style=f"reverse {colour_of(number)}")
+    drawn.rstrip()
+    return drawn

@@ -9,7 +9,7 @@ from penstock.core.errors import ConfigError
 from penstock.loader.mixture import Mixture
 from penstock.loader.rewriting import Rewriting
 from penstock.loader.steps import StepPlan
-from penstock.shards import Corpus, Origin
+from penstock.shards import Corpus, Document, Origin
 
 
 @final
@@ -39,6 +39,8 @@ class PieceOrigin:
     """What its tokens say, before the objective rewrites them; None when the tokenizer cannot be loaded."""
     task: str = ""
     """What the objective did to it, by name ("R", "PSM", …); empty for objectives without tasks."""
+    branches: tuple[str, ...] = ()
+    """Of a prefix tree: a line for each branch: its slots in the document, its paths, and the token at its fork."""
 
     def __str__(self) -> str:
         part = f" from token {self.first_token}" if self.first_token else ""
@@ -47,7 +49,7 @@ class PieceOrigin:
         return (
             f"row {self.row} [{self.begin}:{self.begin + self.num_tokens}]{task} {self.source} {self.origin} "
             f"(document {self.document}{part}, epoch {self.epoch}){text}"
-        )
+        ) + "".join(f"\n    {branch}" for branch in self.branches)
 
 
 def explain(
@@ -72,10 +74,23 @@ def explain(
                     shard=str(dataset.table.paths[dataset.table.locate(document)[0]]),
                     text=_text(dataset, stored.tokens[first : first + int(piece["tokens"])]),
                     task=rewritings[piece["source"]].task(piece),
+                    branches=_branches(dataset, stored),
                 )
             )  # fmt: skip
             begin += slots
     return found
+
+
+def _branches(dataset: Corpus, document: Document) -> tuple[str, ...]:
+    """A line for each branch of a tree; none for an ordinary document."""
+    if document.tree is None:
+        return ()
+    views = document.tree.describe(len(document.tokens))
+    forks = [_text(dataset, document.tokens[view.begin : view.begin + 2]) for view in views]
+    return tuple(
+        f"branch {number}: {view}" + ("" if fork is None or view.parent < 0 else f", {fork!r}")
+        for number, (view, fork) in enumerate(zip(views, forks, strict=True))
+    )
 
 
 def _text(dataset: Corpus, tokens: UInt32) -> str | None:

@@ -174,6 +174,21 @@ class Tree:
             branch, limit = parent, fork
         return np.concatenate(parts[::-1])
 
+    def describe(self, num_tokens: int) -> "list[BranchView]":
+        """The branches in their order, each with the paths that end in it."""
+        begins, forks, parents = self.branches.T.tolist()
+        ends = [*begins[1:], num_tokens]
+        found = []
+        for branch, (begin, end, fork, parent) in enumerate(zip(begins, ends, forks, parents, strict=True)):
+            paths = np.flatnonzero(self.paths[:, 0] == branch).tolist()
+            labels = [", ".join([f"path {path}", *self._values_of(path)]) for path in paths]
+            found.append(BranchView(begin, end, fork, parent, "; ".join(labels)))
+        return found
+
+    def _values_of(self, path: int) -> list[str]:
+        pairs = zip(self.names, self.values[path].tolist(), strict=True)
+        return [f"{name} {value:g}" for name, value in pairs if not np.isnan(value)]
+
     def words(self) -> Annotated[UInt32, "words"]:
         """What is stored; see above."""
         counts = [len(self.branches), len(self.paths), self.num_pairs, self.num_examples]
@@ -223,6 +238,25 @@ class Tree:
     def __repr__(self) -> str:
         values = f", values {', '.join(self.names)}" if self.names else ""
         return f"Tree({len(self.branches)} branches, {len(self.paths)} paths{values})"
+
+
+class BranchView(NamedTuple):
+    """One branch, for people."""
+
+    begin: int
+    """Its first slot in the document."""
+    end: int
+    """One after its last slot."""
+    position: int
+    """Position of its first slot in its paths; 0: a root."""
+    parent: int
+    """The branch that it forks from; −1: none."""
+    label: str
+    """The paths that end in it, with their values."""
+
+    def __str__(self) -> str:
+        where = f"from position {self.position} of branch {self.parent}" if self.parent >= 0 else "from the beginning"
+        return f"slots {self.begin}–{self.end - 1} {where}: {self.label or 'no path ends here'}"
 
 
 UNITS = ("branches", "paths", "pairs", "examples")

@@ -109,6 +109,24 @@ const meter = share => element("span", { class: "meter", "aria-hidden": "true" }
 
 // -- one document -------------------------------------------------------------------------------------------------
 
+const branchText = ([begin, end, at, parent, label]) =>
+  `${plural(end - begin, "token")}${parent < 0 ? "" : ` from position ${counted(at)} of branch ${parent}`}: ${label || "no path ends here"}`;
+
+/** The branches of a prefix tree: a bar for each, where it stands in its paths, joined to the branch that it forks from. */
+function treeOf(branches) {
+  const WIDTH = 1000, LINE = 22, longest = Math.max(...branches.map(([begin, end, at]) => at + end - begin));
+  const x = position => (WIDTH * position) / longest;
+  const parts = branches.map(([begin, end, at, parent, label], number) => {
+    const bar = drawing("rect", { x: x(at), y: LINE * number + 3, width: Math.max(3, x(end - begin)), height: 12, rx: 2 },
+      drawing("title", {}, branchText([begin, end, at, parent, label])));
+    const fork = parent < 0 ? [] : [drawing("path", { d: `M ${x(at) + 1} ${LINE * parent + 15} V ${LINE * number + 9}` })];
+    return drawing("g", { "data-hue": number % HUES }, ...fork, bar);
+  });
+  return element("figure", { class: "tree" }, drawing("svg", {
+    viewBox: `0 0 ${WIDTH} ${LINE * branches.length}`, role: "img", "aria-label": `a prefix tree of ${branches.length} branches`,
+  }, ...parts));
+}
+
 function showDocument(i, mine) {
   const sides = page.sides.map(side => side.documents[i]);
   const difference = comparing ? differenceOf(...sides) : null;
@@ -122,6 +140,7 @@ function showDocument(i, mine) {
   }
   byId("main").replaceChildren(
     documentHead(sides, i, wanted),
+    ...(sides[wanted[0]].branches ? [treeOf(sides[wanted[0]].branches)] : []),
     ...(wanted.length > 1 ? [element("div", { class: "pair titles" }, ...wanted.map(sideTitle))] : []),
     sides[wanted[0]].length ? flow : element("p", { class: "empty" }, "This document has no tokens."));
   for (const { view, blocks } of drawn) drawTokens(view, blocks, mine);
@@ -159,9 +178,17 @@ function otherwise(mark, pair, other) {
   return weight === 0 ? "only read" : `trained, weight ${weight}`;
 }
 
-/** One block for each stretch of one role. */
+/** One block for each stretch of one role, or for each branch of a prefix tree. */
 function blocksOf(each, view, side) {
   const blocks = [];
+  if (each.branches) {
+    for (const [number, branch] of each.branches.entries()) {
+      const into = element("div", { class: "text" });
+      const head = element("div", { class: "role" }, branchText(branch));
+      blocks.push({ begin: branch[0], end: branch[1], into, frame: element("div", { class: "block", "data-hue": number % HUES }, head, into) });
+    }
+    return { view, blocks };
+  }
   const spoken = each.roles.some((role, k) => k % 2 && role >= 0);
   let begin = 0;
   for (let k = 0; k < each.roles.length; k += 2) {
