@@ -1,7 +1,9 @@
 """The isolation check passes models that keep documents apart and refuses those that do not, whatever the leak."""
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -186,3 +188,30 @@ def test_rotary_embeddings_that_a_long_document_changes_are_refused(rope: dict[s
     with pytest.raises(IsolationError, match="documents of one row see each other"):
         # It is so: a short document's logits change with a long one beside it.
         ps.check_isolation(model, lengths=(20, 100))
+
+
+def our_logits(model: Any, row: Any) -> Any:
+    return model.logits(model(model.tensors(row)))[0]
+
+
+def without_trees(model: Any, row: Any) -> Any:
+    """Takes a tree for one document after another, as a model does that only knows `cu_seqlens`."""
+    return our_logits(model, replace(row, reach=None))
+
+
+def one_document(model: Any, row: Any) -> Any:
+    """Takes a tree for one document, in which branches see each other."""
+    borders = row.cu_seqlens
+    if row.reach is not None:
+        borders = np.array([0, borders[1], row.num_tokens, row.sequence_length], np.int32)
+    return our_logits(model, replace(row, cu_seqlens=borders, reach=None))
+
+
+def test_a_prefix_tree_is_tried() -> None:
+    model = ps.build_model(layers=2, width=32, heads=2, vocab_size=100)
+    report = ps.check_isolation(model, forward=our_logits, trees=True)
+    assert report.difference < 1e-4
+    for wrong in (without_trees, one_document):
+        ps.check_isolation(model, forward=wrong)
+        with pytest.raises(IsolationError, match="branches of a prefix tree"):
+            ps.check_isolation(model, forward=wrong, trees=True)

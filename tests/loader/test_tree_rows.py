@@ -10,6 +10,7 @@ from penstock import Denoise, InputRequirements, Loader, Source, write_dataset
 from penstock.core.errors import ConfigError, CorruptionError, RecordError
 from penstock.inputs import EVERYTHING, AttentionRule
 from penstock.objectives import PrefixLM
+from penstock.shards import write_side
 
 SLOTS = 96
 TREES = EVERYTHING.merge(InputRequirements(asked_by="the test", trees=True))
@@ -166,6 +167,27 @@ def test_columns_without_trees_and_in_one_source_only(tmp_path):
     other = write_dataset(tmp_path / "o", rows, columns={"ids": [row * 0.5 for row in rows]}, vocab_size=99)
     with pytest.raises(ConfigError, match="make them agree"):
         Loader([valued, other], sequence_length=32, rows_per_step=1)
+
+
+def test_a_side_dataset_has_more_columns(tmp_path):
+    rows = [np.arange(1, n) for n in range(2, 60)]
+    main = write_dataset(tmp_path / "m", rows, columns={"ids": rows}, vocab_size=99)
+    write_side(main, tmp_path / "s", {"half": [row / 2 for row in rows]}, fills={"half": -3})
+    source = Source(main, sides=[tmp_path / "s"])
+    loader = Loader(source, sequence_length=32, rows_per_step=4, threads=0)
+    for step in islice(loader, 5):
+        for row in step:
+            half = np.where(np.arange(32) < row.num_tokens, row.tokens / 2, -3)
+            np.testing.assert_array_equal(row.columns["half"], half)
+    with pytest.raises(ConfigError, match="in two of its datasets"):
+        Loader(Source(main, sides=[tmp_path / "s", tmp_path / "s"]), sequence_length=32, rows_per_step=4)
+    other = write_dataset(tmp_path / "o", rows[::-1], vocab_size=99)
+    with pytest.raises(ConfigError, match="is no side dataset of"):
+        Loader(Source(other, sides=[tmp_path / "s"]), sequence_length=32, rows_per_step=4)
+    with pytest.raises(ConfigError, match="sides must be a list"):
+        Source(main, sides=str(tmp_path / "s"))
+    with pytest.raises(ConfigError, match="2 numbers for 1 tokens"):
+        write_side(main, tmp_path / "w", {"half": [np.zeros(len(row) + 1) for row in rows]})
 
 
 def test_damage_stops_the_step(tmp_path):

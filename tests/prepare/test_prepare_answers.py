@@ -1,5 +1,6 @@
 """Records with several answers: every form becomes the same tree; what is no comparison is refused with its place."""
 
+import itertools
 import json
 
 import numpy as np
@@ -10,7 +11,7 @@ from makers.datasets import prepare_here
 from makers.texts import write_json_lines
 from makers.tokenizers import CHATML
 from penstock import Dataset, Loader, Source, chat
-from penstock.core.errors import ConfigError, ConversationError
+from penstock.core.errors import ConfigError, ConversationError, RecordError
 from penstock.shards import verify
 
 QUESTION = "How deep is the water?"
@@ -208,3 +209,63 @@ def test_processes_and_kills_change_nothing(chat_tokenizer, tmp_path):
 def test_settings_are_checked(options):
     with pytest.raises(ConfigError, match=r"answers|oasst_paths"):
         chat.LayoutSettings(**options)
+
+
+def test_numbers_of_records_become_columns(chat_tokenizer, tmp_path):
+    """Of texts: one number, or ranges of characters. Of chats: one number, or one for each message."""
+    text = "größe of the 🙂 pipe"
+    records = [
+        {"text": text, "quality": 0.5, "lines": 7, "parts": [{"begin": 0, "end": 5, "value": 2.0}]},
+        {"text": text, "quality": None, "parts": [{"begin": 6, "end": 12, "value": -1.5}]},
+    ]
+    write_json_lines(tmp_path / "texts.jsonl", records)
+    kinds = {"quality": "float64", "lines": "int64", "parts": "ranges"}
+    prepare_here(
+        tmp_path / "texts.jsonl",
+        chat_tokenizer,
+        tmp_path / "t",
+        columns=kinds,
+        token_columns=list(kinds),
+        add_eos="yes",
+    )
+    first, second = Dataset.open(tmp_path / "t")
+    assert (set(first.columns["quality"]), set(second.columns["quality"])) == ({0.5}, {0})
+    assert (first.columns["lines"].dtype, set(first.columns["lines"])) == (np.int32, {7})
+    for document, record in zip((first, second), records, strict=True):
+        # Between BOS and EOS.
+        decoded = [chat_tokenizer.decode(document.tokens[1 : n + 1]) for n in range(1, len(document.tokens) - 1)]
+        for number, so_far in enumerate(decoded, 1):
+            last = len(so_far.rstrip("\ufffd")) - 1
+            if so_far.endswith("\ufffd"):
+                continue
+            values = [part["value"] for part in record["parts"] if part["begin"] <= last < part["end"]]
+            assert document.columns["parts"][number] == (values or [0])[0]
+        assert document.columns["parts"][-1] == 0
+    chats = [{"messages": ASKED + said(GOOD), "score": 0.25, "per": [1, 2]}, {"messages": ASKED + said(BAD)}]
+    write_json_lines(tmp_path / "chats.jsonl", chats)
+    prepare_here(
+        tmp_path / "chats.jsonl", chat_tokenizer, tmp_path / "c", template=CHATML, token_columns=["score", "per"]
+    )
+    one, other = Dataset.open(tmp_path / "c")
+    assert set(one.columns["score"]) == {0.25}
+    assert not other.columns["score"].any()
+    assert [int(value) for value, _ in itertools.groupby(one.columns["per"])] == [1, 2]
+    pairs = [{**PAIRS["scores"], "score": 0.5}]
+    write_json_lines(tmp_path / "pairs.jsonl", pairs)
+    prepare_here(
+        tmp_path / "pairs.jsonl",
+        chat_tokenizer,
+        tmp_path / "p",
+        template=CHATML,
+        token_columns=["score"],
+        answers="tree",
+    )
+    assert set(Dataset.open(tmp_path / "p")[0].columns["score"]) == {0.5}
+
+
+def test_columns_of_no_numbers_are_refused(chat_tokenizer, tmp_path):
+    write_json_lines(tmp_path / "raw.jsonl", [{"messages": ASKED + said(GOOD), "score": "high"}] * 2)
+    with pytest.raises(RecordError, match="expected a number"):
+        prepare_here(tmp_path / "raw.jsonl", chat_tokenizer, tmp_path / "d", template=CHATML, token_columns=["score"])
+    with pytest.raises(ConfigError, match="must be among columns"):
+        prepare_here(tmp_path / "raw.jsonl", chat_tokenizer, tmp_path / "e", token_columns=["score"])

@@ -49,8 +49,16 @@ def run(
         list[str] | None,
         typer.Option(
             metavar="NAME:TYPE",
-            help="Extra field for --transform, with its type: string (default), int64, float64 or bool. "
-            "May be repeated.",
+            help="Extra field for --transform and --token-column, with its type: string (default), int64, float64, "
+            "bool or ranges. May be repeated.",
+        ),
+    ] = None,
+    token_column: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Field that becomes a number for each token: a number, for texts also ranges of characters "
+            "[{begin, end, value}], for chats also a list with one number for each message. May be repeated.",
         ),
     ] = None,
     separator: Separator = None,
@@ -145,6 +153,7 @@ def run(
         text_field=text_field,
         weights_field=weights_field,
         columns=dict(_column(name) for name in column or []),
+        token_columns=tuple(token_column or ()),
         separator=separator,
         **_chat(chat_options, config, chat_config, assignments or []),
         transform=transform,

@@ -22,6 +22,7 @@ import numpy as np
 from penstock.core.errors import IsolationError
 from penstock.inputs import IGNORE
 from penstock.inputs.model_input import ModelInput
+from penstock.shards.trees import build_tree
 
 Forward = Callable[[Any, ModelInput], Any]
 """(model, row) → logits [T, vocabulary]."""
@@ -69,6 +70,7 @@ def check_isolation(
     forward: Forward | None = None,
     lengths: Sequence[int] = DOCUMENT_LENGTHS,
     sequence_length: int | None = None,
+    trees: bool = False,
     seed: int = 0,
 ) -> IsolationReport:
     """Refuse a model that lets documents of one row see each other.
@@ -81,6 +83,7 @@ def check_isolation(
         sequence_length: Slots of the rows that the model will see. If the model's settings name shorter lengths, such
             as a sliding window, longer documents are tested too. Some rotary embeddings change for all documents of a
             batch if one exceeds a limit; the model is refused if such a document fits a row. None: neither.
+        trees: Also try a prefix tree, whose branches must not see each other: for models that get such documents.
         seed: Seed of the random tokens.
 
     Raises:
@@ -92,7 +95,73 @@ def check_isolation(
     longer = None if sequence_length is None else longer_documents(model, sequence_length)
     if longer is not None:
         try_isolation(model, forward, lengths=longer, seed=seed, gradients=False)
+    if trees:
+        try_tree(model, forward, seed=seed)
     return report
+
+
+def try_tree(model: Any, forward: Forward | None = None, *, seed: int = 0) -> None:
+    """Compare each path of a prefix tree, between two ordinary documents, with the path alone.
+
+    Raises:
+        IsolationError: Branches see each other, or do not see their beginning.
+    """
+    import torch
+
+    _refuse_uncheckable(model)
+    row, paths = _random_tree(_vocabulary(model), seed)
+    with _undisturbed(model), _without_zeros(model, seed) as variant, torch.no_grad():
+        call = _guarded(variant, forward or _transformers_forward, model)
+        together = call(row)
+        for number, slots in enumerate(paths):
+            alone = call(_path_alone(row, slots))
+            gap = largest_difference(together[torch.from_numpy(slots).to(together.device)], alone) / spread(alone)
+            if not gap <= tolerance(together.dtype):
+                raise IsolationError(
+                    f"{describe(model)}: the branches of a prefix tree see each other, or miss their beginning: logits "
+                    f"of path {number + 1} of {len(paths)} differ from those of the path alone by {gap:.3g} standard "
+                    "deviations. Its attention must follow `reach` of a row (query q sees key k if k ≤ q < reach[k]), "
+                    "as penstock.models.attention does; or prepare the data with answers: separate"
+                )
+
+
+def _random_tree(vocabulary: int, seed: int) -> tuple[ModelInput, list[Any]]:
+    """A row of an ordinary document, a tree of four paths, and padding; and the slots of each path."""
+    tokens = np.random.default_rng(seed).integers(0, vocabulary, 40).tolist()
+    first, start, (a, b, c, d) = tokens[:5], tokens[5:12], (tokens[12:16], tokens[16:21], tokens[21:23], tokens[23:30])
+    built = build_tree([[*start, *a, *b], [*start, *a, *c], [*start, *d], [*d, *a]])
+    begins, ends, positions = built.tree.nodes(len(built.tokens))
+    at, count, slots = len(first), len(built.tokens), len(first) + len(built.tokens) + PADDING
+    borders = np.array([0, *(at + begin for begin in begins), at + count, slots], np.int32)
+    row = ModelInput(
+        tokens=np.concatenate([first, built.tokens, np.zeros(PADDING, np.int64)]),
+        targets=np.full((1, slots), IGNORE),
+        loss_weights=np.zeros((1, slots), np.float32),
+        positions=np.concatenate([np.arange(at), positions, np.arange(PADDING)]),
+        document_ids=np.repeat(np.arange(len(borders) - 1), np.diff(borders)),
+        cu_seqlens=borders,
+        max_seqlen=int(np.diff(borders).max()),
+        num_tokens=at + count,
+        source_ids=np.zeros(len(borders) - 2, np.int32),
+        reach=np.array([at, *(at + end for end in ends), slots], np.int32),
+    )
+    return row, [np.arange(at), *(at + built.tree.slots(path) for path in range(4))]
+
+
+def _path_alone(row: ModelInput, slots: Any) -> ModelInput:
+    """One path of a row, as a separate row."""
+    count = len(slots)
+    return ModelInput(
+        tokens=row.tokens[slots],
+        targets=np.full((1, count), IGNORE),
+        loss_weights=np.zeros((1, count), np.float32),
+        positions=np.arange(count),
+        document_ids=np.zeros(count, np.int64),
+        cu_seqlens=np.array([0, count], np.int32),
+        max_seqlen=count,
+        num_tokens=count,
+        source_ids=np.zeros(1, np.int32),
+    )
 
 
 def try_isolation(

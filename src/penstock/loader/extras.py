@@ -21,6 +21,7 @@ from penstock.loader.mixture import TOO_LONG, Source
 from penstock.loader.rewriting import Rewriting
 from penstock.shards import Corpus
 from penstock.shards.columns import ExtraTable
+from penstock.shards.extend import open_side
 from penstock.shards.layout import Column
 from penstock.shards.trees import UNITS, Tree
 
@@ -97,13 +98,21 @@ class Extras:
         packing: str,
     ) -> None:
         self._tables = [extras_of(dataset) for dataset in datasets]
+        self._sides = [
+            [open_side(side, dataset).extras for side in source.sides]
+            for source, dataset in zip(sources, datasets, strict=True)
+        ]
         self._need, self._names = requirements, [source.name for source in sources]
-        self.columns = _common_columns(self._names, self._tables)
+        self.columns = _common_columns(self._names, self._tables, self._sides)
         self.has_trees = any(table is not None and table.has_trees for table in self._tables)
         self._value_names = list(dict.fromkeys(name for names in self.path_values for name in names or ()))
-        for source, table, rewriting in zip(sources, self._tables, rewritings, strict=True):
-            if table is not None:
+        for number, (source, rewriting) in enumerate(zip(sources, rewritings, strict=True)):
+            for table in self._of(number):
                 self._check(source, table, rewriting, packing)
+
+    def _of(self, source: int) -> list[ExtraTable]:
+        """The tables of a source: its own, and those of its sides."""
+        return [table for table in (self._tables[source], *self._sides[source]) if table is not None]
 
     @property
     def path_values(self) -> list[tuple[str, ...] | None]:
@@ -202,11 +211,11 @@ class Extras:
         for values, column in zip(out, self.columns, strict=True):
             values.view(column.dtype).fill(column.fill)
         names = [column.name for column in self.columns]
-        for source, table in enumerate(self._tables):
-            if table is not None and table.columns:
-                mine = pieces["source"] == source
-                some = pieces[mine]
-                what = np.stack([some["document"], some["begin"], some["tokens"]], axis=1)
+        for source in range(len(self._tables)):
+            mine = pieces["source"] == source
+            some = pieces[mine]
+            what = np.stack([some["document"], some["begin"], some["tokens"]], axis=1)
+            for table in self._of(source):
                 table.copy(what, places[mine], names, out)
         return {column.name: v.view(column.dtype).reshape(shape) for v, column in zip(out, self.columns, strict=True)}
 
@@ -281,11 +290,16 @@ class Extras:
         )
 
 
-def _common_columns(names: Sequence[str], tables: Sequence[ExtraTable | None]) -> list[Column]:
-    """The columns of all sources; those of the same name must be alike."""
+def _common_columns(
+    names: Sequence[str], tables: Sequence[ExtraTable | None], sides: Sequence[Sequence[ExtraTable | None]]
+) -> list[Column]:
+    """The columns of all sources; those of the same name must be alike, and a source has each once."""
     found: dict[str, tuple[str, Column]] = {}
-    for source, table in zip(names, tables, strict=True):
-        for column in () if table is None else table.columns:
+    for source, table, more in zip(names, tables, sides, strict=True):
+        mine = [column for one in (table, *more) if one is not None for column in one.columns]
+        if twice := [column.name for column in mine if sum(column.name == one.name for one in mine) > 1]:
+            raise ConfigError(f"source {source!r}: column {twice[0]!r} is in two of its datasets; leave one side out")
+        for column in mine:
             other, known = found.setdefault(column.name, (source, column))
             if known != column:
                 raise ConfigError(

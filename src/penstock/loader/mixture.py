@@ -99,6 +99,8 @@ class Source:
     """Order in each epoch: `full`, `block` (for remote storage) or `none`."""
     too_long: TooLong | None = None
     """What happens to documents longer than a row; None is `split`. Not with packing `concat`, which cuts at rows."""
+    sides: Sequence[str | Path] = ()
+    """Side datasets of this dataset: more columns for the same documents (`penstock.shards.write_side`)."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -128,6 +130,9 @@ class Source:
         object.__setattr__(self, "slice", (begin, end))
         if not 0 <= begin < end <= 1:
             raise ConfigError(f"{where}: slice must be fractions 0 ≤ begin < end ≤ 1, got {self.slice}")
+        if isinstance(self.sides, (str, Path)):
+            raise ConfigError(f"{where}: sides must be a list of side datasets, got {self.sides!r}")
+        object.__setattr__(self, "sides", tuple(self.sides))
         if isinstance(self.objective, type) or not hasattr(self.objective, "measure"):
             raise ConfigError(f"{where}: objective must be one such as penstock.Causal(), got {self.objective!r}")
         if self.shuffle not in tuple(SHUFFLE_CODES):

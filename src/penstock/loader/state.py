@@ -23,6 +23,7 @@ from penstock.loader._plan_kernels import CURSOR
 from penstock.loader.extras import too_long_of
 from penstock.loader.plan import Plan, PlanState
 from penstock.loader.steps import StepState
+from penstock.shards.dataset import Dataset
 from penstock.sampling._kernels import SKIPPED
 
 _HEAD = struct.Struct("<qB")
@@ -95,7 +96,7 @@ def describe(plan: Plan) -> dict[str, Any]:
     for source, dataset, rewriting in zip(plan.mixture.sources, plan.datasets, plan.rewritings, strict=True):
         how = (
             source.name, source.share, repr(rewriting.objective), source.max_epochs, list(source.slice), source.shuffle,
-            too_long_of(source, dataset),
+            too_long_of(source, dataset), *(Dataset.open(side).fingerprint for side in source.sides),
         )  # fmt: skip
         whole.append((dataset.fingerprint, how))
         hints += _digest(dataset.fingerprint)[:1] + _digest(how)[:1]

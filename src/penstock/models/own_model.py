@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from penstock.core.errors import ConfigError, FormatError, IsolationError
 from penstock.core.randomness import key_for
 from penstock.inputs.model_input import InputRequirements, ModelInput
-from penstock.integrations.isolation import try_isolation
+from penstock.integrations.isolation import try_isolation, try_tree
 from penstock.models.cache import LayerAttend, TextCache
 from penstock.models.language_model import LanguageModel, PackingVerdict, RowTensors
 from penstock.models.lora import LoraSettings
@@ -110,6 +110,8 @@ class OwnModel(nn.Module):
         if self._verdict is None:
             try:
                 try_isolation(self, self._trial_logits, gradients=hasattr(self.module, "get_input_embeddings"))
+                if self.requirements().trees:
+                    try_tree(self, self._trial_logits)
                 self._verdict = PackingVerdict(slots)
             except IsolationError as error:
                 self._verdict = PackingVerdict(0, str(error))

@@ -1,8 +1,8 @@
 """Sets of answers become documents: prefix trees of encoded conversations, with ranks and labels as values of paths."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
@@ -11,6 +11,8 @@ from penstock.chat.records.answers import AnswerSet
 from penstock.core.errors import ConfigError
 from penstock.shards.trees import LABEL, RANK, Tree, TreeDocument, build_tree
 
+Columns = Callable[[Sequence[EncodedChat]], dict[str, list[Any]]]
+"""(paths) → name → a number for each token of each path."""
 PATH_VALUES = (RANK, LABEL)
 """Values of paths that prepared datasets have; NaN: the record says nothing of it."""
 
@@ -34,11 +36,12 @@ class Answers:
         """All that must be encoded."""
         return (*self.given.conversations, *([] if self.partner is None else [self.partner]))
 
-    def plant(self, encoded: Sequence[list[EncodedChat]], *, share: bool) -> None:
+    def plant(self, encoded: Sequence[list[EncodedChat]], columns: Columns, *, share: bool) -> None:
         """Make the document.
 
         Args:
             encoded: Of each conversation: one, or several where a template rewrites earlier turns.
+            columns: Gives the columns of the paths.
             share: Store what paths begin with in common once.
 
         Raises:
@@ -59,6 +62,7 @@ class Answers:
             [chat.tokens for chat in self.chats],
             [chat.loss_weights for chat in self.chats],
             values=values,
+            columns=columns(self.chats),
             share=share,
             trained_alike=given.compared,
         )

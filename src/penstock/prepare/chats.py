@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -24,7 +25,7 @@ from penstock.core.errors import ConfigError, RecordError, TokenizerError
 from penstock.prepare.answers import Answers, add_mismatched
 from penstock.prepare.chat_summary import ChatSummary
 from penstock.prepare.documents import Documents, Encoded, split_rows
-from penstock.prepare.settings import ChatSettings, PrepareSettings
+from penstock.prepare.settings import ChatSettings, PrepareSettings, column_name
 from penstock.shards import SpanBlock
 from penstock.shards.layout import SPAN
 from penstock.sources import ObjectBlock, Reject
@@ -54,6 +55,32 @@ class _Record:
     reason: str | None = None
     """Why it is rejected."""
 
+    value: dict[str, Any] = field(default_factory=dict)
+    """The record itself, where its fields become columns."""
+
+    def numbers(self, name: str, chat: EncodedChat) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """float32 [tokens] of a conversation: the record's number, or that of the message of each token; else 0."""
+        given: Any = self.value
+        for part in name.split("."):
+            given = given.get(part) if isinstance(given, dict) else None
+        if isinstance(given, list):
+            table = np.zeros(len(chat.roles) + 1, np.float32)
+            table[: min(len(given), len(chat.roles))] = given[: len(chat.roles)]
+            # The last entry is that of no message, −1.
+            found: np.ndarray[Any, np.dtype[np.float32]] = table[chat.messages]
+            return found
+        return np.full(len(chat.tokens), 0.0 if given is None else given, np.float32)
+
+    def check_numbers(self, names: Sequence[str]) -> None:
+        """Reject the record if a field that becomes a column holds something else than numbers."""
+        for name in names:
+            given: Any = self.value
+            for part in name.split("."):
+                given = given.get(part) if isinstance(given, dict) else None
+            for one in given if isinstance(given, list) else [given]:
+                if one is not None and (isinstance(one, bool) or not isinstance(one, int | float)):
+                    self.fail(f"field {name!r} holds {one!r:.40}; expected a number, or one for each message")
+
     def fail(self, error: Exception | str) -> None:
         """Reject the record; the first reason is kept."""
         self.reason = self.reason or str(error).removeprefix(f"{self.origin}: ")
@@ -79,6 +106,10 @@ def encode_chats(
         add_mismatched([one for record in records if record.reason is None for one in record.answers])
         for record in records:
             record.waiting = [conversation for one in record.answers for conversation in one.conversations]
+    if settings.token_columns:
+        for record in records:
+            record.value = block.objects[record.row]
+            record.check_numbers(settings.token_columns)
     summary, control = ChatSummary(), frozenset(encoder.tokenizer.special_tokens)
     jobs = [(record, conversation) for record in records if record.reason is None for conversation in record.waiting]
     for begin in range(0, len(jobs), BATCH):
@@ -86,7 +117,7 @@ def encode_chats(
             _accept(record, conversation, chats, encoder, chat, summary)
     if chat.keeps_answers:
         for record in records:
-            _plant(record, chat.layout.answers == "tree", summary)
+            _plant(record, chat.layout.answers == "tree", settings, summary)
     rejects = []
     for record in records:
         if record.reason is not None:
@@ -145,7 +176,7 @@ def _read_answers(record: _Record, value: dict[str, Any], chat: ChatSettings, *,
             record.answers.append(Answers(replace(one, conversations=tuple(c for c in kept if c is not None))))
 
 
-def _plant(record: _Record, share: bool, summary: ChatSummary) -> None:
+def _plant(record: _Record, share: bool, settings: PrepareSettings, summary: ChatSummary) -> None:
     """Make documents of a record's answers; a set of which one was too long is dropped."""
     planted = []
     for answers in record.answers:
@@ -154,7 +185,8 @@ def _plant(record: _Record, share: bool, summary: ChatSummary) -> None:
         if any(id(conversation) not in record.encoded for conversation in answers.conversations):
             continue
         try:
-            answers.plant([record.encoded[id(conversation)] for conversation in answers.conversations], share=share)
+            encoded = [record.encoded[id(conversation)] for conversation in answers.conversations]
+            answers.plant(encoded, partial(_numbers_of, record, settings), share=share)
         except ConfigError as error:
             record.fail(error)
             break
@@ -246,8 +278,22 @@ def _documents(
             lines=block.lines[rows],
             files=block.files[rows],
             text_bytes=sum(len(one.text.encode()) for one in chats),
+            columns=_columns([(record, one) for record in picked for one in record.chats], settings),
         )
     return splits
+
+
+def _columns(chats: Sequence[tuple[_Record, EncodedChat]], settings: PrepareSettings) -> dict[str, Ragged]:
+    """Name → a number for each token of documents that are one conversation each."""
+    return {
+        column.name: Ragged.from_rows([record.numbers(name, chat) for record, chat in chats], np.float32)
+        for name, column in zip(settings.token_columns, settings.columns, strict=True)
+    }
+
+
+def _numbers_of(record: _Record, settings: PrepareSettings, chats: Sequence[EncodedChat]) -> dict[str, list[Any]]:
+    """Column → a number for each token of each path."""
+    return {column_name(name): [record.numbers(name, chat) for chat in chats] for name in settings.token_columns}
 
 
 def _answer_documents(
@@ -269,6 +315,10 @@ def _answer_documents(
         files=block.files[rows],
         text_bytes=sum(len(chat.text.encode()) for one in answers for chat in one.chats),
         trees=[one.tree for one in answers],
+        columns={
+            column.name: Ragged.from_rows([one.columns[column.name] for one in made], np.float32)
+            for column in settings.columns
+        },
     )
 
 

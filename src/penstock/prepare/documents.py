@@ -8,7 +8,7 @@ Text that spells BOS at its very start, or EOS at its very end, is replaced by t
 twice; if none is added, it stays text.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
@@ -23,7 +23,7 @@ from penstock.prepare import _kernels as k
 from penstock.prepare.chat_summary import ChatSummary
 from penstock.prepare.settings import PrepareSettings
 from penstock.shards import SpanBlock
-from penstock.shards.layout import SPAN
+from penstock.shards.layout import SPAN, Column
 from penstock.shards.trees import Tree
 from penstock.sources import RecordBlock, Reject, Weights
 from penstock.sources.records import excerpt
@@ -84,6 +84,8 @@ class Documents:
     text_bytes: int
     trees: list[Tree | None] | None = None
     """Branches and paths of each, where answers are kept; None: the dataset has no trees."""
+    columns: dict[str, Ragged] = field(default_factory=dict)
+    """Name → a number for each token."""
 
 
 @final
@@ -137,7 +139,7 @@ def encode_block(
     ]
     splits: dict[str, Documents] = {}
     straddling = 0
-    for name, chosen in split_rows(texts, settings).items():
+    for split, chosen in split_rows(texts, settings).items():
         rows = np.flatnonzero(chosen & good)
         if not len(rows):
             continue
@@ -148,9 +150,49 @@ def encode_block(
             straddling += count
         sizes = np.diff(text_offsets(texts))[rows]
         kept = texts.take(from_numpy(rows)) if settings.keep_text else None
-        splits[name] = Documents(tokens, spans, kept, block.lines[rows], block.files[rows], int(sizes.sum()))
+        columns = {
+            column.name: _column(block, name, column, texts, ids, rows, tokens, framing, tokenizer)
+            for name, column in zip(settings.token_columns, settings.columns, strict=True)
+        }
+        splits[split] = Documents(
+            tokens, spans, kept, block.lines[rows], block.files[rows], int(sizes.sum()), columns=columns
+        )
     weighted = int(weights.present[good].sum()) if weights is not None else 0
     return Encoded(splits, rejects, straddling, edge_controls, weighted=weighted)
+
+
+def _column(
+    block: RecordBlock,
+    name: str,
+    column: Column,
+    texts: pa.Array,
+    ids: Ragged,
+    rows: Integers,
+    tokens: Ragged,
+    framing: Framing,
+    tokenizer: Tokenizer,
+) -> Ragged:
+    """A number for each token of the chosen documents.
+
+    One number is that of all tokens of its document, BOS and EOS among them. Of ranges of characters, a token has the
+    number of its last character, as with loss weights; BOS and EOS have the fill.
+    """
+    values = block.columns[name].to_pylist()
+    out = np.full(len(tokens.values), column.fill, np.dtype(column.dtype))
+    for place, row in enumerate(rows.tolist()):
+        given, inside = values[row], out[tokens.offsets[place] : tokens.offsets[place + 1]]
+        if isinstance(given, list):
+            ends = tokenizer.token_ends_batch(
+                texts.slice(row, 1), Ragged(ids[row], np.array([0, len(ids[row])]))
+            ).values
+            data = np.frombuffer(texts[row].as_py().encode(), np.uint8)
+            last = np.cumsum((data & 0xC0) != 0x80)[ends - 1] - 1
+            head = int(framing.bos >= 0 and ids[row][0] != framing.bos)
+            for part in given:
+                inside[head : head + len(last)][(last >= part["begin"]) & (last < part["end"])] = part["value"]
+        elif given is not None:
+            inside[:] = given
+    return Ragged(out, tokens.offsets)
 
 
 def frame(ids: Ragged, rows: Integers, framing: Framing, vocab_size: int) -> Ragged:

@@ -282,6 +282,7 @@ def prepare_part(shop: Workshop, task: Task, report: Progressed) -> PartRecord:
                     texts=documents.texts,
                     text_bytes=documents.text_bytes,
                     trees=documents.trees,
+                    columns=documents.columns,
                 )
                 record.documents += len(documents.tokens)
                 tokens += len(documents.tokens.values)

@@ -178,6 +178,7 @@ def prepare(
             has_spans=settings.fields.weights is not None or settings.chat is not None,
             has_text=settings.keep_text,
             has_trees=settings.chat is not None and settings.chat.keeps_answers,
+            columns=settings.columns,
         )
         shop = Workshop(
             output=place.path,

@@ -26,6 +26,7 @@ from penstock.chat.records.layout_settings import resolve_roles
 from penstock.chat.render.template import own_template
 from penstock.core.errors import ConfigError
 from penstock.core.suggestions import refuse_unknown
+from penstock.shards.layout import Column
 from penstock.sources import Fields, OnDamage
 from penstock.sources.opening import FORMATS
 from penstock.sources.records import stop_at_damage
@@ -201,6 +202,11 @@ class PrepareSettings:
     """With "skip": more rejects than this are an error. A whole number (1000) counts records; a percentage ("1%") or a
     decimal below 1 (0.01) is a share of all records, judged at the end. None: 1%, or 100 records where that is more."""
 
+    token_columns: Sequence[str] = ()
+    """Fields that become columns, a number for each token. Texts: among `fields.columns`, of type int64, float64 (the
+    same for all tokens) or ranges (by character; 0 elsewhere). Chats: a number, or a list of one for each message. A
+    record without the field has 0."""
+
     chat: ChatSettings | None = None
     """Records are conversations, and become documents with loss weights; None: they are texts."""
 
@@ -219,6 +225,13 @@ class PrepareSettings:
             raise ConfigError(f"validation must be a share in [0, 1); got {self.validation}")
         if self.part_bytes is not None and self.part_bytes < 1:
             raise ConfigError(f"part_bytes must be >= 1; got {self.part_bytes}")
+        object.__setattr__(self, "token_columns", tuple(self.token_columns))
+        for name in self.token_columns if self.chat is None else ():
+            if self.fields.columns.get(name) not in ("int64", "float64", "ranges"):
+                raise ConfigError(
+                    f"token_columns: {name!r} must be among columns, with type int64, float64 or ranges; found "
+                    f"{self.fields.columns.get(name) or 'nothing'} (--column {name}:float64)"
+                )
         self.reject_limit(0)
 
     def _accept_chats(self) -> None:
@@ -252,6 +265,14 @@ class PrepareSettings:
         limit = _limit(self.max_rejects)
         return limit if isinstance(limit, int) else int(limit * num_records)
 
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of the resulting datasets."""
+        return tuple(
+            Column(name=column_name(name), dtype="int32" if self.fields.columns.get(name) == "int64" else "float32")
+            for name in self.token_columns
+        )
+
     def on_damage(self, found: list[dict[str, Any]]) -> OnDamage:
         """The handler for a file that cannot be read further: stop, or note it in `found` and continue."""
         return stop_at_damage if self.on_damaged_file == "stop" else lambda damage: found.append(asdict(damage))
@@ -282,6 +303,7 @@ class PrepareSettings:
             "text_field": self.fields.text,
             "weights_field": self.fields.weights,
             "columns": dict(self.fields.columns),
+            **({"token_columns": list(self.token_columns)} if self.token_columns else {}),
             "format": self.format,
             "separator": self.separator,
             "part_bytes": self.part_bytes,
@@ -291,6 +313,11 @@ class PrepareSettings:
             "keep_text": self.keep_text,
             "transform": transform,
         }
+
+
+def column_name(field_name: str) -> str:
+    """Name of the column of a field: its last part."""
+    return field_name.rpartition(".")[2]
 
 
 def _limit(given: int | float | str) -> int | Decimal:
@@ -387,6 +414,7 @@ class PrepareOptions(ChatKeywords, total=False):
     on_error: Literal["stop", "skip"]
     on_damaged_file: Literal["stop", "skip"]
     max_rejects: int | float | str | None
+    token_columns: Sequence[str]
     chat: ChatOptions | ChatSettings | None
 
 

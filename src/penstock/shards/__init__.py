@@ -7,7 +7,7 @@ of other rooms read documents by address through `DocumentTable`.
 from penstock.core.lazy_imports import public_names
 from penstock.shards.convert import import_corpus, write_megatron
 from penstock.shards.document import Corpus, Document, DocumentTable, Origin
-from penstock.shards.extend import extend_dataset
+from penstock.shards.extend import extend_dataset, write_side
 from penstock.shards.finish import finish_dataset
 from penstock.shards.in_place import InPlaceCorpus, open_npy
 from penstock.shards.joined import JoinedCorpus
@@ -45,6 +45,7 @@ __all__ = [
     "open_npy",
     "verify",
     "write_megatron",
+    "write_side",
 ]
 
 __dir__ = public_names(__name__)

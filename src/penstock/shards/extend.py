@@ -11,14 +11,17 @@ from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError
 from penstock.core.terminal import Progress
 from penstock.shards.dataset import Dataset
+from penstock.shards.document import Corpus
 from penstock.shards.files import new_folder
 from penstock.shards.finish import finish_dataset
 from penstock.shards.layout import TOKENIZER_FOLDER, Column, ShardLayout
-from penstock.shards.manifest import CHAT, CHAT_TEMPLATE, ShardInfo
+from penstock.shards.manifest import CHAT, CHAT_TEMPLATE, ShardInfo, TokenizerInfo
 from penstock.shards.memory import span_block, weight_spans
 from penstock.shards.writer import ShardWriter
 
 _TOGETHER = 256
+SIDE_DOCUMENTS = 1_000_000
+"""Documents of a shard of a side dataset."""
 
 
 def extend_dataset(
@@ -71,6 +74,71 @@ def extend_dataset(
             files=dataset.files, sealed=sealed, damaged=manifest.damaged, path_values=manifest.path_values or (),
         )  # fmt: skip
     return Dataset.open(output)
+
+
+def write_side(
+    dataset: Corpus,
+    output: str | Path,
+    columns: Mapping[str, Iterable[Any]],
+    *,
+    fills: Mapping[str, float] | None = None,
+) -> Dataset:
+    """Write columns of a dataset into a folder of their own, a side dataset: `Source(…, sides=[…])` reads both.
+
+    It has the documents' lengths, no tokens of theirs (2 bytes a token of zeros), and belongs to that dataset alone.
+
+    Args:
+        dataset: The documents: a dataset, a foreign corpus, or several joined.
+        output: A new or empty folder.
+        columns: Name → for each document, in order, a float32 number for each of its tokens.
+        fills: Name → value in slots without such a token; 0 by default.
+
+    Raises:
+        ConfigError: Numbers do not fit a document.
+        OutputError: The folder is not empty, or cannot be written.
+    """
+    made = tuple(Column(name=name, dtype="float32", fill=(fills or {}).get(name, 0.0)) for name in columns)
+    layout = ShardLayout(vocab_size=1, columns=made)
+    numbers = {name: iter(values) for name, values in columns.items()}
+    lengths = dataset.table.lengths[:, 0].astype(np.int64)
+    shards: list[ShardInfo] = []
+    with new_folder(output) as folder:
+        for begin in range(0, len(lengths), SIDE_DOCUMENTS):
+            with ShardWriter(folder, f"{len(shards):05}.arrow", layout) as writer:
+                for first in range(begin, min(begin + SIDE_DOCUMENTS, len(lengths)), _TOGETHER):
+                    sizes = lengths[first : min(first + _TOGETHER, begin + SIDE_DOCUMENTS)]
+                    tokens = Ragged(np.zeros(int(sizes.sum()), np.uint16), np.concatenate([[0], np.cumsum(sizes)]))
+                    rows = {
+                        name: Ragged.from_rows([next(values) for _ in sizes], np.float32)
+                        for name, values in numbers.items()
+                    }
+                    writer.write(tokens, files=0, lines=np.arange(first, first + len(sizes)), columns=rows)
+                shards.append(writer.finish())
+        finish_dataset(
+            folder, shards=shards, layout=layout, files=[str(dataset.path)], configuration=side_of(dataset),
+            tokenizer=TokenizerInfo(name="", fingerprint="", vocab_size=1),
+        )  # fmt: skip
+    return Dataset.open(output)
+
+
+def side_of(dataset: Corpus) -> str:
+    """What the manifest of a side dataset notes of the dataset that it belongs to."""
+    return f"side of {dataset.fingerprint}"
+
+
+def open_side(path: str | Path, dataset: Corpus) -> Dataset:
+    """Open a side dataset.
+
+    Raises:
+        ConfigError: It belongs to another dataset, or to none.
+    """
+    side = Dataset.open(path)
+    if side.manifest.configuration != side_of(dataset):
+        raise ConfigError(
+            f"{side.path}: is no side dataset of {dataset.path}, or of an earlier version of it; write it again with "
+            "penstock.shards.write_side"
+        )
+    return side
 
 
 def _write(writer: ShardWriter, part: list[Any], names: Mapping[str, int], more: Mapping[str, list[Any]]) -> None:

@@ -184,7 +184,9 @@ def _diagnose_weights(record: dict[str, Any], text: str, fields: Fields) -> str 
 
 
 def _diagnose_columns(record: dict[str, Any], fields: Fields) -> str | None:
-    types: dict[str, tuple[type, ...]] = {"string": (str,), "int64": (int,), "float64": (int, float), "bool": (bool,)}
+    types: dict[str, tuple[type, ...]] = {
+        "string": (str,), "int64": (int,), "float64": (int, float), "bool": (bool,), "ranges": (list,),
+    }  # fmt: skip
     for name, kind in fields.columns.items():
         value = _look_up(record, name)[0]
         if value is None:

@@ -19,7 +19,13 @@ from penstock.core.errors import ConfigError, DamagedFileError
 EXCERPT_CHARACTERS = 160
 """Length of the quotation from a rejected record."""
 
-COLUMN_TYPES = {"string": pa.large_string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_()}
+RANGES_TYPE = pa.list_(pa.struct([("begin", pa.int64()), ("end", pa.int64()), ("value", pa.float64())]))
+"""Arrow type of numbers for ranges of characters: `[{"begin": 0, "end": 5, "value": 0.5}]`."""
+
+COLUMN_TYPES = {
+    "string": pa.large_string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_(),
+    "ranges": RANGES_TYPE,
+}  # fmt: skip
 """Types that a kept column may be declared with."""
 
 WEIGHTS_TYPE = pa.list_(pa.struct([("begin", pa.int64()), ("end", pa.int64()), ("weight", pa.float64())]))
@@ -91,7 +97,8 @@ class Fields:
     """Read the whole record with all its fields, as conversations need it: parts give `objects()`, not `blocks()`."""
 
     columns: dict[str, str] = field(default_factory=dict)
-    """Other fields to keep for filter and map hooks → their type: "string", "int64", "float64" or "bool"."""
+    """Other fields to keep for filter and map hooks → their type: "string", "int64", "float64", "bool", or "ranges"
+    (a list of `{begin, end, value}`, ranges of characters)."""
 
     def __post_init__(self) -> None:
         for name, kind in self.columns.items():
