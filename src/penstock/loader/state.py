@@ -23,8 +23,8 @@ from penstock.loader._plan_kernels import CURSOR
 from penstock.loader.extras import too_long_of
 from penstock.loader.plan import Plan, PlanState
 from penstock.loader.steps import StepState
-from penstock.shards.dataset import Dataset
 from penstock.sampling._kernels import SKIPPED
+from penstock.shards.dataset import Dataset
 
 _HEAD = struct.Struct("<qB")
 """Of each column: its smallest number that is not 0, and the bits of each number's distance from it."""
