@@ -55,14 +55,16 @@ def check_row(row):
 @pytest.mark.parametrize("packing", ["best_fit", "next_fit", "none"])
 def test_every_path_is_there_once(data, rows_per_pass, packing):
     dataset, paths = data
-    found, units = [], 0
+    found, units, tokens = [], 0, 0
     for step in build(dataset, packing=packing):
         units += step.units["paths"]
+        tokens += step.units["path_tokens"]
         for row in step.joined(rows_per_pass):
             found += check_row(row)
     expected = [path for some in paths for path in some]
     assert sorted(p for p in found if p and len(p) > 1) == sorted(p for p in expected if len(p) > 1)
     assert units == sum(len(some) for some in paths if len(some) > 1)
+    assert tokens == sum(len(path) for some in paths if len(some) > 1 for path in some)
 
 
 def test_steps_are_whole_over_ranks_and_resumed(data):

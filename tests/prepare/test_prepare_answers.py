@@ -151,6 +151,9 @@ def test_oasst_trees(chat_tokenizer, tmp_path):
     (whole,) = Dataset.open(tmp_path / "a")
     assert len(whole.tree.paths) == 4
     assert np.isnan(whole.tree.values).all()
+    once = {"oasst_paths": "all", "answers": "tree", "shared_weights": "once"}
+    prepare_here(tmp_path / "raw.jsonl", chat_tokenizer, output=tmp_path / "o", template=CHATML, **once)
+    assert Dataset.open(tmp_path / "o")[0].loss_weights.max() == 1
     # A target that several paths hold counts once for each: the first word of two answers, in three paths.
     assert whole.loss_weights.max() == 3
 

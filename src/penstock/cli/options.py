@@ -193,6 +193,25 @@ Media = Annotated[
         rich_help_panel="Chats",
     ),
 ]
+Answers = Annotated[
+    str | None,
+    typer.Option(
+        "--answers",
+        metavar="best|tree|separate",
+        help="Records with several answers (chosen and rejected, ranked, labelled): train the best alone (default); "
+        "keep all, what they begin with once; or keep all, each by itself.",
+        rich_help_panel="Chats",
+    ),
+]
+OasstPaths = Annotated[
+    str | None,
+    typer.Option(
+        "--oasst-paths",
+        metavar="best|all|ranked",
+        help="Of a tree of messages: the best path (default), all, or with --answers tree the ranked replies.",
+        rich_help_panel="Chats",
+    ),
+]
 AllowForged = Annotated[
     bool | None,
     typer.Option(
@@ -231,6 +250,8 @@ CHAT_OPTIONS = {
     "on_missing_terminator": OnMissingTerminator,
     "on_rewrite": OnRewrite,
     "trained_control_text": TrainedControlText,
+    "answers": Answers,
+    "oasst_paths": OasstPaths,
     "media": Media,
     "allow_forged": AllowForged,
 }

@@ -150,7 +150,7 @@ class Extras:
             raise ConfigError(f"{where}: cu_seqlens_capacity is not supported for prefix trees; leave it out")
 
     def units(self, pieces: Annotated[Records, PIECE, "pieces"]) -> dict[str, int]:
-        """Sums over the documents of a step: branches, paths, pairs and examples."""
+        """Sums over the documents of a step, by the names of `UNITS`."""
         if not self.has_trees:
             return {}
         total = np.zeros(len(UNITS), np.int64)

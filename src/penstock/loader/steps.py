@@ -35,8 +35,8 @@ class Step:
             divide the sum of weighted losses by it, and micro-batching, packing and ranks do not change the loss.
         loss_denominators: The same for each target distance.
         num_tokens: Tokens of the whole step over all ranks, without padding; what paths share is counted once.
-        units: Of the whole step over all ranks: `branches`, `paths`, `pairs` (of a better and a worse path) and
-            `examples` (labelled paths) of its prefix trees; empty without trees.
+        units: Of the prefix trees of the whole step over all ranks: `branches`, `paths`, `pairs` (of a better and a
+            worse path), `examples` (labelled paths) and `path_tokens` (each path counted whole); empty without trees.
     """
 
     __slots__ = ("_resume_state", "_rows", "index", "loss_denominators", "num_tokens", "units")

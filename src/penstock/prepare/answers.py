@@ -36,13 +36,16 @@ class Answers:
         """All that must be encoded."""
         return (*self.given.conversations, *([] if self.partner is None else [self.partner]))
 
-    def plant(self, encoded: Sequence[list[EncodedChat]], columns: Columns, *, share: bool) -> None:
+    def plant(
+        self, encoded: Sequence[list[EncodedChat]], columns: Columns, *, share: bool, shared_weights: str
+    ) -> None:
         """Make the document.
 
         Args:
             encoded: Of each conversation: one, or several where a template rewrites earlier turns.
             columns: Gives the columns of the paths.
             share: Store what paths begin with in common once.
+            shared_weights: sum or once.
 
         Raises:
             ConfigError: Two answers of different rank are the same tokens.
@@ -63,6 +66,7 @@ class Answers:
             [chat.loss_weights for chat in self.chats],
             values=values,
             columns=columns(self.chats),
+            shared_weights="once" if shared_weights == "once" else "sum",
             share=share,
             trained_alike=given.compared,
         )

@@ -117,7 +117,7 @@ def encode_chats(
             _accept(record, conversation, chats, encoder, chat, summary)
     if chat.keeps_answers:
         for record in records:
-            _plant(record, chat.layout.answers == "tree", settings, summary)
+            _plant(record, chat, settings, summary)
     rejects = []
     for record in records:
         if record.reason is not None:
@@ -176,9 +176,9 @@ def _read_answers(record: _Record, value: dict[str, Any], chat: ChatSettings, *,
             record.answers.append(Answers(replace(one, conversations=tuple(c for c in kept if c is not None))))
 
 
-def _plant(record: _Record, share: bool, settings: PrepareSettings, summary: ChatSummary) -> None:
+def _plant(record: _Record, chat: ChatSettings, settings: PrepareSettings, summary: ChatSummary) -> None:
     """Make documents of a record's answers; a set of which one was too long is dropped."""
-    planted = []
+    planted, share = [], chat.layout.answers == "tree"
     for answers in record.answers:
         if record.reason is not None:
             break
@@ -186,7 +186,9 @@ def _plant(record: _Record, share: bool, settings: PrepareSettings, summary: Cha
             continue
         try:
             encoded = [record.encoded[id(conversation)] for conversation in answers.conversations]
-            answers.plant(encoded, partial(_numbers_of, record, settings), share=share)
+            answers.plant(
+                encoded, partial(_numbers_of, record, settings), share=share, shared_weights=chat.layout.shared_weights
+            )
         except ConfigError as error:
             record.fail(error)
             break

@@ -384,6 +384,7 @@ class ChatKeywords(MaskKeywords, total=False):
     media: str
     oasst_paths: str
     answers: str
+    shared_weights: str
 
 
 class ChatOptions(ChatKeywords, total=False):

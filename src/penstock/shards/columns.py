@@ -81,8 +81,8 @@ class ExtraTable:
         except CorruptionError as error:
             raise self._fault(document, str(error)) from None
 
-    def counts(self, documents: Annotated[Int64, "documents"]) -> Annotated[Int64, "documents 4"]:
-        """[n, 4] branches, paths, pairs and examples of documents, as `trees.UNITS` names them; 0 of those without."""
+    def counts(self, documents: Annotated[Int64, "documents"]) -> Annotated[Int64, "documents 5"]:
+        """[n, 5] what `trees.UNITS` names, of documents; 0 of those without a tree."""
         found = np.zeros((len(documents), len(UNITS)), np.int64)
         if self.has_trees:
             for row, document in enumerate(documents.tolist()):

@@ -10,8 +10,8 @@ The loss weight of token i + 1 is that of slot i; the first token of a branch is
 
 A query at slot q sees a key at slot k if k ≤ q < reach[k]: the end of the subtree of k's node.
 
-Stored is one list of 32-bit words for each document: counts of branches, paths, pairs and examples; the branches; the
-paths; the values of paths, two words each; a checksum. An ordinary document without values of its own has no words.
+Stored is one list of 32-bit words for each document: counts (`UNITS`); the branches; the paths; the values of paths,
+two words each; a checksum. An ordinary document without values of its own has no words.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 RANK, LABEL = "rank", "label"
 """Values of a path that count: `rank`, 0 the best, makes pairs of a better and a worse path; `label`, 1 or 0, says
 whether an answer is good (KTO); below 0 it is a mismatched answer, which is not trained."""
-_HEAD, _TAIL = 4, 2
+_HEAD, _TAIL = 5, 2
 _BRANCH, _PATH = 3, 2
 MAX_PATHS = 2**16
 """Of a document."""
@@ -191,7 +191,7 @@ class Tree:
 
     def words(self) -> Annotated[UInt32, "words"]:
         """What is stored; see above."""
-        counts = [len(self.branches), len(self.paths), self.num_pairs, self.num_examples]
+        counts = [len(self.branches), len(self.paths), self.num_pairs, self.num_examples, self.path_tokens]
         branches = self.branches.copy()
         branches[:, 2] += 1
         numbers = np.concatenate([counts, branches.ravel(), self.paths.ravel()]).astype(np.uint32)
@@ -259,7 +259,7 @@ class BranchView(NamedTuple):
         return f"slots {self.begin}–{self.end - 1} {where}: {self.label or 'no path ends here'}"
 
 
-UNITS = ("branches", "paths", "pairs", "examples")
+UNITS = ("branches", "paths", "pairs", "examples", "path_tokens")
 """What the first words of a stored tree count."""
 
 

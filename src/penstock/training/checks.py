@@ -161,7 +161,7 @@ def check_fit(
         tensors.attention(q, q, q)
     if settings.micro_sequences > 1:
         _check_parts(model, loader, settings.micro_sequences, tensors.window)
-    _check_distillation(distiller, settings)
+    _check_distillation(distiller, settings, loader)
     if own_loss is not None:
         # The row has no targets; a run may meet such a row at any step.
         own_loss.try_on(model, tensors)
@@ -204,6 +204,11 @@ def _trial_row(loader: Loader) -> ModelInput:
 
 def _check_parts(model: LanguageModel, loader: Loader, parts: int, window: int | None) -> None:
     """Refuse micro-sequences if some row could not be cut into them."""
+    if (planted := _planted(loader)) is not None:
+        raise ConfigError(
+            f"training.micro_sequences is {parts}, and source {planted!r} has prefix trees, which cannot be cut; set "
+            "micro_sequences to 1"
+        )
     if (source := loader.bidirectional_source) is not None:
         raise ConfigError(
             f"training.micro_sequences is {parts}, and the objective of source {source!r} makes prefixes with "
@@ -223,10 +228,19 @@ def _check_parts(model: LanguageModel, loader: Loader, parts: int, window: int |
         )
 
 
-def _check_distillation(distiller: "Distiller | None", settings: TrainSettings) -> None:
-    """Refuse settings that do not work with teachers."""
+def _planted(loader: Loader) -> str | None:
+    """The first source whose documents may be prefix trees; None: there is none."""
+    return next((source for source, values in loader.path_values.items() if values is not None), None)
+
+
+def _check_distillation(distiller: "Distiller | None", settings: TrainSettings, loader: Loader) -> None:
+    """Refuse settings and data that do not work with teachers."""
     if distiller is None:
         return
+    if (planted := _planted(loader)) is not None:
+        raise ConfigError(
+            f"teacher: source {planted!r} has prefix trees, which teachers cannot read; prepare with answers: best"
+        )
     if settings.loss is not None:
         raise ConfigError("training.loss and teacher cannot be combined; choose one")
     if settings.micro_sequences > 1:

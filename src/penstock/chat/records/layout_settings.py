@@ -157,6 +157,9 @@ class LayoutSettings:
     """Records with several answers (chosen and rejected, ranked, labelled, trees): `best` trains the best one alone;
     `tree` keeps all, for `training.preference`, and stores what they begin with once; `separate` keeps all, each by
     itself, for models that cannot process trees. With these, a conversation split by on_rewrite is one document."""
+    shared_weights: str = "sum"
+    """With answers tree: the weight of a target that several paths share is the `sum` over them, as if each were stored
+    by itself, or counts `once`: the largest."""
     _dialects: Mapping[str, Dialect] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -166,6 +169,8 @@ class LayoutSettings:
             raise ConfigError(f'oasst_paths is "{self.oasst_paths}"; expected best, all or ranked')
         if self.answers not in ("best", "tree", "separate"):
             raise ConfigError(f'answers is "{self.answers}"; expected best, tree or separate')
+        if self.shared_weights not in ("sum", "once"):
+            raise ConfigError(f'shared_weights is "{self.shared_weights}"; expected sum or once')
         if self.oasst_paths == "ranked" and self.answers == "best":
             raise ConfigError("oasst_paths: ranked keeps several answers; set answers to tree or separate")
         if self.media not in ("error", "drop"):
