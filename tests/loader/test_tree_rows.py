@@ -205,3 +205,11 @@ def test_damage_stops_the_step(tmp_path):
             (tmp_path / "copy" / file.name).write_bytes(data if file == path else file.read_bytes())
         with pytest.raises(CorruptionError, match="document"):
             list(build(tmp_path / "copy"))
+
+
+def test_trainers_of_others_refuse_forked_trees(data):
+    """transformers' Trainer and JAX know nothing of `reach`; answers apart are ordinary documents to them."""
+    from penstock.integrations.huggingface.tensors import REQUIREMENTS
+
+    with pytest.raises(ConfigError, match="cannot honour them"):
+        next(iter(build(data[0], requirements=REQUIREMENTS)))

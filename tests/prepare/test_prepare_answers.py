@@ -272,3 +272,28 @@ def test_columns_of_no_numbers_are_refused(chat_tokenizer, tmp_path):
         prepare_here(tmp_path / "raw.jsonl", chat_tokenizer, tmp_path / "d", template=CHATML, token_columns=["score"])
     with pytest.raises(ConfigError, match="must be among columns"):
         prepare_here(tmp_path / "raw.jsonl", chat_tokenizer, tmp_path / "e", token_columns=["score"])
+
+
+REWRITING = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['role'] == 'assistant' and not loop.last %}{{ message['content'].split('</think>')[-1] }}"
+    "{% else %}{{ message['content'] }}{% endif %}{{ '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def test_a_split_conversation_is_one_document(chat_tokenizer, tmp_path):
+    """One path a reply, after what prompts for it; each target is trained in one path only."""
+    thought = [{"role": "assistant", "content": f"<think>hm</think>{text}"} for text in (GOOD, BAD)]
+    record = {"messages": [*ASKED, thought[0], *ASKED, thought[1]]}
+    write_json_lines(tmp_path / "raw.jsonl", [record])
+    options = {"template": REWRITING, "on_rewrite": "split"}
+    prepare_here(tmp_path / "raw.jsonl", chat_tokenizer, tmp_path / "split", **options)
+    prepare_here(tmp_path / "raw.jsonl", chat_tokenizer, tmp_path / "tree", answers="tree", **options)
+    split, (tree,) = list(Dataset.open(tmp_path / "split")), Dataset.open(tmp_path / "tree")
+    assert len(split) == len(tree.tree.paths) == 2
+    assert len(tree.tokens) < sum(len(one.tokens) for one in split)
+    for path, one in enumerate(split):
+        np.testing.assert_array_equal(tree.tokens[tree.tree.slots(path)], one.tokens)
+    assert tree.loss_weights.sum() == sum(one.loss_weights[1:].sum() for one in split)
+    assert set(tree.loss_weights) == {0, 1}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from makers.trees import tree_dataset
 from penstock import open_dataset, write_dataset
 from penstock.core.errors import ConfigError, CorruptionError
+from penstock.shards import extend_dataset
 from penstock.shards.manifest import MANIFEST
 from penstock.shards.trees import build_tree
 from penstock.shards.verify import verify
@@ -138,3 +139,16 @@ def test_old_manifests_have_neither(tmp_path):
 def test_what_does_not_fit_is_refused(tmp_path, arguments, reason):
     with pytest.raises(ConfigError, match=reason):
         write_dataset(tmp_path / "d", [[1, 2, 3], [4, 5]], **arguments)
+
+
+def test_a_copy_with_more_columns(tmp_path):
+    dataset, _ = tree_dataset(tmp_path / "a", documents=50)
+    more = [np.arange(size, dtype=np.float32) for size in dataset.table.lengths[:, 0]]
+    extended = extend_dataset(dataset, tmp_path / "b", {"more": more})
+    assert verify(tmp_path / "b").sound
+    for number, one in enumerate(dataset):
+        other = extended[number]
+        np.testing.assert_array_equal(other.columns.pop("more"), more[number])
+        assert other == one
+    with pytest.raises(ConfigError, match="has a column"):
+        extend_dataset(dataset, tmp_path / "c", {"order": more})
