@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import penstock as ps
-from common import Peer, arguments, table, take_turns
+from common import Peer, arguments, cpu_seconds, table, take_turns
 from penstock.models.exporting import export
 from penstock.shards import build_tree
 from penstock.shards.dataset import Dataset
@@ -229,6 +229,35 @@ def against_trl(python: str, groups: list[tuple[int, list[list[int]]]], repeats:
     return lines
 
 
+def columns(repeats: int) -> list[Any]:
+    """What a float32 column costs the loader: time for its bytes, over the time of the bytes that rows have anyway."""
+    draw = np.random.default_rng(0)
+    documents = [draw.integers(0, 50_000, int(size)) for size in draw.integers(100, 1500, 12_000)]
+    with tempfile.TemporaryDirectory() as folder:
+        data = {
+            "plain": ps.write_dataset(f"{folder}/a", documents, vocab_size=50_000),
+            "column": ps.write_dataset(
+                f"{folder}/b", documents, vocab_size=50_000, columns={"x": [draw.random(len(one)) for one in documents]}
+            ),
+        }
+
+        def rival(dataset: Dataset) -> Callable[[], float]:
+            loader = ps.Loader(dataset, sequence_length=4096, rows_per_step=8, threads=0)
+            steps = iter(loader)
+            next(steps)
+            return lambda: cpu_seconds(lambda: [next(steps).arrays() for _ in range(100)])
+
+        seconds = take_turns({name: rival(dataset) for name, dataset in data.items()}, repeats)
+        step = next(iter(ps.Loader(data["plain"], sequence_length=4096, rows_per_step=8, threads=0))).arrays()
+        size = [sum(shard.bytes for shard in data[name].manifest.shards) for name in data]
+    moved = sum(value.nbytes for value in step.values() if isinstance(value, np.ndarray)) / 8 / 4096
+    extra = seconds["column"] / seconds["plain"] - 1
+    return [
+        ("a float32 column, time of a step", f"+ {100 * extra:.0f} %", f"{100 * 4 / moved:.0f} % more bytes in rows"),
+        ("bytes on the disk over 4 a token", f"{(size[1] - size[0]) / 4 / data['plain'].num_tokens:.3f}", "goal 1.2"),
+    ]
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--threads", type=int, default=1)
@@ -237,7 +266,7 @@ def main() -> None:
     parser.add_argument("--template")
     flags = parser.parse_args()
     torch.set_num_threads(flags.threads)
-    rows = []
+    rows = columns(flags.repeats)
     for name, (prompt, answer, count, documents, goal) in SHAPES.items():
         rows += compare(name, random_groups(prompt, answer, count, documents), count == 2, goal, flags.repeats)
     if flags.oasst:

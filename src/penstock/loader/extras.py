@@ -12,7 +12,7 @@ from typing import Annotated, Any, final
 
 import numpy as np
 
-from penstock.core.arrays import Int32, Int64, Records
+from penstock.core.arrays import Int32, Int64, Records, UInt64
 from penstock.core.errors import ConfigError
 from penstock.inputs.model_input import InputRequirements
 from penstock.inputs.paths import RowPaths
@@ -20,6 +20,7 @@ from penstock.loader._plan_kernels import PIECE
 from penstock.loader.mixture import TOO_LONG, Source
 from penstock.loader.rewriting import Rewriting
 from penstock.shards import Corpus
+from penstock.shards._column_kernels import blank_columns
 from penstock.shards.columns import ExtraTable
 from penstock.shards.extend import open_side
 from penstock.shards.layout import Column
@@ -96,6 +97,7 @@ class Extras:
         rewritings: Sequence[Rewriting],
         requirements: InputRequirements,
         packing: str,
+        sequence_length: int,
     ) -> None:
         self._tables = [extras_of(dataset) for dataset in datasets]
         self._sides = [
@@ -104,6 +106,19 @@ class Extras:
         ]
         self._need, self._names = requirements, [source.name for source in sources]
         self.columns = _common_columns(self._names, self._tables, self._sides)
+        self._column_names = [column.name for column in self.columns]
+        self._slots = sequence_length
+        self._fills = np.array(
+            [np.array(column.fill, column.dtype).view(np.uint32) for column in self.columns], np.uint32
+        )
+        self._known = np.zeros((len(sources), len(self.columns)), np.bool_)
+        self._copied: list[tuple[int, ExtraTable, Annotated[Int64, "columns"]]] = []
+        """Source, one of its tables, and which of its columns each column is; −1: none."""
+        for number in range(len(sources)):
+            for table in self._of(number):
+                wanted = table.numbers_of([column.name for column in self.columns])
+                self._known[number] |= wanted >= 0
+                self._copied += [(number, table, wanted)] if (wanted >= 0).any() else []
         self.has_trees = any(table is not None and table.has_trees for table in self._tables)
         self._value_names = list(dict.fromkeys(name for names in self.path_values for name in names or ()))
         for number, (source, rewriting) in enumerate(zip(sources, rewritings, strict=True)):
@@ -171,11 +186,20 @@ class Extras:
         self,
         pieces: Annotated[Records, PIECE, "pieces"],
         row_starts: Annotated[Int64, "rows+1"],
-        shape: tuple[int, int],
         positions: Array,
         document_ids: Array,
+        columns: Sequence[Array],
+        addresses: Annotated[UInt64, "columns"],
     ) -> StepExtras | None:
         """Make the extras of filled rows, and correct positions and document ids ([R, T], or [R, 0]) in place.
+
+        Args:
+            pieces: Of the step.
+            row_starts: The pieces of each row.
+            positions: As the fill wrote them.
+            document_ids: As the fill wrote them.
+            columns: [R, T] each, to be written.
+            addresses: Where they begin.
 
         Raises:
             CorruptionError: Stored bytes are not what was written.
@@ -183,41 +207,30 @@ class Extras:
         """
         if not self.columns and not self.has_trees:
             return None
-        starts = row_starts - row_starts[0]
-        pieces = pieces[row_starts[0] : row_starts[-1]]
-        ends = np.cumsum(pieces["length"])
-        firsts = ends - pieces["length"]
-        # First slot of each piece in its row.
-        in_row = firsts - np.repeat(
-            firsts[starts[:-1][starts[:-1] < len(firsts)]], np.diff(starts)[np.diff(starts) > 0]
-        )
-        columns = self._columns(pieces, np.repeat(np.arange(shape[0]), np.diff(starts)) * shape[1] + in_row, shape)
+        if self.columns:
+            self._write_columns(pieces, row_starts, addresses)
         rows = None
         if self.has_trees:
+            pieces = pieces[row_starts[0] : row_starts[-1]]
             trees = self.trees(pieces)
-            bounds = starts.tolist()
+            bounds = (row_starts - row_starts[0]).tolist()
             rows = [
-                self._row(pieces[begin:end], trees[begin:end], shape[1], positions[row], document_ids[row])
+                self._row(pieces[begin:end], trees[begin:end], self._slots, positions[row], document_ids[row])
                 for row, (begin, end) in enumerate(pairwise(bounds))
             ]
-        return StepExtras(rows=rows, columns=columns)
+        # Views, not the arrays of the buffer: what a caller holds must refer to the buffer's block.
+        return StepExtras(rows=rows, columns=dict(zip(self._column_names, (one[:] for one in columns), strict=True)))
 
-    def _columns(
-        self, pieces: Annotated[Records, PIECE, "pieces"], places: Annotated[Int64, "pieces"], shape: tuple[int, int]
-    ) -> dict[str, Array]:
-        if not self.columns:
-            return {}
-        out = np.empty((len(self.columns), shape[0] * shape[1]), np.uint32)
-        for values, column in zip(out, self.columns, strict=True):
-            values.view(column.dtype).fill(column.fill)
-        names = [column.name for column in self.columns]
-        for source in range(len(self._tables)):
-            mine = pieces["source"] == source
-            some = pieces[mine]
-            what = np.stack([some["document"], some["begin"], some["tokens"]], axis=1)
-            for table in self._of(source):
-                table.copy(what, places[mine], names, out)
-        return {column.name: v.view(column.dtype).reshape(shape) for v, column in zip(out, self.columns, strict=True)}
+    def _write_columns(
+        self,
+        pieces: Annotated[Records, PIECE, "pieces"],
+        row_starts: Annotated[Int64, "rows+1"],
+        addresses: Annotated[UInt64, "columns"],
+    ) -> None:
+        numbers = pieces.view(np.int64).reshape(len(pieces), -1)
+        blank_columns(numbers, row_starts, self._slots, self._known, self._fills, addresses)
+        for source, table, wanted in self._copied:
+            table.copy(numbers, row_starts, self._slots, source, wanted, addresses)
 
     def _row(
         self,

@@ -88,7 +88,8 @@ class Fill:
             "document_ids": ((sequence_length if requirements.document_ids else 0,), integer),
             "prefix": ((sequence_length if has_prefixes else 0,), np.dtype(np.bool_)),
         }
-        self._pool = BufferPool([layout[name] for name in ROW_ARRAYS.names or ()], keep, allocate)
+        columns = [((sequence_length,), np.dtype(column.dtype)) for column in extras.columns]
+        self._pool = BufferPool([*(layout[name] for name in ROW_ARRAYS.names or ()), *columns], keep, allocate)
         if not requirements.loss_weights:
             for dataset in datasets:
                 if dataset.table.weight_sums is not None:
@@ -179,8 +180,9 @@ class Fill:
             cu_seqlens = np.empty((rows, need.cu_seqlens_capacity or 3), np.int32)
             join_rows(self._slots, metadata[: 2 * rows].reshape(rows, 2), arrays[3], cu_seqlens)
             metadata = np.concatenate([metadata[:borders], cu_seqlens.ravel()])
-        extras = self._extras.add(pieces, row_starts, (rows, self._slots), arrays[3], arrays[4])
-        return FilledRows(need, row_starts, arrays, metadata, extras)
+        own = len(ROW_ARRAYS.names or ())
+        extras = self._extras.add(pieces, row_starts, arrays[3], arrays[4], arrays[own:], addresses[own:])
+        return FilledRows(need, row_starts, arrays[:own], metadata, extras)
 
     def check_capacity(
         self, pieces: Annotated[Records, PIECE, "pieces"], row_starts: Annotated[Int64, "rows+1"]

@@ -131,8 +131,9 @@ class Loader:
         pin = _cuda_in_use() if pin_memory is None else pin_memory
         self._plan = Plan(self.mixture, self.datasets, self.settings)
         self._extras = Extras(
-            self.mixture.sources, self.datasets, self._plan.rewritings, self.requirements, self.settings.packing
-        )
+            self.mixture.sources, self.datasets, self._plan.rewritings, self.requirements, self.settings.packing,
+            self.settings.sequence_length,
+        )  # fmt: skip
         self._fill = Fill(
             self.datasets,
             self.settings.sequence_length,

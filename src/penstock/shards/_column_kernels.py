@@ -13,6 +13,9 @@ from penstock.shards._kernels import CHUNK_TOKENS, OK, locate, num_chunks, sum_w
 BAD_COLUMN = 32
 """A fault next to those of `_kernels`: a column's values are not what was written."""
 
+DOCUMENT, BEGIN, TOKENS, LENGTH, SOURCE = 1, 2, 3, 5, 6
+"""The fields of the loader's `PIECE`, by number."""
+
 _4 = np.uint64(4)
 _COLUMN_SHIFT, _CHUNK_SHIFT = np.uint64(48), np.uint64(12)
 
@@ -71,51 +74,88 @@ def find_column(lists, row, extra, stored):
 
 
 @kernel
-def copy_columns(places, tables, starts, first_batches, per_batch, lengths, pieces, wanted, first, out):
-    """Copy the columns of pieces of one dataset to their slots.
+def blank_columns(pieces, row_starts, slots, known, fills, addresses):
+    """Write the fill value to padding, and to the pieces of sources that lack a column.
 
     Args:
-        places: int64 [pieces], first slot of each piece.
+        pieces: int64 [pieces, 7], the fields of `PIECE`.
+        row_starts: int64 [rows + 1].
+        slots: Slots of a row.
+        known: bool [sources, columns]: whether the source has the column.
+        fills: uint32 [columns], the bytes of each fill value.
+        addresses: uint64 [columns], of arrays of [rows, slots] 32-bit numbers, written.
+    """
+    for c in range(len(fills)):
+        out = view_u32(addresses[c], (len(row_starts) - 1) * slots)
+        for row in range(len(row_starts) - 1):
+            at = row * slots
+            for p in range(row_starts[row], row_starts[row + 1]):
+                end = at + pieces[p, LENGTH]
+                if not known[pieces[p, SOURCE], c]:
+                    for i in range(at, end):
+                        out[i] = fills[c]
+                at = end
+            for i in range(at, (row + 1) * slots):
+                out[i] = fills[c]
+
+
+@kernel
+def copy_columns(
+    pieces, row_starts, slots, source, tables, starts, first_batches, per_batch, lengths, wanted, first, addresses
+):
+    """Copy the columns of the pieces of one source to their slots.
+
+    Args:
+        pieces: int64 [pieces, 7], the fields of `PIECE`.
+        row_starts: int64 [rows + 1].
+        slots: Slots of a row.
+        source: Pieces of other sources are left alone.
         tables: int64 [batches, 3, extras]: addresses of offsets, numbers of values, numbers of rows.
         starts: int64 [shards + 1], first document of each shard.
         first_batches: int64 [shards + 1].
         per_batch: Documents of a batch.
         lengths: uint32 [documents, ...], tokens of each document.
-        pieces: int64 [pieces, 3]: document, first token, tokens.
         wanted: int64 [columns]: which column of the dataset each is; −1: the dataset does not have it.
         first: Number of the first column among the extras; the checksums stand behind the columns.
-        out: uint32 [columns, slots], written.
+        addresses: uint64 [columns], of arrays of [rows, slots] 32-bit numbers, written.
 
     Returns:
         (a fault or OK, piece).
     """
     checksums = tables.shape[2] - 1
-    for p in range(len(pieces)):
-        document, begin, count = pieces[p]
-        stored = np.int64(lengths[document, 0])
-        if begin < 0 or count < 0 or begin + count > stored:
-            return BAD_COLUMN, p
-        _, batch, row = locate(document, starts, first_batches, per_batch)
-        lists = tables[batch]
-        chunks = num_chunks(stored)
-        words, at = find_column(lists, row, checksums, chunks * (checksums - first))
-        if words == np.uint64(0):
-            return BAD_COLUMN, p
-        for c in range(len(wanted)):
-            if wanted[c] < 0:
+    for row in range(len(row_starts) - 1):
+        at = row * slots
+        for p in range(row_starts[row], row_starts[row + 1]):
+            place = at
+            at += pieces[p, LENGTH]
+            if pieces[p, SOURCE] != source:
                 continue
-            values, offset = find_column(lists, row, first + wanted[c], stored)
-            if values == np.uint64(0):
+            document, begin, count = pieces[p, DOCUMENT], pieces[p, BEGIN], pieces[p, TOKENS]
+            stored = np.int64(lengths[document, 0])
+            if begin < 0 or count < 0 or begin + count > stored:
                 return BAD_COLUMN, p
-            address = values + np.uint64(offset) * _4
-            known = view_u64(words + np.uint64(8 * (at + wanted[c] * chunks)), chunks)
-            if count:
-                for chunk in range(begin // CHUNK_TOKENS, (begin + count - 1) // CHUNK_TOKENS + 1):
-                    size = min(stored - chunk * CHUNK_TOKENS, CHUNK_TOKENS)
-                    if known[chunk] != column_checksum(address, wanted[c], chunk, size):
-                        return BAD_COLUMN, p
-            source = view_u32(address, stored)
-            target = places[p]
-            for i in range(count):
-                out[c, target + i] = source[begin + i]
+            _, batch, line = locate(document, starts, first_batches, per_batch)
+            lists = tables[batch]
+            chunks = num_chunks(stored)
+            words, offset = find_column(lists, line, checksums, chunks * (checksums - first))
+            if words == np.uint64(0):
+                return BAD_COLUMN, p
+            words += np.uint64(8 * offset)
+            for c in range(len(wanted)):
+                if wanted[c] < 0:
+                    continue
+                values, offset = find_column(lists, line, first + wanted[c], stored)
+                if values == np.uint64(0):
+                    return BAD_COLUMN, p
+                address = values + np.uint64(offset) * _4
+                known = view_u64(words + np.uint64(8 * wanted[c] * chunks), chunks)
+                if count:
+                    for chunk in range(begin // CHUNK_TOKENS, (begin + count - 1) // CHUNK_TOKENS + 1):
+                        size = min(stored - chunk * CHUNK_TOKENS, CHUNK_TOKENS)
+                        if known[chunk] != column_checksum(address, wanted[c], chunk, size):
+                            return BAD_COLUMN, p
+                source_values = view_u32(address, stored)
+                target = view_u32(addresses[c] + np.uint64(place) * _4, count)
+                for i in range(count):
+                    target[i] = source_values[begin + i]
     return OK, -1

@@ -9,7 +9,7 @@ from typing import Annotated, Any, final
 
 import numpy as np
 
-from penstock.core.arrays import Int64, Ragged
+from penstock.core.arrays import Int64, Ragged, UInt64
 from penstock.core.compiled import address_of
 from penstock.core.errors import CorruptionError
 from penstock.shards import _column_kernels as ck
@@ -102,41 +102,49 @@ class ExtraTable:
         values = place + 8 * (rows + 1)
         return data[values + 4 * begin : values + 4 * end].view(np.uint32)
 
+    def numbers_of(self, names: Sequence[str]) -> Annotated[Int64, "columns"]:
+        """Number of each column here; −1: the dataset lacks it."""
+        mine = [column.name for column in self.columns]
+        return np.array([mine.index(name) if name in mine else -1 for name in names], np.int64)
+
     def copy(
         self,
-        pieces: Annotated[Int64, "pieces 3"],
-        places: Annotated[Int64, "pieces"],
-        wanted: Sequence[str],
-        out: Array,
+        pieces: Annotated[Int64, "pieces 7"],
+        row_starts: Annotated[Int64, "rows+1"],
+        slots: int,
+        source: int,
+        wanted: Annotated[Int64, "columns"],
+        addresses: Annotated[UInt64, "columns"],
     ) -> None:
-        """Copy columns of pieces of documents to their slots.
+        """Copy columns of the pieces of one source to their slots.
 
         Args:
-            pieces: Document, first token, tokens.
-            places: First slot of each piece.
-            wanted: Names of columns; those that the dataset lacks are left alone.
-            out: uint32 [columns, slots]: the bytes of the numbers.
+            pieces: The fields of the loader's `PIECE`.
+            row_starts: First piece of each row.
+            slots: Slots of a row.
+            source: Number of the source that has this dataset.
+            wanted: Number of each column here, from `numbers_of`; those that the dataset lacks are left alone.
+            addresses: Where each column's array of [rows, slots] 32-bit numbers begins.
 
         Raises:
             CorruptionError: They are not what was written; names the file and the document.
         """
-        table, names = self._table, [column.name for column in self.columns]
-        if not names:
-            return
-        numbers = np.array([names.index(name) if name in names else -1 for name in wanted], np.int64)
+        table = self._table
         fault, piece = ck.copy_columns(
-            places, self._lists, table.shard_starts, table.shard_first_batch, table.documents_per_batch,
-            table.lengths, pieces, numbers, self._first, out,
+            pieces, row_starts, slots, source, self._lists, table.shard_starts, table.shard_first_batch,
+            table.documents_per_batch, table.lengths, wanted, self._first, addresses,
         )  # fmt: skip
         if fault != k.OK:
-            raise self._fault(int(pieces[piece, 0]), "its columns differ from their checksums")
+            raise self._fault(int(pieces[piece, ck.DOCUMENT]), "its columns differ from their checksums")
 
     def read(self, document: int) -> dict[str, Array]:
         """Name → numbers of all tokens of a document."""
         count = int(self._table.lengths[document, 0])
         out = np.zeros((len(self.columns), count), np.uint32)
-        whole = np.array([[document, 0, count]])
-        self.copy(whole, np.zeros(1, np.int64), [column.name for column in self.columns], out)
+        whole = np.array([[0, document, 0, count, count, count, 0]])
+        if self.columns:
+            addresses = np.array([address_of(one) for one in out], np.uint64)
+            self.copy(whole, np.array([0, 1]), count, 0, np.arange(len(self.columns)), addresses)
         return {column.name: values.view(column.dtype) for column, values in zip(self.columns, out, strict=True)}
 
     def _fault(self, document: int, what: str) -> CorruptionError:
