@@ -54,7 +54,10 @@ class ExtraTable:
             begin, end = table.shard_first_batch[shard : shard + 2].tolist()
             for batch in range(begin, end):
                 rows = min(table.documents_per_batch, documents - (batch - begin) * table.documents_per_batch)
-                places = extra_places(data, table.batches[batch], rows, layout)
+                try:
+                    places = extra_places(data, table.batches[batch], rows, layout)
+                except CorruptionError as error:
+                    raise CorruptionError(f"{table.paths[shard]}: batch {batch - begin}: {error}") from None
                 self._lists[batch, 0] = [place + address for place in places]
                 self._lists[batch, 1] = [
                     int(data[place + 8 * rows : place + 8 * rows + 8].view(np.int64)[0]) for place in places
