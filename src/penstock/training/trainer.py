@@ -119,6 +119,14 @@ class Trainer:
         # A part of a document is processed as a document with a past, so parts need the same isolation as rows.
         if loader.needs_isolation or settings.micro_sequences > 1:
             require_packed_rows(model, loader.settings.sequence_length)
+        self._paths: PathTraining | None = None
+        if settings.preference is not None or settings.policy is not None:
+            if distiller is not None:
+                raise ConfigError("teacher and training.preference or training.policy cannot be combined; choose one")
+            # Before the model is sharded or compiled: the reference may be a copy of it.
+            self._paths = PathTraining(model, loader, settings, ranks.device)
+        elif settings.loss is None:
+            require_token_targets(loader, "cross entropy")
         if settings.shard:
             shard(model, ranks)
         if settings.compile:
@@ -128,13 +136,6 @@ class Trainer:
         own_loss = None if self._own_loss is None else self._own_loss.function
         self._own_state = OwnState({"loss": own_loss, "on_step": self._on_step})
         check_fit(model, loader, settings, distiller, self._own_loss)
-        self._paths: PathTraining | None = None
-        if settings.preference is not None or settings.policy is not None:
-            if distiller is not None:
-                raise ConfigError("teacher and training.preference or training.policy cannot be combined; choose one")
-            self._paths = PathTraining(model, loader, settings, ranks.device)
-        elif settings.loss is None:
-            require_token_targets(loader, "cross entropy")
         self.rows_per_pass = ranks.least(rows_per_pass(model, loader, settings, taught=distiller is not None))
         self._projections = {} if distiller is None else dict(distiller.named_parameters())
         self._optimizers = Optimizers(_module(model), settings.optimizer, beside=self._projections)
