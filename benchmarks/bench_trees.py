@@ -126,8 +126,8 @@ def compare(name: str, groups: list[tuple[int, list[list[int]]]], pairs: bool, g
     return lines
 
 
-def oasst_groups(file: str, tokenizer: str, template: str, *, worst: bool) -> list[tuple[int, list[list[int]]]]:
-    """Ranked replies as (prompt tokens, paths); the best and the worst alone, if `worst`."""
+def oasst_pairs(file: str, tokenizer: str, template: str, most: int) -> list[tuple[int, list[list[int]]]]:
+    """The best and the worst reply of each question as (prompt tokens, paths of at most `most` tokens), shuffled."""
     with tempfile.TemporaryDirectory() as folder:
         ps.prepare(
             file, tokenizer=tokenizer, template=template, output=f"{folder}/d", answers="tree", oasst_paths="ranked",
@@ -137,12 +137,11 @@ def oasst_groups(file: str, tokenizer: str, template: str, *, worst: bool) -> li
         for document in ps.open_dataset(f"{folder}/d"):
             tree = document.tree
             order = np.argsort(tree.value("rank"), kind="stable").tolist()
-            order = [order[0], order[-1]] if worst else order
-            slots = [tree.slots(path) for path in order]
+            slots = [tree.slots(path) for path in (order[0], order[-1])]
             # The first trained target of any path: what stands before it is the prompt.
             prompt = min(int(np.argmax(document.loss_weights[one[:-1] + 1] != 0)) + 1 for one in slots)
             paths = [document.tokens[one] % VOCAB for one in slots]
-            if max(map(len, paths)) <= 1024:
+            if max(map(len, paths)) <= most:
                 groups.append((prompt, [path.tolist() for path in paths]))
     Random(0).shuffle(groups)
     return groups
@@ -270,11 +269,11 @@ def main() -> None:
     for name, (prompt, answer, count, documents, goal) in SHAPES.items():
         rows += compare(name, random_groups(prompt, answer, count, documents), count == 2, goal, flags.repeats)
     if flags.oasst:
-        pairs = oasst_groups(flags.oasst, flags.tokenizer, flags.template, worst=True)[:PAIRS]
+        pairs = oasst_pairs(flags.oasst, flags.tokenizer, flags.template, SLOTS // 2)[:PAIRS]
         rows += compare("OASST, best and worst reply", pairs, True, 1.25, flags.repeats)
     table(f"Trees against the same answers apart, {flags.threads} thread(s)", rows)
     if flags.oasst and flags.peers:
-        pairs = oasst_groups(flags.oasst, flags.tokenizer, flags.template, worst=True)
+        pairs = oasst_pairs(flags.oasst, flags.tokenizer, flags.template, 1024)
         table("Against TRL", against_trl(flags.peers, pairs[:PAIRS], min(flags.repeats, 2), flags.threads))
 
 
