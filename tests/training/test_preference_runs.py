@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from python_makers import KillAfter, KilledError
+from training_makers import on_two_processes
 
 import penstock as ps
 from makers.datasets import prepare_here
@@ -223,3 +224,36 @@ def test_the_commands(data, tmp_path, command_line):
     code, said, _ = command_line("reference", data / "base", tmp_path / "r", "--output", tmp_path / "s", "--threads", 1)
     assert (code, "2 documents with the column" in said) == (0, True)
     assert torch.isfinite(torch.tensor(ps.open_dataset(tmp_path / "s")[0].columns[REFERENCE_COLUMN])).all()
+
+
+RANKS = """
+    import os, sys
+    import penstock as ps
+
+    folder, output = sys.argv[1:]
+    vocab_size = ps.open_dataset(f"{folder}/pairs").tokenizer.vocab_size
+    # Several runs in the same processes, one after the other.
+    for name, kind, shard in (("pairs", "dpo", False), ("pairs", "dpo", True), ("labels", "kto", False)):
+        loader = ps.Loader(
+            f"{folder}/{name}", sequence_length=128, rows_per_step=4, seed=1, data_parallel=ps.DataParallel.from_env()
+        )
+        model = ps.build_model(layers=2, width=16, heads=2, vocab_size=vocab_size)
+        preference = {"kind": kind, "beta": 0.5}
+        ps.train(
+            model, loader, output=f"{output}/{kind}-{shard}", preference=preference, steps=4, threads=1,
+            learning_rate=3e-3, shard=shard, progress=False,
+        )
+    # Gloo's threads may still hold tensors, and abort an interpreter that ends (pytorch/pytorch#179291).
+    os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_one_does(data, tmp_path):
+    on_two_processes(tmp_path / "script.py", RANKS, data, tmp_path / "two")
+    for name, kind, shard in (("pairs", "dpo", False), ("pairs", "dpo", True), ("labels", "kto", False)):
+        run = start(data, tmp_path / f"{kind}-{shard}", name, steps=4, preference={"kind": kind, "beta": 0.5})
+        two = ps.open_run(tmp_path / "two" / f"{kind}-{shard}")
+        assert losses(two) == pytest.approx(losses(run), rel=1e-5)
+        margins = [[one["preference.margin"] for one in each.metrics] for each in (two, run)]
+        np.testing.assert_allclose(*margins, rtol=1e-3, atol=1e-5)

@@ -16,6 +16,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -28,6 +29,23 @@ from penstock.training.settings import check_device
 
 BUCKET_BYTES = 32 << 20
 """Maximum bytes of gradients summed in one call, unless a single gradient is larger."""
+
+
+_groups = 0
+"""Process groups that this process has begun."""
+
+
+def _begin_group(backend: str) -> None:
+    """A process group of all ranks; its names in the store are its own.
+
+    A second group in the same processes (two runs, one after the other) would else read the addresses of the first,
+    which has ended, and wait for it.
+    """
+    global _groups
+    store, rank, size = next(rendezvous("env://"))
+    _groups += 1
+    names = PrefixStore(f"penstock-{_groups}", store)
+    dist.init_process_group(backend, store=names, rank=rank, world_size=size)
 
 
 @final
@@ -45,7 +63,7 @@ class Ranks:
 
     def __enter__(self) -> "Ranks":
         if self.place.size > 1 and not dist.is_initialized():
-            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+            _begin_group("nccl" if self.device.type == "cuda" else "gloo")
             self._mine = True
         return self
 
