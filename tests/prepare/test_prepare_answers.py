@@ -244,7 +244,10 @@ def test_numbers_of_records_become_columns(chat_tokenizer, tmp_path):
             values = [part["value"] for part in record["parts"] if part["begin"] <= last < part["end"]]
             assert document.columns["parts"][number] == (values or [0])[0]
         assert document.columns["parts"][-1] == 0
-    chats = [{"messages": ASKED + said(GOOD), "score": 0.25, "per": [1, 2]}, {"messages": ASKED + said(BAD)}]
+    chats = [
+        {"messages": ASKED + said(GOOD), "score": 0.25, "per": [1, 2]},
+        {"messages": ASKED + said(BAD), "per": [None, 3]},
+    ]
     write_json_lines(tmp_path / "chats.jsonl", chats)
     prepare_here(
         tmp_path / "chats.jsonl", chat_tokenizer, tmp_path / "c", template=CHATML, token_columns=["score", "per"]
@@ -253,6 +256,7 @@ def test_numbers_of_records_become_columns(chat_tokenizer, tmp_path):
     assert set(one.columns["score"]) == {0.25}
     assert not other.columns["score"].any()
     assert [int(value) for value, _ in itertools.groupby(one.columns["per"])] == [1, 2]
+    assert [int(value) for value, _ in itertools.groupby(other.columns["per"])] == [0, 3]
     pairs = [{**PAIRS["scores"], "score": 0.5}]
     write_json_lines(tmp_path / "pairs.jsonl", pairs)
     prepare_here(

@@ -5,7 +5,7 @@ What is summed or compared by sequence (preferences, rewards) reads these; what 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Self, final
+from typing import Annotated, Self, final
 
 import numpy as np
 
@@ -57,27 +57,19 @@ class RowPaths:
         return np.repeat(np.arange(len(self)), np.diff(self.starts))
 
     @classmethod
-    def join(cls, rows: "Sequence[RowPaths | None]", slots_per_row: int, documents: Sequence[int]) -> Self | None:
-        """The paths of rows that lie end to end; None if no row has any.
+    def join(cls, rows: "Sequence[RowPaths]", slots_per_row: int, documents: Sequence[int]) -> Self:
+        """The paths of rows that lie end to end.
 
         Args:
-            rows: Of each row; None: it has none.
+            rows: Of each row, with the same values; at least one.
             slots_per_row: Slots of each row.
             documents: Documents of each row.
         """
-        some = [(number, row) for number, row in enumerate(rows) if row is not None]
-        if not some:
-            return None
         before = np.cumsum([0, *documents])
-        sizes = np.concatenate([np.diff(row.starts) for _, row in some])
-        names: list[str] = list(dict.fromkeys(name for _, row in some for name in row.values))
-
-        def values(name: str) -> Any:
-            return np.concatenate([row.values.get(name, np.full(len(row), np.nan)) for _, row in some])
-
+        sizes = np.concatenate([np.diff(row.starts) for row in rows])
         return cls(
-            slots=np.concatenate([row.slots + number * slots_per_row for number, row in some]),
+            slots=np.concatenate([row.slots + number * slots_per_row for number, row in enumerate(rows)]),
             starts=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-            documents=np.concatenate([row.documents + before[number] for number, row in some]),
-            values={name: values(name) for name in names},
+            documents=np.concatenate([row.documents + before[number] for number, row in enumerate(rows)]),
+            values={name: np.concatenate([row.values[name] for row in rows]) for name in rows[0].values},
         )

@@ -67,8 +67,9 @@ class RowExtras:
     """[n] source of each, without padding."""
     reach: Annotated[Int32, "nodes"] | None
     """End of each node's subtree, padding among them; None: no document forks."""
-    paths: RowPaths | None
+    paths: RowPaths
     documents: int
+    """Documents of the row, each tree counted once."""
 
 
 @final

@@ -280,11 +280,10 @@ class FilledRows(Sequence[ModelInput]):
         # Views, not the arrays of the buffer: what a caller holds must refer to the buffer's block.
         tokens, targets, weights, positions, document_ids, prefix = (array[:] for array in self._arrays)
         trees = None if self._extras is None else self._extras.rows
-        borders, longest = (
-            self._cu_seqlens(used) if need.cu_seqlens and trees is None else None,
-            max(sizes[1::2], default=0),
-        )
-        if trees is not None and need.cu_seqlens:
+        borders, longest = None, None
+        if need.cu_seqlens and trees is None:
+            borders, longest = self._cu_seqlens(used), max(sizes[1::2], default=0)
+        elif need.cu_seqlens and trees is not None:
             borders, longest = _end_to_end(trees, tokens.shape[1]), max((row.max_seqlen for row in trees), default=0)
         return {
             "tokens": tokens,
@@ -294,7 +293,7 @@ class FilledRows(Sequence[ModelInput]):
             "document_ids": document_ids if need.document_ids else None,
             "prefix": prefix if prefix.size else None,
             "cu_seqlens": borders,
-            "max_seqlen": longest if need.cu_seqlens else None,
+            "max_seqlen": longest,
             "reach": None if trees is None else _joined_reach(trees, tokens.shape[1]),
             "columns": {} if self._extras is None else self._extras.columns,
             "num_tokens": sum(used),

@@ -26,9 +26,9 @@ from penstock.prepare.answers import Answers, add_mismatched
 from penstock.prepare.chat_summary import ChatSummary
 from penstock.prepare.documents import Documents, Encoded, split_rows
 from penstock.prepare.settings import ChatSettings, PrepareSettings, column_name
-from penstock.shards import SpanBlock
-from penstock.shards.layout import SPAN
+from penstock.shards.writer import spans_of
 from penstock.sources import ObjectBlock, Reject
+from penstock.sources.checks import look_up
 from penstock.sources.records import excerpt
 
 BATCH = 256
@@ -60,12 +60,11 @@ class _Record:
 
     def numbers(self, name: str, chat: EncodedChat) -> np.ndarray[Any, np.dtype[np.float32]]:
         """float32 [tokens] of a conversation: the record's number, or that of the message of each token; else 0."""
-        given: Any = self.value
-        for part in name.split("."):
-            given = given.get(part) if isinstance(given, dict) else None
+        given, _ = look_up(self.value, name)
         if isinstance(given, list):
             table = np.zeros(len(chat.roles) + 1, np.float32)
-            table[: min(len(given), len(chat.roles))] = given[: len(chat.roles)]
+            known = [number or 0.0 for number in given[: len(chat.roles)]]
+            table[: len(known)] = known
             # The last entry is that of no message, −1.
             found: np.ndarray[Any, np.dtype[np.float32]] = table[chat.messages]
             return found
@@ -74,9 +73,7 @@ class _Record:
     def check_numbers(self, names: Sequence[str]) -> None:
         """Reject the record if a field that becomes a column holds something else than numbers."""
         for name in names:
-            given: Any = self.value
-            for part in name.split("."):
-                given = given.get(part) if isinstance(given, dict) else None
+            given, _ = look_up(self.value, name)
             for one in given if isinstance(given, list) else [given]:
                 if one is not None and (isinstance(one, bool) or not isinstance(one, int | float)):
                     self.fail(f"field {name!r} holds {one!r:.40}; expected a number, or one for each message")
@@ -322,21 +319,3 @@ def _answer_documents(
             for column in settings.columns
         },
     )
-
-
-def spans_of(weights: Ragged) -> SpanBlock:
-    """Loss-weight spans of documents, from a weight per token (float32, one row per document)."""
-    values, offsets = weights.values, weights.offsets
-    starts = np.zeros(len(values), np.bool_)
-    starts[1:] = values[1:] != values[:-1]
-    starts[offsets[:-1][weights.lengths > 0]] = True
-    begins = np.flatnonzero(starts)
-    ends = np.append(begins[1:], len(values))[: len(begins)]
-    counts = values[begins] != 0
-    begins, ends = begins[counts], ends[counts]
-    owners = np.searchsorted(offsets, begins, "right") - 1
-    spans = np.empty(len(begins), SPAN)
-    spans["begin"], spans["end"] = begins - offsets[owners], ends - offsets[owners]
-    spans["loss_weight"] = values[begins]
-    rows = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=len(weights)))])
-    return SpanBlock(spans=Ragged(spans, rows), valid=np.ones(len(weights), np.bool_))

@@ -15,7 +15,7 @@ from penstock.core.errors import CorruptionError
 from penstock.shards import _column_kernels as ck
 from penstock.shards import _kernels as k
 from penstock.shards.document import DocumentTable
-from penstock.shards.layout import Column, ShardLayout, extra_places
+from penstock.shards.layout import ShardLayout, extra_places
 from penstock.shards.trees import UNITS, Tree
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -63,10 +63,6 @@ class ExtraTable:
                     int(data[place + 8 * rows : place + 8 * rows + 8].view(np.int64)[0]) for place in places
                 ]
                 self._lists[batch, 2] = rows
-
-    def column(self, name: str) -> Column | None:
-        """A column by name; None: there is none."""
-        return next((column for column in self.columns if column.name == name), None)
 
     def tree(self, document: int) -> Tree | None:
         """The tree of a document; None: it is an ordinary one without values.

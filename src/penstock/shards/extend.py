@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ from penstock.shards.files import new_folder
 from penstock.shards.finish import finish_dataset
 from penstock.shards.layout import TOKENIZER_FOLDER, Column, ShardLayout
 from penstock.shards.manifest import CHAT, CHAT_TEMPLATE, ShardInfo, TokenizerInfo
-from penstock.shards.memory import span_block, weight_spans
-from penstock.shards.writer import ShardWriter
+from penstock.shards.writer import ShardWriter, spans_of
 
 _TOGETHER = 256
 SIDE_DOCUMENTS = 1_000_000
@@ -42,13 +42,8 @@ def extend_dataset(
     manifest = dataset.manifest
     if there := {column.name for column in manifest.columns} & set(columns):
         raise ConfigError(f"{dataset.path}: has a column {min(there)!r} already; start from the dataset without it")
-    layout = ShardLayout(
-        vocab_size=manifest.tokenizer.vocab_size,
-        has_spans=manifest.has_spans,
-        has_text=manifest.has_text,
-        columns=(*manifest.columns, *(Column(name=name, dtype="float32") for name in columns)),
-        has_trees=manifest.path_values is not None,
-    )
+    more = (Column(name=name, dtype="float32") for name in columns)
+    layout = replace(manifest.layout, columns=(*manifest.columns, *more))
     numbers = {name: iter(values) for name, values in columns.items()}
     names = {name: number for number, name in enumerate(dataset.files)}
     shards: list[ShardInfo] = []
@@ -151,12 +146,12 @@ def _write(writer: ShardWriter, part: list[Any], names: Mapping[str, int], more:
         )
         for column in layout.columns
     }
-    spans = span_block([weight_spans(one.loss_weights) for one in part]) if layout.has_spans else None
+    weights = Ragged.from_rows([one.loss_weights for one in part], np.float32)
     writer.write(
         Ragged.from_rows([one.tokens for one in part], np.int64),
         files=np.array([names.get(one.origin.file, 0) for one in part], np.int32),
         lines=np.array([one.origin.line for one in part], np.int64),
-        spans=spans,
+        spans=spans_of(weights) if layout.has_spans else None,
         texts=pa.array([one.text for one in part], pa.large_string()) if layout.has_text else None,
         trees=[one.tree for one in part] if layout.has_trees else None,
         columns=columns,

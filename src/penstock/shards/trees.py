@@ -225,16 +225,6 @@ class Tree:
             raise CorruptionError(f"its tree is none: {fault}")
         return tree
 
-    @classmethod
-    def chain(cls, num_tokens: int, names: tuple[str, ...] = (), values: Sequence[float] = ()) -> Self:
-        """An ordinary document: one branch, one path."""
-        return cls(
-            branches=np.array([[0, 0, -1]]),
-            paths=np.array([[0, num_tokens]]),
-            values=np.array(list(values), np.float64).reshape(1, len(names)),
-            names=names,
-        )
-
     def __repr__(self) -> str:
         values = f", values {', '.join(self.names)}" if self.names else ""
         return f"Tree({len(self.branches)} branches, {len(self.paths)} paths{values})"

@@ -39,6 +39,24 @@ class SpanBlock:
     """bool [documents]: False: the document has no list, so all its weights are 1; its row is empty."""
 
 
+def spans_of(weights: Ragged) -> SpanBlock:
+    """Loss-weight spans of documents, from a weight per token (float32, one row per document)."""
+    values, offsets = weights.values, weights.offsets
+    starts = np.zeros(len(values), np.bool_)
+    starts[1:] = values[1:] != values[:-1]
+    starts[offsets[:-1][weights.lengths > 0]] = True
+    begins = np.flatnonzero(starts)
+    ends = np.append(begins[1:], len(values))[: len(begins)]
+    counts = values[begins] != 0
+    begins, ends = begins[counts], ends[counts]
+    owners = np.searchsorted(offsets, begins, "right") - 1
+    spans = np.empty(len(begins), SPAN)
+    spans["begin"], spans["end"] = begins - offsets[owners], ends - offsets[owners]
+    spans["loss_weight"] = values[begins]
+    rows = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=len(weights)))])
+    return SpanBlock(spans=Ragged(spans, rows), valid=np.ones(len(weights), np.bool_))
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Block:

@@ -132,7 +132,7 @@ def diagnose(record: Any, fields: Fields) -> str | None:
         return explain_array("the record is")
     if not isinstance(record, dict):
         return f"the record is {kind_of(record)}; expected: an object with the field {fields.text!r}"
-    value, known = _look_up(record, fields.text)
+    value, known = look_up(record, fields.text)
     if known is not None:
         cure = "set text_field to the field that holds the text"
         if _CHAT_FIELDS & set(known):
@@ -155,7 +155,7 @@ def diagnose(record: Any, fields: Fields) -> str | None:
 
 
 def _diagnose_weights(record: dict[str, Any], text: str, fields: Fields) -> str | None:
-    ranges = _look_up(record, fields.weights)[0] if fields.weights else None
+    ranges = look_up(record, fields.weights)[0] if fields.weights else None
     if ranges is None:
         return None
     expected = "expected: a list of {begin, end, weight}"
@@ -188,7 +188,7 @@ def _diagnose_columns(record: dict[str, Any], fields: Fields) -> str | None:
         "string": (str,), "int64": (int,), "float64": (int, float), "bool": (bool,), "ranges": (list,),
     }  # fmt: skip
     for name, kind in fields.columns.items():
-        value = _look_up(record, name)[0]
+        value = look_up(record, name)[0]
         if value is None:
             continue
         if not isinstance(value, types[kind]) or (isinstance(value, bool) and kind != "bool"):
@@ -199,7 +199,7 @@ def _diagnose_columns(record: dict[str, Any], fields: Fields) -> str | None:
     return None
 
 
-def _look_up(record: dict[str, Any], name: str) -> tuple[Any, list[str] | None]:
+def look_up(record: dict[str, Any], name: str) -> tuple[Any, list[str] | None]:
     """The value of a field; and, if it is missing, the names of the fields that exist instead."""
     value: Any = record
     for part in name.split("."):
