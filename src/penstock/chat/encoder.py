@@ -21,15 +21,19 @@ from penstock.chat.masks.mask_settings import MaskKeywords, MaskSettings
 from penstock.chat.masks.masks import Mask, decide, trained_messages, weigh
 from penstock.chat.masks.scanning import scan
 from penstock.chat.records.conversation import Conversation
+from penstock.chat.records.images import images_of
 from penstock.chat.records.layouts import read_conversation
 from penstock.chat.records.media import refuse_media
 from penstock.chat.render.forms import render_form
 from penstock.chat.render.template import Rendered, Template, load_template, own_template
 from penstock.chat.render.turns import Turn, find_turns
 from penstock.chat.tokens.encoding import EncodedText, encode_rendered_batch
+from penstock.chat.tokens.images import ImagePlace, expand, restore
 from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError, ConversationError
 from penstock.core.notebook import card, marked_text
+from penstock.media.loading import LoadedImage
+from penstock.media.processor import Processor
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
 
@@ -61,6 +65,8 @@ class EncodedChat:
     roles: tuple[str, ...]
     """Role of each message."""
     certificate: Certificate
+    images: tuple[tuple[LoadedImage, ImagePlace], ...] = ()
+    """Each image with the tokens that stand for it, in order."""
 
     @property
     def trained_text(self) -> tuple[tuple[int, str], ...]:
@@ -111,6 +117,7 @@ class ChatEncoder:
         boundaries: Role boundaries to check the masks with; empty: those of the template's family, if it is known.
         takes_media: Accept conversations with images, audio or video, because the caller adds them to the rows; False:
             refuse them.
+        processor: Says what stands for images; None: conversations with images are refused.
 
     Raises:
         ConfigError: A declared boundary cannot be resolved.
@@ -124,8 +131,10 @@ class ChatEncoder:
         boundaries: Sequence[Boundary] = (),
         *,
         takes_media: bool = False,
+        processor: Processor | None = None,
     ) -> None:
         self.tokenizer, self.template, self.mask_settings = tokenizer, template, mask_settings or MaskSettings()
+        self.processor = processor
         self._declared = resolve(boundaries, tokenizer) if boundaries else ()
         self._takes_media = takes_media
         names = {token_id: text for text, token_id in tokenizer.special_tokens.items()}
@@ -144,7 +153,7 @@ class ChatEncoder:
         """
         if not conversations:
             return []
-        if not self._takes_media:
+        if not self._takes_media and self.processor is None:
             for conversation in conversations:
                 refuse_media(conversation.messages, conversation.attachments, conversation.origin)
         return self._encode_drafts([self._render(conversation) for conversation in conversations])
@@ -153,12 +162,7 @@ class ChatEncoder:
         """Rendered conversations as tokens with loss weights and certificates."""
         texts = [draft.rendered for draft in drafts]
         authors = [find_authors(draft.conversation, draft.rendered, self.mask_settings) for draft in drafts]
-        encoded = encode_rendered_batch(
-            self.tokenizer,
-            [rendered.text for rendered in texts],
-            [one.may_be_control(self.mask_settings) for one in authors],
-            allow_forged=self.mask_settings.allow_forged,
-        )
+        encoded, places = self._encode_texts(drafts, [one.may_be_control(self.mask_settings) for one in authors])
         decisions = [
             decide(
                 draft.conversation, draft.rendered, draft.turns, text, self.mask_settings, self._eos_text, self._stops
@@ -166,8 +170,12 @@ class ChatEncoder:
             for draft, text in zip(drafts, encoded, strict=True)
         ]
         masks = weigh(decisions, [draft.turns for draft in drafts], texts, encoded)
+        masks = [_without_images(mask, found) for mask, found in zip(masks, places, strict=True)]
         done = []
-        for draft, text, wrote, mask, scanned in zip(drafts, encoded, authors, masks, self._scan(encoded), strict=True):
+        scans = self._scan(encoded)
+        for draft, text, wrote, mask, scanned, found in zip(
+            drafts, encoded, authors, masks, scans, places, strict=True
+        ):
             evidence = Evidence(
                 conversation=draft.conversation,
                 rendered=draft.rendered,
@@ -180,8 +188,28 @@ class ChatEncoder:
                 family=self._family.name if self._family and not self._declared else "the settings",
                 appended=(self._eos_text or "") if self._must_append(mask, draft.turns) else None,
             )
-            done.append(self._split(draft.conversation, self._finish(evidence), mask.trained))
+            done.append(self._split(draft.conversation, self._finish(evidence, found), mask.trained))
         return done
+
+    def _encode_texts(
+        self, drafts: Sequence[_Draft], literals: Sequence[np.ndarray[Any, np.dtype[np.bool_]]]
+    ) -> tuple[list[EncodedText], list[list[ImagePlace]]]:
+        """Tokens of rendered conversations, and the tokens of each image."""
+        texts, forged = [draft.rendered.text for draft in drafts], self.mask_settings.allow_forged
+        if self.processor is None:
+            return encode_rendered_batch(self.tokenizer, texts, literals, allow_forged=forged), [[] for _ in drafts]
+        expanded = []
+        for draft, text, literal in zip(drafts, texts, literals, strict=True):
+            layouts = [self.processor.layout(image.size) for image in images_of(draft.conversation.messages)]
+            try:
+                expanded.append(expand(text, literal, self.processor.placeholder, layouts))
+            except ConversationError as error:
+                raise ConversationError(f"{draft.conversation.origin or 'conversation'}: {error}") from error
+        encoded = encode_rendered_batch(
+            self.tokenizer, [one.text for one in expanded], [one.literal for one in expanded], allow_forged=forged
+        )
+        both = [restore(text, one, self.processor) for text, one in zip(encoded, expanded, strict=True)]
+        return [text for text, _ in both], [places for _, places in both]
 
     def _scan(self, encoded: Sequence[EncodedText]) -> Sequence[np.ndarray[Any, np.dtype[np.bool_]] | None]:
         """Tokens that the role boundaries train, for each conversation of a batch; None where there are none."""
@@ -212,7 +240,7 @@ class ChatEncoder:
             self.template, rendered, messages, replies, tools=conversation.tools, **dict(conversation.variables)
         )
 
-    def _finish(self, evidence: Evidence) -> EncodedChat:
+    def _finish(self, evidence: Evidence, places: Sequence[ImagePlace] = ()) -> EncodedChat:
         encoded, mask, text = evidence.encoded, evidence.mask, evidence.rendered.text
         tokens, weights, begins, ends = encoded.ids, mask.tokens, encoded.begins, encoded.ends
         control, owners = encoded.is_control, mask.owners
@@ -236,6 +264,7 @@ class ChatEncoder:
             messages=owners,
             roles=tuple(message["role"] for message in evidence.conversation.messages),
             certificate=certify(evidence, self.template),
+            images=tuple(zip(images_of(evidence.conversation.messages), places, strict=True)) if places else (),
         )
 
     def _must_append(self, mask: Mask, turns: Mapping[int, Turn]) -> bool:
@@ -262,7 +291,7 @@ class ChatEncoder:
         if self.mask_settings.on_rewrite == "error":
             raise ConversationError(f"{conversation.origin or 'conversation'}: {rewritten[0]}")
         settings = replace(self.mask_settings, mask_history=True, on_rewrite="report")
-        alone = ChatEncoder(self.tokenizer, self.template, settings)
+        alone = ChatEncoder(self.tokenizer, self.template, settings, processor=self.processor)
         replies = [message for message in trained if conversation.messages[message]["role"] == "assistant"]
         heads = [conversation.head(message + 1) for message in replies]
         return [chat for [chat] in alone._encode_drafts([alone._render(head, prompted=True) for head in heads])]
@@ -290,6 +319,16 @@ class ChatEncoder:
         except ConfigError as error:
             _log.info("no cross-check by role boundaries: %s", error)
             return ()
+
+
+def _without_images(mask: Mask, places: Sequence[ImagePlace]) -> Mask:
+    """A mask in which no token that stands for an image is trained, whatever the settings train."""
+    if not places:
+        return mask
+    weights = mask.tokens.copy()
+    for place in places:
+        weights[place.begin : place.end] = 0
+    return replace(mask, tokens=weights)
 
 
 def encode(

@@ -193,6 +193,52 @@ Media = Annotated[
         rich_help_panel="Chats",
     ),
 ]
+Processor = Annotated[
+    str | None,
+    typer.Option(
+        "--processor",
+        metavar="FOLDER",
+        help="A model's folder, or its name on the Hub, with the processor of its images: conversations may have "
+        "images.",
+        rich_help_panel="Chats",
+    ),
+]
+ImageFolder = Annotated[
+    str | None,
+    typer.Option(
+        "--image-folder",
+        metavar="DIR",
+        help="Where relative paths of images begin; by default the folder of the record's file.",
+        rich_help_panel="Chats",
+    ),
+]
+ImageStorage = Annotated[
+    str | None,
+    typer.Option(
+        "--image-storage",
+        metavar="copy|reference",
+        help="Store the images' bytes next to the shards (default), or only their paths and digests.",
+        rich_help_panel="Chats",
+    ),
+]
+Probe = Annotated[
+    str | None,
+    typer.Option(
+        "--probe",
+        metavar="decode|header",
+        help="How images are checked: all of each (default), or its size only, which is fast.",
+        rich_help_panel="Chats",
+    ),
+]
+VerifyAll = Annotated[
+    bool | None,
+    typer.Option(
+        "--verify-all",
+        metavar="",
+        help="Compare every conversation with images with the processor's own encoding, not only the first ones.",
+        rich_help_panel="Chats",
+    ),
+]
 Answers = Annotated[
     str | None,
     typer.Option(
@@ -253,6 +299,11 @@ CHAT_OPTIONS = {
     "answers": Answers,
     "oasst_paths": OasstPaths,
     "media": Media,
+    "processor": Processor,
+    "image_folder": ImageFolder,
+    "image_storage": ImageStorage,
+    "probe": Probe,
+    "verify_all": VerifyAll,
     "allow_forged": AllowForged,
 }
 """Chat setting → its command-line option, which is None unless given."""

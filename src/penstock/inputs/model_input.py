@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from penstock.core.arrays import Bool, Float32, Int32, Int64, Integers
 from penstock.core.errors import ConfigError
 from penstock.core.notebook import card, row_strip
+from penstock.inputs.media import RowMedia
 from penstock.inputs.paths import RowPaths
 
 Attention = Literal["document", "row"]
@@ -46,6 +47,8 @@ class InputRequirements:
     trees: bool | None = None
     """True: attention here honours prefix trees (`reach` of a row). False: it cannot. Documents with branches are
     refused unless this is True; those whose paths share nothing are ordinary documents to all."""
+    images: bool | None = None
+    """True: the model sees the images of a row (`media`). Documents with images are refused unless this is True."""
     dtype: Literal["int32", "int64"] | None = None
     """Of tokens, targets, positions and document ids; int32 by default (half the bytes)."""
     attention: Attention | None = None
@@ -77,7 +80,7 @@ class InputRequirements:
         merged = replace(self, asked_by=f"{self.asked_by} and {other.asked_by}")
         for name in ("loss_weights", "positions", "document_ids", "cu_seqlens"):
             merged = replace(merged, **{name: getattr(self, name) or getattr(other, name)})
-        for name in ("target_distances", "cu_seqlens_capacity", "dtype", "attention", "prefix", "trees"):
+        for name in ("target_distances", "cu_seqlens_capacity", "dtype", "attention", "prefix", "trees", "images"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine is not None and theirs is not None and mine != theirs:
                 raise ConfigError(
@@ -100,8 +103,9 @@ class InputRequirements:
 
 
 EVERYTHING = InputRequirements(
-    asked_by="the default", loss_weights=True, positions=True, document_ids=True, cu_seqlens=True, prefix=True
-)
+    asked_by="the default", loss_weights=True, positions=True, document_ids=True, cu_seqlens=True, prefix=True,
+    images=True,
+)  # fmt: skip
 """All arrays, in their default form: what a loader gives without requirements."""
 
 
@@ -155,6 +159,8 @@ class ModelInput:
     paths: RowPaths | None = None
     """The sequences of prefix trees, with their values; ordinary documents are paths of their own. None: there are
     no trees."""
+    media: RowMedia | None = None
+    """The images of the row's documents. None: no source has images."""
     distillation: Any = None
     """What the loader's `companion` made of the row: for teachers, a `TeacherRow` of each. None without one."""
 

@@ -1,4 +1,4 @@
-"""What documents have besides tokens and loss weights: columns, and the branches and paths of prefix trees.
+"""What documents have besides tokens and loss weights: columns, images, and branches and paths of prefix trees.
 
 The plan knows nothing of either: a tree is a document of as many tokens as it stores. Rows are filled as always, and
 then corrected: positions, document ids and cumulative lengths follow the nodes of trees, and columns are copied. A
@@ -14,9 +14,11 @@ import numpy as np
 
 from penstock.core.arrays import Int32, Int64, Records, UInt64
 from penstock.core.errors import ConfigError
+from penstock.inputs.media import RowMedia
 from penstock.inputs.model_input import InputRequirements
 from penstock.inputs.paths import RowPaths
 from penstock.loader._plan_kernels import PIECE
+from penstock.loader.media import MediaRows
 from penstock.loader.mixture import TOO_LONG, Source
 from penstock.loader.rewriting import Rewriting
 from penstock.shards import Corpus
@@ -42,11 +44,16 @@ def too_long_of(source: Source, dataset: Corpus) -> str:
     """What happens to documents longer than a row.
 
     Raises:
-        ConfigError: Trees would be cut.
+        ConfigError: Trees or images would be cut.
     """
     extras = extras_of(dataset)
-    if extras is None or not extras.has_trees:
+    if extras is None or not (extras.has_trees or extras.has_images):
         return source.too_long or TOO_LONG[0]
+    if source.too_long in ("split", "truncate") and extras.has_images:
+        raise ConfigError(
+            f"source {source.name!r}: too_long={source.too_long!r} would cut images; take drop (the default for images: "
+            "counted) or error, or prepare with max_tokens and too_long: truncate, which keeps the turns that fit"
+        )
     if source.too_long in ("split", "truncate"):
         raise ConfigError(
             f"source {source.name!r}: too_long={source.too_long!r} would cut prefix trees, whose paths would lose "
@@ -81,6 +88,8 @@ class StepExtras:
     """None: no source has trees."""
     columns: dict[str, Array] = field(default_factory=dict)
     """Name → [R, T]."""
+    media: Sequence[RowMedia] | None = None
+    """None: no source has images."""
 
 
 @final
@@ -122,6 +131,9 @@ class Extras:
                 self._copied += [(number, table, wanted)] if (wanted >= 0).any() else []
         self.has_trees = any(table is not None and table.has_trees for table in self._tables)
         self._value_names = list(dict.fromkeys(name for names in self.path_values for name in names or ()))
+        self.media = None
+        if any(table is not None and table.has_images for table in self._tables):
+            self.media = MediaRows(self._names, datasets, self._tables)
         for number, (source, rewriting) in enumerate(zip(sources, rewritings, strict=True)):
             for table in self._of(number):
                 self._check(source, table, rewriting, packing)
@@ -143,12 +155,15 @@ class Extras:
 
     def _check(self, source: Source, table: ExtraTable, rewriting: Rewriting, packing: str) -> None:
         where, need = f"source {source.name!r}", self._need
-        what = "prefix trees" if table.has_trees else f"columns ({', '.join(c.name for c in table.columns)})"
+        what = f"columns ({', '.join(column.name for column in table.columns)})"
+        what = "prefix trees" if table.has_trees else "images" if table.has_images else what
         if not rewriting.is_causal:
             raise ConfigError(
                 f"{where}: objective {rewriting.objective.name!r} rewrites documents, and cannot say where their "
                 f"{what} go; take the causal objective"
             )
+        if table.has_images:
+            self._check_images(where, packing)
         if not table.has_trees:
             return
         if (need.target_distances or 1) > 1:
@@ -164,6 +179,19 @@ class Extras:
             raise ConfigError(f'{where}: attention="row" joins documents, and prefix trees with them; take "document"')
         if need.cu_seqlens_capacity is not None:
             raise ConfigError(f"{where}: cu_seqlens_capacity is not supported for prefix trees; leave it out")
+
+    def _check_images(self, where: str, packing: str) -> None:
+        need = self._need
+        if need.images is not True:
+            cannot = "cannot see them" if need.images is False else "does not say that it sees them"
+            raise ConfigError(
+                f"{where}: documents have images, but {need.asked_by} {cannot}; use a model with vision "
+                "(InputRequirements(images=True)), or prepare without them (media: drop)"
+            )
+        if packing == "concat":
+            raise ConfigError(f"{where}: packing 'concat' cuts documents, which images do not allow; use best_fit")
+        if need.attention == "row":
+            raise ConfigError(f'{where}: attention="row" joins documents, and with them their images; take "document"')
 
     def units(self, pieces: Annotated[Records, PIECE, "pieces"]) -> dict[str, int]:
         """Sums over the documents of a step, by the names of `UNITS`."""
@@ -187,6 +215,7 @@ class Extras:
         self,
         pieces: Annotated[Records, PIECE, "pieces"],
         row_starts: Annotated[Int64, "rows+1"],
+        tokens: Array,
         positions: Array,
         document_ids: Array,
         columns: Sequence[Array],
@@ -197,6 +226,7 @@ class Extras:
         Args:
             pieces: Of the step.
             row_starts: The pieces of each row.
+            tokens: As the fill wrote them.
             positions: As the fill wrote them.
             document_ids: As the fill wrote them.
             columns: [R, T] each, to be written.
@@ -206,10 +236,11 @@ class Extras:
             CorruptionError: Stored bytes are not what was written.
             ConfigError: A tree forks, and the requirements do not say that their model honours that.
         """
-        if not self.columns and not self.has_trees:
+        if not self.columns and not self.has_trees and self.media is None:
             return None
         if self.columns:
             self._write_columns(pieces, row_starts, addresses)
+        media = None if self.media is None else self.media.rows(pieces, row_starts, tokens)
         rows = None
         if self.has_trees:
             pieces = pieces[row_starts[0] : row_starts[-1]]
@@ -220,7 +251,9 @@ class Extras:
                 for row, (begin, end) in enumerate(pairwise(bounds))
             ]
         # Views, not the arrays of the buffer: what a caller holds must refer to the buffer's block.
-        return StepExtras(rows=rows, columns=dict(zip(self._column_names, (one[:] for one in columns), strict=True)))
+        return StepExtras(
+            rows=rows, media=media, columns=dict(zip(self._column_names, (one[:] for one in columns), strict=True))
+        )
 
     def _write_columns(
         self,

@@ -15,6 +15,7 @@ from penstock.core.arrays import Float32, Int32, Int64, Records, UInt64
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, CorruptionError, FormatError
 from penstock.inputs._kernels import join_rows
+from penstock.inputs.media import RowMedia
 from penstock.inputs.model_input import InputRequirements, ModelInput
 from penstock.inputs.paths import RowPaths
 from penstock.loader._document_kernels import BAD_MEASURE, SOURCE_RECORD
@@ -181,7 +182,7 @@ class Fill:
             join_rows(self._slots, metadata[: 2 * rows].reshape(rows, 2), arrays[3], cu_seqlens)
             metadata = np.concatenate([metadata[:borders], cu_seqlens.ravel()])
         own = len(ROW_ARRAYS.names or ())
-        extras = self._extras.add(pieces, row_starts, arrays[3], arrays[4], arrays[own:], addresses[own:])
+        extras = self._extras.add(pieces, row_starts, arrays[0], arrays[3], arrays[4], arrays[own:], addresses[own:])
         return FilledRows(need, row_starts, arrays[:own], metadata, extras)
 
     def check_capacity(
@@ -296,9 +297,18 @@ class FilledRows(Sequence[ModelInput]):
             "max_seqlen": longest,
             "reach": None if trees is None else _joined_reach(trees, tokens.shape[1]),
             "columns": {} if self._extras is None else self._extras.columns,
+            "media": self._joined_media(0, len(self)),
             "num_tokens": sum(used),
             "tokens_per_row": used,
         }
+
+    def _joined_media(self, begin: int, end: int) -> RowMedia | None:
+        """The images of some rows, end to end."""
+        if self._extras is None or self._extras.media is None:
+            return None
+        slots, sizes = self._arrays[0].shape[1], self._metadata[: 2 * len(self) : 2]
+        documents = np.diff(self._row_starts)[begin:end] + (sizes[begin:end] < slots)
+        return RowMedia.join(self._extras.media[begin:end], slots, documents.tolist())
 
     def joined(self, rows_per_pass: int) -> Iterator[ModelInput]:
         """The rows, `rows_per_pass` of them end to end in each input; see `Step.joined`."""
@@ -350,6 +360,7 @@ class FilledRows(Sequence[ModelInput]):
                         for row, used in zip(trees, sizes.tolist(), strict=True)
                     ]
                 )
+            more["media"] = self._joined_media(begin, end)
         return ModelInput(
             **{"document_ids": None, **flat, **more},
             cu_seqlens=borders,
@@ -410,6 +421,8 @@ class FilledRows(Sequence[ModelInput]):
                 tree = self._extras.rows[row]
                 cu_seqlens, longest, source_ids = tree.cu_seqlens, tree.max_seqlen, tree.source_ids
                 more["reach"], more["paths"] = tree.reach, tree.paths
+            if self._extras.media is not None:
+                more["media"] = self._extras.media[row]
         return ModelInput(
             tokens=tokens,
             targets=targets,

@@ -99,6 +99,8 @@ class ChatSummary:
     trees: dict[str, int] = field(default_factory=dict)
     """Documents, paths, pairs, examples, stored tokens, tokens of all paths, and documents whose paths share nothing,
     where answers are kept."""
+    images: dict[str, int] = field(default_factory=dict)
+    """Images, their tokens, slots and patches, and documents compared with the processor's own encoding."""
 
     def add_documents(self, chats: Sequence[EncodedChat], control: Collection[str]) -> None:
         """Count documents of the dataset; `control` are the tokenizer's control tokens."""
@@ -113,6 +115,14 @@ class ChatSummary:
         self.straddling_tokens += sum(len(chat.certificate.straddling) for chat in chats)
         self.forged += sum(len(chat.certificate.forged) for chat in chats)
         self.typed += sum(len(chat.certificate.typed) for chat in chats)
+        for _, place in (one for chat in chats for one in chat.images):
+            counts = {"images": 1, "tokens": place.end - place.begin}
+            _add_counts(self.images, {**counts, "slots": place.layout.slots, "patches": place.layout.patches})
+
+    def add_verified(self, documents: int) -> None:
+        """Count documents that equal the processor's own encoding of text and images together."""
+        if documents:
+            _add_counts(self.images, {"verified": documents})
 
     def _add_roles(self, chats: Sequence[EncodedChat]) -> None:
         """Count the tokens of each role, for all documents at once."""
@@ -171,6 +181,7 @@ class ChatSummary:
         self.typed += other.typed
         _add_counts(self.layouts, other.layouts)
         _add_counts(self.trees, other.trees)
+        _add_counts(self.images, other.images)
         _add_counts(self.checks, other.checks)
         for role, counts in other.roles.items():
             entry = self.roles.setdefault(role, RoleCounts())
@@ -224,6 +235,12 @@ class ChatSummary:
             lines.append(
                 f"answers: {trees['paths']:,} in {trees['documents']:,} documents{counted}; "
                 f"{trees['stored']:,} tokens stored for {trees['tokens']:,}"
+            )
+        if self.images:
+            images = {"verified": 0, **self.images}
+            lines.append(
+                f"images: {images['images']:,} in {images['tokens']:,} tokens, {images['slots']:,} of them slots; "
+                f"{images['patches']:,} patches; {images['verified']:,} documents compared with the processor's encoding"
             )
         tokens, trained = (sum(getattr(role, name) for role in self.roles.values()) for name in ("tokens", "trained"))
         lines.append(f"trained: {trained:,} of {tokens:,} tokens, {_share(trained, tokens)}")

@@ -18,14 +18,20 @@ import numpy as np
 from penstock.chat import ChatEncoder, Conversation, EncodedChat, detect_layout, read_conversation
 from penstock.chat.records.answers import answers_layout, read_answers
 from penstock.chat.records.cleaning import Counts, clean, fit
+from penstock.chat.records.images import Load, images_of, place_images
 from penstock.chat.render.forms import normalise
+from penstock.chat.tokens.images import joint_difference
 from penstock.core.arrays import Ragged
 from penstock.core.arrow import from_texts
-from penstock.core.errors import ConfigError, RecordError, TokenizerError
+from penstock.core.errors import ConfigError, ConversationError, RecordError, TokenizerError
+from penstock.media.images import ImageSettings, read_picture
+from penstock.media.loading import folder_of, load_image
+from penstock.media.processor import Processor
 from penstock.prepare.answers import Answers, add_mismatched
 from penstock.prepare.chat_summary import ChatSummary
 from penstock.prepare.documents import Documents, Encoded, split_rows
 from penstock.prepare.settings import ChatSettings, PrepareSettings, column_name
+from penstock.shards.images import ImageOf
 from penstock.shards.writer import spans_of
 from penstock.sources import ObjectBlock, Reject
 from penstock.sources.checks import look_up
@@ -33,6 +39,9 @@ from penstock.sources.records import excerpt
 
 BATCH = 256
 """Conversations that are encoded together."""
+
+VERIFIED = 4
+"""Conversations with images of a block that are compared with the processor's own encoding."""
 
 
 @final
@@ -98,7 +107,11 @@ def encode_chats(
     places = zip(block.files.tolist(), block.lines.tolist(), strict=True)
     records = [_Record(row, f"{files[file]}:{line}") for row, (file, line) in enumerate(places)]
     for record in records:
-        _read(record, block.objects[record.row], chat, needs_key=settings.validation > 0)
+        load = partial(
+            load_image, folder=folder_of(record.origin.rpartition(":")[0], chat.images), settings=chat.images
+        )
+        load_images = load if encoder.processor is not None else None
+        _read(record, block.objects[record.row], chat, load_images, needs_key=settings.validation > 0)
     if chat.keeps_answers:
         add_mismatched([one for record in records if record.reason is None for one in record.answers])
         for record in records:
@@ -137,15 +150,17 @@ def encode_chats(
     )
 
 
-def _read(record: _Record, value: dict[str, Any], chat: ChatSettings, *, needs_key: bool) -> None:
-    """Read the conversations of a record, and clean them up."""
+def _read(record: _Record, value: dict[str, Any], chat: ChatSettings, load: Load | None, *, needs_key: bool) -> None:
+    """Read the conversations of a record with their images, and clean them up."""
     try:
         if chat.keeps_answers:
-            _read_answers(record, value, chat, needs_key=needs_key)
+            _read_answers(record, value, chat, load, needs_key=needs_key)
             return
         record.layout = detect_layout(value, chat.layout, record.origin)
         read = read_conversation(value, chat.layout, record.origin)
         found = read if isinstance(read, list) else [read]
+        if load is not None:
+            found = [place_images(conversation, load) for conversation in found]
         if found and needs_key:
             record.key = json.dumps(normalise(found[0]).messages, ensure_ascii=False, default=repr)
         for conversation in found:
@@ -157,10 +172,19 @@ def _read(record: _Record, value: dict[str, Any], chat: ChatSettings, *, needs_k
         record.fail(error)
 
 
-def _read_answers(record: _Record, value: dict[str, Any], chat: ChatSettings, *, needs_key: bool) -> None:
+def _read_answers(
+    record: _Record, value: dict[str, Any], chat: ChatSettings, load: Load | None, *, needs_key: bool
+) -> None:
     """Read all answers of a record; a set of which the clean-up drops one is dropped."""
     record.layout = answers_layout(value, chat.layout, record.origin)
     sets = read_answers(value, chat.layout, record.origin)
+    if load is not None:
+        for conversation in (one for some in sets for one in some.conversations):
+            if images_of(place_images(conversation, load).messages):
+                raise ConversationError(
+                    f"{record.origin}: has images, which documents with several answers cannot have yet; take "
+                    "answers: best"
+                )
     if sets and needs_key:
         record.key = json.dumps(normalise(sets[0].conversations[0]).messages, ensure_ascii=False, default=repr)
     for one in sets:
@@ -241,10 +265,30 @@ def _accept(
         record.fail("; ".join(map(str, errors)))
     elif not chats:
         record.fail("the template rewrites earlier turns, and none of its replies can be trained separately")
+    elif encoder.processor is not None and (chat.images.verify_all or summary.images.get("verified", 0) < VERIFIED):
+        summary.add_verified(_verify(record, chats, encoder.processor, chat.images))
     record.chats += chats
     if len(kept.messages) == len(conversation.messages):
         record.encoded[id(conversation)] = chats
     return None
+
+
+def _verify(record: _Record, chats: Sequence[EncodedChat], processor: Processor, settings: ImageSettings) -> int:
+    """Compare documents with the processor's own encoding; returns how many could be compared."""
+    compared = 0
+    for one in chats:
+        if not one.images or one.certificate.forged or one.certificate.typed:
+            continue  # the processor would make control tokens of what messages typed
+        compared += 1
+        tokens = one.tokens[:-1] if int(one.begins[-1]) == len(one.text) else one.tokens
+        try:
+            pictures = [read_picture(image.read(), settings) for image, _ in one.images]
+            difference = joint_difference(processor, one.text, tokens.tolist(), pictures)
+        except RecordError as error:
+            difference = str(error)
+        if difference is not None:
+            record.fail(difference)
+    return compared
 
 
 def _what_trains(chat: ChatSettings) -> dict[str, Any]:
@@ -256,6 +300,7 @@ def _documents(
 ) -> dict[str, Documents]:
     """The documents of each split."""
     splits = {}
+    storage = "copy" if settings.chat is None else settings.chat.images.image_storage
     keys = from_texts([record.key for record in records])
     for name, chosen in split_rows(keys, settings).items():
         picked = [record for record, choice in zip(records, chosen, strict=True) if choice]
@@ -278,8 +323,28 @@ def _documents(
             files=block.files[rows],
             text_bytes=sum(len(one.text.encode()) for one in chats),
             columns=_columns([(record, one) for record in picked for one in record.chats], settings),
+            images=[_images(one, storage) for one in chats],
         )
     return splits
+
+
+def _images(chat: EncodedChat, storage: str) -> list[ImageOf]:
+    """The images of a conversation, as they are stored with its document."""
+    return [
+        ImageOf(
+            begin=place.begin,
+            end=place.end,
+            slots=place.layout.slots,
+            patches=place.layout.patches,
+            height=image.size[0],
+            width=image.size[1],
+            digest=image.digest,
+            read=image.read,
+            name=image.origin,
+            reference=image.reference() if storage == "reference" and not image.is_embedded else None,
+        )
+        for image, place in chat.images
+    ]
 
 
 def _columns(chats: Sequence[tuple[_Record, EncodedChat]], settings: PrepareSettings) -> dict[str, Ragged]:
@@ -314,6 +379,7 @@ def _answer_documents(
         files=block.files[rows],
         text_bytes=sum(len(chat.text.encode()) for one in answers for chat in one.chats),
         trees=[one.tree for one in answers],
+        images=[[] for _ in answers],
         columns={
             column.name: Ragged.from_rows([one.columns[column.name] for one in made], np.float32)
             for column in settings.columns

@@ -23,6 +23,7 @@ from penstock.prepare import _kernels as k
 from penstock.prepare.chat_summary import ChatSummary
 from penstock.prepare.settings import PrepareSettings
 from penstock.shards import SpanBlock
+from penstock.shards.images import ImageOf
 from penstock.shards.layout import SPAN, Column
 from penstock.shards.trees import Tree
 from penstock.sources import RecordBlock, Reject, Weights
@@ -86,6 +87,8 @@ class Documents:
     """Branches and paths of each, where answers are kept; None: the dataset has no trees."""
     columns: dict[str, Ragged] = field(default_factory=dict)
     """Name → a number for each token."""
+    images: list[list[ImageOf]] | None = None
+    """Those of each; None: the dataset has no images."""
 
 
 @final

@@ -32,6 +32,7 @@ from penstock.prepare.part import (
     stamp_of,
 )
 from penstock.shards.files import output_errors
+from penstock.shards.images import assets_path
 from penstock.shards.store import ShardStore, reopen_dataset
 from penstock.sources import Part
 
@@ -176,7 +177,8 @@ class Interrupted:
             if number not in records:
                 self.forget(number)
         for split, folder in self._folders.items():
-            expected = {record.shards.get(split) for record in records.values()}
+            expected = {name for record in records.values() if (name := record.shards.get(split)) is not None}
+            expected |= {assets_path(folder / name).name for name in expected}
             with output_errors(folder):
                 for path in folder.glob("part-*"):
                     if path.name not in expected:

@@ -24,6 +24,7 @@ from penstock.prepare.settings import PrepareSettings
 from penstock.prepare.transform import Transform
 from penstock.shards import ShardLayout, ShardWriter
 from penstock.shards.files import checksum, output_errors, write_json
+from penstock.shards.images import assets_path
 from penstock.sources import Part, Reject
 from penstock.sources.copies import Copies, copied
 from penstock.sources.files import open_ranges
@@ -283,6 +284,7 @@ def prepare_part(shop: Workshop, task: Task, report: Progressed) -> PartRecord:
                     text_bytes=documents.text_bytes,
                     trees=documents.trees,
                     columns=documents.columns,
+                    images=documents.images if shop.layout.has_images else None,
                 )
                 record.documents += len(documents.tokens)
                 tokens += len(documents.tokens.values)
@@ -329,6 +331,7 @@ def forget_part(output: Path, number: int, record: PartRecord) -> None:
         rejects_path(output, number).unlink(missing_ok=True)
         for split, name in record.shards.items():
             (output / split / name).unlink(missing_ok=True)
+            assets_path(output / split / name).unlink(missing_ok=True)
 
 
 def finished_numbers(output: Path) -> list[int]:

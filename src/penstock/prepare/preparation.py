@@ -162,7 +162,10 @@ def prepare(
     known = parts if isinstance(parts, list) else None
     make_crew = choose_executor(executor, processes=processes, parts=known, transform=function)
     chat_template = recipe.encoder.template if isinstance(recipe, ChatRecipe) else None
-    plan_settings = settings.as_plan(loaded, describe_transform(function), chat_template)
+    processor = recipe.encoder.processor if isinstance(recipe, ChatRecipe) else None
+    plan_settings = settings.as_plan(
+        loaded, describe_transform(function), chat_template, processor and processor.fingerprint
+    )
     plan = {"settings": plan_settings, **_input(parts)}
     with OutputFolder(output) as folder:
         changes = {} if overwrite else input_changes(folder.plan(), plan)
@@ -178,6 +181,7 @@ def prepare(
             has_spans=settings.fields.weights is not None or settings.chat is not None,
             has_text=settings.keep_text,
             has_trees=settings.chat is not None and settings.chat.keeps_answers,
+            has_images=settings.chat is not None and settings.chat.processor is not None,
             columns=settings.columns,
         )
         shop = Workshop(

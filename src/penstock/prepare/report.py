@@ -24,6 +24,7 @@ from penstock.prepare.settings import fingerprint
 from penstock.shards import ChatInfo, DamagedSource, Manifest, ShardInfo, TokenizerInfo, finish_dataset
 from penstock.shards.files import write_json
 from penstock.shards.finish import load_shard
+from penstock.shards.images import PROCESSOR_FOLDER, MediaInfo
 from penstock.shards.layout import TOKENIZER_FOLDER
 from penstock.sources import Damage, Reject
 
@@ -371,6 +372,15 @@ def _finish_split(
     # The dataset contains its tokenizer, so that its tokens can be decoded wherever it is opened.
     shop.tokenizer.save(folder / TOKENIZER_FOLDER)
     sealed = chat.save(folder) if chat is not None else ()
+    if isinstance(shop.recipe, ChatRecipe) and (processor := shop.recipe.encoder.processor) is not None:
+        processor.save(folder / PROCESSOR_FOLDER)
+        info = MediaInfo(
+            processor=type(processor.inner).__name__,
+            fingerprint=processor.fingerprint,
+            slot_id=processor.slot_id,
+            settings=shop.recipe.chat.images.describe(),
+        )
+        sealed = (*sealed, *info.save(folder))
     shards = [_finished_shard(folder, record.shards[split]) for record in records if split in record.shards]
     return finish_dataset(
         folder,

@@ -26,6 +26,8 @@ from penstock.chat.records.layout_settings import resolve_roles
 from penstock.chat.render.template import own_template
 from penstock.core.errors import ConfigError
 from penstock.core.suggestions import refuse_unknown
+from penstock.media.images import ImageSettings
+from penstock.media.processor import load_processor
 from penstock.shards.layout import Column
 from penstock.sources import Fields, OnDamage
 from penstock.sources.opening import FORMATS
@@ -35,13 +37,18 @@ from penstock.tokenizers import Tokenizer
 CHAT_PART_BYTES = 4 << 20
 """Approximate raw bytes of a part: a conversation takes far more time per byte than a text."""
 
-OF_TEMPLATE = ("template", "date", "chat_template_kwargs", "role_boundaries")
+OF_TEMPLATE = ("template", "date", "chat_template_kwargs", "role_boundaries", "processor")
 """Settings of the template itself."""
 
 CROSS_CHECK = "cross-check"
 """Name of the role boundaries in the result of `describe`."""
 
-GROUPS: dict[str, type] = {"layout": LayoutSettings, "mask_settings": MaskSettings, "cleaning": CleaningSettings}
+GROUPS: dict[str, type] = {
+    "layout": LayoutSettings,
+    "mask_settings": MaskSettings,
+    "cleaning": CleaningSettings,
+    "images": ImageSettings,
+}
 """The other settings, by the field of `ChatSettings` that holds them."""
 
 
@@ -64,6 +71,10 @@ class ChatSettings:
     """Markers of turns for checking the masks, each with role, start, end, also as mappings; empty: those of the
     template's family."""
 
+    processor: str | Path | None = None
+    """A model's folder, or its name on the Hub, with a processor of transformers: conversations may then have images,
+    and `template: auto` is the processor's. None: images are refused, or dropped (`media: drop`)."""
+
     layout: LayoutSettings = field(default_factory=LayoutSettings)
     """How records become conversations."""
 
@@ -72,6 +83,9 @@ class ChatSettings:
 
     cleaning: CleaningSettings = field(default_factory=CleaningSettings)
     """What is trimmed and dropped, and the maximum length of a conversation."""
+
+    images: ImageSettings = field(default_factory=ImageSettings)
+    """Which images are accepted, and how they are stored."""
 
     def __post_init__(self) -> None:
         given: Sequence[Any] = self.role_boundaries
@@ -115,7 +129,10 @@ class ChatSettings:
             ConfigError: There is no template.
         """
         template = self.template
-        if template == "auto":
+        processor = None if self.processor is None else load_processor(self.processor)
+        if template == "auto" and processor is not None and isinstance(processor.template, str):
+            template = replace(own_template(tokenizer, source=processor.template), name=f"of {processor.name}")
+        elif template == "auto":
             template = own_template(tokenizer)
         elif not isinstance(template, Template):
             template = load_template(template, tokenizer=tokenizer)
@@ -123,7 +140,7 @@ class ChatSettings:
         if template.now is None and "strftime_now" in template.source:
             now = datetime.fromisoformat(self.date or day or date.today().isoformat())
             template = replace(template, now=now)
-        return ChatEncoder(tokenizer, template, self.mask_settings, self.role_boundaries)
+        return ChatEncoder(tokenizer, template, self.mask_settings, self.role_boundaries, processor=processor)
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """Every setting in effect except the template, as plain JSON values."""
@@ -133,6 +150,8 @@ class ChatSettings:
             "mask_settings": dict(self.mask_settings.describe()),
             "cleaning": asdict(self.cleaning),
         }
+        if self.processor is not None:
+            described["images"] = {"processor": str(self.processor), **self.images.describe()}
         if self.role_boundaries:
             described[CROSS_CHECK] = {"role_boundaries": [asdict(one) for one in self.role_boundaries]}
         plain: dict[str, dict[str, Any]] = json.loads(json.dumps(described, default=dict))
@@ -141,7 +160,7 @@ class ChatSettings:
 
 def chat_names() -> list[str]:
     """The names of all settings of chats."""
-    return [*OF_TEMPLATE, *_names(MaskSettings), *_names(CleaningSettings), *_names(LayoutSettings)]
+    return [*OF_TEMPLATE, *(name for kind in GROUPS.values() for name in _names(kind))]
 
 
 def day_of(template: Template) -> str | None:
@@ -286,7 +305,9 @@ class PrepareSettings:
         """Names of the resulting datasets, as folders inside the output; ("",) is the output itself."""
         return ("train", "validation") if self.validation else ("",)
 
-    def as_plan(self, tokenizer: Any, transform: str | None, template: Template | None = None) -> dict[str, Any]:
+    def as_plan(
+        self, tokenizer: Any, transform: str | None, template: Template | None = None, processor: str | None = None
+    ) -> dict[str, Any]:
         """The settings that determine the bytes of the result, for comparison with an earlier run.
 
         The handling of bad records and damaged files may change: parts without any are the same either way.
@@ -296,6 +317,7 @@ class PrepareSettings:
             groups = self.chat.describe().values()
             chat = {f"chat.{name}": value for group in groups for name, value in group.items()}
             chat |= {"chat.template": f"{template.name} {template.fingerprint}", "chat.date": day_of(template)}
+            chat |= {} if processor is None else {"chat.processor": processor}
         return {
             **chat,
             "version": FORMAT_VERSION,
@@ -385,6 +407,16 @@ class ChatKeywords(MaskKeywords, total=False):
     oasst_paths: str
     answers: str
     shared_weights: str
+    processor: str | Path | None
+    probe: Literal["decode", "header"]
+    alpha: Literal["white", "black", "ignore", "error"]
+    animated: Literal["first", "error"]
+    max_pixels: int
+    min_pixels: int
+    max_ratio: float
+    image_folder: str | None
+    image_storage: Literal["copy", "reference"]
+    verify_all: bool
 
 
 class ChatOptions(ChatKeywords, total=False):

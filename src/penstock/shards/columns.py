@@ -5,6 +5,7 @@ the table reads a few numbers of each batch of 1,024 documents.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, final
 
 import numpy as np
@@ -15,6 +16,7 @@ from penstock.core.errors import CorruptionError
 from penstock.shards import _column_kernels as ck
 from penstock.shards import _kernels as k
 from penstock.shards.document import DocumentTable
+from penstock.shards.images import IMAGE, ImageOf, image_of, records_of
 from penstock.shards.layout import ShardLayout, extra_places
 from penstock.shards.trees import UNITS, Tree
 
@@ -45,8 +47,8 @@ class ExtraTable:
 
     def __init__(self, table: DocumentTable, layout: ShardLayout, path_values: tuple[str, ...]) -> None:
         self._table, self.columns, self.path_values = table, layout.columns, path_values
-        self.has_trees = layout.has_trees
-        self._first = int(layout.has_trees)
+        self.has_trees, self.has_images = layout.has_trees, layout.has_images
+        self._first = layout.first_column
         self._lists = np.zeros((len(table.batches), 3, len(layout.extras)), np.int64)
         for shard in range(len(table.shard_starts) - 1):
             data, address = table.mappings[shard], address_of(table.mappings[shard])
@@ -72,7 +74,7 @@ class ExtraTable:
         """
         if not self.has_trees:
             return None
-        words = self._words(document)
+        words = self._words(document, 0)
         if not len(words):
             return None
         try:
@@ -85,19 +87,45 @@ class ExtraTable:
         found = np.zeros((len(documents), len(UNITS)), np.int64)
         if self.has_trees:
             for row, document in enumerate(documents.tolist()):
-                words = self._words(document)
+                words = self._words(document, 0)
                 if len(words):
                     found[row] = words[: len(UNITS)]
         return found
 
-    def _words(self, document: int) -> Any:
+    def images(self, document: int) -> list[ImageOf]:
+        """The images of a document, in order.
+
+        Raises:
+            CorruptionError: They are not what was written; names the file and the document.
+        """
+        if not self.has_images:
+            return []
+        words = self._words(document, int(self.has_trees))
+        shard = self._table.paths[self._table.locate(document)[0]]
+        try:
+            records = records_of(words, int(self._table.lengths[document, 0]))
+            return [image_of(record, Path(shard)) for record in records]
+        except CorruptionError as error:
+            raise self._fault(document, str(error)) from None
+
+    def patches(self) -> Annotated[Int64, "documents"]:
+        """[N] patches of the images of each document; reads 64 bytes an image."""
+        found = np.zeros(len(self._table.lengths), np.int64)
+        for document in range(len(found)) if self.has_images else ():
+            words = self._words(document, int(self.has_trees))
+            if len(words):
+                found[document] = int(words.view(np.uint8).view(IMAGE)["patches"].sum(dtype=np.int64))
+        return found
+
+    def _words(self, document: int, number: int) -> Any:
+        """Words of one of the first lists, of a document."""
         shard, batch, row = self._table.locate(document)
         data = self._table.mappings[shard]
-        address, count, rows = self._lists[batch, :, 0].tolist()
+        address, count, rows = self._lists[batch, :, number].tolist()
         place = address - address_of(data)
         begin, end = data[place + 8 * row : place + 8 * row + 16].view(np.int64).tolist()
         if not 0 <= begin <= end <= count:
-            raise self._fault(document, "its tree leaves the file")
+            raise self._fault(document, "its tree or list of images leaves the file")
         values = place + 8 * (rows + 1)
         return data[values + 4 * begin : values + 4 * end].view(np.uint32)
 

@@ -102,6 +102,10 @@ def write_megatron(
         OutputError: The files already exist, or cannot be written.
     """
     prefix, table = megatron_prefix(local_path(prefix, "a Megatron corpus")), corpus.table
+    if getattr(corpus, "media", None) is not None:
+        raise ConfigError(
+            f"{corpus.name} has images, which a Megatron corpus cannot hold; train it with penstock's loader"
+        )
     if table.has_spans and not drop_spans:
         raise ConfigError(
             f"{corpus.name} has loss-weight spans, which a Megatron corpus cannot hold: all tokens would be trained; "

@@ -10,13 +10,15 @@ from typing import Any, Self, final
 import numpy as np
 
 from penstock.core.compiled import address_of
-from penstock.core.errors import CorruptionError
+from penstock.core.errors import ConfigError, CorruptionError
 from penstock.core.folders import local_path
 from penstock.core.notebook import bars, card
+from penstock.media.processor import Processor, load_processor
 from penstock.shards import _kernels as k
 from penstock.shards.columns import ExtraTable
 from penstock.shards.document import Document, DocumentTable, Origin, documents_at
 from penstock.shards.files import check_regular, check_size, checksum, map_file, map_numbers, read_json
+from penstock.shards.images import PROCESSOR_FOLDER, MediaInfo
 from penstock.shards.layout import TOKENIZER_FOLDER, other_places, read_texts
 from penstock.shards.manifest import BATCHES, FILES, LENGTHS, WEIGHT_SUMS, ChatInfo, Manifest, TokenizerInfo
 from penstock.tokenizers import Tokenizer
@@ -115,6 +117,28 @@ class Dataset:
         return ExtraTable(self.table, manifest.layout, manifest.path_values or ()) if manifest.layout.extras else None
 
     @cached_property
+    def media(self) -> MediaInfo | None:
+        """How its images became tokens; None: it has no images."""
+        return MediaInfo.load(self.path) if self.manifest.has_images else None
+
+    @cached_property
+    def processor(self) -> Processor | None:
+        """The processor of its images, from its folder; None: it has no images.
+
+        Raises:
+            ConfigError: It cannot be loaded, or is another one.
+        """
+        if self.media is None:
+            return None
+        found = load_processor(self.path / PROCESSOR_FOLDER)
+        if found.fingerprint != self.media.fingerprint:
+            raise ConfigError(
+                f"{self.path / PROCESSOR_FOLDER}: is not the processor that made the dataset, or another version of "
+                "transformers reads its settings differently; prepare again"
+            )
+        return found
+
+    @cached_property
     def chat(self) -> ChatInfo | None:
         """Template, stop ids and settings of a dataset of chats; None for others."""
         return ChatInfo.load(self.path)
@@ -191,6 +215,7 @@ class Dataset:
             text=text,
             columns={} if extras is None else extras.read(document),
             tree=None if extras is None else extras.tree(document),
+            images=() if extras is None else tuple(extras.images(document)),
         )
 
 

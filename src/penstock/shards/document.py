@@ -15,6 +15,7 @@ from penstock.core.arrays import Float32, Float64, Int64, Ragged, Records, UInt3
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, CorruptionError
 from penstock.shards import _kernels as k
+from penstock.shards.images import ImageOf
 from penstock.shards.manifest import TokenizerInfo
 from penstock.shards.trees import Tree
 from penstock.tokenizers import Tokenizer
@@ -151,6 +152,8 @@ class Document:
     """Name → a number for each token, where the dataset has columns."""
     tree: Tree | None = None
     """Its branches and paths, if it is a prefix tree or its paths have values."""
+    images: tuple[ImageOf, ...] = ()
+    """Its images, in order."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Document):
@@ -165,6 +168,7 @@ class Document:
             same
             and self.columns.keys() == other.columns.keys()
             and (self.origin, self.text) == (other.origin, other.text)
+            and [one.key for one in self.images] == [one.key for one in other.images]
         )
 
     def __repr__(self) -> str:

@@ -15,6 +15,7 @@ from penstock.shards.dataset import Dataset
 from penstock.shards.document import Corpus
 from penstock.shards.files import new_folder
 from penstock.shards.finish import finish_dataset
+from penstock.shards.images import MEDIA, PROCESSOR_FOLDER
 from penstock.shards.layout import TOKENIZER_FOLDER, Column, ShardLayout
 from penstock.shards.manifest import CHAT, CHAT_TEMPLATE, ShardInfo, TokenizerInfo
 from penstock.shards.writer import ShardWriter, spans_of
@@ -59,11 +60,12 @@ def extend_dataset(
                     bar.advance(len(part))
                 shards.append(writer.finish())
             begin += shard.documents
-        sealed = [name for name in (CHAT, CHAT_TEMPLATE) if (dataset.path / name).is_file()]
+        sealed = [name for name in (CHAT, CHAT_TEMPLATE, MEDIA) if (dataset.path / name).is_file()]
         for name in sealed:
             shutil.copyfile(dataset.path / name, folder / name)
-        if (dataset.path / TOKENIZER_FOLDER).is_dir():
-            shutil.copytree(dataset.path / TOKENIZER_FOLDER, folder / TOKENIZER_FOLDER)
+        for name in (TOKENIZER_FOLDER, PROCESSOR_FOLDER):
+            if (dataset.path / name).is_dir():
+                shutil.copytree(dataset.path / name, folder / name)
         finish_dataset(
             folder, shards=shards, layout=layout, tokenizer=manifest.tokenizer, configuration=manifest.configuration,
             files=dataset.files, sealed=sealed, damaged=manifest.damaged, path_values=manifest.path_values or (),
@@ -155,4 +157,5 @@ def _write(writer: ShardWriter, part: list[Any], names: Mapping[str, int], more:
         texts=pa.array([one.text for one in part], pa.large_string()) if layout.has_text else None,
         trees=[one.tree for one in part] if layout.has_trees else None,
         columns=columns,
+        images=[one.images for one in part] if layout.has_images else None,
     )

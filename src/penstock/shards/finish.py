@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,8 @@ from penstock.shards.files import (
     write_file,
     write_json,
 )
-from penstock.shards.layout import COLUMN_CHECKSUMS, TREE, ShardLayout, extra_places
+from penstock.shards.images import IMAGE, assets_path, portable
+from penstock.shards.layout import COLUMN_CHECKSUMS, IMAGES, TREE, ShardLayout, extra_places
 from penstock.shards.manifest import (
     BATCHES,
     FILES,
@@ -36,6 +36,7 @@ from penstock.shards.manifest import (
     TokenizerInfo,
     add_histograms,
     common_ends,
+    shard_as_json,
     shard_from_json,
 )
 
@@ -52,6 +53,7 @@ def describe_shard(
     text_bytes: int,
     fractional: bool,
     ends: tuple[int, int],
+    assets: int,
 ) -> ShardInfo:
     """The description of a finished shard.
 
@@ -63,6 +65,7 @@ def describe_shard(
         text_bytes: UTF-8 bytes of the texts.
         fractional: Whether any loss weight is neither 0 nor 1.
         ends: First and last id of its documents, as in `ShardInfo`.
+        assets: Bytes of the file with its images.
     """
     tokens = lengths[:, 0]
     bits = np.bincount(np.frexp(tokens.astype(np.float64))[1], minlength=HISTOGRAM_BINS)
@@ -79,6 +82,7 @@ def describe_shard(
         longest=int(tokens.max(initial=0)),
         histogram=tuple(bits.tolist()),
         ends=ends,
+        assets=assets,
     )
 
 
@@ -91,7 +95,7 @@ def save_sides(folder: Path, info: ShardInfo, lengths: Array, batches: Array, we
     write_file(sides / f"{info.file}.batches", batches)
     if info.fractional_weights:
         write_file(sides / f"{info.file}.weights", np.concatenate(weight_sums))
-    write_json(sides / f"{info.file}.json", asdict(info))
+    write_json(sides / f"{info.file}.json", shard_as_json(info))
     sync(sides)
 
 
@@ -99,12 +103,20 @@ def load_shard(folder: Path, name: str) -> ShardInfo | None:
     """A finished shard of an unfinished dataset; None if it must be written (again)."""
     try:
         info = shard_from_json(json.loads((Path(folder) / UNFINISHED / f"{name}.json").read_bytes()))
-        complete = (Path(folder) / name).stat().st_size == info.bytes
+        complete = has_files(Path(folder) / name, info)
         for side, size in _side_bytes(info).items():
             check_size(Path(folder) / UNFINISHED / f"{name}.{side}", size)
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return info if complete else None
+
+
+def has_files(path: Path, info: ShardInfo) -> bool:
+    """Whether a shard and the file of its images exist, of the right sizes."""
+    if not path.is_file() or path.stat().st_size != info.bytes:
+        return False
+    assets = assets_path(path)
+    return not info.assets or (assets.is_file() and assets.stat().st_size == info.assets)
 
 
 def _side_bytes(shard: ShardInfo) -> dict[str, int]:
@@ -183,7 +195,8 @@ def finish_dataset(
     except FileNotFoundError as error:
         raise OutputError(f"{error.filename}: missing, so the dataset cannot be finished; prepare again") from None
     write_json(folder / FILES, list(files))
-    names = [LENGTHS, BATCHES, FILES, *([WEIGHT_SUMS] if fractional else []), *sealed]
+    assets = [assets_path(folder / shard.file).name for shard in kept if shard.assets]
+    names = [LENGTHS, BATCHES, FILES, *([WEIGHT_SUMS] if fractional else []), *sealed, *assets]
     manifest = Manifest(
         documents=sum(shard.documents for shard in kept),
         tokens=sum(shard.tokens for shard in kept),
@@ -206,6 +219,7 @@ def finish_dataset(
         damaged=tuple(damaged),
         columns=layout.columns,
         path_values=tuple(path_values) if layout.has_trees else None,
+        has_images=layout.has_images,
     )
     sync(folder)
     manifest.save(folder)
@@ -237,11 +251,12 @@ def content_fingerprint(shards: Iterable[tuple[Array, Array, Array]], layout: Sh
             total = int(data[int(line["checksum_offsets"]) :][: 8 * (rows + 1)].view("<i8")[-1])
             words.update(data[int(line["checksums"]) :][: 8 * total].data)
             for (name, dtype), place in zip(layout.extras, extra_places(data, line, rows, layout), strict=True):
-                # Trees, and the checksums of columns: all of what was written, independent of batches.
-                if name in (TREE, COLUMN_CHECKSUMS):
+                # Trees, images, and the checksums of columns: all of what was written, independent of batches.
+                if name in (TREE, IMAGES, COLUMN_CHECKSUMS):
                     begin = place + 8 * (rows + 1)
                     count = int(data[begin - 8 : begin].view("<i8")[0])
-                    extras.update(data[begin : begin + count * np.dtype(dtype).itemsize].data)
+                    found = data[begin : begin + count * np.dtype(dtype).itemsize]
+                    extras.update(portable(found.view(IMAGE)) if name == IMAGES else found.data)
     kind = f"penstock 1, {layout.token_dtype.itemsize} bytes, spans {layout.has_spans}"
     whole = hashlib.blake2b(kind.encode(), digest_size=16)
     whole.update(words.digest())

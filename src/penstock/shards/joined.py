@@ -19,10 +19,12 @@ import numpy as np
 
 from penstock.core.errors import ConfigError, FormatError
 from penstock.core.folders import is_url, local_path
+from penstock.media.processor import Processor
 from penstock.shards.columns import ExtraTable
 from penstock.shards.dataset import Dataset
 from penstock.shards.document import Document, DocumentTable, documents_at, is_corpus
 from penstock.shards.files import Array
+from penstock.shards.images import MediaInfo
 from penstock.shards.in_place import InPlaceCorpus, open_npy
 from penstock.shards.layout import other_places
 from penstock.shards.manifest import ChatInfo, TokenizerInfo
@@ -100,6 +102,16 @@ class JoinedCorpus:
             return None
         return ExtraTable(self.table, first.manifest.layout, first.manifest.path_values or ())
 
+    @property
+    def media(self) -> MediaInfo | None:
+        """How the images of the first part became tokens, where all parts have images."""
+        return getattr(self.parts[0], "media", None)
+
+    @property
+    def processor(self) -> Processor | None:
+        """The processor of the first part's images, which is that of all."""
+        return getattr(self.parts[0], "processor", None)
+
     @cached_property
     def num_tokens(self) -> int:
         """Tokens of all documents."""
@@ -159,6 +171,7 @@ _CURES = {
     "loss weights": "prepare both with loss weights, or both without",
     "chat template": "prepare both with one template",
     "columns": "prepare both with the same columns",
+    "images": "prepare both with one processor and the same settings of images, or both without",
     "prefix trees": "prepare both with trees and the same values of paths, or both without",
     "BOS at the beginning of documents": "prepare both with the same add_bos",
     "EOS at the end of documents": "prepare both with the same add_eos",
@@ -190,6 +203,8 @@ def _facts(part: Part) -> dict[str, Any]:
     }
     if isinstance(part, Dataset):
         facts["columns"] = part.manifest.columns and ("of", ", ".join(map(str, part.manifest.columns)))
+        media = part.media
+        facts["images"] = media and (media.processor, media.fingerprint)
         names = part.manifest.path_values
         facts["prefix trees"] = names if names is None else ("with", ", ".join(names) or "no values")
     if part.num_tokens and chat is None:

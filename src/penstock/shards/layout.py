@@ -37,8 +37,8 @@ SPAN = np.dtype([("begin", "<u4"), ("end", "<u4"), ("loss_weight", "<f4")])
 # values.
 _TOKENS, _SPANS, _ORIGIN, _CHECKSUMS, _TEXT, _LIST = (2, 2), (2, 1, 2, 2, 2), (1, 2, 2), (2, 2), (3,), (2, 2)
 
-TREE, COLUMN_CHECKSUMS = "tree", "column_checksums"
-_OWN_FIELDS = {"tokens", "spans", "origin", "checksums", "text", TREE, COLUMN_CHECKSUMS}
+TREE, IMAGES, COLUMN_CHECKSUMS = "tree", "images", "column_checksums"
+_OWN_FIELDS = {"tokens", "spans", "origin", "checksums", "text", TREE, IMAGES, COLUMN_CHECKSUMS}
 MAX_COLUMNS = 32
 """Of a dataset."""
 
@@ -233,6 +233,8 @@ class ShardLayout:
     columns: tuple[Column, ...] = ()
     has_trees: bool = False
     """Whether documents may be prefix trees, or have paths with values (`penstock.shards.trees`)."""
+    has_images: bool = False
+    """Whether documents may have images (`penstock.shards.images`)."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.vocab_size <= 2**32:
@@ -249,11 +251,17 @@ class ShardLayout:
         return np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
 
     @property
+    def first_column(self) -> int:
+        """Number of the first column among `extras`."""
+        return self.has_trees + self.has_images
+
+    @property
     def extras(self) -> tuple[tuple[str, str], ...]:
-        """(name, dtype) of the lists behind the texts: trees, columns, checksums of columns."""
+        """(name, dtype) of the lists behind the texts: trees, images, columns, checksums of columns."""
         trees = [(TREE, "uint32")] if self.has_trees else []
+        images = [(IMAGES, "uint32")] if self.has_images else []
         columns = [(column.name, column.dtype) for column in self.columns]
-        return (*trees, *columns, *([(COLUMN_CHECKSUMS, "uint64")] if columns else []))
+        return (*trees, *images, *columns, *([(COLUMN_CHECKSUMS, "uint64")] if columns else []))
 
 
 def schema_of(layout: ShardLayout) -> Any:

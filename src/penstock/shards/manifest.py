@@ -73,6 +73,8 @@ class ShardInfo:
     """Number of documents by length, in `HISTOGRAM_BINS` bins."""
     ends: tuple[int, int]
     """The first id and the last id of all documents; −1 if they differ."""
+    assets: int = 0
+    """Bytes of the file with its images; 0: there is none, and the JSON leaves this out."""
 
 
 @final
@@ -125,6 +127,8 @@ class Manifest:
     """Numbers of each token; as `damaged`."""
     path_values: tuple[str, ...] | None = None
     """Names of the values of paths, if documents may be prefix trees; None: they are not. As `damaged`."""
+    has_images: bool = False
+    """Whether documents may have images. As `damaged`."""
 
     @property
     def layout(self) -> ShardLayout:
@@ -135,12 +139,14 @@ class Manifest:
             has_text=self.has_text,
             columns=self.columns,
             has_trees=self.path_values is not None,
+            has_images=self.has_images,
         )
 
     def save(self, folder: Path) -> None:
         """Write `manifest.json` atomically."""
         value = {"format": FORMAT, "version": VERSION, "chunk_tokens": CHUNK_TOKENS, **asdict(self)}
-        for name in ("damaged", "columns"):
+        value["shards"] = [shard_as_json(shard) for shard in self.shards]
+        for name in ("damaged", "columns", "has_images"):
             if not value[name]:
                 del value[name]
         if self.path_values is None:
@@ -177,7 +183,10 @@ class Manifest:
         if value.pop("chunk_tokens", None) != CHUNK_TOKENS:
             raise ValueError(f"chunk_tokens is not {CHUNK_TOKENS}")
         del value["format"], value["version"]
-        manifest = record_of(cls, {"damaged": [], "columns": [], "path_values": None, **value})
+        usual: dict[str, Any] = {"damaged": [], "columns": [], "path_values": None, "has_images": False}
+        if isinstance(shards := value.get("shards"), list):
+            value["shards"] = [{"assets": 0, **one} if isinstance(one, dict) else one for one in shards]
+        manifest = record_of(cls, {**usual, **value})
         _ = manifest.layout
         for fault in manifest._contradictions():
             raise ValueError(fault)
@@ -218,6 +227,7 @@ class Manifest:
         if wrong := next((name for name in names if not is_plain_name(name)), None):
             yield f"{wrong!r} is not the name of a file in this folder"
         needed = {LENGTHS, BATCHES, FILES, *([WEIGHT_SUMS] if self.fractional_weights else [])}
+        needed |= {f"{shard.file.removesuffix('.arrow')}.assets" for shard in self.shards if shard.assets}
         if missing := needed - set(self.checksums):
             yield f"checksums: that of {min(missing)} is missing"
 
@@ -241,8 +251,9 @@ def _shard_contradictions(shard: ShardInfo, vocab_size: int, token_bytes: int) -
     for name, most in (("tokens", room), ("trained_tokens", shard.tokens), ("longest", min(shard.tokens, 2**32 - 1))):
         if not 0 <= getattr(shard, name) <= most:
             yield f"{name} is {getattr(shard, name)}, at most {most} is possible"
-    if shard.text_bytes < 0:
-        yield f"text_bytes is {shard.text_bytes}"
+    for name in ("text_bytes", "assets"):
+        if getattr(shard, name) < 0:
+            yield f"{name} is {getattr(shard, name)}"
     if len(shard.histogram) != HISTOGRAM_BINS or min(shard.histogram) < 0 or sum(shard.histogram) != shard.documents:
         yield f"histogram does not count {shard.documents} documents in {HISTOGRAM_BINS} bins"
     if any(not -1 <= token < vocab_size for token in shard.ends):
@@ -255,7 +266,15 @@ def shard_from_json(value: dict[str, Any]) -> ShardInfo:
     Raises:
         ValueError: The value is something else.
     """
-    return record_of(ShardInfo, value)
+    return record_of(ShardInfo, {"assets": 0, **value})
+
+
+def shard_as_json(shard: ShardInfo) -> dict[str, Any]:
+    """A `ShardInfo` as a JSON object."""
+    value = asdict(shard)
+    if not shard.assets:
+        del value["assets"]
+    return value
 
 
 def add_histograms(shards: Sequence[ShardInfo]) -> tuple[int, ...]:

@@ -19,7 +19,8 @@ import numpy as np
 from penstock.core.errors import CorruptionError, FormatError
 from penstock.shards._kernels import BATCH, DOCUMENTS_PER_BATCH
 from penstock.shards.files import Array, checksum, map_file, map_numbers, output_errors, sync, write_file
-from penstock.shards.finish import load_shard, save_sides, side_batches, side_lengths, side_weight_sums
+from penstock.shards.finish import has_files, load_shard, save_sides, side_batches, side_lengths, side_weight_sums
+from penstock.shards.images import assets_path
 from penstock.shards.layout import other_places
 from penstock.shards.manifest import BATCHES, LENGTHS, MANIFEST, WEIGHT_SUMS, Manifest, ShardInfo
 
@@ -65,7 +66,7 @@ class ShardStore:
             return load_shard(self._folder, name)
         info = self._places[name][0]
         path = self._folder / name
-        return info if path.is_file() and path.stat().st_size == info.bytes else None
+        return info if has_files(path, info) else None
 
     def hand_over(self, name: str, folder: Path, new_name: str, files: Mapping[int, int]) -> bool:
         """Hand a shard over to an unfinished dataset.
@@ -94,6 +95,8 @@ class ShardStore:
             info = replace(info, checksum=checksum(data))
         else:
             return False
+        if info.assets:
+            _link(assets_path(self._folder / name), assets_path(target))
         sync(folder)
         save_sides(folder, replace(info, file=new_name), lengths, batches, [weight_sums])
         return True

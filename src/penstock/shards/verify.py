@@ -21,6 +21,7 @@ from penstock.shards.dataset import Dataset, load_saved_tokenizer
 from penstock.shards.document import FAULTS
 from penstock.shards.files import Array, check_regular, check_size, checksum, map_file, map_numbers
 from penstock.shards.finish import content_fingerprint, describe_shard
+from penstock.shards.images import assets_path
 from penstock.shards.in_place import InPlaceCorpus
 from penstock.shards.joined import open_dataset
 from penstock.shards.layout import TOKENIZER_FOLDER, ShardLayout, batch_positions, other_places, read_texts
@@ -272,6 +273,10 @@ class _Shard:
     def _fault(self, reason: str, document: int | None = None) -> Fault:
         return Fault(file=str(self.path), document=document, reason=reason)
 
+    def _asset_bytes(self) -> int:
+        path = assets_path(self.path)
+        return path.stat().st_size if path.is_file() else 0
+
     def _content_faults(self, data: Array, damaged: bool) -> Iterator[Fault]:
         lengths, batches = self.sides.lengths, self.sides.batches
         if lengths is None or batches is None:
@@ -329,6 +334,7 @@ class _Shard:
                 text_bytes=self.info.text_bytes,
                 fractional=documents.fractional,
                 ends=documents.ends,
+                assets=self._asset_bytes(),
             )
         )
         for name, stored in asdict(self.info).items():
@@ -374,7 +380,7 @@ class _Documents:
 
 
 def _extra_faults(path: Path, manifest: Manifest) -> Iterator[Fault]:
-    """Documents whose trees or columns are wrong, and trees whose branches do not begin with the token at the fork."""
+    """Documents whose trees, columns or images are wrong, and trees whose branches do not begin with the token at the fork."""
     if not manifest.layout.extras:
         return
     try:
@@ -387,6 +393,8 @@ def _extra_faults(path: Path, manifest: Manifest) -> Iterator[Fault]:
     for document in range(len(dataset)):
         try:
             extras.read(document)
+            for image in extras.images(document):
+                image.read()
             if (tree := extras.tree(document)) is None:
                 continue
             tokens = dataset.table.read(document, document + 1).values

@@ -23,6 +23,7 @@ from penstock.shards._kernels import DOCUMENTS_PER_BATCH
 from penstock.shards.columns import column_checksums
 from penstock.shards.files import Array, map_file, output_errors, release_pages, sync
 from penstock.shards.finish import describe_shard, save_sides
+from penstock.shards.images import AssetWriter, ImageOf
 from penstock.shards.layout import COLUMN_CHECKSUMS, SPAN, ShardLayout, batch_positions, large_list, schema_of
 from penstock.shards.manifest import ShardInfo
 from penstock.shards.trees import Tree, tree_words
@@ -105,6 +106,7 @@ def accept_block(
     texts: Any,
     trees: Sequence[Tree | None] | None = None,
     columns: Mapping[str, Ragged] | None = None,
+    images: Ragged | None = None,
 ) -> Block:
     """Check documents and convert them to the types of the layout; see `ShardWriter.write`.
 
@@ -122,7 +124,7 @@ def accept_block(
         spans = SpanBlock(spans=rows, valid=np.ascontiguousarray(spans.valid, np.bool_))
     origins = np.full(count, files, np.int32) if isinstance(files, (int, np.integer)) else np.asarray(files, np.int32)
     accepted = _accept_tokens(layout, tokens)
-    extras = _accept_extras(layout, accepted, trees, columns or {})
+    extras = _accept_extras(layout, accepted, trees, images, columns or {})
     block = Block(accepted, spans, origins, np.asarray(lines, np.int64), _accept_texts(texts), extras)
     sizes = {"tokens": count, "files": len(origins), "lines": len(block.lines)}
     if spans is not None:
@@ -151,14 +153,21 @@ def _accept_tokens(layout: ShardLayout, tokens: Ragged) -> Ragged:
 
 
 def _accept_extras(
-    layout: ShardLayout, tokens: Ragged, trees: Sequence[Tree | None] | None, columns: Mapping[str, Ragged]
+    layout: ShardLayout,
+    tokens: Ragged,
+    trees: Sequence[Tree | None] | None,
+    images: Ragged | None,
+    columns: Mapping[str, Ragged],
 ) -> tuple[Ragged, ...]:
-    """Words of trees, then columns, in the order of the layout."""
+    """Words of trees, of images, then columns, in the order of the layout."""
+    if (images is None) == layout.has_images:
+        raise ConfigError(f"images are given or missing, contrary to the layout {layout}")
     if (trees is None) == layout.has_trees or set(columns) != {column.name for column in layout.columns}:
         raise ConfigError(
             f"trees or columns ({', '.join(columns) or 'none'}) are given or missing, contrary to the layout {layout}"
         )
     extras = [] if trees is None else [tree_words(trees, tokens.lengths.tolist())]
+    extras += [] if images is None else [images]
     for column in layout.columns:
         rows = columns[column.name]
         _check_rows(rows, f"column {column.name!r}")
@@ -255,6 +264,7 @@ class ShardWriter:
         self._weight_sums: list[Array] = []
         self._text_bytes, self._fractional, self._documents = 0, False, 0
         self._ends: tuple[set[int], set[int]] = set(), set()
+        self._assets = AssetWriter(self.path) if layout.has_images else None
         with output_errors(self.path):
             self._open()
 
@@ -275,6 +285,8 @@ class ShardWriter:
             self._sink.close()
             self._sink = None
             self._partial.unlink(missing_ok=True)
+        if self._assets is not None:
+            self._assets.abandon()
 
     @property
     def size_bytes(self) -> int:
@@ -292,6 +304,7 @@ class ShardWriter:
         text_bytes: int = 0,
         trees: Sequence[Tree | None] | None = None,
         columns: Mapping[str, Ragged] | None = None,
+        images: Sequence[Sequence[ImageOf]] | None = None,
     ) -> None:
         """Add documents.
 
@@ -304,13 +317,17 @@ class ShardWriter:
             text_bytes: UTF-8 bytes that the tokens represent, for the manifest; counted if `texts` are given.
             trees: The tree of each document, if the layout has them; None: an ordinary document.
             columns: Numbers of each token, one row per document, for each column of the layout.
+            images: Those of each document, in order, if the layout has them; their bytes are stored at once.
 
         Raises:
             ConfigError: Arrays do not fit each other or the layout, tokens are outside the vocabulary, or spans are out
                 of order or outside their document.
             OutputError: The disk is full, or the folder was removed.
         """
-        self._waiting.append(accept_block(self.layout, tokens, files, lines, spans, texts, trees, columns))
+        words = None
+        if images is not None and self._assets is not None:
+            words = self._assets.add(images, tokens.lengths.tolist())
+        self._waiting.append(accept_block(self.layout, tokens, files, lines, spans, texts, trees, columns, words))
         self._text_bytes += text_bytes if texts is None else _bytes_of(texts)
         if sum(map(len, self._waiting)) < DOCUMENTS_PER_BATCH:
             return
@@ -333,7 +350,8 @@ class ShardWriter:
             self._file.close()
             self._sink.close()
             sync(self._partial)
-            info, lengths, batches = self._describe(map_file(self._partial))
+            assets = self._assets.finish() if self._assets is not None else 0
+            info, lengths, batches = self._describe(map_file(self._partial), assets)
             # Otherwise written pages would push out those being read; reusing their memory is also cheaper.
             release_pages(self._partial)
             os.replace(self._partial, self.path)
@@ -342,7 +360,7 @@ class ShardWriter:
         save_sides(self.path.parent, info, lengths, batches, self._weight_sums)
         return info
 
-    def _describe(self, data: Array) -> tuple[ShardInfo, Array, Array]:
+    def _describe(self, data: Array, assets: int) -> tuple[ShardInfo, Array, Array]:
         """The description of the finished shard with these bytes, its lengths, and its batch table."""
         lengths = np.concatenate(self._lengths)
         batches = batch_positions(data, self.layout, len(lengths))
@@ -355,6 +373,7 @@ class ShardWriter:
             text_bytes=self._text_bytes,
             fractional=self._fractional,
             ends=(first, last),
+            assets=assets,
         )
         return info, lengths, batches
 
@@ -386,7 +405,7 @@ class ShardWriter:
         for name, rows in zip(names, block.extras, strict=True):
             columns[name] = large_list(rows.offsets, from_numpy(rows.values))
         if self.layout.columns:
-            words = column_checksums(block.tokens.offsets, block.extras[self.layout.has_trees :])
+            words = column_checksums(block.tokens.offsets, block.extras[self.layout.first_column :])
             columns[COLUMN_CHECKSUMS] = large_list(words.offsets, from_numpy(words.values))
         batch = pa.record_batch([columns[field.name] for field in self._schema], schema=self._schema)
         with output_errors(self.path):

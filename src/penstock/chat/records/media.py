@@ -43,7 +43,7 @@ def find_media(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str
         content = message.get("content")
         if isinstance(content, list | tuple):
             for place, part in enumerate(content):
-                if _is_media(part):
+                if is_media_part(part):
                     yield index, f'part {place} of its content is of type "{part["type"]}"', 1
         elif len(message) == 2:
             continue
@@ -127,8 +127,8 @@ def _without_media(
     content = kept.get("content")
     if isinstance(content, str):
         kept["content"] = without_placeholders(content, "content")
-    elif isinstance(content, list | tuple) and any(map(_is_media, content)):
-        others = {place: part for place, part in enumerate(content) if not _is_media(part)}
+    elif isinstance(content, list | tuple) and any(map(is_media_part, content)):
+        others = {place: part for place, part in enumerate(content) if not is_media_part(part)}
         for place, part in others.items():
             if _is_text(part):
                 others[place] = {**part, "text": without_placeholders(part["text"], f"content.{place}.text")}
@@ -175,7 +175,7 @@ def _without_placeholders(text: str, role: str, ranges: bool, in_fields: Counter
     return cleaned
 
 
-def _is_media(part: Any) -> bool:
+def is_media_part(part: Any) -> bool:
     """Whether a part of a content is no text."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     return isinstance(kind, str) and kind.startswith(MEDIA_TYPES)

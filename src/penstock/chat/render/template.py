@@ -216,13 +216,19 @@ def load_template(source: str | Path, *, tokenizer: Tokenizer | None = None, **v
     return template
 
 
-def own_template(tokenizer: Tokenizer, **variables: Any) -> Template:
+def own_template(tokenizer: Tokenizer, *, source: str | None = None, **variables: Any) -> Template:
     """The chat template that came with a tokenizer.
+
+    Args:
+        tokenizer: It also gives the names of BOS, EOS and padding.
+        source: The text of another one, which came with it as well; None: the tokenizer's.
+        variables: Variables for the template.
 
     Raises:
         ConfigError: There is none, or it is not valid Jinja.
     """
-    if tokenizer.chat_template is None:
+    source = tokenizer.chat_template if source is None else source
+    if source is None:
         raise ConfigError(
             f"the tokenizer {tokenizer.name} has no chat template of its own; set template to a .jinja file, a "
             f"tokenizer folder that has one, or one of {', '.join(template_names())}"
@@ -230,7 +236,7 @@ def own_template(tokenizer: Tokenizer, **variables: Any) -> Template:
     named = {**_token_names(tokenizer, {}), **variables}
     # The name that a template from that folder would have.
     name = tokenizer.name.rpartition("/")[2]
-    template = Template(source=tokenizer.chat_template, name=name, variables=named)
+    template = Template(source=source, name=name, variables=named)
     _ = template._plain
     return template
 

@@ -1,0 +1,164 @@
+"""Images of conversations: found wherever records hold them, loaded, and put into the contents as parts.
+
+An image may be a part of a content (`{"type": "image", "image": …}`, `image_url`, …), or in a field of the message or
+of the record, in the order in which the contents refer to it: with parts of type image that hold nothing, or with
+`<image>` in texts (LLaVA, LLaMA-Factory, ms-swift). If nothing refers to a field's images, they come first in the first
+message of the user, as in TRL. Afterwards each image is a part `{"type": "image", "image": LoadedImage}`.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from penstock.chat.records.conversation import Conversation, MessageWeights
+from penstock.chat.records.media import find_media, is_media_part, media_fields
+from penstock.core.errors import ConversationError, RecordError
+from penstock.media.loading import LoadedImage
+
+Load = Callable[[Any], LoadedImage]
+"""Looks at one image; raises RecordError."""
+
+_PLACEHOLDER = re.compile(r"<image>\n?")
+_OTHER = re.compile("video|audio|document|file", re.IGNORECASE)
+
+
+def images_of(messages: Sequence[Mapping[str, Any]]) -> list[LoadedImage]:
+    """The images of messages that `place_images` made, in order."""
+    return [
+        part["image"]
+        for message in messages
+        if isinstance(message.get("content"), list)
+        for part in message["content"]
+        if isinstance(part, Mapping) and isinstance(part.get("image"), LoadedImage)
+    ]
+
+
+def place_images(conversation: Conversation, load: Load) -> Conversation:
+    """Load the images of a conversation, and make each a part of its message.
+
+    Args:
+        conversation: As read.
+        load: Looks at one image.
+
+    Raises:
+        ConversationError: There is something else than images; images and references to them differ in number; or an
+            image is refused. Names the message.
+    """
+    inside = any(True for _ in find_media(conversation.messages))
+    if not inside and not conversation.attachments:
+        return conversation
+    where = conversation.origin or "conversation"
+    waiting = _of_fields(conversation.attachments, f"{where}: the record")
+    placed = _Placed(where, waiting, load)
+    messages, weights = [], []
+    for number, (message, own) in enumerate(zip(conversation.messages, conversation.message_weights, strict=True)):
+        made, changed = placed.message(number, message, own)
+        messages.append(made)
+        weights.append(changed)
+    if placed.waiting:
+        _put_first(messages, weights, placed.take_all(), where)
+    return replace(conversation, messages=tuple(messages), message_weights=tuple(weights), attachments={})
+
+
+class _Placed:
+    """Takes images in the order in which contents refer to them."""
+
+    def __init__(self, where: str, waiting: list[Any], load: Load) -> None:
+        self.where, self.waiting, self._load = where, waiting, load
+
+    def message(
+        self, number: int, message: dict[str, Any], weights: MessageWeights
+    ) -> tuple[dict[str, Any], MessageWeights]:
+        """A message with its images as parts."""
+        where = f"{self.where}: message {number}"
+        fields = media_fields(message) if len(message) > 2 else {}
+        own = _of_fields(fields, where)
+        kept = {name: value for name, value in message.items() if name not in fields}
+        source = own or self.waiting
+        content = kept.get("content")
+        if isinstance(content, str):
+            content = self._cut(content, source, where) if source and "<image>" in content else content
+            if not isinstance(content, str) and weights.ranges:
+                raise ConversationError(
+                    f"{where}: a text with ranges of characters has <image> in it; give its images as parts"
+                )
+        elif isinstance(content, list | tuple):
+            content = [made for part in content for made in self._part(part, source, where)]
+        if own:
+            parts = [self._made(value, where) for value in own]
+            own.clear()
+            text = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+            content = parts + text
+        return {**kept, "content": content}, weights
+
+    def take_all(self) -> list[dict[str, Any]]:
+        """The images that nothing refers to, as parts."""
+        taken = [self._made(value, self.where) for value in self.waiting]
+        self.waiting.clear()
+        return taken
+
+    def _part(self, part: Any, source: list[Any], where: str) -> list[dict[str, Any]]:
+        if not is_media_part(part):
+            text = part.get("text") if isinstance(part, Mapping) else None
+            if source and isinstance(text, str) and "<image>" in text:
+                cut = self._cut(text, source, where)
+                return [part] if isinstance(cut, str) else cut
+            return [part]
+        if _OTHER.search(part["type"]):
+            raise ConversationError(f'{where}: a part of type "{part["type"]}"; only images are supported here')
+        rest = {name: value for name, value in part.items() if name not in ("type", "text") and value is not None}
+        if rest:
+            return [self._made(rest, where)]
+        return [self._made(self._next(source, where), where)]
+
+    def _cut(self, text: str, source: list[Any], where: str) -> str | list[dict[str, Any]]:
+        """A text cut at its placeholders, as far as there are images for them."""
+        parts: list[dict[str, Any]] = []
+        at = 0
+        for found in _PLACEHOLDER.finditer(text):
+            if not source:
+                break
+            if found.start() > at:
+                parts.append({"type": "text", "text": text[at : found.start()]})
+            parts.append(self._made(source.pop(0), where))
+            at = found.end()
+        if not parts:
+            return text
+        return [*parts, {"type": "text", "text": text[at:]}] if at < len(text) else parts
+
+    def _next(self, source: list[Any], where: str) -> Any:
+        if not source:
+            raise ConversationError(f"{where} refers to an image that the record does not have")
+        return source.pop(0)
+
+    def _made(self, value: Any, where: str) -> dict[str, Any]:
+        try:
+            return {"type": "image", "image": self._load(value)}
+        except RecordError as error:
+            raise ConversationError(f"{where}: {error}") from error
+
+
+def _of_fields(fields: Mapping[str, Any], where: str) -> list[Any]:
+    """The images in fields of a record or a message, in order."""
+    found: list[Any] = []
+    for name, value in fields.items():
+        if _OTHER.search(name):
+            raise ConversationError(f'{where} has media in its field "{name}"; only images are supported here')
+        found += [one for one in value if one is not None] if isinstance(value, list | tuple) else [value]
+    return found
+
+
+def _put_first(
+    messages: list[dict[str, Any]], weights: list[MessageWeights], parts: list[dict[str, Any]], where: str
+) -> None:
+    """Put images that nothing refers to before the text of the first message of the user."""
+    place = next((number for number, message in enumerate(messages) if message["role"] == "user"), None)
+    if place is None or images_of(messages) or weights[place].ranges:
+        raise ConversationError(
+            f"{where}: {len(parts)} images that no message refers to; put <image> where each belongs, or give them as "
+            "parts of contents"
+        )
+    content = messages[place].get("content")
+    text = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+    messages[place] = {**messages[place], "content": parts + text}

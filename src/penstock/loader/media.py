@@ -1,0 +1,157 @@
+"""Images of the rows of a loader: read, decoded and processed in its threads, one by one, then joined over each row.
+
+Nothing of it is in the plan or in a state: pixels depend on the image and the processor alone.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated, Any, final
+
+import numpy as np
+
+from penstock.core.arrays import Int64, Records
+from penstock.core.errors import ConfigError, CorruptionError, RecordError
+from penstock.inputs.media import BlankImage, RowMedia, grid_positions
+from penstock.loader._plan_kernels import PIECE
+from penstock.media.images import ImageSettings, read_picture
+from penstock.media.processor import Processor, join_arrays, patches_of
+from penstock.shards import Corpus
+from penstock.shards.columns import ExtraTable
+from penstock.shards.images import ImageOf
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_BLANK_SIZE = (56, 56)
+
+
+@final
+class MediaRows:
+    """Makes the images of rows.
+
+    Args:
+        names: Of the sources.
+        datasets: Of the sources.
+        tables: Lists of images of the sources; None: it has none.
+
+    Raises:
+        ConfigError: Two sources have images of different processors.
+    """
+
+    def __init__(self, names: Sequence[str], datasets: Sequence[Corpus], tables: Sequence[ExtraTable | None]) -> None:
+        self._tables, self._names = tables, names
+        self._settings: list[ImageSettings | None] = []
+        first: tuple[str, Any] | None = None
+        for name, dataset, table in zip(names, datasets, tables, strict=True):
+            media: Any = getattr(dataset, "media", None)
+            if table is None or not table.has_images or media is None:
+                self._settings.append(None)
+                continue
+            self._settings.append(ImageSettings(**media.settings))
+            first = first or (name, dataset)
+            other: Any = first[1]
+            if media.fingerprint != other.media.fingerprint:
+                raise ConfigError(
+                    f"sources {first[0]!r} and {name!r} were prepared with different processors of images; prepare "
+                    "both with that of the model"
+                )
+        assert first is not None
+        self.processor: Processor = first[1].processor
+        self.blank = _blank(self.processor)
+
+    def rows(
+        self,
+        pieces: Annotated[Records, PIECE, "pieces"],
+        row_starts: Annotated[Int64, "rows+1"],
+        tokens: Array,
+    ) -> list[RowMedia]:
+        """The images of filled rows, `tokens` [R, T]; `pieces` are those of the step.
+
+        Raises:
+            CorruptionError: An image is missing or damaged; names its source and document.
+        """
+        return [
+            self._row(pieces[begin:end], tokens[row]) for row, (begin, end) in enumerate(pairwise(row_starts.tolist()))
+        ]
+
+    def _row(self, pieces: Annotated[Records, PIECE, "documents"], tokens: Array) -> RowMedia:
+        found: list[tuple[int, int, ImageOf]] = []
+        arrays, slots = [], []
+        ends = np.cumsum(pieces["length"], dtype=np.int64)
+        spatial = self.processor.has_grids
+        positions = np.zeros((4, len(tokens)), np.int64) if spatial else None
+        for number, (source, document, end, length) in enumerate(
+            zip(
+                pieces["source"].tolist(),
+                pieces["document"].tolist(),
+                ends.tolist(),
+                pieces["length"].tolist(),
+                strict=True,
+            )
+        ):
+            table, begin = self._tables[source], end - length
+            images = [] if table is None else table.images(document)
+            made = [self._arrays(image, source, document) for image in images]
+            places = [
+                begin
+                + image.begin
+                + np.flatnonzero(tokens[begin + image.begin : begin + image.end] == self.processor.slot_id)
+                for image in images
+            ]
+            for image, of_image in zip(images, places, strict=True):
+                if len(of_image) != image.slots:
+                    raise CorruptionError(
+                        f"source {self._names[source]!r}, document {document}: {len(of_image)} slots of an image in "
+                        f"its tokens, expected {image.slots}; prepare again"
+                    )
+            found += [(number, begin, image) for image in images]
+            arrays += made
+            slots += places
+            if positions is not None:
+                grids = np.concatenate([one["image_grid_thw"] for one in made]) if made else np.empty((0, 3), np.int64)
+                inside = np.concatenate(places) - begin if places else np.empty(0, np.int64)
+                positions[0, begin:end] = np.arange(length)
+                positions[1:, begin:end] = grid_positions(inside, length, grids, self.processor.merge)
+        if positions is not None and len(pieces):
+            positions[:, ends[-1] :] = np.arange(len(tokens) - ends[-1])
+        return RowMedia(
+            begins=np.array([begin + image.begin for _, begin, image in found], np.int32),
+            ends=np.array([begin + image.end for _, begin, image in found], np.int32),
+            slots=np.concatenate(slots).astype(np.int64) if slots else np.empty(0, np.int64),
+            documents=np.array([number for number, _, _ in found], np.int32),
+            patches=np.array([image.patches for *_, image in found], np.int32),
+            arrays=join_arrays(arrays) if arrays else {},
+            positions=None if positions is None else positions[:, None],
+            digests=tuple(image.digest for *_, image in found),
+            blank=self.blank,
+        )
+
+    def _arrays(self, image: ImageOf, source: int, document: int) -> dict[str, Array]:
+        settings = self._settings[source]
+        assert settings is not None
+        try:
+            made = self.processor.arrays(read_picture(image.read(), settings))
+        except (RecordError, CorruptionError) as error:
+            raise CorruptionError(
+                f"source {self._names[source]!r}, document {document}: image {image.name or image.digest.hex()}: {error}"
+            ) from error
+        if patches_of(made) != image.patches:
+            raise CorruptionError(
+                f"source {self._names[source]!r}, document {document}: image {image.name or image.digest.hex()} has "
+                f"{patches_of(made)} patches, expected {image.patches}: this version of transformers processes images "
+                "in another way; prepare again"
+            )
+        return made
+
+
+def _blank(processor: Processor) -> BlankImage:
+    from PIL import Image
+
+    size = _BLANK_SIZE
+    layout = processor.layout(size)
+    tokens = np.full(layout.slots, processor.slot_id, np.int64)
+    arrays = processor.arrays(Image.new("RGB", (size[1], size[0])))
+    positions = None
+    if processor.has_grids:
+        spatial = grid_positions(np.arange(layout.slots), layout.slots, arrays["image_grid_thw"], processor.merge)
+        positions = np.concatenate([np.arange(layout.slots)[None], spatial])[:, None]
+    return BlankImage(tokens=tokens, arrays=arrays, positions=positions)

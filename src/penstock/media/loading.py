@@ -1,0 +1,215 @@
+"""Images of records: a path, a URL, base64 or bytes become an image with its size and digest, kept or read again."""
+
+import base64
+import binascii
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from penstock.core.errors import ConfigError, RecordError
+from penstock.core.folders import is_url
+from penstock.media.images import ImageSettings, read_picture, read_size
+
+DIGEST_BYTES = 16
+_VALUES = ("image", "path", "url", "base64", "data", "bytes", "image_url", "source", "file", "file_name")
+"""Fields of a part or of a struct that hold an image, or lead to one."""
+_MOST_BYTES = 1 << 30
+"""Of one image's file."""
+
+
+def digest_of(data: bytes) -> bytes:
+    """What identifies the bytes of an image: BLAKE2b, 16 bytes."""
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedImage:
+    """An image of a record that was looked at."""
+
+    size: tuple[int, int]
+    """Height and width, upright."""
+    digest: bytes
+    """Of its bytes."""
+    origin: str
+    """Path or URL; empty: unknown."""
+    is_embedded: bool
+    """Whether the record itself has its bytes, so that the origin is only a name."""
+    data: bytes | None
+    """Its bytes; None: a local file, which is read again where they are needed."""
+
+    def __repr__(self) -> str:
+        return f"<image {self.size[1]}x{self.size[0]} {self.digest.hex()}>"
+
+    def read(self) -> bytes:
+        """Its bytes.
+
+        Raises:
+            RecordError: The file has changed since it was looked at.
+        """
+        if self.data is not None:
+            return self.data
+        data = read_bytes(self.origin)
+        if digest_of(data) != self.digest:
+            raise RecordError(f"{self.origin}: the image changed while it was prepared; run it again")
+        return data
+
+    def reference(self) -> bytes:
+        """What is stored where the image is not: where it is, as JSON."""
+        return json.dumps({"path": self.origin}, ensure_ascii=False).encode("utf-8", "backslashreplace")
+
+
+def load_image(value: Any, folder: str, settings: ImageSettings) -> LoadedImage:
+    """Look at an image of a record.
+
+    Args:
+        value: A path, a URL, a data URL, bytes, a picture of Pillow; or a mapping with one of these, as in a part of a
+            content, or in a column of images of the Hub (`{"bytes": …, "path": …}`).
+        folder: Where relative paths begin.
+        settings: Which images are accepted.
+
+    Raises:
+        RecordError: There is no image, it cannot be read, or the settings do not accept it.
+    """
+    origin, data = find_image(value, folder)
+    content = read_bytes(origin) if data is None else data
+    try:
+        if settings.probe == "decode":
+            picture = read_picture(content, settings)
+            size = picture.size[1], picture.size[0]
+        else:
+            size = read_size(content, settings)
+    except RecordError as error:
+        raise RecordError(f"{origin}: {error}" if origin else str(error)) from error
+    return LoadedImage(
+        size=size,
+        digest=digest_of(content),
+        origin=origin,
+        is_embedded=data is not None,
+        data=None if data is None and not is_url(origin) else content,
+    )
+
+
+def find_image(value: Any, folder: str) -> tuple[str, bytes | None]:
+    """Where an image is, and its bytes if the value has them.
+
+    Returns:
+        Path or URL, or the name that comes with bytes, or ""; and the bytes, or None.
+
+    Raises:
+        RecordError: The value leads to no image, or to several.
+    """
+    if isinstance(value, bytes | bytearray | memoryview):
+        return "", bytes(value)
+    if isinstance(value, os.PathLike):
+        return _located(os.fspath(value), folder), None
+    if isinstance(value, str):
+        if value.startswith("data:"):
+            return "", _from_data_url(value)
+        return _located(value, folder), None
+    if isinstance(value, Mapping):
+        return _from_mapping(value, folder)
+    if hasattr(value, "save") and hasattr(value, "getexif"):
+        return "", _as_png(value)
+    raise RecordError(f"an image is {value!r:.60}; expected a path, a URL, base64 or bytes")
+
+
+def _from_mapping(value: Mapping[str, Any], folder: str) -> tuple[str, bytes | None]:
+    given = {name: value[name] for name in _VALUES if value.get(name) is not None and value.get(name) != ""}
+    content = given.get("bytes")
+    if content is not None and set(given) <= {"bytes", "path"}:
+        return str(given.get("path", "")), _from_base64(content) if isinstance(content, str) else bytes(content)
+    if len(given) != 1:
+        found = f"several: {', '.join(given)}" if given else f"none: it has {', '.join(map(str, value)) or 'no fields'}"
+        raise RecordError(f"an image needs one of {', '.join(_VALUES)}; found {found}")
+    ((name, one),) = given.items()
+    if name in ("base64", "data") and isinstance(one, str) and not one.startswith("data:"):
+        return "", _from_base64(one)
+    return find_image(one, folder)
+
+
+def _located(path: str, folder: str) -> str:
+    """A path or URL; a relative path begins at the folder."""
+    path = path.removeprefix("file://")
+    if not path or "\0" in path:
+        raise RecordError(f"an image has the path {path!r}")
+    if is_url(path) or os.path.isabs(path) or not folder:
+        return path
+    return f"{folder.rstrip('/')}/{path}" if is_url(folder) else os.path.join(folder, path)
+
+
+def _from_data_url(text: str) -> bytes:
+    head, comma, body = text.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise RecordError(f"an image's data URL begins {text[:40]!r}; expected data:image/…;base64,…")
+    return _from_base64(body)
+
+
+def _from_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RecordError(f"an image is not valid base64 ({text[:40]!r}…): {error}") from None
+
+
+def _as_png(picture: Any) -> bytes:
+    """The bytes of a picture of Pillow: those of its file if it has them, else a PNG, which loses nothing."""
+    import io
+
+    out = io.BytesIO()
+    kept = picture if picture.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16") else picture.convert("RGB")
+    kept.save(out, "PNG", exif=picture.getexif().tobytes() if len(picture.getexif()) else b"")
+    return out.getvalue()
+
+
+def read_bytes(path: str, begin: int = 0, size: int | None = None) -> bytes:
+    """The bytes of a local file or URL, or some of them.
+
+    Raises:
+        RecordError: It cannot be read, or is larger than any image.
+    """
+    try:
+        if is_url(path):
+            import fsspec
+
+            with fsspec.open(path, "rb") as file:
+                file.seek(begin) if begin else None
+                data: bytes = file.read(_MOST_BYTES + 1 if size is None else size)
+        else:
+            with open(path, "rb") as file:
+                file.seek(begin)
+                data = file.read(_MOST_BYTES + 1 if size is None else size)
+    except (OSError, ValueError, ImportError) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise RecordError(f"{path}: the image cannot be read: {reason}") from error
+    if len(data) > _MOST_BYTES or (size is not None and len(data) < size):
+        raise RecordError(f"{path}: {len(data):,} bytes could be read, expected {size or 'at most 1 GiB'}")
+    return data
+
+
+def folder_of(file: str, settings: ImageSettings) -> str:
+    """Where relative paths of the images of a record begin: `file` is the file that the record is in."""
+    if settings.image_folder is not None:
+        return settings.image_folder
+    if is_url(file):
+        return file.rpartition("/")[0]
+    return str(Path(file).parent) if file else ""
+
+
+def read_reference(stored: bytes) -> bytes:
+    """The image that `LoadedImage.reference` leads to.
+
+    Raises:
+        RecordError: It cannot be read.
+        ConfigError: This is no reference.
+    """
+    try:
+        found = json.loads(stored)
+        path, begin, size = found["path"], int(found.get("begin", 0)), found.get("size")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"not a reference to an image: {stored[:60]!r}") from error
+    return read_bytes(path, begin, size)

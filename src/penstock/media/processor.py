@@ -1,0 +1,295 @@
+"""Processors of transformers, asked for one image at a time: its place in the text, and the arrays of its pixels.
+
+Which text stands for an image depends on its size alone, and each processor of transformers knows it: the text that it
+puts in the place of the template's placeholder (`ProcessorMixin.replace_image_token`). A blank image of the same size
+gives the same text, so it is made once a size. The text is put into the rendered conversation before it is encoded,
+because its ends may merge with their neighbours ("\\n\\n" in Gemma 3); runs of one token are encoded as a single one and
+repeated afterwards, which gives the same ids much faster.
+
+The arrays of an image do not depend on other images. Those of several are joined as the processor itself joins them.
+"""
+
+import hashlib
+import inspect
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from penstock.core.errors import ConfigError, MissingExtraError, RecordError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Size = tuple[int, int]
+"""Height and width of an upright picture, in pixels."""
+
+SIZES = 4096
+"""Sizes of images whose layouts are kept."""
+
+_PATCH = 16
+"""Side of what counts as one patch, in pixels, where a processor makes none itself."""
+_TYPICAL = (448, 448)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What stands for an image of some size."""
+
+    text: str
+    """As it is encoded: each run of one token of `Processor.repeated` is a single one here."""
+    counts: tuple[int, ...]
+    """How often each of these tokens stands in a row, in order."""
+    slots: int
+    """Number of tokens that become parts of the image: the slots of its features."""
+    patches: int
+    """Patches that the vision tower reads, its unit of work; where the processor makes none, squares of 16 x 16."""
+
+    @property
+    def full_text(self) -> str:
+        """The text with all its tokens, as transformers writes it; for messages."""
+        return self.text if not self.counts else f"{self.text} ({sum(self.counts)} tokens in runs)"
+
+
+@final
+class Processor:
+    """A processor of transformers.
+
+    Args:
+        inner: It itself, with a tokenizer and an image processor.
+        name: For messages.
+
+    Raises:
+        ConfigError: It cannot be asked for one image, or reads no images.
+    """
+
+    def __init__(self, inner: Any, name: str = "") -> None:
+        self.inner, self.name = inner, name or type(inner).__name__
+        if getattr(inner, "image_processor", None) is None or not getattr(inner, "image_token", None):
+            raise ConfigError(f"the processor {self.name} reads no images; give that of a model with vision")
+        if not hasattr(inner, "_process_images"):
+            raise ConfigError(
+                f"the processor {self.name} ({type(inner).__name__}) cannot say what stands for one image; update "
+                "transformers to 5.23 or newer"
+            )
+        self.layout = lru_cache(SIZES)(self._layout)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Processor, (self.inner, self.name)
+
+    @property
+    def template(self) -> str | None:
+        """Its chat template; None: it has none."""
+        found = getattr(self.inner, "chat_template", None)
+        found = found.get("default") if isinstance(found, Mapping) else found
+        return found if isinstance(found, str) else None
+
+    @property
+    def placeholder(self) -> str:
+        """What a template writes for an image."""
+        return str(self.inner.image_token)
+
+    @cached_property
+    def repeated(self) -> Mapping[str, int]:
+        """Tokens that stand in runs: text → id. Among them are the markers of rows and tiles of some models."""
+        tokenizer = self.inner.tokenizer
+        ids = [one for one in getattr(self.inner, "image_token_ids", None) or () if one is not None]
+        names = {tokenizer.convert_ids_to_tokens(one) for one in ids}
+        named = (getattr(self.inner, "img_patch_token", None), getattr(tokenizer, "image_token", None))
+        names |= {self.placeholder, *(str(one) for one in named if one)}
+        return {str(name): int(tokenizer.convert_tokens_to_ids(name)) for name in sorted(filter(None, names))}
+
+    @cached_property
+    def slot_id(self) -> int:
+        """The token whose embeddings the model replaces by features of the image: the most frequent of a layout."""
+        found = self.layout(_TYPICAL)
+        names = self._repeated_pattern.findall(found.text)
+        totals: dict[str, int] = {}
+        for name, count in zip(names, found.counts, strict=True):
+            totals[name] = totals.get(name, 0) + count
+        return self.repeated[max(totals, key=lambda name: totals[name])]
+
+    @cached_property
+    def has_grids(self) -> bool:
+        """Whether its arrays have the images' patches in time, height and width, from which positions follow."""
+        return "image_grid_thw" in self.inner.model_input_names
+
+    @property
+    def merge(self) -> int:
+        """Patches that become one feature, along height and along width."""
+        return int(getattr(self.inner.image_processor, "merge_size", 1))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hex digest of what decides slots and pixels."""
+        return fingerprint_of(self.inner)
+
+    def _layout(self, size: Size) -> Layout:
+        """What stands for an image; as `layout`, which keeps results.
+
+        Raises:
+            RecordError: The processor refuses such a size.
+        """
+        from PIL import Image
+
+        blank = Image.new("RGB", (size[1], size[0]))
+        try:
+            arrays, texts = self._process(blank)
+        except (ValueError, RuntimeError, ZeroDivisionError) as error:
+            raise RecordError(f"the processor {self.name} refuses an image of {size[1]}x{size[0]}: {error}") from error
+        text, counts = self._collapse(texts[0] if texts else self.placeholder)
+        names = self._repeated_pattern.findall(text)
+        slot = None if size == _TYPICAL else self.slot_id
+        slots = sum(count for name, count in zip(names, counts, strict=True) if self.repeated[name] == slot)
+        return Layout(text, counts, slots, patches_of(arrays))
+
+    def arrays(self, picture: Any) -> dict[str, Array]:
+        """What the model gets for one picture (RGB): name → array, of any shape.
+
+        Raises:
+            RecordError: The processor refuses it.
+        """
+        try:
+            found, _ = self._process(picture)
+        except (ValueError, RuntimeError, ZeroDivisionError) as error:
+            raise RecordError(f"the processor {self.name} refuses an image: {error}") from error
+        names = set(self.inner.model_input_names) | {"pixel_values"}
+        return {name: _as_numpy(value) for name, value in found.items() if name in names and _is_array(value)}
+
+    def _process(self, picture: Any) -> tuple[Mapping[str, Any], list[str]]:
+        images = [[picture]] if self._nested else [picture]
+        result: tuple[Mapping[str, Any], list[str]] = self.inner._process_images(images, **self._image_arguments)
+        return result
+
+    @cached_property
+    def _nested(self) -> bool:
+        """Whether the processor wants a list of images for each text."""
+        return type(self.inner).__name__ in ("Idefics2Processor", "Idefics3Processor", "SmolVLMProcessor")
+
+    @cached_property
+    def _image_arguments(self) -> Mapping[str, Any]:
+        merged = self.inner._merge_kwargs(tokenizer_init_kwargs=self.inner.tokenizer.init_kwargs, return_tensors="pt")
+        given: dict[str, Any] = dict(merged["images_kwargs"])
+        if "use_image_special_tokens" in inspect.signature(self.inner._process_images).parameters:
+            given.setdefault("use_image_special_tokens", merged["text_kwargs"].get("use_image_special_tokens", True))
+        return given
+
+    @cached_property
+    def _repeated_pattern(self) -> re.Pattern[str]:
+        return re.compile("|".join(re.escape(name) for name in sorted(self.repeated, key=len, reverse=True)))
+
+    def _collapse(self, text: str) -> tuple[str, tuple[int, ...]]:
+        """A text with each run of a repeated token written once, and the lengths of the runs."""
+        counts: list[int] = []
+        parts: list[str] = []
+        at, last = 0, ""
+        for found in self._repeated_pattern.finditer(text):
+            if found.start() == at and last == found.group():
+                counts[-1] += 1
+            else:
+                parts += [text[at : found.start()], found.group()]
+                counts.append(1)
+            at, last = found.end(), found.group()
+        return "".join([*parts, text[at:]]), tuple(counts)
+
+    def joint_ids(self, text: str, pictures: Sequence[Any]) -> list[int]:
+        """Ids of a rendered conversation with these pictures, as transformers encodes them together."""
+        given = {"images": list(pictures)} if pictures else {}
+        found = self.inner(text=[text], add_special_tokens=False, **given)["input_ids"][0]
+        return [int(one) for one in found]
+
+    def save(self, folder: Path) -> None:
+        """Write its files, so that `load_processor` finds the same processor."""
+        self.inner.save_pretrained(str(folder))
+
+
+def load_processor(path: str | Path) -> Processor:
+    """The processor of a model's folder, or by its name on the Hub.
+
+    Raises:
+        ConfigError: There is none, or it reads no images.
+        MissingExtraError: transformers or Pillow is not installed.
+    """
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("pillow", "vision") from error
+    try:
+        from transformers import AutoProcessor
+    except ImportError as error:
+        raise MissingExtraError("transformers", "huggingface") from error
+    try:
+        inner = AutoProcessor.from_pretrained(str(path))
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(f"{path}: no processor can be loaded from there: {reason}") from error
+    return Processor(inner, Path(path).name)
+
+
+def fingerprint_of(inner: Any) -> str:
+    """Hex digest of a processor's class and settings, without those of its tokenizer."""
+    image = inner.image_processor
+    settings = {
+        "processor": type(inner).__name__,
+        "image_processor": type(image).__name__.removesuffix("Fast").removesuffix("Pil"),
+        "settings": image.to_dict(),
+        "own": {name: value for name, value in inner.to_dict().items() if isinstance(value, int | float | str)},
+    }
+    settings["own"].pop("chat_template", None)
+    content = json.dumps(settings, sort_keys=True, default=str)
+    return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+
+def join_arrays(images: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Arrays of several images as the processor gives them for all at once.
+
+    They follow each other along the first axis, or the second where the first is the text's (Idefics 3, SmolVLM: pixels
+    `[1, tiles, 3, height, width]`); the other axes are padded at their ends with zeros to the largest.
+    """
+    joined = {}
+    for name in dict.fromkeys(name for image in images for name in image):
+        parts = [image[name] for image in images if name in image]
+        axis = int(_is_nested(images[0]) and parts[0].ndim > 1)
+        joined[name] = _join(parts, axis)
+    return joined
+
+
+def _is_nested(image: Mapping[str, Array]) -> bool:
+    pixels = image.get("pixel_values")
+    return pixels is not None and pixels.ndim == 5 and "pixel_attention_mask" in image
+
+
+def _join(parts: Sequence[Array], axis: int) -> Array:
+    if len(parts) == 1:
+        return parts[0]
+    largest = [max(part.shape[d] for part in parts) for d in range(parts[0].ndim)]
+    padded = []
+    for part in parts:
+        more = [(0, 0 if d == axis else largest[d] - part.shape[d]) for d in range(part.ndim)]
+        padded.append(np.pad(part, more) if any(after for _, after in more) else part)
+    return np.concatenate(padded, axis)
+
+
+def patches_of(arrays: Mapping[str, Any]) -> int:
+    """Patches of the images in these arrays; where the processor makes none, squares of 16 x 16 pixels."""
+    grid = arrays.get("image_grid_thw")
+    if grid is not None:
+        return int(np.prod(_as_numpy(grid), axis=1).sum())
+    pixels = arrays["pixel_values"]
+    shapes = [one.shape for one in pixels] if isinstance(pixels, list) else [pixels.shape]
+    return -(-sum(int(np.prod(shape)) for shape in shapes) // (3 * _PATCH**2))
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype") and len(value.shape) > 0
+
+
+def _as_numpy(value: Any) -> Array:
+    if str(getattr(value, "dtype", "")) == "torch.bfloat16":
+        value = value.float()  # exact; NumPy has no such type, and models convert their pixels
+    found: Array = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
+    return found
