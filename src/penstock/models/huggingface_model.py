@@ -25,9 +25,12 @@ from torch.nn.functional import pad
 
 from penstock.core.errors import ConfigError, CorruptionError, IsolationError
 from penstock.inputs import AttentionRule
+from penstock.inputs.blank_images import with_blank
+from penstock.inputs.media import BlankImage
 from penstock.inputs.model_input import InputRequirements, ModelInput
 from penstock.integrations.huggingface import REQUIREMENTS, model_inputs
 from penstock.integrations.isolation import (
+    CURE,
     DOCUMENT_LENGTHS,
     changing_rotary,
     describe,
@@ -41,6 +44,7 @@ from penstock.models.importing import read_config, refuse_incomplete, refuse_not
 from penstock.models.language_model import PackingVerdict, RowTensors, require_packed_rows
 from penstock.models.lora import LoraSettings
 from penstock.models.their_attention import (
+    NAME,
     PROMPT,
     AttentionShape,
     UnfitAttentionError,
@@ -52,10 +56,21 @@ from penstock.models.their_attention import (
     take_attention,
     trial_tokens,
     true_logits,
+    use_attention,
     values_alone,
 )
+from penstock.models.vision import Way, has_vision, image_arguments, image_masks, image_token, trial_row
 
 _log = logging.getLogger("penstock.models")
+
+_WAYS: dict[Way, str] = {
+    "ours": "our attention",
+    "own": "transformers' attention and restarting positions",
+    "masks": "transformers' attention and masks of documents and images",
+    "alone": "one document a row",
+}
+
+_TRIED: tuple[Way, ...] = ("ours", "own", "masks")
 
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "base_model": lambda inner: inner.base_model,
@@ -81,7 +96,11 @@ class HuggingFaceModel(nn.Module):
         self._mixing: dict[tuple[int, ...], str | None] = {}
         self._warned_slow = False
         self._decoder: str | None = None
+        self._fallback_reason = ""
         own, truth = inner.config._attn_implementation, true_logits(inner)
+        self._own_attention = own
+        self._way: Way | None = None
+        self._way_reason = ""
         self._limit, self._width = rotary_limit(inner), truth.shape[-1]
         self._shape: AttentionShape | None = None
         try:
@@ -89,7 +108,7 @@ class HuggingFaceModel(nn.Module):
         except UnfitAttentionError as reason:
             self._shape = None
             self._fallback_reason = str(reason)
-            inner.set_attn_implementation(own)
+            use_attention(inner, own)
         self._decoder = self._find_decoder()
 
     @property
@@ -131,14 +150,103 @@ class HuggingFaceModel(nn.Module):
                 self._mixing[lengths] = str(error)
         return self._mixing[lengths]
 
+    @property
+    def has_vision(self) -> bool:
+        """Whether it reads images."""
+        return has_vision(self.inner)
+
     def forward(self, row: RowTensors) -> Tensor:
         """Final hidden states [1, T, width] of a row; zeros in the padding if it holds one document."""
+        if row.source.media is not None and self.has_vision:
+            return self._with_images(row)
         if self.uses_our_attention:
             return self.run(row.tokens, row.positions, lambda layer, q, k, v: row.attention(q, k, v))
         if len(_documents(row)) > 1:
             return self._hidden(model_inputs(row.source, self.device))
         slots, used = len(row.tokens), row.source.num_tokens or len(row.tokens)
         return pad(self._document(row.tokens[:used]), (0, 0, 0, slots - used))
+
+    def _with_images(self, row: RowTensors) -> Tensor:
+        """Final hidden states of a row of data with images."""
+        media, slots = row.source.media, len(row.tokens)
+        assert media is not None
+        way = self.way_of_images(media.blank)
+        if not len(media) and torch.is_grad_enabled():
+            # Its vision tower must have gradients on all ranks.
+            row = self._tensors(with_blank(row.source))
+        given = image_arguments(self.inner, row.source, self.device, self.compute_dtype)
+        if way == "ours":
+            given["penstock_attend"] = lambda layer, q, k, v, window: row.attention(q[0], k[0], v[0])[None]
+        elif way == "masks":
+            given["attention_mask"] = image_masks(row.source, self._sliding_window, self.device, self.compute_dtype)
+        elif way == "alone":
+            del given["position_ids"]
+        return self._hidden(given)[:, :slots]
+
+    @property
+    def _sliding_window(self) -> int | None:
+        found = getattr(self.inner.config.get_text_config(), "sliding_window", None)
+        return found if isinstance(found, int) else None
+
+    def way_of_images(self, blank: BlankImage) -> Way:
+        """How rows with images run; found once, by a trial.
+
+        Args:
+            blank: The blank image of a loader.
+
+        Raises:
+            ConfigError: The images belong to another model.
+        """
+        if self._way is None:
+            expected, found = image_token(self.inner), int(blank.tokens[0])
+            if expected is not None and expected != found:
+                raise ConfigError(
+                    f"images stand at token {found} in the data, but {describe(self)} reads them at {expected}; "
+                    "prepare the data with the model's own processor"
+                )
+            self._way = self._find_way(blank)
+            _log.info("%s: rows with images run with %s", describe(self), _WAYS[self._way])
+        return self._way
+
+    def _find_way(self, blank: BlankImage) -> Way:
+        row, *alone = trial_row(blank, self.vocab_size)
+        other, *_ = trial_row(blank, self.vocab_size, swapped=True)
+        ours = self.uses_our_attention
+        with evaluating(self.inner):
+            use_attention(self.inner, self._own_attention)
+            truth = [self._own_logits(one) for one in alone]
+            for way in _TRIED:
+                if way == "ours" and not ours:
+                    continue
+                use_attention(self.inner, NAME if way == "ours" else self._own_attention)
+                self._way = way
+                try:
+                    found, swapped = (self.logits(self._with_images(self._tensors(one)))[0] for one in (row, other))
+                except torch.OutOfMemoryError:
+                    raise
+                except Exception as error:
+                    self._way_reason = one_line(error)
+                    continue
+                first = len(alone[0].tokens)
+                whole = torch.cat(truth)
+                far = distance(found[: len(whole)], whole)
+                leak = distance(swapped[first : len(whole)], found[first : len(whole)])
+                if far <= rounding(self.inner) and leak <= rounding(self.inner):
+                    if way != "ours":
+                        self._shape = None
+                        self._fallback_reason = self._fallback_reason or "images are read otherwise with our attention"
+                    return way
+                self._way_reason = f"logits differ from those of the document alone by {far:.2g} standard deviations"
+            self._shape = None
+            use_attention(self.inner, self._own_attention)
+        return "alone"
+
+    def _own_logits(self, document: ModelInput) -> Tensor:
+        """transformers' own logits of one document with its images."""
+        given = image_arguments(self.inner, document, self.device, self.compute_dtype)
+        del given["position_ids"]
+        logits: Tensor = self.inner(**given).logits[0]
+        return logits
 
     def run(self, tokens: Tensor, positions: Tensor, attend: LayerAttend, distances: int | None = None) -> Tensor:
         """Final hidden states [1, ..., width] of tokens [T] or [B, n], with `attend` as the attention.
@@ -249,6 +357,12 @@ class HuggingFaceModel(nn.Module):
             ConfigError: As `RowTensors.of`.
             IsolationError: The row holds several documents, and the model would let them see each other.
         """
+        if row.media is not None and self.has_vision:
+            way = self.way_of_images(row.media.blank)
+            if way == "alone" and row.num_documents > 1:
+                raise IsolationError(
+                    f"{describe(self)}: documents with images see each other in one row: {self._way_reason}. {CURE}"
+                )
         made = self._tensors(row, backend)
         documents = _documents(made)
         if len(documents) > 1:
@@ -274,7 +388,7 @@ class HuggingFaceModel(nn.Module):
         prefixes = self._shape is not None and self._shape.window is None
         return InputRequirements(
             asked_by=f"the model {type(self.inner).__name__}", loss_weights=True, positions=True, cu_seqlens=True,
-            prefix=prefixes or REQUIREMENTS.prefix, trees=self._shape is not None,
+            prefix=prefixes or REQUIREMENTS.prefix, trees=self._shape is not None, images=self.has_vision,
         )  # fmt: skip
 
     def get_input_embeddings(self) -> nn.Module:
@@ -397,13 +511,15 @@ def load_huggingface(
         FormatError: The weights are quantised.
         CorruptionError: Weights are damaged, missing, left over, or not finite.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    path = Path(folder)
+    path, kind = Path(folder), AutoModelForCausalLM
     if (path / "config.json").is_file():
-        refuse_quantised(path, read_config(path))
+        config = read_config(path)
+        refuse_quantised(path, config)
+        kind = AutoModelForImageTextToText if "vision_config" in config else kind
     try:
-        inner, found = AutoModelForCausalLM.from_pretrained(
+        inner, found = kind.from_pretrained(
             str(folder), dtype=dtype or "auto", trust_remote_code=False, output_loading_info=True
         )
     except torch.OutOfMemoryError:

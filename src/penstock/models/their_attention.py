@@ -22,7 +22,8 @@ Result = TypeVar("Result")
 TRIAL, PROMPT = 16, 9
 """Tokens of the test document, and of its beginning that serves as a prompt."""
 
-_NAME = "penstock"
+NAME = "penstock"
+"""Of our attention in transformers' attention interface."""
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
 """Arguments of some models to their attention that ours does not support."""
 
@@ -151,6 +152,15 @@ def _attend(
     return attend(module.layer_idx, q, k, v, given.get("sliding_window")), None
 
 
+def use_attention(inner: Any, name: str) -> None:
+    """Choose the attention of a model's text; that of a vision tower stays transformers' own."""
+    config = inner.config
+    if getattr(config, "vision_config", None) is not None and getattr(config, "text_config", None) is not None:
+        inner.set_attn_implementation({"text_config": name})
+    else:
+        inner.set_attn_implementation(name)
+
+
 def values_alone(layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
     """Attention of each token to itself only: its own values; for testing a model."""
     return v.repeat_interleave(q.shape[2] // v.shape[2], 2)
@@ -170,7 +180,7 @@ def take_attention(inner: Any) -> AttentionShape:
     # Here, not at the top: our own models load without transformers.
     from transformers import AttentionInterface
 
-    AttentionInterface.register(_NAME, _attend)
+    AttentionInterface.register(NAME, _attend)
     seen: list[tuple[int, tuple[int, int, int | None]]] = []
 
     def record(layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
@@ -181,7 +191,7 @@ def take_attention(inner: Any) -> AttentionShape:
 
     with evaluating(inner):
         try:
-            inner.set_attn_implementation(_NAME)
+            use_attention(inner, NAME)
             # Dropout is passed only in training mode.
             inner.train()
             inner(input_ids=trial_tokens(inner)[None, :2], use_cache=False, penstock_attend=record)
