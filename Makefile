@@ -67,5 +67,6 @@ $(VENV)/.ready-demo: pyproject.toml $(PINNED)
 	@touch $@
 
 $(VENV)/.ready-dev: pyproject.toml $(PINNED)
-	$(PIP) -c $(PINNED) -e '.[train,huggingface,dev]'
+	$(PIP) -c $(PINNED) -e '.[train,huggingface,vision,dev]'
+	$(BIN)/python tests/packaging/fit_torchvision.py
 	@touch $(VENV)/.ready-demo $@

@@ -129,7 +129,7 @@ def _opened(data: bytes, settings: ImageSettings) -> Any:
         raise RecordError(
             f"not an image of a known format ({len(data):,} bytes that begin {begin!r}); known: {', '.join(FORMATS)}"
         ) from None
-    except Image.DecompressionBombError as error:
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise RecordError(f"the image is too large: {error}") from None
     except (OSError, SyntaxError, ValueError, EOFError) as error:
         raise RecordError(f"the image cannot be read: {error}") from error
