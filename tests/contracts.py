@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock import Loader, ModelInput
+from penstock.inputs.media import RowMedia
 from penstock.loader import Step
 
 ARRAYS = ("tokens", "targets", "loss_weights", "positions", "document_ids", "cu_seqlens", "source_ids")
@@ -20,6 +21,18 @@ def assert_same_row(left: ModelInput, right: ModelInput) -> None:
         if mine is not None:
             np.testing.assert_array_equal(mine, theirs, err_msg=name)
     assert (left.num_tokens, left.max_seqlen) == (right.num_tokens, right.max_seqlen)
+    assert (left.media is None) == (right.media is None)
+    if left.media is not None and right.media is not None:
+        assert_same_media(left.media, right.media)
+
+
+def assert_same_media(left: RowMedia, right: RowMedia) -> None:
+    for name in ("begins", "ends", "slots", "documents", "patches", "positions"):
+        np.testing.assert_array_equal(getattr(left, name), getattr(right, name), err_msg=name)
+    assert left.digests == right.digests
+    assert left.arrays.keys() == right.arrays.keys()
+    for name, array in left.arrays.items():
+        np.testing.assert_array_equal(array, right.arrays[name], err_msg=name)
 
 
 def assert_same_step(left: Step, right: Step) -> None:

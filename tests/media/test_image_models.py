@@ -1,0 +1,269 @@
+"""Models of transformers read packed rows with images as they read each document alone."""
+
+import inspect
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from image_data import model_folder, prepare, write_records
+
+import penstock as ps
+from makers.media import MODELS, model, processor
+from penstock.core.errors import ConfigError, IsolationError
+from penstock.inputs.blank_images import with_blank
+from penstock.inputs.media import grid_positions
+from penstock.media.images import ImageSettings, read_picture
+from penstock.models.huggingface_model import HuggingFaceModel, load_huggingface
+from penstock.models.their_attention import use_attention
+from penstock.training.losses import row_loss
+
+WAYS = {"gemma3": "masks", "llama4": "own"}
+"""Others run with our attention."""
+TOLERANCE = 2e-5
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Family → its dataset, made when it is asked for."""
+    home = tmp_path_factory.mktemp("families")
+    source = write_records(home / "raw", 12)
+    made = {}
+
+    def of(family):
+        if family not in made:
+            made[family] = prepare(source, model_folder(home / family, family), home / family / "data")
+        return made[family]
+
+    return of
+
+
+def rows_of(dataset, model, **settings):
+    settings = {"sequence_length": 1024, "rows_per_step": 1, "seed": 1, **settings}
+    source = ps.Source(dataset.path, max_epochs=1)
+    loader = ps.Loader(source, requirements=model.requirements(), **settings)
+    return loader, next(iter(loader))
+
+
+def single_rows(dataset, model):
+    """Rows of one document each: (step, row)."""
+    loader, _ = rows_of(dataset, model, sequence_length=512, packing="none")
+    return [(step, row) for step in loader for row in step]
+
+
+def alone(wrapped, family, document):
+    """Logits of one document by transformers' own forward, with what its processor gives for the pictures together."""
+    inner, whole = wrapped.inner, processor(family)
+    ids = torch.from_numpy(document.tokens.astype(np.int64))[None]
+    given = {}
+    if document.images:
+        pictures = [read_picture(image.read(), ImageSettings()) for image in document.images]
+        arguments = whole._merge_kwargs(tokenizer_init_kwargs=whole.tokenizer.init_kwargs, return_tensors="pt")
+        nested = family in ("smolvlm2", "idefics3")
+        found, _ = whole._process_images([pictures] if nested else pictures, **arguments["images_kwargs"])
+        names = {*whole.model_input_names, "pixel_values"}
+        given = {name: value for name, value in found.items() if name in names and hasattr(value, "shape")}
+        given = {name: value.float() if value.is_floating_point() else value for name, value in given.items()}
+    slots = (ids == image_token(inner)).long()
+    known = inspect.signature(inner.forward).parameters
+    given |= {name: slots for name in ("mm_token_type_ids", "token_type_ids") if name in known}
+    return inner(input_ids=ids, use_cache=False, **given).logits[0]
+
+
+def image_token(inner):
+    found = getattr(inner.config, "image_token_id", None)
+    return inner.config.image_token_index if found is None else found
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_packed_rows_equal_documents_alone(data, family):
+    dataset, wrapped = data(family), HuggingFaceModel(model(family))
+    loader, step = rows_of(dataset, wrapped)
+    row = step[0]
+    assert row.num_documents > 2
+    assert len(row.media) > 1
+    with torch.no_grad():
+        packed = wrapped.logits(wrapped(wrapped.tensors(row)))[0]
+        assert wrapped.way_of_images(row.media.blank) == WAYS.get(family, "ours")
+        use_attention(wrapped.inner, "sdpa")
+        for number, one in enumerate(loader.explain(0, 0)):
+            begin, end = row.cu_seqlens[number : number + 2]
+            expected = alone(wrapped, family, dataset[one.document])
+            gap = (packed[begin:end] - expected).abs().max() / expected.std()
+            assert gap < TOLERANCE, (number, float(gap))
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "pixtral", "gemma3"])
+def test_another_picture_changes_its_own_document_only(data, family):
+    wrapped = HuggingFaceModel(model(family))
+    _, step = rows_of(data(family), wrapped)
+    row = step[0]
+    with torch.no_grad():
+        before = wrapped.logits(wrapped(wrapped.tensors(row)))[0]
+        pixels = row.media.arrays["pixel_values"]
+        patches = int(row.media.patches[0]) if "image_grid_thw" in row.media.arrays else 1
+        pixels[:patches] = pixels[:patches][::-1] * 0.5 + 0.1
+        after = wrapped.logits(wrapped(wrapped.tensors(row)))[0]
+    changed = (before - after).abs().amax(1) > 1e-6
+    begin, end = row.cu_seqlens[row.media.documents[0] :][:2]
+    assert changed[begin:end].any()
+    assert not changed[:begin].any()
+    assert not changed[end:].any()
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "smolvlm2", "gemma3"])
+def test_gradients_of_a_row_are_those_of_its_documents(data, family):
+    dataset, wrapped = data(family), HuggingFaceModel(model(family).double())
+    loader, step = rows_of(dataset, wrapped)
+    row = step[0]
+    row_loss(wrapped, wrapped.tensors(row), step.loss_denominators).loss.backward()
+    packed = {name: one.grad.clone() for name, one in wrapped.inner.named_parameters() if one.grad is not None}
+    wrapped.zero_grad()
+    whole = 0
+    for one in loader.explain(0, 0):
+        document = dataset[one.document]
+        alone_loader = ps.Loader(
+            ps.Source(dataset.path, slice=(one.document / len(dataset), (one.document + 1) / len(dataset))),
+            sequence_length=1024, rows_per_step=1, requirements=wrapped.requirements(), packing="none",
+        )  # fmt: skip
+        single = next(iter(alone_loader))[0]
+        assert single.num_tokens == len(document.tokens)
+        row_loss(wrapped, wrapped.tensors(single), step.loss_denominators).loss.backward()
+        whole += 1
+    assert whole > 2
+    # The norms of Gemma compute in float32.
+    allowed = 1e-7 if family == "gemma3" else 1e-10
+    largest = max(float(one.abs().max()) for one in packed.values())
+    for name, one in wrapped.inner.named_parameters():
+        if name in packed:
+            assert float((one.grad - packed[name]).abs().max()) < allowed * largest, name
+    assert any("vis" in name and float(one.abs().max()) > 0 for name, one in packed.items())
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_a_row_without_images_gives_all_weights_gradients(data, family):
+    wrapped = HuggingFaceModel(model(family))
+    rows = single_rows(data(family), wrapped)
+    step, row = next((step, row) for step, row in rows if not len(row.media))
+    row_loss(wrapped, wrapped.tensors(row), step.loss_denominators).loss.backward()
+    with_images = {name for name, one in wrapped.inner.named_parameters() if one.grad is not None}
+    tower = [name for name in with_images if "vision" in name or "visual" in name]
+    assert tower
+    assert all(float(dict(wrapped.inner.named_parameters())[name].grad.abs().max()) == 0 for name in tower)
+    # Which weights take no part at all, such as a pooling head, depends on the model alone.
+    wrapped.zero_grad()
+    step, pictured = next((step, row) for step, row in rows if len(row.media))
+    row_loss(wrapped, wrapped.tensors(pictured), step.loss_denominators).loss.backward()
+    assert with_images == {name for name, one in wrapped.inner.named_parameters() if one.grad is not None}
+
+
+def test_a_blank_image_changes_no_logits(data):
+    wrapped = HuggingFaceModel(model("qwen2_vl"))
+    row = next(row for _, row in single_rows(data("qwen2_vl"), wrapped) if not len(row.media))
+    longer = with_blank(row)
+    assert longer.sequence_length == row.sequence_length + len(row.media.blank.tokens)
+    with torch.no_grad():
+        short = wrapped(wrapped.tensors(row))[0]
+        whole = wrapped(wrapped.tensors(longer))[0, : row.sequence_length]
+    assert float((short - whole).abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("family", [one for one in MODELS if one in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v")])
+def test_positions_are_those_of_the_model(data, family):
+    inner = model(family)
+    wrapped = HuggingFaceModel(inner)
+    loader, step = rows_of(data(family), wrapped)
+    row = step[0]
+    for number, one in enumerate(loader.explain(0, 0)):
+        begin, end = row.cu_seqlens[number : number + 2].tolist()
+        document = data(family)[one.document]
+        ids = torch.from_numpy(document.tokens.astype(np.int64))[None]
+        mine = row.media.documents == number
+        grids = torch.from_numpy(row.media.arrays["image_grid_thw"][mine])
+        types = (ids == image_token(inner)).int()
+        given = {"image_grid_thw": grids} if mine.any() else {}
+        expected, _ = inner.model.get_rope_index(ids, mm_token_type_ids=types, **given)
+        np.testing.assert_array_equal(row.media.positions[1:, :, begin:end], expected.numpy())
+        np.testing.assert_array_equal(row.media.positions[0, 0, begin:end], np.arange(end - begin))
+
+
+def test_two_pictures_without_a_token_between_them_keep_their_own_grids():
+    """transformers joins their slots into one group there (`get_rope_index`, by runs of types)."""
+    grids = np.array([[1, 4, 4], [1, 2, 6]])
+    found = grid_positions(np.arange(1, 8), 9, grids, 2)
+    # One text token; 2 x 2 features from 1; 1 x 3 features from 3; one text token after the largest.
+    assert found.T.tolist() == [
+        [0, 0, 0],
+        [1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 2],
+        [3, 3, 3], [3, 3, 4], [3, 3, 5],
+        [6, 6, 6],
+    ]  # fmt: skip
+
+
+def test_images_of_another_model_are_refused(data):
+    wrapped = HuggingFaceModel(model("pixtral"))
+    wrapped.inner.config.image_token_id = wrapped.inner.config.image_token_index = 3
+    _, step = rows_of(data("pixtral"), wrapped)
+    with pytest.raises(ConfigError, match="images stand at token"):
+        wrapped.tensors(step[0])
+
+
+def test_a_model_that_mixes_documents_gets_one_a_row(data, monkeypatch):
+    wrapped = HuggingFaceModel(model("qwen2_vl"))
+    monkeypatch.setattr("penstock.models.huggingface_model._TRIED", ())
+    _, step = rows_of(data("qwen2_vl"), wrapped)
+    with pytest.raises(IsolationError, match="images see each other in one row"):
+        wrapped.tensors(step[0])
+    _, single = rows_of(data("qwen2_vl"), wrapped, packing="none")
+    assert torch.isfinite(wrapped(wrapped.tensors(single[0]))).all()
+
+
+def test_a_model_without_vision_refuses_images(data):
+    settings = {"layers": 1, "width": 32, "heads": 2, "vocab_size": 512}
+    plain = ps.build_model(**settings)
+    with pytest.raises(ConfigError, match="have images, but"):
+        rows_of(data("qwen2_vl"), plain)
+
+
+def loader_of(data, family):
+    return ps.Loader({str(data(family).path): 1.0}, sequence_length=512, rows_per_step=2)
+
+
+def test_training_learns_and_saves(data, tmp_path):
+    family = "qwen2_vl"
+    model(family).save_pretrained(tmp_path / "model")
+    settings = {"learning_rate": 3e-3, "progress": False, "rows_per_pass": 2}
+    whole = ps.train(
+        load_huggingface(tmp_path / "model"), loader_of(data, family), steps=8, output=tmp_path / "whole", **settings
+    )
+    losses = [line["loss"] for line in whole.metrics if "loss" in line]
+    assert losses[-1] < losses[0] - 1
+    row = next(iter(loader_of(data, family)))[0]
+    whole.export(tmp_path / "exported")
+    with torch.no_grad():
+        trained, exported = (
+            one.logits(one(one.tensors(row)))
+            for one in (ps.load_model(tmp_path / "whole"), load_huggingface(tmp_path / "exported"))
+        )
+    torch.testing.assert_close(trained, exported)
+
+
+def test_a_killed_run_goes_on_exactly(data, tmp_path):
+    family = "qwen2_vl"
+    model(family).save_pretrained(tmp_path / "model")
+    settings = {"learning_rate": 3e-3, "progress": False, "steps": 6, "checkpoints": {"every": 2}}
+    whole = ps.train(load_huggingface(tmp_path / "model"), loader_of(data, family), output=tmp_path / "a", **settings)
+
+    def stop(model, step, record):
+        if step == 4:
+            raise KeyboardInterrupt
+
+    loaders = [loader_of(data, family) for _ in range(2)]
+    with suppress(KeyboardInterrupt):
+        wrapped = load_huggingface(tmp_path / "model")
+        ps.train(wrapped, loaders[0], output=tmp_path / "b", on_step=stop, **settings)
+    cut = ps.train(
+        load_huggingface(tmp_path / "model"), loaders[1], output=tmp_path / "b", resume=True, on_step=stop, **settings
+    )
+    last = [[line["loss"] for line in run.metrics if "loss" in line][-1] for run in (whole, cut)]
+    assert last[0] == last[1]
