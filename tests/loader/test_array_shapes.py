@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from array_checks import UnfitError, arrays_checked, checked
 
+from makers.image_data import model_folder, prepare, write_records
 from makers.trees import tree_dataset
 from penstock import (
     Causal,
@@ -25,6 +26,7 @@ from penstock import (
 )
 from penstock.core.arrays import Int64
 from penstock.inputs import AttentionRule, prefix_trees
+from penstock.inputs.blank_images import with_blank
 from penstock.loader import PlanState
 from penstock.objectives import CausalLM, PrefixLM, SpanCorruption, Written
 from penstock.sampling import Permutation
@@ -141,8 +143,18 @@ def use_trees(folder):
             row.paths.value("rank", "the test")
 
 
+def use_images(folder):
+    loader = Loader(Source(folder / "images", max_epochs=1), sequence_length=256, rows_per_step=2, threads=0)
+    for step in loader:
+        [rows] = step.joined(2)
+        assert len(rows.media) == sum(len(row.media) for row in step)
+        with_blank(step[0])
+
+
 def test_every_array_is_what_its_signature_says(data, tmp_path):
+    prepare(write_records(tmp_path / "raw", 8), model_folder(tmp_path, "qwen2_vl"), tmp_path / "images")
     with arrays_checked(*ROOMS) as calls:
+        use_images(tmp_path)
         use_everything(data)
         use_the_rest(data, tmp_path)
         use_trees(tmp_path)

@@ -99,6 +99,7 @@ def test_arrays_equal_the_rows(dataset, packing, distances, dtype, capacity, ran
     )
     for step in build(dataset, packing=packing, data_parallel=rank, requirements=need):
         arrays, expected = step.arrays(), slow_arrays(step)
+        assert arrays.pop("media") is None
         assert arrays.keys() == expected.keys()
         for name, value in expected.items():
             np.testing.assert_array_equal(arrays[name], value, err_msg=name)
@@ -122,7 +123,7 @@ def test_prefixes_and_missing_fields(dataset):
     (step,) = islice(build(dataset, requirements=InputRequirements(loss_weights=True)), 1)
     arrays = step.arrays()
     assert [name for name, value in arrays.items() if value is None] == [
-        "positions", "document_ids", "prefix", "cu_seqlens", "max_seqlen", "reach",
+        "positions", "document_ids", "prefix", "cu_seqlens", "max_seqlen", "reach", "media",
     ]  # fmt: skip
 
 

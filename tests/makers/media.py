@@ -238,8 +238,8 @@ def _llava_next() -> Any:
 
 def _glm(module: str, name: str, part: str) -> Any:
     specials = [
-        "[gMASK]", "<sop>", "<|user|>", "<|assistant|>", "<|endoftext|>", "<|image|>", "<|video|>", "<|begin_of_image|>",
-        "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>",
+        "[gMASK]", "<sop>", "<|user|>", "<|assistant|>", "<|endoftext|>", "<|image|>", "<|video|>",
+        "<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>",
     ]  # fmt: skip
     template = _turns(
         "<|' + role + '|>\\n",
@@ -418,7 +418,8 @@ _MODELS = {
     ),
     "qwen2_5_vl": lambda: _qwen_model(
         "qwen2_5_vl", "Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration",
-        {"depth": 2, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 64, "window_size": 56, "fullatt_block_indexes": [1]},
+        {"depth": 2, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 64, "window_size": 56,
+         "fullatt_block_indexes": [1]},
     ),
     "qwen3_vl": lambda: _qwen_model(
         "qwen3_vl", "Qwen3VLConfig", "Qwen3VLForConditionalGeneration",
@@ -437,7 +438,8 @@ _MODELS = {
     ),
     "llava": lambda: _simple(
         "llava", "LlavaConfig", "LlavaForConditionalGeneration", "<image>", {"model_type": "llama"},
-        {"model_type": "clip_vision_model", "num_hidden_layers": 3, "image_size": 56, "patch_size": 14, "projection_dim": 32},
+        {"model_type": "clip_vision_model", "num_hidden_layers": 3, "image_size": 56, "patch_size": 14,
+         "projection_dim": 32},
     ),
     "pixtral": lambda: _simple(
         "pixtral", "LlavaConfig", "LlavaForConditionalGeneration", "[IMG]",
@@ -458,8 +460,8 @@ _MODELS = {
         "llama4", "Llama4Config", "Llama4ForConditionalGeneration", "<|patch|>",
         {"head_dim": 16, "intermediate_size_mlp": 96, "num_local_experts": 2, "num_experts_per_tok": 1,
          "attention_chunk_size": 8192, "no_rope_layers": [1, 1, 0], "interleave_moe_layer_step": 2},
-        {"intermediate_size": 128, "image_size": 56, "patch_size": 14, "vision_output_dim": 32, "projector_input_dim": 32,
-         "projector_output_dim": 32, "pixel_shuffle_ratio": 0.5},
+        {"intermediate_size": 128, "image_size": 56, "patch_size": 14, "vision_output_dim": 32,
+         "projector_input_dim": 32, "projector_output_dim": 32, "pixel_shuffle_ratio": 0.5},
     ),
 }  # fmt: skip
 MODELS = tuple(_MODELS)

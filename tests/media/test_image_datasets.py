@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from image_data import model_folder, prepare, write_records
 
 import penstock as ps
 from contracts import assert_exact_resume, assert_ranks_share_steps
+from makers.image_data import model_folder, prepare, write_records
 from makers.media import chat, picture
 from penstock.core.errors import ConfigError, CorruptionError, RecordError
 from penstock.media.images import ImageSettings, read_picture

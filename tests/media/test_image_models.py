@@ -6,9 +6,9 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import torch
-from image_data import model_folder, prepare, write_records
 
 import penstock as ps
+from makers.image_data import model_folder, prepare, write_records
 from makers.media import MODELS, model, processor
 from penstock.core.errors import ConfigError, IsolationError
 from penstock.inputs.blank_images import with_blank

@@ -51,8 +51,8 @@ def too_long_of(source: Source, dataset: Corpus) -> str:
         return source.too_long or TOO_LONG[0]
     if source.too_long in ("split", "truncate") and extras.has_images:
         raise ConfigError(
-            f"source {source.name!r}: too_long={source.too_long!r} would cut images; take drop (the default for images: "
-            "counted) or error, or prepare with max_tokens and too_long: truncate, which keeps the turns that fit"
+            f"source {source.name!r}: too_long={source.too_long!r} would cut images; take drop (the default for "
+            "images: counted) or error, or prepare with max_tokens and too_long: truncate, which keeps the turns that fit"
         )
     if source.too_long in ("split", "truncate"):
         raise ConfigError(

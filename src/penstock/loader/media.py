@@ -132,15 +132,19 @@ class MediaRows:
             made = self.processor.arrays(read_picture(image.read(), settings))
         except (RecordError, CorruptionError) as error:
             raise CorruptionError(
-                f"source {self._names[source]!r}, document {document}: image {image.name or image.digest.hex()}: {error}"
+                f"source {self._names[source]!r}, document {document}: image {_name(image)}: {error}"
             ) from error
         if patches_of(made) != image.patches:
             raise CorruptionError(
-                f"source {self._names[source]!r}, document {document}: image {image.name or image.digest.hex()} has "
+                f"source {self._names[source]!r}, document {document}: image {_name(image)} has "
                 f"{patches_of(made)} patches, expected {image.patches}: this version of transformers processes images "
                 "in another way; prepare again"
             )
         return made
+
+
+def _name(image: ImageOf) -> str:
+    return image.name or image.digest.hex()
 
 
 def _blank(processor: Processor) -> BlankImage:

@@ -3,8 +3,8 @@
 Which text stands for an image depends on its size alone, and each processor of transformers knows it: the text that it
 puts in the place of the template's placeholder (`ProcessorMixin.replace_image_token`). A blank image of the same size
 gives the same text, so it is made once a size. The text is put into the rendered conversation before it is encoded,
-because its ends may merge with their neighbours ("\\n\\n" in Gemma 3); runs of one token are encoded as a single one and
-repeated afterwards, which gives the same ids much faster.
+because its ends may merge with their neighbours ("\\n\\n" in Gemma 3); runs of one token are encoded as a single one
+and repeated afterwards, which gives the same ids much faster.
 
 The arrays of an image do not depend on other images. Those of several are joined as the processor itself joins them.
 """

@@ -240,7 +240,7 @@ class ChatSummary:
             images = {"verified": 0, **self.images}
             lines.append(
                 f"images: {images['images']:,} in {images['tokens']:,} tokens, {images['slots']:,} of them slots; "
-                f"{images['patches']:,} patches; {images['verified']:,} documents compared with the processor's encoding"
+                f"{images['patches']:,} patches; {images['verified']:,} documents compared with the processor's own"
             )
         tokens, trained = (sum(getattr(role, name) for role in self.roles.values()) for name in ("tokens", "trained"))
         lines.append(f"trained: {trained:,} of {tokens:,} tokens, {_share(trained, tokens)}")

@@ -380,7 +380,7 @@ class _Documents:
 
 
 def _extra_faults(path: Path, manifest: Manifest) -> Iterator[Fault]:
-    """Documents whose trees, columns or images are wrong, and trees whose branches do not begin with the token at the fork."""
+    """Documents with wrong trees, columns or images, and trees with branches that begin with other tokens than forks."""
     if not manifest.layout.extras:
         return
     try:
