@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.core.compiled import bare, kernel
 from penstock.core.vectors import fill_with
-from penstock.packing._kernels import place_best_fit, place_best_fit_decreasing, place_next_fit
+from penstock.packing._kernels import place_best_fit, place_best_fit_decreasing, place_next_fit, place_within
 from penstock.sampling._kernels import add_skipped, charge, clear_skipped, pick
 
 PIECE = np.dtype(
@@ -50,19 +50,21 @@ BEST_FIT, BEST_FIT_DECREASING, NEXT_FIT, CONCAT, NONE = range(5)
 @kernel
 def plan_window(
     packing, sequence_length, max_rows, max_pieces, shares, credits, heads, ends, entries, unit, skipped, cursors,
-    pieces, row_of, progress, best_fit_heads, best_fit_nexts, bitmap, summary,
+    pieces, row_of, progress, patch_limit, entry_patches, patches_left, best_fit_heads, best_fit_nexts, bitmap, summary,
 ):  # fmt: skip
     """Take documents from the sources' buffers, one by one, and give each a row.
 
     Goes on from `progress` (`PROGRESS` [1]) and returns why it stopped: WINDOW_FULL, PIECES_FULL, FINISHED (no source
     has anything left), or the number of a source that has an empty buffer. A document that no longer fits the window
     is not taken: it stays first of its source. `cursors` (`CURSOR` [sources]) stands right after the last piece taken
-    of each source, `skipped` (`SKIPPED` [sources]) counts what was left out before it.
+    of each source, `skipped` (`SKIPPED` [sources]) counts what was left out before it. With a `patch_limit` above 0,
+    best fit also keeps the patches of a row's images (`entry_patches`, of each entry) within it.
     """
     shares, credits, heads, ends, entries = bare(shares), bare(credits), bare(heads), bare(ends), bare(entries)
     skipped, cursors, pieces, row_of = bare(skipped), bare(cursors), bare(pieces), bare(row_of)
     best_fit_heads, best_fit_nexts = bare(best_fit_heads), bare(best_fit_nexts)
     bitmap, summary, progress = bare(bitmap), bare(summary), bare(progress)
+    entry_patches, patches_left = bare(entry_patches), bare(patches_left)
     window = progress[0]
     count, rows, free = window.pieces, window.rows, window.free
     while True:
@@ -75,7 +77,12 @@ def plan_window(
             return PIECES_FULL
         entry = entries[heads[source]]
         length = entry.length
-        if packing == BEST_FIT:
+        if packing == BEST_FIT and patch_limit > 0:
+            row = place_within(
+                length, entry_patches[heads[source]], sequence_length, patch_limit, rows, max_rows, best_fit_heads,
+                best_fit_nexts, bitmap, summary, patches_left,
+            )  # fmt: skip
+        elif packing == BEST_FIT:
             row = place_best_fit(
                 length, sequence_length, rows, max_rows, best_fit_heads, best_fit_nexts, bitmap, summary
             )

@@ -61,6 +61,9 @@ class Loader:
         packing: `best_fit` (default), `best_fit_decreasing`, `next_fit`, `concat` or `none`.
         window_rows: Rows that are open together when packing. With `next_fit`, `concat` and `none` it changes no row,
             only how many are planned at a time.
+        patches_per_row: Maximum patches of the images of a row (packing `best_fit`), so that no step needs much more
+            memory or time for its vision tower than others; a document with more is too long. 1.25 times the mean need
+            leaves hardly any slot empty. None: no limit.
         requirements: What the model needs; everything in int32 when None.
         attention: "row" lets the documents of a row see each other: positions and `cu_seqlens` then run over the row,
             while targets, loss weights and `document_ids` stay as they are. It is there to reproduce baselines. By
@@ -92,6 +95,7 @@ class Loader:
         data_parallel: DataParallel | tuple[int, int] | Any | None = None,
         packing: Packing = "best_fit",
         window_rows: int = 1024,
+        patches_per_row: int | None = None,
         requirements: InputRequirements | None = None,
         attention: Attention | None = None,
         pad_id: int = 0,
@@ -108,6 +112,7 @@ class Loader:
             seed=whole("seed", seed),
             packing=packing,
             window_rows=whole("window_rows", window_rows),
+            patches_per_row=None if patches_per_row is None else whole("patches_per_row", patches_per_row),
         )
         threads, prefetch, pad_id = whole("threads", threads), whole("prefetch", prefetch), whole("pad_id", pad_id)
         if not 0 <= pad_id < 2**31:

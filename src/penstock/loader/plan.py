@@ -29,7 +29,7 @@ from penstock.loader._plan_kernels import (
     plan_window,
     sort_by_row,
 )
-from penstock.loader.extras import too_long_of
+from penstock.loader.extras import extras_of, too_long_of
 from penstock.loader.mixture import TOO_LONG, Mixture, Source
 from penstock.loader.rewriting import Rewriting
 from penstock.loader.untrained import require_targets
@@ -45,6 +45,8 @@ FIRST_WINDOW_ROWS = 16
 BUFFER_ENTRIES = 32768
 """Entries in the buffers of all sources together."""
 UNLIMITED = np.iinfo(np.int64).max
+_TOO_MANY_PATCHES = np.iinfo(np.uint32).max
+"""Length in place of that of a document with more patches than a row may have."""
 _TOGETHER = 1 << 20
 """Skipped documents that are looked at together, for the memory."""
 
@@ -64,6 +66,8 @@ class PlanSettings:
     """How documents share rows."""
     window_rows: int = 1024
     """Rows that are open together when packing; `next_fit`, `concat` and `none` give the same rows with any number."""
+    patches_per_row: int | None = None
+    """Maximum patches of the images of a row; None: no limit."""
 
     def __post_init__(self) -> None:
         for name in ("sequence_length", "rows_per_step", "window_rows", "seed"):
@@ -77,6 +81,13 @@ class PlanSettings:
             if not least <= getattr(self, name) <= most:
                 bound = f"at least {least}" if getattr(self, name) < least else f"at most {most:,}"
                 raise ConfigError(f"{name} must be {bound}, got {getattr(self, name)}")
+        if self.patches_per_row is not None:
+            object.__setattr__(self, "patches_per_row", int(self.patches_per_row))
+            if not 1 <= self.patches_per_row < 1 << 40 or self.packing != "best_fit":
+                raise ConfigError(
+                    f"patches_per_row must be 1 or more, with packing best_fit; got {self.patches_per_row} with "
+                    f"{self.packing}"
+                )
         if self.packing not in PACKINGS:
             raise ConfigError(f"packing must be one of {', '.join(PACKINGS)}, got {self.packing!r}")
 
@@ -160,6 +171,9 @@ class Plan:
         self._scratch = scratch(settings.sequence_length, settings.window_rows)
         self._pieces = np.empty(4096, PIECE)
         self._row_of = np.empty(4096, np.int64)
+        limited = settings.patches_per_row is not None
+        self._entry_patches = np.zeros(len(self._entries) if limited else 1, np.int64)
+        self._patches_left = np.zeros(settings.window_rows if limited else 1, np.int64)
         self.restore(
             PlanState(
                 row=0,
@@ -264,7 +278,8 @@ class Plan:
             status = plan_window(
                 packing, self.settings.sequence_length, max_rows, min(max_pieces, len(self._pieces)), shares,
                 self._credits, self._heads, self._ends, self._entries, UNIT, self._skipped, self._cursors,
-                self._pieces, self._row_of, progress, *self._scratch,
+                self._pieces, self._row_of, progress, self.settings.patches_per_row or 0, self._entry_patches,
+                self._patches_left, *self._scratch,
             )  # fmt: skip
             pieces, rows = int(progress["pieces"][0]), int(progress["rows"][0])
             if status in (WINDOW_FULL, FINISHED) or (status == PIECES_FULL and pieces == max_pieces):
@@ -312,6 +327,8 @@ class Plan:
             self._tail_skips[source] = 0
             self._cursors[source] = position, 0
             return False
+        if (patches := self._draws[source].patches) is not None:
+            self._entry_patches[base : base + count] = patches[buffer["document"][:count]]
         self._tail_skips[source] = skipped[count]
         self._heads[source], self._ends[source] = base, base + count
         return True
@@ -348,12 +365,24 @@ class _Draw:
         self.too_long = too_long_of(source, dataset)
         # Held, because the kernel reads it by address.
         self.lengths = table.lengths
+        self.patches = self._limit_patches(settings.patches_per_row)
         require_targets(
             f"source {source.name!r}",
             self.lengths[self.first : self.first + self.size],
             self.limit if self.too_long == "drop" else None,
             by_weights=self.rewriting.is_causal,
         )
+
+    def _limit_patches(self, limit: int | None) -> Annotated[Int64, "documents"] | None:
+        """[N] patches of each document's images; those over the limit of a row become too long. None: no limit."""
+        extras = extras_of(self.dataset)
+        if limit is None or extras is None or not extras.has_images:
+            return None
+        patches = extras.patches()
+        if (patches > limit).any():
+            self.lengths = np.array(self.lengths)
+            self.lengths[patches > limit, 0] = _TOO_MANY_PATCHES
+        return patches
 
     def is_finished(self, position: int) -> bool:
         """Whether nothing is left from this position on."""
@@ -403,6 +432,12 @@ class _Draw:
             begin += number
 
     def _refuse(self, document: int, begin: int) -> None:
+        if self.patches is not None and self.lengths[document, 0] == _TOO_MANY_PATCHES:
+            raise RecordError(
+                f"source {self.source.name!r}: document {document} ({self.dataset[document].origin}) has "
+                f"{self.patches[document]:,} patches of images, more than patches_per_row; raise it, or set too_long to "
+                "drop"
+            )
         self.dataset.table.check_lengths(np.array([document]))
         origin = self.dataset[document].origin
         if begin:

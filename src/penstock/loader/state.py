@@ -105,6 +105,8 @@ def describe(plan: Plan) -> dict[str, Any]:
         name: getattr(plan.settings, name)
         for name in ("sequence_length", "rows_per_step", "seed", "packing", "window_rows")
     }
+    if plan.settings.patches_per_row is not None:
+        settings["patches_per_row"] = plan.settings.patches_per_row
     return {
         **settings,
         "num_sources": len(plan.mixture.sources),

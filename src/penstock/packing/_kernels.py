@@ -72,6 +72,51 @@ def place_best_fit(length, sequence_length, rows, max_rows, heads, nexts, bitmap
 
 
 @inline_kernel
+def place_within(
+    length, patches, sequence_length, patch_limit, rows, max_rows, heads, nexts, bitmap, summary, patches_left
+):  # fmt: skip
+    """As `place_best_fit`, among the rows that also have room for the patches of a document's images.
+
+    `patches_left` (int64 [max_rows]) is what each row has left of `patch_limit`. Costs a look at every open row with
+    room for the tokens, if none of them has room for the patches.
+    """
+    row, before = np.int64(-1), np.int64(-1)
+    free = _first_at_least(length, bitmap, summary)
+    while free >= 0:
+        row, before = heads[free], -1
+        while row >= 0 and patches_left[row] < patches:
+            before, row = row, nexts[row]
+        if row >= 0:
+            break
+        free = _first_at_least(free + 1, bitmap, summary) if free < sequence_length else -1
+    if row < 0:
+        if rows == max_rows:
+            return -1
+        row, free = rows, sequence_length
+        patches_left[row] = patch_limit
+    elif before >= 0:
+        nexts[before] = nexts[row]
+    else:
+        heads[free] = nexts[row]
+        if heads[free] < 0:
+            bitmap[free >> 6] &= ~(_ONE << (np.uint64(free) & _LOW))
+            if bitmap[free >> 6] == _ZERO:
+                summary[free >> 12] &= ~(_ONE << ((np.uint64(free) >> _SIX) & _LOW))
+    patches_left[row] -= patches
+    left = free - length
+    if left > 0:
+        word = left >> 6
+        if (bitmap[word] >> (np.uint64(left) & _LOW)) & _ONE:
+            nexts[row] = heads[left]
+        else:
+            nexts[row] = -1
+            bitmap[word] |= _ONE << (np.uint64(left) & _LOW)
+            summary[word >> 6] |= _ONE << (np.uint64(word) & _LOW)
+        heads[left] = row
+    return row
+
+
+@inline_kernel
 def order_longest_first(lengths, order, counts):
     """Write the indices of `lengths` into `order`, longest first, equal lengths in order (counting sort).
 

@@ -16,7 +16,7 @@ from penstock.core.errors import CorruptionError
 from penstock.shards import _column_kernels as ck
 from penstock.shards import _kernels as k
 from penstock.shards.document import DocumentTable
-from penstock.shards.images import IMAGE, ImageOf, image_of, records_of
+from penstock.shards.images import IMAGE, WORDS, ImageOf, image_of, records_of
 from penstock.shards.layout import ShardLayout, extra_places
 from penstock.shards.trees import UNITS, Tree
 
@@ -110,11 +110,18 @@ class ExtraTable:
 
     def patches(self) -> Annotated[Int64, "documents"]:
         """[N] patches of the images of each document; reads 64 bytes an image."""
-        found = np.zeros(len(self._table.lengths), np.int64)
-        for document in range(len(found)) if self.has_images else ():
-            words = self._words(document, int(self.has_trees))
-            if len(words):
-                found[document] = int(words.view(np.uint8).view(IMAGE)["patches"].sum(dtype=np.int64))
+        table, number = self._table, int(self.has_trees)
+        found = np.zeros(len(table.lengths), np.int64)
+        for shard in range(len(table.shard_starts) - 1) if self.has_images else ():
+            data, first = table.mappings[shard], int(table.shard_starts[shard])
+            for batch in range(*table.shard_first_batch[shard : shard + 2].tolist()):
+                address, count, rows = self._lists[batch, :, number].tolist()
+                place = address - address_of(data)
+                ends = data[place : place + 8 * (rows + 1)].view(np.int64) // WORDS
+                values = data[place + 8 * (rows + 1) :][: 4 * count].view(IMAGE)["patches"]
+                sums = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
+                found[first : first + rows] = np.diff(sums[np.clip(ends, 0, len(values))])
+                first += rows
         return found
 
     def _words(self, document: int, number: int) -> Any:

@@ -1,0 +1,81 @@
+"""Rows with a limit of patches: best fit by slots among the rows that have room for the patches."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock.loader.extras as extras_module
+import penstock.loader.plan as plan_module
+from penstock import Mixture, Source, write_dataset
+from penstock.core.errors import ConfigError, RecordError
+from penstock.loader.plan import Plan, PlanSettings
+
+SLOTS, WINDOW = 64, 16
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    lengths = np.random.default_rng(0).integers(1, SLOTS + 1, 120)
+    return write_dataset(tmp_path_factory.mktemp("patches") / "d", [[1] * n for n in lengths])
+
+
+def plan_of(dataset, patches, limit, monkeypatch=None, **source):
+    known = SimpleNamespace(has_images=True, has_trees=False, patches=lambda: np.array(patches))
+    for module in (plan_module, extras_module):
+        (monkeypatch or pytest.MonkeyPatch()).setattr(module, "extras_of", lambda _: known)
+    mixture = Mixture([Source(dataset, max_epochs=1, shuffle="none", **source)])
+    plan_settings = PlanSettings(sequence_length=SLOTS, rows_per_step=4, window_rows=WINDOW, patches_per_row=limit)
+    return Plan(mixture, [dataset], plan_settings)
+
+
+def slow_rows(lengths, patches, limit):
+    """Documents of each row, window after window: the obvious best fit."""
+    windows, rows = [], []  # a row: [free slots, patches left, time of the last touch, documents]
+    for time, (document, (length, needed)) in enumerate(enumerate(zip(lengths, patches, strict=True))):
+        if needed > limit:
+            continue
+        open_rows = [row for row in rows if row[0] >= length and row[1] >= needed]
+        if not open_rows and len(rows) == WINDOW:
+            windows.append(rows)
+            rows = []
+        if not open_rows:
+            rows.append([SLOTS, limit, -1, []])
+            open_rows = [rows[-1]]
+        best = min(open_rows, key=lambda row: (row[0], -row[2]))
+        best[0] -= length
+        best[1] -= needed
+        best[2] = time
+        best[3].append(document)
+    return [row[3] for window in [*windows, rows] for row in window]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_rows_are_those_of_the_slow_twin(dataset, data):
+    limit = data.draw(st.integers(1, 60))
+    patches = data.draw(st.lists(st.integers(0, 50), min_size=120, max_size=120))
+    with pytest.MonkeyPatch.context() as patched:
+        plan = plan_of(dataset, patches, limit, patched, too_long="drop")
+        found = []
+        for window in plan.windows():
+            bounds = zip(window.row_starts, window.row_starts[1:], strict=False)
+            found += [sorted(window.pieces["document"][begin:end].tolist()) for begin, end in bounds]
+        dropped = int(plan.state().skipped["dropped"].sum())
+    lengths = dataset.table.lengths[:, 0].tolist()
+    assert found == [sorted(row) for row in slow_rows(lengths, patches, limit)]
+    assert dropped == sum(needed > limit for needed in patches)
+
+
+def test_a_document_over_the_limit_is_an_error_if_asked_for(dataset, monkeypatch):
+    patches = [0] * 119 + [9]
+    with pytest.raises(RecordError, match="document 119 .* has 9 patches of images, more than patches_per_row"):
+        list(plan_of(dataset, patches, 8, monkeypatch, too_long="error").windows())
+
+
+@pytest.mark.parametrize("wrong", [{"patches_per_row": 0}, {"patches_per_row": 5, "packing": "next_fit"}])
+def test_limits_out_of_range_are_refused(wrong):
+    with pytest.raises(ConfigError, match="patches_per_row must be 1 or more, with packing best_fit"):
+        PlanSettings(sequence_length=8, rows_per_step=1, **wrong)
