@@ -17,6 +17,7 @@ from penstock.distillation.settings import DistillationSettings
 from penstock.inputs import EVERYTHING, Attention
 from penstock.inputs.model_input import InputRequirements
 from penstock.loader import Companion, PlanSettings
+from penstock.loader.image_cache import BYTES
 from penstock.loader.loader import Loader
 from penstock.loader.mixture import Mixture, ShareChange, Source
 from penstock.models import ModelSettings
@@ -43,8 +44,15 @@ class DataSettings:
     attention: Attention = "document"
     """Which earlier tokens a token attends to: those of its document, or ("row", to reproduce baselines) of its row."""
 
+    image_cache: str | None = None
+    """Folder for processed images, without loss; None: images are decoded and processed whenever they are needed."""
+    image_cache_bytes: int = BYTES
+    """Maximum bytes of that folder; beyond it, what was used least recently goes."""
+
     def __post_init__(self) -> None:
         self.loader.require_effect(self.mixture)
+        if self.image_cache_bytes < 1:
+            raise ConfigError(f"image_cache_bytes must be 1 or more, got {self.image_cache_bytes}")
 
     @property
     def mixture(self) -> Mixture:
@@ -137,6 +145,7 @@ def make_loader(
         ConfigError: A dataset cannot be opened from its path alone, or sources disagree.
     """
     settings = {field.name: getattr(data.loader, field.name) for field in fields(data.loader)}
+    filling = {"image_cache": data.image_cache, "image_cache_bytes": data.image_cache_bytes, **filling}
     distances = InputRequirements(asked_by="target_distances", target_distances=data.target_distances)
     data = open_sources(data, run_file)
     try:

@@ -8,6 +8,7 @@ source without columns and trees costs nothing here.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, final
 
 import numpy as np
@@ -108,6 +109,7 @@ class Extras:
         requirements: InputRequirements,
         packing: str,
         sequence_length: int,
+        image_cache: tuple[str | Path | None, int] = (None, 1),
     ) -> None:
         self._tables = [extras_of(dataset) for dataset in datasets]
         self._sides = [
@@ -133,7 +135,7 @@ class Extras:
         self._value_names = list(dict.fromkeys(name for names in self.path_values for name in names or ()))
         self.media = None
         if any(table is not None and table.has_images for table in self._tables):
-            self.media = MediaRows(self._names, datasets, self._tables)
+            self.media = MediaRows(self._names, datasets, self._tables, *image_cache)
         for number, (source, rewriting) in enumerate(zip(sources, rewritings, strict=True)):
             for table in self._of(number):
                 self._check(source, table, rewriting, packing)

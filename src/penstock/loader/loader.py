@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any, Self, cast, final
 
 from penstock.core.errors import ConfigError, StateError
@@ -27,6 +28,7 @@ from penstock.loader.data_parallel import DataParallel, refuse_worker_process
 from penstock.loader.explain import PieceOrigin, explain
 from penstock.loader.extras import Extras
 from penstock.loader.fill import Fill
+from penstock.loader.image_cache import BYTES
 from penstock.loader.mixture import Mixture, Sources, whole
 from penstock.loader.plan import Plan, PlanSettings
 from penstock.loader.step_iterator import StepPipeline
@@ -79,6 +81,9 @@ class Loader:
             rank, for each step in order, by the thread that takes the step. With it, objectives written in Python run
             only for this rank's rows, and the ranks' loss weights are added up; without it, each rank runs them for
             all rows, because every rank needs the sum. It is not called if no source has such an objective.
+        image_cache: Folder for processed images, without loss; from the second time on, an image costs a fifth or less.
+            Several processes and runs may share it. None: images are decoded and processed whenever they are needed.
+        image_cache_bytes: Maximum bytes of that folder, 64 GiB by default; beyond it, what was used least recently goes.
 
     Raises:
         ConfigError: A setting is out of range, or two disagree; or the companion refuses a source.
@@ -104,6 +109,8 @@ class Loader:
         pin_memory: bool | None = None,
         companion: Companion | None = None,
         sum_over_ranks: Callable[[list[float]], Sequence[float]] | None = None,
+        image_cache: str | Path | None = None,
+        image_cache_bytes: int = BYTES,
     ) -> None:
         given: Mixture = mixture if isinstance(mixture, Mixture) else Mixture(cast(Any, mixture))
         self.settings = PlanSettings(
@@ -132,12 +139,19 @@ class Loader:
         self.mixture = given.weighed(self.datasets)
         _require_one_tokenizer(self.mixture, self.datasets)
         self._threads, self._prefetch_steps, self._companion = threads, prefetch, companion
-        self._for_pickling = {"pad_id": pad_id, "threads": threads, "prefetch": prefetch, "pin_memory": pin_memory}
+        self._for_pickling: dict[str, Any] = {
+            "pad_id": pad_id,
+            "threads": threads,
+            "prefetch": prefetch,
+            "pin_memory": pin_memory,
+        }
+        if image_cache is not None:
+            self._for_pickling |= {"image_cache": str(image_cache), "image_cache_bytes": image_cache_bytes}
         pin = _cuda_in_use() if pin_memory is None else pin_memory
         self._plan = Plan(self.mixture, self.datasets, self.settings)
         self._extras = Extras(
             self.mixture.sources, self.datasets, self._plan.rewritings, self.requirements, self.settings.packing,
-            self.settings.sequence_length,
+            self.settings.sequence_length, (image_cache, whole("image_cache_bytes", image_cache_bytes)),
         )  # fmt: skip
         self._fill = Fill(
             self.datasets,
@@ -251,7 +265,7 @@ class Loader:
 
     @property
     def filling(self) -> dict[str, Any]:
-        """The arguments that change no plan: `pad_id`, `threads`, `prefetch`, `pin_memory`."""
+        """The arguments that change no plan: `pad_id`, `threads`, `prefetch`, `pin_memory`, and those of a cache."""
         return dict(self._for_pickling)
 
     @property

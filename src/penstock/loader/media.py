@@ -3,8 +3,12 @@
 Nothing of it is in the plan or in a state: pixels depend on the image and the processor alone.
 """
 
+import hashlib
+import json
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, final
 
 import numpy as np
@@ -13,6 +17,7 @@ from penstock.core.arrays import Int64, Records
 from penstock.core.errors import ConfigError, CorruptionError, RecordError
 from penstock.inputs.media import BlankImage, RowMedia, grid_positions
 from penstock.loader._plan_kernels import PIECE
+from penstock.loader.image_cache import ImageCache
 from penstock.media.images import ImageSettings, read_picture
 from penstock.media.processor import Processor, join_arrays, patches_of
 from penstock.shards import Corpus
@@ -32,12 +37,21 @@ class MediaRows:
         names: Of the sources.
         datasets: Of the sources.
         tables: Lists of images of the sources; None: it has none.
+        cache: Folder for processed images; None: each is processed whenever it is needed.
+        cache_bytes: Maximum bytes of that folder.
 
     Raises:
         ConfigError: Two sources have images of different processors.
     """
 
-    def __init__(self, names: Sequence[str], datasets: Sequence[Corpus], tables: Sequence[ExtraTable | None]) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        datasets: Sequence[Corpus],
+        tables: Sequence[ExtraTable | None],
+        cache: str | Path | None,
+        cache_bytes: int,
+    ) -> None:
         self._tables, self._names = tables, names
         self._settings: list[ImageSettings | None] = []
         first: tuple[str, Any] | None = None
@@ -57,6 +71,10 @@ class MediaRows:
         assert first is not None
         self.processor: Processor = first[1].processor
         self.blank = _blank(self.processor)
+        self._caches: list[ImageCache | None] = []
+        for settings in self._settings:
+            kind = None if settings is None or cache is None else _kind(self.processor, settings)
+            self._caches.append(None if kind is None or cache is None else ImageCache(cache, kind, cache_bytes))
 
     def rows(
         self,
@@ -128,8 +146,13 @@ class MediaRows:
     def _arrays(self, image: ImageOf, source: int, document: int) -> dict[str, Array]:
         settings = self._settings[source]
         assert settings is not None
+
+        def make() -> dict[str, Array]:
+            return self.processor.arrays(read_picture(image.read(), settings))
+
+        cache = self._caches[source]
         try:
-            made = self.processor.arrays(read_picture(image.read(), settings))
+            made = make() if cache is None else cache.get(image.digest, make)
         except (RecordError, CorruptionError) as error:
             raise CorruptionError(
                 f"source {self._names[source]!r}, document {document}: image {_name(image)}: {error}"
@@ -141,6 +164,18 @@ class MediaRows:
                 "in another way; prepare again"
             )
         return made
+
+
+def _kind(processor: Processor, settings: ImageSettings) -> str:
+    """Hex digest of what decides the arrays of an image, the versions of packages included."""
+    versions = {}
+    for package in ("transformers", "torchvision", "pillow", "torch"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    decided = [processor.fingerprint, type(processor.inner.image_processor).__name__, settings.decoding, versions]
+    return hashlib.blake2b(json.dumps(decided, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def _name(image: ImageOf) -> str:
