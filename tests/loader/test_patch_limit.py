@@ -71,7 +71,7 @@ def test_rows_are_those_of_the_slow_twin(dataset, data):
 
 def test_a_document_over_the_limit_is_an_error_if_asked_for(dataset, monkeypatch):
     patches = [0] * 119 + [9]
-    with pytest.raises(RecordError, match="document 119 .* has 9 patches of images, more than patches_per_row"):
+    with pytest.raises(RecordError, match=r"document 119 .* has 9 patches of images, more than patches_per_row"):
         list(plan_of(dataset, patches, 8, monkeypatch, too_long="error").windows())
 
 

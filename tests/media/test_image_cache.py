@@ -1,4 +1,4 @@
-"""The cache of processed images loses nothing, notices damage, keeps its budget, and is faster than to process again."""
+"""The cache of processed images loses nothing, notices damage, and keeps its budget."""
 
 import os
 import threading

@@ -6,6 +6,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
 import penstock as ps
 from makers.image_data import model_folder, prepare, write_records
@@ -13,6 +14,8 @@ from makers.media import MODELS, model, processor
 from penstock.core.errors import ConfigError, IsolationError
 from penstock.inputs.blank_images import with_blank
 from penstock.inputs.media import grid_positions
+from penstock.integrations.image_rows import image_arguments
+from penstock.integrations.isolation import try_images
 from penstock.media.images import ImageSettings, read_picture
 from penstock.models.huggingface_model import HuggingFaceModel, load_huggingface
 from penstock.models.their_attention import use_attention
@@ -267,3 +270,57 @@ def test_a_killed_run_goes_on_exactly(data, tmp_path):
     )
     last = [[line["loss"] for line in run.metrics if "loss" in line][-1] for run in (whole, cut)]
     assert last[0] == last[1]
+
+
+def test_the_trainer_of_transformers_trains_on_images(data, tmp_path):
+    inner = model("qwen2_vl")
+    loader = loader_of(data, "qwen2_vl")
+    arguments = TrainingArguments(
+        str(tmp_path), max_steps=6, learning_rate=3e-3, logging_steps=1, report_to=[], save_strategy="no", use_cpu=True,
+        disable_tqdm=True,
+    )  # fmt: skip
+    trainer = ps.huggingface.Trainer(inner, arguments, loader=loader)
+    trainer.train()
+    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    assert losses[-1] < losses[0] - 0.5
+    assert all(one.grad is None or torch.isfinite(one.grad).all() for one in inner.parameters())
+
+
+def test_the_trainer_computes_the_loss_of_our_own_model(data):
+    inner = model("qwen3_vl")
+    step = next(iter(loader_of(data, "qwen3_vl")))
+    wrapped = HuggingFaceModel(model("qwen3_vl"))
+    ours = sum(float(row_loss(wrapped, wrapped.tensors(row), step.loss_denominators).loss.detach()) for row in step)
+    inner.eval()
+    theirs = float(ps.huggingface.loss(inner, list(step), step.loss_denominator).detach())
+    assert theirs == pytest.approx(ours, rel=1e-5)
+
+
+def test_the_trainer_refuses_images_for_a_text_model(data, tmp_path):
+    plain = LlamaForCausalLM(
+        LlamaConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    )
+    arguments = TrainingArguments(str(tmp_path), max_steps=1, report_to=[], use_cpu=True)
+    with pytest.raises(ConfigError, match="have images, which this model does not read"):
+        ps.huggingface.Trainer(plain, arguments, loader=loader_of(data, "qwen2_vl"))
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "pixtral"])
+def test_check_isolation_tries_images(data, family):
+    blank = loader_of(data, family).blank_image
+    ps.check_isolation(model(family), images=blank)
+
+    def leaky(inner, row):
+        given = image_arguments(inner, row, torch.device("cpu"), torch.float32)
+        return inner(**given, attention_mask=torch.ones_like(given["input_ids"])).logits[0]
+
+    with pytest.raises(IsolationError, match="documents with images see each other"):
+        try_images(model(family), blank, leaky)
+
+
+def test_explain_names_the_files_of_images(data):
+    lines = [str(one) for one in loader_of(data, "qwen2_vl").explain(0) if one.images]
+    assert lines
+    assert all("image " in line and ", slots " in line and "[image]" in line for line in lines)
+    assert any(".png: " in line for line in lines)
+    assert not any("<|image_pad|>" in line for line in lines)

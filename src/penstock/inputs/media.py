@@ -1,7 +1,7 @@
 """Images of a row: the arrays that a vision tower reads, the slots that its features fill, and positions in 2-D."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, final
 
 import numpy as np
@@ -52,6 +52,16 @@ class RowMedia:
 
     def __len__(self) -> int:
         return len(self.begins)
+
+    def without_images(self) -> "RowMedia":
+        """The same of a row of padding: no images."""
+        none, places = np.empty(0, np.int32), None
+        if self.positions is not None:
+            places = np.broadcast_to(np.arange(self.positions.shape[2]), self.positions.shape).copy()
+        return replace(
+            self, begins=none, ends=none, slots=np.empty(0, np.int64), documents=none, patches=none, arrays={},
+            positions=places, digests=(),
+        )  # fmt: skip
 
     @staticmethod
     def join(rows: "Sequence[RowMedia]", slots: int, documents: Sequence[int]) -> "RowMedia":

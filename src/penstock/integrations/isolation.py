@@ -21,6 +21,7 @@ import numpy as np
 
 from penstock.core.errors import IsolationError
 from penstock.inputs import IGNORE
+from penstock.inputs.media import BlankImage
 from penstock.inputs.model_input import ModelInput
 from penstock.shards.trees import build_tree
 
@@ -71,6 +72,7 @@ def check_isolation(
     lengths: Sequence[int] = DOCUMENT_LENGTHS,
     sequence_length: int | None = None,
     trees: bool = False,
+    images: BlankImage | None = None,
     seed: int = 0,
 ) -> IsolationReport:
     """Refuse a model that lets documents of one row see each other.
@@ -84,6 +86,8 @@ def check_isolation(
             as a sliding window, longer documents are tested too. Some rotary embeddings change for all documents of a
             batch if one exceeds a limit; the model is refused if such a document fits a row. None: neither.
         trees: Also try a prefix tree, whose branches must not see each other: for models that get such documents.
+        images: Also try documents with images of noise, which must not change other documents: the blank image of a
+            loader's rows (`row.media.blank`).
         seed: Seed of the random tokens.
 
     Raises:
@@ -91,13 +95,45 @@ def check_isolation(
     """
     if sequence_length is not None:
         refuse_changing_rotary(model, sequence_length)
+    forward = forward or (_transformers_forward if images is None else _forward_of_images)
     report = try_isolation(model, forward, lengths=lengths, seed=seed)
     longer = None if sequence_length is None else longer_documents(model, sequence_length)
     if longer is not None:
         try_isolation(model, forward, lengths=longer, seed=seed, gradients=False)
     if trees:
         try_tree(model, forward, seed=seed)
+    if images is not None:
+        try_images(model, images, forward, seed=seed)
     return report
+
+
+def try_images(model: Any, blank: BlankImage, forward: Forward | None = None, *, seed: int = 0) -> None:
+    """Compare documents with images in a row with the documents alone, and with another image in the first of them.
+
+    Raises:
+        IsolationError: A document's logits depend on others, or the model reads images otherwise than alone.
+    """
+    import torch
+
+    # Here, not at the top: it needs torch.
+    from penstock.integrations.image_rows import trial_row
+
+    _refuse_uncheckable(model)
+    row, *alone = trial_row(blank, _vocabulary(model), seed)
+    other, *_ = trial_row(blank, _vocabulary(model), seed, swapped=True)
+    with _undisturbed(model), torch.no_grad():
+        call = _guarded(model, forward or _transformers_forward, model)
+        by_itself = _guarded(model, forward or _images_alone, model)
+        together, swapped, single = call(row), call(other), torch.cat([by_itself(one) for one in alone])
+    first, count, scale = len(alone[0].tokens), len(single), spread(single)
+    gap = largest_difference(together[:count], single) / scale
+    leak = largest_difference(together[first:count], swapped[first:count]) / scale
+    if not max(gap, leak) <= tolerance(together.dtype):
+        raise IsolationError(
+            f"{describe(model)}: documents with images see each other in one row: logits differ from those of the "
+            f"document alone by {gap:.3g} standard deviations, and by {leak:.3g} with another image in another "
+            f"document. {CURE}"
+        )
 
 
 def try_tree(model: Any, forward: Forward | None = None, *, seed: int = 0) -> None:
@@ -391,6 +427,27 @@ def _cut(row: ModelInput, begin: int, end: int) -> ModelInput:
         num_tokens=end - begin,
         source_ids=np.zeros(1, np.int32),
     )
+
+
+def _images_alone(model: Any, document: ModelInput) -> Any:
+    """transformers' own logits of one document with its images."""
+    from penstock.integrations.image_rows import image_arguments
+
+    weights = next(model.parameters())
+    given = image_arguments(model, document, weights.device, weights.dtype)
+    del given["position_ids"]
+    return model(**given).logits[0]
+
+
+def _forward_of_images(model: Any, row: ModelInput) -> Any:
+    """transformers' logits of a row of data with images, whose positions have grids where the model's have."""
+    from penstock.integrations.huggingface.tensors import model_inputs
+    from penstock.integrations.image_rows import uses_grids
+
+    given = model_inputs(row, next(model.parameters()).device)
+    if uses_grids(model) and given["position_ids"].ndim == 2:
+        given["position_ids"] = given["position_ids"][None].expand(4, -1, -1)
+    return model(**given).logits[0]
 
 
 def _transformers_forward(model: Any, row: ModelInput) -> Any:

@@ -41,6 +41,8 @@ class PieceOrigin:
     """What the objective did to it, by name ("R", "PSM", …); empty for objectives without tasks."""
     branches: tuple[str, ...] = ()
     """Of a prefix tree: a line for each branch: its slots in the document, its paths, and the token at its fork."""
+    images: tuple[str, ...] = ()
+    """A line for each image: its file, its size, and its slots in the row."""
 
     def __str__(self) -> str:
         part = f" from token {self.first_token}" if self.first_token else ""
@@ -49,7 +51,7 @@ class PieceOrigin:
         return (
             f"row {self.row} [{self.begin}:{self.begin + self.num_tokens}]{task} {self.source} {self.origin} "
             f"(document {self.document}{part}, epoch {self.epoch}){text}"
-        ) + "".join(f"\n    {branch}" for branch in self.branches)
+        ) + "".join(f"\n    {line}" for line in (*self.branches, *self.images))
 
 
 def explain(
@@ -72,9 +74,16 @@ def explain(
                     row=number, begin=begin, num_tokens=slots, source=source.name, document=document,
                     first_token=first, epoch=int(piece["position"]) // (high - low), origin=stored.origin,
                     shard=str(dataset.table.paths[dataset.table.locate(document)[0]]),
-                    text=_text(dataset, stored.tokens[first : first + int(piece["tokens"])]),
+                    text=_without_images(dataset, stored)
+                    if stored.images
+                    else _text(dataset, stored.tokens[first : first + int(piece["tokens"])]),
                     task=rewritings[piece["source"]].task(piece),
                     branches=_branches(dataset, stored),
+                    images=tuple(
+                        f"image {image.name or image.digest.hex()}: {image.width}x{image.height}, slots "
+                        f"{begin + image.begin} to {begin + image.end - 1}"
+                        for image in stored.images
+                    ),
                 )
             )  # fmt: skip
             begin += slots
@@ -91,6 +100,16 @@ def _branches(dataset: Corpus, document: Document) -> tuple[str, ...]:
         f"branch {number}: {view}" + ("" if fork is None or view.parent < 0 else f", {fork!r}")
         for number, (view, fork) in enumerate(zip(views, forks, strict=True))
     )
+
+
+def _without_images(dataset: Corpus, document: Document) -> str | None:
+    """The text of a document, with `[image]` for each of its images."""
+    parts, at = [], 0
+    for image in document.images:
+        parts += [_text(dataset, document.tokens[at : image.begin]), "[image]"]
+        at = image.end
+    parts.append(_text(dataset, document.tokens[at:]))
+    return None if None in parts else "".join(part for part in parts if part is not None)
 
 
 def _text(dataset: Corpus, tokens: UInt32) -> str | None:

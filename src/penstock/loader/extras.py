@@ -53,7 +53,7 @@ def too_long_of(source: Source, dataset: Corpus) -> str:
     if source.too_long in ("split", "truncate") and extras.has_images:
         raise ConfigError(
             f"source {source.name!r}: too_long={source.too_long!r} would cut images; take drop (the default for "
-            "images: counted) or error, or prepare with max_tokens and too_long: truncate, which keeps the turns that fit"
+            "images: counted) or error, or prepare with max_tokens and too_long: truncate, which keeps turns that fit"
         )
     if source.too_long in ("split", "truncate"):
         raise ConfigError(

@@ -19,6 +19,7 @@ from typing import Any, Self, cast, final
 from penstock.core.errors import ConfigError, StateError
 from penstock.core.notebook import card, table
 from penstock.inputs import EVERYTHING, Attention
+from penstock.inputs.media import BlankImage
 from penstock.inputs.model_input import InputRequirements
 from penstock.loader import companion as companions
 from penstock.loader import state as states
@@ -83,7 +84,7 @@ class Loader:
             all rows, because every rank needs the sum. It is not called if no source has such an objective.
         image_cache: Folder for processed images, without loss; from the second time on, an image costs a fifth or less.
             Several processes and runs may share it. None: images are decoded and processed whenever they are needed.
-        image_cache_bytes: Maximum bytes of that folder, 64 GiB by default; beyond it, what was used least recently goes.
+        image_cache_bytes: Maximum bytes of that folder, 64 GiB by default; beyond it, what was least used goes.
 
     Raises:
         ConfigError: A setting is out of range, or two disagree; or the companion refuses a source.
@@ -288,6 +289,11 @@ class Loader:
     def columns(self) -> tuple[str, ...]:
         """Names of the columns that rows have."""
         return tuple(column.name for column in self._extras.columns)
+
+    @property
+    def blank_image(self) -> BlankImage | None:
+        """A blank image as the processor of its sources makes it, for trials of models; None: no source has images."""
+        return None if self._extras.media is None else self._extras.media.blank
 
     @property
     def path_values(self) -> dict[str, tuple[str, ...] | None]:

@@ -435,8 +435,8 @@ class _Draw:
         if self.patches is not None and self.lengths[document, 0] == _TOO_MANY_PATCHES:
             raise RecordError(
                 f"source {self.source.name!r}: document {document} ({self.dataset[document].origin}) has "
-                f"{self.patches[document]:,} patches of images, more than patches_per_row; raise it, or set too_long to "
-                "drop"
+                f"{self.patches[document]:,} patches of images, more than patches_per_row; raise it, or set too_long "
+                "to drop"
             )
         self.dataset.table.check_lengths(np.array([document]))
         origin = self.dataset[document].origin

@@ -29,6 +29,14 @@ from penstock.inputs.blank_images import with_blank
 from penstock.inputs.media import BlankImage
 from penstock.inputs.model_input import InputRequirements, ModelInput
 from penstock.integrations.huggingface import REQUIREMENTS, model_inputs
+from penstock.integrations.image_rows import (
+    Way,
+    has_vision,
+    image_arguments,
+    image_masks,
+    image_token,
+    trial_row,
+)
 from penstock.integrations.isolation import (
     CURE,
     DOCUMENT_LENGTHS,
@@ -59,7 +67,6 @@ from penstock.models.their_attention import (
     use_attention,
     values_alone,
 )
-from penstock.models.vision import Way, has_vision, image_arguments, image_masks, image_token, trial_row
 
 _log = logging.getLogger("penstock.models")
 

@@ -380,7 +380,7 @@ class _Documents:
 
 
 def _extra_faults(path: Path, manifest: Manifest) -> Iterator[Fault]:
-    """Documents with wrong trees, columns or images, and trees with branches that begin with other tokens than forks."""
+    """Documents with wrong trees, columns or images; branches of trees must begin with the token at their fork."""
     if not manifest.layout.extras:
         return
     try:

@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from penstock.core.errors import ConfigError
 from penstock.inputs import IGNORE
+from penstock.inputs.blank_images import with_blank
 from penstock.inputs.model_input import ModelInput
 from penstock.inputs.torch_tensors import unknown_id
 from penstock.integrations.huggingface.tensors import Rows, as_rows, model_inputs, targets_and_weights
@@ -149,6 +150,8 @@ def batch(
     rows: Sequence[ModelInput], denominator: float, device: torch.device, known_ids: int | None
 ) -> dict[str, Any]:
     """Model arguments of some rows, and what the loss needs."""
+    if all(row.media is not None and not len(row.media) for row in rows):
+        rows = [with_blank(row) for row in rows]
     refuse_unknown_ids(rows, known_ids)
     targets, weights = targets_and_weights(rows, device)
     return {**model_inputs(rows, device), TARGETS: targets, WEIGHTS: weights, DENOMINATOR: denominator}
@@ -164,6 +167,7 @@ def blank(row: ModelInput) -> ModelInput:
         document_ids=None if row.document_ids is None else np.zeros_like(row.document_ids),
         num_tokens=0,
         source_ids=row.source_ids[:0],
+        media=None if row.media is None else row.media.without_images(),
     )
 
 

@@ -16,13 +16,15 @@ from penstock.inputs import IGNORE
 from penstock.inputs.model_input import InputRequirements, ModelInput
 from penstock.inputs.torch_tensors import as_tensors
 from penstock.loader import Step
+from penstock.media.processor import join_arrays
 
 Rows = ModelInput | Sequence[ModelInput] | Step
 """One row, several of the same length, or all rows that this rank has of a step."""
 
 REQUIREMENTS = InputRequirements(
-    asked_by="a Hugging Face model", loss_weights=True, positions=True, cu_seqlens=True, prefix=False, trees=False
-)
+    asked_by="a Hugging Face model", loss_weights=True, positions=True, cu_seqlens=True, prefix=False, trees=False,
+    images=True,
+)  # fmt: skip
 """What a loader must provide for this integration; a loader without requirements provides more than that."""
 
 
@@ -38,7 +40,9 @@ def model_inputs(
     `input_ids` and `position_ids` are int64 [rows, T]; `cu_seq_lens_q/k` (int32) and `max_length_q/k` describe all rows
     end to end, as variable-length kernels see them. The padding of a row is a document of its own. If a row holds a
     single document, or the loader has attention="row", the padding joins the document instead, so that such rows are
-    ordinary input for every causal model, whether it can separate documents or not.
+    ordinary input for every causal model, whether it can separate documents or not. Rows with images also give the
+    arrays of their processor, and where these have grids, `position_ids` [4, rows, T]: of the text, and in time, height
+    and width.
 
     Args:
         rows: One row, or several of the same length.
@@ -65,9 +69,23 @@ def model_inputs(
         "max_length_k": longest,
         "use_cache": False,
     }
+    if any(part.media is not None for part in parts):
+        arguments |= _media(parts, device, non_blocking)
     if labels:
         arguments["labels"] = _unshifted(*targets_and_weights(rows, device, non_blocking=non_blocking))
     return arguments
+
+
+def _media(rows: Sequence[ModelInput], device: torch.device | str | None, non_blocking: bool) -> dict[str, Any]:
+    """Arrays of the images of rows, and positions if they have grids."""
+    media = [row.media for row in rows if row.media is not None]
+    if len(media) < len(rows):
+        raise ConfigError("some rows have images and others come from a loader without; take rows of one loader")
+    arrays: dict[str, Any] = dict(join_arrays([one.arrays for one in media if len(one)]))
+    positions = [one.positions for one in media if one.positions is not None]
+    if positions:
+        arrays["position_ids"] = np.concatenate(positions, axis=1)
+    return as_tensors(arrays, device, non_blocking)
 
 
 def targets_and_weights(

@@ -42,6 +42,7 @@ from penstock.integrations.huggingface.checks import (
     require_loaders,
     warn_if_documents_mix,
 )
+from penstock.integrations.image_rows import has_vision
 from penstock.integrations.isolation import check_isolation as run_isolation_check
 from penstock.loader import Step
 from penstock.loader.loader import Loader
@@ -115,9 +116,15 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         self._eval_states = {id(each): each.state_dict() for each in loaders(eval_loader).values()}
         if self.is_world_process_zero():
             warn_if_documents_mix(every)
+        blanks = [each.blank_image for each in every.values() if each.blank_image is not None]
+        if blanks and not has_vision(self.model):
+            raise ConfigError(
+                "Trainer: documents of the loader have images, which this model does not read; take a model with "
+                "vision (AutoModelForImageTextToText), or prepare without them (media: drop)"
+            )
         packed = [each.settings.sequence_length for each in every.values() if each.needs_isolation]
         if check_isolation and packed:
-            run_isolation_check(self.model, sequence_length=max(packed))
+            run_isolation_check(self.model, sequence_length=max(packed), images=blanks[0] if blanks else None)
 
     # -- training ----------------------------------------------------------------------------------------------------
 
