@@ -17,7 +17,7 @@ from makers.media import chat, picture
 from penstock.core.errors import ConfigError, CorruptionError, RecordError
 from penstock.media.images import ImageSettings, read_picture
 from penstock.media.loading import digest_of
-from penstock.media.processor import Processor, join_arrays, load_processor
+from penstock.media.processor import join_arrays, load_processor
 from penstock.shards import extend_dataset, verify, write_megatron
 
 
@@ -240,7 +240,7 @@ def test_more_references_than_images_are_an_error(home, tmp_path):
 
 
 def test_rows_have_the_arrays_of_their_images(home, dataset):
-    wrapped: Processor = dataset.processor
+    wrapped = dataset.processor
     plan = loader(home)
     step = next(iter(plan))
     for number, row in enumerate(step):

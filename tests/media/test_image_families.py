@@ -11,7 +11,7 @@ from penstock.chat.records.images import place_images
 from penstock.integrations.huggingface.vision_examples import own_tokenizer
 from penstock.media.images import ImageSettings
 from penstock.media.loading import load_image
-from penstock.media.processor import Processor, join_arrays
+from penstock.media.processor import HuggingFaceProcessor, join_arrays
 
 SIZES = [(84, 112), (240, 320), (150, 66)]
 CASES = {
@@ -31,7 +31,7 @@ def encoder_of(family, **settings):
     names = {name: str(text) for name, text in tokens.special_tokens_map.items() if isinstance(text, str)}
     template = Template(source=inner.chat_template, name=family, variables=names)
     settings = MaskSettings(on_missing_terminator="allow", **settings)
-    return ChatEncoder(own_tokenizer(tokens), template, settings, processor=Processor(inner, family))
+    return ChatEncoder(own_tokenizer(tokens), template, settings, processor=HuggingFaceProcessor(inner, family))
 
 
 def encoded(encoder, messages):
@@ -59,7 +59,7 @@ def test_ids_are_those_of_the_processor(family):
 
 @pytest.mark.parametrize("family", [one for one in FAMILIES if one != "llama3_2_vision"])
 def test_arrays_of_single_images_join_to_those_of_all(family):
-    wrapped = Processor(processor(family), family)
+    wrapped = HuggingFaceProcessor(processor(family), family)
     pictures = [picture(*size) for size in SIZES]
     joined = join_arrays([wrapped.arrays(one) for one in pictures])
     whole, _ = wrapped.inner._process_images([pictures] if wrapped._nested else pictures, **wrapped._image_arguments)

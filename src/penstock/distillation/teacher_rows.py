@@ -118,6 +118,11 @@ class TeacherRows:
         Raises:
             ConfigError: A teacher would not read a source's text, or companion documents do not fit.
         """
+        if pictured := next((one.name for one in sources if getattr(one.dataset, "media", None) is not None), None):
+            raise ConfigError(
+                f"source {pictured!r}: documents have images, which teachers do not see yet; distil on text, or train "
+                "without a teacher"
+            )
         for source in sources:
             info = getattr(source.dataset, "tokenizer", None)
             if info is not None and info.fingerprint and info.fingerprint != self._student.fingerprint:

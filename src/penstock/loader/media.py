@@ -19,7 +19,7 @@ from penstock.inputs.media import BlankImage, RowMedia, grid_positions
 from penstock.loader._plan_kernels import PIECE
 from penstock.loader.image_cache import ImageCache
 from penstock.media.images import ImageSettings, read_picture
-from penstock.media.processor import Processor, join_arrays, patches_of
+from penstock.media.processor import Processor, join_arrays
 from penstock.shards import Corpus
 from penstock.shards.columns import ExtraTable
 from penstock.shards.images import ImageOf
@@ -157,11 +157,11 @@ class MediaRows:
             raise CorruptionError(
                 f"source {self._names[source]!r}, document {document}: image {_name(image)}: {error}"
             ) from error
-        if patches_of(made) != image.patches:
+        if self.processor.patches_of(made) != image.patches:
             raise CorruptionError(
                 f"source {self._names[source]!r}, document {document}: image {_name(image)} has "
-                f"{patches_of(made)} patches, expected {image.patches}: this version of transformers processes images "
-                "in another way; prepare again"
+                f"{self.processor.patches_of(made)} patches, expected {image.patches}: this version of transformers "
+                "processes images in another way; prepare again"
             )
         return made
 
@@ -174,7 +174,7 @@ def _kind(processor: Processor, settings: ImageSettings) -> str:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    decided = [processor.fingerprint, type(processor.inner.image_processor).__name__, settings.decoding, versions]
+    decided = [processor.fingerprint, processor.kind, settings.decoding, versions]
     return hashlib.blake2b(json.dumps(decided, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 

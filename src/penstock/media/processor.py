@@ -14,19 +14,17 @@ import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import numpy as np
 
 from penstock.core.errors import ConfigError, MissingExtraError, RecordError
+from penstock.media.layout import Layout, Size, collapse, pattern_of
+from penstock.media.patches import SETTINGS, PatchProcessor
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Size = tuple[int, int]
-"""Height and width of an upright picture, in pixels."""
-
 SIZES = 4096
 """Sizes of images whose layouts are kept."""
 
@@ -35,28 +33,63 @@ _PATCH = 16
 _TYPICAL = (448, 448)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What stands for an image of some size."""
-
-    text: str
-    """As it is encoded: each run of one token of `Processor.repeated` is a single one here."""
-    counts: tuple[int, ...]
-    """How often each of these tokens stands in a row, in order."""
-    slots: int
-    """Number of tokens that become parts of the image: the slots of its features."""
-    patches: int
-    """Patches that the vision tower reads, its unit of work; where the processor makes none, squares of 16 x 16."""
+class Processor(Protocol):
+    """What is asked of any processor of images."""
 
     @property
-    def full_text(self) -> str:
-        """The text with all its tokens, as transformers writes it; for messages."""
-        return self.text if not self.counts else f"{self.text} ({sum(self.counts)} tokens in runs)"
+    def name(self) -> str:
+        """For messages."""
+
+    @property
+    def placeholder(self) -> str:
+        """What a template writes for an image."""
+
+    @property
+    def template(self) -> str | None:
+        """Its chat template; None: it has none."""
+
+    @property
+    def repeated(self) -> Mapping[str, int]:
+        """Tokens that stand in runs: text → id. Among them are the markers of rows and tiles of some models."""
+
+    @property
+    def slot_id(self) -> int:
+        """The token whose embeddings the model replaces by features of the image."""
+
+    @property
+    def has_grids(self) -> bool:
+        """Whether its arrays have the images' patches in time, height and width, from which positions follow."""
+
+    @property
+    def merge(self) -> int:
+        """Patches that become one feature, along height and along width."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest of what decides slots and pixels."""
+
+    @property
+    def kind(self) -> str:
+        """Name of its class, and of the class that makes the pixels."""
+
+    def layout(self, size: Size) -> Layout:
+        """What stands for an image of some size; RecordError: it refuses it."""
+
+    def arrays(self, picture: Any) -> dict[str, Array]:
+        """What the model gets for one picture (RGB): name → array; RecordError: it refuses it."""
+
+    def patches_of(self, arrays: Mapping[str, Any]) -> int:
+        """Patches of the images in these arrays."""
+
+    def joint_ids(self, text: str, pictures: Sequence[Any]) -> list[int]:
+        """Ids of a rendered conversation with these pictures, encoded together."""
+
+    def save(self, folder: Path) -> None:
+        """Write its files, so that `load_processor` finds the same processor."""
 
 
 @final
-class Processor:
+class HuggingFaceProcessor:
     """A processor of transformers.
 
     Args:
@@ -79,7 +112,7 @@ class Processor:
         self.layout = lru_cache(SIZES)(self._layout)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Processor, (self.inner, self.name)
+        return HuggingFaceProcessor, (self.inner, self.name)
 
     @property
     def template(self) -> str | None:
@@ -119,6 +152,20 @@ class Processor:
         return "image_grid_thw" in self.inner.model_input_names
 
     @property
+    def kind(self) -> str:
+        """Name of its class, and of the class that makes the pixels."""
+        return f"{type(self.inner).__name__} {type(self.inner.image_processor).__name__}"
+
+    def patches_of(self, arrays: Mapping[str, Any]) -> int:
+        """Patches of the images in these arrays; where the processor makes none, squares of 16 x 16 pixels."""
+        grid = arrays.get("image_grid_thw")
+        if grid is not None:
+            return int(np.prod(_as_numpy(grid), axis=1).sum())
+        pixels = arrays["pixel_values"]
+        shapes = [one.shape for one in pixels] if isinstance(pixels, list) else [pixels.shape]
+        return -(-sum(int(np.prod(shape)) for shape in shapes) // (3 * _PATCH**2))
+
+    @property
     def merge(self) -> int:
         """Patches that become one feature, along height and along width."""
         return int(getattr(self.inner.image_processor, "merge_size", 1))
@@ -141,11 +188,11 @@ class Processor:
             arrays, texts = self._process(blank)
         except (ValueError, RuntimeError, ZeroDivisionError) as error:
             raise RecordError(f"the processor {self.name} refuses an image of {size[1]}x{size[0]}: {error}") from error
-        text, counts = self._collapse(texts[0] if texts else self.placeholder)
+        text, counts = collapse(texts[0] if texts else self.placeholder, self.repeated)
         names = self._repeated_pattern.findall(text)
         slot = None if size == _TYPICAL else self.slot_id
         slots = sum(count for name, count in zip(names, counts, strict=True) if self.repeated[name] == slot)
-        return Layout(text, counts, slots, patches_of(arrays))
+        return Layout(text, counts, slots, self.patches_of(arrays))
 
     def arrays(self, picture: Any) -> dict[str, Array]:
         """What the model gets for one picture (RGB): name → array, of any shape.
@@ -180,21 +227,7 @@ class Processor:
 
     @cached_property
     def _repeated_pattern(self) -> re.Pattern[str]:
-        return re.compile("|".join(re.escape(name) for name in sorted(self.repeated, key=len, reverse=True)))
-
-    def _collapse(self, text: str) -> tuple[str, tuple[int, ...]]:
-        """A text with each run of a repeated token written once, and the lengths of the runs."""
-        counts: list[int] = []
-        parts: list[str] = []
-        at, last = 0, ""
-        for found in self._repeated_pattern.finditer(text):
-            if found.start() == at and last == found.group():
-                counts[-1] += 1
-            else:
-                parts += [text[at : found.start()], found.group()]
-                counts.append(1)
-            at, last = found.end(), found.group()
-        return "".join([*parts, text[at:]]), tuple(counts)
+        return pattern_of(self.repeated)
 
     def joint_ids(self, text: str, pictures: Sequence[Any]) -> list[int]:
         """Ids of a rendered conversation with these pictures, as transformers encodes them together."""
@@ -208,12 +241,14 @@ class Processor:
 
 
 def load_processor(path: str | Path) -> Processor:
-    """The processor of a model's folder, or by its name on the Hub.
+    """The processor of a model's folder, or by its name on the Hub; or one of our own (`PatchProcessor`).
 
     Raises:
         ConfigError: There is none, or it reads no images.
         MissingExtraError: transformers or Pillow is not installed.
     """
+    if (Path(path) / SETTINGS).is_file():
+        return PatchProcessor.load(Path(path))
     try:
         import PIL.Image  # noqa: F401
     except ImportError as error:
@@ -227,7 +262,7 @@ def load_processor(path: str | Path) -> Processor:
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(f"{path}: no processor can be loaded from there: {reason}") from error
-    return Processor(inner, Path(path).name)
+    return HuggingFaceProcessor(inner, Path(path).name)
 
 
 def fingerprint_of(inner: Any) -> str:
@@ -272,16 +307,6 @@ def _join(parts: Sequence[Array], axis: int) -> Array:
         more = [(0, 0 if d == axis else largest[d] - part.shape[d]) for d in range(part.ndim)]
         padded.append(np.pad(part, more) if any(after for _, after in more) else part)
     return np.concatenate(padded, axis)
-
-
-def patches_of(arrays: Mapping[str, Any]) -> int:
-    """Patches of the images in these arrays; where the processor makes none, squares of 16 x 16 pixels."""
-    grid = arrays.get("image_grid_thw")
-    if grid is not None:
-        return int(np.prod(_as_numpy(grid), axis=1).sum())
-    pixels = arrays["pixel_values"]
-    shapes = [one.shape for one in pixels] if isinstance(pixels, list) else [pixels.shape]
-    return -(-sum(int(np.prod(shape)) for shape in shapes) // (3 * _PATCH**2))
 
 
 def _is_array(value: Any) -> bool:

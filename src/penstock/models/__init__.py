@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.lazy_imports import lazy
 from penstock.models.lora import LoraSettings
-from penstock.models.settings import ModelSettings
+from penstock.models.settings import ModelSettings, VisionSettings
 
 if TYPE_CHECKING:
     from penstock.models import attention
@@ -45,6 +45,7 @@ __all__ = [
     "PackingVerdict",
     "RowTensors",
     "Transformer",
+    "VisionSettings",
     "add_lora",
     "attention",
     "export",

@@ -61,6 +61,8 @@ def export(
     """
     if model.lora is not None:
         raise ConfigError("export: the model has LoRA that is not merged; call merge_lora(model) first")
+    if isinstance(model, Transformer) and model.vision is not None:
+        raise ConfigError("export: our vision tower has no layout that transformers knows; train hf:path instead")
     with _output(Path(folder), overwrite) as folder:
         # The model comes last, so that an incomplete folder has none.
         if tokenizer is not None:

@@ -191,7 +191,7 @@ def _load_transformer(
     known = {field.name for field in fields(ModelSettings)}
     if unknown := sorted(set(written) - known):
         raise FormatError(f"{folder / MODEL}: unknown settings {', '.join(unknown)}; use the version that wrote it")
-    settings = ModelSettings(**{**written, "prediction_weights": tuple(written.get("prediction_weights", ()))})
+    settings = ModelSettings.of(written)
     if dtype == torch.float32:
         settings = replace(settings, dtype="float32")
     try:

@@ -1,7 +1,8 @@
 """The size and shape of a transformer, read from the section `model` of a run file. Imports no torch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, final
+from typing import Any, Literal, final
 
 from penstock.core.errors import ConfigError
 from penstock.inputs.model_input import InputRequirements
@@ -11,6 +12,46 @@ MOST = 1 << 31
 MOST_DISTANCES = 64
 """Maximum number of target distances that a loader gives."""
 Dtype = Literal["float32", "bfloat16", "float64"]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionSettings:
+    """A vision tower: a small Vision Transformer over the patches of square images (`PatchProcessor`)."""
+
+    image_token: int
+    """Id of the token that stands for each patch of an image."""
+    image_size: int = 64
+    """Side of an image in pixels."""
+    patch: int = 16
+    """Side of a patch in pixels."""
+    layers: int = 2
+    """Number of blocks."""
+    width: int = 64
+    """Size of a patch's hidden state."""
+    heads: int = 4
+    """Number of heads."""
+
+    def __post_init__(self) -> None:
+        for name in ("image_size", "patch", "layers", "width", "heads"):
+            _check_count(f"vision.{name}", getattr(self, name))
+        if not 0 <= self.image_token < MOST:
+            raise ConfigError(f"model.vision.image_token must be a token id, got {self.image_token!r}")
+        if self.image_size % self.patch or self.width % (2 * self.heads):
+            raise ConfigError(
+                f"model.vision.image_size {self.image_size} must be a multiple of patch {self.patch}, and width "
+                f"{self.width} one of twice the heads {self.heads}"
+            )
+
+    @property
+    def patches(self) -> int:
+        """Of an image."""
+        return (self.image_size // self.patch) ** 2
+
+    @property
+    def patch_values(self) -> int:
+        """Numbers of a patch: its pixels in three colours."""
+        return 3 * self.patch**2
 
 
 @final
@@ -49,6 +90,8 @@ class ModelSettings:
     """Standard deviation of initial weights; divided by √(2 × layers) for those that write to the residual stream."""
     dtype: Dtype = "float32"
     """Dtype of computation. Weights are kept in float32 for bfloat16 too; float64 is for exact comparisons."""
+    vision: VisionSettings | None = None
+    """A vision tower, for data with images; None: the model reads text only."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads", "prediction_heads"):
@@ -76,6 +119,21 @@ class ModelSettings:
             )
         if self.dtype not in ("float32", "bfloat16", "float64"):
             raise ConfigError(f"model.dtype must be float32, bfloat16 or float64, got {self.dtype!r}")
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "ModelSettings":
+        """Settings from plain values, such as those of JSON."""
+        vision = values.get("vision")
+        vision = VisionSettings(**vision) if isinstance(vision, Mapping) else vision
+        weights = tuple(values.get("prediction_weights", ()))
+        return cls(**{**values, "vision": vision, "prediction_weights": weights})
+
+    @property
+    def of_vision(self) -> "ModelSettings":
+        """Settings of the blocks of the vision tower."""
+        assert self.vision is not None
+        own = self.vision
+        return ModelSettings(width=own.width, heads=own.heads, layers=own.layers, norm_eps=self.norm_eps)
 
     @property
     def key_heads(self) -> int:
@@ -123,9 +181,16 @@ class ModelSettings:
         """
         if self.vocab_size is None:
             raise ConfigError("model.vocab_size is not known yet; with_vocabulary(tokenizer.vocab_size) sets it")
+        text = self.num_blocks * self._block_parameters() + self.width
+        tower = 0
+        if (own := self.vision) is not None:
+            tower = own.layers * self.of_vision._block_parameters() + own.width * (own.patch_values + own.patches + 1)
+            tower += own.width * self.width
+        return text + tower + self.vocab_size * self.width * (1 if self.tied else 2)
+
+    def _block_parameters(self) -> int:
         attention = 2 * self.width * self.each_head * (self.heads + self.key_heads)
-        block = attention + 3 * self.width * self.inner_width + 2 * self.width
-        return self.num_blocks * block + self.width + self.vocab_size * self.width * (1 if self.tied else 2)
+        return attention + 3 * self.width * self.inner_width + 2 * self.width
 
     def requirements(self) -> InputRequirements:
         """What a loader must provide for it."""
@@ -137,6 +202,7 @@ class ModelSettings:
             cu_seqlens=True,
             prefix=self.sliding_window is None,
             trees=self.prediction_heads == 1,
+            images=self.vision is not None,
         )
 
 

@@ -27,6 +27,7 @@ from penstock.models.lora import LoraSettings
 from penstock.models.own_code import is_own_code
 from penstock.models.own_model import build_own
 from penstock.models.settings import ModelSettings
+from penstock.models.vision import VisionTower, with_images
 
 HUGGING_FACE = "hf:"
 """Prefix of a folder of transformers in a run file."""
@@ -144,14 +145,25 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.num_blocks))
         self.norm = RMSNorm(settings.width, settings.norm_eps)
         self.unembedding = None if settings.tied else Linear(settings.width, settings.vocab_size)
+        self.vision = None if settings.vision is None else VisionTower(settings, Block, Linear, RMSNorm)
 
     uses_our_attention = True
 
     def forward(self, row: RowTensors) -> Tensor:
         """Final hidden states [D, T, width] of a row, for each target distance."""
-        return self.run(row.tokens, row.positions, lambda layer, q, k, v: row.attention(q, k, v))
+        embedded = None
+        if self.vision is not None and row.source.media is not None:
+            embedded = with_images(self.embedding(row.tokens).to(self.compute_dtype), self.vision, row.source.media)
+        return self.run(row.tokens, row.positions, lambda layer, q, k, v: row.attention(q, k, v), embedded=embedded)
 
-    def run(self, tokens: Tensor, positions: Tensor, attend: LayerAttend, distances: int | None = None) -> Tensor:
+    def run(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attend: LayerAttend,
+        distances: int | None = None,
+        embedded: Tensor | None = None,
+    ) -> Tensor:
         """Final hidden states, with `attend` as the attention.
 
         Args:
@@ -159,13 +171,14 @@ class Transformer(nn.Module):
             positions: int64 [...].
             attend: Called once per block, in order.
             distances: Number of prediction heads to run; None: all.
+            embedded: [..., width] embeddings in place of those of the tokens, with features of images among them.
 
         Returns:
             [D, ..., width].
         """
         dtype, trunk = self.compute_dtype, self.settings.layers - 1
         rotary = rotary_angles(positions, self.settings.each_head, self.settings.rope_theta, dtype)
-        x = self.embedding(tokens).to(dtype)
+        x = self.embedding(tokens).to(dtype) if embedded is None else embedded
         for layer in range(trunk):
             x = self.blocks[layer](x, rotary, layer, attend)
         heads = range(trunk, trunk + (distances or self.settings.prediction_heads))

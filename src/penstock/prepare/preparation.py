@@ -164,7 +164,7 @@ def prepare(
     chat_template = recipe.encoder.template if isinstance(recipe, ChatRecipe) else None
     processor = recipe.encoder.processor if isinstance(recipe, ChatRecipe) else None
     plan_settings = settings.as_plan(
-        loaded, describe_transform(function), chat_template, processor and processor.fingerprint
+        loaded, describe_transform(function), chat_template, None if processor is None else processor.fingerprint
     )
     plan = {"settings": plan_settings, **_input(parts)}
     with OutputFolder(output) as folder:

@@ -375,7 +375,7 @@ def _finish_split(
     if isinstance(shop.recipe, ChatRecipe) and (processor := shop.recipe.encoder.processor) is not None:
         processor.save(folder / PROCESSOR_FOLDER)
         info = MediaInfo(
-            processor=type(processor.inner).__name__,
+            processor=processor.kind,
             fingerprint=processor.fingerprint,
             slot_id=processor.slot_id,
             settings=shop.recipe.chat.images.describe(),

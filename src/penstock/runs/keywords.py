@@ -12,7 +12,7 @@ from penstock.distillation.settings import Kind, LossSettings, TeacherSettings
 from penstock.evaluation.tasks import TaskSettings
 from penstock.loader.mixture import Mixture, Source
 from penstock.models.lora import LoraSettings
-from penstock.models.settings import Dtype
+from penstock.models.settings import Dtype, VisionSettings
 from penstock.training.path_settings import PolicySettings, PreferenceKind, PreferenceSettings
 from penstock.training.settings import (
     AttentionBackend,
@@ -117,6 +117,7 @@ class ModelKeywords(TypedDict, total=False):
     sliding_window: int | None
     init_std: float
     dtype: Dtype
+    vision: VisionSettings | dict[str, Any] | None
 
 
 class OpeningKeywords(TypedDict, total=False):

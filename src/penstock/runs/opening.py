@@ -74,9 +74,7 @@ def build_model(
 
     check_names("ps.build_model", settings, ModelKeywords)
     given: dict[str, Any] = dict(settings)
-    if "prediction_weights" in given:
-        given["prediction_weights"] = tuple(given["prediction_weights"])
-    return build(ModelSettings(vocab_size=vocab_size, **given), vocab_size=vocab_size, device=device, seed=seed)
+    return build(ModelSettings.of({"vocab_size": vocab_size, **given}), vocab_size=vocab_size, device=device, seed=seed)
 
 
 def model_section(path: str | Path) -> str:

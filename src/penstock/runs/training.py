@@ -291,7 +291,7 @@ def _model_settings(document: RunDocument) -> ModelSettings | str | None:
     if not isinstance(found, dict):
         return found  # type: ignore[no-any-return]
     values: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in found.items()}
-    return ModelSettings(**values)
+    return ModelSettings.of(values)
 
 
 def _check_place(loader: Loader, ranks: "Ranks") -> None:

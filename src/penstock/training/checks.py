@@ -159,6 +159,8 @@ def check_fit(
     if settings.attention != "auto" and tensors.attention.device.type == "cpu":
         q = torch.zeros(len(row.tokens), 1, 16, dtype=model.compute_dtype, requires_grad=True)
         tensors.attention(q, q, q)
+    if settings.micro_sequences > 1 and loader.blank_image is not None:
+        raise ConfigError("micro_sequences cut rows into parts, which data with images do not allow yet; set 1")
     if settings.micro_sequences > 1:
         _check_parts(model, loader, settings.micro_sequences, tensors.window)
     _check_distillation(distiller, settings, loader)

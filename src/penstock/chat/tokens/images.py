@@ -14,7 +14,8 @@ import numpy as np
 
 from penstock.chat.tokens.encoding import BoolArray, EncodedText, IntArray
 from penstock.core.errors import ConversationError
-from penstock.media.processor import Layout, Processor
+from penstock.media.layout import Layout
+from penstock.media.processor import Processor
 
 
 @final
