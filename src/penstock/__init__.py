@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         evaluation,
         generation,
         integrations,
+        media,
         models,
         objectives,
         packing,
