@@ -15,6 +15,7 @@ from contracts import assert_exact_resume, assert_ranks_share_steps
 from makers.image_data import model_folder, prepare, write_records
 from makers.media import chat, picture
 from penstock.core.errors import ConfigError, CorruptionError, RecordError
+from penstock.inspection.datasets import dry_run, view_document
 from penstock.media.images import ImageSettings, read_picture
 from penstock.media.loading import digest_of
 from penstock.media.processor import join_arrays, load_processor
@@ -303,3 +304,21 @@ def test_images_are_never_cut(home):
     slot_id = short.datasets[0].media.slot_id
     assert all((row.tokens == slot_id).sum() == len(row.media.slots) for step in steps for row in step)
     assert any(len(row.media) for step in steps for row in step)
+
+
+def test_inspection_names_images_and_counts_patches(home, dataset):
+    number = next(n for n, one in enumerate(dataset) if len(one.images) > 1)
+    view = view_document(dataset, number, dataset.loaded_tokenizer)
+    image = dataset[number].images[0]
+    assert len(view.texts) == len(view.tokens)
+    assert view.texts[image.begin].endswith(f"{image.width}x{image.height}, {image.slots} slots")
+    assert set(view.texts[image.begin + 1 : image.end]) == {""}
+    limited = loader(home, rows_per_step=4, data_parallel=(0, 4), patches_per_row=200)
+    report = dry_run(limited, 3)
+    patches = [sum(image.patches for image in one.images) for one in dataset]
+    plan = loader(home, rows_per_step=4, patches_per_row=200)
+    of_rows = [sum(patches[one.document] for one in plan.explain(step, row)) for step in range(3) for row in range(4)]
+    assert report.row_patches == (pytest.approx(np.mean(of_rows)), max(of_rows))
+    assert max(of_rows) <= 200
+    free = dry_run(loader(home, rows_per_step=4, data_parallel=(0, 4)), 3)
+    assert free.row_patches[1] > 200

@@ -8,20 +8,23 @@ Dry run of a mixture: what its first steps would contain. Plans them and fills a
 import json
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, final
 
 import numpy as np
 
-from penstock.core.arrays import Records
+from penstock.core.arrays import Int64, Records
 from penstock.core.system import peak_memory_bytes
 from penstock.inspection.rows import rewritings_of
 from penstock.inspection.text import origin_text, token_texts
 from penstock.loader import Plan
 from penstock.loader._plan_kernels import PIECE
+from penstock.loader.extras import extras_of
 from penstock.loader.loader import Loader
 from penstock.sampling._kernels import SKIPPED
 from penstock.shards import JoinedCorpus
+from penstock.shards.images import ImageOf
 from penstock.shards.trees import BranchView
 
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
@@ -137,6 +140,16 @@ def length_histogram(lengths: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[Leng
     return tuple(bins)
 
 
+def with_image_names(texts: list[str], images: Sequence[ImageOf]) -> list[str]:
+    """Texts of tokens, where the first token of an image names it, and its others say nothing."""
+    shown = list(texts)
+    for image in images:
+        name = image.name.rpartition("/")[2] or image.digest.hex()[:8]
+        shown[image.begin : image.end] = [""] * (image.end - image.begin)
+        shown[image.begin] = f"image {name} {image.width}x{image.height}, {image.slots} slots"
+    return shown
+
+
 def view_document(dataset: Any, number: int, tokenizer: Any, *, lines: bool = False) -> DocumentView:
     """One document with its text; `tokenizer` and `lines` as in `token_texts`.
 
@@ -148,7 +161,7 @@ def view_document(dataset: Any, number: int, tokenizer: Any, *, lines: bool = Fa
         number=number,
         origin=origin_text(document.origin),
         tokens=tuple(int(token) for token in document.tokens),
-        texts=tuple(token_texts(tokenizer, document.tokens, lines=lines)),
+        texts=tuple(with_image_names(token_texts(tokenizer, document.tokens, lines=lines), document.images)),
         loss_weights=tuple(float(weight) for weight in document.loss_weights),
         branches=() if document.tree is None else tuple(document.tree.describe(len(document.tokens))),
     )
@@ -217,6 +230,8 @@ class PlanReport:
     """Bytes of the loader's state after the last step, as JSON."""
     peak_memory_bytes: int
     """Peak resident memory of this process so far, including mapped shards."""
+    row_patches: tuple[float, int] | None
+    """Patches of the images of a row, mean and maximum; None: no source has images."""
 
     @property
     def padding_share(self) -> float:
@@ -234,7 +249,8 @@ def dry_run(loader: Loader, steps: int) -> PlanReport:
     """
     settings = loader.settings
     began = time.perf_counter()
-    pieces, rows, skipped = _planned(loader, steps * settings.rows_per_step)
+    pieces, row_starts, skipped = _planned(loader, steps * settings.rows_per_step)
+    rows = len(row_starts) - 1
     seconds = time.perf_counter() - began
     done = -(-rows // settings.rows_per_step)
     last = next(iter(loader.seek(max(done - 1, 0))))
@@ -254,22 +270,40 @@ def dry_run(loader: Loader, steps: int) -> PlanReport:
         row_bytes=sum(getattr(getattr(last[0], field.name), "nbytes", 0) for field in fields(last[0])),
         state_bytes=len(json.dumps(last.resume_state)),
         peak_memory_bytes=peak_memory_bytes(),
+        row_patches=_row_patches(loader, pieces, row_starts),
     )
+
+
+def _row_patches(
+    loader: Loader, pieces: Annotated[Records, PIECE, "pieces"], row_starts: Annotated[Int64, "rows+1"]
+) -> tuple[float, int] | None:
+    """Mean and maximum of the patches of a row's images."""
+    if loader.blank_image is None:
+        return None
+    patches = np.zeros(len(pieces), np.int64)
+    for number, dataset in enumerate(loader.datasets):
+        extras = extras_of(dataset)
+        if extras is not None and extras.has_images:
+            mine = pieces["source"] == number
+            patches[mine] = extras.patches()[pieces["document"][mine]]
+    of_rows = np.diff(np.concatenate([[0], np.cumsum(patches)])[row_starts])
+    return float(of_rows.mean()), int(of_rows.max(initial=0))
 
 
 def _planned(
     loader: Loader, wanted: int
-) -> tuple[Annotated[Records, PIECE, "pieces"], int, Annotated[Records, SKIPPED, "sources"]]:
-    """The pieces of the first `wanted` rows, the number of rows, and the counts of skipped documents."""
+) -> tuple[Annotated[Records, PIECE, "pieces"], Annotated[Int64, "rows+1"], Annotated[Records, SKIPPED, "sources"]]:
+    """The pieces of the first `wanted` rows, where those of each row begin, and the counts of skipped documents."""
     plan = Plan(loader.mixture, loader.datasets, loader.settings)
-    parts, rows = [], 0
+    parts, starts, rows, pieces = [], [np.zeros(1, np.int64)], 0, 0
     for window in plan.windows():
         taken = min(window.num_rows, wanted - rows)
         parts.append(window.pieces[: window.row_starts[taken]])
-        rows += taken
+        starts.append(window.row_starts[1 : taken + 1] + pieces)
+        rows, pieces = rows + taken, pieces + len(parts[-1])
         if rows == wanted:
             break
-    return np.concatenate(parts), rows, plan.state().skipped
+    return np.concatenate(parts), np.concatenate(starts), plan.state().skipped
 
 
 def _by_source(loader: Loader, pieces: Records, skipped: Records, steps: int) -> tuple[SourcePlan, ...]:

@@ -345,6 +345,9 @@ def plan_view(report: PlanReport) -> Group:
             tasks = ", ".join(f"{name} {share:.1%}" for name, share in source.tasks.items())
             facts.add_row("tasks", f"{source.name}: {tasks} of documents")
     facts.add_row("padding", f"{report.padding:,} slots ({report.padding_share:.2%}), packing {report.packing}")
+    if report.row_patches is not None:
+        mean, most = report.row_patches
+        facts.add_row("patches", f"{mean:,.0f} of images a row, at most {most:,}")
     facts.add_row("planning", f"{report.planning_seconds:.2f} s, loading the compiled kernels included")
     facts.add_row("memory", f"{_size(report.row_bytes)} a row; this command at most {_size(report.peak_memory_bytes)}")
     facts.add_row("state", f"{report.state_bytes:,} bytes after the last step")

@@ -141,7 +141,7 @@ def _flow(document: PageDocument, begin: int, end: int, colour: str, style: Styl
     pieces = list(document.pieces[begin:end])
     flow = Text(overflow="fold")
     if style.marks:
-        pieces = [f"⟪{piece}⟫" if special else piece for piece, special in zip(pieces, control, strict=True)]
+        pieces = [f"⟪{piece}⟫" if special and piece else piece for piece, special in zip(pieces, control, strict=True)]
         for first, last in _stretches(weights):
             text = _marked("".join(pieces[first:last]))
             body = text.rstrip("\n")
