@@ -51,7 +51,14 @@ def main() -> None:
     model = ps.build_model(vocab_size=processor.tokenizer.vocab_size, layers=3, width=96, heads=4, vision=vision)
     loader = ps.Loader(str(folder / "data" / "train"), sequence_length=512, rows_per_step=4)
     run = ps.train(
-        model, loader, steps=arguments.steps, learning_rate=2e-3, warmup_steps=30, output=folder / "run", resume=True
+        model,
+        loader,
+        steps=arguments.steps,
+        optimizer="muon",
+        learning_rate=2e-3,
+        warmup_steps=30,
+        output=folder / "run",
+        resume=True,
     )
     share, wrong = right_answers(ps.load_model(run.path), folder / "data" / "held-out")
     print(
@@ -82,7 +89,7 @@ def draw(random: Random) -> tuple[Image.Image, str]:
     picture = Image.fromarray(ground)
     pen = ImageDraw.Draw(picture)
     colour = random.choice(list(COLOURS))
-    size = random.randint(20, 30)
+    size = random.randint(24, 32)
     left, top = (random.randint(2, SIDE - size - 2) for _ in range(2))
     right, bottom = left + size, top + size
     if random.random() < 0.4:
