@@ -32,7 +32,9 @@ def unescape(text: str | None) -> str | None:
 
 Format = Annotated[
     str | None,
-    typer.Option("--format", metavar="FORMAT", help="jsonl, parquet, text or arrow; by default from the file names."),
+    typer.Option(
+        "--format", metavar="FORMAT", help="jsonl, parquet, text, arrow or webdataset; by default from the file names."
+    ),
 ]
 TextField = Annotated[
     str, typer.Option("--text-field", metavar="NAME", help="Field with the text; a dot enters nested objects (a.b).")

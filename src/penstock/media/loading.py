@@ -41,6 +41,8 @@ class LoadedImage:
     """Whether the record itself has its bytes, so that the origin is only a name."""
     data: bytes | None
     """Its bytes; None: a local file, which is read again where they are needed."""
+    within: Mapping[str, Any] | None = None
+    """`file`, `begin` and `size`, if its bytes are a part of a larger file."""
 
     def __repr__(self) -> str:
         return f"<image {self.size[1]}x{self.size[0]} {self.digest.hex()}>"
@@ -60,7 +62,10 @@ class LoadedImage:
 
     def reference(self) -> bytes:
         """What is stored where the image is not: where it is, as JSON."""
-        return json.dumps({"path": self.origin}, ensure_ascii=False).encode("utf-8", "backslashreplace")
+        where = {"path": self.origin}
+        if self.within is not None:
+            where = {"path": self.within["file"], "begin": self.within["begin"], "size": self.within["size"]}
+        return json.dumps(where, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 
 def load_image(value: Any, folder: str, settings: ImageSettings) -> LoadedImage:
@@ -85,13 +90,24 @@ def load_image(value: Any, folder: str, settings: ImageSettings) -> LoadedImage:
             size = read_size(content, settings)
     except RecordError as error:
         raise RecordError(f"{origin}: {error}" if origin else str(error)) from error
+    within = _within(value)
     return LoadedImage(
         size=size,
         digest=digest_of(content),
         origin=origin,
-        is_embedded=data is not None,
+        within=within,
+        is_embedded=data is not None and within is None,
         data=None if data is None and not is_url(origin) else content,
     )
+
+
+def _within(value: Any) -> Mapping[str, Any] | None:
+    """Where an image lies in a larger file, if that is known."""
+    while isinstance(value, Mapping):
+        if isinstance(found := value.get("within"), Mapping):
+            return found
+        value = next((value[name] for name in _VALUES if isinstance(value.get(name), Mapping)), None)
+    return None
 
 
 def find_image(value: Any, folder: str) -> tuple[str, bytes | None]:

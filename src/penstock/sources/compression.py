@@ -19,7 +19,7 @@ from penstock.sources.records import Unreadable
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", ".lz4": "lz4"}
 """Extension → codec."""
 
-PACKED = (".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz", ".br", ".lzma", ".lzo", ".sz", ".snappy", ".z")
+PACKED = (".zip", ".7z", ".rar", ".tgz", ".tbz2", ".txz", ".br", ".lzma", ".lzo", ".sz", ".snappy", ".z")
 """Extensions of compressed files and archives that are not supported."""
 
 RAW_BYTES = 1 << 18

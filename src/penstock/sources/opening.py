@@ -16,6 +16,7 @@ from penstock.sources.files import Extent, SourceFile, find_files, refuse_twice
 from penstock.sources.json_files import JsonlPart, cut_values, holds_values, join_ranges, number_lines
 from penstock.sources.objects import ObjectBlock, cut_records
 from penstock.sources.records import Fields, OnDamage, RecordBlock, Reject, stop_at_damage
+from penstock.sources.tar_files import TarPart
 from penstock.sources.text import TextPart
 
 PART_BYTES = 64 << 20
@@ -30,11 +31,12 @@ EXTENSIONS = {
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
     ".parquet": "parquet",
     ".arrow": "arrow",
+    ".tar": "webdataset",
     **dict.fromkeys((".txt", ".text", ".md", ".rst"), "text"),
 }
 """File name extension → format; `format=` overrides it."""
 
-FORMATS = ("jsonl", "parquet", "text", "arrow")
+FORMATS = ("jsonl", "parquet", "text", "arrow", "webdataset")
 
 
 class Part(Protocol):
@@ -213,12 +215,18 @@ def _cut(
 
 
 def _cut_file(file: SourceFile, kind: str, fields: Fields, size: int, damaged: OnDamage) -> Iterator[Part]:
-    if kind in ("parquet", "arrow") and file.compression:
+    if kind in ("parquet", "arrow", "webdataset") and file.compression:
         raise ConfigError(f"{file.path}: compressed {kind} files are not supported; decompress the file first")
     if kind == "parquet":
         yield from cut_parquet(file, fields, size, damaged)
     elif kind == "arrow":
         yield ArrowPart(file, fields)
+    elif kind == "webdataset":
+        if not fields.whole:
+            raise ConfigError(
+                f"{file.path}: tar shards hold records with images, not texts; prepare them as chats (template)"
+            )
+        yield TarPart(file)
     elif fields.whole and holds_values(file):
         yield from cut_values(file, size)
     elif file.compression:

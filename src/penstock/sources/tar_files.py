@@ -1,0 +1,153 @@
+"""Tar shards of WebDataset: files that follow each other with the same name up to its first dot are one record.
+
+The fields of a `.json` file become the record's own; a `.txt` or `.caption` file is what is said of the images. Images
+become `{"bytes", "path", …}`: where a text in the JSON names the file of an image, that text is replaced, so
+interleaved documents keep their order; other images become the field `images`. A record of images and a caption becomes
+a prompt that holds the images, and the caption as its completion.
+
+Source of the layout: https://github.com/webdataset/webdataset, "The WebDataset Format".
+"""
+
+import json
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, final
+
+from penstock.sources.files import Extent, FilePart, open_random, whole_file
+from penstock.sources.objects import Found, ObjectBlock, gather
+from penstock.sources.records import Damage, OnDamage, RecordBlock, Unreadable, stop_at_damage
+
+IMAGES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "jp2", "avif")
+_CAPTIONS = ("txt", "caption", "text")
+_BLOCK_BYTES = 32 << 20
+"""Raw bytes of a block, for the memory."""
+_BLOCK_RECORDS = 256
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TarPart(FilePart):
+    """One tar file."""
+
+    @property
+    def name(self) -> str:
+        """Name for messages."""
+        return self.file.path
+
+    @property
+    def identity(self) -> str:
+        """What it reads, whatever the content."""
+        return self.file.path
+
+    @property
+    def size_bytes(self) -> int:
+        """Raw bytes, for progress."""
+        return self.file.size_bytes
+
+    def extents(self) -> tuple[Extent, ...]:
+        """The bytes of a local file that determine the result."""
+        return whole_file(self.file)
+
+    def blocks(self, damaged: OnDamage = stop_at_damage) -> Iterator[RecordBlock]:
+        """It has no texts; `open_sources` refuses it."""
+        raise NotImplementedError(self.file.path)
+
+    def objects(self, damaged: OnDamage = stop_at_damage) -> Iterator[ObjectBlock]:
+        """Yield the records in order; the place of a record is its number, from 0."""
+        found: list[Found] = []
+        number = begin = waiting = 0
+        for members, end in self._samples(damaged):
+            value, reason = _record(self.file.path, members)
+            found.append((number, value, reason, members[0].name))
+            number, waiting = number + 1, waiting + sum(len(one.data) for one in members)
+            if waiting >= _BLOCK_BYTES or len(found) >= _BLOCK_RECORDS:
+                yield gather(found, self.file.path, end - begin)
+                found, begin, waiting = [], end, 0
+        yield gather(found, self.file.path, max(self.size_bytes - begin, 0))
+
+    def _samples(self, damaged: OnDamage) -> Iterator[tuple[list["_Member"], int]]:
+        """The files of each record, and the place in the tar after them."""
+        sample: list[_Member] = []
+        key, number, end = "", 0, 0
+        try:
+            with open_random(self.file) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+                for info in tar:
+                    if not info.isfile():
+                        continue
+                    folder, _, file = info.name.rpartition("/")
+                    stem, _, kind = file.partition(".")
+                    if f"{folder}/{stem}" != key and sample:
+                        yield sample, info.offset
+                        sample, number = [], number + 1
+                    content = tar.extractfile(info)
+                    assert content is not None
+                    key, end = f"{folder}/{stem}", info.offset_data + info.size
+                    sample.append(_Member(file, kind.lower(), content.read(), info.offset_data))
+                    if len(sample[-1].data) != info.size:
+                        raise tarfile.ReadError("unexpected end of data")
+        except (tarfile.TarError, OSError, Unreadable) as error:
+            damaged(Damage(self.file.path, number, f"not a sound tar: {error}", self.size_bytes, self.size_bytes - end))
+            return
+        if sample:
+            yield sample, self.size_bytes
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Member:
+    name: str
+    kind: str
+    """Its name after the first dot, in lower case: "jpg", "0.jpg", "json"."""
+    data: bytes
+    begin: int
+    """Of its data in the tar."""
+
+
+def _record(path: str, members: list[_Member]) -> tuple[Any, str | None]:
+    """The record of some files, or None and what is wrong with it."""
+    value: dict[str, Any] = {}
+    caption: str | None = None
+    images: dict[str, dict[str, Any]] = {}
+    for one in members:
+        kind = one.kind.rpartition(".")[2]
+        if kind in IMAGES:
+            where = {"file": path, "begin": one.begin, "size": len(one.data)}
+            images[one.name] = {"bytes": one.data, "path": f"{path}/{one.name}", "within": where}
+        elif kind == "json":
+            try:
+                found = json.loads(one.data)
+            except ValueError as error:
+                return None, f"{one.name}: not JSON: {error}"
+            if not isinstance(found, dict):
+                found = {"messages": found}
+            value |= found
+        elif kind in _CAPTIONS:
+            try:
+                caption = one.data.decode().strip()
+            except UnicodeDecodeError as error:
+                return None, f"{one.name}: not UTF-8: {error}"
+    names = {name: name for name in images} | {one.kind: one.name for one in members if one.name in images}
+    used: set[str] = set()
+    value = _with_images(value, images, names, used)
+    left = [image for name, image in images.items() if name not in used]
+    if left and "images" not in value:
+        value["images"] = left
+    if caption is not None and not any(name in value for name in ("messages", "conversations", "prompt")):
+        value |= {"prompt": "<image>" * len(left), "completion": caption}
+    return value, None
+
+
+def _with_images(value: Any, images: dict[str, dict[str, Any]], names: dict[str, str], used: set[str]) -> Any:
+    """A value of JSON in which names of files are replaced by their images."""
+    if isinstance(value, str):
+        name = names.get(value)
+        if name is None:
+            return value
+        used.add(name)
+        return images[name]
+    if isinstance(value, dict):
+        return {key: one if key == "text" else _with_images(one, images, names, used) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_with_images(one, images, names, used) for one in value]
+    return value

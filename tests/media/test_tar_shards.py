@@ -1,0 +1,107 @@
+"""Tar shards of WebDataset become conversations: captions, JSON with several images, references with ranges, damage."""
+
+import io
+import json
+import tarfile
+
+import pytest
+
+from makers.image_data import model_folder, prepare
+from makers.media import picture
+from penstock.core.errors import ConfigError, DamagedFileError, RecordError
+from penstock.shards import verify
+from penstock.sources import open_sources
+
+
+def png(seed):
+    out = io.BytesIO()
+    picture(40, 50, seed).save(out, "PNG")
+    return out.getvalue()
+
+
+def tar_of(path, files):
+    with tarfile.open(path, "w") as tar:
+        for name, data in files:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return model_folder(tmp_path_factory.mktemp("model"), "qwen2_vl")
+
+
+def said(parts):
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "A thing."}]
+    return json.dumps({"messages": messages}).encode()
+
+
+@pytest.fixture
+def shard(tmp_path):
+    interleaved = [
+        {"type": "text", "text": "0.png"}, {"type": "image", "image": "c.1.png"},
+        {"type": "text", "text": " and "}, {"type": "image", "image": "0.png"},
+    ]  # fmt: skip
+    return tar_of(
+        tmp_path / "shard-000.tar",
+        [
+            ("a/a.jpg", png(1)), ("a/a.txt", b"A red house.\n"),
+            ("a/b.png", png(2)), ("a/b.json", said([{"type": "image"}, {"type": "text", "text": "What?"}])),
+            ("a/c.0.png", png(3)), ("a/c.1.png", png(4)), ("a/c.json", said(interleaved)),
+            ("a/d.json", said([{"type": "text", "text": "Hello"}])),
+        ],
+    )  # fmt: skip
+
+
+def test_records_of_all_kinds(shard, model, tmp_path):
+    dataset = prepare(shard, model, tmp_path / "data", verify_all=True)
+    images = [[image.read() for image in one.images] for one in dataset]
+    assert images == [[png(1)], [png(2)], [png(4), png(3)], []]
+    texts = [dataset.loaded_tokenizer.decode(one.tokens) for one in dataset]
+    assert "A red house." in texts[0]
+    assert texts[2].startswith("<|im_start|>user\n0.png")
+    assert dataset[0].images[0].name == f"{shard}/a.jpg"
+    assert [one.origin.line for one in dataset] == [0, 1, 2, 3]
+    assert verify(tmp_path / "data").faults == ()
+
+
+def test_references_are_ranges_of_the_tar(shard, model, tmp_path):
+    dataset = prepare(shard, model, tmp_path / "data", image_storage="reference")
+    references = [json.loads(image.reference) for one in dataset for image in one.images]
+    for reference, expected in zip(references, (png(1), png(2), png(4), png(3)), strict=True):
+        assert reference["path"] == str(shard)
+        begin, size = reference["begin"], reference["size"]
+        assert shard.read_bytes()[begin : begin + size] == expected
+    assert [image.read() for one in dataset for image in one.images] == [png(1), png(2), png(4), png(3)]
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.6, 0.9])
+def test_a_cut_tar_is_damage(shard, model, tmp_path, keep):
+    data = shard.read_bytes()
+    shard.write_bytes(data[: int(len(data.rstrip(b"\0")) * keep)])
+    with pytest.raises(DamagedFileError, match="not a sound tar"):
+        prepare(shard, model, tmp_path / "stopped")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ([("a.json", b"{")], "not JSON"),
+        ([("a.jpg", b"x"), ("a.txt", b"\xff")], "not UTF-8"),
+        ([("a.jpg", b"no image"), ("a.txt", b"Hi")], "not an image"),
+        ([("a.jpg", png(1))], "no field|layout"),
+    ],
+)
+def test_a_bad_record_is_named(files, message, model, tmp_path):
+    path = tar_of(tmp_path / "x.tar", [("0.jpg", png(7)), ("0.txt", b"Good."), *files])
+    with pytest.raises(RecordError, match=message):
+        prepare(path, model, tmp_path / "stopped")
+    kept = prepare(path, model, tmp_path / "data", on_error="skip")
+    assert len(kept) == 1
+
+
+def test_texts_are_not_read_from_tars(shard):
+    with pytest.raises(ConfigError, match="tar shards hold records with images"):
+        open_sources(shard)
