@@ -19,7 +19,7 @@ PLAIN: dict[str, Any] = {
         "changes": [{"step": 3, "shares": {"web": 0.5}}],
         "loader": {"sequence_length": 64, "rows_per_step": 4},
     },
-    "model": {"layers": 2},
+    "model": {"layers": 2, "vision": {"image_token": 5}},
     "training": {
         "optimizer": {},
         "schedule": {},

@@ -324,3 +324,24 @@ def test_explain_names_the_files_of_images(data):
     assert all("image " in line and ", slots " in line and "[image]" in line for line in lines)
     assert any(".png: " in line for line in lines)
     assert not any("<|image_pad|>" in line for line in lines)
+
+
+def test_lora_trains_text_and_tower_and_a_frozen_tower_stays(data, tmp_path):
+    family = "qwen2_vl"
+    settings = {"learning_rate": 3e-3, "progress": False, "steps": 3}
+    wrapped = HuggingFaceModel(model(family))
+    run = ps.train(wrapped, loader_of(data, family), output=tmp_path / "lora", lora={"rank": 2}, **settings)
+    losses = [line["loss"] for line in run.metrics if "loss" in line]
+    assert losses[-1] < losses[0]
+    trained = [name for name, one in wrapped.named_parameters() if one.requires_grad]
+    assert any("visual" in name for name in trained)
+    assert all(".lora_" in name for name in trained)
+
+    frozen = HuggingFaceModel(model(family))
+    before = {name: one.clone() for name, one in frozen.named_parameters()}
+    ps.train(frozen, loader_of(data, family), output=tmp_path / "frozen", frozen=["*visual*"], **settings)
+    for name, one in frozen.named_parameters():
+        assert ("visual" in name) == torch.equal(one, before[name]), name
+    for wrong in (["*nothing*"], ["*"]):
+        with pytest.raises(ConfigError, match=r"training\.frozen"):
+            ps.train(frozen, loader_of(data, family), output=tmp_path / "wrong", frozen=wrong, **settings)

@@ -119,7 +119,7 @@ def _set_up(
     from penstock.config.teachers import open_teachers
     from penstock.models.lora import add_lora
     from penstock.training import Trainer
-    from penstock.training.checks import check_memory, check_writers, prepare_torch
+    from penstock.training.checks import check_memory, check_writers, freeze, prepare_torch
     from penstock.training.evaluators import make_evaluators
     from penstock.training.loss_groups import LossGroups
     from penstock.training.trainer import count_steps
@@ -134,6 +134,7 @@ def _set_up(
     model = _make_model(data, start, training, ranks.device) if given.model is None else _fit(given.model, data, ranks)
     if training.lora is not None and model.lora != training.lora:
         add_lora(model, training.lora, seed=training.seed)
+    freeze(model, training.frozen)
     datasets = [source.path for source in data.sources]
     evaluators = make_evaluators(training.evaluators, datasets, data.loader.sequence_length, model, ranks)
     taught = open_teachers(settings.teacher, data, ranks.device, say)

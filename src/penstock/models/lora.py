@@ -56,9 +56,10 @@ def add_lora(model: "LanguageModel", settings: LoraSettings, *, seed: int = 0) -
         raise ConfigError("the model already has LoRA; call merge_lora(model) first")
     if not (hasattr(model, "inner") or hasattr(model, "unembedding")):
         raise ConfigError("lora: a model of your own has none here; train a transformer of ours or one of transformers")
-    names = _targets(model, settings.targets)
+    names = [name.removeprefix("inner.") for name in _targets(model, settings.targets)]
     config = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=names)  # type: ignore[arg-type]
-    inject_adapter_in_model(config, model)  # type: ignore[arg-type]
+    # A model of transformers itself, not what wraps it: peft reads its attributes.
+    inject_adapter_in_model(config, getattr(model, "inner", model))  # type: ignore[arg-type]
     for name, weight in lora_weights(model.state_dict()).items():
         if "lora_A" in name:
             generator = torch.Generator("cpu").manual_seed(key_for(seed, "lora", name))

@@ -62,6 +62,7 @@ class _Common(OptimizerKeywords, ScheduleKeywords, total=False):
     policy: PolicySettings | Values | None
     z_loss: float
     lora: LoraSettings | Values | None
+    frozen: tuple[str, ...]
     micro_sequences: int
     rows_per_pass: int | None
     attention: AttentionBackend

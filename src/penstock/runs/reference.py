@@ -54,6 +54,8 @@ def cache_reference(
     dataset = open_dataset(data)
     if not isinstance(dataset, Dataset):
         raise ConfigError(f"{data}: give one dataset that penstock prepare made")
+    if dataset.media is not None:
+        raise ConfigError(f"{data}: documents have images, which are not scored yet; do not cache the reference")
     opened = load_model(model, device=local_device(device))
     assert isinstance(opened, torch.nn.Module)
     opened.eval()

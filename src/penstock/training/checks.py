@@ -7,7 +7,9 @@ only from step 10,000 on is refused now. `penstock train` and its `--dry-run` ru
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, final
 
@@ -168,6 +170,27 @@ def check_fit(
         # The row has no targets; a run may meet such a row at any step.
         own_loss.try_on(model, tensors)
     check_patterns(_module(model), settings.tensor_logs)
+
+
+def freeze(model: LanguageModel, patterns: Sequence[str]) -> None:
+    """Train no weight with a name that one of the patterns fits.
+
+    Raises:
+        ConfigError: A pattern fits no weight, or all weights are frozen.
+    """
+    weights = dict(_module(model).named_parameters())
+    for pattern in patterns:
+        found = [name for name in weights if fnmatchcase(name, pattern)]
+        if not found:
+            names = list(weights)
+            raise ConfigError(
+                f"training.frozen: {pattern!r} fits no weight; there are, among others, "
+                f"{', '.join(names[:: max(1, len(names) // 6)])}"
+            )
+        for name in found:
+            weights[name].requires_grad_(False)
+    if patterns and not any(one.requires_grad for one in weights.values()):
+        raise ConfigError(f"training.frozen: {', '.join(patterns)} leaves nothing to train")
 
 
 def check_ids(model: LanguageModel, loader: Loader) -> None:

@@ -311,6 +311,8 @@ class TrainSettings:
     """Coefficient of log² Z (PaLM, Chowdhery et al. 2022)."""
     lora: LoraSettings | None = None
     """Train small matrices next to the frozen model (LoRA, Hu et al. 2021); needs the extra `lora`."""
+    frozen: tuple[str, ...] = ()
+    """Weights that are not trained, by name, with `*` for any text: `["*visual*"]`, a vision tower."""
     micro_sequences: int = 1
     """Number of parts in which the model processes each row, to save memory; gradients are those of the whole row."""
     rows_per_pass: int | None = None
