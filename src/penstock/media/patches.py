@@ -54,7 +54,7 @@ class PatchProcessor:
         if image_token not in tokenizer.special_tokens:
             raise ConfigError(
                 f"the tokenizer {tokenizer.name} has no control token {image_token!r}; train one that has: "
-                f"penstock tokenizer train --special '{image_token}'"
+                f"train_tokenizer(…, special_tokens=[{image_token!r}])"
             )
         if patch < 1 or image_size < patch or image_size % patch:
             raise ConfigError(f"image_size {image_size} must be a multiple of patch {patch}, and both 1 or more")

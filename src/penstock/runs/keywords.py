@@ -118,7 +118,7 @@ class ModelKeywords(TypedDict, total=False):
     sliding_window: int | None
     init_std: float
     dtype: Dtype
-    vision: VisionSettings | dict[str, Any] | None
+    vision: VisionSettings | Values | None
 
 
 class OpeningKeywords(TypedDict, total=False):
