@@ -1,4 +1,4 @@
-"""Processors of multimodal families, tiny models with random weights for them, and messages with pictures, all built without any file."""
+"""Processors of multimodal families, tiny random models for them and messages with pictures, built without any file."""
 
 import importlib
 import sys
@@ -166,7 +166,6 @@ def _pixels(least: int, most: int) -> dict[str, Any]:
 
 
 _GRID = range(1, 5)
-_HEADERS = "<|start_header_id|> <|end_header_id|>"
 _CHATML_ROLES = _roles(None, "<|im_end|>", "<|endoftext|>")
 _GEMMA_ROLES = _roles("<bos>", "<eos>", "<pad>", "left")
 _S_ROLES = _roles("<s>", "</s>", "<pad>")
@@ -180,6 +179,7 @@ _QWEN2 = Family(
     image_settings=_pixels(28 * 28 * 2, 28 * 28 * 16),
     others={"video_processor": "Qwen2VLVideoProcessor"},
 )
+_GEMMA3_NAMED = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
 _GEMMA3 = Family(
     processor="Gemma3Processor",
     image="Gemma3ImageProcessor",
@@ -187,7 +187,7 @@ _GEMMA3 = Family(
     "<audio_soft_token> <start_of_audio> <end_of_audio>",
     roles=_GEMMA_ROLES,
     template=GEMMA3,
-    named={"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
+    named=_GEMMA3_NAMED,
     image_settings={"size": _square(56), "image_seq_length": 4},
     settings={"image_seq_length": 4},
 )
@@ -248,7 +248,7 @@ _FAMILIES: dict[str, Family] = {
         processor="Gemma3nProcessor",
         image="SiglipImageProcessor",
         template=GEMMA3N,
-        named=_GEMMA3.named
+        named=_GEMMA3_NAMED
         | {"boa_token": "<start_of_audio>", "eoa_token": "<end_of_audio>", "audio_token": "<audio_soft_token>"},
         image_settings={"size": _square(56)},
         others={"feature_extractor": "Gemma3nAudioFeatureExtractor"},
@@ -260,10 +260,8 @@ _FAMILIES: dict[str, Family] = {
         specials="<bos> <eos> <pad> <|turn> <turn|> <|image|> <|image> <image|> <|audio|> <|audio> <audio|> <|video|>",
         roles=_GEMMA_ROLES,
         template=GEMMA4,
-        named={
-            **{"boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>"},
-            **{"boa_token": "<|audio>", "eoa_token": "<audio|>", "audio_token": "<|audio|>"},
-        },
+        named={"boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>"}
+        | {"boa_token": "<|audio>", "eoa_token": "<audio|>", "audio_token": "<|audio|>"},
         # 70 is the fewest slots that it accepts as the most of an image.
         image_settings={"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70},
         others={"video_processor": "Gemma4VideoProcessor", "feature_extractor": "Gemma4AudioFeatureExtractor"},
@@ -337,7 +335,7 @@ _FAMILIES: dict[str, Family] = {
     "llama3_2_vision": Family(
         processor="MllamaProcessor",
         image="MllamaImageProcessor",
-        specials=f"<|begin_of_text|> <|eot_id|> <|pad|> {_HEADERS} <|image|> <|python_tag|>",
+        specials="<|begin_of_text|> <|eot_id|> <|pad|> <|start_header_id|> <|end_header_id|> <|image|>",
         roles=_roles("<|begin_of_text|>", "<|eot_id|>", "<|pad|>"),
         template=LLAMA3,
         image_settings={"size": _square(56), "max_image_tiles": 4},
@@ -408,43 +406,45 @@ class Tiny:
 
 
 _TEXT = {
-    **{"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "max_position_embeddings": 2048},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2},
-}
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 2048,
+}  # fmt: skip
 _MROPE = {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}}
-_TOWER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-_SMALL = {**_TOWER, "image_size": 56, "patch_size": 14}
-_BLOCKS = {
-    **{"depth": 2, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "intermediate_size": 64},
-    **{"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2},
-}
-_PIXTRAL_TOWER = {**_TOWER, "model_type": "pixtral", "head_dim": 16}
 _MISTRAL_TEXT = {"model_type": "mistral", "head_dim": 16, "sliding_window": None}
 _GEMMA_TEXT = {
-    "head_dim": 16,
-    "sliding_window": 6,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-}
+    "head_dim": 16, "sliding_window": 6, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}  # fmt: skip
+
+_TOWER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+_SQUARE_TOWER = _TOWER | {"image_size": 56, "patch_size": 14}
+_PIXTRAL_TOWER = _TOWER | {"model_type": "pixtral", "head_dim": 16}
+_PATCHES = {"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
+_MERGING_TOWER = _PATCHES | {
+    "depth": 2, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "intermediate_size": 64,
+}  # fmt: skip
+
 _QWEN_TOKENS = {
-    **{"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"},
-    **{"vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>"},
-}
+    "image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>",
+    "vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>",
+}  # fmt: skip
+_GLM_TOKENS = {
+    "image_token_id": "<|image|>", "video_token_id": "<|video|>",
+    "image_start_token_id": "<|begin_of_image|>", "image_end_token_id": "<|end_of_image|>",
+    "video_start_token_id": "<|begin_of_video|>", "video_end_token_id": "<|end_of_video|>",
+}  # fmt: skip
 
 _QWEN2_MODEL = Tiny(
     config="Qwen2VLConfig",
     tokens=_QWEN_TOKENS,
     text=_MROPE,
     # Its tower is as wide as embed_dim, and hidden_size is the width of the text.
-    vision={
-        **{"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2},
-        **{"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2},
-    },
+    vision=_PATCHES | {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2},
 )
 _SMOLVLM2_MODEL = Tiny(
     config="SmolVLMConfig",
     tokens={"image_token_id": "<image>"},
     text={"model_type": "llama"},
-    vision={**_TOWER, "image_size": 64, "patch_size": 16},
+    vision=_TOWER | {"image_size": 64, "patch_size": 16},
     more={"scale_factor": 2},
 )
 _LLAVA_MODEL = Tiny(
@@ -452,18 +452,14 @@ _LLAVA_MODEL = Tiny(
     tokens={"image_token_index": "<image>"},
     text={"model_type": "llama"},
     # One more layer, because the features are those of the last but one.
-    vision={**_SMALL, "model_type": "clip_vision_model", "num_hidden_layers": 3, "projection_dim": 32},
+    vision=_SQUARE_TOWER | {"model_type": "clip_vision_model", "num_hidden_layers": 3, "projection_dim": 32},
     more={"image_seq_length": 16},
 )
 _GLM4V_MODEL = Tiny(
     config="Glm4vConfig",
-    tokens={
-        **{"image_token_id": "<|image|>", "video_token_id": "<|video|>"},
-        **{"image_start_token_id": "<|begin_of_image|>", "image_end_token_id": "<|end_of_image|>"},
-        **{"video_start_token_id": "<|begin_of_video|>", "video_end_token_id": "<|end_of_video|>"},
-    },
+    tokens=_GLM_TOKENS,
     text=_MROPE,
-    vision={**_BLOCKS, "image_size": 56},
+    vision=_MERGING_TOWER | {"image_size": 56},
 )
 
 # Without gemma3n: its tower is a network of timm, with one size only, of 300 million weights.
@@ -472,16 +468,14 @@ _MODELS: dict[str, Tiny] = {
     "qwen2_5_vl": replace(
         _QWEN2_MODEL,
         config="Qwen2_5_VLConfig",
-        vision={**_BLOCKS, "window_size": 56, "fullatt_block_indexes": [1]},
+        vision=_MERGING_TOWER | {"window_size": 56, "fullatt_block_indexes": [1]},
     ),
     "qwen3_vl": replace(
         _QWEN2_MODEL,
         config="Qwen3VLConfig",
-        text={**_MROPE, "head_dim": 16},
-        vision={
-            **_BLOCKS,
-            **{"depth": 3, "patch_size": 16, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]},
-        },
+        text=_MROPE | {"head_dim": 16},
+        vision=_MERGING_TOWER
+        | {"depth": 3, "patch_size": 16, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]},
     ),
     "gemma3": Tiny(
         config="Gemma3Config",
@@ -490,8 +484,8 @@ _MODELS: dict[str, Tiny] = {
             "boi_token_index": "<start_of_image>",
             "eoi_token_index": "<end_of_image>",
         },
-        text={**_GEMMA_TEXT, "query_pre_attn_scalar": 16},
-        vision=_SMALL,
+        text=_GEMMA_TEXT | {"query_pre_attn_scalar": 16},
+        vision=_SQUARE_TOWER,
         more={"mm_tokens_per_image": 4},
     ),
     "gemma4": Tiny(
@@ -499,14 +493,11 @@ _MODELS: dict[str, Tiny] = {
         tokens={"image_token_id": "<|image|>", "boi_token_id": "<|image>", "eoi_token_id": "<image|>"}
         | {"video_token_id": "<|video|>", "audio_token_id": "<|audio|>"},
         # As its larger models: the slots of an image see each other, and no embeddings of each layer's own.
-        text={
-            **_GEMMA_TEXT,
-            **{"global_head_dim": 16, "use_bidirectional_attention": "vision", "hidden_size_per_layer_input": 0},
-        },
-        vision={
-            **{**_TOWER, "num_key_value_heads": 2, "head_dim": 16},
-            **{"patch_size": 4, "pooling_kernel_size": 2, "position_embedding_size": 160},
-        },
+        text=_GEMMA_TEXT
+        | {"global_head_dim": 16, "use_bidirectional_attention": "vision", "hidden_size_per_layer_input": 0},
+        vision=_TOWER
+        | {"num_key_value_heads": 2, "head_dim": 16, "patch_size": 4, "pooling_kernel_size": 2}
+        | {"position_embedding_size": 160},
     ),
     "smolvlm2": _SMOLVLM2_MODEL,
     "idefics3": replace(_SMOLVLM2_MODEL, config="Idefics3Config"),
@@ -518,48 +509,45 @@ _MODELS: dict[str, Tiny] = {
         config="LlavaConfig",
         tokens={"image_token_index": "[IMG]"},
         text=_MISTRAL_TEXT,
-        vision={**_PIXTRAL_TOWER, "image_size": 64, "patch_size": 16},
+        vision=_PIXTRAL_TOWER | {"image_size": 64, "patch_size": 16},
         more={"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
     ),
     "mistral3": Tiny(
         config="Mistral3Config",
         tokens={"image_token_index": "[IMG]"},
         text=_MISTRAL_TEXT,
-        vision={**_PIXTRAL_TOWER, "image_size": 112, "patch_size": 14},
+        vision=_PIXTRAL_TOWER | {"image_size": 112, "patch_size": 14},
         more={"spatial_merge_size": 2},
     ),
     "internvl": Tiny(
         config="InternVLConfig",
         tokens={"image_token_id": "<IMG_CONTEXT>"},
         text={"model_type": "qwen2"},
-        vision={**_TOWER, "image_size": [56, 56], "patch_size": [14, 14]},
+        vision=_TOWER | {"image_size": [56, 56], "patch_size": [14, 14]},
         more={"image_seq_length": 4},
     ),
     "llama4": Tiny(
         config="Llama4Config",
         tokens={"image_token_index": "<|patch|>"},
-        text={
-            **{"head_dim": 16, "intermediate_size_mlp": 96, "no_rope_layers": [1, 1, 0]},
-            **{"num_local_experts": 2, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2},
-        },
+        text={"head_dim": 16, "intermediate_size_mlp": 96, "no_rope_layers": [1, 1, 0]}
+        | {"num_local_experts": 2, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2},
         # Four features are joined into one, which makes them four times as wide.
-        vision={
-            **{**_SMALL, "intermediate_size": 128, "pixel_shuffle_ratio": 0.5},
-            **{"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
-        },
+        vision=_SQUARE_TOWER
+        | {"intermediate_size": 128, "pixel_shuffle_ratio": 0.5}
+        | {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
     ),
     "glm4v": _GLM4V_MODEL,
     "glm46v": replace(
         _GLM4V_MODEL,
         config="Glm46VConfig",
-        text={**_MROPE, "model_type": "glm4v_text"},
+        text=_MROPE | {"model_type": "glm4v_text"},
         vision={**_GLM4V_MODEL.vision, "model_type": "glm4v_vision"},
     ),
     "lfm2_vl": Tiny(
         config="Lfm2VlConfig",
         tokens={"image_token_id": "<image>"},
         text={"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"]},
-        vision={**_TOWER, "model_type": "siglip2_vision_model", "patch_size": 16, "num_patches": 64},
+        vision=_TOWER | {"model_type": "siglip2_vision_model", "patch_size": 16, "num_patches": 64},
         more={"projector_hidden_size": 64},
     ),
     "paddleocr": Tiny(
@@ -569,18 +557,16 @@ _MODELS: dict[str, Tiny] = {
             "vision_start_token_id": "<|IMAGE_START|>",
             "vision_end_token_id": "<|IMAGE_END|>",
         },
-        text={**_MROPE, "head_dim": 16},
-        vision=_SMALL,
+        text=_MROPE | {"head_dim": 16},
+        vision=_SQUARE_TOWER,
     ),
     "llama3_2_vision": Tiny(
         config="MllamaConfig",
         tokens={"image_token_index": "<|image|>"},
         text={"cross_attention_layers": [1]},
         # Its features are those of the two layers that are named, and the last ones.
-        vision={
-            **{**_SMALL, "num_global_layers": 1, "max_num_tiles": 4},
-            **{"intermediate_layers_indices": [0, 1], "vision_output_dim": 96},
-        },
+        vision=_SQUARE_TOWER
+        | {"num_global_layers": 1, "max_num_tiles": 4, "intermediate_layers_indices": [0, 1], "vision_output_dim": 96},
     ),
 }
 MODELS: tuple[str, ...] = tuple(_MODELS)
@@ -592,13 +578,22 @@ def model(name: str) -> Any:
     # The defaults are ids of the real vocabularies, and most lie beyond this one.
     ends = {f"{role}_token_id": getattr(words, f"{role}_token_id") for role in ("bos", "eos", "pad")}
     config = getattr(transformers, tiny.config)(
-        text_config={**_TEXT, "vocab_size": len(words), **ends, **tiny.text},
+        text_config=_TEXT | {"vocab_size": len(words), **ends, **tiny.text},
         vision_config=dict(tiny.vision),
         **{field: words.convert_tokens_to_ids(text) for field, text in tiny.tokens.items()},
         **tiny.more,
     )
     made = getattr(transformers, tiny.config.removesuffix("Config") + "ForConditionalGeneration")(config)
+    if name == "llama4":
+        made.register_forward_pre_hook(_cast_pixels, with_kwargs=True)
     return _spread(made.float().eval())
+
+
+def _cast_pixels(made: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    # The processor of Llama 4 gives bfloat16, of whatever type the model is.
+    if named.get("pixel_values") is not None:
+        named = named | {"pixel_values": named["pixel_values"].to(next(made.parameters()).dtype)}
+    return given, named
 
 
 def _spread(made: torch.nn.Module) -> torch.nn.Module:
@@ -609,9 +604,8 @@ def _spread(made: torch.nn.Module) -> torch.nn.Module:
         for name, weights in made.named_parameters():
             # Vectors that are called a weight scale a norm, and stay as they are.
             if weights.ndim > 1 or not name.endswith("weight"):
-                weights.copy_(
-                    torch.randn(weights.shape, generator=random) * _scale(name, weights, id(weights) in tables)
-                )
+                scale = _scale(name, weights, id(weights) in tables)
+                weights.copy_(torch.randn(weights.shape, generator=random) * scale)
     return made
 
 
