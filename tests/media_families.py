@@ -267,7 +267,14 @@ _FAMILIES: dict[str, Family] = {
         others={"video_processor": "Gemma4VideoProcessor", "feature_extractor": "Gemma4AudioFeatureExtractor"},
     ),
     "smolvlm2": _SMOLVLM2,
-    "idefics3": replace(_SMOLVLM2, processor="Idefics3Processor", image="Idefics3ImageProcessor", others={}),
+    "idefics3": replace(
+        _SMOLVLM2,
+        processor="Idefics3Processor",
+        image="Idefics3ImageProcessor",
+        specials=_SMOLVLM2.specials.replace("<|im_start|>", "<|begin_of_text|>"),
+        roles=_roles("<|begin_of_text|>", "<end_of_utterance>", "<|endoftext|>"),
+        others={},
+    ),
     "llava": _LLAVA,
     "llava_next": replace(
         _LLAVA,
@@ -347,7 +354,7 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """Qwen2's pattern: line breaks stay together, so those of a template merge with those that a processor writes."""
-_MERGES = [("Ċ", "Ċ"), ("ĊĊ", "Ċ"), ("ĊĊ", "ĊĊ"), ("t", "h"), ("th", "e"), ("Ġ", "a"), ("Ġ", "the"), ("Y", "e")]
+_MERGES = [("Ċ", "Ċ"), ("ĊĊ", "Ċ"), ("ĊĊ", "ĊĊ"), ("t", "h"), ("th", "e"), ("Ġ", "a"), ("Y", "e"), ("Ye", "s")]
 
 
 @cache
@@ -462,7 +469,7 @@ _GLM4V_MODEL = Tiny(
     vision=_MERGING_TOWER | {"image_size": 56},
 )
 
-# Without gemma3n: its tower is a network of timm, with one size only, of 300 million weights.
+# Without gemma3n: its tower is a network of 300 million weights from timm, which the tests do not install.
 _MODELS: dict[str, Tiny] = {
     "qwen2_vl": _QWEN2_MODEL,
     "qwen2_5_vl": replace(
@@ -485,14 +492,14 @@ _MODELS: dict[str, Tiny] = {
             "eoi_token_index": "<end_of_image>",
         },
         text=_GEMMA_TEXT | {"query_pre_attn_scalar": 16},
-        vision=_SQUARE_TOWER,
+        vision=_SQUARE_TOWER | {"vision_use_head": False},
         more={"mm_tokens_per_image": 4},
     ),
     "gemma4": Tiny(
         config="Gemma4Config",
         tokens={"image_token_id": "<|image|>", "boi_token_id": "<|image>", "eoi_token_id": "<image|>"}
         | {"video_token_id": "<|video|>", "audio_token_id": "<|audio|>"},
-        # As its larger models: the slots of an image see each other, and no embeddings of each layer's own.
+        # As in its larger models, the slots of an image see each other.
         text=_GEMMA_TEXT
         | {"global_head_dim": 16, "use_bidirectional_attention": "vision", "hidden_size_per_layer_input": 0},
         vision=_TOWER
@@ -547,7 +554,8 @@ _MODELS: dict[str, Tiny] = {
         config="Lfm2VlConfig",
         tokens={"image_token_id": "<image>"},
         text={"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"]},
-        vision=_TOWER | {"model_type": "siglip2_vision_model", "patch_size": 16, "num_patches": 64},
+        vision=_TOWER
+        | {"model_type": "siglip2_vision_model", "vision_use_head": False, "patch_size": 16, "num_patches": 64},
         more={"projector_hidden_size": 64},
     ),
     "paddleocr": Tiny(
@@ -580,7 +588,7 @@ def model(name: str) -> Any:
     config = getattr(transformers, tiny.config)(
         text_config=_TEXT | {"vocab_size": len(words), **ends, **tiny.text},
         vision_config=dict(tiny.vision),
-        **{field: words.convert_tokens_to_ids(text) for field, text in tiny.tokens.items()},
+        **{named: words.convert_tokens_to_ids(text) for named, text in tiny.tokens.items()},
         **tiny.more,
     )
     made = getattr(transformers, tiny.config.removesuffix("Config") + "ForConditionalGeneration")(config)

@@ -322,3 +322,14 @@ def test_inspection_names_images_and_counts_patches(home, dataset):
     assert max(of_rows) <= 200
     free = dry_run(loader(home, rows_per_step=4, data_parallel=(0, 4)), 3)
     assert free.row_patches[1] > 200
+
+
+def test_the_result_is_the_same_for_any_number_of_processes(home, tmp_path):
+    options = {"part_bytes": 20_000}
+    for processes in (1, 2):
+        prepare(home / "raw" / "chats.jsonl", home / "model", tmp_path / str(processes), processes=processes, **options)
+    files = sorted(path.name for path in (tmp_path / "1").glob("part-*"))
+    assert len(files) > 4
+    assert files == sorted(path.name for path in (tmp_path / "2").glob("part-*"))
+    for name in [*files, "manifest.json", "lengths.u32"]:
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes(), name
