@@ -17,12 +17,16 @@ from penstock.inputs.media import grid_positions
 from penstock.integrations.image_rows import image_arguments
 from penstock.integrations.isolation import try_images
 from penstock.media.images import ImageSettings, read_picture
+from penstock.media.processor import HuggingFaceProcessor
 from penstock.models.huggingface_model import HuggingFaceModel, load_huggingface
 from penstock.models.their_attention import use_attention
 from penstock.training.losses import row_loss
 
-WAYS = {"gemma3": "masks", "llama4": "own"}
+WAYS = {"gemma3": "masks", "gemma4": "sliding_masks", "llama4": "own"}
 """Others run with our attention."""
+MIXED = "lfm2_vl"
+"""Its short convolutions carry state across documents."""
+PACKED = [family for family in MODELS if family not in (MIXED, "llama3_2_vision")]
 TOLERANCE = 2e-5
 
 
@@ -61,9 +65,9 @@ def alone(wrapped, family, document):
     given = {}
     if document.images:
         pictures = [read_picture(image.read(), ImageSettings()) for image in document.images]
-        arguments = whole._merge_kwargs(tokenizer_init_kwargs=whole.tokenizer.init_kwargs, return_tensors="pt")
         nested = family in ("smolvlm2", "idefics3")
-        found, _ = whole._process_images([pictures] if nested else pictures, **arguments["images_kwargs"])
+        arguments = HuggingFaceProcessor(whole)._image_arguments
+        found, _ = whole._process_images([pictures] if nested else pictures, **arguments)
         names = {*whole.model_input_names, "pixel_values"}
         given = {name: value for name, value in found.items() if name in names and hasattr(value, "shape")}
         given = {name: value.float() if value.is_floating_point() else value for name, value in given.items()}
@@ -78,7 +82,7 @@ def image_token(inner):
     return inner.config.image_token_index if found is None else found
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", PACKED)
 def test_packed_rows_equal_documents_alone(data, family):
     dataset, wrapped = data(family), HuggingFaceModel(model(family))
     loader, step = rows_of(dataset, wrapped)
@@ -143,7 +147,7 @@ def test_gradients_of_a_row_are_those_of_its_documents(data, family):
     assert any("vis" in name and float(one.abs().max()) > 0 for name, one in packed.items())
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", [*PACKED, MIXED])
 def test_a_row_without_images_gives_all_weights_gradients(data, family):
     wrapped = HuggingFaceModel(model(family))
     rows = single_rows(data(family), wrapped)
@@ -219,6 +223,27 @@ def test_a_model_that_mixes_documents_gets_one_a_row(data, monkeypatch):
         wrapped.tensors(step[0])
     _, single = rows_of(data("qwen2_vl"), wrapped, packing="none")
     assert torch.isfinite(wrapped(wrapped.tensors(single[0]))).all()
+
+
+def test_models_that_mix_documents_are_refused(data):
+    wrapped = HuggingFaceModel(model(MIXED))
+    _, step = rows_of(data(MIXED), wrapped)
+    with pytest.raises(IsolationError, match="images see each other in one row"):
+        wrapped.tensors(step[0])
+    row = next(row for _, row in single_rows(data(MIXED), wrapped) if len(row.media))
+    tokens = row.tokens[: row.num_tokens].tolist()
+    document = next(one for one in data(MIXED) if one.tokens.tolist() == tokens)
+    with torch.no_grad():
+        found = wrapped.logits(wrapped(wrapped.tensors(row)))[0][: row.num_tokens]
+        expected = alone(wrapped, MIXED, document)
+    assert float((found - expected).abs().max() / expected.std()) < TOLERANCE
+
+
+def test_cross_attention_to_images_is_refused(data):
+    wrapped = HuggingFaceModel(model("llama3_2_vision"))
+    _, step = rows_of(data("llama3_2_vision"), wrapped, packing="none")
+    with pytest.raises(ConfigError, match="by a mask that rows do not have"):
+        wrapped.tensors(step[0])
 
 
 def test_a_model_without_vision_refuses_images(data):

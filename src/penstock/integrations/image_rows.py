@@ -21,9 +21,10 @@ from penstock.inputs.media import BlankImage, RowMedia
 from penstock.inputs.model_input import ModelInput
 from penstock.media.processor import join_arrays
 
-Way = Literal["ours", "own", "masks", "alone"]
-"""How rows with images run: with our attention, with transformers' own, with its own and masks of ours, or one document
-a row."""
+Way = Literal["ours", "own", "masks", "sliding_masks", "alone"]
+"""How rows with images run: with our attention; with transformers' own; with its own and masks of ours, where an
+image's tokens see each other in all layers (Gemma 3) or in those with a sliding window (Gemma 4); or one document a
+row."""
 
 _TEXTS = ((4, 5), (7,), (3, 4))
 """Tokens of the trial's documents before and after their images."""
@@ -76,16 +77,24 @@ def image_arguments(inner: Any, row: ModelInput, device: torch.device, dtype: to
     }
 
 
+def needs_cross_attention(inner: Any) -> bool:
+    """Whether text attends to images in layers of its own, by a mask that rows do not have (Llama 3.2 Vision)."""
+    return "cross_attention_mask" in inspect.signature(inner.forward).parameters
+
+
 def uses_grids(inner: Any) -> bool:
     """Whether positions of images are in time, height and width (M-RoPE)."""
     return hasattr(inner, "get_rope_index") or hasattr(getattr(inner, "model", None), "get_rope_index")
 
 
-def image_masks(row: ModelInput, window: int | None, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+def image_masks(
+    row: ModelInput, window: int | None, device: torch.device, dtype: torch.dtype, *, everywhere: bool = True
+) -> dict[str, Tensor]:
     """Masks [1, 1, T, T], added to scores: causal in each document, and all of an image's slots see each other.
 
     Args:
         row: A row with `media`.
+        everywhere: Whether the slots of an image see each other in full layers, too.
         window: Maximum tokens that a token of a sliding layer sees, including itself.
         device: The model's.
         dtype: Of its scores.
@@ -100,10 +109,10 @@ def image_masks(row: ModelInput, window: int | None, device: torch.device, dtype
     slots = torch.from_numpy(media.slots)
     # Slots that follow each other are one block, as transformers counts them, also if they are of two images.
     block[slots] = torch.cumsum(torch.diff(slots, prepend=slots[:1] - 2) != 1, 0)
-    near = (places[:, None] >= places[None]) | ((block[:, None] == block[None]) & (block[:, None] >= 0))
-    same = document[:, None] == document[None]
-    full = near & same
-    sliding = full if window is None else full & (places[:, None] - places[None] < window)
+    causal, same = places[:, None] >= places[None], document[:, None] == document[None]
+    near = (causal | ((block[:, None] == block[None]) & (block[:, None] >= 0))) & same
+    full = near if everywhere else causal & same
+    sliding = near if window is None else near & (places[:, None] - places[None] < window)
     lowest = torch.finfo(dtype).min
 
     def added(seen: Tensor) -> Tensor:

@@ -35,6 +35,7 @@ from penstock.integrations.image_rows import (
     image_arguments,
     image_masks,
     image_token,
+    needs_cross_attention,
     trial_row,
 )
 from penstock.integrations.isolation import (
@@ -74,10 +75,11 @@ _WAYS: dict[Way, str] = {
     "ours": "our attention",
     "own": "transformers' attention and restarting positions",
     "masks": "transformers' attention and masks of documents and images",
+    "sliding_masks": "transformers' attention and masks of documents, and of images in sliding layers",
     "alone": "one document a row",
 }
 
-_TRIED: tuple[Way, ...] = ("ours", "own", "masks")
+_TRIED: tuple[Way, ...] = ("ours", "own", "masks", "sliding_masks")
 
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "base_model": lambda inner: inner.base_model,
@@ -184,8 +186,10 @@ class HuggingFaceModel(nn.Module):
         given = image_arguments(self.inner, row.source, self.device, self.compute_dtype)
         if way == "ours":
             given["penstock_attend"] = lambda layer, q, k, v, window: row.attention(q[0], k[0], v[0])[None]
-        elif way == "masks":
-            given["attention_mask"] = image_masks(row.source, self._sliding_window, self.device, self.compute_dtype)
+        elif way in ("masks", "sliding_masks"):
+            given["attention_mask"] = image_masks(
+                row.source, self._sliding_window, self.device, self.compute_dtype, everywhere=way == "masks"
+            )
         elif way == "alone":
             del given["position_ids"]
         return self._hidden(given)[:, :slots]
@@ -205,6 +209,11 @@ class HuggingFaceModel(nn.Module):
             ConfigError: The images belong to another model.
         """
         if self._way is None:
+            if needs_cross_attention(self.inner):
+                raise ConfigError(
+                    f"{describe(self)}: text attends to images in layers of its own, by a mask that rows do not have "
+                    "yet; take a model that reads images among its text"
+                )
             expected, found = image_token(self.inner), int(blank.tokens[0])
             if expected is not None and expected != found:
                 raise ConfigError(
