@@ -100,6 +100,7 @@ def test_a_bad_record_is_named(files, message, model, tmp_path):
         prepare(path, model, tmp_path / "stopped")
     kept = prepare(path, model, tmp_path / "data", on_error="skip")
     assert len(kept) == 1
+    assert "\\x" not in (tmp_path / "data" / "rejected.jsonl").read_text(), "no bytes of images"
 
 
 def test_texts_are_not_read_from_tars(shard):

@@ -132,7 +132,7 @@ def encode_chats(
     for record in records:
         if record.reason is not None:
             place = files[block.files[record.row]], int(block.lines[record.row])
-            shown = json.dumps(block.objects[record.row], ensure_ascii=False, default=repr)
+            shown = json.dumps(block.objects[record.row], ensure_ascii=False, default=_in_short)
             rejects.append(Reject(*place, record.reason, excerpt(shown)))
     good = [record for record in records if record.reason is None]
     kept = [record for record in good if record.chats]
@@ -289,6 +289,11 @@ def _verify(record: _Record, chats: Sequence[EncodedChat], processor: Processor,
         if difference is not None:
             record.fail(difference)
     return compared
+
+
+def _in_short(value: Any) -> str:
+    """What JSON cannot hold, for a message; the bytes of an image would be megabytes."""
+    return f"<{len(value):,} bytes>" if isinstance(value, bytes) else repr(value)
 
 
 def _what_trains(chat: ChatSettings) -> dict[str, Any]:
