@@ -27,6 +27,8 @@ from penstock.generation import sequence as sequences
 from penstock.generation.sampling import Sampler, draw, log_probabilities
 from penstock.generation.sequence import Spelling
 from penstock.generation.settings import Event, FinishReason, Generated, LogProbabilities, Sampling
+from penstock.inputs.media import BlankImage
+from penstock.inputs.prompt_images import PromptImages
 from penstock.models import LanguageModel
 from penstock.tokenizers import Tokenizer
 
@@ -55,26 +57,18 @@ class Slots:
         """Number of free slots."""
         return len(self._free)
 
-    def take(self, prompt: Sequence[int]) -> tuple[int, int]:
-        """The best free slot, and the number of the prompt's tokens that it holds: at most all but the last."""
-        same = {slot: _same(tokens, prompt) for slot, tokens in self._free.items()}
+    def take(self, sequence: sequences.Sequence) -> None:
+        """Give a sequence the best free slot, and the tokens that this holds already: at most all but the last."""
+        common = {slot: sequence.common(keys) for slot, keys in self._free.items()}
         # Of equally good slots, the one with the fewest tokens, so that long prompts stay.
-        slot = max(self._free, key=lambda slot: (same[slot], -len(self._free[slot]), -slot))
+        slot = max(self._free, key=lambda slot: (common[slot], -len(self._free[slot]), -slot))
         del self._free[slot]
-        self._cache.truncate(slot, same[slot])
-        return slot, same[slot]
+        self._cache.truncate(slot, common[slot])
+        sequence.slot, sequence.held = slot, common[slot]
 
-    def give_back(self, slot: int, tokens: list[int]) -> None:
-        """Make a slot free; the cache holds these tokens in it."""
-        self._free[slot] = tokens
-
-
-def _same(tokens: Sequence[int], prompt: Sequence[int]) -> int:
-    """Tokens at the beginning that are equal; at most all but the last of the prompt."""
-    most = min(len(tokens), len(prompt) - 1)
-    if tokens[:most] == prompt[:most]:
-        return most
-    return next(at for at in range(most) if tokens[at] != prompt[at])
+    def give_back(self, sequence: sequences.Sequence) -> None:
+        """Make the slot of a sequence free; the cache still holds its tokens."""
+        self._free[sequence.slot] = sequence.keys[: sequence.held]
 
 
 @final
@@ -96,6 +90,7 @@ class Engine:
         forbidden_ids: Collection[int] | None = None,
         slots: int = 8,
         prompt_part: int = PROMPT_PART,
+        images: BlankImage | None = None,
     ) -> None:
         """Allocate the cache.
 
@@ -108,9 +103,10 @@ class Engine:
                 without a tokenizer id are never chosen.
             slots: Number of sequences that run at the same time; others wait.
             prompt_part: Tokens of a prompt that are read in one step.
+            images: The blank image of an `ImageReader`, for prompts with images; None: they are refused.
 
         Raises:
-            ConfigError: A number is out of range, or an id is not in the model's vocabulary.
+            ConfigError: The model reads no such images; a number is out of range, or an id is not in the model's vocabulary.
             TokenizerError: The vocabulary has no exact byte table.
         """
         sizes = (("slots", slots, 1), ("prompt_part", prompt_part, 1), ("context_length", context_length, 2))
@@ -126,6 +122,9 @@ class Engine:
         unknown = range(min(tokenizer.vocab_size, model.vocab_size), model.vocab_size)
         self._forbidden = torch.tensor(sorted({*forbidden, *unknown}), dtype=torch.int64, device=model.device)
         self._stops = torch.tensor(sorted(self.stop_ids), dtype=torch.int64, device=model.device)
+        self._reads_images = images is not None
+        if images is not None:
+            model.expect_images(images)
         self._cache = model.new_cache(slots, context_length)
         self._slots = Slots(self._cache, slots)
         self._waiting: deque[sequences.Sequence] = deque()
@@ -143,13 +142,21 @@ class Engine:
         """Number of sequences that wait for a slot."""
         return len(self._waiting)
 
-    def submit(self, prompt: Sequence[int], sampling: Sampling | None = None, *, choice: int = 0) -> int:
+    def submit(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling | None = None,
+        *,
+        choice: int = 0,
+        images: PromptImages | None = None,
+    ) -> int:
         """Add a sequence; it runs from the next step, or as soon as a slot is free.
 
         Args:
             prompt: Ids, including BOS if the model expects it.
             sampling: How tokens are chosen.
             choice: Distinguishes sequences with the same seed, such as several replies to one prompt.
+            images: Of the prompt; None: it has none.
 
         Returns:
             The sequence's number, which its events have.
@@ -166,10 +173,14 @@ class Engine:
                 "one more token; shorten it"
             )
         self._check_ids(ids)
+        if images is not None and not self._reads_images:
+            raise ConfigError("the prompt has images, and the engine was made without; give it Engine(images=…)")
         number, self._submitted = self._submitted, self._submitted + 1
         settings = sampling or Sampling()
         self._waiting.append(
-            sequences.Sequence(number, ids, settings, choice, self.context_length, self._spelling, self.stop_ids)
+            sequences.Sequence(
+                number, ids, settings, choice, self.context_length, self._spelling, self.stop_ids, images
+            )
         )
         return number
 
@@ -204,6 +215,7 @@ class Engine:
         sampling: Sampling | Sequence[Sampling] | None = None,
         *,
         first_choice: int = 0,
+        images: Sequence[PromptImages | None] | None = None,
     ) -> Iterator[Event]:
         """Continue any number of prompts; yields events as they come.
 
@@ -212,6 +224,7 @@ class Engine:
             sampling: One for all: each prompt then has its own draws. Or one for each: equal prompts with equal
                 settings then give equal texts.
             first_choice: Choice number of the first prompt; the others follow; see `submit`.
+            images: Of each prompt; None: there are none.
 
         Yields:
             Events; `sequence` is the prompt's index. If the iterator is closed early, its sequences are cancelled.
@@ -228,9 +241,10 @@ class Engine:
                 f"{len(prompts)} prompts have {len(settings)} sampling settings; give one each, or one for all"
             )
         places: dict[int, int] = {}
+        seen = images or [None] * len(prompts)
         try:
-            for place, (prompt, each) in enumerate(zip(prompts, settings, strict=True)):
-                places[self.submit(prompt, each, choice=first_choice + place * shared)] = place
+            for place, (prompt, each, own) in enumerate(zip(prompts, settings, seen, strict=True)):
+                places[self.submit(prompt, each, choice=first_choice + place * shared, images=own)] = place
             while self._running or self._waiting:
                 for event in self.step():
                     place = places[event.sequence]
@@ -240,18 +254,22 @@ class Engine:
                 self.cancel(number)
 
     def generate_all(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling | Sequence[Sampling] | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        *,
+        images: Sequence[PromptImages | None] | None = None,
     ) -> list[Generated]:
         """Run `generate` to its end; returns one result per prompt."""
         events: list[list[Event]] = [[] for _ in prompts]
-        for event in self.generate(prompts, sampling):
+        for event in self.generate(prompts, sampling, images=images):
             events[event.sequence].append(event)
         return [collect(each) for each in events]
 
     def _join(self, sequence: sequences.Sequence) -> None:
         """Give a sequence a slot, and what it shares with a running one as soon as that has it."""
-        sequence.slot, sequence.held = self._slots.take(sequence.ids)
-        shared = {other: _same(other.ids, sequence.ids) for other in self._running.values()}
+        self._slots.take(sequence)
+        shared = {other: sequence.common(other.keys) for other in self._running.values()}
         leader = max(shared, key=lambda other: (shared[other], other.held), default=None)
         if leader is not None and shared[leader] >= sequence.held + LEAST_SHARED:
             sequence.leader, sequence.shared = leader, shared[leader]
@@ -272,8 +290,8 @@ class Engine:
         if not group:
             return []
         group.sort(key=lambda each: each.slot)
-        parts = [each.ids[each.held : each.held + most] for each in group]
-        logits = self._extend(parts, [each.slot for each in group])
+        parts = [each.part(most) for each in group]
+        logits = self._extend(parts, group)
         for each, part in zip(group, parts, strict=True):
             each.held += len(part)
         ready = [row for row, each in enumerate(group) if each.held == len(each.ids)]
@@ -281,12 +299,15 @@ class Engine:
             logits = logits[ready]
         return self._choose([group[row] for row in ready], logits) if ready else []
 
-    def _extend(self, parts: list[list[int]], slots: list[int]) -> Tensor:
+    def _extend(self, parts: list[list[int]], group: list[sequences.Sequence]) -> Tensor:
         """Logits [B, vocab] after each row's tokens."""
         width = max(map(len, parts))
         tokens = torch.tensor([part + [0] * (width - len(part)) for part in parts], device=self._model.device)
         lengths = torch.tensor([len(part) for part in parts])
-        return self._model.extend(tokens, lengths, self._cache, torch.tensor(slots))
+        slots = torch.tensor([each.slot for each in group])
+        if all(each.images is None for each in group):
+            return self._model.extend(tokens, lengths, self._cache, slots)
+        return self._model.extend(tokens, lengths, self._cache, slots, [each.images for each in group])
 
     def _choose(self, group: list[sequences.Sequence], logits: Tensor) -> list[Event]:
         """The next token of each sequence, from logits [B, vocab]."""
@@ -338,7 +359,7 @@ class Engine:
             if follower.leader is sequence:
                 self._take_shared(follower)
         del self._running[sequence.number]
-        self._slots.give_back(sequence.slot, sequence.ids[: sequence.held])
+        self._slots.give_back(sequence)
 
     def _check_ids(self, ids: Collection[int]) -> None:
         known = self._model.vocab_size

@@ -11,6 +11,7 @@ from typing import final
 
 from penstock.generation.sampling import sequence_key
 from penstock.generation.settings import FinishReason, Sampling
+from penstock.inputs.prompt_images import PromptImages
 from penstock.tokenizers import Tokenizer
 
 
@@ -75,6 +76,14 @@ class TextStream:
         return 0
 
 
+def same(tokens: list[int], prompt: list[int]) -> int:
+    """Tokens at the beginning that are equal; at most all but the last of the prompt."""
+    most = min(len(tokens), len(prompt) - 1)
+    if tokens[:most] == prompt[:most]:
+        return most
+    return next(at for at in range(most) if tokens[at] != prompt[at])
+
+
 @final
 class Sequence:
     """A prompt and the tokens chosen after it.
@@ -85,13 +94,15 @@ class Sequence:
         key: Key of its draws.
         slot: Its slot in the cache; −1 while it waits.
         held: Number of its tokens in the cache.
+        images: Of its prompt; None: it has none.
+        keys: Its ids, with other numbers for tokens of images: what must be equal to share a beginning.
         leader: The running sequence that is reading a beginning of its prompt, which it waits for; None: none.
         shared: Tokens that it shares with the leader.
         finish_reason: None until it ends.
     """
 
     __slots__ = (
-        "_spelling", "_stop_ids", "_stream", "finish_reason", "held", "ids", "key", "leader", "limit", "number",
+        "_spelling", "_stop_ids", "_stream", "finish_reason", "held", "ids", "images", "key", "keys", "leader", "limit", "number",
         "prompt", "sampling", "shared", "slot",
     )  # fmt: skip
 
@@ -104,8 +115,10 @@ class Sequence:
         context_length: int,
         spelling: Spelling,
         stop_ids: frozenset[int],
+        images: PromptImages | None = None,
     ) -> None:
         self.number, self.ids, self.prompt, self.sampling = number, list(prompt), len(prompt), sampling
+        self.images, self.keys = images, self.ids if images is None else images.keyed(self.ids)
         self.key = sequence_key(sampling.seed, choice)
         self.slot, self.held = -1, 0
         self.leader: Sequence | None = None
@@ -115,6 +128,16 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self._spelling, self._stop_ids = spelling, stop_ids
         self._stream = TextStream(sampling.stop)
+
+    def part(self, most: int) -> list[int]:
+        """The next tokens for the cache: `most`, or more if that would end within an image."""
+        end = self.held + most
+        return self.ids[self.held : end if self.images is None else self.images.ceiling(end)]
+
+    def common(self, keys: list[int]) -> int:
+        """Tokens at the beginning that are those of `keys`: at most all but the last, and never a part of an image."""
+        found = same(keys, self.keys)
+        return found if self.images is None else self.images.floor(found)
 
     @property
     def written(self) -> int:
@@ -129,6 +152,8 @@ class Sequence:
     def accept(self, token: int) -> str:
         """Add a chosen token; returns the text that is certain now. Sets `finish_reason` at the end."""
         self.ids.append(token)
+        if self.images is not None:
+            self.keys.append(token)
         if token in self._stop_ids:
             self.finish_reason = "stop"
             return self._stream.finish()

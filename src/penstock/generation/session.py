@@ -11,18 +11,24 @@ number of tokens left out is reported. An empty reply leaves the conversation un
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
 
 from penstock.chat import Rendered, Template
+from penstock.chat.records.conversation import DEFAULT_WEIGHTS, Conversation
+from penstock.chat.records.images import images_of
 from penstock.chat.records.media import refuse_media
+from penstock.chat.render.forms import forms_of, render_form
 from penstock.chat.render.traced_text import LITERAL
 from penstock.chat.tokens.encoding import encode_rendered
+from penstock.chat.tokens.images import expand, restore
 from penstock.core.errors import ConfigError, ConversationError
 from penstock.generation.engine import Engine
+from penstock.generation.images import ImageReader
 from penstock.generation.settings import Event, FinishReason, Sampling
+from penstock.inputs.prompt_images import PromptImages
 from penstock.tokenizers import Tokenizer
 
 SYSTEM_ROLES = ("system", "developer")
@@ -36,6 +42,8 @@ class Prompt:
     """A conversation as ids."""
 
     ids: tuple[int, ...]
+    images: PromptImages | None = None
+    """None: it has none."""
     messages_dropped: int = 0
     tokens_dropped: int = 0
     """Length of the whole conversation's prompt minus that of this one."""
@@ -66,8 +74,40 @@ def encode_chat(
         RecordError: The template refuses the conversation, or it holds images, audio or video.
     """
     refuse_media(messages, {})
-    rendered = template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
-    return tuple(encode_rendered(tokenizer, rendered.text, _literal(rendered)).ids.tolist())
+    return _encode(messages, template, tokenizer, tools, add_generation_prompt, None)[0]
+
+
+def _encode(
+    messages: Messages,
+    template: Template,
+    tokenizer: Tokenizer,
+    tools: Sequence[Any] | None,
+    add_generation_prompt: bool,
+    images: ImageReader | None,
+) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
+    """Ids of a conversation whose images are loaded, and the tokens of each image."""
+    rendered = _render(messages, template, tools, add_generation_prompt)
+    literal = _literal(rendered)
+    loaded = images_of(messages)
+    if images is None or not loaded:
+        return tuple(encode_rendered(tokenizer, rendered.text, literal).ids.tolist()), []
+    layouts = [images.processor.layout(image.size) for image in loaded]
+    expanded = expand(rendered.text, literal, images.processor.placeholder, layouts)
+    encoded, places = restore(encode_rendered(tokenizer, expanded.text, expanded.literal), expanded, images.processor)
+    return tuple(encoded.ids.tolist()), [(place.begin, place.end) for place in places]
+
+
+def _render(
+    messages: Messages, template: Template, tools: Sequence[Any] | None, add_generation_prompt: bool
+) -> Rendered:
+    """A conversation as text, in the form that the template accepts, as in training."""
+    plain = tuple({"content": None, **message} for message in messages)
+    conversation = Conversation(
+        messages=plain, message_weights=(DEFAULT_WEIGHTS,) * len(plain), forms=forms_of(plain, True, True)
+    )
+    if conversation.forms or template.reads_parts:
+        messages = render_form(replace(conversation, tools=None if tools is None else tuple(tools)), template)[0].messages
+    return template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
 
 
 def fit_chat(
@@ -77,6 +117,7 @@ def fit_chat(
     *,
     room: int,
     tools: Sequence[Any] | None = None,
+    images: ImageReader | None = None,
 ) -> Prompt:
     """The prompt of a conversation with as many of the newest turns as fit.
 
@@ -86,6 +127,7 @@ def fit_chat(
         tokenizer: The model's tokenizer.
         room: Maximum tokens of the prompt.
         tools: JSON schemas of functions.
+        images: Reads the images of messages; None: they are refused.
 
     Raises:
         ConversationError: The last turn alone does not fit, or there is no message.
@@ -93,25 +135,37 @@ def fit_chat(
     """
     if not messages:
         raise ConversationError("the conversation is empty; give at least one message")
+    if images is None:
+        refuse_media(messages, {})
+    else:
+        messages = images.place(messages)
     head = next((i for i, message in enumerate(messages) if message["role"] not in SYSTEM_ROLES), len(messages))
     starts = [i for i, message in enumerate(messages) if i > head and message["role"] == "user"]
     cuts = [head, *starts]
 
-    def encode(turns: int) -> tuple[int, ...]:
-        return encode_chat([*messages[:head], *messages[cuts[turns] :]], template, tokenizer, tools=tools)
+    def kept(turns: int) -> Messages:
+        return [*messages[:head], *messages[cuts[turns] :]]
 
-    whole = encode(0)
-    if len(whole) <= room:
-        return Prompt(ids=whole)
-    dropped = bisect_left(range(len(cuts)), True, lo=1, key=lambda turns: len(encode(turns)) <= room)
+    def encode(turns: int) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
+        return _encode(kept(turns), template, tokenizer, tools, True, images)
+
+    def prompt(turns: int) -> Prompt:
+        ids, places = encode(turns)
+        read = images.read(ids, places, images_of(kept(turns))) if images is not None and places else None
+        return Prompt(ids=ids, images=read)
+
+    whole = len(encode(0)[0])
+    if whole <= room:
+        return prompt(0)
+    dropped = bisect_left(range(len(cuts)), True, lo=1, key=lambda turns: len(encode(turns)[0]) <= room)
     if dropped == len(cuts):
-        least = len(encode(len(cuts) - 1))
+        least = len(encode(len(cuts) - 1)[0])
         raise ConversationError(
             f"the last message{' with the system message' if head else ''} takes {least} tokens, but there is room for "
             f"{room}; shorten it"
         )
-    ids = encode(dropped)
-    return Prompt(ids=ids, messages_dropped=cuts[dropped] - head, tokens_dropped=len(whole) - len(ids))
+    found = prompt(dropped)
+    return replace(found, messages_dropped=cuts[dropped] - head, tokens_dropped=whole - len(found.ids))
 
 
 def _literal(rendered: Rendered) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -179,16 +233,17 @@ class ChatSession:
         sampling: Sampling | None = None,
         system: str | None = None,
         tools: Sequence[Any] | None = None,
+        images: ImageReader | None = None,
     ) -> None:
         self.messages: list[dict[str, Any]] = []
         self.system = system
-        self._engine, self._template, self._tools = engine, template, tools
+        self._engine, self._template, self._tools, self._images = engine, template, tools, images
         self._sampling = sampling or Sampling(min_tokens=1)
         self._current: Reply | None = None
         self._number = 0
 
-    def reply(self, text: str) -> Reply:
-        """Send a message; the reply is generated while it is iterated over.
+    def reply(self, text: str, images: Sequence[Any] = ()) -> Reply:
+        """Send a message, with images before its text; the reply is generated while it is iterated over.
 
         Each reply of a session has other draws: they depend on the seed and the reply's number.
 
@@ -199,15 +254,21 @@ class ChatSession:
         """
         if self._current is not None:
             raise ConfigError("the last reply is still being generated; read it to its end, or stop() it")
-        asked = {"role": "user", "content": text}
+        asked: dict[str, Any] = {"role": "user", "content": text}
+        if images:
+            parts = [{"type": "image", "image": image} for image in images]
+            asked["content"] = [*parts, {"type": "text", "text": text}]
         prompt = fit_chat(
             [*self.whole(), asked],
             self._template,
             self._engine.tokenizer,
             room=room_for(self._engine, self._sampling),
             tools=self._tools,
+            images=self._images,
         )
-        events = self._engine.generate([prompt.ids], self._sampling, first_choice=self._number)
+        events = self._engine.generate(
+            [prompt.ids], self._sampling, first_choice=self._number, images=[prompt.images]
+        )
         self._current, self._number = Reply(self, asked, prompt, events), self._number + 1
         return self._current
 

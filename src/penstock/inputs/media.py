@@ -7,7 +7,7 @@ from typing import Annotated, Any, final
 import numpy as np
 
 from penstock.core.arrays import Int32, Int64
-from penstock.media.processor import join_arrays
+from penstock.media.processor import Processor, join_arrays
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -24,6 +24,23 @@ class BlankImage:
     tokens: Annotated[Int64, "tokens"]
     arrays: Mapping[str, Array]
     positions: Annotated[Int64, "4 1 tokens"] | None
+
+
+_BLANK_SIZE = (56, 56)
+
+
+def blank_image(processor: Processor) -> BlankImage:
+    """A blank image as a model with this processor gets it."""
+    from PIL import Image
+
+    layout = processor.layout(_BLANK_SIZE)
+    tokens = np.full(layout.slots, processor.slot_id, np.int64)
+    arrays = processor.arrays(Image.new("RGB", (_BLANK_SIZE[1], _BLANK_SIZE[0])))
+    positions = None
+    if processor.has_grids:
+        spatial = grid_positions(np.arange(layout.slots), layout.slots, arrays["image_grid_thw"], processor.merge)
+        positions = np.concatenate([np.arange(layout.slots)[None], spatial])[:, None]
+    return BlankImage(tokens=tokens, arrays=arrays, positions=positions)
 
 
 @final

@@ -55,17 +55,24 @@ def image_arguments(inner: Any, row: ModelInput, device: torch.device, dtype: to
         device: The model's.
         dtype: Of its weights: pixels are converted to it.
     """
-    media = row.media
-    assert media is not None
+    assert row.media is not None
     assert row.positions is not None
+    tokens, places = (torch.from_numpy(array.astype(np.int64)) for array in (row.tokens, row.positions))
+    return part_arguments(inner, tokens, places, row.media, device, dtype)
+
+
+def part_arguments(
+    inner: Any, tokens: Tensor, places: Tensor, media: RowMedia, device: torch.device, dtype: torch.dtype
+) -> dict[str, Any]:
+    """As `image_arguments`, of some tokens [n], their positions in the document [n], and the images among them."""
     known = set(inspect.signature(inner.forward).parameters)
-    positions = torch.from_numpy(row.positions.astype(np.int64))[None]
+    positions = places[None]
     if media.positions is not None and uses_grids(inner):
         positions = torch.from_numpy(media.positions)
-    types = np.zeros(row.sequence_length, np.int64)
+    types = np.zeros(len(tokens), np.int64)
     types[media.slots] = 1
     given: dict[str, Any] = {
-        "input_ids": torch.from_numpy(row.tokens.astype(np.int64))[None],
+        "input_ids": tokens[None],
         "position_ids": positions,
         **{name: torch.from_numpy(types)[None] for name in ("mm_token_type_ids", "token_type_ids") if name in known},
         **{name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in media.arrays.items()},

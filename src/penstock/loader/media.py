@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.core.arrays import Int64, Records
 from penstock.core.errors import ConfigError, CorruptionError, RecordError
-from penstock.inputs.media import BlankImage, RowMedia, grid_positions
+from penstock.inputs.media import RowMedia, blank_image, grid_positions
 from penstock.loader._plan_kernels import PIECE
 from penstock.loader.image_cache import ImageCache
 from penstock.media.images import ImageSettings, read_picture
@@ -25,9 +25,6 @@ from penstock.shards.columns import ExtraTable
 from penstock.shards.images import ImageOf
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-_BLANK_SIZE = (56, 56)
-
 
 @final
 class MediaRows:
@@ -70,7 +67,7 @@ class MediaRows:
                 )
         assert first is not None
         self.processor: Processor = first[1].processor
-        self.blank = _blank(self.processor)
+        self.blank = blank_image(self.processor)
         self._caches: list[ImageCache | None] = []
         for settings in self._settings:
             kind = None if settings is None or cache is None else _kind(self.processor, settings)
@@ -180,17 +177,3 @@ def _kind(processor: Processor, settings: ImageSettings) -> str:
 
 def _name(image: ImageOf) -> str:
     return image.name or image.digest.hex()
-
-
-def _blank(processor: Processor) -> BlankImage:
-    from PIL import Image
-
-    size = _BLANK_SIZE
-    layout = processor.layout(size)
-    tokens = np.full(layout.slots, processor.slot_id, np.int64)
-    arrays = processor.arrays(Image.new("RGB", (size[1], size[0])))
-    positions = None
-    if processor.has_grids:
-        spatial = grid_positions(np.arange(layout.slots), layout.slots, arrays["image_grid_thw"], processor.merge)
-        positions = np.concatenate([np.arange(layout.slots)[None], spatial])[:, None]
-    return BlankImage(tokens=tokens, arrays=arrays, positions=positions)

@@ -16,7 +16,7 @@ that length; the tokens remain the reference.
 
 import math
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, final
 
@@ -25,6 +25,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.core.errors import ConfigError
+from penstock.inputs.media import RowMedia
+from penstock.inputs.prompt_images import PromptImages
 
 LayerAttend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, rotated q [..., heads, dim], rotated k [..., kv_heads, dim], v as k) → [..., heads, dim]."""
@@ -246,7 +248,7 @@ class Growth:
     def __init__(self, cache: Cache, sequences: Tensor, lengths: Tensor, width: int) -> None:
         device = cache._device
         self._cache, self._sequences, self._lengths = cache, sequences, lengths
-        starts = cache.lengths[sequences]
+        self._starts = starts = cache.lengths[sequences]
         offsets = torch.arange(width)
         places = starts[:, None] + offsets
         row, column = (offsets < lengths[:, None]).nonzero(as_tuple=True)
@@ -275,6 +277,11 @@ class Growth:
             )  # fmt: skip
             out[call.rows, call.queries] = found.transpose(1, 2)
         return out
+
+    def parts(self, images: Sequence[PromptImages | None]) -> list[RowMedia | None]:
+        """The images among each row's new tokens; None: its prompt has none."""
+        rows = zip(images, self._starts.tolist(), self._lengths.tolist(), strict=True)
+        return [None if one is None else one.part(start, start + count) for one, start, count in rows]
 
     def done(self) -> None:
         """Count the new tokens, after the last layer."""

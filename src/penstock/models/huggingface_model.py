@@ -12,7 +12,7 @@ A folder with a model that would compute something else is refused.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,8 +26,9 @@ from torch.nn.functional import pad
 from penstock.core.errors import ConfigError, CorruptionError, IsolationError
 from penstock.inputs import AttentionRule
 from penstock.inputs.blank_images import with_blank
-from penstock.inputs.media import BlankImage
+from penstock.inputs.media import BlankImage, RowMedia
 from penstock.inputs.model_input import InputRequirements, ModelInput
+from penstock.inputs.prompt_images import PromptImages
 from penstock.integrations.huggingface import REQUIREMENTS, model_inputs
 from penstock.integrations.image_rows import (
     Way,
@@ -36,7 +37,9 @@ from penstock.integrations.image_rows import (
     image_masks,
     image_token,
     needs_cross_attention,
+    part_arguments,
     trial_row,
+    uses_grids,
 )
 from penstock.integrations.isolation import (
     CURE,
@@ -48,7 +51,7 @@ from penstock.integrations.isolation import (
     try_isolation,
 )
 from penstock.models.attention.windows import attention_of
-from penstock.models.cache import Cache, LayerAttend, TextCache
+from penstock.models.cache import Cache, Growth, LayerAttend, TextCache
 from penstock.models.importing import read_config, refuse_incomplete, refuse_not_finite, refuse_quantised
 from penstock.models.language_model import PackingVerdict, RowTensors, require_packed_rows
 from penstock.models.lora import LoraSettings
@@ -110,6 +113,7 @@ class HuggingFaceModel(nn.Module):
         self._own_attention = own
         self._way: Way | None = None
         self._way_reason = ""
+        self._caches_images, self._tried_cached_images = True, False
         self._limit, self._width = rotary_limit(inner), truth.shape[-1]
         self._shape: AttentionShape | None = None
         try:
@@ -292,7 +296,7 @@ class HuggingFaceModel(nn.Module):
         For a model that needs more than keys and values, and for sequences so long that its rotary frequencies change,
         it is a cache of texts: exact, but slow.
         """
-        if self._shape is None:
+        if self._shape is None or not self._caches_images:
             return TextCache(sequences, capacity, self.device)
         if self._limit is None or capacity <= self._limit[0]:
             return self._keys(sequences, capacity)
@@ -313,17 +317,105 @@ class HuggingFaceModel(nn.Module):
 
     @torch.no_grad()
     def extend(
-        self, tokens: Tensor, lengths: Tensor, cache: Cache | TextCache, sequences: Tensor | None = None
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        cache: Cache | TextCache,
+        sequences: Tensor | None = None,
+        images: Sequence[PromptImages | None] | None = None,
     ) -> Tensor:
         """Like `Transformer.extend`."""
         if isinstance(cache, TextCache):
-            return self._extend_texts(tokens, lengths, cache, sequences)
+            return self._extend_texts(tokens, lengths, cache, sequences, images)
         growth = cache.growth(tokens, lengths, sequences)
-        hidden = self.run(tokens, growth.positions, growth.attend)[0]
+        if images is None or not any(images):
+            hidden = self.run(tokens, growth.positions, growth.attend)[0]
+        else:
+            parts = growth.parts(images)
+            if any(parts) and len(parts) > 1:
+                return self._extend_each(tokens, lengths, cache, sequences, images)
+            if parts[0]:
+                hidden = self._hidden_of_part(tokens, lengths, growth, parts[0])
+            else:
+                hidden = self.run(tokens, self._text_positions(growth.positions, parts), growth.attend)[0]
         growth.done()
         return self.logits(hidden[growth.last])
 
-    def _extend_texts(self, tokens: Tensor, lengths: Tensor, cache: TextCache, sequences: Tensor | None) -> Tensor:
+    def _extend_each(
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        cache: Cache,
+        sequences: Tensor | None,
+        images: Sequence[PromptImages | None],
+    ) -> Tensor:
+        """`extend` row by row: images of several rows at once would need them in transformers' own order."""
+        chosen = torch.arange(len(tokens)) if sequences is None else sequences
+        return torch.cat(
+            [
+                self.extend(tokens[row : row + 1], lengths[row : row + 1], cache, chosen[row : row + 1], [one])
+                for row, one in enumerate(images)
+            ]
+        )
+
+    def _text_positions(self, places: Tensor, parts: Sequence[RowMedia | None]) -> Tensor:
+        """Positions [B, n] of text around images, which counts on from their largest position."""
+        found = places.clone()
+        for row, media in enumerate(parts):
+            if media is not None and media.positions is not None and uses_grids(self.inner):
+                count = media.positions.shape[2]
+                found[row, :count] = torch.from_numpy(media.positions[1, 0])
+        return found
+
+    def _hidden_of_part(self, tokens: Tensor, lengths: Tensor, growth: Growth, media: RowMedia) -> Tensor:
+        """Final hidden states [1, n, width] of one row's new tokens [1, n], with images among them."""
+        count = int(lengths[0])
+        given = part_arguments(
+            self.inner, tokens[0, :count], growth.positions[0, :count], media, self.device, self.compute_dtype
+        )
+        given["penstock_attend"] = lambda layer, q, k, v, window: growth.attend(layer, q, k, v)
+        return self._hidden(given)
+
+    def expect_images(self, blank: BlankImage) -> None:
+        """Find out how it reads images, and whether that works through a cache."""
+        if not self.has_vision:
+            raise ConfigError(f"{describe(self)} reads no images; take a model with vision")
+        if self.way_of_images(blank) == "ours" and self._shape is not None and not self._tried_cached_images:
+            self._tried_cached_images = True
+            self._try_cached_images(blank)
+
+    def _try_cached_images(self, blank: BlankImage) -> None:
+        """Compare a prompt with an image in parts and steps through our cache with the whole; else do without cache."""
+        _, document, *_ = trial_row(blank, self.vocab_size)
+        assert document.media is not None
+        images = PromptImages.of_document(document)
+        tokens = torch.from_numpy(document.tokens).to(self.device)
+        with evaluating(self.inner):
+            truth = self.logits(self._with_images(self._tensors(document)))[0]
+            cache, cuts = self._keys(1, len(tokens)), [0, 2, images.ends[0] + 1, len(tokens) - 2, len(tokens)]
+            try:
+                found = [
+                    self.extend(tokens[None, begin:end], torch.tensor([end - begin]), cache, None, [images])[0]
+                    for begin, end in pairwise(cuts)
+                ]
+                far = distance(torch.stack(found), truth[torch.tensor(cuts[1:]) - 1])
+                reason = f"logits after a prompt with an image in parts are {far:.2g} standard deviations off"
+                if far <= rounding(self.inner):
+                    return
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                reason = one_line(error)
+        self._caches_images, self._fallback_reason = False, reason
+
+    def _extend_texts(
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        cache: TextCache,
+        sequences: Tensor | None,
+        images: Sequence[PromptImages | None] | None,
+    ) -> Tensor:
         """`extend` if cached keys are valid for some sequences, or for none."""
         chosen = cache.append(tokens, lengths, sequences)
         rows = [(row, sequence) for row, sequence in enumerate(chosen) if lengths[row] > 0]
@@ -334,12 +426,19 @@ class HuggingFaceModel(nn.Module):
             held = cache.keys.lengths
             new = [cache.text(sequence, int(held[sequence])) for _, sequence in by_keys]
             counts, places = torch.tensor([len(text) for text in new]), torch.tensor([place for _, place in by_keys])
-            logits = self.extend(nn.utils.rnn.pad_sequence(new, batch_first=True), counts, cache.keys, places)
+            given = None if images is None else [images[row] for row, _ in by_keys]
+            padded = nn.utils.rnn.pad_sequence(new, batch_first=True)
+            logits = self.extend(padded, counts, cache.keys, places, given)
             found = {row: one for (row, _), one in zip(by_keys, logits, strict=True)}
         for row, sequence in rows:
             if row not in found:
                 self._warn_slow()
-                found[row] = self.logits(self._document(cache.text(sequence))[0, -1])
+                text, own = cache.text(sequence), None if images is None else images[row]
+                if own is None:
+                    hidden = self._document(text)
+                else:
+                    hidden = self._with_images(self._tensors(own.document(text.cpu().numpy())))
+                found[row] = self.logits(hidden[0, -1])
         dtype = torch.promote_types(self.compute_dtype, torch.float32)
         nothing = torch.zeros(self._width, dtype=dtype, device=self.device)
         return torch.stack([found.get(row, nothing) for row in range(len(chosen))])
@@ -348,7 +447,7 @@ class HuggingFaceModel(nn.Module):
         if self._warned_slow:
             return
         self._warned_slow = True
-        if self._shape is None:
+        if self._shape is None or not self._caches_images:
             cause = f"generates without a cache: {self._fallback_reason}"
         else:
             assert self._limit is not None

@@ -10,7 +10,7 @@ rows (training, teachers) calls `require_packed_rows`. Code that can do without 
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, final
 from weakref import WeakSet
@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 from penstock.core.errors import ConfigError, IsolationError
 from penstock.inputs import IGNORE, AttentionRule
+from penstock.inputs.media import BlankImage
 from penstock.inputs.model_input import InputRequirements, ModelInput
+from penstock.inputs.prompt_images import PromptImages
 from penstock.inputs.torch_tensors import to_torch, unknown_id
 from penstock.models.attention import RowAttention
 from penstock.models.attention.windows import attention_of
@@ -207,8 +209,21 @@ class LanguageModel(Protocol):
     def new_cache(self, sequences: int, capacity: int) -> SequenceCache:
         """An empty cache for a number of sequences with at most `capacity` tokens each."""
 
-    def extend(self, tokens: Tensor, lengths: Tensor, cache: Any, sequences: Tensor | None = None) -> Tensor:
-        """Append new tokens to sequences of a `new_cache`; logits [B, vocab] after the last new token of each."""
+    def extend(
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        cache: Any,
+        sequences: Tensor | None = None,
+        images: Sequence[PromptImages | None] | None = None,
+    ) -> Tensor:
+        """Append new tokens to sequences of a `new_cache`; logits [B, vocab] after the last new token of each.
+
+        `images`: of each row's prompt, whenever the row grows; new tokens may not begin or end within an image.
+        """
+
+    def expect_images(self, blank: BlankImage) -> None:
+        """Prepare for prompts with images, before `new_cache`; ConfigError: it reads none, or of another processor."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """All weights, as in torch."""

@@ -6,7 +6,7 @@ by reading the whole text again for each token: exact, and slow.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, final, runtime_checkable
 
@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from penstock.core.errors import ConfigError, FormatError, IsolationError
 from penstock.core.randomness import key_for
+from penstock.inputs.media import BlankImage
 from penstock.inputs.model_input import InputRequirements, ModelInput
+from penstock.inputs.prompt_images import PromptImages
 from penstock.integrations.isolation import try_isolation, try_tree
 from penstock.models.cache import LayerAttend, TextCache
 from penstock.models.language_model import LanguageModel, PackingVerdict, RowTensors
@@ -136,11 +138,22 @@ class OwnModel(nn.Module):
         return TextCache(sequences, capacity, self.device)
 
     @torch.no_grad()
-    def extend(self, tokens: Tensor, lengths: Tensor, cache: TextCache, sequences: Tensor | None = None) -> Tensor:
+    def extend(
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        cache: TextCache,
+        sequences: Tensor | None = None,
+        images: Sequence[PromptImages | None] | None = None,
+    ) -> Tensor:
         """Feed new tokens of sequences; logits [B, vocab] after each one's last new token."""
         chosen = cache.append(tokens, lengths, sequences)
         found = [self._last_logits(cache.text(sequence)) for sequence in chosen]
         return torch.stack(found)
+
+    def expect_images(self, blank: BlankImage) -> None:
+        """Not for modules of one's own."""
+        raise ConfigError(f"{self._name}: prompts with images are not supported for a module of your own")
 
     def _last_logits(self, text: Tensor) -> Tensor:
         if not len(text):

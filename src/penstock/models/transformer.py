@@ -12,6 +12,7 @@ Initial weights are a function of the seed and of each weight's name, drawn on t
 rank, and for every weight that two models of different depth share.
 """
 
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -20,14 +21,16 @@ from torch.nn.functional import linear, rms_norm, silu
 
 from penstock.core.errors import ConfigError
 from penstock.core.randomness import key_for
+from penstock.inputs.media import BlankImage, RowMedia
 from penstock.inputs.model_input import InputRequirements, ModelInput
+from penstock.inputs.prompt_images import PromptImages
 from penstock.models.cache import Cache, LayerAttend
 from penstock.models.language_model import LanguageModel, PackingVerdict, RowTensors
 from penstock.models.lora import LoraSettings
 from penstock.models.own_code import is_own_code
 from penstock.models.own_model import build_own
 from penstock.models.settings import ModelSettings
-from penstock.models.vision import VisionTower, with_images
+from penstock.models.vision import VisionTower, check_images, with_images
 
 HUGGING_FACE = "hf:"
 """Prefix of a folder of transformers in a run file."""
@@ -209,7 +212,14 @@ class Transformer(nn.Module):
         )
 
     @torch.no_grad()
-    def extend(self, tokens: Tensor, lengths: Tensor, cache: Cache, sequences: Tensor | None = None) -> Tensor:
+    def extend(
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        cache: Cache,
+        sequences: Tensor | None = None,
+        images: Sequence[PromptImages | None] | None = None,
+    ) -> Tensor:
         """Append new tokens to sequences, which grow by `lengths`.
 
         Args:
@@ -217,6 +227,7 @@ class Transformer(nn.Module):
             lengths: int64 [B], preferably on the CPU: tokens of each row. Results of a row with 0 are undefined.
             cache: From `new_cache`.
             sequences: int64 [B]: the cache's sequence of each row; None: all, in order.
+            images: Of each row's prompt; None: there are none.
 
         Returns:
             Logits [B, vocab] after each row's last new token.
@@ -225,9 +236,26 @@ class Transformer(nn.Module):
             ConfigError: Shapes do not fit, or a sequence exceeds the cache's capacity.
         """
         growth = cache.growth(tokens, lengths, sequences)
-        hidden = self.run(tokens, growth.positions, growth.attend, distances=1)[0]
+        embedded = None if images is None else self._embedded(tokens, growth.parts(images))
+        hidden = self.run(tokens, growth.positions, growth.attend, distances=1, embedded=embedded)[0]
         growth.done()
         return self.logits(hidden[growth.last])
+
+    def _embedded(self, tokens: Tensor, parts: Sequence[RowMedia | None]) -> Tensor | None:
+        """Embeddings [B, n, width] of new tokens, with features of images at their slots; None: there are none."""
+        if self.vision is None or not any(parts):
+            return None
+        found = list(self.embedding(tokens).to(self.compute_dtype))
+        for row, media in enumerate(parts):
+            if media:
+                found[row] = with_images(found[row], self.vision, media)
+        return torch.stack(found)
+
+    def expect_images(self, blank: BlankImage) -> None:
+        """Check that its vision tower reads images of this kind."""
+        if self.vision is None:
+            raise ConfigError("the model has no vision tower, so it cannot read images; set model.vision")
+        check_images(self.vision, blank)
 
     def tensors(self, row: ModelInput, backend: str = "auto") -> RowTensors:
         """A row on the model's device, ready for this model's attention.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.core.errors import ConfigError
-from penstock.inputs.media import RowMedia
+from penstock.inputs.media import BlankImage, RowMedia
 from penstock.models.settings import ModelSettings
 
 MakeBlock = Callable[[ModelSettings], nn.Module]
@@ -59,21 +59,30 @@ def _attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return scaled_dot_product_attention(q, k, v).transpose(1, 2)
 
 
-def with_images(x: Tensor, tower: VisionTower, media: RowMedia) -> Tensor:
-    """Embeddings [T, width] with the features of a row's images at their slots.
+def check_images(tower: VisionTower, blank: BlankImage) -> None:
+    """Refuse images of another processor.
 
     Raises:
         ConfigError: The images were made for other patches, or stand at another token.
     """
     settings = tower.settings
-    found, expected = int(media.blank.tokens[0]), settings.image_token
-    shape = tuple(media.blank.arrays["pixel_values"].shape[1:])
+    found, expected = int(blank.tokens[0]), settings.image_token
+    shape = tuple(blank.arrays["pixel_values"].shape[1:])
     if found != expected or shape != (settings.patches, settings.patch_values):
         raise ConfigError(
             f"the data's images stand at token {found} with patches of {shape[1]} values, {shape[0]} an image; the "
             f"model expects token {expected}, {settings.patch_values} values, {settings.patches} an image: set "
             "model.vision as the processor of the data"
         )
+
+
+def with_images(x: Tensor, tower: VisionTower, media: RowMedia) -> Tensor:
+    """Embeddings [T, width] with the features of a row's images at their slots.
+
+    Raises:
+        ConfigError: As `check_images`.
+    """
+    check_images(tower, media.blank)
     arrays = media.arrays if len(media) else media.blank.arrays
     features = tower(torch.from_numpy(arrays["pixel_values"]).to(x.device, x.dtype))
     if not len(media):

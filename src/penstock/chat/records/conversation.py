@@ -25,7 +25,7 @@ from typing import Any, Literal, final
 
 from penstock.core.errors import ConversationError
 
-Form = Literal["empty_content", "decode_arguments", "join_text_parts"]
+Form = Literal["empty_content", "decode_arguments", "join_text_parts", "wrap_text"]
 """Changes that messages may need before a template can render them; see `forms.py`."""
 
 FLAG_KEYS = ("train", "training", "loss")

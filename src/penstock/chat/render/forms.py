@@ -1,7 +1,7 @@
 """Forms of a conversation: first as the record has it, then others if the template cannot render that.
 
 Chat templates accept different inputs. For a message with only tool calls, some want a null content, others a text.
-Some want the arguments of tool calls as text, others as objects; some a list of parts, others one text. A template
+Some want the arguments of tool calls as text, others as objects; some a list of parts (LLaVA), others one text. A template
 first gets what the record has. If it raises or changes what it was given (a list in Python's notation, arguments as a
 quoted JSON string, the word None, nothing at all), other forms are tried, those with the fewest changes first. The
 choice depends only on conversation and template. A conversation with one form costs nothing.
@@ -44,6 +44,8 @@ def render_form(conversation: Conversation, template: Template) -> tuple[Convers
     Raises:
         RecordError: The template accepts none; names the settings that may help.
     """
+    if template.reads_parts and any(_is_text(message) for message in conversation.messages):
+        conversation = replace(conversation, forms=(*conversation.forms, "wrap_text"))
     first: tuple[Conversation, Rendered] | None = None
     failures: list[RecordError] = []
     for chosen in _choices(conversation.forms):
@@ -54,7 +56,7 @@ def render_form(conversation: Conversation, template: Template) -> tuple[Convers
             failures.append(error)
             continue
         taken = replace(form, forms=()) if form.forms else form
-        if not conversation.forms or _is_faithful(form, rendered):
+        if not conversation.forms or _is_faithful(form, rendered, strings=template.reads_parts):
             return taken, rendered
         first = first or (taken, rendered)
     if first is not None:
@@ -130,12 +132,27 @@ def _join_text_parts(message: _Message, weights: MessageWeights) -> tuple[_Messa
     return joined, replace(weights, ranges=tuple(ranges)) if weights.ranges else weights
 
 
+def _wrap_text(message: _Message, weights: MessageWeights) -> tuple[_Message, MessageWeights]:
+    if not _is_text(message):
+        return message, weights
+    wrapped = {**message, "content": [{"type": "text", "text": message["content"]}]}
+    ranges = [replace(one, field="content.0.text") if one.field == "content" else one for one in weights.ranges]
+    return wrapped, replace(weights, ranges=tuple(ranges)) if ranges else weights
+
+
+def _is_text(message: Mapping[str, Any]) -> bool:
+    """Whether a message's content is one text that says something."""
+    content = message["content"]
+    return isinstance(content, str) and not content.isspace() and bool(content)
+
+
 _CHANGES: Mapping[Form, Callable[[_Message, MessageWeights], tuple[_Message, MessageWeights]]] = {
     "empty_content": _empty_content,
     "decode_arguments": _decode_arguments,
     "join_text_parts": _join_text_parts,
+    "wrap_text": _wrap_text,
 }
-_NAMES: Mapping[Form, str] = {"empty_content": "an empty content for null"}
+_NAMES: Mapping[Form, str] = {"empty_content": "an empty content for null", "wrap_text": "texts as parts"}
 
 
 def _arguments(messages: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
@@ -164,8 +181,8 @@ def _places(content: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, in
         at += len(part["text"])
 
 
-def _is_faithful(conversation: Conversation, rendered: Rendered) -> bool:
-    """Whether a template wrote what it was given, for everything that has another form."""
+def _is_faithful(conversation: Conversation, rendered: Rendered, *, strings: bool) -> bool:
+    """Whether a template wrote what it was given, for everything that has another form; `strings`: texts have one."""
     nulls = {number for number, message in enumerate(conversation.messages) if message["content"] is None}
     written: dict[tuple[int, str], bool] = {}
     at = 0
@@ -176,12 +193,14 @@ def _is_faithful(conversation: Conversation, rendered: Rendered) -> bool:
         written[key] = written.get(key, True) and offset >= 0
         at += length
     return all(
-        _texts_written(number, message, written) and _calls_written(number, message, written)
+        _texts_written(number, message, written, strings) and _calls_written(number, message, written)
         for number, message in enumerate(conversation.messages)
     )
 
 
-def _texts_written(number: int, message: _Message, written: Mapping[tuple[int, str], bool]) -> bool:
+def _texts_written(number: int, message: _Message, written: Mapping[tuple[int, str], bool], strings: bool) -> bool:
+    if strings and _is_text(message):
+        return (number, "content") in written
     parts = message["content"] if is_text_parts(message["content"]) else ()
     return all(not part["text"].strip() or (number, f"content.{i}.text") in written for i, part in enumerate(parts))
 

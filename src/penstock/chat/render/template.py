@@ -29,6 +29,8 @@ _MARKUP = re.compile(r"\|\s*(?:safe|e|escape|forceescape|xmlattr|urlize)\b")
 """Filters after which Jinja escapes what `+`, `%` and similar operators add; tracing does not see that."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _REASONING_NAMES = frozenset(_REASONING)
+_PARTS = re.compile(r"""\[\s*['"]type['"]\s*\]|\.type\b|['"]type['"]\s*,""")
+"""How templates tell the parts of a content apart."""
 LABELS = ("role", "name", "tool_call_id", "type")
 """Fields of a message that are not part of what it says."""
 
@@ -50,6 +52,11 @@ class Template:
         """Hex digest of everything that changes its output."""
         content = json.dumps([self.source, dict(self.variables), str(self.now)], sort_keys=True, default=str)
         return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+    @cached_property
+    def reads_parts(self) -> bool:
+        """Whether it looks at the types of parts; then a content that is one text may be lost without an error."""
+        return _PARTS.search(self.source) is not None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.source, self.name, dict(self.variables), self.now)

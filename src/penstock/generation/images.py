@@ -1,0 +1,88 @@
+"""Images of prompts: from what a message holds to what a model reads.
+
+Which images may be read is the caller's to say: a server must not open files or URLs because a client names them.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+from penstock.chat.records.conversation import DEFAULT_WEIGHTS, Conversation
+from penstock.chat.records.images import place_images
+from penstock.core.errors import RecordError
+from penstock.core.folders import is_url
+from penstock.inputs.media import BlankImage, blank_image
+from penstock.inputs.prompt_images import PromptImages
+from penstock.media.images import ImageSettings, read_picture
+from penstock.media.loading import LoadedImage, find_image, load_image
+from penstock.media.processor import Processor
+
+MOST_IMAGES = 64
+"""Maximum images of a prompt."""
+
+
+@final
+class ImageReader:
+    """Reads the images of prompts.
+
+    Args:
+        processor: The model's.
+        settings: Which images are accepted, and how they become RGB; as in training.
+        folder: Files may be read from this folder, by relative paths or absolute ones within it; None: only images that
+            the messages themselves hold (data URLs, bytes). "" means any file or URL, for the user's own prompts.
+
+    Attributes:
+        blank: For models, which find out with it how they read images.
+    """
+
+    def __init__(
+        self, processor: Processor, settings: ImageSettings | None = None, *, folder: str | Path | None = None
+    ) -> None:
+        self.processor, self.settings = processor, settings or ImageSettings()
+        self._folder = folder
+        self.blank: BlankImage = blank_image(processor)
+
+    def within(self, folder: str | Path | None) -> "ImageReader":
+        """The same, with other files that may be read."""
+        return ImageReader(self.processor, self.settings, folder=folder)
+
+    def place(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Messages with each image loaded, as a part of its content.
+
+        Raises:
+            ConversationError: An image is refused; names its message.
+        """
+        conversation = Conversation(
+            messages=tuple({"content": None, **message} for message in messages),
+            message_weights=(DEFAULT_WEIGHTS,) * len(messages),
+        )
+        return [dict(message) for message in place_images(conversation, self._load).messages]
+
+    def read(self, ids: Sequence[int], places: Sequence[tuple[int, int]], images: Sequence[LoadedImage]) -> PromptImages:
+        """What a model reads of the images of a prompt.
+
+        Args:
+            ids: Of the prompt.
+            places: Tokens of each image, [begin, end).
+            images: In the same order.
+
+        Raises:
+            RecordError: An image is damaged, or the processor refuses it.
+        """
+        pictures = [read_picture(image.read(), self.settings) for image in images]
+        return PromptImages.of(self.processor, ids, places, pictures, [image.digest for image in images])
+
+    def _load(self, value: Any) -> LoadedImage:
+        if self._folder == "":
+            return load_image(value, "", self.settings)
+        origin, data = find_image(value, "" if self._folder is None else str(self._folder))
+        if data is not None:
+            return load_image(data, "", self.settings)
+        if self._folder is None or is_url(origin):
+            raise RecordError("only images in data URLs (data:image/png;base64,…) are accepted here")
+        # Links are followed first: a name within the folder may lead out of it.
+        path, allowed = os.path.realpath(origin), os.path.realpath(self._folder)
+        if os.path.commonpath([path, allowed]) != allowed:
+            raise RecordError("only images in data URLs and files of the folder for images are accepted here")
+        return load_image(Path(path), "", self.settings)
