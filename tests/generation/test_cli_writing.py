@@ -125,11 +125,12 @@ class Answer:
 
 class Session:
     def __init__(self, *answers: Any) -> None:
-        self.answers, self.asked = list(answers), []
+        self.answers, self.asked, self.images = list(answers), [], []
         self.system, self.messages = None, [{"role": "user", "content": "hé"}]
 
-    def reply(self, text: str) -> Any:
+    def reply(self, text: str, images: Any = ()) -> Any:
         self.asked.append(text)
+        self.images.append([*images])
         answer = self.answers.pop(0)
         if isinstance(answer, BaseException):
             raise answer
@@ -146,7 +147,7 @@ class Session:
 def talk(monkeypatch, capsys):
     """Lines that a user types, and what the terminal shows; an exception stands for a key."""
 
-    def run(session: Session, *lines: Any) -> str:
+    def run(session: Session, *lines: Any, images: Any = None) -> str:
         typed = iter([*lines, EOFError()])
 
         def read(prompt: str) -> str:
@@ -157,7 +158,8 @@ def talk(monkeypatch, capsys):
 
         monkeypatch.setattr(builtins, "input", read)
         engine = type("Engine", (), {"context_length": 99})()
-        Terminal(session, Writer(name="[m]", step=7, engine=engine, tokenizer=None, template=None)).run()
+        writer = Writer(name="[m]", step=7, engine=engine, tokenizer=None, template=None, images=images)
+        Terminal(session, writer).run()
         return str(capsys.readouterr().out)
 
     return run
@@ -213,6 +215,19 @@ def test_commands(talk, tmp_path):
     assert "/clear         forget the conversation" in shown
     assert session.messages == []
     assert session.asked == []
+
+
+def test_images_go_with_the_next_message(talk, tmp_path):
+    (tmp_path / "a.png").write_bytes(b"")
+    session = Session(Answer(["red"]), ConversationError("damaged"), Answer(["blue"]), Answer(["green"]))
+    image, none = str(tmp_path / "a.png"), str(tmp_path / "b.png")
+    lines = (f"/image {image}", f"/image {none}", "one", f"/image {image}", "two", "three")
+    shown = " ".join(talk(session, *lines, images=True).split())
+    assert session.images == [[image], [image], []]
+    assert "there is no such file" in shown
+    session = Session(Answer(["red"]))
+    assert "reads no images" in talk(session, f"/image {image}", "one")
+    assert session.images == [[]]
 
 
 @given(st.lists(st.text("ab é日\n", max_size=9)), st.integers(4, 20), st.integers(0, 3))

@@ -49,6 +49,7 @@ CONVERSATIONS = [
     [asked(A, "What is it?"), said("Yes."), asked("And here: ", B, " or ", C, "?")],
     [asked(A, "What is it?"), said("Yes."), asked("No.")],
     [asked(B, "What is it?"), said("Yes."), asked("No.")],
+    [asked(picture(84, 112, 9), "What is it?"), said("Yes."), asked("No.")],
     [asked("Only text.")],
 ]
 
@@ -63,7 +64,7 @@ def opened(tmp_path_factory):
             folder = model_folder(home / family, family)
             tokenizer = ps.load_tokenizer(folder)
             template = ps.chat.load_template(folder, tokenizer=tokenizer)
-            made[family] = model(family), tokenizer, template, ImageReader(load_processor(folder))
+            made[family] = HuggingFaceModel(model(family)), tokenizer, template, ImageReader(load_processor(folder))
         return made[family]
 
     return of
@@ -113,7 +114,7 @@ def test_the_engine_writes_what_transformers_does(opened, family):
     with torch.inference_mode():
         expected = [written_by_transformers(family, model(family), one, 5) for one in CONVERSATIONS]
     engine = Engine(
-        HuggingFaceModel(inner), tokenizer, context_length=2048, forbidden_ids=(), slots=3, prompt_part=40,
+        inner, tokenizer, context_length=2048, forbidden_ids=(), slots=3, prompt_part=40,
         images=reader.blank,
     )  # fmt: skip
     assert isinstance(engine._cache, Cache) == (family not in WITHOUT_CACHE)
@@ -123,3 +124,79 @@ def test_the_engine_writes_what_transformers_does(opened, family):
     # Again, with slots that hold beginnings of these prompts.
     again = engine.generate_all([one.ids for one in prompts], GREEDY, images=[one.images for one in prompts])
     assert [list(one.tokens) for one in again] == expected
+
+
+def test_files_are_read_only_where_that_is_allowed(opened, tmp_path):
+    _, tokenizer, template, reader = opened("llava")
+    inside, outside = tmp_path / "images", tmp_path / "else"
+    inside.mkdir()
+    outside.mkdir()
+    for folder in (inside, outside):
+        A.save(folder / "a.png")
+    (inside / "link.png").symlink_to(outside / "a.png")
+    (inside / "damaged.png").write_bytes((inside / "a.png").read_bytes()[:200])
+
+    def prompt(url, folder):
+        messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+        return fit_chat(messages, template, tokenizer, room=500, images=reader.within(folder))
+
+    whole = prompt(as_url(A), None)
+    assert prompt("a.png", inside).ids == prompt(str(inside / "a.png"), inside).ids == whole.ids
+    assert prompt(f"file://{outside / 'a.png'}", "").ids == whole.ids
+    for url in (str(inside / "a.png"), "a.png", "https://example.com/a.png", "file:///etc/passwd"):
+        with pytest.raises(RecordError, match="only images in data URLs"):
+            prompt(url, None)
+    for url in ("https://example.com/a.png", str(outside / "a.png"), "../else/a.png", "link.png", "/etc/passwd"):
+        with pytest.raises(RecordError, match="only images in data URLs"):
+            prompt(url, inside)
+    for url, message in (("damaged.png", "damaged"), ("data:image/png;base64,AAAA", "not an image")):
+        with pytest.raises(ConversationError, match=f"message 0: .*{message}"):
+            prompt(url, inside)
+
+
+def test_images_need_a_model_and_an_engine_that_read_them(opened, tmp_path):
+    inner, tokenizer, template, reader = opened("llava")
+    prompt = fit_chat(CONVERSATIONS[1], template, tokenizer, room=500, images=reader)
+    with pytest.raises(ConfigError, match=r"Engine\(images=…\)"):
+        Engine(inner, tokenizer, context_length=600).submit(prompt.ids, images=prompt.images)
+    with pytest.raises(RecordError, match="are not supported here"):
+        fit_chat(CONVERSATIONS[1], template, tokenizer, room=500)
+    plain = ps.build_model(vocab_size=tokenizer.vocab_size, layers=1, width=16, heads=2)
+    with pytest.raises(ConfigError, match="no vision tower"):
+        Engine(plain, tokenizer, context_length=600, images=reader.blank)
+    other = opened("internvl")[3]
+    with pytest.raises(ConfigError, match="images stand at token"):
+        Engine(HuggingFaceModel(model("llava")), tokenizer, context_length=600, images=other.blank)
+
+
+def test_a_chat_drops_the_oldest_turns_with_their_images(opened):
+    inner, tokenizer, template, reader = opened("qwen2_vl")
+    engine = Engine(inner, tokenizer, context_length=160, images=reader.blank)
+    session = ChatSession(engine, template, sampling=Sampling(max_tokens=8, min_tokens=4), images=reader)
+    dropped = []
+    for number in range(5):
+        reply = session.reply(f"Number {number}?", [as_url(picture(84, 112, number))])
+        "".join(reply)
+        assert reply.prompt.images is not None
+        slots = np.flatnonzero(np.array(reply.prompt.ids) == reader.processor.slot_id)
+        assert slots.tolist() == np.concatenate(reply.prompt.images.slots).tolist()
+        dropped.append(reply.prompt.messages_dropped)
+    assert dropped[0] == 0
+    assert dropped[-1] > 0
+
+
+def test_a_text_is_not_lost_in_a_template_that_reads_parts(opened):
+    _, tokenizer, _, reader = opened("llava")
+    parts = "{% for part in message['content'] | selectattr('type', 'equalto', '@') %}"
+    template = ps.chat.Template(
+        source="{% for message in messages %}{{ message['role'] }}: "
+        + parts.replace("@", "image") + "<image>{% endfor %}"
+        + parts.replace("@", "text") + "{{ part['text'] }}</s>{% endfor %}{% endfor %}",
+    )  # fmt: skip
+    turns = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Hello."}]
+    encoded = ps.chat.encode(turns, tokenizer=tokenizer, template=template)
+    assert encoded.text == "user: Hello?</s>assistant: Hello.</s>"
+    assert encoded.trained_text == ((1, "Hello.</s>"),)
+    messages = [asked(A, "What?"), said("Yes."), {"role": "user", "content": "Hello?"}]
+    prompt = fit_chat(messages, template, tokenizer, room=500, images=reader)
+    assert tokenizer.decode(prompt.ids).endswith("What?</s>assistant: Yes.</s>user: Hello?</s>")

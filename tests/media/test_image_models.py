@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
 import penstock as ps
 from makers.image_data import model_folder, prepare, write_records
-from makers.media import MODELS, model, processor
+from makers.media import MODELS, model, picture, processor
 from penstock.core.errors import ConfigError, IsolationError
 from penstock.inputs.blank_images import with_blank
 from penstock.inputs.media import grid_positions
@@ -370,3 +370,20 @@ def test_lora_trains_text_and_tower_and_a_frozen_tower_stays(data, tmp_path):
     for wrong in (["*nothing*"], ["*"]):
         with pytest.raises(ConfigError, match=r"training\.frozen"):
             ps.train(frozen, loader_of(data, family), output=tmp_path / "wrong", frozen=wrong, **settings)
+
+
+def test_an_export_has_the_processor(data, tmp_path):
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    folder = model_folder(tmp_path / "base", "qwen2_vl")
+    model("qwen2_vl").save_pretrained(folder)
+    loader = ps.Loader(data("qwen2_vl").path, sequence_length=1024, rows_per_step=1)
+    run = ps.train(f"hf:{folder}", loader, steps=1, output=tmp_path / "run", progress=False)
+    run.export(tmp_path / "out")
+    taken, wanted = AutoProcessor.from_pretrained(tmp_path / "out"), processor("qwen2_vl")
+    assert type(taken) is type(wanted)
+    assert taken.image_processor.to_dict() == wanted.image_processor.to_dict()
+    AutoModelForImageTextToText.from_pretrained(tmp_path / "out")
+    message = {"role": "user", "content": [{"type": "image", "image": picture(84, 112)}, {"type": "text", "text": "?"}]}
+    first, second = (ps.open_run(tmp_path / name) for name in ("run", "out"))
+    assert first.chat([message], temperature=0, max_tokens=6) == second.chat([message], temperature=0, max_tokens=6)

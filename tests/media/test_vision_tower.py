@@ -1,6 +1,7 @@
 """Our own vision tower and processor: images without transformers, packed, saved and refused where they do not fit."""
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,8 +9,12 @@ import torch
 
 import penstock as ps
 from makers.media import chat, picture
-from penstock.core.errors import ConfigError
+from makers.processes import call_penstock
+from penstock.core.errors import ConfigError, ConversationError
+from penstock.generation.images import ImageReader
+from penstock.inputs.prompt_images import PromptImages
 from penstock.media import PatchProcessor, load_processor
+from penstock.media.images import read_picture
 from penstock.models.settings import ModelSettings, VisionSettings
 from penstock.training.losses import row_loss
 
@@ -157,3 +162,44 @@ def test_settings_out_of_range(wrong):
 def test_settings_come_from_plain_values():
     vision = {"image_token": 1, "image_size": 32, "patch": 8}
     assert ModelSettings.of({"vocab_size": 9, "vision": vision}).vision == VisionSettings(**vision)
+
+
+def test_a_trained_run_reads_images_in_chats(home, tmp_path):
+    loader = ps.Loader(home / "data", sequence_length=128, rows_per_step=2)
+    run = ps.train(model_of(home), loader, steps=2, output=tmp_path / "run", progress=False)
+    assert (tmp_path / "run" / "processor").is_dir()
+    run = ps.open_run(tmp_path / "run")
+    image = home / "1_0.png"
+    message = {"role": "user", "content": [{"type": "image", "image": str(image)}, {"type": "text", "text": "What?"}]}
+    first = run.chat([message], temperature=0, max_tokens=8)
+    assert first == run.chat([message], temperature=0, max_tokens=8)
+    arguments = ["chat", str(tmp_path / "run"), "--image", str(image), "--temperature", "0", "--max-tokens", "8"]
+    found = call_penstock(*arguments, input="What?\n")
+    assert found.exit_code == 0, found.output
+    assert found.stdout.rstrip("\n") == first
+    text = {"role": "user", "content": "What?"}
+    assert run.chat([text], temperature=0, max_tokens=8)
+    with pytest.raises(ConversationError, match="cannot be read"):
+        run.chat([{"role": "user", "content": [{"type": "image", "image": "nothing.png"}]}])
+
+
+def test_a_cache_gives_what_the_whole_gives(home):
+    model = model_of(home)
+    reader = ImageReader(load_processor(home / "processor"))
+    dataset = ps.open_dataset(home / "data")
+    document = next(one for one in dataset if len(one.images) > 1)
+    ids = document.tokens.astype(int).tolist()
+    images = PromptImages.of(
+        reader.processor, ids, [(one.begin, one.end) for one in document.images],
+        [read_picture(one.read(), reader.settings) for one in document.images],
+        [one.digest for one in document.images],
+    )  # fmt: skip
+    with torch.no_grad():
+        whole = model.logits(model(model.tensors(images.document(ids))))[0]
+    for cuts in ([0, len(ids)], [0, images.ends[1], images.ends[1] + 1, len(ids)]):
+        cache = model.new_cache(2, len(ids))
+        for begin, end in pairwise(cuts):
+            # Next to a row of text only, in a batch.
+            tokens = torch.tensor([ids[begin:end], [0] * (end - begin)])
+            found = model.extend(tokens, torch.tensor([end - begin, 1]), cache, None, [images, None])
+            assert torch.allclose(found[0], whole[end - 1], atol=1e-9)

@@ -42,11 +42,13 @@ class FakeEngine:
         self.tokens = tokenizer.encode(text).tolist()
         self.running: dict[int, list[Any]] = {}
         self.asked: list[tuple[list[int], Sampling, int]] = []
+        self.images: list[Any] = []
         self.cancelled: list[int] = []
         self.most = self.steps = 0
 
-    def submit(self, prompt: Sequence[int], sampling: Sampling, *, choice: int) -> int:
+    def submit(self, prompt: Sequence[int], sampling: Sampling, *, choice: int, images: Any = None) -> int:
         number = len(self.asked)
+        self.images.append(images)
         self.asked.append((list(prompt), sampling, choice))
         self.running[number] = [0, self.tokenizer.decode(prompt), sampling, ""]
         self.most = max(self.most, len(self.running))
@@ -88,13 +90,16 @@ def make_tokenizer(folder: Path) -> Tokenizer:
     return tiny_tokenizer(folder, ["some words"], 270, CONTROLS)
 
 
-def make_model(tokenizer: Tokenizer, *, context_length: int = 256, chat: bool = True, **engine: Any) -> ServedModel:
+def make_model(
+    tokenizer: Tokenizer, *, context_length: int = 256, chat: bool = True, images: Any = None, **engine: Any
+) -> ServedModel:
     return ServedModel(
         name="tiny",
         engine=FakeEngine(tokenizer, **engine),
         tokenizer=tokenizer,
         template=load_template(TEMPLATE, tokenizer=tokenizer) if chat else None,
         context_length=context_length,
+        images=images,
     )
 
 

@@ -87,7 +87,7 @@ def test_completions_name_the_field(server, body, param):
         ({"messages": [{"role": "user", "content": "Hi", "tool_calls": [1]}]}, "messages.0.tool_calls"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            "messages.0.content.0.image_url",
+            "messages.0.content.0.image_url.url",
         ),
         ({"messages": [{"role": "user", "content": [{"type": "text"}] * 65}]}, "messages.0.content"),
         ({"messages": [*HI, {"role": "system", "content": "late"}]}, "messages"),

@@ -5,7 +5,7 @@ In a terminal, replies are wrapped at word borders while they stream.
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, final
@@ -68,6 +68,7 @@ PROMPT = "\001\x1b[1;36m\002you ›\001\x1b[0m\002 "
 COMMANDS = {
     "/clear": "forget the conversation",
     "/system TEXT": "set the system message; without TEXT, show it",
+    "/image FILE": "send an image with the next message, to a model that reads images",
     "/save FILE": "append the conversation to a JSONL file that penstock prepare reads",
     "/quit": "leave the chat (also Ctrl-D)",
 }
@@ -78,6 +79,10 @@ def run(
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
     template: Annotated[
         str | None, typer.Option(metavar="PATH", help="Chat template; by default the model's own.")
+    ] = None,
+    image: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Image for the first message, a file or URL; may be repeated."),
     ] = None,
     temperature: Temperature = 0.8,
     top_k: TopK = None,
@@ -111,20 +116,24 @@ def run(
     written = writer.template if template is None else load_template(template, tokenizer=writer.tokenizer)
     if written is None:
         raise ConfigError(f"{model}: has no chat template; use penstock generate, or give --template")
-    session = ChatSession(writer.engine, written, sampling=sampling, system=system)
+    images = None if writer.images is None else writer.images.within("")
+    session = ChatSession(writer.engine, written, sampling=sampling, system=system, images=images)
+    if image and images is None:
+        raise ConfigError(f"{model}: the model reads no images; leave out --image")
     if sys.stdin.isatty() and sys.stdout.isatty():
-        Terminal(session, writer).run()
+        Terminal(session, writer, image or ()).run()
     else:
-        _answer_lines(session)
+        _answer_lines(session, image or ())
 
 
-def _answer_lines(session: Any) -> None:
+def _answer_lines(session: Any, images: Sequence[str]) -> None:
     """Answer one message per input line. Replies go to standard output, notes to standard error."""
     for line in sys.stdin:
         message = line.rstrip("\n")
         if not message.strip():
             continue
-        reply = session.reply(message)
+        reply = session.reply(message, images)
+        images = ()
         for piece in reply:
             print(piece, end="", flush=True)
         print()
@@ -136,10 +145,11 @@ def _answer_lines(session: Any) -> None:
 class Terminal:
     """An interactive conversation: reads messages and commands, streams replies, shows notes."""
 
-    def __init__(self, session: Any, writer: Any) -> None:
+    def __init__(self, session: Any, writer: Any, images: Sequence[str] = ()) -> None:
         from penstock.core.terminal import safe_console
 
         self._session, self._writer = session, writer
+        self._attached = [*images]
         self._console = safe_console()
 
     def run(self) -> None:
@@ -186,11 +196,23 @@ class Terminal:
             self._note(f"system: {self._session.system or 'none'}")
         elif name == "/save" and rest:
             self._save(Path(rest))
+        elif name == "/image" and rest:
+            self._attach(rest)
         else:
             for known, does in COMMANDS.items():
                 self._note(f"{known:14} {does}")
             self._note("To send a message that begins with /, type a space first.")
         return True
+
+    def _attach(self, image: str) -> None:
+        """Send an image with the next message."""
+        if self._writer.images is None:
+            self._warn(f"{self._writer.name} reads no images")
+        elif "://" not in image and not Path(image).is_file():
+            self._warn(f"{image}: there is no such file")
+        else:
+            self._attached.append(image)
+            self._note(f"{len(self._attached)} image(s) for the next message: {', '.join(self._attached)}")
 
     def _save(self, path: Path) -> None:
         import json
@@ -209,10 +231,13 @@ class Terminal:
         reply = None
         with _interruptions() as interrupted:
             try:
-                reply = self._session.reply(message)
+                reply = self._session.reply(message, self._attached)
+                self._attached = []
                 self._show(reply, interrupted)
             except PenstockError as error:
                 self._warn(str(error))
+                # A damaged image would make all further messages fail, too.
+                self._attached = []
             except KeyboardInterrupt:
                 print()
         if reply is None:

@@ -1,5 +1,6 @@
 """`penstock serve`: an OpenAI-compatible HTTP server for a model, with a chat page."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -49,6 +50,13 @@ def run(
     max_tokens: Annotated[
         int, typer.Option(metavar="N", help="Maximum tokens of a reply.", min=1, rich_help_panel=_LIMITS)
     ] = _DEFAULT.max_tokens,
+    image_folder: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Images that clients may name by path. By default they send each image in a data URL.",
+        ),
+    ] = None,
     grace: Annotated[
         float,
         typer.Option(
@@ -58,7 +66,8 @@ def run(
 ) -> None:
     """Serve a model: /v1/models, /v1/completions, /v1/chat/completions, /health, /metrics, and a chat page at /.
 
-    Clients of OpenAI's API work with it: set base_url to the printed address followed by /v1. At SIGTERM or Ctrl-C it
+    Clients of OpenAI's API work with it: set base_url to the printed address followed by /v1. Models that read images
+    get those of messages (image_url). At SIGTERM or Ctrl-C it
     lets running replies finish, then stops.
     """
     from penstock.runs.actions import serve
@@ -77,5 +86,6 @@ def run(
             "burst": burst,
             "max_tokens": max_tokens,
             "grace_seconds": grace,
+            "image_folder": None if image_folder is None else str(image_folder),
         },
     )

@@ -106,7 +106,8 @@ class Engine:
             images: The blank image of an `ImageReader`, for prompts with images; None: they are refused.
 
         Raises:
-            ConfigError: The model reads no such images; a number is out of range, or an id is not in the model's vocabulary.
+            ConfigError: The model reads no such images, a number is out of range, or an id is not in the model's
+                vocabulary.
             TokenizerError: The vocabulary has no exact byte table.
         """
         sizes = (("slots", slots, 1), ("prompt_part", prompt_part, 1), ("context_length", context_length, 2))

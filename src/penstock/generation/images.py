@@ -59,7 +59,9 @@ class ImageReader:
         )
         return [dict(message) for message in place_images(conversation, self._load).messages]
 
-    def read(self, ids: Sequence[int], places: Sequence[tuple[int, int]], images: Sequence[LoadedImage]) -> PromptImages:
+    def read(
+        self, ids: Sequence[int], places: Sequence[tuple[int, int]], images: Sequence[LoadedImage]
+    ) -> PromptImages:
         """What a model reads of the images of a prompt.
 
         Args:
@@ -79,10 +81,10 @@ class ImageReader:
         origin, data = find_image(value, "" if self._folder is None else str(self._folder))
         if data is not None:
             return load_image(data, "", self.settings)
-        if self._folder is None or is_url(origin):
+        if self._folder is None:
             raise RecordError("only images in data URLs (data:image/png;base64,…) are accepted here")
         # Links are followed first: a name within the folder may lead out of it.
         path, allowed = os.path.realpath(origin), os.path.realpath(self._folder)
-        if os.path.commonpath([path, allowed]) != allowed:
+        if is_url(origin) or os.path.commonpath([path, allowed]) != allowed:
             raise RecordError("only images in data URLs and files of the folder for images are accepted here")
         return load_image(Path(path), "", self.settings)

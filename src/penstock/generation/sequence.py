@@ -102,8 +102,8 @@ class Sequence:
     """
 
     __slots__ = (
-        "_spelling", "_stop_ids", "_stream", "finish_reason", "held", "ids", "images", "key", "keys", "leader", "limit", "number",
-        "prompt", "sampling", "shared", "slot",
+        "_spelling", "_stop_ids", "_stream", "finish_reason", "held", "ids", "images", "key", "keys", "leader", "limit",
+        "number", "prompt", "sampling", "shared", "slot",
     )  # fmt: skip
 
     def __init__(

@@ -36,6 +36,10 @@ SYSTEM_ROLES = ("system", "developer")
 Messages = Sequence[Mapping[str, Any]]
 
 
+class DoesNotFitError(ConversationError):
+    """The last turn alone is longer than the room for a prompt."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
@@ -106,7 +110,8 @@ def _render(
         messages=plain, message_weights=(DEFAULT_WEIGHTS,) * len(plain), forms=forms_of(plain, True, True)
     )
     if conversation.forms or template.reads_parts:
-        messages = render_form(replace(conversation, tools=None if tools is None else tuple(tools)), template)[0].messages
+        conversation = replace(conversation, tools=None if tools is None else tuple(tools))
+        messages = render_form(conversation, template)[0].messages
     return template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
 
 
@@ -130,7 +135,8 @@ def fit_chat(
         images: Reads the images of messages; None: they are refused.
 
     Raises:
-        ConversationError: The last turn alone does not fit, or there is no message.
+        DoesNotFitError: The last turn alone does not fit.
+        ConversationError: There is no message, or an image is refused.
         RecordError: The template refuses the conversation.
     """
     if not messages:
@@ -160,7 +166,7 @@ def fit_chat(
     dropped = bisect_left(range(len(cuts)), True, lo=1, key=lambda turns: len(encode(turns)[0]) <= room)
     if dropped == len(cuts):
         least = len(encode(len(cuts) - 1)[0])
-        raise ConversationError(
+        raise DoesNotFitError(
             f"the last message{' with the system message' if head else ''} takes {least} tokens, but there is room for "
             f"{room}; shorten it"
         )
@@ -266,9 +272,7 @@ class ChatSession:
             tools=self._tools,
             images=self._images,
         )
-        events = self._engine.generate(
-            [prompt.ids], self._sampling, first_choice=self._number, images=[prompt.images]
-        )
+        events = self._engine.generate([prompt.ids], self._sampling, first_choice=self._number, images=[prompt.images])
         self._current, self._number = Reply(self, asked, prompt, events), self._number + 1
         return self._current
 

@@ -26,6 +26,7 @@ from penstock.shards.images import ImageOf
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+
 @final
 class MediaRows:
     """Makes the images of rows.

@@ -17,6 +17,7 @@ from torch import Tensor
 from penstock.chat import Template
 from penstock.core.errors import ConfigError, OutputError
 from penstock.core.folders import local_path
+from penstock.media.processor import Processor
 from penstock.models.importing import llama_name
 from penstock.models.language_model import LanguageModel
 from penstock.models.transformer import Transformer
@@ -36,6 +37,7 @@ def export(
     *,
     tokenizer: Tokenizer | None = None,
     template: Template | None = None,
+    processor: Processor | None = None,
     stop_ids: Sequence[int] = (),
     context_length: int = 2048,
     overwrite: bool = False,
@@ -47,6 +49,7 @@ def export(
         folder: Target folder, new or empty; emptied again if writing fails.
         overwrite: Replace an earlier export in the folder, which stays complete if writing fails.
         tokenizer: Its files are exported too.
+        processor: Of the model's images; its files are exported too.
         template: Chat template; exported with the variables of its training as defaults.
         stop_ids: Tokens that end a generation; empty: EOS.
         context_length: Tokens of a training sequence; a limit in transformers and vLLM.
@@ -64,7 +67,9 @@ def export(
     if isinstance(model, Transformer) and model.vision is not None:
         raise ConfigError("export: our vision tower has no layout that transformers knows; train hf:path instead")
     with _output(Path(folder), overwrite) as folder:
-        # The model comes last, so that an incomplete folder has none.
+        # The model comes last, so that an incomplete folder has none; the processor first, as it has a tokenizer, too.
+        if processor is not None:
+            processor.save(folder)
         if tokenizer is not None:
             _export_tokenizer(tokenizer, folder, context_length)
         if template is not None:

@@ -86,9 +86,10 @@ def write_reply(
     if opened.template is None:
         raise ConfigError(f"{opened.run.path}: it has no chat template; it was not trained on chats; use Run.generate")
     sampling = _sampling({"min_tokens": 1, **settings})
-    engine = writer_of(opened, 1).engine
-    prompt = fit_chat(messages, opened.template, opened.tokenizer, room=room_for(engine, sampling))
-    [written] = engine.generate_all([prompt.ids], [sampling])
+    writer = writer_of(opened, 1)
+    engine, images = writer.engine, None if writer.images is None else writer.images.within("")
+    prompt = fit_chat(messages, opened.template, opened.tokenizer, room=room_for(engine, sampling), images=images)
+    [written] = engine.generate_all([prompt.ids], [sampling], images=[prompt.images])
     text: str = written.text
     return text
 
@@ -277,7 +278,10 @@ def serve(open_model: Callable[[OpeningKeywords], Opened], name: str | None, set
         tokenizer=writer.tokenizer,
         template=writer.template,
         context_length=writer.engine.context_length,
+        images=None if writer.images is None else writer.images.within(chosen.image_folder),
     )
+    if chosen.image_folder is not None and writer.images is None:
+        raise ConfigError(f"image_folder: the model {writer.name} reads no images")
     Server(
         served, chosen, on_ready=lambda address: print(f"penstock: {served.name} at {address}", flush=True)
     ).serve_until_stopped()
@@ -314,6 +318,7 @@ def export_run(
     """
     from safetensors import SafetensorError
 
+    from penstock.media.processor import load_processor
     from penstock.models import export, merge_lora
     from penstock.models.exporting import check_output
     from penstock.models.saving import load_model
@@ -332,6 +337,7 @@ def export_run(
             output,
             tokenizer=tokenizer,
             template=None if run.template is None else template_of(run, tokenizer),
+            processor=None if run.processor is None else load_processor(run.processor),
             stop_ids=run.stop_ids,
             context_length=length,
             overwrite=overwrite,

@@ -172,6 +172,9 @@ class ServeKeywords(OpeningKeywords, total=False):
     burst: int
     body_bytes: int
     body_seconds: float
+    image_bytes: int
+    images: int
+    image_folder: str | None
     messages: int
     max_tokens: int
     choices: int

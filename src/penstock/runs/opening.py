@@ -1,5 +1,6 @@
 """Models from what a user names (a folder, a run, a hub name, code, settings), and engines that generate with them."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -13,7 +14,10 @@ from penstock.training.run_folder import RunFolder
 if TYPE_CHECKING:
     import torch
 
+    from penstock.generation.images import ImageReader
     from penstock.models import LanguageModel
+
+_log = logging.getLogger("penstock.runs")
 
 
 def load_model(
@@ -123,6 +127,8 @@ class Writer:
     tokenizer: Any
     template: Any
     """Chat template; None if there is none."""
+    images: Any = None
+    """An `ImageReader` for images that messages themselves hold; None: the model reads no images."""
 
 
 def load_opened(
@@ -179,12 +185,14 @@ def writer_of(found: Opened, slots: int) -> Writer:
     """Build an engine for an opened model."""
     from penstock.generation import Engine
 
+    images = reader_of(found)
     engine = Engine(
         found.model,
         found.tokenizer,
         context_length=found.context_length,
         stop_ids=found.run.stop_ids,
         slots=slots,
+        images=None if images is None else images.blank,
     )
     return Writer(
         name=found.run.path.resolve().name,
@@ -192,7 +200,27 @@ def writer_of(found: Opened, slots: int) -> Writer:
         engine=engine,
         tokenizer=found.tokenizer,
         template=found.template,
+        images=images,
     )
+
+
+def reader_of(found: Opened) -> "ImageReader | None":
+    """What reads the images of prompts, if the model has a processor and reads images with it."""
+    if found.run.processor is None:
+        return None
+    from penstock.generation.images import ImageReader
+    from penstock.media.images import ImageSettings
+    from penstock.media.processor import load_processor
+
+    try:
+        settings = ImageSettings(**found.run.image_settings)
+        reader = ImageReader(load_processor(found.run.processor), settings)
+        found.model.expect_images(reader.blank)
+    except ConfigError as error:
+        # Text can be written without.
+        _log.warning("%s: images in prompts are refused: %s", found.run.path, error)
+        return None
+    return reader
 
 
 def template_of(run: RunFolder, tokenizer: Any) -> Any:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import final
 
 from penstock.generation import Event, Sampling
+from penstock.inputs.prompt_images import PromptImages
 from penstock.serving.refusals import Refusal
 from penstock.serving.settings import ServeSettings
 from penstock.serving.worker import Ended, EngineThread, Ticket
@@ -123,6 +124,8 @@ class Ask:
     replies: int
     """Number of replies to each prompt."""
     tokens_dropped: int = 0
+    images: PromptImages | None = None
+    """Of the only prompt; None: there are none."""
 
     @property
     def choices(self) -> int:
@@ -163,7 +166,9 @@ class Generating:
         await self._admission.enter(self.ask.choices)
         for index in range(self.ask.choices):
             prompt, choice = self.ask.prompts[index // self.ask.replies], index % self.ask.replies
-            self._open[index] = self._engine.submit(prompt, self.ask.sampling, choice, self._listener(index))
+            self._open[index] = self._engine.submit(
+                prompt, self.ask.sampling, choice, self._listener(index), self.ask.images
+            )
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
         """(choice, event) as they come, until every choice is finished.

@@ -139,7 +139,8 @@ class Service:
         understand: Callable[[dict[str, Any]], tuple[CompletionRequest | ChatRequest, Ask]],
         writer: Callable[[Ask], Writer],
     ) -> Response:
-        body = await read_object(request, self.settings)
+        more = 0 if self.model.images is None else self.settings.image_bytes
+        body = await read_object(request, self.settings, self.settings.body_bytes + more)
         self.admission.check()
         loop = asyncio.get_running_loop()
         asked, ask = await loop.run_in_executor(self._prompts, understand, body)

@@ -59,8 +59,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 MOST_PROMPTS, MOST_PARTS, MOST_STOPS, LONGEST_STOP = 128, 64, 4, 256
 
 
-async def read_object(request: Request, settings: ServeSettings) -> dict[str, Any]:
-    """The JSON object in the body of a request.
+async def read_object(request: Request, settings: ServeSettings, most: int) -> dict[str, Any]:
+    """The JSON object in the body of a request, of at most `most` bytes.
 
     Raises:
         Refusal: 400, 408, 413 or 415.
@@ -69,7 +69,7 @@ async def read_object(request: Request, settings: ServeSettings) -> dict[str, An
     _check_headers(request)
     try:
         async with asyncio.timeout(settings.body_seconds):
-            body = await _read(request, settings.body_bytes)
+            body = await _read(request, most)
     except TimeoutError:
         raise Refusal(
             408, f"the body did not arrive within {settings.body_seconds:g} s", code="body_too_slow", close=True
@@ -180,26 +180,62 @@ class TextPart(_Strict):
     text: str
 
 
+class ImageUrl(_Strict):
+    """Where an image is."""
+
+    url: str
+    detail: Literal["auto", "high"] = "auto"
+    """Images are always read at the size that the model's processor gives them."""
+
+
+class ImagePart(_Strict):
+    """An image of a message."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+
+
 class Message(_Strict):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[list[TextPart], BeforeValidator(_parts)]
+    content: Annotated[list[Part], BeforeValidator(_parts)]
     name: str | None = None
 
     @field_validator("content")
     @classmethod
-    def _says_something(cls, content: list[TextPart], given: ValidationInfo) -> list[TextPart]:
-        """A user message must have text; a system message or a reply may be empty."""
-        if given.data.get("role") == "user" and not "".join(part.text for part in content).strip():
+    def _says_something(cls, content: list[Part], given: ValidationInfo) -> list[Part]:
+        """A user message must have text or an image; a system message or a reply may be empty."""
+        images = any(isinstance(part, ImagePart) for part in content)
+        if given.data.get("role") == "user" and not images and not _text(content).strip():
             raise ValueError("the user's message is blank; give some text")
         return content
 
-    def for_template(self) -> dict[str, str]:
+    @property
+    def num_images(self) -> int:
+        """Number of its images."""
+        return sum(isinstance(part, ImagePart) for part in self.content)
+
+    def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it."""
         role = "system" if self.role == "developer" else self.role
         named = {} if self.name is None else {"name": self.name}
-        return {"role": role, "content": "".join(part.text for part in self.content), **named}
+        content: Any = _text(self.content)
+        if self.num_images:
+            content = [
+                {"type": "text", "text": part.text}
+                if isinstance(part, TextPart)
+                else {"type": "image", "image": part.image_url.url}
+                for part in self.content
+            ]
+        return {"role": role, "content": content, **named}
+
+
+def _text(content: list[Part]) -> str:
+    return "".join(part.text for part in content if isinstance(part, TextPart))
 
 
 class StreamOptions(_Strict):
@@ -313,7 +349,11 @@ def parse(kind: type[Kind], body: dict[str, Any], most_messages: int) -> Kind:
 def _refusal(error: ValidationError, body: dict[str, Any]) -> Refusal:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     message = first["msg"].removeprefix("Value error, ")
-    path = ".".join(map(str, first["loc"]))
+    place = list(first["loc"])
+    if place[2:3] == ["content"] and len(place) > 4:
+        # pydantic adds the type by which it chose the kind of part.
+        del place[4]
+    path = ".".join(map(str, place))
     if message.startswith("unknown field"):
         name = message.split("'")[1]
         path = f"{path}.{name}" if path else name

@@ -1,13 +1,13 @@
 """The model behind a server, and how requests become prompts for its engine."""
 
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
 from penstock.chat import Template
-from penstock.core.errors import ConversationError, PenstockError
-from penstock.generation.session import begin_ids, fit_chat
+from penstock.core.errors import PenstockError
+from penstock.generation.images import ImageReader
+from penstock.generation.session import DoesNotFitError, Prompt, begin_ids, fit_chat
 from penstock.serving.admission import Ask
 from penstock.serving.refusals import Refusal, bad_request
 from penstock.serving.requests import ChatRequest, CompletionRequest
@@ -31,10 +31,12 @@ class ServedModel:
     """None: chats are refused."""
     context_length: int
     """Maximum tokens of prompt and reply together."""
+    images: ImageReader | None = None
+    """Reads the images of messages; None: they are refused."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def described(self) -> dict[str, Any]:
-        """The entry in `/v1/models`; the last two fields are our additions."""
+        """The entry in `/v1/models`; the last three fields are our additions."""
         return {
             "id": self.name,
             "object": "model",
@@ -42,6 +44,7 @@ class ServedModel:
             "owned_by": "penstock",
             "context_length": self.context_length,
             "has_chat": self.template is not None,
+            "reads_images": self.images is not None,
         }
 
     def check_name(self, name: str) -> None:
@@ -83,23 +86,34 @@ class ServedModel:
         _check_numbers(1, request.n, request.most or 1, field_name, settings)
         quarter = max(1, self.context_length // 4)
         room = self.context_length - min(request.most or quarter, quarter)
-        ids, dropped = self._chat_ids([message.for_template() for message in request.messages], room)
-        left = self.context_length - len(ids)
+        prompt = self._prompt(request, room, settings)
+        left = self.context_length - len(prompt.ids)
         sampling = request.sampling(
             min(request.most or settings.max_tokens, left),
             (request.top_logprobs or 0) if request.logprobs else None,
         )
-        return Ask(prompts=[ids], sampling=sampling, replies=request.n, tokens_dropped=dropped)
+        return Ask(
+            prompts=[prompt.ids],
+            sampling=sampling,
+            replies=request.n,
+            tokens_dropped=prompt.tokens_dropped,
+            images=prompt.images,
+        )
 
-    def _chat_ids(self, messages: Sequence[Mapping[str, Any]], room: int) -> tuple[list[int], int]:
+    def _prompt(self, request: ChatRequest, room: int, settings: ServeSettings) -> Prompt:
         assert self.template is not None
+        count = sum(message.num_images for message in request.messages)
+        if count and self.images is None:
+            raise bad_request(f"{self.name} reads no images", "messages", "images_not_supported")
+        if count > settings.images:
+            raise bad_request(f"{count} images, at most {settings.images} are allowed", "messages", "too_many_images")
+        messages = [message.for_template() for message in request.messages]
         try:
-            prompt = fit_chat(messages, self.template, self.tokenizer, room=room)
-        except ConversationError as error:
+            return fit_chat(messages, self.template, self.tokenizer, room=room, images=self.images)
+        except DoesNotFitError as error:
             raise bad_request(str(error), "messages", "context_length_exceeded") from None
         except PenstockError as error:
             raise bad_request(str(error), "messages", "invalid_messages") from None
-        return list(prompt.ids), prompt.tokens_dropped
 
     def _ids(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):

@@ -42,7 +42,13 @@ class ServeSettings:
     """Maximum requests that one key or address may send at once after a pause."""
 
     body_bytes: int = 1 << 18
-    """Maximum size of a request's body."""
+    """Maximum size of a request's body, without images."""
+    image_bytes: int = 20 << 20
+    """How much larger the body may be if the model reads images, as base64."""
+    images: int = 16
+    """Maximum images of a conversation."""
+    image_folder: str | None = None
+    """Folder with images that clients may name by path; None: they send all images in data URLs. URLs are refused."""
     body_seconds: float = 10.0
     """Maximum time for sending the headers of a request, and then for its body."""
     messages: int = 256

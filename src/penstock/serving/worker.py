@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol, final
 
 from penstock.generation import Event, Sampling
+from penstock.inputs.prompt_images import PromptImages
 
 _log = logging.getLogger("penstock.serving")
 
@@ -21,7 +22,9 @@ _log = logging.getLogger("penstock.serving")
 class BatchEngine(Protocol):
     """What serving needs of an engine, such as `penstock.generation.Engine`; it belongs to one thread."""
 
-    def submit(self, prompt: Sequence[int], sampling: Sampling, *, choice: int) -> int:
+    def submit(
+        self, prompt: Sequence[int], sampling: Sampling, *, choice: int, images: PromptImages | None = None
+    ) -> int:
         """Add a sequence, which joins at the next step; returns its number."""
 
     def cancel(self, sequence: int) -> None:
@@ -81,10 +84,17 @@ class EngineThread:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
-    def submit(self, prompt: Sequence[int], sampling: Sampling, choice: int, listener: Listener) -> Ticket:
+    def submit(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        choice: int,
+        listener: Listener,
+        images: PromptImages | None = None,
+    ) -> Ticket:
         """Add a sequence, which joins at the next step."""
         ticket = Ticket(listener)
-        self._orders.put(lambda: self._add(ticket, prompt, sampling, choice))
+        self._orders.put(lambda: self._add(ticket, prompt, sampling, choice, images))
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
@@ -133,9 +143,12 @@ class EngineThread:
                 events.append((ticket, Ended()))
         self._send(events)
 
-    def _add(self, ticket: Ticket, prompt: Sequence[int], sampling: Sampling, choice: int) -> None:
+    def _add(
+        self, ticket: Ticket, prompt: Sequence[int], sampling: Sampling, choice: int, images: PromptImages | None
+    ) -> None:
+        given = {} if images is None else {"images": images}
         try:
-            ticket.sequence = self._engine.submit(prompt, sampling, choice=choice)
+            ticket.sequence = self._engine.submit(prompt, sampling, choice=choice, **given)
         except Exception as error:
             _log.exception("the engine refused a sequence of %d tokens", len(prompt))
             self._send([(ticket, Ended(error))])

@@ -3,6 +3,7 @@
     RUN/run.yaml               the run file with all overrides, as it was trained
     RUN/tokenizer/             the tokenizer of the datasets, with its chat template if there is one
     RUN/chat.json              template, stop ids and settings of the datasets' chats, if there are any
+    RUN/processor/             the processor of the datasets' images, and their settings, if there are any
     RUN/checkpoints/step-…/    complete ones only; each has the model in `model/`
     RUN/metrics.jsonl          one record per line
     RUN/lock                   locks the folder against a second training
@@ -22,6 +23,7 @@ from typing import Any, Self
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
 from penstock.core.yaml_files import parse_yaml, read_yaml
 from penstock.shards import ChatInfo
+from penstock.shards.images import MEDIA, PROCESSOR_FOLDER, MediaInfo
 from penstock.shards.layout import TOKENIZER_FOLDER
 from penstock.shards.manifest import CHAT, CHAT_TEMPLATE
 from penstock.training.checkpoints import digest, newest_complete, read_manifest
@@ -32,7 +34,8 @@ MODEL = "model"
 """Folder of the model in a checkpoint."""
 _TEMPLATE = "chat_template.jinja"
 LOCK = "lock"
-_BEGUN = {TOKENIZER_FOLDER, CHAT, CHAT_TEMPLATE, LOCK, RUN_FILE, f"{RUN_FILE}.partial"}
+_BEGUN = {TOKENIZER_FOLDER, PROCESSOR_FOLDER, CHAT, CHAT_TEMPLATE, LOCK, RUN_FILE, f"{RUN_FILE}.partial"}
+_PROCESSORS = ("processor_config.json", "preprocessor_config.json", "patch_processor.json")
 """Files of a run that has not trained yet."""
 
 
@@ -54,6 +57,15 @@ class RunFolder:
     """Steps that the model was trained for; None if unknown."""
     trained_length: int | None
     """Slots per row in training, or `max_position_embeddings` of a model in the Hugging Face layout."""
+    processor: Path | None = None
+    """Folder for `penstock.media.load_processor`; None: the model reads no images."""
+
+    @property
+    def image_settings(self) -> dict[str, Any]:
+        """How images became RGB in training (`penstock.media.ImageSettings`); empty: unknown."""
+        if self.processor is None or self.processor == self.path:
+            return {}
+        return MediaInfo.load(self.processor).settings
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -86,6 +98,14 @@ class RunFolder:
             stop_ids=_stop_ids(tokenizer, () if chat is None else chat.stop_ids),
             step=checkpoint.step,
             trained_length=_trained_length(path),
+            processor=next(
+                (
+                    folder / PROCESSOR_FOLDER
+                    for folder in (checkpoint.folder, path)
+                    if (folder / PROCESSOR_FOLDER / MEDIA).is_file()
+                ),
+                None,
+            ),
         )
 
     def fingerprint(self) -> str:
@@ -111,9 +131,10 @@ class RunFolder:
         if template is None:
             configured = _json(path / "tokenizer_config.json").get("chat_template")
             template = configured if isinstance(configured, str) else None
-        ends = _json(path / "generation_config.json").get(
-            "eos_token_id", _json(path / "config.json").get("eos_token_id")
-        )
+        config = _json(path / "config.json")
+        # Models that read images have the settings of their text in a mapping of their own.
+        config = {**(config.get("text_config") or {}), **config}
+        ends = _json(path / "generation_config.json").get("eos_token_id", config.get("eos_token_id"))
         listed = ends if isinstance(ends, list) else [] if ends is None else [ends]
         return cls(
             path=path,
@@ -122,7 +143,8 @@ class RunFolder:
             template=template,
             stop_ids=_stop_ids(path, listed),
             step=None,
-            trained_length=_length(_json(path / "config.json").get("max_position_embeddings")),
+            trained_length=_length(config.get("max_position_embeddings")),
+            processor=path if any((path / name).is_file() for name in _PROCESSORS) else None,
         )
 
 
@@ -229,8 +251,8 @@ def _flat(value: Any, place: str = "") -> dict[str, Any]:
     return {k: v for key, inner in items for k, v in _flat(inner, f"{place}.{key}" if place else str(key)).items()}
 
 
-def _facts(datasets: Sequence[Any]) -> tuple[Path, ChatInfo | None]:
-    """The folder of the datasets' tokenizer, and the facts of their chats."""
+def _facts(datasets: Sequence[Any]) -> tuple[Path, ChatInfo | None, Any]:
+    """The folder of the datasets' tokenizer, the facts of their chats, and a dataset with images if there is one."""
     folder = next((d.path / TOKENIZER_FOLDER for d in datasets if getattr(d, "loaded_tokenizer", None)), None)
     if folder is None:
         raise ConfigError(
@@ -244,12 +266,15 @@ def _facts(datasets: Sequence[Any]) -> tuple[Path, ChatInfo | None]:
             f"the sources' chats were rendered by different templates ({', '.join(names)}); a model has one: prepare "
             "them with the same"
         )
-    return folder, chats[0] if chats else None
+    return folder, chats[0] if chats else None, next((d for d in datasets if getattr(d, "media", None)), None)
 
 
-def _write_run(path: Path, run_file: str, tokenizer: Path, chat: ChatInfo | None) -> None:
+def _write_run(path: Path, run_file: str, tokenizer: Path, chat: ChatInfo | None, pictured: Any) -> None:
     try:
         shutil.copytree(tokenizer, path / TOKENIZER_FOLDER, dirs_exist_ok=True)
+        if pictured is not None:
+            pictured.processor.save(path / PROCESSOR_FOLDER)
+            pictured.media.save(path / PROCESSOR_FOLDER)
         if chat is not None:
             chat.save(path)
         _write_whole(path / RUN_FILE, run_file)

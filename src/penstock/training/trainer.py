@@ -35,6 +35,7 @@ from penstock.models.language_model import require_packed_rows
 from penstock.models.micro_sequences import backward_in_parts
 from penstock.models.own_model import OwnModel
 from penstock.models.saving import load_model, own_weights
+from penstock.shards.images import PROCESSOR_FOLDER
 from penstock.shards.layout import TOKENIZER_FOLDER
 from penstock.training.checkpoints import Checkpoint, newest_complete, save_checkpoint
 from penstock.training.checks import BitSettings, bit_settings, check_fit, rows_per_pass
@@ -501,8 +502,8 @@ class Trainer:
             STATE: state,
             **({PROJECTIONS: self._projections} if self._projections else {}),
             **({OWN: own_tensors} if own_tensors else {}),
-            # So that a copied checkpoint still carries its run file and tokenizer.
-            **{kept: partial(_copy, self.run / kept) for kept in (RUN_FILE, TOKENIZER_FOLDER)},
+            # So that a copied checkpoint still carries its run file, tokenizer and processor.
+            **{kept: partial(_copy, self.run / kept) for kept in (RUN_FILE, TOKENIZER_FOLDER, PROCESSOR_FOLDER)},
         }
         save_checkpoint(self.run / CHECKPOINTS, step.index + 1, parts, keep=self.settings.checkpoints.keep)
         self._saved = step.index + 1

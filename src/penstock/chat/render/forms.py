@@ -1,10 +1,10 @@
 """Forms of a conversation: first as the record has it, then others if the template cannot render that.
 
 Chat templates accept different inputs. For a message with only tool calls, some want a null content, others a text.
-Some want the arguments of tool calls as text, others as objects; some a list of parts (LLaVA), others one text. A template
-first gets what the record has. If it raises or changes what it was given (a list in Python's notation, arguments as a
-quoted JSON string, the word None, nothing at all), other forms are tried, those with the fewest changes first. The
-choice depends only on conversation and template. A conversation with one form costs nothing.
+Some want the arguments of tool calls as text, others as objects; some a list of parts (LLaVA), others one text.
+A template first gets what the record has. If it raises or changes what it was given (a list in Python's notation,
+arguments as a quoted JSON string, the word None, nothing at all), other forms are tried, those with the fewest changes
+first. The choice depends only on conversation and template. A conversation with one form costs nothing.
 """
 
 import json

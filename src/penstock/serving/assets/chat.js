@@ -2,7 +2,7 @@
 // The conversation is stored only in this page. All texts become text nodes: nothing here writes HTML.
 const $ = id => document.getElementById(id);
 const WAIT = "The reply is still being generated. Enter sends this when it is done; Escape stops it.";
-let messages = [], model = null, running = null;
+let messages = [], model = null, running = null, attached = [];
 
 const headers = () => ({
   "content-type": "application/json",
@@ -21,7 +21,49 @@ async function findModel() {
   model = (await response.json()).data[0];
   $("model").textContent = `${model.id} · context of ${model.context_length.toLocaleString("en")} tokens`
     + (model.has_chat ? "" : " · no chat template: it continues your text");
+  $("attach").hidden = !(model.reads_images && model.has_chat);
   $("status").textContent = "";
+}
+
+// -- images of the next message -------------------------------------------------------------------------------------
+
+function picture(url) {
+  const image = document.createElement("img");
+  image.src = url; image.alt = "Image of this message";
+  return image;
+}
+
+function showAttached() {
+  $("attached").replaceChildren(...attached.map((url, place) => {
+    const item = document.createElement("li"), remove = document.createElement("button");
+    remove.type = "button"; remove.textContent = "×"; remove.title = "Remove this image";
+    remove.setAttribute("aria-label", "Remove this image");
+    remove.addEventListener("click", () => { attached.splice(place, 1); showAttached(); $("input").focus(); });
+    item.append(picture(url), remove);
+    return item;
+  }));
+}
+
+function asUrl(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(new Error(`${file.name} cannot be read`));
+    reader.readAsDataURL(file);
+  });
+}
+
+async function attach(files) {
+  const images = [...files].filter(file => file.type.startsWith("image/"));
+  if (!images.length) return false;
+  if ($("attach").hidden) { $("status").textContent = "This model reads no images."; return true; }
+  try {
+    attached.push(...await Promise.all(images.map(asUrl)));
+    $("status").textContent = "";
+  } catch (error) { $("status").textContent = error.message; }
+  showAttached();
+  $("input").focus();
+  return true;
 }
 
 // -- the visible conversation ---------------------------------------------------------------------------------------
@@ -106,9 +148,9 @@ function rate(count, seconds) {
 }
 
 async function send() {
-  const text = $("input").value.trim();
-  if (text && running) $("status").textContent = WAIT;
-  if (!text || running) return;
+  const text = $("input").value.trim(), images = attached;
+  if ((text || images.length) && running) $("status").textContent = WAIT;
+  if (!(text || images.length) || running) return;
   running = new AbortController();
   $("status").textContent = "";
   $("send").hidden = true; $("stop").hidden = false;
@@ -116,9 +158,12 @@ async function send() {
   const turns = messages;
   try {
     if (!model) await findModel();
-    turns.push({role: "user", content: text});
+    const parts = images.map(url => ({type: "image_url", image_url: {url}}));
+    if (text) parts.push({type: "text", text});
+    turns.push({role: "user", content: images.length ? parts : text});
     $("input").value = ""; fit();
-    follow(() => { show("user").words.append(text); reply = show("assistant"); });
+    attached = []; showAttached();
+    follow(() => { show("user").words.append(...images.map(picture), text); reply = show("assistant"); });
     $("conversation").scrollTop = $("conversation").scrollHeight;
     reply.item.classList.add("writing");
     await ask(reply, running.signal);
@@ -131,19 +176,22 @@ async function send() {
     running = null;
     if ($("status").textContent === WAIT) $("status").textContent = "";
     $("send").hidden = false; $("stop").hidden = true;
-    if (reply) finish(reply, text, turns);
+    if (reply) finish(reply, text, images, turns);
     $("input").focus();
   }
 }
 
-function finish(reply, text, turns) {
+function finish(reply, text, images, turns) {
   reply.item.classList.remove("writing");
   follow(() => { reply.note.textContent = reply.written.notes.join(" · "); });
   if (reply.written.text.trim()) turns.push({role: "assistant", content: reply.written.text});
   else {
     // A turn without a reply is removed, so that the message can be sent again.
     turns.pop();
-    if (turns === messages && !$("input").value) { $("input").value = text; fit(); }
+    if (turns === messages && !$("input").value && !attached.length) {
+      $("input").value = text; fit();
+      attached = images; showAttached();
+    }
   }
 }
 
@@ -165,12 +213,21 @@ $("input").addEventListener("input", fit);
 $("input").addEventListener("keydown", event => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
 });
+$("attach").addEventListener("click", () => $("files").click());
+$("files").addEventListener("change", () => { attach($("files").files); $("files").value = ""; });
+document.addEventListener("paste", event => {
+  const files = [...event.clipboardData.files];
+  if (files.some(file => file.type.startsWith("image/"))) { event.preventDefault(); attach(files); }
+});
+document.addEventListener("dragover", event => event.preventDefault());
+document.addEventListener("drop", event => { event.preventDefault(); attach(event.dataTransfer.files); });
 $("stop").addEventListener("click", () => running?.abort());
 document.addEventListener("keydown", event => { if (event.key === "Escape") running?.abort(); });
 $("open-settings").addEventListener("click", () => openSettings($("settings").hidden));
 $("new").addEventListener("click", () => {
   running?.abort();
   messages = [];
+  attached = []; showAttached();
   $("messages").replaceChildren();
   $("empty").hidden = false;
   $("input").focus();
