@@ -311,7 +311,7 @@ def test_inspection_names_images_and_counts_patches(home, dataset):
     view = view_document(dataset, number, dataset.loaded_tokenizer)
     image = dataset[number].images[0]
     assert len(view.texts) == len(view.tokens)
-    assert view.texts[image.begin].endswith(f"{image.width}x{image.height}, {image.slots} slots")
+    assert view.texts[image.begin].endswith(f"{image.width}x{image.height}, {image.slots} slots]")
     assert set(view.texts[image.begin + 1 : image.end]) == {""}
     limited = loader(home, rows_per_step=4, data_parallel=(0, 4), patches_per_row=200)
     report = dry_run(limited, 3)

@@ -17,12 +17,14 @@ import numpy as np
 
 from penstock.chat import ChatEncoder, Conversation, LayoutSettings, detect_family, read_conversation
 from penstock.chat.records.cleaning import clean, fit
+from penstock.chat.records.images import place_images
 from penstock.chat.records.layouts import describe_layout
 from penstock.core.errors import ConfigError, PenstockError, RecordError, TokenizerError
 from penstock.core.terminal import Progress
 from penstock.inspection.page_model import Note, PageDocument, from_chat
 from penstock.inspection.text import in_words, token_texts
 from penstock.prepare import ChatSettings
+from penstock.prepare.chats import image_loader, in_short
 from penstock.sources import Fields, ObjectBlock, open_sources
 from penstock.sources.json_files import number_lines
 from penstock.tokenizers import Tokenizer
@@ -191,13 +193,16 @@ def _documents(record: RawRecord, encoder: ChatEncoder, chat: ChatSettings) -> I
     try:
         read = read_conversation(record.value, chat.layout, record.origin)
     except RecordError as error:
-        text = json.dumps(record.value, ensure_ascii=False, indent=1, default=str)
+        text = json.dumps(record.value, ensure_ascii=False, indent=1, default=in_short)
         yield _refused(title, record.origin, str(error), [("", text)], encoder.tokenizer)
         return
     several = read if isinstance(read, list) else [read]
+    load = image_loader(record.origin, chat.images)
     for number, conversation in enumerate(several):
         name = title if len(several) == 1 else f"{title} path {number}"
         try:
+            if encoder.processor is not None:
+                conversation = place_images(conversation, load)
             yield from _encoded(name, conversation, encoder, chat)
         except (RecordError, TokenizerError) as error:
             yield _refused(name, record.origin, str(error), _said(conversation), encoder.tokenizer)
@@ -298,8 +303,9 @@ def _said(conversation: Conversation) -> list[tuple[str, str]]:
     for message in conversation.messages:
         content = message.get("content")
         rest = {name: value for name, value in message.items() if name not in ("role", "content")}
-        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False) if content else ""
-        text += f"\n{json.dumps(rest, ensure_ascii=False, default=str)}" if rest else ""
+        text = content if isinstance(content, str) else ""
+        text = text or (json.dumps(content, ensure_ascii=False, default=in_short) if content else "")
+        text += f"\n{json.dumps(rest, ensure_ascii=False, default=in_short)}" if rest else ""
         said.append((str(message["role"]), f"{text}\n"))
     return said
 

@@ -8,7 +8,6 @@ Dry run of a mixture: what its first steps would contain. Plans them and fills a
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, final
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from penstock.core.arrays import Int64, Records
 from penstock.core.system import peak_memory_bytes
+from penstock.inspection.images import ShownImage, images_shown, with_labels
 from penstock.inspection.rows import rewritings_of
 from penstock.inspection.text import origin_text, token_texts
 from penstock.loader import Plan
@@ -24,7 +24,6 @@ from penstock.loader.extras import extras_of
 from penstock.loader.loader import Loader
 from penstock.sampling._kernels import SKIPPED
 from penstock.shards import JoinedCorpus
-from penstock.shards.images import ImageOf
 from penstock.shards.trees import BranchView
 
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
@@ -89,6 +88,7 @@ class DocumentView:
     loss_weights: tuple[float, ...]
     branches: tuple[BranchView, ...] = ()
     """Of a prefix tree; empty for an ordinary document."""
+    images: tuple[ShownImage, ...] = ()
 
 
 def summarise(dataset: Any) -> DatasetSummary:
@@ -140,30 +140,22 @@ def length_histogram(lengths: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[Leng
     return tuple(bins)
 
 
-def with_image_names(texts: list[str], images: Sequence[ImageOf]) -> list[str]:
-    """Texts of tokens, where the first token of an image names it, and its others say nothing."""
-    shown = list(texts)
-    for image in images:
-        name = image.name.rpartition("/")[2] or image.digest.hex()[:8]
-        shown[image.begin : image.end] = [""] * (image.end - image.begin)
-        shown[image.begin] = f"image {name} {image.width}x{image.height}, {image.slots} slots"
-    return shown
-
-
 def view_document(dataset: Any, number: int, tokenizer: Any, *, lines: bool = False) -> DocumentView:
-    """One document with its text; `tokenizer` and `lines` as in `token_texts`.
+    """One document with its text; `tokenizer` and `lines` as in `token_texts`; with lines also pictures, for pages.
 
     Raises:
         IndexError: There is no such document.
     """
     document = dataset[number]
+    images = images_shown(document.images, pictures=lines)
     return DocumentView(
         number=number,
         origin=origin_text(document.origin),
         tokens=tuple(int(token) for token in document.tokens),
-        texts=tuple(with_image_names(token_texts(tokenizer, document.tokens, lines=lines), document.images)),
+        texts=tuple(with_labels(token_texts(tokenizer, document.tokens, lines=lines), images)),
         loss_weights=tuple(float(weight) for weight in document.loss_weights),
         branches=() if document.tree is None else tuple(document.tree.describe(len(document.tokens))),
+        images=images,
     )
 
 

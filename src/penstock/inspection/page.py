@@ -23,6 +23,7 @@ import numpy as np
 
 from penstock.core.errors import OutputError
 from penstock.inputs import IGNORE
+from penstock.inspection.images import MOST_PICTURES, ShownImage
 from penstock.inspection.page_model import PageData, PageDocument, histograms_of, shares_of
 from penstock.inspection.rows import RowDocument, RowView
 
@@ -62,6 +63,29 @@ class Vocabulary:
         return found, [varints(ranks[stream]) for stream in streams]
 
 
+@final
+class Pictures:
+    """The distinct small pictures of a page, as data URLs."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    @property
+    def texts(self) -> list[str]:
+        """All pictures."""
+        return list(self._numbers)
+
+    def write(self, images: Sequence[ShownImage]) -> dict[str, Any]:
+        """Images as [begin, end, number of the picture], −1: none is shown."""
+        found = []
+        for image in images:
+            number = self._numbers.get(image.picture, -1)
+            if number < 0 and image.picture and len(self._numbers) < MOST_PICTURES:
+                number = self._numbers[image.picture] = len(self._numbers)
+            found.append([image.begin, image.end, number])
+        return {"images": found} if found else {}
+
+
 def write_html(path: str | os.PathLike[str], data: PageData) -> None:
     """Write the page.
 
@@ -86,7 +110,8 @@ def page_html(data: PageData) -> str:
     script = '"use strict";\n' + "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
     style = _asset("style.css")
     content = {
-        "policy": f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'",
+        "policy": f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; "
+        "base-uri 'none'",
         "title": html.escape(data.title),
         "style": style,
         "script": script,
@@ -109,13 +134,13 @@ def _hash(text: str) -> str:
 
 def payload(data: PageData) -> dict[str, Any]:
     """Everything that the page shows, as JSON values."""
-    vocabulary, streams = Vocabulary(), list[np.ndarray[Any, Any]]()
+    vocabulary, streams, pictures = Vocabulary(), list[np.ndarray[Any, Any]](), Pictures()
     documents = [document for side in (data, data.other) if side for document in side.documents]
     role_names = list(dict.fromkeys(name for document in documents for name in document.role_names))
-    sides = [[_document(each, role_names, vocabulary, streams) for each in data.documents]]
+    sides = [[_document(each, role_names, vocabulary, streams, pictures) for each in data.documents]]
     if data.other is not None:
-        sides.append([_document(each, role_names, vocabulary, streams) for each in data.other.documents])
-    rows = [_row(row, data.control_ids, vocabulary, streams) for row in data.rows]
+        sides.append([_document(each, role_names, vocabulary, streams, pictures) for each in data.other.documents])
+    rows = [_row(row, data.control_ids, vocabulary, streams, pictures) for row in data.rows]
     table, encoded = vocabulary.write(streams)
     for part, tokens in zip([*(each for side in sides for each in side), *rows], encoded, strict=True):
         part["tokens"] = tokens
@@ -125,6 +150,7 @@ def payload(data: PageData) -> dict[str, Any]:
         "title": data.title,
         "roles": role_names,
         "vocabulary": table,
+        **({"pictures": pictures.texts} if pictures.texts else {}),
         "sides": [
             {"title": side.label or side.title, "settings": _texts(side.settings), "documents": documents}
             for side, documents in zip((data, data.other), sides, strict=False)
@@ -144,7 +170,9 @@ def payload(data: PageData) -> dict[str, Any]:
     }
 
 
-def _document(document: PageDocument, names: list[str], vocabulary: Vocabulary, streams: list[Any]) -> dict[str, Any]:
+def _document(
+    document: PageDocument, names: list[str], vocabulary: Vocabulary, streams: list[Any], pictures: Pictures
+) -> dict[str, Any]:
     count = len(document.ids)
     control = [False] * count if document.is_control is None else np.asarray(document.is_control, bool).tolist()
     streams.append(vocabulary.number(np.asarray(document.ids).tolist(), document.pieces, control))
@@ -162,10 +190,13 @@ def _document(document: PageDocument, names: list[str], vocabulary: Vocabulary, 
         "ok": document.ok,
         "checks": list(document.checks),
         **({"branches": [list(branch) for branch in document.branches]} if document.branches else {}),
+        **pictures.write(document.images),
     }
 
 
-def _row(row: RowView, control_ids: frozenset[int], vocabulary: Vocabulary, streams: list[Any]) -> dict[str, Any]:
+def _row(
+    row: RowView, control_ids: frozenset[int], vocabulary: Vocabulary, streams: list[Any], pictures: Pictures
+) -> dict[str, Any]:
     ids = np.asarray(row.tokens[: row.num_tokens], np.int64)
     control = np.isin(ids, list(control_ids))
     for added in (each for part in row.documents for each in part.stretches if each.is_added):
@@ -198,6 +229,7 @@ def _row(row: RowView, control_ids: frozenset[int], vocabulary: Vocabulary, stre
             for part in row.documents
         ],
         **({"tasks": list(row.tasks.items())} if row.tasks else {}),
+        **pictures.write([image for part in row.documents for image in part.images]),
     }
 
 

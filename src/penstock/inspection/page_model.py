@@ -13,6 +13,7 @@ import numpy as np
 from penstock.chat.encoder import EncodedChat
 from penstock.core.errors import ConfigError
 from penstock.inspection.datasets import DocumentView
+from penstock.inspection.images import ShownImage, images_of_chat, with_labels
 from penstock.inspection.rows import RowView
 from penstock.shards.trees import BranchView
 
@@ -71,6 +72,7 @@ class PageDocument:
     """Results of additional checks: "generation tags agree"."""
     branches: Sequence[BranchView] = ()
     """Of a prefix tree; empty for an ordinary document."""
+    images: Sequence[ShownImage] = ()
 
     def __post_init__(self) -> None:
         arrays = {"pieces": self.pieces, "loss_weights": self.loss_weights, "roles": self.roles, "turns": self.turns}
@@ -184,6 +186,7 @@ def from_dataset(view: DocumentView, control_ids: frozenset[int] = frozenset()) 
         loss_weights=weights,
         is_control=np.isin(ids, list(control_ids)),
         branches=view.branches,
+        images=view.images,
     )
 
 
@@ -206,10 +209,11 @@ def from_chat(
     pieces = pieces_of(encoded.text, encoded.begins, encoded.ends)
     for place in np.flatnonzero(encoded.is_control & (encoded.begins == encoded.ends)).tolist():
         pieces[place] = names.get(int(encoded.tokens[place]), "")
+    images = images_of_chat(encoded)
     return PageDocument(
         title=title,
         origin=origin,
-        pieces=pieces,
+        pieces=with_labels(pieces, images),
         ids=encoded.tokens,
         loss_weights=encoded.loss_weights,
         # Message −1 takes the last entry, −1.
@@ -220,6 +224,7 @@ def from_chat(
         notes=notes,
         ok=certificate.ok,
         checks=(*certificate.checks, *_straddling(certificate.straddling)),
+        images=images,
     )
 
 

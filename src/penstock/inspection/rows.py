@@ -15,7 +15,9 @@ from typing import Any, final
 import numpy as np
 
 from penstock.inputs import IGNORE
+from penstock.inspection.images import ShownImage, images_shown, with_labels
 from penstock.inspection.text import origin_text, part_texts, token_texts
+from penstock.loader.extras import extras_of
 from penstock.loader.loader import Loader
 from penstock.objectives.denoise import Denoise
 from penstock.objectives.infill import Infill
@@ -76,6 +78,8 @@ class RowDocument:
     """Purpose of its slots, in order; empty if it is unchanged."""
     restored: tuple[tuple[str, int], ...] = ()
     """Its original text in parts, each with the number of its span (−1 = none); empty if its words are unknown."""
+    images: tuple[ShownImage, ...] = ()
+    """Its images, at slots of the row."""
 
     @property
     def num_spans(self) -> int:
@@ -174,7 +178,8 @@ def _view(loader: Loader, step: int, number: int, row: Any, pieces: Array, spell
         source = int(piece["source"])
         begin, end = origin.begin, origin.begin + origin.num_tokens
         tokens = row.tokens[begin:end]
-        texts[begin:end] = token_texts(spellers[source], tokens, lines=lines)
+        images = images_shown(_images(loader, source, origin), pictures=lines)
+        texts[begin:end] = with_labels(token_texts(spellers[source], tokens, lines=lines), images)
         stretches = stretches_of(rewritings_of(loader)[source], piece, tokens, begin, prefix)
         documents.append(
             RowDocument(
@@ -189,6 +194,7 @@ def _view(loader: Loader, step: int, number: int, row: Any, pieces: Array, spell
                 prefix=prefix,
                 stretches=stretches,
                 restored=_restored(stretches, row.tokens, spellers[source], lines),
+                images=tuple(image.moved(begin) for image in images),
             )
         )
     most = max(spellers, key=lambda tokenizer: 0 if tokenizer is None else tokenizer.vocab_size)
@@ -204,6 +210,12 @@ def _view(loader: Loader, step: int, number: int, row: Any, pieces: Array, spell
         texts=tuple(texts),
         spell=lambda token: token_texts(most, [token])[0].strip() or "␣",
     )
+
+
+def _images(loader: Loader, source: int, origin: Any) -> Sequence[Any]:
+    """The images of a document of a row, which are there only if it is whole."""
+    extras = extras_of(loader.datasets[source])
+    return extras.images(origin.document) if extras is not None and extras.has_images else ()
 
 
 def _restored(

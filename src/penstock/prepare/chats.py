@@ -92,6 +92,11 @@ class _Record:
         self.reason = self.reason or str(error).removeprefix(f"{self.origin}: ")
 
 
+def image_loader(origin: str, settings: ImageSettings) -> Load:
+    """What looks at the images of a record; `origin` is its `file:line`."""
+    return partial(load_image, folder=folder_of(origin.rpartition(":")[0], settings), settings=settings)
+
+
 def encode_chats(
     block: ObjectBlock, files: tuple[str, ...], encoder: ChatEncoder, chat: ChatSettings, settings: PrepareSettings
 ) -> Encoded:
@@ -107,10 +112,7 @@ def encode_chats(
     places = zip(block.files.tolist(), block.lines.tolist(), strict=True)
     records = [_Record(row, f"{files[file]}:{line}") for row, (file, line) in enumerate(places)]
     for record in records:
-        load = partial(
-            load_image, folder=folder_of(record.origin.rpartition(":")[0], chat.images), settings=chat.images
-        )
-        load_images = load if encoder.processor is not None else None
+        load_images = image_loader(record.origin, chat.images) if encoder.processor is not None else None
         _read(record, block.objects[record.row], chat, load_images, needs_key=settings.validation > 0)
     if chat.keeps_answers:
         add_mismatched([one for record in records if record.reason is None for one in record.answers])
@@ -132,7 +134,7 @@ def encode_chats(
     for record in records:
         if record.reason is not None:
             place = files[block.files[record.row]], int(block.lines[record.row])
-            shown = json.dumps(block.objects[record.row], ensure_ascii=False, default=_in_short)
+            shown = json.dumps(block.objects[record.row], ensure_ascii=False, default=in_short)
             rejects.append(Reject(*place, record.reason, excerpt(shown)))
     good = [record for record in records if record.reason is None]
     kept = [record for record in good if record.chats]
@@ -291,7 +293,7 @@ def _verify(record: _Record, chats: Sequence[EncodedChat], processor: Processor,
     return compared
 
 
-def _in_short(value: Any) -> str:
+def in_short(value: Any) -> str:
     """What JSON cannot hold, for a message; the bytes of an image would be megabytes."""
     return f"<{len(value):,} bytes>" if isinstance(value, bytes) else repr(value)
 

@@ -60,6 +60,16 @@ function arraysOfRow(row) {
   return decoded.get(row);
 }
 
+/** The images of a document or row: first token → { end, picture }, and for each token whether another one shows it. */
+function imagesOf(part, length) {
+  const begins = new Map(), inside = new Uint8Array(length);
+  for (const [begin, end, number] of part.images ?? []) {
+    begins.set(begin, { end, picture: number < 0 ? null : page.pictures[number] });
+    inside.fill(1, begin + 1, end);
+  }
+  return { begins, inside };
+}
+
 const textOf = number => vocabulary.texts[number];
 
 /** Text of a target id; ids unknown to the page appear as numbers. */

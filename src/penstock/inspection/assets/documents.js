@@ -154,6 +154,7 @@ function viewOf(each, side, difference, sides) {
   return {
     number: i => tokens[i],
     weight: i => weights[i],
+    images: imagesOf(each, each.length),
     changed: marks && (i => marks[i] !== 0),
     hit: hits && (i => hits[i] === 1),
     tell(i) {

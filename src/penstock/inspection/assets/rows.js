@@ -70,6 +70,7 @@ function rowView(row, { tokens, weights, targets, positions, learned }) {
     mark: (made, i) => markPurpose(made, purposes[i]),
     number: i => tokens[i],
     weight: i => learned[i],
+    images: imagesOf(row, row.length),
     tell: i => [
       ["slot", `${counted(i)}, position ${counted(positions[i])}`],
       ["id", `${vocabulary.ids[tokens[i]]}${controls.has(tokens[i]) ? ", control token" : ""}`],

@@ -7,7 +7,7 @@ let drawingNow = 0; // number of the current drawing; older ones stop
 
 /**
  * Draw tokens in blocks.
- *   view: { number(i), weight(i), changed(i), hit(i), mark(token, i), tell(i), watch(i), leave() }
+ *   view: { number(i), weight(i), images, changed(i), hit(i), mark(token, i), tell(i), watch(i), leave() }
  *   blocks: [{ begin, end, into: element }]
  */
 function drawTokens(view, blocks, mine) {
@@ -18,7 +18,7 @@ function drawTokens(view, blocks, mine) {
     for (let left = CHUNK; left > 0 && next < parts.length; next++) {
       const { begin, end, into, first } = parts[next];
       const made = document.createDocumentFragment();
-      for (let i = begin; i < end; i++) made.append(tokenElement(view, i, i === first));
+      for (let i = begin; i < end; i++) if (!view.images.inside[i]) made.append(tokenElement(view, i, i === first));
       into.append(made);
       left -= end - begin;
     }
@@ -58,6 +58,11 @@ function tokenElement(view, i, first) {
   if (view.hit && view.hit(i)) names.add("hit");
   if (view.mark) view.mark(made, i);
   made.view = view;
+  const image = view.images.begins.get(i);
+  if (image) {
+    names.add("image");
+    if (image.picture) made.append(element("img", { src: image.picture, alt: "" }));
+  }
   fill(made, textOf(number));
   return made;
 }
