@@ -72,7 +72,7 @@ def test_every_layout_is_refused(encoder, name):
     beside = r"the record's field \"[a-z_]+\" holds media"
     with pytest.raises(
         ConversationError,
-        match=rf"^a.jsonl:3: ({inside}|{beside}).*images, audio and video are not supported here yet; .*media: drop",
+        match=rf"^a.jsonl:3: ({inside}|{beside}).*images need the processor of a model .*media: drop",
     ):
         encoder.encode(conversation)
 
@@ -184,7 +184,7 @@ def test_prepare_refuses_them_or_says_how_many_are_gone(encoder, tmp_path):
     refused = prepare_here(*given, tmp_path / "skip", template=PARTS, on_error="skip")
     assert (refused.documents, refused.rejects) == (2, 2)
     reasons = [json.loads(line)["reason"] for line in (tmp_path / "skip/rejected.jsonl").read_text().splitlines()]
-    assert reasons[0].startswith('message 0: part 0 of its content is of type "image"; images, audio and video are not')
+    assert reasons[0].startswith('message 0: part 0 of its content is of type "image"; images need the processor')
     assert reasons[1].startswith('the record\'s field "image" holds media; ')
     dropped = prepare_here(*given, tmp_path / "drop", template=PARTS, media="drop")
     assert (dropped.documents, dropped.rejects, dropped.chats["cleaned"]["media"]) == (4, 0, 2)

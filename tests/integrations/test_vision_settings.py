@@ -294,6 +294,10 @@ def test_control_text_in_a_reply(make):
         assert int((batch["labels"] == tool).sum()) == count
         assert trained(batch, processor) == ["a <tool> it is<|im_end|>"]
     forged = [said("user", "x <tool>"), said("assistant", "a <tool>")]
+    batch = VisionCollator(processor, trained_control_text="as_control_tokens")([forged])
+    assert (int((batch["labels"] == tool).sum()), int((batch["input_ids"] == tool).sum())) == (1, 1)
+    # The processor itself makes batches with arrays, and cannot tell the two apart.
+    forged[0]["content"] = [{"type": "image", "image": np.ones((1, 2))}, {"type": "text", "text": "x <tool>"}]
     with pytest.raises(RecordError, match="row 0 of the batch, message 0: its text holds <tool>"):
         VisionCollator(processor, trained_control_text="as_control_tokens")([forged])
 
@@ -306,7 +310,8 @@ class Careless(TinyProcessor):
 
 
 def test_control_tokens_that_a_user_typed_are_found(make):
-    talk = [said("user", "x <tool> y"), said("assistant", "a")]
+    parts = [{"type": "image", "image": np.ones((1, 2))}, {"type": "text", "text": "x <tool> y"}]
+    talk = [{"role": "user", "content": parts}, said("assistant", "a")]
     with pytest.raises(
         RecordError,
         match=r"row 0 of the batch: the processor made a control token where text is expected, at '<tool> y",
@@ -320,9 +325,9 @@ def test_media_beside_the_messages_are_an_error(make):
     with pytest.raises(
         RecordError, match='row 0 of the batch: the record has media in its field "images"; expected: media as p'
     ):
-        collate([{"messages": talk, "images": ["a.png"]}])
+        collate([{"messages": talk, "images": [np.ones((1, 2))]}])
     with pytest.raises(RecordError, match='row 1 of the batch: message 0 has media in its field "image"'):
-        collate([TALK, [talk[0] | {"image": "a.png"}, talk[1]]])
+        collate([TALK, [talk[0] | {"image": np.ones((1, 2))}, talk[1]]])
 
 
 def test_tools_are_those_of_the_whole_batch(make):

@@ -62,7 +62,7 @@ def test_arrays_of_single_images_join_to_those_of_all(family):
     wrapped = HuggingFaceProcessor(processor(family), family)
     pictures = [picture(*size) for size in SIZES]
     joined = join_arrays([wrapped.arrays(one) for one in pictures])
-    whole, _ = wrapped.inner._process_images([pictures] if wrapped._nested else pictures, **wrapped._image_arguments)
+    whole, _ = wrapped.inner._process_images([pictures] if wrapped.is_nested else pictures, **wrapped._image_arguments)
     for name, array in joined.items():
         expected = whole[name].float().numpy() if whole[name].is_floating_point() else whole[name].numpy()
         np.testing.assert_array_equal(array, expected, err_msg=name)

@@ -208,12 +208,12 @@ class HuggingFaceProcessor:
         return {name: _as_numpy(value) for name, value in found.items() if name in names and _is_array(value)}
 
     def _process(self, picture: Any) -> tuple[Mapping[str, Any], list[str]]:
-        images = [[picture]] if self._nested else [picture]
+        images = [[picture]] if self.is_nested else [picture]
         result: tuple[Mapping[str, Any], list[str]] = self.inner._process_images(images, **self._image_arguments)
         return result
 
     @cached_property
-    def _nested(self) -> bool:
+    def is_nested(self) -> bool:
         """Whether the processor wants a list of images for each text."""
         return type(self.inner).__name__ in ("Idefics2Processor", "Idefics3Processor", "SmolVLMProcessor")
 
@@ -288,12 +288,13 @@ def join_arrays(images: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     joined = {}
     for name in dict.fromkeys(name for image in images for name in image):
         parts = [image[name] for image in images if name in image]
-        axis = int(_is_nested(images[0]) and parts[0].ndim > 1)
+        axis = int(is_nested(images[0]) and parts[0].ndim > 1)
         joined[name] = _join(parts, axis)
     return joined
 
 
-def _is_nested(image: Mapping[str, Array]) -> bool:
+def is_nested(image: Mapping[str, Array]) -> bool:
+    """Whether the first axis of an image's arrays is the text's."""
     pixels = image.get("pixel_values")
     return pixels is not None and pixels.ndim == 5 and "pixel_attention_mask" in image
 

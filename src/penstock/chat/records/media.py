@@ -67,9 +67,9 @@ def refuse_media(messages: Sequence[Mapping[str, Any]], attachments: Mapping[str
         found = f'the record\'s field "{next(iter(attachments))}" holds media'
     if found is not None:
         raise ConversationError(
-            f"{f'{origin}: ' if origin else ''}{found}; images, audio and video are not supported here yet; train the "
-            "text without them (media: drop), remove such records, or use processors of transformers "
-            "(penstock.huggingface.VisionCollator)"
+            f"{f'{origin}: ' if origin else ''}{found}; images need the processor of a model that reads them "
+            "(processor), and audio and video are not supported here; or train the text alone (media: drop), or remove "
+            "such records"
         )
 
 

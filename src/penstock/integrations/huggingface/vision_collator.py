@@ -6,11 +6,13 @@ arguments = TrainingArguments("out", remove_unused_columns=False)     # or the T
 Trainer(model, arguments, data_collator=collate, train_dataset=examples).train()      # examples: {"messages": […]}
 ```
 
-The processor makes the batch. Which tokens are trained is decided as in `penstock.chat.encode`, by the same settings,
-from the text that the processor's own template writes; `vision_examples` transfers the weights to the processor's
-tokens. A conversation that fails a check is an error. Guarantees: `train`, `weight` and ranges of messages apply.
-Padding on either side is recognised by the attention mask, so an end-of-text token that is also the padding id stays
-trained. Tokens of images, audio and video are never trained. A user's text never becomes a control token.
+Conversations with images become rows as in `penstock prepare`, by the same code and the same settings of masks and
+images (`vision_batches`): the tokens are the processor's own, id for id. For video, audio, arrays of pixels, and
+processors that cannot be asked for one image, the processor makes the batch, and `vision_examples` transfers the
+weights to its tokens. A conversation that fails a check is an error. Guarantees: `train`, `weight` and ranges of
+messages apply. Padding on either side is recognised by the attention mask, so an end-of-text token that is also the
+padding id stays trained. Tokens of images, audio and video are never trained. A user's text never becomes a control
+token.
 
 With role boundaries, or with your own `prepare`, rows are labelled by scanning their ids instead. That supports fewer
 settings, and cannot distinguish what the prompt supplies from what the model writes. Cost: a few milliseconds per row.
@@ -38,14 +40,17 @@ from penstock.chat.records.layout_settings import resolve_roles
 from penstock.chat.render.template import Template
 from penstock.core.errors import ConfigError, RecordError
 from penstock.inputs import IGNORE
+from penstock.integrations.huggingface.vision_batches import ImageBatches
 from penstock.integrations.huggingface.vision_examples import (
     RowWeigher,
     media_ids,
     own_tokenizer,
     read_example,
+    refuse_fields,
     refuse_message_weights,
     shared_variables,
 )
+from penstock.media.images import ImageSettings
 from penstock.tokenizers import Tokenizer
 
 Batch = dict[str, Any]
@@ -71,6 +76,7 @@ class VisionCollator:
         on_empty: What to do with a row in which nothing is trained: "error" or "warn".
         reads_loss_weights: Whether your loss reads `loss_weights`. Labels cannot express 0.5, so weights other than 0
             and 1 are refused unless it does.
+        image_settings: Which images are accepted, and how they become RGB; paths begin at its `image_folder`.
         prepare: Makes a batch from examples; it is labelled by role boundaries. None: use
             `processor.apply_chat_template` on their messages.
         settings: What is trained: those of `penstock.chat.MaskSettings`, such as mask_history. By role boundaries only
@@ -90,6 +96,7 @@ class VisionCollator:
         masked_ids: Collection[int] = (),
         on_empty: Literal["error", "warn"] = "error",
         reads_loss_weights: bool = False,
+        image_settings: ImageSettings | None = None,
         prepare: Callable[[Sequence[Any]], Mapping[str, Any]] | None = None,
         **settings: Any,
     ) -> None:
@@ -120,6 +127,14 @@ class VisionCollator:
                 self.mask_settings, roles_to_train=resolve_roles(self.mask_settings.roles_to_train, {})
             )
             self._encoder, self._weigher = self._open_encoder()
+            self._images = _image_batches(processor, image_settings)
+            if self._images is not None:
+                self._image_encoder = ChatEncoder(
+                    self._encoder.tokenizer,
+                    self._encoder.template,
+                    self.mask_settings,
+                    processor=self._images.processor,
+                )
         _log.info("vision collator: ids that are never trained: %s", list(self.masked_ids))
 
     def __call__(self, examples: Sequence[Any]) -> Batch:
@@ -132,6 +147,9 @@ class VisionCollator:
             return self.label(self._prepare(examples))
         tools = self._arguments.get("tools")
         conversations = [read_example(one, f"row {row} of the batch", tools) for row, one in enumerate(examples)]
+        if not self._scans and self._images is not None and self._images.reads(conversations):
+            return self._with_images(self._images, conversations)
+        refuse_fields(conversations)
         if self._scans:
             refuse_message_weights(conversations)
             return self.label(self._apply_template(conversations, [False] * len(conversations)))
@@ -149,6 +167,14 @@ class VisionCollator:
                 tokens, text_ids, chat.loss_weights, f"row {row} of the batch"
             )
         return self._finish(batch, weights)
+
+    def _with_images(self, images: ImageBatches, conversations: Sequence[Conversation]) -> Batch:
+        """A batch of conversations whose media are all images."""
+        placed = [images.place(one) for one in conversations]
+        chats = [chats[0] for chats in self._image_encoder.encode_batch(placed)]
+        for row, chat in enumerate(chats):
+            self._check_certificate(row, chat)
+        return self._finish(*images.batch(chats))
 
     def label(self, batch: Mapping[str, Any]) -> Batch:
         """Label a processor's batch (input_ids and attention_mask, [rows, n]) by role boundaries.
@@ -346,3 +372,18 @@ def _special_tokens(tokenizer: Any) -> dict[str, str]:
     """Texts of special tokens by the names that templates use, such as bos_token."""
     named = getattr(tokenizer, "special_tokens_map", {})
     return {name: str(text) for name, text in named.items() if not isinstance(text, list | tuple | dict)}
+
+
+def _image_batches(processor: Any, settings: ImageSettings | None) -> ImageBatches | None:
+    """What makes batches with images; None: this processor makes its batches itself.
+
+    Raises:
+        ConfigError: There are settings of images, and this processor makes its batches itself.
+    """
+    try:
+        return ImageBatches(processor, settings or ImageSettings())
+    except ConfigError as error:
+        if settings is not None:
+            raise ConfigError(f"image_settings: {error}; so the processor makes its batches itself") from error
+        _log.info("the processor makes the batches itself: %s", error)
+        return None

@@ -70,7 +70,7 @@ def own_tokenizer(tokenizer: Any) -> Any:
 
 
 def read_example(example: Any, where: str, tools: Any = None) -> Conversation:
-    """The conversation of an example, with media as parts of its messages.
+    """The conversation of an example.
 
     Args:
         example: A record, or a list of messages.
@@ -78,7 +78,7 @@ def read_example(example: Any, where: str, tools: Any = None) -> Conversation:
         tools: Tools of a record without its own.
 
     Raises:
-        RecordError: It cannot be read, or has media outside the contents of its messages.
+        RecordError: It cannot be read.
     """
     record = example if isinstance(example, Mapping) else {"messages": example}
     if not record:
@@ -89,16 +89,21 @@ def read_example(example: Any, where: str, tools: Any = None) -> Conversation:
     read = read_conversation(record, _LAYOUT, where)
     if isinstance(read, list):
         raise RecordError(f"{where} holds {len(read)} conversations; expected: one")
-    misplaced = {"the record": read.attachments} | {
-        f"message {number}": media_fields(message) for number, message in enumerate(read.messages)
-    }
-    for holder, fields in misplaced.items():
-        if fields:
-            raise RecordError(
-                f'{where}: {holder} has media in its field "{next(iter(fields))}"; expected: media as parts of a '
-                'content, {"type": "image", "image": …}, where the processor finds them'
-            )
     return replace(read, tools=read_tools(tools, where)) if read.tools is None else read
+
+
+def refuse_fields(conversations: Sequence[Conversation]) -> None:
+    """Refuse media outside the contents of messages, where a processor would not find them."""
+    for read in conversations:
+        misplaced = {"the record": read.attachments} | {
+            f"message {number}": media_fields(message) for number, message in enumerate(read.messages)
+        }
+        for holder, fields in misplaced.items():
+            if fields:
+                raise RecordError(
+                    f'{read.origin}: {holder} has media in its field "{next(iter(fields))}"; expected: media as parts '
+                    'of a content, {"type": "image", "image": …}, where the processor finds them'
+                )
 
 
 def refuse_message_weights(conversations: Sequence[Conversation]) -> None:
