@@ -106,3 +106,48 @@ def test_a_bad_record_is_named(files, message, model, tmp_path):
 def test_texts_are_not_read_from_tars(shard):
     with pytest.raises(ConfigError, match="tar shards hold records with images"):
         open_sources(shard)
+
+
+def folder_of(path, files):
+    path.mkdir(parents=True)
+    for name, data in files:
+        (path / name).write_bytes(data)
+    return path
+
+
+def test_a_folder_of_images_with_captions(model, tmp_path):
+    folder = folder_of(
+        tmp_path / "images",
+        [("a.png", png(1)), ("a.txt", b"A red house.\n"), ("b.png", png(2)),
+         ("b.json", said([{"type": "image"}, {"type": "text", "text": "What?"}])), ("README", b"x")],
+    )  # fmt: skip
+    dataset = prepare(folder, model, tmp_path / "data", format="imagefolder")
+    texts = [dataset.loaded_tokenizer.decode(one.tokens) for one in dataset]
+    assert [len(one.images) for one in dataset] == [1, 1]
+    assert [one.images[0].read() for one in dataset] == [png(1), png(2)]
+    assert "A red house.<|im_end|>" in texts[0]
+    assert "What?" in texts[1]
+    assert "a.png" in str(dataset[0].origin)
+    (folder / "c.png").write_bytes(png(3))
+    with pytest.raises(RecordError, match=r"c\.png.*has no caption"):
+        prepare(folder, model, tmp_path / "other", format="imagefolder")
+
+
+def test_a_folder_with_metadata(model, tmp_path):
+    lines = [
+        {"file_name": "a.png", "text": "A red house."},
+        {"file_name": "sub/b.png", "messages": json.loads(said([{"type": "image"}]))["messages"]},
+    ]
+    folder = folder_of(tmp_path / "images", [("a.png", png(1)), ("unlisted.png", png(5))])
+    folder_of(folder / "sub", [("b.png", png(2))])
+    (folder / "sub" / "b.png").rename(folder / "b.png")
+    lines[1]["file_name"] = "b.png"
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    dataset = prepare(folder, model, tmp_path / "data", format="imagefolder")
+    assert [one.images[0].read() for one in dataset] == [png(1), png(2)]
+    assert "A red house.<|im_end|>" in dataset.loaded_tokenizer.decode(dataset[0].tokens)
+    with pytest.raises(ConfigError, match="prepare them as chats"):
+        open_sources(folder, format="imagefolder")
+    notices: list[str] = []
+    open_sources(folder, notice=notices.append)
+    assert "images with captions are read with format imagefolder" in notices[0]

@@ -33,7 +33,9 @@ def unescape(text: str | None) -> str | None:
 Format = Annotated[
     str | None,
     typer.Option(
-        "--format", metavar="FORMAT", help="jsonl, parquet, text, arrow or webdataset; by default from the file names."
+        "--format",
+        metavar="FORMAT",
+        help="jsonl, parquet, text, arrow, webdataset or imagefolder; by default from the file names.",
     ),
 ]
 TextField = Annotated[

@@ -13,10 +13,11 @@ from penstock.core.errors import ConfigError, RecordError
 from penstock.sources.arrow_files import ArrowPart, cut_parquet, find_saved
 from penstock.sources.compression import COMPRESSIONS, PACKED
 from penstock.sources.files import Extent, SourceFile, find_files, refuse_twice
+from penstock.sources.image_folders import cut_image_folders
 from penstock.sources.json_files import JsonlPart, cut_values, holds_values, join_ranges, number_lines
 from penstock.sources.objects import ObjectBlock, cut_records
 from penstock.sources.records import Fields, OnDamage, RecordBlock, Reject, stop_at_damage
-from penstock.sources.tar_files import TarPart
+from penstock.sources.tar_files import IMAGES, TarPart
 from penstock.sources.text import TextPart
 
 PART_BYTES = 64 << 20
@@ -36,7 +37,7 @@ EXTENSIONS = {
 }
 """File name extension → format; `format=` overrides it."""
 
-FORMATS = ("jsonl", "parquet", "text", "arrow", "webdataset")
+FORMATS = ("jsonl", "parquet", "text", "arrow", "webdataset", "imagefolder")
 
 
 class Part(Protocol):
@@ -110,7 +111,20 @@ def open_sources(
     refuse_twice(file for file, _ in files)
     total = sum(file.size_bytes for file, _ in files)
     size = part_bytes or min(max(PART_BYTES, total // MAX_PARTS), LARGEST_PART_BYTES)
+    if format == "imagefolder":
+        return _image_folders([file for file, _ in files], fields)
     return list(_cut(files, fields, separator.encode() if separator else None, size, damaged))
+
+
+def _image_folders(files: Sequence[SourceFile], fields: Fields) -> list[Part]:
+    if not fields.whole:
+        raise ConfigError(
+            "imagefolder: images with captions are conversations, not texts; prepare them as chats (template)"
+        )
+    parts: list[Part] = list(cut_image_folders(files))
+    if not parts:
+        raise RecordError("imagefolder: no images among the files; expected: images with captions next to them")
+    return parts
 
 
 def open_records(
@@ -187,7 +201,10 @@ def _with_formats(
             f"set format to one of {', '.join(FORMATS)} (known extensions: {', '.join(EXTENSIONS)})"
         )
     if unknown:
-        notice(f"{text}: skipped {len(unknown)} files of unknown format, such as {unknown[0].path}")
+        hint = ""
+        if any(file.suffixes[0][1:] in IMAGES for file in unknown):
+            hint = "; images with captions are read with format imagefolder"
+        notice(f"{text}: skipped {len(unknown)} files of unknown format, such as {unknown[0].path}{hint}")
     return chosen
 
 

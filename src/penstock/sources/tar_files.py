@@ -10,7 +10,7 @@ Source of the layout: https://github.com/webdataset/webdataset, "The WebDataset 
 
 import json
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -19,7 +19,7 @@ from penstock.sources.objects import Found, ObjectBlock, gather
 from penstock.sources.records import Damage, OnDamage, RecordBlock, Unreadable, stop_at_damage
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "jp2", "avif")
-_CAPTIONS = ("txt", "caption", "text")
+CAPTIONS = ("txt", "caption", "text")
 _BLOCK_BYTES = 32 << 20
 """Raw bytes of a block, for the memory."""
 _BLOCK_RECORDS = 256
@@ -58,7 +58,7 @@ class TarPart(FilePart):
         found: list[Found] = []
         number = begin = waiting = 0
         for members, end in self._samples(damaged):
-            value, reason = _record(self.file.path, members)
+            value, reason = record_of(members)
             found.append((number, value, reason, members[0].name))
             number, waiting = number + 1, waiting + sum(len(one.data) for one in members)
             if waiting >= _BLOCK_BYTES or len(found) >= _BLOCK_RECORDS:
@@ -66,9 +66,9 @@ class TarPart(FilePart):
                 found, begin, waiting = [], end, 0
         yield gather(found, self.file.path, max(self.size_bytes - begin, 0))
 
-    def _samples(self, damaged: OnDamage) -> Iterator[tuple[list["_Member"], int]]:
+    def _samples(self, damaged: OnDamage) -> Iterator[tuple[list["Member"], int]]:
         """The files of each record, and the place in the tar after them."""
-        sample: list[_Member] = []
+        sample: list[Member] = []
         key, number, end = "", 0, 0
         try:
             with open_random(self.file) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
@@ -83,37 +83,46 @@ class TarPart(FilePart):
                     content = tar.extractfile(info)
                     assert content is not None
                     key, end = f"{folder}/{stem}", info.offset_data + info.size
-                    sample.append(_Member(file, kind.lower(), content.read(), info.offset_data))
-                    if len(sample[-1].data) != info.size:
+                    data = content.read()
+                    if len(data) != info.size:
                         raise tarfile.ReadError("unexpected end of data")
+                    sample.append(Member(file, kind.lower(), data, self._image(file, data, info.offset_data)))
         except (tarfile.TarError, OSError, Unreadable) as error:
             damaged(Damage(self.file.path, number, f"not a sound tar: {error}", self.size_bytes, self.size_bytes - end))
             return
         if sample:
             yield sample, self.size_bytes
 
+    def _image(self, name: str, data: bytes, begin: int) -> dict[str, Any] | None:
+        """What stands for a file in a record, if it is an image."""
+        if name.rpartition(".")[2].lower() not in IMAGES:
+            return None
+        where = {"file": self.file.path, "begin": begin, "size": len(data)}
+        return {"bytes": data, "path": f"{self.file.path}/{name}", "within": where}
+
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Member:
+class Member:
+    """One file of a record."""
+
     name: str
     kind: str
     """Its name after the first dot, in lower case: "jpg", "0.jpg", "json"."""
     data: bytes
-    begin: int
-    """Of its data in the tar."""
+    image: dict[str, Any] | None = None
+    """What stands for it in the record, if it is an image."""
 
 
-def _record(path: str, members: list[_Member]) -> tuple[Any, str | None]:
+def record_of(members: Sequence[Member]) -> tuple[Any, str | None]:
     """The record of some files, or None and what is wrong with it."""
     value: dict[str, Any] = {}
     caption: str | None = None
     images: dict[str, dict[str, Any]] = {}
     for one in members:
         kind = one.kind.rpartition(".")[2]
-        if kind in IMAGES:
-            where = {"file": path, "begin": one.begin, "size": len(one.data)}
-            images[one.name] = {"bytes": one.data, "path": f"{path}/{one.name}", "within": where}
+        if one.image is not None:
+            images[one.name] = one.image
         elif kind == "json":
             try:
                 found = json.loads(one.data)
@@ -122,7 +131,7 @@ def _record(path: str, members: list[_Member]) -> tuple[Any, str | None]:
             if not isinstance(found, dict):
                 found = {"messages": found}
             value |= found
-        elif kind in _CAPTIONS:
+        elif kind in CAPTIONS:
             try:
                 caption = one.data.decode().strip()
             except UnicodeDecodeError as error:
