@@ -158,3 +158,27 @@ def test_a_parameter_that_no_row_reaches_is_resumed_too():
     state = optimizers.state_tensors()
     assert "spare.weight/exp_avg" in state
     Optimizers(model, OptimizerSettings()).load_state_tensors(state)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_some_weights_learn_at_another_rate(kind):
+    settings = {"kind": kind, "weight_decay": 0.1, "clip_norm": None, "fused": False}
+    factors = {"matrix.*": 0.25, "*bias": 9.0, "head.*": 4.0}
+    plain, other = Tiny(), Tiny()
+    before = {name: p.clone() for name, p in plain.named_parameters()}
+    train(plain, Optimizers(plain, OptimizerSettings(**settings)), range(1))
+    optimizers = Optimizers(other, OptimizerSettings(**settings, learning_rate_factors=factors))
+    train(other, optimizers, range(1))
+    # The first pattern that fits counts, so the bias of the matrix has its factor.
+    due = {"matrix.weight": 0.25, "matrix.bias": 0.25, "head.weight": 4.0}
+    for (name, mine), its in zip(other.named_parameters(), plain.parameters(), strict=True):
+        factor = due.get(name, 1.0)
+        torch.testing.assert_close(mine - before[name], (its - before[name]) * factor, rtol=1e-3, atol=1e-7)
+    state = {name: p.clone() for name, p in optimizers.state_tensors().items()}
+    resumed = Optimizers(other, OptimizerSettings(**settings, learning_rate_factors=factors))
+    resumed.load_state_tensors(state)
+    assert {id(p): v["step"] for m in resumed.members for p, v in m.state.items() if "step" in v}
+    with pytest.raises(ConfigError, match=r"'\*visual\*' fits no trained weight; there are.*matrix\.weight"):
+        Optimizers(other, OptimizerSettings(learning_rate_factors={"*visual*": 0.1}))
+    with pytest.raises(ConfigError, match=r"'a' has 0, which must be above 0.*frozen"):
+        OptimizerSettings(learning_rate_factors={"a": 0})

@@ -39,6 +39,7 @@ class OptimizerKeywords(TypedDict, total=False):
     betas: tuple[float, float]
     eps: float
     weight_decay: float
+    learning_rate_factors: Mapping[str, float]
     decay_embeddings: bool
     momentum: float
     clip_norm: float | None

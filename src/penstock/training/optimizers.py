@@ -10,9 +10,10 @@ untied output matrix), decay only with `decay_embeddings`. Under Muon these and 
 advise.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -58,16 +59,13 @@ class Optimizers:
         _check(self._names)
         decayed = embeddings if settings.decay_embeddings else []
         rest = vectors if settings.decay_embeddings else vectors + embeddings
+        factors = _factors(self._names, settings.learning_rate_factors)
         self.members: list[torch.optim.Optimizer] = []
         if settings.kind == "muon":
-            self.members += _muon(matrices, settings)
+            self.members += _muon(_by_factor(matrices, factors, settings.weight_decay), settings)
         else:
             decayed = matrices + decayed
-        groups = [
-            {"params": params, "weight_decay": decay}
-            for params, decay in ((decayed, settings.weight_decay), (rest, 0.0))
-            if params
-        ]
+        groups = [*_by_factor(decayed, factors, settings.weight_decay), *_by_factor(rest, factors, 0.0)]
         if groups:
             self.fused = _fused(self._names.values(), settings)
             adamw = torch.optim.AdamW(
@@ -86,7 +84,7 @@ class Optimizers:
         norm = self.clip()
         for member in self.members:
             for group in member.param_groups:
-                group["lr"] = learning_rate
+                group["lr"] = learning_rate * group["factor"]
             member.step()
             member.zero_grad(set_to_none=True)
         return norm
@@ -158,21 +156,46 @@ def _kinds(model: nn.Module, names: Mapping[str, nn.Parameter]) -> tuple[list[Te
     return matrices, embeddings, [p for p in names.values() if p.ndim < 2]
 
 
-def _muon(matrices: list[Tensor], settings: OptimizerSettings) -> list[torch.optim.Optimizer]:
+def _factors(names: Mapping[str, Tensor], patterns: Mapping[str, float]) -> dict[int, float]:
+    """Id of each parameter → factor of its learning rate.
+
+    Raises:
+        ConfigError: A pattern fits no trained weight.
+    """
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConfigError(
+                f"optimizer.learning_rate_factors: {pattern!r} fits no trained weight; there are, among others, "
+                f"{', '.join(list(names)[:: max(1, len(names) // 6)])}"
+            )
+    return {
+        id(p): next((factor for pattern, factor in patterns.items() if fnmatchcase(name, pattern)), 1.0)
+        for name, p in names.items()
+    }
+
+
+def _by_factor(params: Sequence[Tensor], factors: Mapping[int, float], decay: float) -> list[dict[str, Any]]:
+    """Groups of an optimizer, in order of their first parameters."""
+    groups: dict[float, list[Tensor]] = {}
+    for p in params:
+        groups.setdefault(factors[id(p)], []).append(p)
+    return [{"params": found, "weight_decay": decay, "factor": factor} for factor, found in groups.items()]
+
+
+def _muon(groups: list[dict[str, Any]], settings: OptimizerSettings) -> list[torch.optim.Optimizer]:
     muon = getattr(torch.optim, "Muon", None)
     if muon is None:
         raise ConfigError(f"optimizer.kind muon needs torch 2.9 or later, found {torch.__version__}; use adamw")
-    for p in matrices:
+    for p in (p for group in groups for p in group["params"]):
         if p.ndim != 2:
             raise ConfigError(
                 f"optimizer.kind muon takes matrices, the model has a parameter {list(p.shape)}; use adamw"
             )
-    if not matrices:
+    if not groups:
         return []
     made: torch.optim.Optimizer = muon(
-        matrices,
+        groups,
         lr=settings.learning_rate,
-        weight_decay=settings.weight_decay,
         momentum=settings.momentum,
         adjust_lr_fn="match_rms_adamw",
     )

@@ -104,6 +104,8 @@ class OptimizerSettings:
     arXiv:2502.16982, so that the rate and decay that suit AdamW suit it too)."""
     learning_rate: float = 3e-3
     """Peak learning rate; 1e-3 to 3e-3 suit models of a few million parameters, large ones need less."""
+    learning_rate_factors: Mapping[str, float] = field(default_factory=dict)
+    """Pattern of weights' names (`*visual*`) → factor of their learning rate; the first that fits a name counts."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates of the running means of gradients and of their squares."""
     eps: float = 1e-8
@@ -125,6 +127,12 @@ class OptimizerSettings:
         for name in ("learning_rate", "eps"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"optimizer.{name} must be above 0 and finite, got {getattr(self, name)}")
+        for pattern, factor in self.learning_rate_factors.items():
+            if not 0 < factor < float("inf"):
+                raise ConfigError(
+                    f"optimizer.learning_rate_factors: {pattern!r} has {factor}, which must be above 0 and finite; "
+                    "training.frozen leaves weights as they are"
+                )
         if not self.weight_decay >= 0:
             raise ConfigError(f"optimizer.weight_decay must be 0 or more, got {self.weight_decay}")
         for name, value in (("betas", self.betas[0]), ("betas", self.betas[1]), ("momentum", self.momentum)):
