@@ -1,5 +1,6 @@
 """Rows with a limit of patches: best fit by slots among the rows that have room for the patches."""
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ import penstock.loader.plan as plan_module
 from penstock import Mixture, Source, write_dataset
 from penstock.core.errors import ConfigError, RecordError
 from penstock.loader.plan import Plan, PlanSettings
+from penstock.loader.steps import StepPlanner, balanced_order
 
 SLOTS, WINDOW = 64, 16
 
@@ -79,3 +81,50 @@ def test_a_document_over_the_limit_is_an_error_if_asked_for(dataset, monkeypatch
 def test_limits_out_of_range_are_refused(wrong):
     with pytest.raises(ConfigError, match="patches_per_row must be 1 or more, with packing best_fit"):
         PlanSettings(sequence_length=8, rows_per_step=1, **wrong)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=96))
+def test_the_balanced_order_has_each_row_once(loads):
+    order = balanced_order(np.array(loads))
+    assert sorted(order.tolist()) == list(range(len(loads)))
+
+
+@pytest.mark.parametrize("rows", [16, 48, 64, 256])
+def test_ranks_get_about_as_many_patches(rows):
+    random = np.random.default_rng(0)
+    ratios = {ranks: ([], []) for ranks in (2, 4, 8)}
+    for _ in range(50):
+        loads = random.exponential(1000, rows).astype(np.int64)
+        for ranks, both in ratios.items():
+            for found, order in zip(both, (np.arange(rows), balanced_order(loads)), strict=True):
+                sums = loads[order].reshape(ranks, -1).sum(1)
+                found.append(sums.max() / sums.mean())
+    for ranks, (before, after) in ratios.items():
+        # What is left is the largest row itself, where a rank has only a few.
+        assert np.mean(after) - 1 < (np.mean(before) - 1) * (0.75 if rows // ranks < 4 else 0.4)
+
+
+def test_steps_are_balanced_whatever_the_ranks(dataset, monkeypatch):
+    patches = np.random.default_rng(1).integers(0, 50, 120)
+
+    def steps(multiple):
+        planner = StepPlanner(plan_of(dataset, patches, 200, monkeypatch), multiple)
+        while (step := planner.next()) is not None:
+            yield [step.pieces["document"][begin:end].tolist() for begin, end in pairwise(step.row_starts)]
+
+    alone = [[row for row in step if row] for step in steps(1)]
+    for ranks in (2, 4):
+        assert [[row for row in step if row] for step in steps(ranks)] == alone
+    plan = plan_of(dataset, patches, 200, monkeypatch)
+    planned = [
+        window.pieces["document"][begin:end].tolist()
+        for window in plan.windows()
+        for begin, end in pairwise(window.row_starts)
+    ]
+    # Each step has the same rows as without, in another order.
+    for number, step in enumerate(alone):
+        rows = planned[4 * number : 4 * number + 4]
+        assert sorted(map(tuple, step)) == sorted(map(tuple, rows))
+        loads = [int(patches[row].sum()) for row in rows]
+        assert step == [rows[place] for place in balanced_order(np.array(loads))]

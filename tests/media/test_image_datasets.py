@@ -221,7 +221,7 @@ def test_a_bad_image_rejects_its_record_with_its_place(home, tmp_path, case):
 
 
 def test_without_a_processor_images_are_refused(home, tmp_path):
-    with pytest.raises(RecordError, match="images, audio and video are not supported"):
+    with pytest.raises(RecordError, match="images need the processor"):
         ps.prepare(
             home / "raw" / "chats.jsonl",
             tokenizer=home / "model",
@@ -319,6 +319,8 @@ def test_inspection_names_images_and_counts_patches(home, dataset):
     plan = loader(home, rows_per_step=4, patches_per_row=200)
     of_rows = [sum(patches[one.document] for one in plan.explain(step, row)) for step in range(3) for row in range(4)]
     assert report.row_patches == (pytest.approx(np.mean(of_rows)), max(of_rows))
+    halves = [np.array(of_rows[at : at + 4]).reshape(2, 2).sum(1) for at in range(0, 12, 4)]
+    assert report.patch_spread[2] == pytest.approx(np.mean([both.max() / both.mean() for both in halves]))
     assert max(of_rows) <= 200
     free = dry_run(loader(home, rows_per_step=4, data_parallel=(0, 4)), 3)
     assert free.row_patches[1] > 200

@@ -20,8 +20,8 @@ from penstock.inspection.rows import rewritings_of
 from penstock.inspection.text import origin_text, token_texts
 from penstock.loader import Plan
 from penstock.loader._plan_kernels import PIECE
-from penstock.loader.extras import extras_of
 from penstock.loader.loader import Loader
+from penstock.loader.steps import balanced_order
 from penstock.sampling._kernels import SKIPPED
 from penstock.shards import JoinedCorpus
 from penstock.shards.trees import BranchView
@@ -224,6 +224,9 @@ class PlanReport:
     """Peak resident memory of this process so far, including mapped shards."""
     row_patches: tuple[float, int] | None
     """Patches of the images of a row, mean and maximum; None: no source has images."""
+    patch_spread: dict[int, float]
+    """Number of ranks → patches of the busiest rank of a step over the mean of its ranks, mean over steps; empty
+    without images. Ranks wait for the busiest."""
 
     @property
     def padding_share(self) -> float:
@@ -247,6 +250,7 @@ def dry_run(loader: Loader, steps: int) -> PlanReport:
     done = -(-rows // settings.rows_per_step)
     last = next(iter(loader.seek(max(done - 1, 0))))
     tokens = int(pieces["length"].sum())
+    patches = loader._plan.row_patches(pieces, row_starts)
     return PlanReport(
         steps=done,
         ended=rows < steps * settings.rows_per_step,
@@ -262,24 +266,26 @@ def dry_run(loader: Loader, steps: int) -> PlanReport:
         row_bytes=sum(getattr(getattr(last[0], field.name), "nbytes", 0) for field in fields(last[0])),
         state_bytes=len(json.dumps(last.resume_state)),
         peak_memory_bytes=peak_memory_bytes(),
-        row_patches=_row_patches(loader, pieces, row_starts),
+        row_patches=None if patches is None else (float(patches.mean()), int(patches.max(initial=0))),
+        patch_spread={} if patches is None else _spread(patches, settings.rows_per_step),
     )
 
 
-def _row_patches(
-    loader: Loader, pieces: Annotated[Records, PIECE, "pieces"], row_starts: Annotated[Int64, "rows+1"]
-) -> tuple[float, int] | None:
-    """Mean and maximum of the patches of a row's images."""
-    if loader.blank_image is None:
-        return None
-    patches = np.zeros(len(pieces), np.int64)
-    for number, dataset in enumerate(loader.datasets):
-        extras = extras_of(dataset)
-        if extras is not None and extras.has_images:
-            mine = pieces["source"] == number
-            patches[mine] = extras.patches()[pieces["document"][mine]]
-    of_rows = np.diff(np.concatenate([[0], np.cumsum(patches)])[row_starts])
-    return float(of_rows.mean()), int(of_rows.max(initial=0))
+_RANKS = (2, 4, 8, 16, 32, 64)
+
+
+def _spread(patches: Annotated[Int64, "rows"], rows_per_step: int) -> dict[int, float]:
+    """See `PlanReport.patch_spread`; steps that are not whole are left out."""
+    found: dict[int, list[float]] = {ranks: [] for ranks in _RANKS if rows_per_step % ranks == 0}
+    for begin in range(0, len(patches) - rows_per_step + 1, rows_per_step):
+        step = patches[begin : begin + rows_per_step]
+        step = step[balanced_order(step)]
+        if not step.any():
+            continue
+        for ranks, ratios in found.items():
+            sums = step.reshape(ranks, -1).sum(1)
+            ratios.append(float(sums.max() / sums.mean()))
+    return {ranks: float(np.mean(ratios)) for ranks, ratios in found.items() if ratios}
 
 
 def _planned(

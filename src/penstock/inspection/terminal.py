@@ -347,11 +347,19 @@ def plan_view(report: PlanReport) -> Group:
     facts.add_row("padding", f"{report.padding:,} slots ({report.padding_share:.2%}), packing {report.packing}")
     if report.row_patches is not None:
         mean, most = report.row_patches
-        facts.add_row("patches", f"{mean:,.0f} of images a row, at most {most:,}")
+        facts.add_row("patches", f"{mean:,.0f} of images a row, at most {most:,}{_spread(report)}")
     facts.add_row("planning", f"{report.planning_seconds:.2f} s, loading the compiled kernels included")
     facts.add_row("memory", f"{_size(report.row_bytes)} a row; this command at most {_size(report.peak_memory_bytes)}")
     facts.add_row("state", f"{report.state_bytes:,} bytes after the last step")
     return Group(table, Text(), facts)
+
+
+def _spread(report: PlanReport) -> str:
+    """How unequal the ranks' images are, in words."""
+    if not report.patch_spread:
+        return ""
+    ratios = ", ".join(f"{ratio:.2f} of {ranks}" for ranks, ratio in report.patch_spread.items())
+    return f"; the busiest rank of a step has, times the mean: {ratios} ranks"
 
 
 def _facts() -> Table:

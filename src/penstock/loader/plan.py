@@ -194,6 +194,20 @@ class Plan:
         """Documents of an epoch of each source."""
         return np.array([draw.size for draw in self._draws], np.int64)
 
+    def row_patches(
+        self, pieces: Annotated[Records, PIECE, "pieces"], row_starts: Annotated[Int64, "rows+1"]
+    ) -> Annotated[Int64, "rows"] | None:
+        """Patches of the images of each row; None: no source has images."""
+        if all(source.image_patches is None for source in self._draws):
+            return None
+        found = np.zeros(len(pieces) + 1, np.int64)
+        for number, source in enumerate(self._draws):
+            if source.image_patches is not None:
+                mine = np.flatnonzero(pieces["source"] == number)
+                found[mine + 1] = source.image_patches[pieces["document"][mine]]
+        of_rows: Annotated[Int64, "rows"] = np.diff(np.cumsum(found)[row_starts])
+        return of_rows
+
     def state(self) -> PlanState:
         """State before the next window."""
         return PlanState(
@@ -365,6 +379,9 @@ class _Draw:
         self.too_long = too_long_of(source, dataset)
         # Held, because the kernel reads it by address.
         self.lengths = table.lengths
+        extras = extras_of(dataset)
+        self.image_patches = extras.patches() if extras is not None and extras.has_images else None
+        """[N] patches of each document's images; None: it has none."""
         self.patches = self._limit_patches(settings.patches_per_row)
         require_targets(
             f"source {source.name!r}",
@@ -375,10 +392,9 @@ class _Draw:
 
     def _limit_patches(self, limit: int | None) -> Annotated[Int64, "documents"] | None:
         """[N] patches of each document's images; those over the limit of a row become too long. None: no limit."""
-        extras = extras_of(self.dataset)
-        if limit is None or extras is None or not extras.has_images:
+        patches = self.image_patches
+        if limit is None or patches is None:
             return None
-        patches = extras.patches()
         if (patches > limit).any():
             self.lengths = np.array(self.lengths)
             self.lengths[patches > limit, 0] = _TOO_MANY_PATCHES

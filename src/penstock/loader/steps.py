@@ -182,6 +182,33 @@ def replay_progress(title: str, *, enabled: bool = True) -> Iterator[Watch]:
         yield watch
 
 
+def balanced_order(loads: Annotated[Int64, "rows"]) -> Annotated[Int64, "rows"]:
+    """An order of rows in which equal runs of them have about equal loads, however many runs.
+
+    Rows are divided into two halves of equal size, and each half again, while their number is even; then by 3, 5, …
+    Each division takes rows from the largest load on, and gives each group one of every few, the larger to the group
+    that has less. So runs of 1/2, 1/4, 1/8, … of the rows are balanced, and the order depends on nothing but the loads.
+    """
+    order: Annotated[Int64, "rows"] = np.array(_divided(np.argsort(-loads, kind="stable").tolist(), loads.tolist()))
+    return order
+
+
+def _divided(rows: list[int], loads: list[int]) -> list[int]:
+    """Rows in descending order of their loads → balanced."""
+    count = len(rows)
+    parts = next((prime for prime in range(2, count) if count % prime == 0), count)
+    if parts == count:
+        return rows
+    groups: list[list[int]] = [[] for _ in range(parts)]
+    sums = [0] * parts
+    for begin in range(0, count, parts):
+        least_first = sorted(range(parts), key=sums.__getitem__)
+        for row, group in zip(rows[begin : begin + parts], least_first, strict=True):
+            groups[group].append(row)
+            sums[group] += loads[row]
+    return [row for group in groups for row in _divided(group, loads)]
+
+
 ANCHORS = 256
 """Plan states that are kept at most, evenly spread over what was planned, so that `seek` replays little."""
 
@@ -252,7 +279,7 @@ class StepPlanner:
             row_starts = window.row_starts[self._used : self._used + size + 1]
             begin, end = row_starts.item(0), row_starts.item(-1)
             self._used += size
-            return self._step_plan(window, window.pieces[begin:end], row_starts - begin)
+            return self._step_plan(window, *self._balanced(window.pieces[begin:end], row_starts - begin))
         parts: list[Records] = []
         starts = [np.zeros(1, np.int64)]
         rows = pieces = 0
@@ -264,10 +291,25 @@ class StepPlanner:
             rows, pieces, self._used = rows + last - self._used, pieces + int(end - begin), last
         if self._window is None or rows == 0:
             return None
-        starts.append(np.full(-rows % self._row_multiple, pieces, np.int64))
         # Not the dtype that concatenate makes, which is equal: Numba knows a record's dtype by its object.
         joined = np.concatenate(parts, out=np.empty(pieces, PIECE))
-        return self._step_plan(self._window, joined, np.concatenate(starts))
+        joined, row_starts = self._balanced(joined, np.concatenate(starts))
+        empty = np.full(-rows % self._row_multiple, pieces, np.int64)
+        return self._step_plan(self._window, joined, np.concatenate([row_starts, empty]))
+
+    def _balanced(
+        self, pieces: Annotated[Records, PIECE, "pieces"], row_starts: Annotated[Int64, "rows+1"]
+    ) -> tuple[Annotated[Records, PIECE, "pieces"], Annotated[Int64, "rows+1"]]:
+        """Rows with images in an order that gives each rank about as many patches, however many ranks there are."""
+        patches = self._plan.row_patches(pieces, row_starts)
+        if patches is None or patches.min() == patches.max():
+            return pieces, row_starts
+        order = balanced_order(patches)
+        sizes = np.diff(row_starts)[order]
+        moved = np.concatenate([pieces[row_starts[row] : row_starts[row + 1]] for row in order.tolist()])
+        out = np.empty(len(pieces), PIECE)
+        out[:] = moved
+        return out, np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
 
     def _step_plan(
         self, window: Window, pieces: Annotated[Records, PIECE, "pieces"], row_starts: Annotated[Int64, "rows+1"]
