@@ -1,6 +1,8 @@
 """Consumers that take steps ahead of training, as Lightning does: no state past what was trained is ever saved."""
 
 import json
+import threading
+import time
 from itertools import islice
 
 import pytest
@@ -9,6 +11,7 @@ from contracts import assert_same_step
 from makers.datasets import random_documents
 from penstock import Loader, Source, write_dataset
 from penstock.core.errors import CorruptionError, StateError
+from penstock.loader.step_iterator import StepPipeline
 
 REFUSED = r"an iterator under way, after step \d+: .*save `step.resume_state` of the last step that was trained"
 
@@ -97,3 +100,38 @@ def test_at_rest_a_loader_knows_its_place(dataset, threads):
     assert loader.state_dict() == first
     last = list(loader)[-1]
     assert loader.state_dict() == last.resume_state
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("most", "due"), [(1, 1), (100, 1), (250, 2), (1000, 4)])
+def test_waiting_results_are_bounded_in_bytes(threads, most, due):
+    """Results of 100 bytes: as many as fit are made or wait, but always one."""
+    made, taken, alive, peak = [], [], set(), []
+    lock = threading.Lock()
+
+    def fill(number):
+        with lock:
+            alive.add(number)
+            peak.append(len(alive))
+        time.sleep(0.002)
+        made.append(number)
+        return number
+
+    numbers = iter(range(30))
+    run = StepPipeline(lambda: next(numbers, None), fill, threads, 4, lambda _: 100, most)
+    while (item := run.next()) is not None:
+        with lock:
+            alive.discard(item[1])
+        taken.append(item[1])
+        time.sleep(0.005)
+    run.join()
+    assert taken == list(range(30))
+    assert max(peak) <= due + (1 if most >= 200 else 0)
+    assert max(peak) >= min(due, 2)
+
+
+def test_a_pipeline_that_waits_for_bytes_can_be_stopped():
+    run = StepPipeline(iter(range(9)).__next__, lambda number: number, 2, 4, lambda _: 100, 100)
+    assert run.next() == (0, 0)
+    run.stop()
+    run.join()

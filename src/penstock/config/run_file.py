@@ -17,7 +17,7 @@ from penstock.distillation.settings import DistillationSettings
 from penstock.inputs import EVERYTHING, Attention
 from penstock.inputs.model_input import InputRequirements
 from penstock.loader import Companion, PlanSettings
-from penstock.loader.image_cache import BYTES
+from penstock.loader.image_cache import BYTES, PREFETCH_BYTES
 from penstock.loader.loader import Loader
 from penstock.loader.mixture import Mixture, ShareChange, Source
 from penstock.models import ModelSettings
@@ -48,11 +48,14 @@ class DataSettings:
     """Folder for processed images, without loss; None: images are decoded and processed whenever they are needed."""
     image_cache_bytes: int = BYTES
     """Maximum bytes of that folder; beyond it, what was used least recently goes."""
+    prefetch_bytes: int = PREFETCH_BYTES
+    """Maximum bytes of processed images in steps that are prepared ahead; one step is always made."""
 
     def __post_init__(self) -> None:
         self.loader.require_effect(self.mixture)
-        if self.image_cache_bytes < 1:
-            raise ConfigError(f"image_cache_bytes must be 1 or more, got {self.image_cache_bytes}")
+        for name in ("image_cache_bytes", "prefetch_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be 1 or more, got {getattr(self, name)}")
 
     @property
     def mixture(self) -> Mixture:
@@ -145,7 +148,8 @@ def make_loader(
         ConfigError: A dataset cannot be opened from its path alone, or sources disagree.
     """
     settings = {field.name: getattr(data.loader, field.name) for field in fields(data.loader)}
-    filling = {"image_cache": data.image_cache, "image_cache_bytes": data.image_cache_bytes, **filling}
+    own = ("image_cache", "image_cache_bytes", "prefetch_bytes")
+    filling = {**{name: getattr(data, name) for name in own}, **filling}
     distances = InputRequirements(asked_by="target_distances", target_distances=data.target_distances)
     data = open_sources(data, run_file)
     try:

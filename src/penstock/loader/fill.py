@@ -302,6 +302,12 @@ class FilledRows(Sequence[ModelInput]):
             "tokens_per_row": used,
         }
 
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of the images' arrays."""
+        media = () if self._extras is None else self._extras.media or ()
+        return sum(array.nbytes for row in media for array in row.arrays.values())
+
     def _joined_media(self, begin: int, end: int) -> RowMedia | None:
         """The images of some rows, end to end."""
         if self._extras is None or self._extras.media is None:

@@ -23,6 +23,7 @@ from penstock.shards.files import checksum, map_file, output_errors
 Array = np.ndarray[Any, np.dtype[Any]]
 
 BYTES = 64 << 30
+PREFETCH_BYTES = 4 << 30
 """Budget by default."""
 _MOST_VALUES = 1 << 13
 _KEPT = 0.9

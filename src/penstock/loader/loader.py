@@ -29,7 +29,7 @@ from penstock.loader.data_parallel import DataParallel, refuse_worker_process
 from penstock.loader.explain import PieceOrigin, explain
 from penstock.loader.extras import Extras
 from penstock.loader.fill import Fill
-from penstock.loader.image_cache import BYTES
+from penstock.loader.image_cache import BYTES, PREFETCH_BYTES
 from penstock.loader.mixture import Mixture, Sources, whole
 from penstock.loader.plan import Plan, PlanSettings
 from penstock.loader.step_iterator import StepPipeline
@@ -85,6 +85,8 @@ class Loader:
         image_cache: Folder for processed images, without loss; from the second time on, an image costs a fifth or less.
             Several processes and runs may share it. None: images are decoded and processed whenever they are needed.
         image_cache_bytes: Maximum bytes of that folder, 64 GiB by default; beyond it, what was least used goes.
+        prefetch_bytes: Maximum bytes of processed images in steps that are prepared ahead, 4 GiB by default; one step
+            is always made.
 
     Raises:
         ConfigError: A setting is out of range, or two disagree; or the companion refuses a source.
@@ -112,6 +114,7 @@ class Loader:
         sum_over_ranks: Callable[[list[float]], Sequence[float]] | None = None,
         image_cache: str | Path | None = None,
         image_cache_bytes: int = BYTES,
+        prefetch_bytes: int = PREFETCH_BYTES,
     ) -> None:
         given: Mixture = mixture if isinstance(mixture, Mixture) else Mixture(cast(Any, mixture))
         self.settings = PlanSettings(
@@ -140,11 +143,15 @@ class Loader:
         self.mixture = given.weighed(self.datasets)
         _require_one_tokenizer(self.mixture, self.datasets)
         self._threads, self._prefetch_steps, self._companion = threads, prefetch, companion
+        self._prefetch_bytes = whole("prefetch_bytes", prefetch_bytes)
+        if self._prefetch_bytes < 1:
+            raise ConfigError(f"prefetch_bytes must be at least 1, got {prefetch_bytes}")
         self._for_pickling: dict[str, Any] = {
             "pad_id": pad_id,
             "threads": threads,
             "prefetch": prefetch,
             "pin_memory": pin_memory,
+            "prefetch_bytes": self._prefetch_bytes,
         }
         if image_cache is not None:
             self._for_pickling |= {"image_cache": str(image_cache), "image_cache_bytes": image_cache_bytes}
@@ -191,7 +198,11 @@ class Loader:
         """The iterator; `itself` refers to it."""
         self._move(self._after)
         watch = TargetWatch([source.name for source in self.mixture.sources], self._plan.sizes, self._after)
-        run = self._run = StepPipeline(self._planner.next, self._build_step, self._threads, self._prefetch_steps)
+        # Only images are counted: other arrays are as large in every step.
+        size = None if self._extras.media is None else _image_bytes
+        run = self._run = StepPipeline(
+            self._planner.next, self._build_step, self._threads, self._prefetch_steps, size, self._prefetch_bytes
+        )
         try:
             while (item := run.next()) is not None:
                 plan, step = item
@@ -423,6 +434,10 @@ def _unpickled(mixture: Mixture, settings: dict[str, Any], state: dict[str, Any]
     loader = Loader(mixture, **settings)
     loader.load_state_dict(state)
     return loader
+
+
+def _image_bytes(step: Step) -> int:
+    return max(1, step._rows.image_bytes)
 
 
 def _step_number(value: Any) -> int:

@@ -2,7 +2,8 @@
 
 Worker threads take turns: holding a lock, a worker plans the next step and queues a future of its result; then it fills
 the step while the next worker plans. So results come in order, whoever is faster, and an error comes where its step
-would have come. At most `depth` steps wait to be taken.
+would have come. At most `depth` steps wait to be taken, and no more bytes than `most`: a step begins only if it fits
+next to those that wait and those that are being filled, each taken for as large as the largest so far.
 
 `stop` never waits, because the garbage collector may call it from one of the workers; `join` does.
 """
@@ -21,6 +22,9 @@ from penstock.core.errors import StateError
 Planned = TypeVar("Planned")
 Result = TypeVar("Result")
 
+_LOOK_SECONDS = 0.1
+"""How often a worker that waits for bytes looks whether it must end."""
+
 _runs: "weakref.WeakSet[StepPipeline[Any, Any]]" = weakref.WeakSet()
 
 
@@ -33,12 +37,24 @@ class StepPipeline(Generic[Planned, Result]):
         fill: Makes the result of a plan; called by several threads at once.
         threads: Workers.
         depth: Results that may wait.
+        size: Bytes of a result, at least 1; None: they are not counted.
+        most: Maximum bytes of results that wait or are being filled; one is always made.
     """
 
     def __init__(
-        self, plan: Callable[[], Planned | None], fill: Callable[[Planned], Result], threads: int, depth: int
+        self,
+        plan: Callable[[], Planned | None],
+        fill: Callable[[Planned], Result],
+        threads: int,
+        depth: int,
+        size: Callable[[Result], int] | None = None,
+        most: int = 0,
     ) -> None:
         self._plan, self._fill = plan, fill
+        self._size, self._most = size, most
+        # Not a lock that the garbage collector could meet: `stop` takes no part in it.
+        self._freed = threading.Condition()
+        self._held = self._filling = self._largest = 0
         self._turn, self._room = threading.Lock(), threading.Semaphore(depth)
         self._results: queue.SimpleQueue[tuple[Planned | None, Future[Result]] | None] = queue.SimpleQueue()
         self._over, self._stopped, self._process = False, False, os.getpid()
@@ -75,6 +91,10 @@ class StepPipeline(Generic[Planned, Result]):
         plan, future = item
         result = future.result()
         assert plan is not None, "only an error is queued without a plan"
+        if self._size is not None:
+            with self._freed:
+                self._held -= self._size(result)
+                self._freed.notify_all()
         self._room.release()
         return plan, result
 
@@ -99,6 +119,7 @@ class StepPipeline(Generic[Planned, Result]):
         while True:
             self._room.acquire()
             with self._turn:
+                self._wait_for_bytes()
                 if self._stopped or self._over:
                     return
                 future: Future[Result] = Future()
@@ -109,10 +130,38 @@ class StepPipeline(Generic[Planned, Result]):
                     for _ in self._workers:
                         self._room.release()
                     return
+                with self._freed:
+                    self._filling += 1
+            size = 0
             try:
-                future.set_result(self._fill(plan))
+                result = self._fill(plan)
+                size = 0 if self._size is None else self._size(result)
+                self._count(size)
+                future.set_result(result)
+                del result
             except BaseException as error:
+                self._count(size)
                 future.set_exception(error)
+
+    def _wait_for_bytes(self) -> None:
+        """Wait until one more result fits."""
+        if self._size is None:
+            return
+        with self._freed:
+            while not (self._stopped or self._over) and self._held + self._filling:
+                # Until the first is filled, nobody knows how large they are.
+                if self._largest and self._held + (self._filling + 1) * self._largest <= self._most:
+                    break
+                # `stop` does not notify, because it must never wait for a lock.
+                self._freed.wait(_LOOK_SECONDS)
+
+    def _count(self, size: int) -> None:
+        """A result of this size is no longer being filled, but waits."""
+        with self._freed:
+            self._filling -= 1
+            self._held += size
+            self._largest = max(self._largest, size)
+            self._freed.notify_all()
 
     def _next_plan(self, future: "Future[Result]") -> Planned | None:
         """Plan a step and queue the future of its result; None when there is nothing more to fill."""
