@@ -57,7 +57,7 @@ def test_ids_are_those_of_the_processor(family):
             assert (slots, image.size[0] > 0) == (place.layout.slots, True)
 
 
-@pytest.mark.parametrize("family", [one for one in FAMILIES if one != "llama3_2_vision"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_arrays_of_single_images_join_to_those_of_all(family):
     wrapped = HuggingFaceProcessor(processor(family), family)
     pictures = [picture(*size) for size in SIZES]

@@ -239,11 +239,51 @@ def test_models_that_mix_documents_are_refused(data):
     assert float((found - expected).abs().max() / expected.std()) < TOLERANCE
 
 
-def test_cross_attention_to_images_is_refused(data):
-    wrapped = HuggingFaceModel(model("llama3_2_vision"))
-    _, step = rows_of(data("llama3_2_vision"), wrapped, packing="none")
-    with pytest.raises(ConfigError, match="by a mask that rows do not have"):
+def test_cross_attention_to_images_takes_one_document_a_row(data):
+    family = "llama3_2_vision"
+    dataset, wrapped = data(family), HuggingFaceModel(model(family))
+    reference, whole = model(family), processor(family)
+    loader, _ = rows_of(dataset, wrapped, packing="none", sequence_length=512)
+    seen = set()
+    for step in loader:
+        row = step[0]
+        [origin] = loader.explain(step.index, 0)
+        document = dataset[origin.document]
+        pictures = [read_picture(image.read(), ImageSettings()) for image in document.images]
+        text = whole.tokenizer.decode(document.tokens)
+        given = whole(
+            text=[text], images=[pictures] if pictures else None, add_special_tokens=False, return_tensors="pt"
+        )
+        assert given.pop("input_ids")[0].tolist() == document.tokens.tolist()
+        given.pop("attention_mask")
+        with torch.no_grad():
+            found = wrapped.logits(wrapped(wrapped.tensors(row)))[0][: row.num_tokens]
+            ids = torch.from_numpy(document.tokens.astype(np.int64))[None]
+            expected = reference(input_ids=ids, use_cache=False, **given).logits[0]
+        assert float((found - expected).abs().max() / expected.std()) < TOLERANCE
+        seen.add(len(pictures))
+    assert seen == {0, 1, 2, 3}
+    _, step = rows_of(dataset, wrapped)
+    with pytest.raises(IsolationError, match="text attends to images in layers of its own"):
         wrapped.tensors(step[0])
+    with pytest.raises(ConfigError, match="needs a mask of text over images"):
+        ps.huggingface.loss(reference, list(step), step.loss_denominator)
+
+
+def test_llama_3_2_vision_learns(data):
+    family = "llama3_2_vision"
+    wrapped = HuggingFaceModel(model(family))
+    _, step = rows_of(data(family), wrapped, packing="none", rows_per_step=4)
+    optimizer = torch.optim.Adam(wrapped.parameters(), 1e-3)
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        total = [row_loss(wrapped, wrapped.tensors(row), step.loss_denominators).loss for row in step]
+        sum(total).backward()
+        optimizer.step()
+        losses.append(float(sum(total).detach()))
+    assert losses[-1] < losses[0]
+    assert all(one.grad is not None for name, one in wrapped.inner.named_parameters() if "cross_attn" in name)
 
 
 def test_a_model_without_vision_refuses_images(data):

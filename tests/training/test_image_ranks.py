@@ -1,4 +1,4 @@
-"""Images on two processes by gloo, copied and sharded (FSDP2): the losses of one, with rows without images on a rank."""
+"""Images on two processes by gloo, copied and sharded (FSDP2): the losses of one, also where a rank has no images."""
 
 from itertools import islice
 

@@ -77,6 +77,8 @@ def part_arguments(
         **{name: torch.from_numpy(types)[None] for name in ("mm_token_type_ids", "token_type_ids") if name in known},
         **{name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in media.arrays.items()},
     }
+    if len(media) and needs_cross_attention(inner):
+        given["cross_attention_mask"] = torch.from_numpy(cross_attention_mask(media, len(tokens)))[None]
     moved = {name: value.to(device, non_blocking=True) for name, value in given.items()}
     return {
         **{name: value.to(dtype) if value.is_floating_point() else value for name, value in moved.items()},
@@ -85,8 +87,24 @@ def part_arguments(
 
 
 def needs_cross_attention(inner: Any) -> bool:
-    """Whether text attends to images in layers of its own, by a mask that rows do not have (Llama 3.2 Vision)."""
+    """Whether text attends to images in layers of its own, by a mask of one document (Llama 3.2 Vision)."""
     return "cross_attention_mask" in inspect.signature(inner.forward).parameters
+
+
+def cross_attention_mask(media: RowMedia, length: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """[T, images, tiles]: 1 where a token of a row of one document sees a tile, as Llama 3.2 Vision is trained.
+
+    A token sees the image before it, and not those before that; images that follow each other are seen together.
+    """
+    tiles = media.arrays["aspect_ratio_mask"][0]
+    seen = np.zeros((length, *tiles.shape), np.int64)
+    places = media.slots.tolist()
+    end = length
+    for number in reversed(range(len(places))):
+        following = places[number + 1] if number + 1 < len(places) else length
+        end = end if following == places[number] + 1 and number + 1 < len(places) else following
+        seen[places[number] : end, number] = tiles[number] != 0
+    return seen
 
 
 def uses_grids(inner: Any) -> bool:

@@ -283,7 +283,8 @@ def join_arrays(images: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     """Arrays of several images as the processor gives them for all at once.
 
     They follow each other along the first axis, or the second where the first is the text's (Idefics 3, SmolVLM: pixels
-    `[1, tiles, 3, height, width]`); the other axes are padded at their ends with zeros to the largest.
+    `[1, tiles, 3, height, width]`; Llama 3.2 Vision: `[1, images, tiles, 3, height, width]`); the other axes are padded
+    at their ends with zeros to the largest.
     """
     joined = {}
     for name in dict.fromkeys(name for image in images for name in image):
@@ -296,6 +297,8 @@ def join_arrays(images: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
 def is_nested(image: Mapping[str, Array]) -> bool:
     """Whether the first axis of an image's arrays is the text's."""
     pixels = image.get("pixel_values")
+    if "aspect_ratio_ids" in image:
+        return True
     return pixels is not None and pixels.ndim == 5 and "pixel_attention_mask" in image
 
 

@@ -184,6 +184,9 @@ class HuggingFaceModel(nn.Module):
         media, slots = row.source.media, len(row.tokens)
         assert media is not None
         way = self.way_of_images(media.blank)
+        if not len(media) and needs_cross_attention(self.inner):
+            # Without an image these layers are left out, which a blank one would not do.
+            return pad(self._document(row.tokens[: row.source.num_tokens]), (0, 0, 0, slots - row.source.num_tokens))
         if not len(media) and torch.is_grad_enabled():
             # Its vision tower must have gradients on all ranks.
             row = self._tensors(with_blank(row.source))
@@ -213,18 +216,19 @@ class HuggingFaceModel(nn.Module):
             ConfigError: The images belong to another model.
         """
         if self._way is None:
-            if needs_cross_attention(self.inner):
-                raise ConfigError(
-                    f"{describe(self)}: text attends to images in layers of its own, by a mask that rows do not have "
-                    "yet; take a model that reads images among its text"
-                )
             expected, found = image_token(self.inner), int(blank.tokens[0])
             if expected is not None and expected != found:
                 raise ConfigError(
                     f"images stand at token {found} in the data, but {describe(self)} reads them at {expected}; "
                     "prepare the data with the model's own processor"
                 )
-            self._way = self._find_way(blank)
+            if needs_cross_attention(self.inner):
+                self._way, self._way_reason = "alone", "text attends to images in layers of its own"
+                # Our attention knows nothing of these layers.
+                self._shape, self._fallback_reason = None, self._way_reason
+                use_attention(self.inner, self._own_attention)
+            else:
+                self._way = self._find_way(blank)
             _log.info("%s: rows with images run with %s", describe(self), _WAYS[self._way])
         return self._way
 

@@ -81,6 +81,11 @@ def _media(rows: Sequence[ModelInput], device: torch.device | str | None, non_bl
     media = [row.media for row in rows if row.media is not None]
     if len(media) < len(rows):
         raise ConfigError("some rows have images and others come from a loader without; take rows of one loader")
+    if any("aspect_ratio_ids" in one.blank.arrays for one in media):
+        raise ConfigError(
+            "Llama 3.2 Vision needs a mask of text over images, which these arguments do not have; train it with "
+            "ps.train or penstock train (packing none), or with batches of penstock.huggingface.VisionCollator"
+        )
     arrays: dict[str, Any] = dict(join_arrays([one.arrays for one in media if len(one)]))
     positions = [one.positions for one in media if one.positions is not None]
     if positions:
