@@ -335,3 +335,50 @@ def test_the_result_is_the_same_for_any_number_of_processes(home, tmp_path):
     assert files == sorted(path.name for path in (tmp_path / "2").glob("part-*"))
     for name in [*files, "manifest.json", "lengths.u32"]:
         assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes(), name
+
+
+def test_sources_may_have_smaller_images(home, dataset, tmp_path):
+    source, model = home / "raw" / "chats.jsonl", home / "model"
+    report = ps.prepare(
+        source, tokenizer=model, output=tmp_path / "small", processor=model, template="auto", verify_all=True,
+        on_missing_terminator="allow", shrink_pixels=5000, progress=False,
+    )  # fmt: skip
+    small = ps.open_dataset(tmp_path / "small")
+    pairs = [pair for one, two in zip(dataset, small, strict=True) for pair in zip(one.images, two.images, strict=True)]
+    assert {now.digest == before.digest for before, now in pairs} == {True}
+    shrunk = [now for before, now in pairs if before.height * before.width > 5000]
+    assert shrunk
+    assert all(now.height * now.width <= 5000 for now in shrunk)
+    assert f"{len(shrunk)} of them made smaller" in report.as_text()
+    assert sum(now.patches for now in shrunk) < sum(before.patches for before, _ in pairs)
+    # Rows take each source's images as it was prepared.
+    both = ps.Loader({str(home / "data"): 1.0, str(tmp_path / "small"): 1.0}, sequence_length=512, rows_per_step=4)
+    patches = {image.patches for data in (dataset, small) for one in data for image in one.images}
+    step = next(iter(both))
+    assert {int(count) for row in step for count in row.media.patches} <= patches
+
+
+def test_long_conversations_with_images_are_cut_at_a_turn(home, tmp_path):
+    picture(84, 112, 1).save(tmp_path / "a.png")
+    turn = [
+        {"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "What?"}]},
+        {"role": "assistant", "content": "A thing."},
+    ]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": turn * 4}) + "\n" + json.dumps({"messages": turn}))
+    model = home / "model"
+    settings = {"tokenizer": model, "processor": model, "template": "auto", "on_missing_terminator": "allow"}
+    whole = ps.prepare(tmp_path / "chats.jsonl", output=tmp_path / "whole", progress=False, **settings)
+    lengths = [len(one.tokens) for one in ps.open_dataset(tmp_path / "whole")]
+    cut = ps.prepare(
+        tmp_path / "chats.jsonl", output=tmp_path / "cut", progress=False, max_tokens=2 * lengths[1] + 3,
+        too_long="truncate", verify_all=True, **settings,
+    )  # fmt: skip
+    found = ps.open_dataset(tmp_path / "cut")
+    assert [len(one.images) for one in found] == [2, 1]
+    assert [len(one.tokens) for one in found] == [2 * lengths[1], lengths[1]]
+    assert whole.documents == cut.documents == 2
+    assert "truncated" in cut.as_text()
+    with pytest.raises(RecordError, match=r"188 tokens in 8 messages; expected at most 47"):
+        ps.prepare(
+            tmp_path / "chats.jsonl", output=tmp_path / "error", progress=False, max_tokens=lengths[1], **settings
+        )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from penstock.core.errors import ConfigError, RecordError
-from penstock.media.images import ImageSettings, read_picture, read_size
+from penstock.media.images import ImageSettings, read_picture, read_size, shrunk
 
 PLAIN = ImageSettings()
 
@@ -122,6 +122,32 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded(size):
 def test_limits_name_the_size(settings, message):
     with pytest.raises(RecordError, match=message):
         read_size(encoded(gradient()), ImageSettings(**settings))
+
+
+@given(st.integers(1, 3000), st.integers(1, 3000), st.integers(1, 10**6))
+def test_shrunk_sizes_keep_the_proportion(height, width, limit):
+    found = shrunk((height, width), ImageSettings(shrink_pixels=limit))
+    if height * width <= limit:
+        assert found == (height, width)
+    else:
+        assert 1 <= found[0] * found[1] <= limit
+        scale = (limit / (height * width)) ** 0.5
+        for now, before in zip(found, (height, width), strict=True):
+            assert now <= max(1, before * scale)
+            # Where one side is cut off at 1 pixel, the other gives way.
+            assert now + 1 > before * scale or min(found) == 1
+
+
+def test_large_images_are_made_smaller():
+    settings = ImageSettings(shrink_pixels=6)
+    data = encoded(gradient())
+    assert read_size(data, PLAIN) == (4, 6)
+    size = read_size(data, settings)
+    picture = read_picture(data, settings)
+    assert (picture.height, picture.width) == size == (2, 3)
+    assert settings.decoding != PLAIN.decoding
+    with pytest.raises(ConfigError, match="shrink_pixels must be 1 or more"):
+        ImageSettings(shrink_pixels=0)
 
 
 @pytest.mark.parametrize("data", [b"", b"not an image", b"%PDF-1.4\n", b"<svg xmlns='http://www.w3.org/2000/svg'/>"])

@@ -234,6 +234,16 @@ Probe = Annotated[
         rich_help_panel="Chats",
     ),
 ]
+ShrinkPixels = Annotated[
+    int | None,
+    typer.Option(
+        "--shrink-pixels",
+        metavar="N",
+        min=1,
+        help="Make images with more pixels smaller, in proportion, before the processor sees them.",
+        rich_help_panel="Chats",
+    ),
+]
 VerifyAll = Annotated[
     bool | None,
     typer.Option(
@@ -307,6 +317,7 @@ CHAT_OPTIONS = {
     "image_folder": ImageFolder,
     "image_storage": ImageStorage,
     "probe": Probe,
+    "shrink_pixels": ShrinkPixels,
     "verify_all": VerifyAll,
     "allow_forged": AllowForged,
 }

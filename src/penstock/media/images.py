@@ -6,6 +6,7 @@ this: formats are those of `FORMATS`, and nothing is fetched here.
 """
 
 import io
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, final
 
@@ -41,6 +42,10 @@ class ImageSettings:
     min_pixels: int = 1
     """Reject images with fewer pixels."""
 
+    shrink_pixels: int | None = None
+    """Make images with more pixels smaller, in proportion, before the model's processor sees them; counted. So sources
+    of one mixture may have images of different detail. None: the processor alone decides."""
+
     max_ratio: float = 200.0
     """Reject images whose longer side is more than this many times the shorter one."""
 
@@ -69,6 +74,8 @@ class ImageSettings:
             raise ConfigError(
                 f"min_pixels ({self.min_pixels}) and max_pixels ({self.max_pixels}) must be 1 or more, in this order"
             )
+        if self.shrink_pixels is not None and self.shrink_pixels < 1:
+            raise ConfigError(f"shrink_pixels must be 1 or more; got {self.shrink_pixels}")
         if not self.max_ratio >= 1:
             raise ConfigError(f"max_ratio must be 1 or more; got {self.max_ratio}")
 
@@ -79,16 +86,28 @@ class ImageSettings:
     @property
     def decoding(self) -> dict[str, Any]:
         """The settings that decide the pixels of an accepted image."""
-        return {"alpha": self.alpha}
+        return {"alpha": self.alpha, **({"shrink_pixels": self.shrink_pixels} if self.shrink_pixels else {})}
 
 
 def read_size(data: bytes, settings: ImageSettings) -> tuple[int, int]:
-    """(height, width) of an image as it will be decoded, from its header.
+    """(height, width) of an image as `read_picture` gives it, from its header.
 
     Raises:
         RecordError: It is not an image that the settings accept.
     """
-    return _checked_size(_opened(data, settings), settings)
+    return shrunk(_checked_size(_opened(data, settings), settings), settings)
+
+
+def shrunk(size: tuple[int, int], settings: ImageSettings) -> tuple[int, int]:
+    """(height, width) with at most `shrink_pixels` pixels, in the same proportion."""
+    height, width = size
+    if settings.shrink_pixels is None or height * width <= settings.shrink_pixels:
+        return size
+    scale = math.sqrt(settings.shrink_pixels / (height * width))
+    # Of a very long image, the short side stays 1 pixel.
+    short = max(1, math.floor(min(size) * scale))
+    long = min(max(1, math.floor(max(size) * scale)), settings.shrink_pixels // short)
+    return (short, long) if height < width else (long, short)
 
 
 def read_picture(data: bytes, settings: ImageSettings) -> Any:
@@ -99,7 +118,7 @@ def read_picture(data: bytes, settings: ImageSettings) -> Any:
         settings: Which images are accepted.
 
     Returns:
-        A `PIL.Image.Image` of mode RGB, upright.
+        A `PIL.Image.Image` of mode RGB, upright, of the size that `read_size` gives.
 
     Raises:
         RecordError: It is not an image that the settings accept, or it is damaged.
@@ -113,7 +132,13 @@ def read_picture(data: bytes, settings: ImageSettings) -> Any:
         upright = ImageOps.exif_transpose(image)
     except (OSError, SyntaxError, ValueError, EOFError, MemoryError) as error:
         raise RecordError(f"the image ({image.format}, {image.width}x{image.height}) is damaged: {error}") from error
-    return _as_rgb(upright, settings.alpha)
+    picture = _as_rgb(upright, settings.alpha)
+    height, width = shrunk((picture.height, picture.width), settings)
+    if (width, height) == picture.size:
+        return picture
+    from PIL import Image
+
+    return picture.resize((width, height), Image.Resampling.LANCZOS)
 
 
 def _opened(data: bytes, settings: ImageSettings) -> Any:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -32,7 +32,7 @@ class LoadedImage:
     """An image of a record that was looked at."""
 
     size: tuple[int, int]
-    """Height and width, upright."""
+    """Height and width, upright, as a model's processor gets it."""
     digest: bytes
     """Of its bytes."""
     origin: str
@@ -41,6 +41,8 @@ class LoadedImage:
     """Whether the record itself has its bytes, so that the origin is only a name."""
     data: bytes | None
     """Its bytes; None: a local file, which is read again where they are needed."""
+    is_shrunk: bool = False
+    """Whether it was made smaller, as the settings say."""
     within: Mapping[str, Any] | None = None
     """`file`, `begin` and `size`, if its bytes are a part of a larger file."""
 
@@ -88,6 +90,8 @@ def load_image(value: Any, folder: str, settings: ImageSettings) -> LoadedImage:
             size = picture.size[1], picture.size[0]
         else:
             size = read_size(content, settings)
+        whole = replace(settings, shrink_pixels=None)
+        is_shrunk = settings.shrink_pixels is not None and size != read_size(content, whole)
     except RecordError as error:
         raise RecordError(f"{origin}: {error}" if origin else str(error)) from error
     within = _within(value)
@@ -95,6 +99,7 @@ def load_image(value: Any, folder: str, settings: ImageSettings) -> LoadedImage:
         size=size,
         digest=digest_of(content),
         origin=origin,
+        is_shrunk=is_shrunk,
         within=within,
         is_embedded=data is not None and within is None,
         data=None if data is None and not is_url(origin) else content,

@@ -115,8 +115,8 @@ class ChatSummary:
         self.straddling_tokens += sum(len(chat.certificate.straddling) for chat in chats)
         self.forged += sum(len(chat.certificate.forged) for chat in chats)
         self.typed += sum(len(chat.certificate.typed) for chat in chats)
-        for _, place in (one for chat in chats for one in chat.images):
-            counts = {"images": 1, "tokens": place.end - place.begin}
+        for image, place in (one for chat in chats for one in chat.images):
+            counts = {"images": 1, "tokens": place.end - place.begin, **({"shrunk": 1} if image.is_shrunk else {})}
             _add_counts(self.images, {**counts, "slots": place.layout.slots, "patches": place.layout.patches})
 
     def add_verified(self, documents: int) -> None:
@@ -238,8 +238,10 @@ class ChatSummary:
             )
         if self.images:
             images = {"verified": 0, **self.images}
+            smaller = f"{images['shrunk']:,} of them made smaller, " if "shrunk" in images else ""
             lines.append(
-                f"images: {images['images']:,} in {images['tokens']:,} tokens, {images['slots']:,} of them slots; "
+                f"images: {images['images']:,}, {smaller}in {images['tokens']:,} tokens, "
+                f"{images['slots']:,} of them slots; "
                 f"{images['patches']:,} patches; {images['verified']:,} documents compared with the processor's own"
             )
         tokens, trained = (sum(getattr(role, name) for role in self.roles.values()) for name in ("tokens", "trained"))

@@ -413,6 +413,7 @@ class ChatKeywords(MaskKeywords, total=False):
     animated: Literal["first", "error"]
     max_pixels: int
     min_pixels: int
+    shrink_pixels: int | None
     max_ratio: float
     image_folder: str | None
     image_storage: Literal["copy", "reference"]
