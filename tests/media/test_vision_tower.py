@@ -203,3 +203,20 @@ def test_a_cache_gives_what_the_whole_gives(home):
             tokens = torch.tensor([ids[begin:end], [0] * (end - begin)])
             found = model.extend(tokens, torch.tensor([end - begin, 1]), cache, None, [images, None])
             assert torch.allclose(found[0], whole[end - 1], atol=1e-9)
+
+
+def test_features_of_a_frozen_tower_are_kept(home, tmp_path):
+    model = model_of(home)
+    rows = rows_of(home, model)
+    with torch.no_grad():
+        due = [model(model.tensors(row)) for _, row in rows]
+    for weight in model.vision.parameters():
+        weight.requires_grad_(False)
+    model.cache_features(tmp_path, rows[0][1].media.blank)
+    for _ in range(2):
+        for (_, row), expected in zip(rows, due, strict=True):
+            assert torch.allclose(model(model.tensors(row)), expected, atol=1e-12)
+    assert model.vision.cache.hits >= sum(len(row.media) > 0 for _, row in rows)
+    reloaded = model_of(home)
+    with pytest.raises(ConfigError, match="features of images depend on"):
+        reloaded.cache_features(tmp_path, rows[0][1].media.blank)

@@ -149,6 +149,10 @@ def _set_up(
         sum_over_ranks=ranks.sum,
         **given.filling,
     )
+    if training.feature_cache is not None:
+        if loader.blank_image is None:
+            raise ConfigError("training.feature_cache: the data have no images; leave it out")
+        model.cache_features(training.feature_cache, loader.blank_image)
     return Trainer(
         run=output or Path(),
         model=model,

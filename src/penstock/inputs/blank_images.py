@@ -50,5 +50,6 @@ def with_blank(row: ModelInput) -> ModelInput:
             arrays=blank.arrays,
             positions=positions,
             digests=(b"",),
+            keys=(),
         ),
     )

@@ -66,6 +66,8 @@ class RowMedia:
     digests: tuple[bytes, ...]
     """Of each image's original bytes."""
     blank: BlankImage
+    keys: tuple[bytes, ...] = ()
+    """Of each image's arrays: digests of its bytes and of how they are processed; empty: not known."""
 
     def __len__(self) -> int:
         return len(self.begins)
@@ -77,7 +79,7 @@ class RowMedia:
             places = np.broadcast_to(np.arange(self.positions.shape[2]), self.positions.shape).copy()
         return replace(
             self, begins=none, ends=none, slots=np.empty(0, np.int64), documents=none, patches=none, arrays={},
-            positions=places, digests=(),
+            positions=places, digests=(), keys=(),
         )  # fmt: skip
 
     @staticmethod
@@ -103,6 +105,7 @@ class RowMedia:
             arrays=join_arrays([row.arrays for row in rows if len(row)]) if any(map(len, rows)) else {},
             positions=positions,
             digests=tuple(digest for row in rows for digest in row.digests),
+            keys=tuple(key for row in rows for key in row.keys),
             blank=rows[0].blank,
         )
 

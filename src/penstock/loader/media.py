@@ -70,9 +70,11 @@ class MediaRows:
         self.processor: Processor = first[1].processor
         self.blank = blank_image(self.processor)
         self._caches: list[ImageCache | None] = []
+        self._kinds: list[bytes] = []
         for settings in self._settings:
-            kind = None if settings is None or cache is None else _kind(self.processor, settings)
-            self._caches.append(None if kind is None or cache is None else ImageCache(cache, kind, cache_bytes))
+            kind = "" if settings is None else _kind(self.processor, settings)
+            self._kinds.append(bytes.fromhex(kind))
+            self._caches.append(None if not kind or cache is None else ImageCache(cache, kind, cache_bytes))
 
     def rows(
         self,
@@ -91,7 +93,7 @@ class MediaRows:
 
     def _row(self, pieces: Annotated[Records, PIECE, "documents"], tokens: Array) -> RowMedia:
         found: list[tuple[int, int, ImageOf]] = []
-        arrays, slots = [], []
+        arrays, slots, keys = [], [], []
         ends = np.cumsum(pieces["length"], dtype=np.int64)
         spatial = self.processor.has_grids
         positions = np.zeros((4, len(tokens)), np.int64) if spatial else None
@@ -120,6 +122,7 @@ class MediaRows:
                         f"its tokens, expected {image.slots}; prepare again"
                     )
             found += [(number, begin, image) for image in images]
+            keys += [image.digest + self._kinds[source] for image in images]
             arrays += made
             slots += places
             if positions is not None:
@@ -138,6 +141,7 @@ class MediaRows:
             arrays=join_arrays(arrays) if arrays else {},
             positions=None if positions is None else positions[:, None],
             digests=tuple(image.digest for *_, image in found),
+            keys=tuple(keys),
             blank=self.blank,
         )
 

@@ -11,8 +11,9 @@ Exact means: equal to the document alone in transformers, up to rounding. Rows o
 A folder with a model that would compute something else is refused.
 """
 
+import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -52,6 +53,7 @@ from penstock.integrations.isolation import (
 )
 from penstock.models.attention.windows import attention_of
 from penstock.models.cache import Cache, Growth, LayerAttend, TextCache
+from penstock.models.image_features import FeatureCache, as_outputs, features_of
 from penstock.models.importing import read_config, refuse_incomplete, refuse_not_finite, refuse_quantised
 from penstock.models.language_model import PackingVerdict, RowTensors, require_packed_rows
 from penstock.models.lora import LoraSettings
@@ -114,6 +116,7 @@ class HuggingFaceModel(nn.Module):
         self._way: Way | None = None
         self._way_reason = ""
         self._caches_images, self._tried_cached_images = True, False
+        self._features: tuple[FeatureCache, Any] | None = None
         self._limit, self._width = rotary_limit(inner), truth.shape[-1]
         self._shape: AttentionShape | None = None
         try:
@@ -187,10 +190,12 @@ class HuggingFaceModel(nn.Module):
         if not len(media) and needs_cross_attention(self.inner):
             # Without an image these layers are left out, which a blank one would not do.
             return pad(self._document(row.tokens[: row.source.num_tokens]), (0, 0, 0, slots - row.source.num_tokens))
-        if not len(media) and torch.is_grad_enabled():
+        if not len(media) and torch.is_grad_enabled() and self._features is None:
             # Its vision tower must have gradients on all ranks.
             row = self._tensors(with_blank(row.source))
         given = image_arguments(self.inner, row.source, self.device, self.compute_dtype)
+        if self._features is not None and media.keys:
+            given = self._with_features(given, media)
         if way == "ours":
             given["penstock_attend"] = lambda layer, q, k, v, window: row.attention(q[0], k[0], v[0])[None]
         elif way in ("masks", "sliding_masks"):
@@ -379,6 +384,43 @@ class HuggingFaceModel(nn.Module):
         )
         given["penstock_attend"] = lambda layer, q, k, v, window: growth.attend(layer, q, k, v)
         return self._hidden(given)
+
+    def cache_features(self, folder: str | Path, blank: BlankImage) -> None:
+        """Keep the features of images in a folder."""
+        self.way_of_images(blank)
+        tower = getattr(self.inner, "get_image_features", None)
+        body = getattr(self.inner, "model", None)
+        if tower is None or body is None or "mm_encoder_outputs" not in inspect.signature(body.forward).parameters:
+            raise ConfigError(
+                f"{describe(self)}: training.feature_cache needs a model that takes features of images in place of "
+                "pixels, which this one does not; leave it out"
+            )
+        text = {id(weight) for weight in self.inner.get_decoder().parameters()}
+        text |= {id(weight) for weight in self.inner.get_output_embeddings().parameters()}
+        weights = {name: weight for name, weight in self.inner.named_parameters() if id(weight) not in text}
+        with torch.no_grad(), evaluating(self.inner):
+            outputs = self._tower_outputs(blank.arrays)
+        self._features = FeatureCache(folder, weights), outputs
+
+    def _tower_outputs(self, arrays: Mapping[str, Any]) -> Any:
+        """What the vision tower and its projector give for arrays of images."""
+        tower = self.inner.model.get_image_features
+        known = inspect.signature(tower).parameters
+        given = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items() if name in known}
+        moved = {
+            name: value.to(self.device, self.compute_dtype if value.is_floating_point() else None)
+            for name, value in given.items()
+        }
+        return tower(**moved, return_dict=True)
+
+    def _with_features(self, given: dict[str, Any], media: RowMedia) -> dict[str, Any]:
+        """Arguments with kept features in place of pixels."""
+        assert self._features is not None
+        cache, outputs = self._features
+        slots = np.diff(np.searchsorted(media.slots, [*media.begins, np.iinfo(np.int32).max])).tolist()
+        parts = cache.rows(media.keys, slots, lambda: features_of(self._tower_outputs(media.arrays)), self.device)
+        kept = {name: value for name, value in given.items() if name != "pixel_values"}
+        return {**kept, "mm_encoder_outputs": {"image": as_outputs(outputs, parts)}}
 
     def expect_images(self, blank: BlankImage) -> None:
         """Find out how it reads images, and whether that works through a cache."""

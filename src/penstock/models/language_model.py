@@ -12,6 +12,7 @@ rows (training, teachers) calls `require_packed_rows`. Code that can do without 
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, Self, final
 from weakref import WeakSet
 
@@ -224,6 +225,9 @@ class LanguageModel(Protocol):
 
     def expect_images(self, blank: BlankImage) -> None:
         """Prepare for prompts with images, before `new_cache`; ConfigError: it reads none, or of another processor."""
+
+    def cache_features(self, folder: str | Path, blank: BlankImage) -> None:
+        """Keep the features of images that a frozen tower gives; ConfigError: it has no tower, or trains it."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """All weights, as in torch."""

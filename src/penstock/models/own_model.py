@@ -155,6 +155,10 @@ class OwnModel(nn.Module):
         """Not for modules of one's own."""
         raise ConfigError(f"{self._name}: prompts with images are not supported for a module of your own")
 
+    def cache_features(self, folder: str | Path, blank: BlankImage) -> None:
+        """Not for modules of one's own."""
+        raise ConfigError(f"{self._name}: training.feature_cache is not supported for a module of your own")
+
     def _last_logits(self, text: Tensor) -> Tensor:
         if not len(text):
             return torch.zeros(self.vocab_size, device=self.device)

@@ -13,6 +13,7 @@ rank, and for every weight that two models of different depth share.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import final
 
 import torch
@@ -25,6 +26,7 @@ from penstock.inputs.media import BlankImage, RowMedia
 from penstock.inputs.model_input import InputRequirements, ModelInput
 from penstock.inputs.prompt_images import PromptImages
 from penstock.models.cache import Cache, LayerAttend
+from penstock.models.image_features import FeatureCache
 from penstock.models.language_model import LanguageModel, PackingVerdict, RowTensors
 from penstock.models.lora import LoraSettings
 from penstock.models.own_code import is_own_code
@@ -250,6 +252,12 @@ class Transformer(nn.Module):
             if media:
                 found[row] = with_images(found[row], self.vision, media)
         return torch.stack(found)
+
+    def cache_features(self, folder: str | Path, blank: BlankImage) -> None:
+        """Keep the features of images in a folder."""
+        self.expect_images(blank)
+        assert self.vision is not None
+        self.vision.cache = FeatureCache(folder, dict(self.vision.named_parameters()))
 
     def expect_images(self, blank: BlankImage) -> None:
         """Check that its vision tower reads images of this kind."""

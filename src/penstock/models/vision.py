@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.core.errors import ConfigError
 from penstock.inputs.media import BlankImage, RowMedia
+from penstock.models.image_features import FeatureCache
 from penstock.models.settings import ModelSettings
 
 MakeBlock = Callable[[ModelSettings], nn.Module]
@@ -34,6 +35,7 @@ class VisionTower(nn.Module):
         assert settings.vision is not None
         own = settings.vision
         self.settings = own
+        self.cache: FeatureCache | None = None
         inner = settings.of_vision
         self.embedding = make_linear(own.patch_values, own.width)
         self.places = nn.Parameter(torch.empty(own.patches, own.width))
@@ -83,12 +85,23 @@ def with_images(x: Tensor, tower: VisionTower, media: RowMedia) -> Tensor:
         ConfigError: As `check_images`.
     """
     check_images(tower, media.blank)
+    settings = tower.settings
     arrays = media.arrays if len(media) else media.blank.arrays
-    features = tower(torch.from_numpy(arrays["pixel_values"]).to(x.device, x.dtype))
+
+    def features_of_all() -> Tensor:
+        found: Tensor = tower(torch.from_numpy(arrays["pixel_values"]).to(x.device, x.dtype))
+        return found
+
+    if tower.cache is not None and media.keys:
+        slots = [settings.patches] * len(media)
+        [features] = tower.cache.rows(media.keys, slots, lambda: [features_of_all()], x.device)
+        features = features.to(x.dtype)
+    else:
+        features = features_of_all()
     if not len(media):
         # All weights have gradients on each rank, whatever its rows hold.
         nothing: Tensor = 0 * features.sum()
         return x + nothing
-    slots = torch.from_numpy(media.slots).to(x.device)
-    placed: Tensor = x.index_copy(0, slots, features)
+    places = torch.from_numpy(media.slots).to(x.device)
+    placed: Tensor = x.index_copy(0, places, features)
     return placed

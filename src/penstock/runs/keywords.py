@@ -64,6 +64,7 @@ class _Common(OptimizerKeywords, ScheduleKeywords, total=False):
     z_loss: float
     lora: LoraSettings | Values | None
     frozen: tuple[str, ...]
+    feature_cache: str | None
     micro_sequences: int
     rows_per_pass: int | None
     attention: AttentionBackend

@@ -321,6 +321,9 @@ class TrainSettings:
     """Train small matrices next to the frozen model (LoRA, Hu et al. 2021); needs the extra `lora`."""
     frozen: tuple[str, ...] = ()
     """Weights that are not trained, by name, with `*` for any text: `["*visual*"]`, a vision tower."""
+    feature_cache: str | None = None
+    """Folder for the features of images that a frozen vision tower and projector give, so that each image passes the
+    tower once, in all epochs and runs with the same frozen weights. None: the tower runs in every step."""
     micro_sequences: int = 1
     """Number of parts in which the model processes each row, to save memory; gradients are those of the whole row."""
     rows_per_pass: int | None = None
