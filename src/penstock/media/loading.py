@@ -70,7 +70,21 @@ class LoadedImage:
         return json.dumps(where, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 
-def load_image(value: Any, folder: str, settings: ImageSettings) -> LoadedImage:
+@final
+class Room:
+    """How many bytes of images may stay in memory, so that files need not be read twice."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._left = size_bytes
+
+    def take(self, size_bytes: int) -> bool:
+        """Whether there is room for an image; then it is taken."""
+        fits = size_bytes <= self._left
+        self._left -= size_bytes if fits else 0
+        return fits
+
+
+def load_image(value: Any, folder: str, settings: ImageSettings, room: Room | None = None) -> LoadedImage:
     """Look at an image of a record.
 
     Args:
@@ -78,6 +92,7 @@ def load_image(value: Any, folder: str, settings: ImageSettings) -> LoadedImage:
             content, or in a column of images of the Hub (`{"bytes": …, "path": …}`).
         folder: Where relative paths begin.
         settings: Which images are accepted.
+        room: For the bytes of local files; None: they are read again where they are needed.
 
     Raises:
         RecordError: There is no image, it cannot be read, or the settings do not accept it.
@@ -95,6 +110,7 @@ def load_image(value: Any, folder: str, settings: ImageSettings) -> LoadedImage:
     except RecordError as error:
         raise RecordError(f"{origin}: {error}" if origin else str(error)) from error
     within = _within(value)
+    is_kept = data is not None or is_url(origin) or (room is not None and room.take(len(content)))
     return LoadedImage(
         size=size,
         digest=digest_of(content),
@@ -102,7 +118,7 @@ def load_image(value: Any, folder: str, settings: ImageSettings) -> LoadedImage:
         is_shrunk=is_shrunk,
         within=within,
         is_embedded=data is not None and within is None,
-        data=None if data is None and not is_url(origin) else content,
+        data=content if is_kept else None,
     )
 
 

@@ -25,7 +25,7 @@ from penstock.core.arrays import Ragged
 from penstock.core.arrow import from_texts
 from penstock.core.errors import ConfigError, ConversationError, RecordError, TokenizerError
 from penstock.media.images import ImageSettings, read_picture
-from penstock.media.loading import folder_of, load_image
+from penstock.media.loading import Room, folder_of, load_image
 from penstock.media.processor import Processor
 from penstock.prepare.answers import Answers, add_mismatched
 from penstock.prepare.chat_summary import ChatSummary
@@ -39,6 +39,9 @@ from penstock.sources.records import excerpt
 
 BATCH = 256
 """Conversations that are encoded together."""
+
+KEPT_BYTES = 256 << 20
+"""Bytes of the images of a block that stay in memory until they are stored; files beyond are read twice."""
 
 VERIFIED = 4
 """Conversations with images of a block that are compared with the processor's own encoding."""
@@ -92,9 +95,9 @@ class _Record:
         self.reason = self.reason or str(error).removeprefix(f"{self.origin}: ")
 
 
-def image_loader(origin: str, settings: ImageSettings) -> Load:
+def image_loader(origin: str, settings: ImageSettings, room: Room | None = None) -> Load:
     """What looks at the images of a record; `origin` is its `file:line`."""
-    return partial(load_image, folder=folder_of(origin.rpartition(":")[0], settings), settings=settings)
+    return partial(load_image, folder=folder_of(origin.rpartition(":")[0], settings), settings=settings, room=room)
 
 
 def encode_chats(
@@ -111,8 +114,9 @@ def encode_chats(
     """
     places = zip(block.files.tolist(), block.lines.tolist(), strict=True)
     records = [_Record(row, f"{files[file]}:{line}") for row, (file, line) in enumerate(places)]
+    room = Room(KEPT_BYTES)
     for record in records:
-        load_images = image_loader(record.origin, chat.images) if encoder.processor is not None else None
+        load_images = image_loader(record.origin, chat.images, room) if encoder.processor is not None else None
         _read(record, block.objects[record.row], chat, load_images, needs_key=settings.validation > 0)
     if chat.keeps_answers:
         add_mismatched([one for record in records if record.reason is None for one in record.answers])

@@ -85,11 +85,12 @@ def check_control_text(
 
 def find_typed(rendered: Rendered, encoded: EncodedText, authors: Authors) -> tuple[tuple[int, str], ...]:
     """(character, text) of control tokens that contain text of messages."""
-    places = np.flatnonzero(encoded.is_control).tolist()
-    spans = [(int(encoded.begins[token]), int(encoded.ends[token])) for token in places]
-    return tuple(
-        (begin, rendered.text[begin:end]) for begin, end in spans if not authors.template[begin : max(end, begin)].all()
-    )
+    begins, ends = encoded.begins[encoded.is_control], encoded.ends[encoded.is_control]
+    # Characters of messages before each character: an image has hundreds of control tokens.
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(~authors.template)])
+    typed = before[np.maximum(begins, ends)] > before[begins]
+    spans = zip(begins[typed].tolist(), ends[typed].tolist(), strict=True)
+    return tuple((begin, rendered.text[begin:end]) for begin, end in spans)
 
 
 def _message_at(rendered: Rendered, character: int) -> int:

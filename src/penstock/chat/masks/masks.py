@@ -174,12 +174,15 @@ def weigh(
 
 def _ends_of_control_text(text: str, encoded: EncodedText) -> np.ndarray[Any, np.dtype[np.int64]]:
     """`encoded.ends`, but without the whitespace that some control tokens include after their text (Phi-3)."""
-    ends = encoded.ends
-    for token in np.flatnonzero(encoded.is_control).tolist():
-        begin, end = int(encoded.begins[token]), int(encoded.ends[token])
-        if begin < end and text[end - 1].isspace():
-            ends = ends.copy() if ends is encoded.ends else ends
-            ends[token] = begin + (len(text[begin:end].rstrip()) or end - begin)
+    control = np.flatnonzero(encoded.is_control & (encoded.begins < encoded.ends))
+    # The hundreds of tokens of an image have one end.
+    blank = [end for end in np.unique(encoded.ends[control]).tolist() if text[end - 1].isspace()]
+    if not blank:
+        return encoded.ends
+    ends = encoded.ends.copy()
+    for token in control[np.isin(ends[control], blank)].tolist():
+        begin, end = int(encoded.begins[token]), int(ends[token])
+        ends[token] = begin + (len(text[begin:end].rstrip()) or end - begin)
     return ends
 
 
