@@ -344,11 +344,14 @@ def _bytes() -> str:
 def tokenizer(name: str) -> Any:
     """The tokenizer of a family: 256 bytes, a few merges and the family's control tokens."""
     family = _FAMILIES[name]
+    return small_tokenizer(family.specials.split(), extra_special_tokens=dict(family.named), **family.roles)
+
+
+def small_tokenizer(controls: Sequence[str], **settings: Any) -> Any:
+    """256 bytes, a few merges and control tokens."""
     words = Tokenizer.from_str(_bytes())
-    words.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in family.specials.split()])
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, extra_special_tokens=dict(family.named), **family.roles
-    )
+    words.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in controls])
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=words, **settings)
 
 
 @cache

@@ -12,7 +12,8 @@ from makers.media import picture
 from makers.tokenizers import tiny_tokenizer
 from penstock.chat import load_template
 from penstock.generation.images import ImageReader
-from penstock.media import PatchProcessor
+from penstock.media import PatchProcessor, load_processor
+from penstock.tokenizers.loading import load_tokenizer
 
 CONTROLS = ("<|im_start|>", "<|im_end|>", "<image>")
 
@@ -131,3 +132,25 @@ def test_the_chat_page_sends_images(browser, seeing):
     with running(make_model(server.model.tokenizer)) as server:
         page = visit(browser, server.url)
         assert page.run("document.querySelector('#attach').hidden")
+
+
+@pytest.mark.filterwarnings("ignore:At least one mel filter")
+def test_sounds_of_messages(tokenizer, tmp_path):
+    from makers.audio import as_wave, processor, samples
+
+    processor().save_pretrained(tmp_path)
+    reader = ImageReader(load_processor(tmp_path))
+    words = load_tokenizer(tmp_path)
+    made = make_model(words, images=reader, context_length=400)
+    object.__setattr__(made, "template", load_template(tmp_path, tokenizer=words))
+    sound = base64.b64encode(as_wave(samples(0.5))).decode()
+    parts = [
+        {"type": "input_audio", "input_audio": {"data": sound, "format": "wav"}},
+        {"type": "text", "text": "What?"},
+    ]
+    with running(made) as server:
+        assert server.http.get("/v1/models").json()["data"][0]["reads_images"] is False
+        assert server.post("/v1/chat/completions", messages=[{"role": "user", "content": parts}]).status_code == 200
+        assert [len(images) for images in server.engine.images] == [1]
+        refused = server.post("/v1/chat/completions", messages=asked(data_url(picture(9, 9))))
+        assert "only audio is supported here" in refused.json()["error"]["message"]

@@ -82,7 +82,10 @@ def run(
     ] = None,
     image: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE", help="Image for the first message, a file or URL; may be repeated."),
+        typer.Option(
+            metavar="FILE",
+            help="Image (or sound, if the model reads those) for the first message, a file or URL; may be repeated.",
+        ),
     ] = None,
     temperature: Temperature = 0.8,
     top_k: TopK = None,

@@ -14,7 +14,7 @@ from penstock.core.errors import RecordError
 from penstock.core.folders import is_url
 from penstock.inputs.media import BlankImage, blank_image
 from penstock.inputs.prompt_images import PromptImages
-from penstock.media.images import ImageSettings, read_picture
+from penstock.media.images import ImageSettings
 from penstock.media.loading import LoadedImage, find_image, load_image
 from penstock.media.processor import Processor
 
@@ -57,7 +57,7 @@ class ImageReader:
             messages=tuple({"content": None, **message} for message in messages),
             message_weights=(DEFAULT_WEIGHTS,) * len(messages),
         )
-        return [dict(message) for message in place_images(conversation, self._load).messages]
+        return [dict(message) for message in place_images(conversation, self._load, self.processor.medium).messages]
 
     def read(
         self, ids: Sequence[int], places: Sequence[tuple[int, int]], images: Sequence[LoadedImage]
@@ -72,19 +72,19 @@ class ImageReader:
         Raises:
             RecordError: An image is damaged, or the processor refuses it.
         """
-        pictures = [read_picture(image.read(), self.settings) for image in images]
+        pictures = [self.processor.read(image.read(), self.settings) for image in images]
         return PromptImages.of(self.processor, ids, places, pictures, [image.digest for image in images])
 
     def _load(self, value: Any) -> LoadedImage:
         if self._folder == "":
-            return load_image(value, "", self.settings)
+            return load_image(value, "", self.settings, self.processor)
         origin, data = find_image(value, "" if self._folder is None else str(self._folder))
         if data is not None:
-            return load_image(data, "", self.settings)
+            return load_image(data, "", self.settings, self.processor)
         if self._folder is None:
             raise RecordError("only images in data URLs (data:image/png;base64,…) are accepted here")
         # Links are followed first: a name within the folder may lead out of it.
         path, allowed = os.path.realpath(origin), os.path.realpath(self._folder)
         if is_url(origin) or os.path.commonpath([path, allowed]) != allowed:
             raise RecordError("only images in data URLs and files of the folder for images are accepted here")
-        return load_image(Path(path), "", self.settings)
+        return load_image(Path(path), "", self.settings, self.processor)

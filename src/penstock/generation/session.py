@@ -249,7 +249,9 @@ class ChatSession:
         self._number = 0
 
     def reply(self, text: str, images: Sequence[Any] = ()) -> Reply:
-        """Send a message, with images before its text; the reply is generated while it is iterated over.
+        """Send a message; the reply is generated while it is iterated over.
+
+        `images`, or sounds if the model reads those, come before the text.
 
         Each reply of a session has other draws: they depend on the seed and the reply's number.
 
@@ -262,7 +264,8 @@ class ChatSession:
             raise ConfigError("the last reply is still being generated; read it to its end, or stop() it")
         asked: dict[str, Any] = {"role": "user", "content": text}
         if images:
-            parts = [{"type": "image", "image": image} for image in images]
+            medium = "image" if self._images is None else self._images.processor.medium
+            parts = [{"type": medium, medium: image} for image in images]
             asked["content"] = [*parts, {"type": "text", "text": text}]
         prompt = fit_chat(
             [*self.whole(), asked],

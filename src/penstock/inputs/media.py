@@ -26,16 +26,12 @@ class BlankImage:
     positions: Annotated[Int64, "4 1 tokens"] | None
 
 
-_BLANK_SIZE = (56, 56)
-
-
 def blank_image(processor: Processor) -> BlankImage:
     """A blank image as a model with this processor gets it."""
-    from PIL import Image
-
-    layout = processor.layout(_BLANK_SIZE)
+    blank = processor.blank()
+    layout = processor.layout((1, len(blank)) if processor.medium == "audio" else (blank.height, blank.width))
     tokens = np.full(layout.slots, processor.slot_id, np.int64)
-    arrays = processor.arrays(Image.new("RGB", (_BLANK_SIZE[1], _BLANK_SIZE[0])))
+    arrays = processor.arrays(blank)
     positions = None
     if processor.has_grids:
         spatial = grid_positions(np.arange(layout.slots), layout.slots, arrays["image_grid_thw"], processor.merge)

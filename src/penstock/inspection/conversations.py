@@ -197,12 +197,12 @@ def _documents(record: RawRecord, encoder: ChatEncoder, chat: ChatSettings) -> I
         yield _refused(title, record.origin, str(error), [("", text)], encoder.tokenizer)
         return
     several = read if isinstance(read, list) else [read]
-    load = image_loader(record.origin, chat.images)
+    load = image_loader(record.origin, chat.images, encoder.processor)
     for number, conversation in enumerate(several):
         name = title if len(several) == 1 else f"{title} path {number}"
         try:
-            if encoder.processor is not None:
-                conversation = place_images(conversation, load)
+            if load is not None:
+                conversation = place_images(conversation, load, load.processor.medium)
             yield from _encoded(name, conversation, encoder, chat)
         except (RecordError, TokenizerError) as error:
             yield _refused(name, record.origin, str(error), _said(conversation), encoder.tokenizer)

@@ -42,7 +42,7 @@ def images_shown(images: Iterable[ImageOf], *, pictures: bool = False) -> tuple[
         ShownImage(
             begin=image.begin,
             end=image.end,
-            label=_label(image.name, image.digest, image.width, image.height, image.slots),
+            label=_label(image.name, image.digest, (image.height, image.width), image.slots),
             picture=_picture(image.read) if pictures else "",
         )
         for image in images
@@ -55,7 +55,7 @@ def images_of_chat(encoded: EncodedChat) -> tuple[ShownImage, ...]:
         ShownImage(
             begin=place.begin,
             end=place.end,
-            label=_label(image.origin, image.digest, image.size[1], image.size[0], place.layout.slots),
+            label=_label(image.origin, image.digest, image.size, place.layout.slots),
             picture=_picture(image.read),
         )
         for image, place in encoded.images
@@ -70,7 +70,10 @@ def with_labels(texts: Sequence[str], images: Sequence[ShownImage]) -> list[str]
     return shown
 
 
-def _label(name: str, digest: bytes, width: int, height: int, slots: int) -> str:
+def _label(name: str, digest: bytes, size: tuple[int, int], slots: int) -> str:
+    height, width = size
+    if height == 1:
+        return f"[audio {name.rpartition('/')[2] or digest.hex()[:8]}, {width:,} samples, {slots} slots]"
     return f"[image {name.rpartition('/')[2] or digest.hex()[:8]} {width}x{height}, {slots} slots]"
 
 

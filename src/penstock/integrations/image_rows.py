@@ -33,13 +33,13 @@ _FLOATS = (np.float16, np.float32, np.float64)
 
 
 def has_vision(inner: Any) -> bool:
-    """Whether a model of transformers reads images."""
-    return getattr(inner.config, "vision_config", None) is not None
+    """Whether a model of transformers reads images, or sounds."""
+    return any(getattr(inner.config, name, None) is not None for name in ("vision_config", "audio_config"))
 
 
 def image_token(inner: Any) -> int | None:
     """The token that a model replaces by features of images; None: its settings name none."""
-    for name in ("image_token_id", "image_token_index"):
+    for name in ("image_token_id", "image_token_index", "audio_token_id", "audio_token_index"):
         found = getattr(inner.config, name, None)
         if isinstance(found, int):
             return found

@@ -18,7 +18,7 @@ from penstock.core.errors import ConfigError, CorruptionError, RecordError
 from penstock.inputs.media import RowMedia, blank_image, grid_positions
 from penstock.loader._plan_kernels import PIECE
 from penstock.loader.image_cache import ImageCache
-from penstock.media.images import ImageSettings, read_picture
+from penstock.media.images import ImageSettings
 from penstock.media.processor import Processor, join_arrays
 from penstock.shards import Corpus
 from penstock.shards.columns import ExtraTable
@@ -150,7 +150,7 @@ class MediaRows:
         assert settings is not None
 
         def make() -> dict[str, Array]:
-            return self.processor.arrays(read_picture(image.read(), settings))
+            return self.processor.arrays(self.processor.read(image.read(), settings))
 
         cache = self._caches[source]
         try:

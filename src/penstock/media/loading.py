@@ -13,17 +13,21 @@ from typing import Any, final
 from penstock.core.errors import ConfigError, RecordError
 from penstock.core.folders import is_url
 from penstock.media.images import ImageSettings, read_picture, read_size
+from penstock.media.processor import Processor
 
 DIGEST_BYTES = 16
-_VALUES = ("image", "path", "url", "base64", "data", "bytes", "image_url", "source", "file", "file_name")
+_VALUES = (
+    "image", "path", "url", "base64", "data", "bytes", "image_url", "audio", "audio_url", "input_audio", "source",
+    "file", "file_name",
+)  # fmt: skip
 """Fields of a part or of a struct that hold an image, or lead to one."""
 _MOST_BYTES = 1 << 30
 """Of one image's file."""
 
 
 def digest_of(data: bytes) -> bytes:
-    """What identifies the bytes of an image: BLAKE2b, 16 bytes."""
-    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+    """What identifies the bytes of an image: the first 16 bytes of SHA-256, for which CPUs have instructions."""
+    return hashlib.sha256(data).digest()[:DIGEST_BYTES]
 
 
 @final
@@ -84,7 +88,9 @@ class Room:
         return fits
 
 
-def load_image(value: Any, folder: str, settings: ImageSettings, room: Room | None = None) -> LoadedImage:
+def load_image(
+    value: Any, folder: str, settings: ImageSettings, processor: Processor | None = None, room: Room | None = None
+) -> LoadedImage:
     """Look at an image of a record.
 
     Args:
@@ -92,6 +98,7 @@ def load_image(value: Any, folder: str, settings: ImageSettings, room: Room | No
             content, or in a column of images of the Hub (`{"bytes": …, "path": …}`).
         folder: Where relative paths begin.
         settings: Which images are accepted.
+        processor: The model's, which reads them; None: any of images.
         room: For the bytes of local files; None: they are read again where they are needed.
 
     Raises:
@@ -100,13 +107,12 @@ def load_image(value: Any, folder: str, settings: ImageSettings, room: Room | No
     origin, data = find_image(value, folder)
     content = read_bytes(origin) if data is None else data
     try:
-        if settings.probe == "decode":
-            picture = read_picture(content, settings)
-            size = picture.size[1], picture.size[0]
-        else:
-            size = read_size(content, settings)
+        size_of = read_size if processor is None else processor.size
+        size = size_of(content, settings)
+        if settings.probe == "decode" and (processor is None or processor.medium == "image"):
+            read_picture(content, settings)
         whole = replace(settings, shrink_pixels=None)
-        is_shrunk = settings.shrink_pixels is not None and size != read_size(content, whole)
+        is_shrunk = settings.shrink_pixels is not None and size != size_of(content, whole)
     except RecordError as error:
         raise RecordError(f"{origin}: {error}" if origin else str(error)) from error
     within = _within(value)
@@ -250,3 +256,19 @@ def read_reference(stored: bytes) -> bytes:
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"not a reference to an image: {stored[:60]!r}") from error
     return read_bytes(path, begin, size)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ImageLoader:
+    """Looks at the images of a record, or at its sounds."""
+
+    folder: str
+    """Where relative paths begin."""
+    settings: ImageSettings
+    processor: Processor
+    room: Room | None = None
+
+    def __call__(self, value: Any) -> LoadedImage:
+        """See `load_image`."""
+        return load_image(value, self.folder, self.settings, self.processor, self.room)

@@ -8,11 +8,12 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, final
 
 import numpy as np
 
 from penstock.core.errors import ConfigError
+from penstock.media.images import ImageSettings, read_picture, read_size
 from penstock.media.layout import Layout, Size, collapse
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
@@ -47,6 +48,7 @@ class PatchProcessor:
     has_grids = False
     merge = 1
     kind = "PatchProcessor"
+    medium: Literal["image", "audio"] = "image"
 
     def __init__(
         self, tokenizer: Tokenizer, *, image_size: int = 64, patch: int = 16, image_token: str = "<image>"
@@ -93,6 +95,21 @@ class PatchProcessor:
     def slots(self) -> int:
         """Of an image of any size."""
         return (self.image_size // self.patch) ** 2
+
+    def read(self, data: bytes, settings: ImageSettings) -> Any:
+        """The picture in a file's bytes; RecordError: it is not accepted."""
+        return read_picture(data, settings)
+
+    def size(self, data: bytes, settings: ImageSettings) -> Size:
+        """(height, width) of a picture, by its header."""
+        return read_size(data, settings)
+
+    def blank(self, size: Size | None = None) -> Any:
+        """A blank picture."""
+        from PIL import Image
+
+        height, width = size or (self.image_size, self.image_size)
+        return Image.new("RGB", (width, height))
 
     def layout(self, size: Size) -> Layout:
         """What stands for an image of some size."""

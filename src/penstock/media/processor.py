@@ -16,13 +16,15 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, Literal, Protocol, final
 
 import numpy as np
 
 from penstock.core.errors import ConfigError, MissingExtraError, RecordError
+from penstock.media.images import ImageSettings, read_picture, read_size
 from penstock.media.layout import Layout, Size, collapse, pattern_of
 from penstock.media.patches import SETTINGS, PatchProcessor
+from penstock.media.sounds import read_sound
 
 Array = np.ndarray[Any, np.dtype[Any]]
 SIZES = 4096
@@ -31,10 +33,26 @@ SIZES = 4096
 _PATCH = 16
 """Side of what counts as one patch, in pixels, where a processor makes none itself."""
 _TYPICAL = (448, 448)
+BLANK_SIZE = (56, 56)
+"""Height and width of a blank image, in pixels."""
+Medium = Literal["image", "audio"]
 
 
 class Processor(Protocol):
-    """What is asked of any processor of images."""
+    """What is asked of any processor of images; of sounds the same: what is said of images holds of them, too."""
+
+    @property
+    def medium(self) -> Medium:
+        """What it processes."""
+
+    def read(self, data: bytes, settings: ImageSettings) -> Any:
+        """The picture or samples in a file's bytes; RecordError: they are not accepted."""
+
+    def size(self, data: bytes, settings: ImageSettings) -> Size:
+        """(height, width) of what `read` gives, of a sound (1, samples), by the header where that is enough."""
+
+    def blank(self, size: Size | None = None) -> Any:
+        """A blank picture, or silence; None: of a usual size."""
 
     @property
     def name(self) -> str:
@@ -102,12 +120,16 @@ class HuggingFaceProcessor:
 
     def __init__(self, inner: Any, name: str = "") -> None:
         self.inner, self.name = inner, name or type(inner).__name__
-        if getattr(inner, "image_processor", None) is None or not getattr(inner, "image_token", None):
-            raise ConfigError(f"the processor {self.name} reads no images; give that of a model with vision")
-        if not hasattr(inner, "_process_images"):
+        sees = getattr(inner, "image_processor", None) is not None and getattr(inner, "image_token", None)
+        hears = getattr(inner, "_audio_processor", None) is not None and getattr(inner, "audio_token", None)
+        if not sees and not hears:
+            raise ConfigError(f"the processor {self.name} reads no images or sounds; give that of a model that does")
+        self.medium: Medium = "image" if sees else "audio"
+        asked = "_process_images" if sees else "_process_audio"
+        if not hasattr(inner, asked) or (hears and not sees and not _says_length(inner)):
             raise ConfigError(
-                f"the processor {self.name} ({type(inner).__name__}) cannot say what stands for one image; update "
-                "transformers to 5.23 or newer"
+                f"the processor {self.name} ({type(inner).__name__}) cannot say what stands for one {self.medium}; "
+                "update transformers to 5.23 or newer, or take another model"
             )
         self.layout = lru_cache(SIZES)(self._layout)
 
@@ -124,12 +146,41 @@ class HuggingFaceProcessor:
     @property
     def placeholder(self) -> str:
         """What a template writes for an image."""
-        return str(self.inner.image_token)
+        return str(self.inner.image_token if self.medium == "image" else self.inner.audio_token)
+
+    def read(self, data: bytes, settings: ImageSettings) -> Any:
+        """The picture or samples in a file's bytes; RecordError: they are not accepted."""
+        if self.medium == "image":
+            return read_picture(data, settings)
+        return read_sound(data, self._rate, self._longest)
+
+    def size(self, data: bytes, settings: ImageSettings) -> Size:
+        """(height, width) of what `read` gives, of a sound (1, samples), by the header where that is enough."""
+        return read_size(data, settings) if self.medium == "image" else (1, len(self.read(data, settings)))
+
+    def blank(self, size: Size | None = None) -> Any:
+        """A blank picture, or silence; None: of a usual size."""
+        if self.medium == "audio":
+            return np.zeros((size or (1, self._rate // 4))[1], np.float32)
+        from PIL import Image
+
+        height, width = size or BLANK_SIZE
+        return Image.new("RGB", (width, height))
+
+    @property
+    def _rate(self) -> int:
+        return int(self.inner._audio_processor.sampling_rate)
+
+    @property
+    def _longest(self) -> int:
+        return int(getattr(self.inner._audio_processor, "n_samples", 0) or 1 << 40)
 
     @cached_property
     def repeated(self) -> Mapping[str, int]:
         """Tokens that stand in runs: text → id. Among them are the markers of rows and tiles of some models."""
         tokenizer = self.inner.tokenizer
+        if self.medium == "audio":
+            return {self.placeholder: int(tokenizer.convert_tokens_to_ids(self.placeholder))}
         ids = [one for one in getattr(self.inner, "image_token_ids", None) or () if one is not None]
         names = {tokenizer.convert_ids_to_tokens(one) for one in ids}
         named = (getattr(self.inner, "img_patch_token", None), getattr(tokenizer, "image_token", None))
@@ -139,6 +190,8 @@ class HuggingFaceProcessor:
     @cached_property
     def slot_id(self) -> int:
         """The token whose embeddings the model replaces by features of the image: the most frequent of a layout."""
+        if self.medium == "audio":
+            return self.repeated[self.placeholder]
         found = self.layout(_TYPICAL)
         names = self._repeated_pattern.findall(found.text)
         totals: dict[str, int] = {}
@@ -154,10 +207,15 @@ class HuggingFaceProcessor:
     @property
     def kind(self) -> str:
         """Name of its class, and of the class that makes the pixels."""
-        return f"{type(self.inner).__name__} {type(self.inner.image_processor).__name__}"
+        return f"{type(self.inner).__name__} {type(_pixels_or_samples(self.inner)).__name__}"
 
     def patches_of(self, arrays: Mapping[str, Any]) -> int:
-        """Patches of the images in these arrays; where the processor makes none, squares of 16 x 16 pixels."""
+        """Patches of the images in these arrays; where the processor makes none, squares of 16 x 16 pixels.
+
+        Of sounds, frames.
+        """
+        if self.medium == "audio":
+            return int(arrays["feature_attention_mask"].sum())
         grid = arrays.get("image_grid_thw")
         if grid is not None:
             return int(np.prod(_as_numpy(grid), axis=1).sum())
@@ -181,11 +239,8 @@ class HuggingFaceProcessor:
         Raises:
             RecordError: The processor refuses such a size.
         """
-        from PIL import Image
-
-        blank = Image.new("RGB", (size[1], size[0]))
         try:
-            arrays, texts = self._process(blank)
+            arrays, texts = self._process(self.blank(size))
         except (ValueError, RuntimeError, ZeroDivisionError) as error:
             raise RecordError(f"the processor {self.name} refuses an image of {size[1]}x{size[0]}: {error}") from error
         text, counts = collapse(texts[0] if texts else self.placeholder, self.repeated)
@@ -208,6 +263,10 @@ class HuggingFaceProcessor:
         return {name: _as_numpy(value) for name, value in found.items() if name in names and _is_array(value)}
 
     def _process(self, picture: Any) -> tuple[Mapping[str, Any], list[str]]:
+        if self.medium == "audio":
+            rate = {"sampling_rate": self._rate, "return_tensors": "pt"}
+            heard: tuple[Mapping[str, Any], list[str]] = self.inner._process_audio([picture], **rate)
+            return heard
         images = [[picture]] if self.is_nested else [picture]
         result: tuple[Mapping[str, Any], list[str]] = self.inner._process_images(images, **self._image_arguments)
         return result
@@ -231,7 +290,9 @@ class HuggingFaceProcessor:
 
     def joint_ids(self, text: str, pictures: Sequence[Any]) -> list[int]:
         """Ids of a rendered conversation with these pictures, as transformers encodes them together."""
-        given = {"images": list(pictures)} if pictures else {}
+        given: dict[str, Any] = {"images": list(pictures)} if pictures else {}
+        if pictures and self.medium == "audio":
+            given = {"audio": list(pictures), "sampling_rate": self._rate}
         found = self.inner(text=[text], add_special_tokens=False, **given)["input_ids"][0]
         return [int(one) for one in found]
 
@@ -267,7 +328,7 @@ def load_processor(path: str | Path) -> Processor:
 
 def fingerprint_of(inner: Any) -> str:
     """Hex digest of a processor's class and settings, without those of its tokenizer."""
-    image = inner.image_processor
+    image = _pixels_or_samples(inner)
     settings = {
         "processor": type(inner).__name__,
         "image_processor": type(image).__name__.removesuffix("Fast").removesuffix("Pil"),
@@ -277,6 +338,22 @@ def fingerprint_of(inner: Any) -> str:
     settings["own"].pop("chat_template", None)
     content = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+
+def _pixels_or_samples(inner: Any) -> Any:
+    """The part of a processor that makes arrays."""
+    return getattr(inner, "image_processor", None) or inner._audio_processor
+
+
+def _says_length(inner: Any) -> bool:
+    """Whether a processor of sounds says what stands for one, by a method of its own."""
+    return type(inner).replace_audio_token is not _base_of(inner).replace_audio_token
+
+
+def _base_of(inner: Any) -> Any:
+    from transformers import ProcessorMixin
+
+    return ProcessorMixin if isinstance(inner, ProcessorMixin) else type(inner)
 
 
 def join_arrays(images: Sequence[Mapping[str, Array]]) -> dict[str, Array]:

@@ -672,13 +672,13 @@ def load_huggingface(
         FormatError: The weights are quantised.
         CorruptionError: Weights are damaged, missing, left over, or not finite.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
 
     path, kind = Path(folder), AutoModelForCausalLM
     if (path / "config.json").is_file():
         config = read_config(path)
         refuse_quantised(path, config)
-        kind = AutoModelForImageTextToText if "vision_config" in config else kind
+        kind = AutoModelForMultimodalLM if {"vision_config", "audio_config"} & set(config) else kind
     try:
         inner, found = kind.from_pretrained(
             str(folder), dtype=dtype or "auto", trust_remote_code=False, output_loading_info=True

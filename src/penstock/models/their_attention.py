@@ -153,9 +153,10 @@ def _attend(
 
 
 def use_attention(inner: Any, name: str) -> None:
-    """Choose the attention of a model's text; that of a vision tower stays transformers' own."""
+    """Choose the attention of a model's text; that of a tower for images or sounds stays transformers' own."""
     config = inner.config
-    if getattr(config, "vision_config", None) is not None and getattr(config, "text_config", None) is not None:
+    has_tower = any(getattr(config, name, None) is not None for name in ("vision_config", "audio_config"))
+    if has_tower and getattr(config, "text_config", None) is not None:
         inner.set_attn_implementation({"text_config": name})
     else:
         inner.set_attn_implementation(name)

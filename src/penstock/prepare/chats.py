@@ -18,14 +18,14 @@ import numpy as np
 from penstock.chat import ChatEncoder, Conversation, EncodedChat, detect_layout, read_conversation
 from penstock.chat.records.answers import answers_layout, read_answers
 from penstock.chat.records.cleaning import Counts, clean, fit
-from penstock.chat.records.images import Load, images_of, place_images
+from penstock.chat.records.images import images_of, place_images
 from penstock.chat.render.forms import normalise
 from penstock.chat.tokens.images import joint_difference
 from penstock.core.arrays import Ragged
 from penstock.core.arrow import from_texts
 from penstock.core.errors import ConfigError, ConversationError, RecordError, TokenizerError
-from penstock.media.images import ImageSettings, read_picture
-from penstock.media.loading import Room, folder_of, load_image
+from penstock.media.images import ImageSettings
+from penstock.media.loading import ImageLoader, Room, folder_of
 from penstock.media.processor import Processor
 from penstock.prepare.answers import Answers, add_mismatched
 from penstock.prepare.chat_summary import ChatSummary
@@ -95,9 +95,13 @@ class _Record:
         self.reason = self.reason or str(error).removeprefix(f"{self.origin}: ")
 
 
-def image_loader(origin: str, settings: ImageSettings, room: Room | None = None) -> Load:
+def image_loader(
+    origin: str, settings: ImageSettings, processor: Processor | None, room: Room | None = None
+) -> ImageLoader | None:
     """What looks at the images of a record; `origin` is its `file:line`."""
-    return partial(load_image, folder=folder_of(origin.rpartition(":")[0], settings), settings=settings, room=room)
+    if processor is None:
+        return None
+    return ImageLoader(folder_of(origin.rpartition(":")[0], settings), settings, processor, room)
 
 
 def encode_chats(
@@ -116,7 +120,7 @@ def encode_chats(
     records = [_Record(row, f"{files[file]}:{line}") for row, (file, line) in enumerate(places)]
     room = Room(KEPT_BYTES)
     for record in records:
-        load_images = image_loader(record.origin, chat.images, room) if encoder.processor is not None else None
+        load_images = image_loader(record.origin, chat.images, encoder.processor, room)
         _read(record, block.objects[record.row], chat, load_images, needs_key=settings.validation > 0)
     if chat.keeps_answers:
         add_mismatched([one for record in records if record.reason is None for one in record.answers])
@@ -156,7 +160,9 @@ def encode_chats(
     )
 
 
-def _read(record: _Record, value: dict[str, Any], chat: ChatSettings, load: Load | None, *, needs_key: bool) -> None:
+def _read(
+    record: _Record, value: dict[str, Any], chat: ChatSettings, load: ImageLoader | None, *, needs_key: bool
+) -> None:
     """Read the conversations of a record with their images, and clean them up."""
     try:
         if chat.keeps_answers:
@@ -166,7 +172,7 @@ def _read(record: _Record, value: dict[str, Any], chat: ChatSettings, load: Load
         read = read_conversation(value, chat.layout, record.origin)
         found = read if isinstance(read, list) else [read]
         if load is not None:
-            found = [place_images(conversation, load) for conversation in found]
+            found = [place_images(conversation, load, load.processor.medium) for conversation in found]
         if found and needs_key:
             record.key = json.dumps(normalise(found[0]).messages, ensure_ascii=False, default=repr)
         for conversation in found:
@@ -179,14 +185,14 @@ def _read(record: _Record, value: dict[str, Any], chat: ChatSettings, load: Load
 
 
 def _read_answers(
-    record: _Record, value: dict[str, Any], chat: ChatSettings, load: Load | None, *, needs_key: bool
+    record: _Record, value: dict[str, Any], chat: ChatSettings, load: ImageLoader | None, *, needs_key: bool
 ) -> None:
     """Read all answers of a record; a set of which the clean-up drops one is dropped."""
     record.layout = answers_layout(value, chat.layout, record.origin)
     sets = read_answers(value, chat.layout, record.origin)
     if load is not None:
         for conversation in (one for some in sets for one in some.conversations):
-            if images_of(place_images(conversation, load).messages):
+            if images_of(place_images(conversation, load, load.processor.medium).messages):
                 raise ConversationError(
                     f"{record.origin}: has images, which documents with several answers cannot have yet; take "
                     "answers: best"
@@ -288,7 +294,7 @@ def _verify(record: _Record, chats: Sequence[EncodedChat], processor: Processor,
         compared += 1
         tokens = one.tokens[:-1] if int(one.begins[-1]) == len(one.text) else one.tokens
         try:
-            pictures = [read_picture(image.read(), settings) for image, _ in one.images]
+            pictures = [processor.read(image.read(), settings) for image, _ in one.images]
             difference = joint_difference(processor, one.text, tokens.tolist(), pictures)
         except RecordError as error:
             difference = str(error)

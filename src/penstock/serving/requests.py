@@ -195,7 +195,21 @@ class ImagePart(_Strict):
     image_url: ImageUrl
 
 
-Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+class InputAudio(_Strict):
+    """A sound, as base64."""
+
+    data: str
+    format: Literal["wav", "mp3"]
+
+
+class AudioPart(_Strict):
+    """A sound of a message."""
+
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+Part = Annotated[TextPart | ImagePart | AudioPart, Field(discriminator="type")]
 
 
 class Message(_Strict):
@@ -208,16 +222,16 @@ class Message(_Strict):
     @field_validator("content")
     @classmethod
     def _says_something(cls, content: list[Part], given: ValidationInfo) -> list[Part]:
-        """A user message must have text or an image; a system message or a reply may be empty."""
-        images = any(isinstance(part, ImagePart) for part in content)
+        """A user message must have text, an image or a sound; a system message or a reply may be empty."""
+        images = any(not isinstance(part, TextPart) for part in content)
         if given.data.get("role") == "user" and not images and not _text(content).strip():
             raise ValueError("the user's message is blank; give some text")
         return content
 
     @property
     def num_images(self) -> int:
-        """Number of its images."""
-        return sum(isinstance(part, ImagePart) for part in self.content)
+        """Number of its images and sounds."""
+        return sum(not isinstance(part, TextPart) for part in self.content)
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it."""
@@ -225,13 +239,16 @@ class Message(_Strict):
         named = {} if self.name is None else {"name": self.name}
         content: Any = _text(self.content)
         if self.num_images:
-            content = [
-                {"type": "text", "text": part.text}
-                if isinstance(part, TextPart)
-                else {"type": "image", "image": part.image_url.url}
-                for part in self.content
-            ]
+            content = [_for_template(part) for part in self.content]
         return {"role": role, "content": content, **named}
+
+
+def _for_template(part: Part) -> dict[str, Any]:
+    if isinstance(part, TextPart):
+        return {"type": "text", "text": part.text}
+    if isinstance(part, AudioPart):
+        return {"type": "audio", "audio": {"base64": part.input_audio.data}}
+    return {"type": "image", "image": part.image_url.url}
 
 
 def _text(content: list[Part]) -> str:

@@ -44,7 +44,7 @@ class ServedModel:
             "owned_by": "penstock",
             "context_length": self.context_length,
             "has_chat": self.template is not None,
-            "reads_images": self.images is not None,
+            "reads_images": self.images is not None and self.images.processor.medium == "image",
         }
 
     def check_name(self, name: str) -> None:
@@ -104,7 +104,7 @@ class ServedModel:
         assert self.template is not None
         count = sum(message.num_images for message in request.messages)
         if count and self.images is None:
-            raise bad_request(f"{self.name} reads no images", "messages", "images_not_supported")
+            raise bad_request(f"{self.name} reads no images or sounds", "messages", "images_not_supported")
         if count > settings.images:
             raise bad_request(f"{count} images, at most {settings.images} are allowed", "messages", "too_many_images")
         messages = [message.for_template() for message in request.messages]

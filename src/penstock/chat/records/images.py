@@ -15,31 +15,43 @@ from penstock.chat.records.conversation import Conversation, MessageWeights
 from penstock.chat.records.media import find_media, is_media_part, media_fields
 from penstock.core.errors import ConversationError, RecordError
 from penstock.media.loading import LoadedImage
+from penstock.media.processor import Medium
 
 Load = Callable[[Any], LoadedImage]
 """Looks at one image; raises RecordError."""
 
-_PLACEHOLDER = re.compile(r"<image>\n?")
-_OTHER = re.compile("video|audio|document|file", re.IGNORECASE)
+_PLACEHOLDERS: Mapping[Medium, re.Pattern[str]] = {
+    "image": re.compile(r"<image>\n?"),
+    "audio": re.compile(r"<audio>\n?"),
+}
+_OTHERS: Mapping[Medium, re.Pattern[str]] = {
+    "image": re.compile("video|audio|document|file", re.IGNORECASE),
+    "audio": re.compile("video|image|img|picture|photo|document|file", re.IGNORECASE),
+}
+_ONLY: Mapping[Medium, str] = {
+    "image": "only images are supported here",
+    "audio": "only audio is supported here, as the model's processor reads sounds",
+}
 
 
 def images_of(messages: Sequence[Mapping[str, Any]]) -> list[LoadedImage]:
     """The images of messages that `place_images` made, in order."""
     return [
-        part["image"]
+        part[part["type"]]
         for message in messages
         if isinstance(message.get("content"), list)
         for part in message["content"]
-        if isinstance(part, Mapping) and isinstance(part.get("image"), LoadedImage)
+        if isinstance(part, Mapping) and isinstance(part.get(part.get("type")), LoadedImage)
     ]
 
 
-def place_images(conversation: Conversation, load: Load) -> Conversation:
-    """Load the images of a conversation, and make each a part of its message.
+def place_images(conversation: Conversation, load: Load, medium: Medium = "image") -> Conversation:
+    """Load the images of a conversation, or its sounds, and make each a part of its message.
 
     Args:
         conversation: As read.
         load: Looks at one image.
+        medium: What the model reads; anything else is refused.
 
     Raises:
         ConversationError: There is something else than images; images and references to them differ in number; or an
@@ -49,8 +61,8 @@ def place_images(conversation: Conversation, load: Load) -> Conversation:
     if not inside and not conversation.attachments:
         return conversation
     where = conversation.origin or "conversation"
-    waiting = _of_fields(conversation.attachments, f"{where}: the record")
-    placed = _Placed(where, waiting, load)
+    waiting = _of_fields(conversation.attachments, f"{where}: the record", medium)
+    placed = _Placed(where, waiting, load, medium)
     messages, weights = [], []
     for number, (message, own) in enumerate(zip(conversation.messages, conversation.message_weights, strict=True)):
         made, changed = placed.message(number, message, own)
@@ -64,8 +76,8 @@ def place_images(conversation: Conversation, load: Load) -> Conversation:
 class _Placed:
     """Takes images in the order in which contents refer to them."""
 
-    def __init__(self, where: str, waiting: list[Any], load: Load) -> None:
-        self.where, self.waiting, self._load = where, waiting, load
+    def __init__(self, where: str, waiting: list[Any], load: Load, medium: Medium) -> None:
+        self.where, self.waiting, self._load, self._medium = where, waiting, load, medium
 
     def message(
         self, number: int, message: dict[str, Any], weights: MessageWeights
@@ -73,12 +85,12 @@ class _Placed:
         """A message with its images as parts."""
         where = f"{self.where}: message {number}"
         fields = media_fields(message) if len(message) > 2 else {}
-        own = _of_fields(fields, where)
+        own = _of_fields(fields, where, self._medium)
         kept = {name: value for name, value in message.items() if name not in fields}
         source = own or self.waiting
         content = kept.get("content")
         if isinstance(content, str):
-            content = self._cut(content, source, where) if source and "<image>" in content else content
+            content = self._cut(content, source, where) if source and f"<{self._medium}>" in content else content
             if not isinstance(content, str) and weights.ranges:
                 raise ConversationError(
                     f"{where}: a text with ranges of characters has <image> in it; give its images as parts"
@@ -101,12 +113,12 @@ class _Placed:
     def _part(self, part: Any, source: list[Any], where: str) -> list[dict[str, Any]]:
         if not is_media_part(part):
             text = part.get("text") if isinstance(part, Mapping) else None
-            if source and isinstance(text, str) and "<image>" in text:
+            if source and isinstance(text, str) and f"<{self._medium}>" in text:
                 cut = self._cut(text, source, where)
                 return [part] if isinstance(cut, str) else cut
             return [part]
-        if _OTHER.search(part["type"]):
-            raise ConversationError(f'{where}: a part of type "{part["type"]}"; only images are supported here')
+        if _OTHERS[self._medium].search(part["type"]):
+            raise ConversationError(f'{where}: a part of type "{part["type"]}"; {_ONLY[self._medium]}')
         rest = {name: value for name, value in part.items() if name not in ("type", "text") and value is not None}
         if rest:
             return [self._made(rest, where)]
@@ -116,7 +128,7 @@ class _Placed:
         """A text cut at its placeholders, as far as there are images for them."""
         parts: list[dict[str, Any]] = []
         at = 0
-        for found in _PLACEHOLDER.finditer(text):
+        for found in _PLACEHOLDERS[self._medium].finditer(text):
             if not source:
                 break
             if found.start() > at:
@@ -134,17 +146,17 @@ class _Placed:
 
     def _made(self, value: Any, where: str) -> dict[str, Any]:
         try:
-            return {"type": "image", "image": self._load(value)}
+            return {"type": self._medium, self._medium: self._load(value)}
         except RecordError as error:
             raise ConversationError(f"{where}: {error}") from error
 
 
-def _of_fields(fields: Mapping[str, Any], where: str) -> list[Any]:
+def _of_fields(fields: Mapping[str, Any], where: str, medium: Medium) -> list[Any]:
     """The images in fields of a record or a message, in order."""
     found: list[Any] = []
     for name, value in fields.items():
-        if _OTHER.search(name):
-            raise ConversationError(f'{where} has media in its field "{name}"; only images are supported here')
+        if _OTHERS[medium].search(name):
+            raise ConversationError(f'{where} has media in its field "{name}"; {_ONLY[medium]}')
         found += [one for one in value if one is not None] if isinstance(value, list | tuple) else [value]
     return found
 

@@ -41,6 +41,8 @@ class ImageBatches:
         if "cross_attention_mask" in (getattr(processor, "model_input_names", None) or ()):
             raise ConfigError("the processor makes a mask of text over images, which depends on the whole batch")
         self.processor = HuggingFaceProcessor(processor)
+        if self.processor.medium != "image":
+            raise ConfigError("the processor reads sounds")
         self._settings = settings
         self._types = _types_of(self.processor)
 
@@ -80,7 +82,7 @@ class ImageBatches:
         return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in made.items()}, weights
 
     def _load(self, value: Any) -> LoadedImage:
-        return load_image(value, self._settings.image_folder or "", self._settings)
+        return load_image(value, self._settings.image_folder or "", self._settings, self.processor)
 
     def _arrays(self, image: LoadedImage) -> dict[str, Any]:
         return self.processor.arrays(read_picture(image.read(), self._settings))
