@@ -234,6 +234,16 @@ Probe = Annotated[
         rich_help_panel="Chats",
     ),
 ]
+VideoFrames = Annotated[
+    int | None,
+    typer.Option(
+        "--video-frames",
+        metavar="N",
+        min=0,
+        help="Frames of a video that become images, evenly spread. By default videos are refused.",
+        rich_help_panel="Chats",
+    ),
+]
 ShrinkPixels = Annotated[
     int | None,
     typer.Option(
@@ -318,6 +328,7 @@ CHAT_OPTIONS = {
     "image_storage": ImageStorage,
     "probe": Probe,
     "shrink_pixels": ShrinkPixels,
+    "video_frames": VideoFrames,
     "verify_all": VerifyAll,
     "allow_forged": AllowForged,
 }

@@ -15,7 +15,7 @@ from penstock.core.folders import is_url
 from penstock.inputs.media import BlankImage, blank_image
 from penstock.inputs.prompt_images import PromptImages
 from penstock.media.images import ImageSettings
-from penstock.media.loading import LoadedImage, find_image, load_image
+from penstock.media.loading import LoadedImage, find_image, load_frames, load_image
 from penstock.media.processor import Processor
 
 MOST_IMAGES = 64
@@ -57,7 +57,10 @@ class ImageReader:
             messages=tuple({"content": None, **message} for message in messages),
             message_weights=(DEFAULT_WEIGHTS,) * len(messages),
         )
-        return [dict(message) for message in place_images(conversation, self._load, self.processor.medium).messages]
+        frames = self._load_frames if self.settings.video_frames and self.processor.medium == "image" else None
+        return [
+            dict(message) for message in place_images(conversation, self._load, self.processor.medium, frames).messages
+        ]
 
     def read(
         self, ids: Sequence[int], places: Sequence[tuple[int, int]], images: Sequence[LoadedImage]
@@ -76,15 +79,25 @@ class ImageReader:
         return PromptImages.of(self.processor, ids, places, pictures, [image.digest for image in images])
 
     def _load(self, value: Any) -> LoadedImage:
+        return load_image(self._allowed(value), "", self.settings, self.processor)
+
+    def _load_frames(self, value: Any) -> list[LoadedImage]:
+        while isinstance(value, Mapping) and len(value) == 1:
+            [value] = value.values()
+        frames = [self._allowed(one) for one in value] if isinstance(value, list | tuple) else self._allowed(value)
+        return load_frames(frames, "", self.settings, self.processor)
+
+    def _allowed(self, value: Any) -> Any:
+        """What may be read: the value itself, or its bytes, or its path."""
         if self._folder == "":
-            return load_image(value, "", self.settings, self.processor)
+            return value
         origin, data = find_image(value, "" if self._folder is None else str(self._folder))
         if data is not None:
-            return load_image(data, "", self.settings, self.processor)
+            return data
         if self._folder is None:
             raise RecordError("only images in data URLs (data:image/png;base64,…) are accepted here")
         # Links are followed first: a name within the folder may lead out of it.
         path, allowed = os.path.realpath(origin), os.path.realpath(self._folder)
         if is_url(origin) or os.path.commonpath([path, allowed]) != allowed:
             raise RecordError("only images in data URLs and files of the folder for images are accepted here")
-        return load_image(Path(path), "", self.settings, self.processor)
+        return Path(path)

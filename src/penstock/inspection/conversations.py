@@ -202,7 +202,7 @@ def _documents(record: RawRecord, encoder: ChatEncoder, chat: ChatSettings) -> I
         name = title if len(several) == 1 else f"{title} path {number}"
         try:
             if load is not None:
-                conversation = place_images(conversation, load, load.processor.medium)
+                conversation = place_images(conversation, load, load.processor.medium, load.frames)
             yield from _encoded(name, conversation, encoder, chat)
         except (RecordError, TokenizerError) as error:
             yield _refused(name, record.origin, str(error), _said(conversation), encoder.tokenizer)

@@ -7,6 +7,7 @@ this: formats are those of `FORMATS`, and nothing is fetched here.
 
 import io
 import math
+import struct
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, final
 
@@ -14,6 +15,12 @@ from penstock.core.errors import ConfigError, MissingExtraError, RecordError
 
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 """Names of Pillow's readers that may see the bytes; an MPO is a JPEG with more than one picture."""
+
+DAMAGE = (
+    OSError, SyntaxError, ValueError, EOFError, MemoryError, IndexError, KeyError, TypeError, OverflowError,
+    struct.error,
+)  # fmt: skip
+"""What Pillow's readers raise for damaged files."""
 
 _ORIENTATION = 0x0112
 """EXIF tag."""
@@ -41,6 +48,10 @@ class ImageSettings:
 
     min_pixels: int = 1
     """Reject images with fewer pixels."""
+
+    video_frames: int = 0
+    """Frames of a video that become images, one after another, evenly spread; all if it has fewer. 0: videos are
+    refused."""
 
     shrink_pixels: int | None = None
     """Make images with more pixels smaller, in proportion, before the model's processor sees them; counted. So sources
@@ -74,6 +85,8 @@ class ImageSettings:
             raise ConfigError(
                 f"min_pixels ({self.min_pixels}) and max_pixels ({self.max_pixels}) must be 1 or more, in this order"
             )
+        if self.video_frames < 0:
+            raise ConfigError(f"video_frames must be 0 or more; got {self.video_frames}")
         if self.shrink_pixels is not None and self.shrink_pixels < 1:
             raise ConfigError(f"shrink_pixels must be 1 or more; got {self.shrink_pixels}")
         if not self.max_ratio >= 1:
@@ -130,7 +143,7 @@ def read_picture(data: bytes, settings: ImageSettings) -> Any:
     try:
         image.load()
         upright = ImageOps.exif_transpose(image)
-    except (OSError, SyntaxError, ValueError, EOFError, MemoryError) as error:
+    except DAMAGE as error:
         raise RecordError(f"the image ({image.format}, {image.width}x{image.height}) is damaged: {error}") from error
     picture = _as_rgb(upright, settings.alpha)
     height, width = shrunk((picture.height, picture.width), settings)
@@ -156,7 +169,7 @@ def _opened(data: bytes, settings: ImageSettings) -> Any:
         ) from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise RecordError(f"the image is too large: {error}") from None
-    except (OSError, SyntaxError, ValueError, EOFError) as error:
+    except DAMAGE as error:
         raise RecordError(f"the image cannot be read: {error}") from error
     if settings.animated == "error" and image.format != "MPO" and (frames := getattr(image, "n_frames", 1)) > 1:
         raise RecordError(f"the image has {frames} frames; animated: first takes the first one")

@@ -5,7 +5,7 @@ import binascii
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -14,11 +14,12 @@ from penstock.core.errors import ConfigError, RecordError
 from penstock.core.folders import is_url
 from penstock.media.images import ImageSettings, read_picture, read_size
 from penstock.media.processor import Processor
+from penstock.media.videos import read_frames, spread
 
 DIGEST_BYTES = 16
 _VALUES = (
     "image", "path", "url", "base64", "data", "bytes", "image_url", "audio", "audio_url", "input_audio", "source",
-    "file", "file_name",
+    "file", "file_name", "video", "video_url", "frames",
 )  # fmt: skip
 """Fields of a part or of a struct that hold an image, or lead to one."""
 _MOST_BYTES = 1 << 30
@@ -126,6 +127,39 @@ def load_image(
         is_embedded=data is not None and within is None,
         data=content if is_kept else None,
     )
+
+
+def load_frames(
+    value: Any, folder: str, settings: ImageSettings, processor: Processor | None = None, room: Room | None = None
+) -> list[LoadedImage]:
+    """Look at some frames of a video of a record, as images.
+
+    Args:
+        value: As for `load_image`, of a video; or its frames, in order.
+        folder: Where relative paths begin.
+        settings: Which images are accepted, and how many frames.
+        processor: The model's.
+        room: As for `load_image`.
+
+    Raises:
+        RecordError: There is no video, it cannot be read, or the settings do not accept a frame.
+    """
+    while isinstance(value, Mapping) and "bytes" not in value:
+        given = [value[name] for name in _VALUES if value.get(name)]
+        if len(given) != 1:
+            raise RecordError(f"a video needs one of {', '.join(_VALUES)}; found {', '.join(map(str, value))}")
+        [value] = given
+    if isinstance(value, list | tuple):
+        chosen = [value[number] for number in spread(len(value), settings.video_frames)]
+        return [load_image(frame, folder, settings, processor, room) for frame in chosen]
+    origin, data = find_image(value, folder)
+    try:
+        frames = read_frames(read_bytes(origin) if data is None else data, settings.video_frames)
+    except RecordError as error:
+        raise RecordError(f"{origin}: {error}" if origin else str(error)) from error
+    made = [load_image(frame, folder, settings, processor, room) for frame in frames]
+    name = origin or "video"
+    return [replace(image, origin=f"{name} frame {number}") for number, image in enumerate(made)]
 
 
 def _within(value: Any) -> Mapping[str, Any] | None:
@@ -272,3 +306,11 @@ class ImageLoader:
     def __call__(self, value: Any) -> LoadedImage:
         """See `load_image`."""
         return load_image(value, self.folder, self.settings, self.processor, self.room)
+
+    @property
+    def frames(self) -> Callable[[Any], list[LoadedImage]] | None:
+        """What looks at videos; None: they are refused."""
+        return self._frames if self.settings.video_frames and self.processor.medium == "image" else None
+
+    def _frames(self, value: Any) -> list[LoadedImage]:
+        return load_frames(value, self.folder, self.settings, self.processor, self.room)

@@ -172,7 +172,7 @@ def _read(
         read = read_conversation(value, chat.layout, record.origin)
         found = read if isinstance(read, list) else [read]
         if load is not None:
-            found = [place_images(conversation, load, load.processor.medium) for conversation in found]
+            found = [place_images(conversation, load, load.processor.medium, load.frames) for conversation in found]
         if found and needs_key:
             record.key = json.dumps(normalise(found[0]).messages, ensure_ascii=False, default=repr)
         for conversation in found:
@@ -192,7 +192,7 @@ def _read_answers(
     sets = read_answers(value, chat.layout, record.origin)
     if load is not None:
         for conversation in (one for some in sets for one in some.conversations):
-            if images_of(place_images(conversation, load, load.processor.medium).messages):
+            if images_of(place_images(conversation, load, load.processor.medium, load.frames).messages):
                 raise ConversationError(
                     f"{record.origin}: has images, which documents with several answers cannot have yet; take "
                     "answers: best"

@@ -414,6 +414,7 @@ class ChatKeywords(MaskKeywords, total=False):
     max_pixels: int
     min_pixels: int
     shrink_pixels: int | None
+    video_frames: int
     max_ratio: float
     image_folder: str | None
     image_storage: Literal["copy", "reference"]

@@ -8,7 +8,7 @@ message of the user, as in TRL. Afterwards each image is a part `{"type": "image
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.chat.records.conversation import Conversation, MessageWeights
@@ -19,17 +19,15 @@ from penstock.media.processor import Medium
 
 Load = Callable[[Any], LoadedImage]
 """Looks at one image; raises RecordError."""
+Frames = Callable[[Any], list[LoadedImage]]
+"""Looks at the frames of one video; raises RecordError."""
 
-_PLACEHOLDERS: Mapping[Medium, re.Pattern[str]] = {
-    "image": re.compile(r"<image>\n?"),
-    "audio": re.compile(r"<audio>\n?"),
-}
 _OTHERS: Mapping[Medium, re.Pattern[str]] = {
     "image": re.compile("video|audio|document|file", re.IGNORECASE),
     "audio": re.compile("video|image|img|picture|photo|document|file", re.IGNORECASE),
 }
 _ONLY: Mapping[Medium, str] = {
-    "image": "only images are supported here",
+    "image": "only images are supported here, and videos as frames (video_frames)",
     "audio": "only audio is supported here, as the model's processor reads sounds",
 }
 
@@ -45,13 +43,16 @@ def images_of(messages: Sequence[Mapping[str, Any]]) -> list[LoadedImage]:
     ]
 
 
-def place_images(conversation: Conversation, load: Load, medium: Medium = "image") -> Conversation:
+def place_images(
+    conversation: Conversation, load: Load, medium: Medium = "image", frames: Frames | None = None
+) -> Conversation:
     """Load the images of a conversation, or its sounds, and make each a part of its message.
 
     Args:
         conversation: As read.
         load: Looks at one image.
         medium: What the model reads; anything else is refused.
+        frames: Looks at one video, whose frames become images; None: videos are refused.
 
     Raises:
         ConversationError: There is something else than images; images and references to them differ in number; or an
@@ -61,8 +62,8 @@ def place_images(conversation: Conversation, load: Load, medium: Medium = "image
     if not inside and not conversation.attachments:
         return conversation
     where = conversation.origin or "conversation"
-    waiting = _of_fields(conversation.attachments, f"{where}: the record", medium)
-    placed = _Placed(where, waiting, load, medium)
+    placed = _Placed(where, load, medium, frames)
+    placed.waiting = placed.of_fields(conversation.attachments, f"{where}: the record")
     messages, weights = [], []
     for number, (message, own) in enumerate(zip(conversation.messages, conversation.message_weights, strict=True)):
         made, changed = placed.message(number, message, own)
@@ -76,8 +77,10 @@ def place_images(conversation: Conversation, load: Load, medium: Medium = "image
 class _Placed:
     """Takes images in the order in which contents refer to them."""
 
-    def __init__(self, where: str, waiting: list[Any], load: Load, medium: Medium) -> None:
-        self.where, self.waiting, self._load, self._medium = where, waiting, load, medium
+    def __init__(self, where: str, load: Load, medium: Medium, frames: Frames | None) -> None:
+        self.where, self._load, self._medium, self._frames = where, load, medium, frames
+        self.waiting: list[Any] = []
+        self._placeholder = re.compile(rf"<({medium}|video)>\n?" if frames else rf"<({medium})>\n?")
 
     def message(
         self, number: int, message: dict[str, Any], weights: MessageWeights
@@ -85,12 +88,12 @@ class _Placed:
         """A message with its images as parts."""
         where = f"{self.where}: message {number}"
         fields = media_fields(message) if len(message) > 2 else {}
-        own = _of_fields(fields, where, self._medium)
+        own = self.of_fields(fields, where)
         kept = {name: value for name, value in message.items() if name not in fields}
         source = own or self.waiting
         content = kept.get("content")
         if isinstance(content, str):
-            content = self._cut(content, source, where) if source and f"<{self._medium}>" in content else content
+            content = self._cut(content, source, where) if source else content
             if not isinstance(content, str) and weights.ranges:
                 raise ConversationError(
                     f"{where}: a text with ranges of characters has <image> in it; give its images as parts"
@@ -98,7 +101,7 @@ class _Placed:
         elif isinstance(content, list | tuple):
             content = [made for part in content for made in self._part(part, source, where)]
         if own:
-            parts = [self._made(value, where) for value in own]
+            parts = [part for value in own for part in self._made(value, where)]
             own.clear()
             text = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
             content = parts + text
@@ -106,59 +109,73 @@ class _Placed:
 
     def take_all(self) -> list[dict[str, Any]]:
         """The images that nothing refers to, as parts."""
-        taken = [self._made(value, self.where) for value in self.waiting]
+        taken = [part for value in self.waiting for part in self._made(value, self.where)]
         self.waiting.clear()
         return taken
 
     def _part(self, part: Any, source: list[Any], where: str) -> list[dict[str, Any]]:
         if not is_media_part(part):
             text = part.get("text") if isinstance(part, Mapping) else None
-            if source and isinstance(text, str) and f"<{self._medium}>" in text:
+            if source and isinstance(text, str):
                 cut = self._cut(text, source, where)
                 return [part] if isinstance(cut, str) else cut
             return [part]
-        if _OTHERS[self._medium].search(part["type"]):
+        kind = part["type"]
+        is_video = self._frames is not None and "video" in kind
+        if not is_video and _OTHERS[self._medium].search(kind):
             raise ConversationError(f'{where}: a part of type "{part["type"]}"; {_ONLY[self._medium]}')
         rest = {name: value for name, value in part.items() if name not in ("type", "text") and value is not None}
         if rest:
-            return [self._made(rest, where)]
-        return [self._made(self._next(source, where), where)]
+            return self._made(_Video(rest) if is_video else rest, where)
+        return self._made(self._next(source, is_video, where), where)
 
     def _cut(self, text: str, source: list[Any], where: str) -> str | list[dict[str, Any]]:
         """A text cut at its placeholders, as far as there are images for them."""
         parts: list[dict[str, Any]] = []
         at = 0
-        for found in _PLACEHOLDERS[self._medium].finditer(text):
+        for found in self._placeholder.finditer(text):
             if not source:
                 break
             if found.start() > at:
                 parts.append({"type": "text", "text": text[at : found.start()]})
-            parts.append(self._made(source.pop(0), where))
+            parts += self._made(self._next(source, found[1] == "video", where), where)
             at = found.end()
         if not parts:
             return text
         return [*parts, {"type": "text", "text": text[at:]}] if at < len(text) else parts
 
-    def _next(self, source: list[Any], where: str) -> Any:
+    def _next(self, source: list[Any], is_video: bool, where: str) -> Any:
+        """The next of a kind; LLaVA also writes <image> for a video."""
         if not source:
             raise ConversationError(f"{where} refers to an image that the record does not have")
-        return source.pop(0)
+        return source.pop(next((at for at, one in enumerate(source) if isinstance(one, _Video) == is_video), 0))
 
-    def _made(self, value: Any, where: str) -> dict[str, Any]:
+    def _made(self, value: Any, where: str) -> list[dict[str, Any]]:
+        """The part of an image, or those of a video's frames."""
         try:
-            return {"type": self._medium, self._medium: self._load(value)}
+            if isinstance(value, _Video) and self._frames is not None:
+                return [{"type": self._medium, self._medium: frame} for frame in self._frames(value.value)]
+            return [{"type": self._medium, self._medium: self._load(value)}]
         except RecordError as error:
             raise ConversationError(f"{where}: {error}") from error
 
+    def of_fields(self, fields: Mapping[str, Any], where: str) -> list[Any]:
+        """The images in fields of a record or a message, in order."""
+        found: list[Any] = []
+        for name, value in fields.items():
+            is_video = self._frames is not None and "video" in name.lower()
+            if not is_video and _OTHERS[self._medium].search(name):
+                raise ConversationError(f'{where} has media in its field "{name}"; {_ONLY[self._medium]}')
+            values = [one for one in value if one is not None] if isinstance(value, list | tuple) else [value]
+            found += [_Video(one) for one in values] if is_video else values
+        return found
 
-def _of_fields(fields: Mapping[str, Any], where: str, medium: Medium) -> list[Any]:
-    """The images in fields of a record or a message, in order."""
-    found: list[Any] = []
-    for name, value in fields.items():
-        if _OTHERS[medium].search(name):
-            raise ConversationError(f'{where} has media in its field "{name}"; {_ONLY[medium]}')
-        found += [one for one in value if one is not None] if isinstance(value, list | tuple) else [value]
-    return found
+
+@dataclass(frozen=True, slots=True)
+class _Video:
+    """A video among images."""
+
+    value: Any
 
 
 def _put_first(

@@ -44,7 +44,9 @@ def render_form(conversation: Conversation, template: Template) -> tuple[Convers
     Raises:
         RecordError: The template accepts none; names the settings that may help.
     """
-    if template.reads_parts and any(_is_text(message) for message in conversation.messages):
+    if template.reads_parts and (texts := [n for n, one in enumerate(conversation.messages) if _is_text(one)]):
+        if not conversation.forms and (rendered := _all_written(conversation, template, texts)) is not None:
+            return conversation, rendered
         conversation = replace(conversation, forms=(*conversation.forms, "wrap_text"))
     first: tuple[Conversation, Rendered] | None = None
     failures: list[RecordError] = []
@@ -62,6 +64,16 @@ def render_form(conversation: Conversation, template: Template) -> tuple[Convers
     if first is not None:
         return first
     raise RecordError(f"{failures[0]}{_tried(conversation, failures)}{_cures(conversation, failures)}") from failures[0]
+
+
+def _all_written(conversation: Conversation, template: Template, texts: Sequence[int]) -> Rendered | None:
+    """The text of a conversation as it is, if the template writes the content of these messages: nearly always."""
+    try:
+        rendered = template.render(conversation.messages, tools=conversation.tools, **conversation.variables)
+    except RecordError:
+        return None
+    written = {run[1] for run in rendered.runs if run[2] == "content"}
+    return rendered if written.issuperset(texts) else None
 
 
 def is_text_parts(content: Any) -> bool:
