@@ -1,98 +1,117 @@
-"""Which model types of the installed transformers keep the documents of a row apart: the table of docs/isolation.md.
+"""Which models of transformers run packed rows and caches exactly here, and how: the table of docs/isolation.md.
 
-python benchmarks/isolation_table.py [model type …]    prints Markdown; about 10 s on one core, no downloads.
+python benchmarks/isolation_table.py [model type …]    prints Markdown; about 3 min on one core, no downloads.
+python benchmarks/isolation_table.py --write           puts the table into docs/isolation.md.
 
-Models are made from small configurations with random weights; a type that cannot be made is left out, and said so on
-stderr.
+Small random models in float32 of every causal architecture of the installed transformers that a few settings can make
+small (`tests/makers/architectures.py`), with one layer of each kind. Gaps are largest differences from transformers'
+own forward on each document alone, in standard deviations of the logits; for gradients, relative to their norm.
 """
 
+import argparse
+import copy
 import sys
+import warnings
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 
-from penstock import PenstockError, check_isolation
+HOME = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(HOME / "tests"))
 
-COMMON = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-HEADS = {"head_dim": 8}
-WINDOW = {"sliding_window": 6}
-GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
-SHARED_EXPERT = {"shared_expert_intermediate_size": 16}
-MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_expand": 2}
-DELTA = {
-    "layer_types": ["linear_attention", "full_attention"], "linear_num_value_heads": 4, "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8, "linear_value_head_dim": 8,
-}  # fmt: skip
-LATENT = {
-    "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
-    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "n_group": 1,
-    "topk_group": 1, "first_k_dense_replace": 1,
-}  # fmt: skip
+from makers.architectures import KINDS, make_small  # noqa: E402
+from makers.rows import random_row  # noqa: E402
+from penstock import PenstockError  # noqa: E402
+from penstock.models.cache import Cache  # noqa: E402
+from penstock.models.huggingface_model import HuggingFaceModel  # noqa: E402
 
-MODELS: dict[str, dict[str, Any]] = {
-    "llama": {}, "mistral": WINDOW, "qwen2": {}, "qwen3": HEADS, "gemma": HEADS, "gemma2": HEADS | WINDOW,
-    "gemma3_text": HEADS | WINDOW, "llama4_text": HEADS | {"num_local_experts": 2, "intermediate_size_mlp": 48,
-    "attention_chunk_size": 8}, "gpt_neox": {}, "gpt2": GPT2, "gptj": GPT2 | {"rotary_dim": 4}, "gpt_neo": {
-    "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 6}, "olmo2": {},
-    "olmo3": WINDOW, "phi": {}, "phi3": {}, "smollm3": {}, "granite": {}, "starcoder2": {}, "stablelm": {},
-    "nemotron": {}, "cohere": {}, "cohere2": WINDOW, "glm4": HEADS, "exaone4": WINDOW, "helium": HEADS,
-    "modernbert-decoder": {"local_attention": 12}, "mixtral": LOCAL_EXPERTS, "qwen2_moe": EXPERTS | SHARED_EXPERT,
-    "qwen3_moe": EXPERTS | HEADS, "deepseek_v3": LATENT, "gpt_oss": LOCAL_EXPERTS | HEADS | WINDOW,
-    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32}, "bloom": {"n_layer": 2, "n_head": 4}, "falcon": {},
-    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64},
-    "mamba": {}, "mamba2": {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1, "expand": 2},
-    "falcon_mamba": {}, "rwkv": {"attention_hidden_size": 32}, "xlstm": {},
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "num_experts_per_tok": 1,
-    "use_mamba_kernels": False, "mamba_d_state": 8, "mamba_dt_rank": 4}, "bamba": MAMBA2 | {"attn_layer_indices": [1]},
-    "falcon_h1": MAMBA2 | HEADS | {"mamba_d_ssm": 64}, "granitemoehybrid": MAMBA2 | {"layer_types": [
-    "mamba", "attention"], "num_local_experts": 0, "shared_intermediate_size": 48}, "nemotron_h": {},
-    "recurrent_gemma": HEADS | {"lru_width": 32, "attention_window_size": 6, "block_types": ["recurrent", "attention"]},
-    "lfm2": {"layer_types": ["conv", "full_attention"]}, "minimax": LOCAL_EXPERTS | HEADS | {"block_size": 16,
-    "layer_types": ["linear_attention", "full_attention"]}, "qwen3_next": EXPERTS | SHARED_EXPERT | HEADS | DELTA,
-    "qwen3_5_text": HEADS | DELTA, "olmo_hybrid": {}, "kimi_linear": {},
-}  # fmt: skip
-"""Model type → settings besides the common ones."""
+LENGTHS = (13, 1, 30, 7, 2)
+PROMPT, STEPS = 20, 8
+BEGIN, END = "<!-- models -->", "<!-- /models -->"
 
 
 def main() -> None:
-    transformers.logging.set_verbosity_error()
-    print("| model type | attention | documents apart? | what was found |\n|---|---|---|---|")
-    for kind in sys.argv[1:] or MODELS:
-        for attention in ("sdpa", "eager"):
-            try:
-                model = build(kind, attention)
-            except Exception as error:
-                print(f"{kind}, {attention}: not made: {str(error).splitlines()[0][:100]}", file=sys.stderr)
-                continue
-            print(f"| {kind} | {attention} | {' | '.join(verdict(model))} |")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*")
+    parser.add_argument("--write", action="store_true")
+    asked = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity(50)
+    torch.set_num_threads(1)
+    lines = ["| model type | packed rows | gap | gradients | cache | gap |", "|---|---|---|---|---|---|"]
+    left_out, counts = [], {"tried": 0, "exact": 0, "refused": 0}
+    for kind in asked.kinds or KINDS:
+        try:
+            inner = make_small(kind)
+            with torch.no_grad():
+                inner(input_ids=torch.arange(9)[None], use_cache=False)
+        except Exception as error:  # transformers' own
+            left_out.append(f"{kind} ({' '.join(str(error).split())[:60]})")
+            continue
+        found = examine(inner)
+        counts["tried"] += 1
+        counts["exact" if len(found) == 5 else "refused"] += 1
+        lines.append(f"| {kind} | {' | '.join([*found, '', '', '', ''][:5])} |")
+        print(lines[-1], file=sys.stderr, flush=True)
+    summary = "{tried} configurations run; {exact} are exact in packed rows, {refused} are refused.".format(**counts)
+    text = "\n".join([summary, "", *lines])
+    print(text)
+    print(f"not made small, {len(left_out)}: {'; '.join(left_out)}", file=sys.stderr)
+    if asked.write:
+        page = HOME / "docs" / "isolation.md"
+        before, rest = page.read_text().split(BEGIN)
+        page.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}")
 
 
-def build(kind: str, attention: str) -> Any:
-    """A small model; weights are large, so that everything depends on something."""
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(kind, **(COMMON | MODELS[kind]))
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-    for parameter in model.parameters():
-        if parameter.ndim > 1 and float(parameter.detach().std()) < 0.2:
-            torch.nn.init.normal_(parameter, std=0.2)
-    return model
-
-
-def verdict(model: Any) -> tuple[str, str]:
+def examine(inner: Any) -> list[str]:
+    """Way, gap and gradients of packed rows, and way and gap of the cache; only a reason where the model is refused."""
+    row = random_row(LENGTHS)
+    theirs = copy.deepcopy(inner)
+    documents = [torch.from_numpy(row.tokens[b:e])[None] for b, e in pairwise(np.cumsum([0, *LENGTHS]).tolist())]
+    truth = torch.cat([copy.deepcopy(theirs)(input_ids=one, use_cache=False).logits[0] for one in documents])
+    expected = gradients(theirs, torch.cat([theirs(input_ids=one, use_cache=False).logits[0] for one in documents]))
     try:
-        report = check_isolation(model)
-        return "yes", f"difference {report.difference:.0e}, gradients exactly 0"
+        model = HuggingFaceModel(inner)
+        packed = model.logits(model(model.tensors(row)))[0, : row.num_tokens]
     except PenstockError as error:
-        text = str(error)
-    if "cannot be run" in text:
-        return "refuses by itself", text.split("(", 2)[2].split("). ")[0][:90]
-    return "**no**", text.split("each other: ")[-1].split(" (rounding")[0].split(". Train")[0]
+        return [f"refused: {str(error).split(': ', 1)[-1].split('. ')[0][:90]}"]
+    gap = float((packed - truth).abs().max() / truth.std())
+    off = float((gradients(inner, packed) - expected).norm() / expected.norm())
+    return [model.packing_way(), f"{gap:.0e}", f"{off:.0e}", *cached(model, inner)]
+
+
+def gradients(inner: Any, logits: torch.Tensor) -> torch.Tensor:
+    inner.zero_grad()
+    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))
+    (logits * weights).sum().backward()
+    return torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in inner.parameters()])
+
+
+@torch.no_grad()
+def cached(model: HuggingFaceModel, inner: Any) -> tuple[str, str]:
+    """What generation keeps of a text, and the largest gap after a prompt in two parts and single steps."""
+    text = torch.from_numpy(random_row((PROMPT + STEPS,), padding=0).tokens)[None]
+    cache, worst = model.new_cache(1, PROMPT + STEPS), 0.0
+    cuts = [0, PROMPT // 2, *range(PROMPT, PROMPT + STEPS + 1)]
+    for begin, end in pairwise(cuts):
+        found = model.extend(text[:, begin:end], torch.tensor([end - begin]), cache)[0]
+        # A fresh copy: some models remember the longest text so far. Eager, as loaded: ours stays out of it.
+        own = copy.deepcopy(inner)
+        own.set_attn_implementation(model._own_attention)
+        truth = own(input_ids=text[:, :end], use_cache=False).logits[0, -1]
+        worst = max(worst, float((found - truth).abs().max() / truth.std()))
+    if isinstance(cache, Cache):
+        way = "ours"
+    else:
+        caches = model._own_caches
+        way = "transformers'" if caches is not None and caches.steps else "none: the text is read again"
+        if caches is not None and caches.steps and not caches.parts:
+            way += ", prompts whole"
+    return way, f"{worst:.0e}"
 
 
 if __name__ == "__main__":

@@ -185,9 +185,14 @@ def test_the_fingerprint_tells_weights_apart(tokenizer):
         ("mamba", {"state_size": 4}),
     ],
 )
-def test_a_model_that_mixes_the_texts_of_a_row_scores_them_one_a_row(tokenizer, tmp_path, kind, extra, caplog):
-    """Equal to transformers scoring each text alone; the results carry a note."""
+@pytest.mark.parametrize("ways", [("own",), ("own", "mixed", "borders", "batch", "equal")], ids=["mixing", "exact"])
+def test_a_model_that_mixes_the_texts_of_a_row_scores_them_apart(
+    tokenizer, tmp_path, kind, extra, ways, caplog, monkeypatch
+):
+    """Equal to transformers scoring each text alone; if they need a row each, the results carry a note."""
     pytest.importorskip("transformers")
+    monkeypatch.setattr("penstock.models.packed_ways.TRIED", ways)
+    one_a_row = len(ways) == 1
     inner = tiny_huggingface(kind, vocab_size=tokenizer.vocab_size, max_position_embeddings=256, **extra)
     inner.save_pretrained(tmp_path / "model")
     model = load_model(tmp_path / "model")
@@ -202,8 +207,8 @@ def test_a_model_that_mixes_the_texts_of_a_row_scores_them_one_a_row(tokenizer, 
         logs = logits[len(context) - 1 :].double().log_softmax(-1)
         expected = float(logs.gather(1, torch.tensor(after)[:, None]).sum())
         assert one.log_probability == pytest.approx(expected, abs=1e-3)
-    assert sum("scores one document per row" in record.getMessage() for record in caplog.records) == 1
-    assert subject.notes == (ONE_A_ROW,)
+    assert sum("scores one document per row" in record.getMessage() for record in caplog.records) == one_a_row
+    assert subject.notes == ((ONE_A_ROW,) if one_a_row else ())
     (tmp_path / "texts.txt").write_text("The quick fox\n\nA lazy dog\n")
     task = BitsPerByte(TaskSettings(name="bits_per_byte", data=str(tmp_path / "texts.txt")))
-    assert run_task(task, subject, progress=False).to_json()["notes"] == [ONE_A_ROW]
+    assert run_task(task, subject, progress=False).to_json()["notes"] == ([ONE_A_ROW] if one_a_row else [])

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from architectures import KINDS, LENGTH, make_small
 
+from makers.architectures import KINDS, LENGTH, make_small
 from makers.tokenizers import byte_tokenizer
 from penstock.core.errors import PenstockError
 from penstock.evaluation.subject import Subject, packed

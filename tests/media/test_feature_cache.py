@@ -25,9 +25,8 @@ def rows_of(home, family, wrapped):
     folder, source = home
     if not (folder / family / "data").exists():
         prepare(source, model_folder(folder / family, family), folder / family / "data")
-    packing = "none" if family == "lfm2_vl" else "best_fit"
     loader = ps.Loader(
-        ps.Source(folder / family / "data", max_epochs=1), sequence_length=512, rows_per_step=1, packing=packing,
+        ps.Source(folder / family / "data", max_epochs=1), sequence_length=512, rows_per_step=1,
         requirements=wrapped.requirements(),
     )  # fmt: skip
     return loader, [step[0] for step in loader]

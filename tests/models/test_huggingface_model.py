@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from model_makers import VOCABULARY, logits_of
+from model_makers import VOCABULARY, logits_of, reading_ids_only
 
 from makers.models import tiny_huggingface
 from makers.rows import LENGTHS, random_row
@@ -25,11 +25,11 @@ OURS: dict[str, dict[str, Any]] = {
     "granite": {"logits_scaling": 3.0, "attention_multiplier": 0.5},
     "gpt_neox": {},
     "olmo2": {},
+    "exaone4": {"head_dim": 8, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
 }
 """Kinds whose attention ours stands in for."""
 THEIRS: dict[str, dict[str, Any]] = {
     "gemma2": {"head_dim": 8, "sliding_window": 4, "attention": "eager"},
-    "exaone4": {"head_dim": 8, "sliding_window": 4, "sliding_window_pattern": 2},
     "falcon": {"num_kv_heads": 2, "alibi": True, "new_decoder_architecture": False},
 }
 """Kinds that run as transformers runs them: soft caps, and positions that are places in the row."""
@@ -141,8 +141,8 @@ def test_a_folder_is_loaded_as_what_it_can_be(tmp_path: Path, kind: str, due: ty
 
 
 def test_a_model_that_leaks_is_refused() -> None:
-    """Its positions are places in the row (ALiBi), whatever the documents are."""
-    model = HuggingFaceModel(make("falcon", **THEIRS["falcon"]))
+    """It carries a state through the row, whatever the documents are."""
+    model = HuggingFaceModel(reading_ids_only("rwkv", attention_hidden_size=32))
     assert not model.uses_our_attention
     with pytest.raises(IsolationError, match="documents of one row see each other"):
         model.tensors(random_row())

@@ -5,6 +5,7 @@ import copy
 import json
 import math
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from makers.models import tiny_huggingface
 from penstock import load_tokenizer, open_dataset
 from penstock.config import load_run
 from penstock.config.teachers import cache_teacher, packed_rows
+from penstock.config.training import describe
 from penstock.core.errors import IsolationError, PenstockError
 from penstock.distillation.teacher_rows import TeacherText
 from penstock.models import PackedRows
@@ -39,11 +41,18 @@ LONGROPE = ("llama", {"rope_parameters": {
 """Documents of more than 24 tokens, which a row of 64 slots can hold, change the others."""
 
 
+@pytest.fixture
+def mixing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models run rows of several documents as transformers does, and in no other way."""
+    monkeypatch.setattr("penstock.models.packed_ways.TRIED", ("own",))
+
+
 def make_folder(folder: Path, kind: str, extra: dict[str, Any]) -> Path:
     tiny_huggingface(kind, **{"vocab_size": 400, "max_position_embeddings": LENGTH, **extra}).save_pretrained(folder)
     return folder
 
 
+@pytest.mark.usefixtures("mixing")
 @pytest.mark.parametrize(
     ("model", "cause"),
     [
@@ -80,6 +89,7 @@ def test_documents_that_are_to_see_each_other_are_trained_as_one(data, tmp_path,
     assert record["loss"] == pytest.approx(due, rel=1e-4)
 
 
+@pytest.mark.usefixtures("mixing")
 def test_a_trained_model_is_refused_as_well(data, tmp_path):
     """`from:` a run whose model trained on rows of one document."""
     folder = make_folder(tmp_path / "model", *MAMBA)
@@ -88,6 +98,7 @@ def test_a_trained_model_is_refused_as_well(data, tmp_path):
         make(data, tmp_path / "next", f"model=from:{tmp_path / 'run'}")
 
 
+@pytest.mark.usefixtures("mixing")
 @pytest.mark.parametrize("model", [ALIBI, MAMBA, DYNAMIC], ids=["alibi", "mamba", "dynamic"])
 def test_losses_are_those_of_one_document_at_a_time(data, tmp_path, model):
     """The evaluator's, and the first step's of a run."""
@@ -117,6 +128,29 @@ def test_losses_are_those_of_one_document_at_a_time(data, tmp_path, model):
     assert record["held/packing"] == ONE_A_ROW
 
 
+@pytest.mark.parametrize("model", [ALIBI, MAMBA], ids=["alibi", "mamba"])
+def test_a_model_that_needs_another_way_trains_on_packed_rows(data, tmp_path, model):
+    """And says which way; the first losses are those of one document a row."""
+    folder = make_folder(tmp_path / "model", *model)
+    given = (f"model=hf:{folder}", *ONE_STEP, "training.optimizer.learning_rate=1e-12")
+    trainer = make(data, tmp_path / "dry", *given, dry_run=True)
+    assert any(row.num_documents > 1 for row in next(iter(trainer.loader)))
+    assert "documents of a row" in dict(describe(trainer, f"hf:{folder}"))
+    [packed] = train(data, tmp_path / "run", *given)
+    tokens = sum(row.num_tokens for row in next(iter(make(data, tmp_path / "again", *given, dry_run=True).loader)))
+    assert tokens > LENGTH
+    inner, nats, targets = transformers.AutoModelForCausalLM.from_pretrained(folder).eval(), 0.0, 0
+    with torch.no_grad():
+        for row in next(iter(make(data, tmp_path / "third", *given, dry_run=True).loader)):
+            for begin, end in pairwise(row.cu_seqlens[: row.num_documents + 1].tolist()):
+                ids, due = (torch.as_tensor(x[begin:end].astype("int64")) for x in (row.tokens, row.targets[0]))
+                logits = inner(input_ids=ids[None], use_cache=False).logits[0]
+                nats += float(torch.nn.functional.cross_entropy(logits, due, ignore_index=-100, reduction="sum"))
+                targets += int((due != -100).sum())
+    assert packed["loss"] == pytest.approx(nats / targets, rel=1e-4)
+
+
+@pytest.mark.usefixtures("mixing")
 def test_micro_sequences_are_parts_of_a_document(data, tmp_path):
     """A part has a past: a model that keeps more than keys cannot be cut, nor one whose frequencies change."""
     folder = make_folder(tmp_path / "model", *DYNAMIC)
@@ -168,6 +202,7 @@ def test_a_teacher_of_a_cache_is_refused_at_once(data, tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.usefixtures("mixing")
 def test_a_teacher_reads_documents_that_are_to_see_each_other_as_one(data, tmp_path):
     """Where it reads the student's own rows; cut or begun otherwise, documents are apart again."""
     told, joined = teacher(data, tmp_path / "teacher", MAMBA, max_tokens=LENGTH), "data.attention=row"

@@ -265,12 +265,14 @@ def describe(trainer: "Trainer", model: ModelSettings | str) -> list[tuple[str, 
     loader: Loader = trainer.loader
     plan = loader.settings
     slots = plan.sequence_length * plan.rows_per_step
+    way = trainer.model.packing(plan.sequence_length).way if loader.needs_isolation else ""
     return [
         ("model", model if isinstance(model, str) else f"{model.layers} layers of {model.width}"),
         ("parameters", f"{parameters:,}"),
         ("weights, gradients, optimiser", f"{memory / 1e6:,.1f} MB a rank"),
         ("rows", f"{plan.rows_per_step} of {plan.sequence_length} slots a step, {slots:,} slots"),
         ("steps", f"{trainer.steps:,}, at most {trainer.steps * slots:,} tokens"),
+        *([("documents of a row", way)] if way else []),
         *([("reference model", f"{4 * held / 1e6:,.1f} MB a rank")] if held else []),
         *([] if trainer.distiller is None else [("teachers", _teachers(trainer.distiller))]),
         ("ranks", f"{trainer.ranks.place.size}, on {trainer.ranks.device}"),

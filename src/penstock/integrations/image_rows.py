@@ -21,7 +21,7 @@ from penstock.inputs.media import BlankImage, RowMedia
 from penstock.inputs.model_input import ModelInput
 from penstock.media.processor import join_arrays
 
-Way = Literal["ours", "own", "masks", "sliding_masks", "alone"]
+Way = Literal["ours", "own", "borders", "masks", "sliding_masks", "alone"]
 """How rows with images run: with our attention; with transformers' own; with its own and masks of ours, where an
 image's tokens see each other in all layers (Gemma 3) or in those with a sliding window (Gemma 4); or one document a
 row."""

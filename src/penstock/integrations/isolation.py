@@ -295,6 +295,30 @@ def longer_documents(model: Any, sequence_length: int) -> tuple[int, ...] | None
     return (5, min([max(within) + 8, *limits, *([] if rotary is None else rotary[:1])]), 11)
 
 
+def documents_of_a_row(model: Any, slots: int) -> tuple[int, ...] | None:
+    """Lengths of documents, long and short, that fill a row of `slots` slots; None if that is hardly more than a trial.
+
+    Some models do with a row what depends on its length: biases by place in half precision, tables of positions.
+    """
+    room = slots - PADDING
+    if room <= 2 * sum(DOCUMENT_LENGTHS):
+        return None
+    named = _named_lengths(_text_config(model))
+    limits = [length for name, length in named.items() if name in _MOST_POSITIONS]
+    rotary = rotary_limit(model)
+    longest = min([room * 2 // 5, *limits, *([] if rotary is None else rotary[:1])])
+    lengths: list[int] = []
+    while room:
+        lengths.append(min(longest if len(lengths) % 2 == 0 else 7, room))
+        room -= lengths[-1]
+    return tuple(lengths)
+
+
+def changing_lengths(model: Any) -> set[int]:
+    """Lengths that the model's settings name, where it may begin to treat texts differently."""
+    return set(_named_lengths(_text_config(model)).values())
+
+
 def _named_lengths(config: Any) -> dict[str, int]:
     found = {name: getattr(config, name, None) for name in (*_MOST_POSITIONS, *WINDOWS, *_OTHER_LENGTHS)}
     return {name: length for name, length in found.items() if isinstance(length, int) and length > 0}

@@ -18,7 +18,7 @@ import math
 import mmap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import TYPE_CHECKING, Protocol, final
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from penstock.core.errors import ConfigError
 from penstock.inputs.media import RowMedia
 from penstock.inputs.prompt_images import PromptImages
+
+if TYPE_CHECKING:
+    from penstock.models.their_cache import ReadText
 
 LayerAttend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, rotated q [..., heads, dim], rotated k [..., kv_heads, dim], v as k) → [..., heads, dim]."""
@@ -75,12 +78,24 @@ class Cache:
         head_width: int,
         device: torch.device,
         dtype: torch.dtype,
-        window: int | None = None,
+        windows: Sequence[int | None] = (),
     ) -> None:
-        """Args: `window`: maximum tokens that a token sees, including itself; the others are sizes of the arrays."""
+        """An empty cache.
+
+        Args:
+            layers: Layers with attention.
+            sequences: Sequences at a time.
+            capacity: Maximum tokens of a sequence.
+            kv_heads: Heads of keys and values.
+            head_width: Numbers of a head.
+            device: Where it is kept.
+            dtype: Of keys and values.
+            windows: For each layer, the maximum tokens that a token sees, including itself, or None; empty: no limits.
+        """
         # Each head's keys lie side by side: attention reads them a third faster than token by token.
         self._shape = (layers, sequences, kv_heads, head_width)
-        self._device, self._dtype, self._window = device, dtype, window
+        self._device, self._dtype = device, dtype
+        self._windows = tuple(windows) or (None,) * layers
         self.lengths = torch.zeros(sequences, dtype=torch.int64)
         self.capacity = capacity
         room = capacity if device.type == "cpu" else min(capacity, FIRST_ROOM)
@@ -243,7 +258,7 @@ class Call:
 
 @final
 class Growth:
-    """One extension of a cache: where new keys go, and what new tokens see; the same for all layers."""
+    """One extension of a cache: where new keys go, and what new tokens see."""
 
     def __init__(self, cache: Cache, sequences: Tensor, lengths: Tensor, width: int) -> None:
         device = cache._device
@@ -255,7 +270,8 @@ class Growth:
         self._new = (row.to(device), column.to(device))
         self._into = (sequences[row].to(device), places[row, column].to(device))
         past = list(zip(sequences.tolist(), starts.tolist(), lengths.tolist(), strict=True))
-        self._calls = list(_single_tokens(cache, past) if width == 1 else _texts(cache, past))
+        calls = _single_tokens if width == 1 else _texts
+        self._calls = {window: list(calls(cache, past, window)) for window in set(cache._windows)}
         # Padding has the position of the last token: tables of positions end at the capacity, and some rotary
         # frequencies depend on the highest position of the batch.
         self.positions = places.minimum((starts + lengths - 1).clamp(min=0)[:, None]).to(device)
@@ -269,7 +285,7 @@ class Growth:
         sequences, places = self._into
         keys[sequences, :, places], values[sequences, :, places] = k[self._new], v[self._new]
         grouped, out = q.shape[2] != k.shape[2], torch.zeros_like(q)
-        for call in self._calls:
+        for call in self._calls[self._cache._windows[layer]]:
             seen_keys, seen_values = (x[call.sequences, :, call.keys] for x in (keys, values))
             found = scaled_dot_product_attention(
                 q[call.rows, call.queries].transpose(1, 2), seen_keys, seen_values, attn_mask=call.mask,
@@ -292,20 +308,20 @@ Past = list[tuple[int, int, int]]
 """Of each row: its sequence, the number of its stored tokens, the number of its new tokens."""
 
 
-def _texts(cache: Cache, past: Past) -> Iterator[Call]:
+def _texts(cache: Cache, past: Past, window: int | None) -> Iterator[Call]:
     """A call for each row: its new tokens see all of their own past."""
     for row, (sequence, start, count) in enumerate(past):
         if not count:
             continue
-        first = 0 if cache._window is None else max(0, start - cache._window + 1)
+        first = 0 if window is None else max(0, start - window + 1)
         end, mask = start + count, None
-        plain = start == 0 and (cache._window is None or count <= cache._window)
+        plain = start == 0 and (window is None or count <= window)
         if not plain:
             queries = torch.arange(start, end, device=cache._device)[:, None]
             keys = torch.arange(first, end, device=cache._device)
             mask = keys <= queries
-            if cache._window is not None:
-                mask &= keys > queries - cache._window
+            if window is not None:
+                mask &= keys > queries - window
             mask = mask[None, None]
         yield Call(
             slice(row, row + 1), slice(sequence, sequence + 1), slice(first, end), slice(0, count), causal=plain,
@@ -313,16 +329,16 @@ def _texts(cache: Cache, past: Past) -> Iterator[Call]:
         )  # fmt: skip
 
 
-def _single_tokens(cache: Cache, past: Past) -> Iterator[Call]:
+def _single_tokens(cache: Cache, past: Past, window: int | None) -> Iterator[Call]:
     """Calls for rows of at most one new token: rows of adjacent slots together, unless they differ much in length."""
     for rows in _runs(past, cache._slack):
         ends = [past[row][1] + past[row][2] for row in rows]
-        window = cache._window or max(ends)
-        first, last = max(0, min(ends) - window), max(ends)
+        seen = window or max(ends)
+        first, last = max(0, min(ends) - seen), max(ends)
         mask = None
         if len({*ends}) > 1:
             keys, own = torch.arange(first, last), torch.tensor(ends)[:, None]
-            mask = ((keys < own) & (keys >= own - window))[:, None, None].to(cache._device)
+            mask = ((keys < own) & (keys >= own - seen))[:, None, None].to(cache._device)
         sequence = past[rows.start][0]
         yield Call(
             slice(rows.start, rows.stop), slice(sequence, sequence + len(rows)), slice(first, last), slice(0, 1),
@@ -355,12 +371,14 @@ class TextCache:
         lengths: int64 [sequences] on the CPU: number of stored tokens of each.
         capacity: Maximum tokens of a sequence.
         keys: Keys and values of sequences up to its own capacity; None: none. It may lag behind, never be ahead.
+        states: Caches of transformers by sequence, by rising count of tokens; they may lag behind too.
     """
 
     def __init__(self, sequences: int, capacity: int, device: torch.device, keys: Cache | None = None) -> None:
         self._tokens = torch.zeros((sequences, capacity), dtype=torch.int64, device=device)
         self.lengths = torch.zeros(sequences, dtype=torch.int64)
         self.capacity, self.keys = capacity, keys
+        self.states: dict[int, list[ReadText]] = {}
 
     def clear(self, sequence: int) -> None:
         """Remove a sequence, so that another can take its place."""
@@ -375,6 +393,7 @@ class TextCache:
         shorten(self.lengths, sequence, length)
         if self.keys is not None:
             self.keys.truncate(sequence, min(length, int(self.keys.lengths[sequence])))
+        self.states[sequence] = [state for state in self.states.get(sequence, []) if state.count <= length]
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Make a sequence the first `length` tokens of another.
@@ -387,6 +406,8 @@ class TextCache:
         self.lengths[target] = length
         if self.keys is not None:
             self.keys.copy(source, target, min(length, int(self.keys.lengths[source])))
+        usable = [state for state in self.states.get(source, []) if state.count <= length]
+        self.states[target] = [state.copy(kept=state.kept) for state in usable[-1:]]
 
     def append(self, tokens: Tensor, lengths: Tensor, sequences: Tensor | None) -> list[int]:
         """Append new tokens, with the arguments of `Cache.growth`; returns the sequence of each row.

@@ -30,7 +30,7 @@ from penstock.inputs.blank_images import with_blank
 from penstock.inputs.media import BlankImage, RowMedia
 from penstock.inputs.model_input import InputRequirements, ModelInput
 from penstock.inputs.prompt_images import PromptImages
-from penstock.integrations.huggingface import REQUIREMENTS, model_inputs
+from penstock.integrations.huggingface import REQUIREMENTS
 from penstock.integrations.image_rows import (
     Way,
     has_vision,
@@ -44,12 +44,8 @@ from penstock.integrations.image_rows import (
 )
 from penstock.integrations.isolation import (
     CURE,
-    DOCUMENT_LENGTHS,
-    changing_rotary,
     describe,
-    longer_documents,
     rotary_limit,
-    try_isolation,
 )
 from penstock.models.attention.windows import attention_of
 from penstock.models.cache import Cache, Growth, LayerAttend, TextCache
@@ -57,6 +53,8 @@ from penstock.models.image_features import FeatureCache, as_outputs, features_of
 from penstock.models.importing import read_config, refuse_incomplete, refuse_not_finite, refuse_quantised
 from penstock.models.language_model import PackingVerdict, RowTensors, require_packed_rows
 from penstock.models.lora import LoraSettings
+from penstock.models.packed_ways import PackedWays
+from penstock.models.recurrent import Borders
 from penstock.models.their_attention import (
     NAME,
     PROMPT,
@@ -73,18 +71,21 @@ from penstock.models.their_attention import (
     use_attention,
     values_alone,
 )
+from penstock.models.their_cache import TheirCaches
+from penstock.models.their_recurrence import bordered
 
 _log = logging.getLogger("penstock.models")
 
 _WAYS: dict[Way, str] = {
     "ours": "our attention",
     "own": "transformers' attention and restarting positions",
+    "borders": "our recurrent functions in place of transformers'",
     "masks": "transformers' attention and masks of documents and images",
     "sliding_masks": "transformers' attention and masks of documents, and of images in sliding layers",
     "alone": "one document a row",
 }
 
-_TRIED: tuple[Way, ...] = ("ours", "own", "masks", "sliding_masks")
+_TRIED: tuple[Way, ...] = ("ours", "own", "borders", "masks", "sliding_masks")
 
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "base_model": lambda inner: inner.base_model,
@@ -106,9 +107,8 @@ class HuggingFaceModel(nn.Module):
         super().__init__()
         self.inner = inner
         self.lora: LoraSettings | None = None
-        self._packings: dict[int, PackingVerdict] = {}
-        self._mixing: dict[tuple[int, ...], str | None] = {}
         self._warned_slow = False
+        self._own_caches: TheirCaches | None = None
         self._decoder: str | None = None
         self._fallback_reason = ""
         own, truth = inner.config._attn_implementation, true_logits(inner)
@@ -126,6 +126,7 @@ class HuggingFaceModel(nn.Module):
             self._fallback_reason = str(reason)
             use_attention(inner, own)
         self._decoder = self._find_decoder()
+        self._packed = PackedWays(self)
 
     @property
     def uses_our_attention(self) -> bool:
@@ -134,37 +135,11 @@ class HuggingFaceModel(nn.Module):
 
     def packing(self, slots: int) -> PackingVerdict:
         """Whether documents may share a row of `slots` slots; tested once, on random tokens."""
-        if slots not in self._packings:
-            self._packings[slots] = self._try_packing(slots)
-        return self._packings[slots]
+        return self._packed.packing(slots)
 
-    def _try_packing(self, slots: int) -> PackingVerdict:
-        reason = self._mixing_reason(DOCUMENT_LENGTHS)
-        longer = longer_documents(self, slots)
-        if reason is None and longer is not None:
-            reason = self._mixing_reason(longer)
-        if reason is not None:
-            return PackingVerdict(0, reason)
-        if self._limit is not None and slots > self._limit[0]:
-            return PackingVerdict(self._limit[0], changing_rotary(self, slots, *self._limit))
-        return PackingVerdict(slots)
-
-    def _mixing_reason(self, lengths: tuple[int, ...]) -> str | None:
-        """The error of `try_isolation` for documents of these lengths; None: they are kept apart."""
-        long = lengths != DOCUMENT_LENGTHS
-
-        def forward(_: Any, row: ModelInput) -> Tensor:
-            hidden = self(self._tensors(row))
-            # Logits of a long row would take much memory, and hidden states reveal a leak just as well.
-            return hidden[0] if long else self.logits(hidden)[0]
-
-        if lengths not in self._mixing:
-            try:
-                try_isolation(self, forward, lengths=lengths, gradients=not long)
-                self._mixing[lengths] = None
-            except IsolationError as error:
-                self._mixing[lengths] = str(error)
-        return self._mixing[lengths]
+    def packing_way(self) -> str:
+        """How rows of several documents run, in words; known once `packing` was asked."""
+        return self._packed.describe()
 
     @property
     def has_vision(self) -> bool:
@@ -176,9 +151,9 @@ class HuggingFaceModel(nn.Module):
         if row.source.media is not None and self.has_vision:
             return self._with_images(row)
         if self.uses_our_attention:
-            return self.run(row.tokens, row.positions, lambda layer, q, k, v: row.attention(q, k, v))
-        if len(_documents(row)) > 1:
-            return self._hidden(model_inputs(row.source, self.device))
+            return self.run(row.tokens, row.positions, row.attend)
+        if len(_documents(row)) > 1 or self._packed.runs_single_documents():
+            return self._packed.hidden(row, self._hidden)
         slots, used = len(row.tokens), row.source.num_tokens or len(row.tokens)
         return pad(self._document(row.tokens[:used]), (0, 0, 0, slots - used))
 
@@ -192,18 +167,21 @@ class HuggingFaceModel(nn.Module):
             return pad(self._document(row.tokens[: row.source.num_tokens]), (0, 0, 0, slots - row.source.num_tokens))
         if not len(media) and torch.is_grad_enabled() and self._features is None:
             # Its vision tower must have gradients on all ranks.
-            row = self._tensors(with_blank(row.source))
+            row = self.row_tensors(with_blank(row.source))
         given = image_arguments(self.inner, row.source, self.device, self.compute_dtype)
         if self._features is not None and media.keys:
             given = self._with_features(given, media)
         if way == "ours":
-            given["penstock_attend"] = lambda layer, q, k, v, window: row.attention(q[0], k[0], v[0])[None]
+            given["penstock_attend"] = lambda layer, q, k, v, window: row.attend(layer, q[0], k[0], v[0])[None]
         elif way in ("masks", "sliding_masks"):
             given["attention_mask"] = image_masks(
                 row.source, self._sliding_window, self.device, self.compute_dtype, everywhere=way == "masks"
             )
         elif way == "alone":
             del given["position_ids"]
+        elif way == "borders":
+            with bordered(self.inner, Borders([0, *row.rule.pieces[:, 2]], self.device)):
+                return self._hidden(given)[:, :slots]
         return self._hidden(given)[:, :slots]
 
     @property
@@ -250,7 +228,7 @@ class HuggingFaceModel(nn.Module):
                 use_attention(self.inner, NAME if way == "ours" else self._own_attention)
                 self._way = way
                 try:
-                    found, swapped = (self.logits(self._with_images(self._tensors(one)))[0] for one in (row, other))
+                    found, swapped = (self.logits(self._with_images(self.row_tensors(one)))[0] for one in (row, other))
                 except torch.OutOfMemoryError:
                     raise
                 except Exception as error:
@@ -321,7 +299,7 @@ class HuggingFaceModel(nn.Module):
             head_width=self._shape.head_width,
             device=self.device,
             dtype=self.compute_dtype,
-            window=self._shape.window,
+            windows=self._shape.windows,
         )
 
     @torch.no_grad()
@@ -437,7 +415,7 @@ class HuggingFaceModel(nn.Module):
         images = PromptImages.of_document(document)
         tokens = torch.from_numpy(document.tokens).to(self.device)
         with evaluating(self.inner):
-            truth = self.logits(self._with_images(self._tensors(document)))[0]
+            truth = self.logits(self._with_images(self.row_tensors(document)))[0]
             cache, cuts = self._keys(1, len(tokens)), [0, 2, images.ends[0] + 1, len(tokens) - 2, len(tokens)]
             try:
                 found = [
@@ -478,16 +456,24 @@ class HuggingFaceModel(nn.Module):
             found = {row: one for (row, _), one in zip(by_keys, logits, strict=True)}
         for row, sequence in rows:
             if row not in found:
-                self._warn_slow()
-                text, own = cache.text(sequence), None if images is None else images[row]
-                if own is None:
-                    hidden = self._document(text)
-                else:
-                    hidden = self._with_images(self._tensors(own.document(text.cpu().numpy())))
-                found[row] = self.logits(hidden[0, -1])
+                found[row] = self._next(cache, sequence, None if images is None else images[row])
         dtype = torch.promote_types(self.compute_dtype, torch.float32)
         nothing = torch.zeros(self._width, dtype=dtype, device=self.device)
         return torch.stack([found.get(row, nothing) for row in range(len(chosen))])
+
+    def _next(self, cache: TextCache, sequence: int, images: PromptImages | None) -> Tensor:
+        """Logits [vocab] after a sequence whose keys we cannot keep: by transformers' own cache, or from its whole
+        text."""
+        if images is not None:
+            self._warn_slow()
+            row = self.row_tensors(images.document(cache.text(sequence).cpu().numpy()))
+            return self.logits(self._with_images(row)[0, -1])
+        if self._own_caches is None and not self.uses_our_attention:
+            self._own_caches = TheirCaches(self)
+        if self._own_caches is not None and self._own_caches.steps:
+            return self._own_caches.logits(cache, sequence)
+        self._warn_slow()
+        return self.logits(self._document(cache.text(sequence))[0, -1])
 
     def _warn_slow(self) -> None:
         if self._warned_slow:
@@ -495,6 +481,8 @@ class HuggingFaceModel(nn.Module):
         self._warned_slow = True
         if self._shape is None or not self._caches_images:
             cause = f"generates without a cache: {self._fallback_reason}"
+            if self._own_caches is not None:
+                cause += f", and {self._own_caches.reason}"
         else:
             assert self._limit is not None
             cause = f"generates beyond {self._limit[0]} tokens without a cache: its rotary embedding "
@@ -507,9 +495,10 @@ class HuggingFaceModel(nn.Module):
             return self._hidden({"input_ids": tokens[None], "use_cache": False})
         assert self._shape is not None
         rule = AttentionRule(np.array([[0, 0, len(tokens)]]))
-        attention = attention_of(rule, self._shape.window, device=self.device, dtype=self.compute_dtype)
-        places = torch.arange(len(tokens), device=self.device)
-        return self.run(tokens, places, lambda layer, q, k, v: attention(q, k, v))
+        windows, device, dtype = self._shape.windows, self.device, self.compute_dtype
+        attentions = {one: attention_of(rule, one, device=device, dtype=dtype) for one in set(windows)}
+        places = torch.arange(len(tokens), device=device)
+        return self.run(tokens, places, lambda layer, q, k, v: attentions[windows[layer]](q, k, v))
 
     def tensors(self, row: ModelInput, backend: str = "auto") -> RowTensors:
         """A row on the model's device, ready for this model's attention.
@@ -524,14 +513,15 @@ class HuggingFaceModel(nn.Module):
                 raise IsolationError(
                     f"{describe(self)}: documents with images see each other in one row: {self._way_reason}. {CURE}"
                 )
-        made = self._tensors(row, backend)
+        made = self.row_tensors(row, backend)
         documents = _documents(made)
         if len(documents) > 1:
             require_packed_rows(self, row.sequence_length, int(documents.max()))
         return made
 
-    def _tensors(self, row: ModelInput, backend: str = "auto") -> RowTensors:
-        window = None if self._shape is None else self._shape.window
+    def row_tensors(self, row: ModelInput, backend: str = "auto") -> RowTensors:
+        """`tensors` without its checks, for trials of rows."""
+        windows = () if self._shape is None else self._shape.windows
         if self._limit is not None and row.positions is not None:
             # Frequencies depend on the highest position, and padding may be longer than any document.
             row = replace(row, positions=np.where(np.arange(row.sequence_length) < row.num_tokens, row.positions, 0))
@@ -540,7 +530,7 @@ class HuggingFaceModel(nn.Module):
             device=self.device,
             dtype=self.compute_dtype,
             backend=backend,
-            window=window,
+            windows=windows,
             vocab_size=self.vocab_size,
         )
 
@@ -584,13 +574,18 @@ class HuggingFaceModel(nn.Module):
 
     def _hidden(self, given: dict[str, Any]) -> Tensor:
         """Hidden states [B, n, width]; logits if the head is more than a matrix."""
+        return self.read(given)[0]
+
+    def read(self, given: dict[str, Any]) -> tuple[Tensor, Any]:
+        """Hidden states [B, n, width] for arguments of transformers, or logits as in `_hidden`; and its whole
+        output."""
         if self._limit is not None:
             restart_rotary(self.inner)
         if self._decoder is None:
-            logits: Tensor = self.inner(**given).logits
-            return logits
-        hidden: Tensor = _DECODERS[self._decoder](self.inner)(**given).last_hidden_state
-        return hidden
+            output = self.inner(**given)
+            return output.logits, output
+        output = _DECODERS[self._decoder](self.inner)(**given)
+        return output.last_hidden_state, output
 
     def _find_decoder(self) -> str | None:
         """The way to hidden states that the output matrix alone turns into logits; None: there is none.

@@ -10,8 +10,8 @@ rows (training, teachers) calls `require_packed_rows`. Code that can do without 
 """
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self, final
 from weakref import WeakSet
@@ -45,13 +45,23 @@ class RowTensors:
     loss_weights: Tensor
     """float32 [D, T], 0 without a target."""
     attention: RowAttention
-    """(q, k, v) → the heads' outputs; documents are kept apart, prefixes are bidirectional."""
+    """(q, k, v) → the heads' outputs; documents are kept apart, prefixes are bidirectional. With `window`."""
     rule: AttentionRule
     """Which slots each slot sees, without the sliding window."""
     window: int | None
-    """Maximum tokens that a token sees, including itself; None: all before it."""
+    """Maximum tokens that a token sees, including itself, in the layers with the smallest window; None: all before
+    it."""
     source: ModelInput
     """The row itself."""
+    windows: tuple[int | None, ...] = ()
+    """The window of each layer, if they differ."""
+    others: Mapping[int | None, RowAttention] = field(default_factory=dict)
+    """Attention with the other windows."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of one layer; as `attention`."""
+        window = self.windows[layer] if self.windows else self.window
+        return (self.attention if window == self.window else self.others[window])(q, k, v)
 
     @classmethod
     def of(
@@ -62,6 +72,7 @@ class RowTensors:
         dtype: torch.dtype,
         backend: str = "auto",
         window: int | None = None,
+        windows: tuple[int | None, ...] = (),
         vocab_size: int | None = None,
     ) -> Self:
         """Move a row to a device; a model's `tensors(row)` fills in the rest.
@@ -72,6 +83,7 @@ class RowTensors:
             dtype: The model's compute dtype.
             backend: Attention backend, a name of `penstock.models.attention.BACKENDS`, or auto.
             window: Maximum tokens that a token sees, including itself; None: all before it.
+            windows: That of each layer, if they differ; takes the place of `window`.
             vocab_size: Number of known ids; None: ids are not checked.
 
         Raises:
@@ -83,6 +95,9 @@ class RowTensors:
             raise ConfigError("the row has no positions; make the loader with the model's requirements()")
         rule = AttentionRule.of(row)
         device = torch.device(device)
+        if windows:
+            window = min((one for one in windows if one is not None), default=None)
+        made = {one: attention_of(rule, one, device=device, dtype=dtype, backend=backend) for one in {window, *windows}}
         moved = to_torch(row, device)
         targets = moved["targets"]
         assert isinstance(targets, Tensor)
@@ -92,10 +107,12 @@ class RowTensors:
             positions=moved["positions"],  # type: ignore[arg-type]
             targets=targets,
             loss_weights=weights if isinstance(weights, Tensor) else (targets != IGNORE).float(),
-            attention=attention_of(rule, window, device=device, dtype=dtype, backend=backend),
+            attention=made.pop(window),
             rule=rule,
             window=window,
             source=row,
+            windows=windows,
+            others=made,
         )
 
 
@@ -131,6 +148,8 @@ class PackingVerdict:
     """Documents of at most this many tokens may share a row; 0: none may."""
     reason: str | None = None
     """Why longer documents may not share a row; None: all that fit may."""
+    way: str = ""
+    """How such rows run, in words, where there is a choice."""
 
 
 def require_packed_rows(model: "LanguageModel", slots: int, longest: int | None = None) -> None:

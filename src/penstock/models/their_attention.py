@@ -129,7 +129,13 @@ class AttentionShape:
     layers: int
     kv_heads: int
     head_width: int
-    window: int | None
+    windows: tuple[int | None, ...]
+    """Of each layer."""
+
+    @property
+    def window(self) -> int | None:
+        """The smallest; None: no layer has one."""
+        return min((one for one in self.windows if one is not None), default=None)
 
 
 def _attend(
@@ -162,6 +168,18 @@ def use_attention(inner: Any, name: str) -> None:
         inner.set_attn_implementation(name)
 
 
+@contextmanager
+def with_our_attention(inner: Any) -> Iterator[None]:
+    """Our attention in a model's text within the block; calls must give `penstock_attend`."""
+    config = inner.config.get_text_config()
+    before = config._attn_implementation
+    config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
 def values_alone(layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
     """Attention of each token to itself only: its own values; for testing a model."""
     return v.repeat_interleave(q.shape[2] // v.shape[2], 2)
@@ -182,12 +200,14 @@ def take_attention(inner: Any) -> AttentionShape:
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, _attend)
-    seen: list[tuple[int, tuple[int, int, int | None]]] = []
+    seen: list[tuple[int, tuple[int, int]]] = []
+    windows: dict[int, int | None] = {}
 
     def record(layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
         if k.shape != v.shape or q.shape[3] != k.shape[3]:
             raise UnfitAttentionError("heads of keys and values differ in width")
-        seen.append((layer, (k.shape[2], k.shape[3], window)))
+        seen.append((layer, (k.shape[2], k.shape[3])))
+        windows[layer] = window
         return values_alone(layer, q, k, v, window)
 
     with evaluating(inner):
@@ -210,18 +230,19 @@ def take_attention(inner: Any) -> AttentionShape:
         )
     if sorted(layers) != list(range(len(layers))) or len(shapes) != 1:
         raise UnfitAttentionError("its layers are of different kinds")
-    kv_heads, head_width, window = shapes.pop()
+    kv_heads, head_width = shapes.pop()
     config = inner.config.get_text_config()
     if len(layers) != getattr(config, "num_hidden_layers", None):
         raise UnfitAttentionError(f"it has layers other than the {len(layers)} with attention")
-    if _masks_more(config, window):
+    each = tuple(windows[layer] for layer in sorted(layers))
+    if _masks_more(config, set(each)):
         raise UnfitAttentionError("its mask hides more than its attention function can know")
-    return AttentionShape(layers=len(layers), kv_heads=kv_heads, head_width=head_width, window=window)
+    return AttentionShape(layers=len(layers), kv_heads=kv_heads, head_width=head_width, windows=each)
 
 
-def _masks_more(config: Any, window: int | None) -> bool:
+def _masks_more(config: Any, windows: set[int | None]) -> bool:
     """Whether the model's settings name a window that its attention function does not receive."""
     named = {name: getattr(config, name, None) for name in WINDOWS}
     if not getattr(config, "use_sliding_window", True):
         named = {name: length for name, length in named.items() if "sliding" not in name}
-    return any(isinstance(length, int) and length > 0 and length != window for length in named.values())
+    return any(isinstance(length, int) and length > 0 and length not in windows for length in named.values())

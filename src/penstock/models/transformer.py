@@ -210,7 +210,7 @@ class Transformer(nn.Module):
             head_width=self.settings.each_head,
             device=self.device,
             dtype=self.compute_dtype,
-            window=self.settings.sliding_window,
+            windows=(self.settings.sliding_window,) * self.settings.layers,
         )
 
     @torch.no_grad()

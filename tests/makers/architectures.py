@@ -1,5 +1,6 @@
 """Small random models of every causal architecture of the installed transformers that a few settings can make small."""
 
+from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -16,19 +17,20 @@ _WIDTH = ("hidden_size", "d_model", "n_embd", "dim", "embedding_size", "emb_dim"
           "attention_hidden_size")  # fmt: skip
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads", "encoder_attention_heads",
-          "mamba_expand_heads", "linear_num_value_heads")  # fmt: skip
+          "mamba_expand_heads", "linear_num_value_heads", "linear_num_heads")  # fmt: skip
 _FEED_FORWARD = ("intermediate_size", "ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim", "ffn_hidden_size",
                  "intermediate_size_mlp")  # fmt: skip
 _EIGHTS = ("head_dim", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "index_head_dim", "linear_key_head_dim",
-           "linear_value_head_dim", "mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_num_heads",
-           "mamba_head_dim", "ssm_state_size", "state_size", "chunk_size", "mamba_chunk_size", "attention_chunk_size",
-           "global_head_dim", "hidden_size_per_layer_input", "index_topk")  # fmt: skip
+           "linear_value_head_dim", "linear_head_dim", "mamba_n_heads", "mamba_d_head", "mamba_d_state",
+           "mamba_num_heads", "mamba_head_dim", "ssm_state_size", "state_size", "chunk_size", "mamba_chunk_size",
+           "attention_chunk_size", "global_head_dim", "hidden_size_per_layer_input", "index_topk")  # fmt: skip
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-_ROUTED = ("num_experts_per_tok", "moe_topk", "moe_k")
+_ROUTED = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
 _EXPERT_WIDTH = ("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size", "q_lora_rank",
                  "kv_lora_rank")  # fmt: skip
 _WINDOWS = ("sliding_window", "window_size", "local_attention", "attention_window_size")
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
+_LAYER_KINDS = ("layer_types", "mlp_layer_types", "layers_block_type")
 _ONES = ("n_group", "topk_group", "first_k_dense_replace", "n_shared_experts", "mamba_n_groups")
 
 _GIVEN: dict[str, Any] = {
@@ -59,7 +61,8 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
-    "kimi_linear": {"num_key_value_heads": 4, "head_dim": 8},
+    "kimi_linear": {"num_key_value_heads": 4, "head_dim": 8, "layer_types": ["linear_attention", "full_attention"],
+                    "mlp_layer_types": ["dense", "sparse"]},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "lfm3": {},
@@ -100,6 +103,12 @@ def make_small(kind: str) -> Any:
     kind, extra = ROTARY.get(kind, (kind, {}))
     plain = transformers.AutoConfig.for_model(kind)
     fits = {name: value for name, value in _GIVEN.items() if name in vars(plain) or name == "vocab_size"}
+    kinds = {name: [*dict.fromkeys(getattr(plain, name, None) or ())] for name in _LAYER_KINDS}
+    most = max(map(len, kinds.values()))
+    if most > 1 and kind not in _SPECIAL and "layer_types" not in extra:
+        # One layer at least of each kind that the default settings have.
+        fits |= {name: [*islice(cycle(each), most)] for name, each in kinds.items() if each}
+        fits |= {name: most for name in _LAYERS if name in fits}
     config = transformers.AutoConfig.for_model(kind, **(fits | _SPECIAL.get(kind, {}) | extra))
     with torch.device("meta"):
         count = sum(weight.numel() for weight in transformers.AutoModelForCausalLM.from_config(config).parameters())

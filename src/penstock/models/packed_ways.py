@@ -1,0 +1,222 @@
+"""How a model of transformers runs a row of several documents, if our attention does not fit it: the first exact way.
+
+1. *own*: transformers' own packed rows, with restarting positions and borders (`model_inputs`).
+2. *borders*: the same, with our recurrences and convolutions in place of its named ones, and positions for the makers
+   of masks that do not get them (`their_recurrence`). Before that *mixed*: also with our attention in the layers that
+   attend, which needs no mask of all pairs.
+3. *batch*: the documents as a batch. They are sorted by length, those of like length run side by side with padding
+   behind them, which a causal model cannot see, and the results are put back. It works for nearly every causal model
+   that reads embeddings. Some notice padding (sparse attention that picks among all keys): for these only documents of
+   *equal* length run side by side.
+
+Each is judged by `try_isolation`: each document must give the logits that transformers gives it alone, also in a row of
+the length in use, and gradients between documents must be exactly 0.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.core.errors import IsolationError
+from penstock.inputs.model_input import ModelInput
+from penstock.integrations.huggingface import model_inputs
+from penstock.integrations.isolation import (
+    DOCUMENT_LENGTHS,
+    changing_rotary,
+    describe,
+    documents_of_a_row,
+    longer_documents,
+    rotary_limit,
+    try_isolation,
+)
+from penstock.models.attention.windows import attention_of
+from penstock.models.language_model import PackingVerdict, RowTensors
+from penstock.models.recurrent import Borders
+from penstock.models.their_recurrence import bordered, is_recurrence
+
+if TYPE_CHECKING:
+    from penstock.models.huggingface_model import HuggingFaceModel
+
+_log = logging.getLogger("penstock.models")
+
+PackedWay = Literal["own", "mixed", "borders", "batch", "equal"]
+
+TRIED: tuple[PackedWay, ...] = ("own", "mixed", "borders", "batch", "equal")
+LIKE_LENGTH, LIKE_SLOTS = 1.5, 8
+"""Documents run side by side if the longest has at most this many times, or slots more than, the shortest."""
+MOST_COMPARED = 1024
+"""Numbers of each slot that are compared in long rows."""
+
+
+@final
+class PackedWays:
+    """The ways of one model that have not failed; the first is in use."""
+
+    def __init__(self, model: "HuggingFaceModel") -> None:
+        self._model = model
+        self._ways: list[PackedWay] = ["own"] if model.uses_our_attention else list(TRIED)
+        self._verdicts: dict[int, PackingVerdict] = {}
+        self._tried: dict[tuple[PackedWay, tuple[int, ...]], str | None] = {}
+        self._limit = rotary_limit(model.inner)
+        self._trying = False
+        self._called: set[str] = set()
+        self._attends = False
+
+    def packing(self, slots: int) -> PackingVerdict:
+        """Whether documents may share a row of `slots` slots; tested once."""
+        if slots not in self._verdicts:
+            self._verdicts[slots] = self._find(slots)
+        return self._verdicts[slots]
+
+    def describe(self) -> str:
+        """The way in use, in words; what runs with it must have been asked of `packing` before."""
+        if self._model.uses_our_attention:
+            return "our attention"
+        if self._ways[0] == "own":
+            return "transformers' attention and restarting positions"
+        if self._ways[0] in ("batch", "equal"):
+            like = self._ways[0] == "batch"
+            return f"documents of {'like' if like else 'equal'} length side by side, as a batch"
+        ours = sorted(name for name in self._called if is_recurrence(name))
+        if not ours:
+            return "transformers' attention, with positions in its masks"
+        also = "our attention, and " if self._ways[0] == "mixed" and self._attends else ""
+        return f"{also}our recurrent functions in place of {', '.join(ours)}"
+
+    def _find(self, slots: int) -> PackingVerdict:
+        first, before = None, list(self._ways)
+        while (reason := self._reason(slots)) is not None:
+            first = first or reason
+            if len(self._ways) == 1:
+                # Shorter rows may run in a way that fails for these.
+                self._ways = before
+                return PackingVerdict(0, first)
+            self._ways.pop(0)
+        if first is not None or len(self._verdicts) == 0:
+            _log.info("%s: rows of several documents run with %s", describe(self._model), self.describe())
+        if self._limit is not None and slots > self._limit[0]:
+            reason = changing_rotary(self._model, slots, *self._limit)
+            return PackingVerdict(self._limit[0], reason, self.describe())
+        return PackingVerdict(slots, way=self.describe())
+
+    def _reason(self, slots: int) -> str | None:
+        """Why rows of so many slots must not run in the first way; None: they may."""
+        model = self._model
+        asked = [DOCUMENT_LENGTHS, longer_documents(model, slots)]
+        if not model.uses_our_attention:
+            # What its own code does with a row may depend on the row's length.
+            asked.append(documents_of_a_row(model, slots))
+        for lengths in asked:
+            if lengths is not None and (reason := self._try(lengths)) is not None:
+                return reason
+        return None
+
+    def _try(self, lengths: tuple[int, ...]) -> str | None:
+        """The error of `try_isolation` for documents of these lengths; None: they are kept apart."""
+        key = self._ways[0], lengths
+        if key not in self._tried:
+            long = lengths != DOCUMENT_LENGTHS
+
+            def forward(_: Any, row: ModelInput) -> Tensor:
+                hidden = self._model(self._model.row_tensors(row))
+                # Logits of a long row would take much memory, and hidden states reveal a leak just as well.
+                return hidden[0, :, :MOST_COMPARED] if long else self._model.logits(hidden)[0]
+
+            self._trying = True
+            try:
+                try_isolation(self._model, forward, lengths=lengths, gradients=not long)
+                self._tried[key] = None
+            except IsolationError as error:
+                self._tried[key] = str(error)
+            finally:
+                self._trying = False
+        return self._tried[key]
+
+    def runs_single_documents(self) -> bool:
+        """Whether our functions also run rows of one document: they are faster than transformers' slow ones."""
+        return self._ways[0] in ("mixed", "borders") and not self._trying and any(map(is_recurrence, self._called))
+
+    def hidden(self, row: RowTensors, call: Callable[[dict[str, Any]], Tensor]) -> Tensor:
+        """Final hidden states [1, T, width] of a row.
+
+        Args:
+            row: The row.
+            call: Arguments of transformers → hidden states [B, n, width].
+        """
+        inner, device = self._model.inner, self._model.device
+        if self._ways[0] in ("batch", "equal"):
+            return self._in_batches(row, call)
+        given = model_inputs(row.source, device)
+        if self._ways[0] == "own":
+            return call(given)
+        mixed = self._ways[0] == "mixed"
+        if mixed:
+            given["penstock_attend"] = self._attend(row)
+        with bordered(inner, Borders([0, *row.rule.pieces[:, 2]], device), ours=mixed) as called:
+            found = call(given)
+        self._called |= called
+        return found
+
+    def _attend(self, row: RowTensors) -> Callable[..., Tensor]:
+        """Our attention for whatever layers have attention, with the window that each asks for."""
+        prepared = {row.window: row.attention}
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+            self._attends = True
+            if window not in prepared:
+                device, dtype = self._model.device, self._model.compute_dtype
+                prepared[window] = attention_of(row.rule, window, device=device, dtype=dtype)
+            return prepared[window](q[0], k[0], v[0])[None]
+
+        return attend
+
+    def _in_batches(self, row: RowTensors, call: Callable[[dict[str, Any]], Tensor]) -> Tensor:
+        # Embedded once, in the row's order, so that a check can follow each token.
+        embedded = self._model.get_input_embeddings()(row.tokens[None])[0]
+        wide = torch.cat([embedded, embedded.new_zeros(1, embedded.shape[1])])
+        begins, _, ends = row.rule.pieces.T
+        real = begins < row.source.num_tokens
+        parts: list[Tensor] = []
+        places: list[Tensor] = []
+        like = (LIKE_LENGTH, LIKE_SLOTS) if self._ways[0] == "batch" else (1.0, 0)
+        for slots, inside in document_batches(begins[real], ends[real], len(row.tokens), *like):
+            index, kept = (torch.from_numpy(array).to(wide.device) for array in (slots, inside))
+            hidden = call({"inputs_embeds": wide[index], "use_cache": False})
+            parts.append(hidden[kept])
+            places.append(index[kept])
+        found = torch.cat(parts)
+        out = found.new_zeros(len(row.tokens), found.shape[1])
+        return out.index_copy(0, torch.cat(places), found)[None]
+
+
+def document_batches(
+    begins: Any, ends: Any, total: int, like_length: float = LIKE_LENGTH, like_slots: int = LIKE_SLOTS
+) -> list[tuple[Any, Any]]:
+    """Documents of a row in batches of like length.
+
+    Args:
+        begins: int64 [documents], first slot of each.
+        ends: int64 [documents], the slot after the last of each.
+        total: Slots of the row; what padding refers to.
+        like_length: The longest of a batch has at most this many times the tokens of the shortest,
+        like_slots: or so many more.
+
+    Returns:
+        For each batch, the longest first: int64 [n, longest], slots of the row; bool of that shape, false in padding.
+    """
+    lengths = ends - begins
+    order = np.argsort(-lengths, kind="stable")
+    order = order[lengths[order] > 0]
+    batches = []
+    while len(order):
+        longest = lengths[order[0]]
+        count = int((lengths[order] >= min(longest / like_length, longest - like_slots)).sum())
+        chosen, order = order[:count], order[count:]
+        slots = begins[chosen][:, None] + np.arange(longest)
+        inside = slots < ends[chosen][:, None]
+        batches.append((np.where(inside, slots, total), inside))
+    return batches
