@@ -19,7 +19,7 @@ PLAIN: dict[str, Any] = {
         "changes": [{"step": 3, "shares": {"web": 0.5}}],
         "loader": {"sequence_length": 64, "rows_per_step": 4},
     },
-    "model": {"layers": 2, "vision": {"image_token": 5}},
+    "model": {"layers": 2, "vision": {"image_token": 5}, "blocks": {"a": {"mixer": "mamba"}}, "pattern": ["a"]},
     "training": {
         "optimizer": {},
         "schedule": {},
@@ -53,7 +53,7 @@ def numbers(base: dict[str, Any]):
                 yield from walk(entry, (*place, index))
         elif isinstance(value, dict):
             model = _model_at(model_of(RunSettings), tagged(base, place))
-            fields = model.model_fields if place[-1:] not in (("shares",), ("evaluators",)) else {}
+            fields = model.model_fields if place[-1:] not in (("shares",), ("evaluators",), ("blocks",)) else {}
             for name, field in fields.items():
                 if {int, float} & kinds(field.annotation):
                     yield (*place, name), field.annotation

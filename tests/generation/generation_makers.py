@@ -15,6 +15,9 @@ class TableCache:
         self.tokens: list[list[int]] = [[] for _ in range(sequences)]
         self.capacity = capacity
 
+    def kept(self, sequence: int, length: int) -> int:
+        return length
+
     def truncate(self, sequence: int, length: int) -> None:
         assert 0 <= length <= len(self.tokens[sequence])
         del self.tokens[sequence][length:]

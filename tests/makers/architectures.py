@@ -47,7 +47,8 @@ _GIVEN: dict[str, Any] = {
     **dict.fromkeys(_ONES, 1),
     "vocab_size": VOCABULARY, "vocab_size_per_layer_input": VOCABULARY, "n_inner": None,
     "num_key_value_heads": 2, "num_kv_heads": 2, "num_global_key_value_heads": 2, "linear_num_key_heads": 2,
-    "index_n_heads": 2, "n_mamba_heads": 2, "mamba_expand": 2, "mamba_d_ssm": 64, "mamba_dt_rank": 4,
+    # Keys that no head of an indexer likes all score 0, and which of them a model reads is then up to `topk`.
+    "index_n_heads": 16, "n_mamba_heads": 2, "mamba_expand": 2, "mamba_d_ssm": 64, "mamba_dt_rank": 4,
     "time_step_rank": 4, "rotary_dim": 4, "use_mamba_kernels": False,
     "pad_token_id": 0, "bos_token_id": 256, "eos_token_id": 257,
 }  # fmt: skip
@@ -94,8 +95,8 @@ LARGEST = 2_000_000
 """Parameters of a model that is small."""
 
 
-def make_small(kind: str) -> Any:
-    """A model of two layers, with weights large enough that everything depends on everything.
+def make_small(kind: str, **settings: Any) -> Any:
+    """A model of two layers, with weights large enough that everything depends on everything; `settings` go first.
 
     Raises:
         Exception: transformers makes no such model of these settings, or a large one.
@@ -109,7 +110,7 @@ def make_small(kind: str) -> Any:
         # One layer at least of each kind that the default settings have.
         fits |= {name: [*islice(cycle(each), most)] for name, each in kinds.items() if each}
         fits |= {name: most for name in _LAYERS if name in fits}
-    config = transformers.AutoConfig.for_model(kind, **(fits | _SPECIAL.get(kind, {}) | extra))
+    config = transformers.AutoConfig.for_model(kind, **(fits | _SPECIAL.get(kind, {}) | extra | settings))
     with torch.device("meta"):
         count = sum(weight.numel() for weight in transformers.AutoModelForCausalLM.from_config(config).parameters())
     if count > LARGEST:

@@ -44,6 +44,9 @@ class Truncated(Protocol):
     def truncate(self, sequence: int, length: int) -> None:
         """Keep only the first `length` tokens of a sequence."""
 
+    def kept(self, sequence: int, length: int) -> int:
+        """How many of the first `length` tokens of a sequence can be kept, or copied, without the others."""
+
 
 @final
 class Slots:
@@ -59,7 +62,7 @@ class Slots:
 
     def take(self, sequence: sequences.Sequence) -> None:
         """Give a sequence the best free slot, and the tokens that this holds already: at most all but the last."""
-        common = {slot: sequence.common(keys) for slot, keys in self._free.items()}
+        common = {slot: self._cache.kept(slot, sequence.common(keys)) for slot, keys in self._free.items()}
         # Of equally good slots, the one with the fewest tokens, so that long prompts stay.
         slot = max(self._free, key=lambda slot: (common[slot], -len(self._free[slot]), -slot))
         del self._free[slot]
@@ -280,7 +283,7 @@ class Engine:
         """Copy what the cache has of the beginning that a sequence shares with its leader."""
         leader = sequence.leader
         assert leader is not None
-        held = min(leader.held, sequence.shared)
+        held = self._cache.kept(leader.slot, min(leader.held, sequence.shared))
         if held > sequence.held:
             self._cache.copy(leader.slot, sequence.slot, held)
             sequence.held = held

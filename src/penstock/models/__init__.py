@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.lazy_imports import lazy
 from penstock.models.lora import LoraSettings
-from penstock.models.settings import ModelSettings, VisionSettings
+from penstock.models.settings import BlockSettings, ModelSettings, VisionSettings
 
 if TYPE_CHECKING:
     from penstock.models import attention
@@ -37,6 +37,7 @@ else:
     )
 
 __all__ = [
+    "BlockSettings",
     "Cache",
     "LanguageModel",
     "LoraSettings",

@@ -27,6 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from penstock.core.errors import ConfigError
 from penstock.inputs.media import RowMedia
 from penstock.inputs.prompt_images import PromptImages
+from penstock.models.recurrent.borders import Borders
 
 if TYPE_CHECKING:
     from penstock.models.their_cache import ReadText
@@ -58,6 +59,9 @@ class SequenceCache(Protocol):
     def copy(self, source: int, target: int, length: int) -> None:
         """Make a sequence the first `length` tokens of another."""
 
+    def kept(self, sequence: int, length: int) -> int:
+        """How many of the first `length` tokens of a sequence can be kept, or copied, without the others."""
+
 
 @final
 class Cache:
@@ -79,6 +83,7 @@ class Cache:
         device: torch.device,
         dtype: torch.dtype,
         windows: Sequence[int | None] = (),
+        recurrent: bool = False,
     ) -> None:
         """An empty cache.
 
@@ -91,7 +96,10 @@ class Cache:
             device: Where it is kept.
             dtype: Of keys and values.
             windows: For each layer, the maximum tokens that a token sees, including itself, or None; empty: no limits.
+            recurrent: Whether other layers keep states, which know a sequence only at its full length.
         """
+        self._recurrent = recurrent
+        self._states: dict[int, tuple[Tensor, ...]] = {}
         # Each head's keys lie side by side: attention reads them a third faster than token by token.
         self._shape = (layers, sequences, kv_heads, head_width)
         self._device, self._dtype = device, dtype
@@ -107,7 +115,7 @@ class Cache:
     def _new(self, room: int) -> Tensor:
         """Zeros [layers, sequences, kv_heads, room, head_width]: 0 times uninitialised memory (NaN) would not be 0."""
         layers, sequences, kv_heads, head_width = self._shape
-        shape = (layers, sequences, kv_heads, room, head_width)
+        shape = (max(layers, 1), sequences, kv_heads, room, head_width)
         if self._device.type != "cpu":
             return torch.zeros(shape, device=self._device, dtype=self._dtype)
         return torch.frombuffer(_zeros_on_demand(math.prod(shape) * self._dtype.itemsize), dtype=self._dtype).view(
@@ -132,9 +140,24 @@ class Cache:
             ConfigError: The other has fewer.
         """
         check_copy(self.lengths, source, length)
+        self._require(source, length)
         for held in (self._keys, self._values):
             held[:, target, :, :length] = held[:, source, :, :length]
+        for states in self._states.values():
+            for state in states:
+                state[target] = state[source]
         self.lengths[target] = length
+
+    def kept(self, sequence: int, length: int) -> int:
+        """How many of the first `length` tokens of a sequence can be kept, or copied, without the others."""
+        return length if not self._recurrent or length == int(self.lengths[sequence]) else 0
+
+    def _require(self, sequence: int, length: int) -> None:
+        if self.kept(sequence, length) != length:
+            raise ConfigError(
+                f"sequence {sequence} of the cache has recurrent states after {int(self.lengths[sequence])} tokens, "
+                f"which cannot be cut back to {length}; read it again"
+            )
 
     def clear(self, sequence: int) -> None:
         """Remove a sequence, so that another can take its place."""
@@ -144,8 +167,10 @@ class Cache:
         """Keep only the first `length` tokens of a sequence.
 
         Raises:
-            ConfigError: It has fewer.
+            ConfigError: It has fewer, or recurrent states after more.
         """
+        if length:
+            self._require(sequence, length)
         shorten(self.lengths, sequence, length)
 
     def growth(self, tokens: Tensor, lengths: Tensor, sequences: Tensor | None) -> "Growth":
@@ -263,6 +288,7 @@ class Growth:
     def __init__(self, cache: Cache, sequences: Tensor, lengths: Tensor, width: int) -> None:
         device = cache._device
         self._cache, self._sequences, self._lengths = cache, sequences, lengths
+        self._borders: Borders | None = None
         self._starts = starts = cache.lengths[sequences]
         offsets = torch.arange(width)
         places = starts[:, None] + offsets
@@ -293,6 +319,42 @@ class Growth:
             )  # fmt: skip
             out[call.rows, call.queries] = found.transpose(1, 2)
         return out
+
+    keeps = True
+
+    @property
+    def borders(self) -> Borders:
+        """The new tokens of each row, as a document: this and the following are the `Carried` of recurrent blocks."""
+        if self._borders is None:
+            self._borders = Borders([0, *self._lengths.cumsum(0).tolist()], self._cache._device)
+        return self._borders
+
+    def row(self, x: Tensor) -> Tensor:
+        """[B, n, width] → [T, width], without padding."""
+        return x[self._new]
+
+    def back(self, row: Tensor, like: Tensor) -> Tensor:
+        """[T, width] → [B, n, width], with zeros in the padding."""
+        return torch.zeros_like(like).index_put(self._new, row)
+
+    def state(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """States of the rows' sequences; zeros for those that begin here."""
+        states = self._cache._states.get(layer)
+        if states is None:
+            return None
+        begun = (self._starts > 0).to(self._cache._device)
+        inputs, state = (held[self._sequences.to(held.device)] for held in states)
+        return inputs * begun[:, None, None], state * begun[:, None, None, None]
+
+    def keep(self, layer: int, state: tuple[Tensor, Tensor]) -> None:
+        """Store the states of the rows' sequences."""
+        held = self._cache._states.get(layer)
+        if held is None:
+            count = len(self._cache.lengths)
+            held = tuple(one.new_zeros(count, *one.shape[1:]) for one in state)
+            self._cache._states[layer] = held
+        for stored, new in zip(held, state, strict=True):
+            stored[self._sequences.to(stored.device)] = new
 
     def parts(self, images: Sequence[PromptImages | None]) -> list[RowMedia | None]:
         """The images among each row's new tokens; None: its prompt has none."""
@@ -408,6 +470,10 @@ class TextCache:
             self.keys.copy(source, target, min(length, int(self.keys.lengths[source])))
         usable = [state for state in self.states.get(source, []) if state.count <= length]
         self.states[target] = [state.copy(kept=state.kept) for state in usable[-1:]]
+
+    def kept(self, sequence: int, length: int) -> int:
+        """All: the tokens are the reference."""
+        return length
 
     def append(self, tokens: Tensor, lengths: Tensor, sequences: Tensor | None) -> list[int]:
         """Append new tokens, with the arguments of `Cache.growth`; returns the sequence of each row.

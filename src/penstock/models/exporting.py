@@ -1,7 +1,8 @@
 """Exports a model in the Hugging Face layout (weights, tokenizer, template, stop ids), for transformers and vLLM.
 
-The folder also works with llama.cpp. A `Transformer` becomes a LlamaForCausalLM, or a MistralForCausalLM if it has a
-sliding window; only its first prediction head is exported. Logits are equal up to rounding.
+The folder also works with llama.cpp. A `Transformer` becomes a LlamaForCausalLM, a MistralForCausalLM if it has a
+sliding window, or a Qwen3ForCausalLM if it normalises queries and keys; only its first prediction head is exported.
+Logits are equal up to rounding.
 """
 
 import json
@@ -20,6 +21,7 @@ from penstock.core.folders import local_path
 from penstock.media.processor import Processor
 from penstock.models.importing import llama_name
 from penstock.models.language_model import LanguageModel
+from penstock.models.settings import ModelSettings
 from penstock.models.transformer import Transformer
 from penstock.shards.files import new_folder, usual_mode
 from penstock.tokenizers import Tokenizer
@@ -66,6 +68,8 @@ def export(
         raise ConfigError("export: the model has LoRA that is not merged; call merge_lora(model) first")
     if isinstance(model, Transformer) and model.vision is not None:
         raise ConfigError("export: our vision tower has no layout that transformers knows; train hf:path instead")
+    if isinstance(model, Transformer):
+        refuse_blocks(model.settings)
     with _output(Path(folder), overwrite) as folder:
         # The model comes last, so that an incomplete folder has none; the processor first, as it has a tokenizer, too.
         if processor is not None:
@@ -89,6 +93,26 @@ def export(
             _write_json(folder / "generation_config.json", _generation(tokenizer, list(stop_ids)))
         usual_mode(*folder.glob("*.safetensors"))
     return tuple(_notices(model, tokenizer))
+
+
+def refuse_blocks(settings: ModelSettings) -> None:
+    """Refuse blocks that no architecture of transformers has.
+
+    Raises:
+        ConfigError: There are recurrences, or blocks of different kinds.
+    """
+    kinds = {settings.block(layer) for layer in range(settings.layers)}
+    recurrent = sorted({kind.mixer for kind in kinds if kind.is_recurrent})
+    if recurrent:
+        raise ConfigError(
+            f"export: our blocks with {', '.join(recurrent)} have no layout that transformers knows; train hf:path "
+            "with a model of that kind instead"
+        )
+    if len(kinds) > 1:
+        raise ConfigError("export: attention that differs from block to block has no layout that we write")
+    [kind] = kinds
+    if kind.qk_norm and kind.sliding_window is not None:
+        raise ConfigError("export: qk_norm with a sliding window has no layout that we write")
 
 
 def check_output(folder: Path, overwrite: bool) -> tuple[str, ...]:
@@ -184,11 +208,12 @@ def _export_transformer(
 
 
 def _config(model: Transformer, context_length: int) -> dict[str, Any]:
-    settings = model.settings
-    windowed = settings.sliding_window is not None
+    settings, kind = model.settings, model.settings.block(0)
+    windowed = kind.sliding_window is not None
+    name = "Mistral" if windowed else "Qwen3" if kind.qk_norm else "Llama"
     return {
-        "architectures": ["MistralForCausalLM" if windowed else "LlamaForCausalLM"],
-        "model_type": "mistral" if windowed else "llama",
+        "architectures": [f"{name}ForCausalLM"],
+        "model_type": name.lower(),
         "vocab_size": settings.vocab_size,
         "hidden_size": settings.width,
         "intermediate_size": settings.inner_width,
@@ -205,7 +230,7 @@ def _config(model: Transformer, context_length: int) -> dict[str, Any]:
         "tie_word_embeddings": settings.tied,
         "initializer_range": settings.init_std,
         "dtype": str(model.compute_dtype).removeprefix("torch."),
-        **({"sliding_window": settings.sliding_window} if windowed else {"attention_bias": False, "mlp_bias": False}),
+        **({"sliding_window": kind.sliding_window} if windowed else {"attention_bias": False, "mlp_bias": False}),
     }
 
 

@@ -32,6 +32,8 @@ _BLOCK = {
     "mlp.gate.weight": "mlp.gate_proj.weight",
     "mlp.up.weight": "mlp.up_proj.weight",
     "mlp.down.weight": "mlp.down_proj.weight",
+    "attention.query_norm.weight": "self_attn.q_norm.weight",
+    "attention.key_norm.weight": "self_attn.k_norm.weight",
 }
 _OUTSIDE = {
     "embedding.weight": "model.embed_tokens.weight",

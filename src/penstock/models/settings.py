@@ -1,8 +1,8 @@
 """The size and shape of a transformer, read from the section `model` of a run file. Imports no torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal, final
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, final, get_args
 
 from penstock.core.errors import ConfigError
 from penstock.inputs.model_input import InputRequirements
@@ -12,6 +12,7 @@ MOST = 1 << 31
 MOST_DISTANCES = 64
 """Maximum number of target distances that a loader gives."""
 Dtype = Literal["float32", "bfloat16", "float64"]
+MixerKind = Literal["attention", "gated_delta", "kimi_delta", "mamba"]
 
 
 @final
@@ -56,6 +57,53 @@ class VisionSettings:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSettings:
+    """What a kind of block mixes tokens with: attention, or a recurrence."""
+
+    mixer: MixerKind = "attention"
+    """`attention`, `gated_delta` (Gated DeltaNet), `kimi_delta` (with a decay per channel), `mamba` (Mamba-2)."""
+    sliding_window: int | None = None
+    """attention: maximum tokens that a token sees, including itself; None: all before it in its document."""
+    qk_norm: bool = False
+    """attention: RMSNorm of each head of queries and keys before they are rotated, as in Qwen 3."""
+    heads: int | None = None
+    """Recurrences: number of heads; None: the model's."""
+    head_width: int | None = None
+    """Recurrences: size of a head; None: the model's."""
+    state_width: int = 64
+    """mamba: size of a head's state for each of its numbers."""
+    convolution: int = 4
+    """Recurrences: tokens that the short convolution sees, including the token itself."""
+
+    def __post_init__(self) -> None:
+        if self.mixer not in get_args(MixerKind):
+            known = ", ".join(get_args(MixerKind))
+            raise ConfigError(f"model.blocks: mixer must be one of {known}; got {self.mixer!r}")
+        for name in ("state_width", "convolution"):
+            _check_count(f"blocks.{name}", getattr(self, name))
+        for name in ("sliding_window", "heads", "head_width"):
+            if getattr(self, name) is not None:
+                _check_count(f"blocks.{name}", getattr(self, name))
+        if self.convolution < 2:
+            raise ConfigError("model.blocks: convolution must be at least 2")
+        given = {name for name in _OF_ATTENTION | _OF_RECURRENCE if getattr(self, name) != _DEFAULTS[name]}
+        wrong = sorted(given & (_OF_ATTENTION if self.is_recurrent else _OF_RECURRENCE))
+        if wrong:
+            raise ConfigError(f"model.blocks: {', '.join(wrong)} cannot be set with mixer {self.mixer}")
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether it has states instead of keys."""
+        return self.mixer != "attention"
+
+
+_OF_ATTENTION = {"sliding_window", "qk_norm"}
+_OF_RECURRENCE = {"heads", "head_width", "state_width", "convolution"}
+_DEFAULTS = {field.name: field.default for field in fields(BlockSettings)}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
     """A decoder-only transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases."""
 
@@ -92,8 +140,13 @@ class ModelSettings:
     """Dtype of computation. Weights are kept in float32 for bfloat16 too; float64 is for exact comparisons."""
     vision: VisionSettings | None = None
     """A vision tower, for data with images; None: the model reads text only."""
+    blocks: Mapping[str, BlockSettings] = field(default_factory=dict)
+    """Kinds of blocks by name, for `pattern`; empty: all blocks have attention."""
+    pattern: tuple[str, ...] = ()
+    """Names of `blocks`, one for each layer, repeated until all layers have one."""
 
     def __post_init__(self) -> None:
+        self._check_pattern()
         for name in ("layers", "width", "heads", "prediction_heads"):
             _check_count(name, getattr(self, name))
         for name in ("vocab_size", "kv_heads", "head_width", "mlp_width", "sliding_window"):
@@ -120,13 +173,48 @@ class ModelSettings:
         if self.dtype not in ("float32", "bfloat16", "float64"):
             raise ConfigError(f"model.dtype must be float32, bfloat16 or float64, got {self.dtype!r}")
 
+    def _check_pattern(self) -> None:
+        if bool(self.blocks) != bool(self.pattern):
+            raise ConfigError("model.blocks and model.pattern belong together; set both, or neither")
+        unknown = [name for name in self.pattern if name not in self.blocks]
+        if unknown:
+            known = ", ".join(self.blocks)
+            raise ConfigError(f"model.pattern: {unknown[0]!r} is not one of model.blocks ({known})")
+        if unused := sorted(set(self.blocks) - set(self.pattern)):
+            raise ConfigError(f"model.blocks: {', '.join(unused)} does not occur in model.pattern; remove it")
+        if self.blocks and self.sliding_window is not None:
+            raise ConfigError("model.sliding_window and model.blocks cannot be combined; set it in a block")
+
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "ModelSettings":
         """Settings from plain values, such as those of JSON."""
         vision = values.get("vision")
         vision = VisionSettings(**vision) if isinstance(vision, Mapping) else vision
         weights = tuple(values.get("prediction_weights", ()))
-        return cls(**{**values, "vision": vision, "prediction_weights": weights})
+        blocks = {
+            name: BlockSettings(**block) if isinstance(block, Mapping) else block
+            for name, block in (values.get("blocks") or {}).items()
+        }
+        pattern = tuple(values.get("pattern", ()))
+        given = {"vision": vision, "prediction_weights": weights, "blocks": blocks, "pattern": pattern}
+        return cls(**{**values, **given})
+
+    def block(self, layer: int) -> BlockSettings:
+        """What a block mixes tokens with; those of further prediction heads go on with the pattern."""
+        if not self.pattern:
+            return BlockSettings(sliding_window=self.sliding_window)
+        return self.blocks[self.pattern[layer % len(self.pattern)]]
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether some block has states instead of keys."""
+        return any(block.is_recurrent for block in self.blocks.values())
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The sliding window of each block with attention."""
+        blocks = [self.block(layer) for layer in range(self.num_blocks)]
+        return tuple(block.sliding_window for block in blocks if not block.is_recurrent)
 
     @property
     def of_vision(self) -> "ModelSettings":
@@ -181,16 +269,31 @@ class ModelSettings:
         """
         if self.vocab_size is None:
             raise ConfigError("model.vocab_size is not known yet; with_vocabulary(tokenizer.vocab_size) sets it")
-        text = self.num_blocks * self._block_parameters() + self.width
+        period = max(1, len(self.pattern))
+        times, rest = divmod(self.num_blocks, period)
+        blocks = [self._block_parameters(self.block(layer)) for layer in range(period)]
+        text = times * sum(blocks) + sum(blocks[:rest]) + self.width
         tower = 0
         if (own := self.vision) is not None:
-            tower = own.layers * self.of_vision._block_parameters() + own.width * (own.patch_values + own.patches + 1)
+            tower = own.layers * self.of_vision._block_parameters(BlockSettings()) + own.width * (
+                own.patch_values + own.patches + 1
+            )
             tower += own.width * self.width
         return text + tower + self.vocab_size * self.width * (1 if self.tied else 2)
 
-    def _block_parameters(self) -> int:
-        attention = 2 * self.width * self.each_head * (self.heads + self.key_heads)
-        return attention + 3 * self.width * self.inner_width + 2 * self.width
+    def _block_parameters(self, block: BlockSettings) -> int:
+        mixer = 2 * self.width * self.each_head * (self.heads + self.key_heads)
+        if block.qk_norm:
+            mixer += 2 * self.each_head
+        if block.is_recurrent:
+            heads, width = block.heads or self.heads, block.head_width or self.each_head
+            values, steps = heads * width, heads * (width if block.mixer == "kimi_delta" else 1)
+            convolved = values + 2 * block.state_width if block.mixer == "mamba" else 3 * values
+            writes = 0 if block.mixer == "mamba" else heads
+            mixer = self.width * (convolved + 2 * values + steps + writes) + convolved * block.convolution
+            # Biases of steps, rates of decay, the norm; what Mamba passes by.
+            mixer += steps + heads + width + (heads if block.mixer == "mamba" else 0)
+        return mixer + 3 * self.width * self.inner_width + 2 * self.width
 
     def requirements(self) -> InputRequirements:
         """What a loader must provide for it."""
@@ -200,8 +303,8 @@ class ModelSettings:
             loss_weights=True,
             positions=True,
             cu_seqlens=True,
-            prefix=self.sliding_window is None,
-            trees=self.prediction_heads == 1,
+            prefix=set(self.windows) <= {None} and not self.is_recurrent,
+            trees=self.prediction_heads == 1 and not self.is_recurrent,
             images=self.vision is not None,
         )
 

@@ -18,7 +18,7 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, rms_norm, silu
+from torch.nn.functional import linear, silu
 
 from penstock.core.errors import ConfigError
 from penstock.core.randomness import key_for
@@ -28,40 +28,17 @@ from penstock.inputs.prompt_images import PromptImages
 from penstock.models.cache import Cache, LayerAttend
 from penstock.models.image_features import FeatureCache
 from penstock.models.language_model import LanguageModel, PackingVerdict, RowTensors
+from penstock.models.layers import Linear, RMSNorm
 from penstock.models.lora import LoraSettings
 from penstock.models.own_code import is_own_code
 from penstock.models.own_model import build_own
-from penstock.models.settings import ModelSettings
+from penstock.models.recurrent.borders import Borders
+from penstock.models.recurrent.mixers import Carried, Mixer, RowDocuments, make_mixer
+from penstock.models.settings import BlockSettings, ModelSettings
 from penstock.models.vision import VisionTower, check_images, with_images
 
 HUGGING_FACE = "hf:"
 """Prefix of a folder of transformers in a run file."""
-
-
-@final
-class Linear(nn.Linear):
-    """A matrix without a bias, applied in the dtype of its input: weights may be kept in a wider one."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., inputs] → [..., outputs]."""
-        return linear(x, self.weight.to(x.dtype))
-
-
-@final
-class RMSNorm(nn.Module):
-    """Divides by the root mean square and multiplies by weights."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., width] → the same."""
-        return rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
 
 def rotary_angles(positions: Tensor, head_width: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -82,7 +59,7 @@ def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
 class Attention(nn.Module):
     """Projections to queries, keys and values, and to the output; `attend` does the rest."""
 
-    def __init__(self, settings: ModelSettings) -> None:
+    def __init__(self, settings: ModelSettings, qk_norm: bool) -> None:
         super().__init__()
         self.head_width = settings.each_head
         queries, keys = settings.heads * self.head_width, settings.key_heads * self.head_width
@@ -90,10 +67,13 @@ class Attention(nn.Module):
         self.key = Linear(settings.width, keys)
         self.value = Linear(settings.width, keys)
         self.output = Linear(queries, settings.width)
+        self.query_norm = RMSNorm(self.head_width, settings.norm_eps) if qk_norm else nn.Identity()
+        self.key_norm = RMSNorm(self.head_width, settings.norm_eps) if qk_norm else nn.Identity()
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], layer: int, attend: LayerAttend) -> Tensor:
         """[..., width] → the same."""
         q, k, v = (part(x).unflatten(-1, (-1, self.head_width)) for part in (self.query, self.key, self.value))
+        q, k = self.query_norm(q), self.key_norm(k)
         out: Tensor = self.output(attend(layer, rotate(q, rotary), rotate(k, rotary), v).flatten(-2))
         return out
 
@@ -114,19 +94,34 @@ class SwiGLU(nn.Module):
 
 @final
 class Block(nn.Module):
-    """Attention, then the SwiGLU, each added to its input."""
+    """Attention or a recurrence, then the SwiGLU, each added to its input."""
 
-    def __init__(self, settings: ModelSettings) -> None:
+    def __init__(self, settings: ModelSettings, kind: BlockSettings) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(settings.width, settings.norm_eps)
-        self.attention = Attention(settings)
+        self.mixer = make_mixer(settings, kind) if kind.is_recurrent else None
+        self.attention = None if kind.is_recurrent else Attention(settings, kind.qk_norm)
         self.mlp_norm = RMSNorm(settings.width, settings.norm_eps)
         self.mlp = SwiGLU(settings.width, settings.inner_width)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], layer: int, attend: LayerAttend) -> Tensor:
-        """[..., width] → the same."""
-        attended: Tensor = x + self.attention(self.attention_norm(x), rotary, layer, attend)
-        out: Tensor = attended + self.mlp(self.mlp_norm(attended))
+    def forward(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        layer: int,
+        attend: LayerAttend,
+        carried: Carried | None = None,
+    ) -> Tensor:
+        """[..., width] → the same; `layer` counts the blocks of its kind, attention or recurrences."""
+        normed = self.attention_norm(x)
+        if self.attention is not None:
+            x = x + self.attention(normed, rotary, layer, attend)
+        else:
+            assert self.mixer is not None
+            if carried is None:
+                raise ConfigError("recurrent blocks must know the documents; set micro_sequences to 1")
+            x = x + self.mixer(normed, layer, carried)
+        out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out
 
 
@@ -147,19 +142,32 @@ class Transformer(nn.Module):
         self.settings = settings
         self.lora: LoraSettings | None = None
         self.embedding = nn.Embedding(settings.vocab_size, settings.width)
-        self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.num_blocks))
+        kinds = [settings.block(layer) for layer in range(settings.num_blocks)]
+        self.blocks = nn.ModuleList(Block(settings, kind) for kind in kinds)
+        self._places = [
+            sum(one.is_recurrent == kind.is_recurrent for one in kinds[:layer]) for layer, kind in enumerate(kinds)
+        ]
         self.norm = RMSNorm(settings.width, settings.norm_eps)
         self.unembedding = None if settings.tied else Linear(settings.width, settings.vocab_size)
-        self.vision = None if settings.vision is None else VisionTower(settings, Block, Linear, RMSNorm)
+        self.vision = None if settings.vision is None else VisionTower(settings, _plain_block, Linear, RMSNorm)
 
-    uses_our_attention = True
+    @property
+    def uses_our_attention(self) -> bool:
+        """Whether attention alone mixes tokens."""
+        return not self.settings.is_recurrent
 
     def forward(self, row: RowTensors) -> Tensor:
         """Final hidden states [D, T, width] of a row, for each target distance."""
         embedded = None
         if self.vision is not None and row.source.media is not None:
             embedded = with_images(self.embedding(row.tokens).to(self.compute_dtype), self.vision, row.source.media)
-        return self.run(row.tokens, row.positions, lambda layer, q, k, v: row.attention(q, k, v), embedded=embedded)
+        carried = None
+        if self.settings.is_recurrent:
+            carried = RowDocuments(Borders([0, *row.rule.pieces[:, 2]], self.device))
+        attention = row.attention
+        # A compiled model must not depend on the row's own arrays, which it would through the row's method.
+        attend = row.attend if row.others else lambda layer, q, k, v: attention(q, k, v)
+        return self.run(row.tokens, row.positions, attend, embedded=embedded, carried=carried)
 
     def run(
         self,
@@ -168,15 +176,17 @@ class Transformer(nn.Module):
         attend: LayerAttend,
         distances: int | None = None,
         embedded: Tensor | None = None,
+        carried: Carried | None = None,
     ) -> Tensor:
         """Final hidden states, with `attend` as the attention.
 
         Args:
             tokens: int64 [...].
             positions: int64 [...].
-            attend: Called once per block, in order.
+            attend: Called once per block with attention, in order.
             distances: Number of prediction heads to run; None: all.
             embedded: [..., width] embeddings in place of those of the tokens, with features of images among them.
+            carried: The documents, for recurrent blocks.
 
         Returns:
             [D, ..., width].
@@ -185,9 +195,10 @@ class Transformer(nn.Module):
         rotary = rotary_angles(positions, self.settings.each_head, self.settings.rope_theta, dtype)
         x = self.embedding(tokens).to(dtype) if embedded is None else embedded
         for layer in range(trunk):
-            x = self.blocks[layer](x, rotary, layer, attend)
+            x = self.blocks[layer](x, rotary, self._places[layer], attend, carried)
         heads = range(trunk, trunk + (distances or self.settings.prediction_heads))
-        out: Tensor = self.norm(torch.stack([self.blocks[layer](x, rotary, layer, attend) for layer in heads]))
+        found = [self.blocks[layer](x, rotary, self._places[layer], attend, carried) for layer in heads]
+        out: Tensor = self.norm(torch.stack(found))
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -202,15 +213,18 @@ class Transformer(nn.Module):
 
     def new_cache(self, sequences: int, capacity: int) -> Cache:
         """An empty cache for `sequences` sequences of at most `capacity` tokens."""
+        kinds = [self.settings.block(layer) for layer in range(self.settings.layers)]
+        windows = tuple(kind.sliding_window for kind in kinds if not kind.is_recurrent)
         return Cache(
-            layers=self.settings.layers,
+            layers=len(windows),
             sequences=sequences,
             capacity=capacity,
             kv_heads=self.settings.key_heads,
             head_width=self.settings.each_head,
             device=self.device,
             dtype=self.compute_dtype,
-            windows=(self.settings.sliding_window,) * self.settings.layers,
+            windows=windows,
+            recurrent=self.settings.is_recurrent,
         )
 
     @torch.no_grad()
@@ -239,7 +253,8 @@ class Transformer(nn.Module):
         """
         growth = cache.growth(tokens, lengths, sequences)
         embedded = None if images is None else self._embedded(tokens, growth.parts(images))
-        hidden = self.run(tokens, growth.positions, growth.attend, distances=1, embedded=embedded)[0]
+        carried = growth if self.settings.is_recurrent else None
+        hidden = self.run(tokens, growth.positions, growth.attend, distances=1, embedded=embedded, carried=carried)[0]
         growth.done()
         return self.logits(hidden[growth.last])
 
@@ -276,7 +291,7 @@ class Transformer(nn.Module):
             device=self.device,
             dtype=self.compute_dtype,
             backend=backend,
-            window=self.settings.sliding_window,
+            windows=self.settings.windows,
             vocab_size=self.vocab_size,
         )
 
@@ -308,6 +323,10 @@ class Transformer(nn.Module):
     def prediction_weights(self) -> tuple[float, ...]:
         """How much each target distance counts in the loss."""
         return self.settings.distance_weights
+
+
+def _plain_block(settings: ModelSettings) -> Block:
+    return Block(settings, BlockSettings())
 
 
 def build_model(
@@ -377,11 +396,16 @@ def initialise(model: Transformer, seed: int) -> None:
     Source: GPT-2 (Radford et al. 2019), section 2.3.
     """
     settings = model.settings
+    for name, module in model.named_modules():
+        if isinstance(module, Mixer):
+            module.initialise(torch.Generator("cpu").manual_seed(key_for(seed, "weights", name)))
     for name, weight in model.named_parameters():
+        if name.endswith(("decay_log", "step_bias")):
+            continue
         if weight.ndim == 1:
             nn.init.ones_(weight)
             continue
-        writes = name.endswith(("attention.output.weight", "mlp.down.weight"))
+        writes = name.endswith(("attention.output.weight", "mixer.output.weight", "mlp.down.weight"))
         std = settings.init_std / (2 * settings.layers) ** 0.5 if writes else settings.init_std
         generator = torch.Generator("cpu").manual_seed(key_for(seed, "weights", name))
         with torch.no_grad():

@@ -12,7 +12,7 @@ from penstock.distillation.settings import Kind, LossSettings, TeacherSettings
 from penstock.evaluation.tasks import TaskSettings
 from penstock.loader.mixture import Mixture, Source
 from penstock.models.lora import LoraSettings
-from penstock.models.settings import Dtype, VisionSettings
+from penstock.models.settings import BlockSettings, Dtype, VisionSettings
 from penstock.training.path_settings import PolicySettings, PreferenceKind, PreferenceSettings
 from penstock.training.settings import (
     AttentionBackend,
@@ -121,6 +121,8 @@ class ModelKeywords(TypedDict, total=False):
     init_std: float
     dtype: Dtype
     vision: VisionSettings | Values | None
+    blocks: Mapping[str, BlockSettings | Values]
+    pattern: tuple[str, ...]
 
 
 class OpeningKeywords(TypedDict, total=False):

@@ -242,8 +242,8 @@ def _check_parts(model: LanguageModel, loader: Loader, parts: int, window: int |
         )
     if not model.uses_our_attention:
         raise ConfigError(
-            "training.micro_sequences: this model uses its own attention code, which cannot process a row in parts; "
-            "set micro_sequences to 1"
+            "training.micro_sequences: this model cannot process a row in parts, as it uses its own attention code or "
+            "has recurrent blocks; set micro_sequences to 1"
         )
     check_cuts(loader.settings.sequence_length, parts, window)
     if any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in _module(model).modules()):

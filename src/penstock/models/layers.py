@@ -1,0 +1,33 @@
+"""Layers that all parts of our transformer share."""
+
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, rms_norm
+
+
+@final
+class Linear(nn.Linear):
+    """A matrix without a bias, applied in the dtype of its input: weights may be kept in a wider one."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., inputs] → [..., outputs]."""
+        return linear(x, self.weight.to(x.dtype))
+
+
+@final
+class RMSNorm(nn.Module):
+    """Divides by the root mean square and multiplies by weights."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] → the same."""
+        return rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
