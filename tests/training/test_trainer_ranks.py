@@ -36,6 +36,8 @@ SCRIPT = """
         run("one then sharded", shard, resume=True)
         run("one then copied", resume=True)
         run("three heads", shard, "model.prediction_heads=3")
+        run("blocks copied", *sys.argv[3:])
+        run("blocks sharded", shard, *sys.argv[3:])
         refused = []
         for name, assignment in (("uneven", "data.loader.rows_per_step=5"), ("copied", "training.seed=0")):
             try:
@@ -53,6 +55,15 @@ SCRIPT = """
     os._exit(0)
 """
 STEPS = "training.steps=6"
+BLOCKS = (
+    "model.layers=3",
+    (
+        "model.blocks={full: {qk_norm: true}, delta: {mixer: gated_delta}, sparse: {experts: 3, balance: 0.3}, "
+        "either: {mixer: stochastic, choices: [full, delta], main: full, experts: 4, balance: 0.3}}"
+    ),
+    "model.pattern=[either, sparse]",
+)
+"""Experts and drawn mixers; at balance 0.3 their loss changes gradients visibly."""
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +73,10 @@ def runs(data, tmp_path_factory):
     look = f"training.evaluators={{held: {{data: {data}/data/validation, every: 3}}}}"
     train(data, folder / "one", look, STEPS)
     train(data, folder / "heads of one", look, STEPS, "model.prediction_heads=3")
+    train(data, folder / "blocks of one", look, STEPS, *BLOCKS)
     for name in ("one then sharded", "one then copied"):
         train(data, folder / name, look, STEPS, until=4)
-    ended = on_two_processes(folder / "script.py", SCRIPT, data, folder)
+    ended = on_two_processes(folder / "script.py", SCRIPT, data, folder, *BLOCKS)
     for name in ("sharded then one", "copied then one"):
         train(data, folder / name, look, STEPS, resume=True)
     return folder, [json.loads(out.splitlines()[-1]) for out, _ in ended]
@@ -97,6 +109,13 @@ def test_it_trains_what_one_process_does(runs, name):
 
 def test_several_target_distances(runs):
     np.testing.assert_allclose(values(records(runs, "three heads")), values(records(runs, "heads of one")), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["blocks copied", "blocks sharded"])
+def test_experts_and_drawn_mixers(runs, name):
+    due, found = records(runs, "blocks of one"), records(runs, name)
+    for figure in ("loss", "gradient_norm", "experts.evenness"):
+        np.testing.assert_allclose(values(found, figure), values(due, figure), rtol=1e-4)
 
 
 def test_refusals_are_those_of_all_ranks(runs):

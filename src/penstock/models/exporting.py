@@ -1,8 +1,9 @@
 """Exports a model in the Hugging Face layout (weights, tokenizer, template, stop ids), for transformers and vLLM.
 
 The folder also works with llama.cpp. A `Transformer` becomes a LlamaForCausalLM, a MistralForCausalLM if it has a
-sliding window, or a Qwen3ForCausalLM if it normalises queries and keys; only its first prediction head is exported.
-Logits are equal up to rounding.
+sliding window, or a Qwen3ForCausalLM if it normalises queries and keys; with experts a MixtralForCausalLM, or a
+Qwen3MoeForCausalLM. Only its first prediction head and the main mixers of stochastic blocks are exported. Logits are
+equal up to rounding.
 """
 
 import json
@@ -99,20 +100,31 @@ def refuse_blocks(settings: ModelSettings) -> None:
     """Refuse blocks that no architecture of transformers has.
 
     Raises:
-        ConfigError: There are recurrences, or blocks of different kinds.
+        ConfigError: There are recurrences, blocks of different kinds, or logits with a soft cap.
     """
-    kinds = {settings.block(layer) for layer in range(settings.layers)}
-    recurrent = sorted({kind.mixer for kind in kinds if kind.is_recurrent})
+    kinds = [settings.block(layer) for layer in range(settings.layers)]
+    mixers = {settings.mixers(kind)[0] for kind in kinds}
+    recurrent = sorted({mixer.mixer for mixer in mixers if mixer.is_recurrent})
     if recurrent:
         raise ConfigError(
             f"export: our blocks with {', '.join(recurrent)} have no layout that transformers knows; train hf:path "
             "with a model of that kind instead"
         )
-    if len(kinds) > 1:
+    attention = {(mixer.sliding_window, mixer.qk_norm) for mixer in mixers}
+    if len(attention) > 1:
         raise ConfigError("export: attention that differs from block to block has no layout that we write")
-    [kind] = kinds
-    if kind.qk_norm and kind.sliding_window is not None:
+    [(window, qk_norm)] = attention
+    if qk_norm and window is not None:
         raise ConfigError("export: qk_norm with a sliding window has no layout that we write")
+    if settings.logit_softcap is not None:
+        raise ConfigError("export: logit_softcap has no layout that we write")
+    experts = {(kind.experts, kind.experts_per_token, kind.expert_width) for kind in kinds}
+    sparse = [kind for kind in experts if kind[0] is not None]
+    if len(sparse) > 1 or (len(experts) > len(sparse) > 0 and not qk_norm):
+        raise ConfigError(
+            "export: experts that differ from block to block have no layout that we write; blocks without experts "
+            "among them have one with qk_norm only"
+        )
 
 
 def check_output(folder: Path, overwrite: bool) -> tuple[str, ...]:
@@ -183,6 +195,8 @@ def _write_names(folder: Path, names: Sequence[str]) -> None:
 def _notices(model: LanguageModel, tokenizer: Tokenizer | None) -> Iterator[str]:
     if (further := len(model.prediction_weights) - 1) > 0:
         yield f"{further} further prediction heads are left out: the layout does not support them"
+    if isinstance(model, Transformer) and model.settings.is_stochastic:
+        yield "stochastic blocks are exported with their main mixer; the other choices are left out"
     if tokenizer is not None and "tokenizer.json" not in tokenizer.source_bytes:
         files = ", ".join(tokenizer.source_bytes)
         yield f"the vocabulary is {tokenizer.kind} ({files}), which penstock reads and transformers may not"
@@ -199,21 +213,36 @@ def _export_transformer(
 ) -> None:
     from safetensors.torch import save_file
 
+    config = _config(model, context_length)
     weights: dict[str, Tensor] = {}
     for name, weight in model.state_dict().items():
         if (exported := llama_name(name, model.settings.layers)) is not None:
+            if config["model_type"] == "mixtral":
+                exported = _mixtral_name(exported)
             weights[exported] = weight.detach().contiguous()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    _write_json(folder / "config.json", {**_config(model, context_length), **_ids(tokenizer, stop_ids)})
+    _write_json(folder / "config.json", {**config, **_ids(tokenizer, stop_ids)})
+
+
+def _mixtral_name(name: str) -> str:
+    for ours, theirs in (("mlp.", "block_sparse_moe."), ("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")):
+        name = name.replace(ours, theirs)
+    return name
 
 
 def _config(model: Transformer, context_length: int) -> dict[str, Any]:
-    settings, kind = model.settings, model.settings.block(0)
-    windowed = kind.sliding_window is not None
-    name = "Mistral" if windowed else "Qwen3" if kind.qk_norm else "Llama"
-    return {
+    settings = model.settings
+    kinds = [settings.block(layer) for layer in range(settings.layers)]
+    attention = settings.mixers(kinds[0])[0]
+    windowed, sparse = attention.sliding_window is not None, next((kind for kind in kinds if kind.experts), None)
+    if sparse is not None:
+        name, kind = ("Qwen3Moe", "qwen3_moe") if attention.qk_norm else ("Mixtral", "mixtral")
+    else:
+        name = "Mistral" if windowed else "Qwen3" if attention.qk_norm else "Llama"
+        kind = name.lower()
+    config: dict[str, Any] = {
         "architectures": [f"{name}ForCausalLM"],
-        "model_type": name.lower(),
+        "model_type": kind,
         "vocab_size": settings.vocab_size,
         "hidden_size": settings.width,
         "intermediate_size": settings.inner_width,
@@ -230,8 +259,20 @@ def _config(model: Transformer, context_length: int) -> dict[str, Any]:
         "tie_word_embeddings": settings.tied,
         "initializer_range": settings.init_std,
         "dtype": str(model.compute_dtype).removeprefix("torch."),
-        **({"sliding_window": kind.sliding_window} if windowed else {"attention_bias": False, "mlp_bias": False}),
     }
+    if windowed or kind == "mixtral":
+        config |= {"sliding_window": attention.sliding_window}
+    else:
+        config |= {"attention_bias": False, "mlp_bias": False}
+    if sparse is not None:
+        config |= {"num_experts_per_tok": sparse.experts_per_token, "router_aux_loss_coef": sparse.balance}
+        width = sparse.expert_width or settings.inner_width
+        if kind == "mixtral":
+            return config | {"num_local_experts": sparse.experts, "intermediate_size": width}
+        dense = [layer for layer, one in enumerate(kinds) if one.experts is None]
+        config |= {"num_experts": sparse.experts, "moe_intermediate_size": width, "norm_topk_prob": True}
+        config |= {"decoder_sparse_step": 1, "mlp_only_layers": dense}
+    return config
 
 
 def _ids(tokenizer: Tokenizer | None, stop_ids: list[int]) -> dict[str, Any]:

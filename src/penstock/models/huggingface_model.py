@@ -255,6 +255,13 @@ class HuggingFaceModel(nn.Module):
         logits: Tensor = self.inner(**given).logits[0]
         return logits
 
+    def begin_step(self, *, seed: int, number: int, tokens: int) -> None:
+        """Training steps are nothing to it."""
+
+    def end_step(self, total: Callable[[Sequence[float]], list[float]]) -> dict[str, float]:
+        """No figures."""
+        return {}
+
     def run(self, tokens: Tensor, positions: Tensor, attend: LayerAttend, distances: int | None = None) -> Tensor:
         """Final hidden states [1, ..., width] of tokens [T] or [B, n], with `attend` as the attention.
 

@@ -32,6 +32,7 @@ _BLOCK = {
     "mlp.gate.weight": "mlp.gate_proj.weight",
     "mlp.up.weight": "mlp.up_proj.weight",
     "mlp.down.weight": "mlp.down_proj.weight",
+    "mlp.router.weight": "mlp.gate.weight",
     "attention.query_norm.weight": "self_attn.q_norm.weight",
     "attention.key_norm.weight": "self_attn.k_norm.weight",
 }
@@ -68,11 +69,20 @@ _OTHER_PARTS = re.compile(
 
 
 def llama_name(name: str, layers: int) -> str | None:
-    """One of our weight names in the Llama layout of Hugging Face; None for further prediction heads."""
+    """One of our weight names in the Llama layout of Hugging Face, or that of Qwen 3 with experts.
+
+    None for what the layout lacks: further prediction heads, and all but the main mixer of stochastic blocks.
+    """
     block = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)
     if block is None:
         return _OUTSIDE[name]
-    return f"model.layers.{block[1]}.{_BLOCK[block[2]]}" if int(block[1]) < layers else None
+    if int(block[1]) >= layers or block[2].startswith("others."):
+        return None
+    expert = re.fullmatch(r"mlp\.experts\.(\d+)\.(.+)", block[2])
+    inside = (
+        _BLOCK[block[2]] if expert is None else _BLOCK[f"mlp.{expert[2]}"].replace("mlp", f"mlp.experts.{expert[1]}")
+    )
+    return f"model.layers.{block[1]}.{inside}"
 
 
 def refuse_quantised(folder: Path, config: Mapping[str, Any]) -> None:

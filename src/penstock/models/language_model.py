@@ -10,7 +10,7 @@ rows (training, teachers) calls `require_packed_rows`. Code that can do without 
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self, final
@@ -219,6 +219,12 @@ class LanguageModel(Protocol):
 
     def __call__(self, row: RowTensors) -> Tensor:
         """Final hidden states [D, T, width] of a row, for each target distance."""
+
+    def begin_step(self, *, seed: int, number: int, tokens: int) -> None:
+        """Say which training step comes: the run's seed, its number from 0, and its tokens on all ranks."""
+
+    def end_step(self, total: Callable[[Sequence[float]], list[float]]) -> dict[str, float]:
+        """Figures of the step, if the model has any; `total` sums numbers over all ranks."""
 
     def run(self, tokens: Tensor, positions: Tensor, attend: LayerAttend) -> Tensor:
         """Final hidden states [D, ..., width] of tokens int64 [...], with `attend` as the attention."""

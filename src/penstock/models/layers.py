@@ -4,7 +4,7 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, rms_norm
+from torch.nn.functional import linear, rms_norm, silu
 
 
 @final
@@ -31,3 +31,17 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] → the same."""
         return rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
+@final
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) × up(x))."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = Linear(width, inner), Linear(width, inner), Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] → the same."""
+        out: Tensor = self.down(silu(self.gate(x)) * self.up(x))
+        return out

@@ -86,6 +86,13 @@ class OwnModel(nn.Module):
             )
         return hidden if hidden.ndim == 3 else hidden[None]
 
+    def begin_step(self, *, seed: int, number: int, tokens: int) -> None:
+        """Training steps are nothing to it."""
+
+    def end_step(self, total: Callable[[Sequence[float]], list[float]]) -> dict[str, float]:
+        """No figures."""
+        return {}
+
     def run(self, tokens: Tensor, positions: Tensor, attend: LayerAttend) -> Tensor:
         """Not for modules of one's own, which attend by `row.attention`."""
         raise ConfigError(f"{self._name}: a module of your own cannot attend by another function")

@@ -12,7 +12,7 @@ MOST = 1 << 31
 MOST_DISTANCES = 64
 """Maximum number of target distances that a loader gives."""
 Dtype = Literal["float32", "bfloat16", "float64"]
-MixerKind = Literal["attention", "gated_delta", "kimi_delta", "mamba"]
+MixerKind = Literal["attention", "gated_delta", "kimi_delta", "mamba", "stochastic"]
 
 
 @final
@@ -58,10 +58,11 @@ class VisionSettings:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSettings:
-    """What a kind of block mixes tokens with: attention, or a recurrence."""
+    """What a kind of block mixes tokens with, attention or a recurrence, and its experts."""
 
     mixer: MixerKind = "attention"
-    """`attention`, `gated_delta` (Gated DeltaNet), `kimi_delta` (with a decay per channel), `mamba` (Mamba-2)."""
+    """`attention`, `gated_delta` (Gated DeltaNet), `kimi_delta` (with a decay per channel), `mamba` (Mamba-2), or
+    `stochastic` (one of several, drawn for each training step)."""
     sliding_window: int | None = None
     """attention: maximum tokens that a token sees, including itself; None: all before it in its document."""
     qk_norm: bool = False
@@ -74,31 +75,86 @@ class BlockSettings:
     """mamba: size of a head's state for each of its numbers."""
     convolution: int = 4
     """Recurrences: tokens that the short convolution sees, including the token itself."""
+    choices: tuple[str, ...] = ()
+    """stochastic: names of the blocks whose mixers it draws from, by the seed, the step and the layer."""
+    chances: tuple[float, ...] = ()
+    """stochastic: how likely each of the choices is, in any unit; empty: all alike."""
+    main: str | None = None
+    """stochastic: the choice that evaluates and writes texts."""
+    experts: int | None = None
+    """Number of experts in place of the one SwiGLU; None: no experts."""
+    experts_per_token: int = 2
+    """Experts that each token goes to."""
+    expert_width: int | None = None
+    """Inner size of each expert; None: that of the model's SwiGLU."""
+    balance: float = 0.01
+    """Factor of the experts' load-balancing loss, which is computed for each document by itself; 0: none."""
 
     def __post_init__(self) -> None:
         if self.mixer not in get_args(MixerKind):
             known = ", ".join(get_args(MixerKind))
             raise ConfigError(f"model.blocks: mixer must be one of {known}; got {self.mixer!r}")
-        for name in ("state_width", "convolution"):
+        for name in ("state_width", "convolution", "experts_per_token"):
             _check_count(f"blocks.{name}", getattr(self, name))
-        for name in ("sliding_window", "heads", "head_width"):
+        for name in ("sliding_window", "heads", "head_width", "experts", "expert_width"):
             if getattr(self, name) is not None:
                 _check_count(f"blocks.{name}", getattr(self, name))
         if self.convolution < 2:
             raise ConfigError("model.blocks: convolution must be at least 2")
-        given = {name for name in _OF_ATTENTION | _OF_RECURRENCE if getattr(self, name) != _DEFAULTS[name]}
-        wrong = sorted(given & (_OF_ATTENTION if self.is_recurrent else _OF_RECURRENCE))
-        if wrong:
-            raise ConfigError(f"model.blocks: {', '.join(wrong)} cannot be set with mixer {self.mixer}")
+        own = _OF_RECURRENCE if self.is_recurrent else _OF_KIND[self.mixer]
+        self._refuse(_OF_RECURRENCE.union(*_OF_KIND.values()) - own, f"with mixer {self.mixer}")
+        if self.experts is None:
+            self._refuse(_OF_EXPERTS, "without experts")
+        elif self.experts_per_token > self.experts:
+            raise ConfigError(
+                f"model.blocks: experts_per_token {self.experts_per_token} is more than experts {self.experts}"
+            )
+        if not 0 <= self.balance < float("inf"):
+            raise ConfigError(f"model.blocks: balance must be 0 or more, got {self.balance!r}")
+        if self.mixer == "stochastic":
+            self._check_choices()
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "BlockSettings":
+        """Settings from plain values, such as those of JSON."""
+        lists = {name: tuple(values[name]) for name in ("choices", "chances") if name in values}
+        return cls(**{**values, **lists})
+
+    def _refuse(self, names: set[str], where: str) -> None:
+        if wrong := sorted(name for name in names if getattr(self, name) != _DEFAULTS[name]):
+            raise ConfigError(f"model.blocks: {', '.join(wrong)} cannot be set {where}")
+
+    def _check_choices(self) -> None:
+        if len(set(self.choices)) < max(2, len(self.choices)) or self.main not in self.choices:
+            raise ConfigError(
+                "model.blocks: a stochastic mixer needs `choices`, the names of two or more blocks, and `main`, one of "
+                f"them; got choices {list(self.choices)} and main {self.main!r}"
+            )
+        if len(self.shares) != len(self.choices) or not 0 < sum(self.shares) < float("inf") or min(self.shares) < 0:
+            raise ConfigError(
+                f"model.blocks: chances must be {len(self.choices)} numbers of 0 or more, one for each of the choices; "
+                f"got {list(self.chances)}"
+            )
 
     @property
     def is_recurrent(self) -> bool:
         """Whether it has states instead of keys."""
-        return self.mixer != "attention"
+        return self.mixer not in ("attention", "stochastic")
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """How likely each of the choices is."""
+        return self.chances or (1.0,) * len(self.choices)
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """Its choices, the main one first."""
+        return (self.main or "", *(name for name in self.choices if name != self.main))
 
 
-_OF_ATTENTION = {"sliding_window", "qk_norm"}
 _OF_RECURRENCE = {"heads", "head_width", "state_width", "convolution"}
+_OF_KIND = {"attention": {"sliding_window", "qk_norm"}, "stochastic": {"choices", "chances", "main"}}
+_OF_EXPERTS = {"experts_per_token", "expert_width", "balance"}
 _DEFAULTS = {field.name: field.default for field in fields(BlockSettings)}
 
 
@@ -134,6 +190,8 @@ class ModelSettings:
     """How much each distance counts in the loss, one number per head; empty: 1 each."""
     sliding_window: int | None = None
     """Maximum tokens that a token sees, including itself; None: all before it in its document."""
+    logit_softcap: float | None = None
+    """Keep logits within ± this number, by softcap × tanh(logits / softcap); None: they are as they come."""
     init_std: float = 0.02
     """Standard deviation of initial weights; divided by √(2 × layers) for those that write to the residual stream."""
     dtype: Dtype = "float32"
@@ -154,8 +212,8 @@ class ModelSettings:
                 _check_count(name, getattr(self, name))
         if self.prediction_heads > MOST_DISTANCES:
             raise ConfigError(f"model.prediction_heads must be at most {MOST_DISTANCES}, got {self.prediction_heads}")
-        for name in ("rope_theta", "norm_eps", "init_std"):
-            if not 0 < getattr(self, name) < float("inf"):
+        for name in ("rope_theta", "norm_eps", "init_std", "logit_softcap"):
+            if getattr(self, name) is not None and not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"model.{name} must be above 0, got {getattr(self, name)!r}")
         if self.head_width is None and self.width % self.heads:
             raise ConfigError(
@@ -180,7 +238,15 @@ class ModelSettings:
         if unknown:
             known = ", ".join(self.blocks)
             raise ConfigError(f"model.pattern: {unknown[0]!r} is not one of model.blocks ({known})")
-        if unused := sorted(set(self.blocks) - set(self.pattern)):
+        choices = {choice: name for name, block in self.blocks.items() for choice in block.choices}
+        for choice, name in choices.items():
+            if choice not in self.blocks or self.blocks[choice].choices:
+                raise ConfigError(
+                    f"model.blocks.{name}: {choice!r} must be one of model.blocks, and not a stochastic one"
+                )
+            if self.blocks[choice].experts is not None:
+                raise ConfigError(f"model.blocks.{name}: set experts there, not in its choice {choice!r}")
+        if unused := sorted(set(self.blocks) - set(self.pattern) - choices.keys()):
             raise ConfigError(f"model.blocks: {', '.join(unused)} does not occur in model.pattern; remove it")
         if self.blocks and self.sliding_window is not None:
             raise ConfigError("model.sliding_window and model.blocks cannot be combined; set it in a block")
@@ -192,7 +258,7 @@ class ModelSettings:
         vision = VisionSettings(**vision) if isinstance(vision, Mapping) else vision
         weights = tuple(values.get("prediction_weights", ()))
         blocks = {
-            name: BlockSettings(**block) if isinstance(block, Mapping) else block
+            name: BlockSettings.of(block) if isinstance(block, Mapping) else block
             for name, block in (values.get("blocks") or {}).items()
         }
         pattern = tuple(values.get("pattern", ()))
@@ -211,10 +277,44 @@ class ModelSettings:
         return any(block.is_recurrent for block in self.blocks.values())
 
     @property
+    def has_experts(self) -> bool:
+        """Whether some block has experts."""
+        return any(block.experts is not None for block in self.blocks.values())
+
+    @property
+    def is_stochastic(self) -> bool:
+        """Whether some block draws its mixer."""
+        return any(block.choices for block in self.blocks.values())
+
+    def mixers(self, kind: BlockSettings) -> tuple[BlockSettings, ...]:
+        """The ways in which a block mixes tokens: itself, or those of a stochastic one, its main one first."""
+        return tuple(self.blocks[name] for name in kind.ways) if kind.choices else (kind,)
+
+    @property
     def windows(self) -> tuple[int | None, ...]:
-        """The sliding window of each block with attention."""
-        blocks = [self.block(layer) for layer in range(self.num_blocks)]
-        return tuple(block.sliding_window for block in blocks if not block.is_recurrent)
+        """The sliding window of each attention, in the order of `places`."""
+        found = {
+            place: mixer.sliding_window
+            for layer, places in enumerate(self.places())
+            for place, mixer in zip(places, self.mixers(self.block(layer)), strict=True)
+            if not mixer.is_recurrent
+        }
+        return tuple(found[place] for place in sorted(found))
+
+    def places(self) -> list[tuple[int, ...]]:
+        """For each block, the numbers of its mixers among attentions, or among recurrences.
+
+        Main mixers have the first numbers, in the order of blocks: a cache has places for them only.
+        """
+        ways = [self.mixers(self.block(layer)) for layer in range(self.num_blocks)]
+        counts = {False: 0, True: 0}
+        found: list[list[int]] = [[] for _ in ways]
+        for first in (True, False):
+            for layer, mixers in enumerate(ways):
+                for mixer in mixers[:1] if first else mixers[1:]:
+                    found[layer].append(counts[mixer.is_recurrent])
+                    counts[mixer.is_recurrent] += 1
+        return [tuple(places) for places in found]
 
     @property
     def of_vision(self) -> "ModelSettings":
@@ -282,18 +382,22 @@ class ModelSettings:
         return text + tower + self.vocab_size * self.width * (1 if self.tied else 2)
 
     def _block_parameters(self, block: BlockSettings) -> int:
-        mixer = 2 * self.width * self.each_head * (self.heads + self.key_heads)
-        if block.qk_norm:
-            mixer += 2 * self.each_head
-        if block.is_recurrent:
-            heads, width = block.heads or self.heads, block.head_width or self.each_head
-            values, steps = heads * width, heads * (width if block.mixer == "kimi_delta" else 1)
-            convolved = values + 2 * block.state_width if block.mixer == "mamba" else 3 * values
-            writes = 0 if block.mixer == "mamba" else heads
-            mixer = self.width * (convolved + 2 * values + steps + writes) + convolved * block.convolution
-            # Biases of steps, rates of decay, the norm; what Mamba passes by.
-            mixer += steps + heads + width + (heads if block.mixer == "mamba" else 0)
-        return mixer + 3 * self.width * self.inner_width + 2 * self.width
+        mixers = sum(self._mixer_parameters(mixer) for mixer in self.mixers(block))
+        width = self.inner_width if block.experts is None else block.expert_width or self.inner_width
+        router = 0 if block.experts is None else block.experts * self.width
+        return mixers + 3 * self.width * width * (block.experts or 1) + router + 2 * self.width
+
+    def _mixer_parameters(self, block: BlockSettings) -> int:
+        if not block.is_recurrent:
+            norms = 2 * self.each_head if block.qk_norm else 0
+            return 2 * self.width * self.each_head * (self.heads + self.key_heads) + norms
+        heads, width = block.heads or self.heads, block.head_width or self.each_head
+        values, steps = heads * width, heads * (width if block.mixer == "kimi_delta" else 1)
+        convolved = values + 2 * block.state_width if block.mixer == "mamba" else 3 * values
+        writes = 0 if block.mixer == "mamba" else heads
+        mixer = self.width * (convolved + 2 * values + steps + writes) + convolved * block.convolution
+        # Biases of steps, rates of decay, the norm; what Mamba passes by.
+        return mixer + steps + heads + width + (heads if block.mixer == "mamba" else 0)
 
     def requirements(self) -> InputRequirements:
         """What a loader must provide for it."""

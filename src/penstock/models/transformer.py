@@ -12,13 +12,16 @@ Initial weights are a function of the seed and of each weight's name, drawn on t
 rank, and for every weight that two models of different depth share.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear
 
 from penstock.core.errors import ConfigError
 from penstock.core.randomness import key_for
@@ -26,9 +29,10 @@ from penstock.inputs.media import BlankImage, RowMedia
 from penstock.inputs.model_input import InputRequirements, ModelInput
 from penstock.inputs.prompt_images import PromptImages
 from penstock.models.cache import Cache, LayerAttend
+from penstock.models.experts import Balance, Experts
 from penstock.models.image_features import FeatureCache
 from penstock.models.language_model import LanguageModel, PackingVerdict, RowTensors
-from penstock.models.layers import Linear, RMSNorm
+from penstock.models.layers import Linear, RMSNorm, SwiGLU
 from penstock.models.lora import LoraSettings
 from penstock.models.own_code import is_own_code
 from penstock.models.own_model import build_own
@@ -79,50 +83,66 @@ class Attention(nn.Module):
 
 
 @final
-class SwiGLU(nn.Module):
-    """down(silu(gate(x)) × up(x))."""
-
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.gate, self.up, self.down = Linear(width, inner), Linear(width, inner), Linear(inner, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., width] → the same."""
-        out: Tensor = self.down(silu(self.gate(x)) * self.up(x))
-        return out
-
-
-@final
 class Block(nn.Module):
-    """Attention or a recurrence, then the SwiGLU, each added to its input."""
+    """Attention or a recurrence, then the SwiGLU or one of experts, each added to its input.
+
+    A stochastic block has several ways to mix tokens, of which the first is its main one.
+    """
 
     def __init__(self, settings: ModelSettings, kind: BlockSettings) -> None:
         super().__init__()
+        main, *others = settings.mixers(kind)
         self.attention_norm = RMSNorm(settings.width, settings.norm_eps)
-        self.mixer = make_mixer(settings, kind) if kind.is_recurrent else None
-        self.attention = None if kind.is_recurrent else Attention(settings, kind.qk_norm)
+        self.mixer = make_mixer(settings, main) if main.is_recurrent else None
+        self.attention = None if main.is_recurrent else Attention(settings, main.qk_norm)
+        self.others = nn.ModuleList(
+            make_mixer(settings, other) if other.is_recurrent else Attention(settings, other.qk_norm)
+            for other in others
+        )
         self.mlp_norm = RMSNorm(settings.width, settings.norm_eps)
-        self.mlp = SwiGLU(settings.width, settings.inner_width)
+        self.mlp = SwiGLU(settings.width, settings.inner_width) if kind.experts is None else Experts(settings, kind)
 
     def forward(
         self,
         x: Tensor,
         rotary: tuple[Tensor, Tensor],
-        layer: int,
+        place: int,
         attend: LayerAttend,
         carried: Carried | None = None,
+        balance: Balance | None = None,
+        choice: int = 0,
     ) -> Tensor:
-        """[..., width] → the same; `layer` counts the blocks of its kind, attention or recurrences."""
+        """[..., width] → the same; `place` counts the attentions, or the recurrences, of the model."""
         normed = self.attention_norm(x)
-        if self.attention is not None:
-            x = x + self.attention(normed, rotary, layer, attend)
+        chosen = (self.attention or self.mixer) if choice == 0 else self.others[choice - 1]
+        if isinstance(chosen, Attention):
+            x = x + chosen(normed, rotary, place, attend)
         else:
-            assert self.mixer is not None
+            assert chosen is not None
             if carried is None:
                 raise ConfigError("recurrent blocks must know the documents; set micro_sequences to 1")
-            x = x + self.mixer(normed, layer, carried)
-        out: Tensor = x + self.mlp(self.mlp_norm(x))
+            x = x + chosen(normed, place, carried)
+        normed = self.mlp_norm(x)
+        out: Tensor = x + (self.mlp(normed, balance) if isinstance(self.mlp, Experts) else self.mlp(normed))
         return out
+
+
+@final
+@dataclass(slots=True)
+class StepOfTraining:
+    """What a model must know of a training step.
+
+    Attributes:
+        seed: Of the training.
+        number: From 0.
+        tokens: Of all ranks, without padding.
+        evenness: Σ over experts' blocks and tokens of this rank; see `Balance`.
+    """
+
+    seed: int
+    number: int
+    tokens: int
+    evenness: Tensor | float = 0.0
 
 
 @final
@@ -144,9 +164,8 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(settings.vocab_size, settings.width)
         kinds = [settings.block(layer) for layer in range(settings.num_blocks)]
         self.blocks = nn.ModuleList(Block(settings, kind) for kind in kinds)
-        self._places = [
-            sum(one.is_recurrent == kind.is_recurrent for one in kinds[:layer]) for layer, kind in enumerate(kinds)
-        ]
+        self._places = settings.places()
+        self._step: StepOfTraining | None = None
         self.norm = RMSNorm(settings.width, settings.norm_eps)
         self.unembedding = None if settings.tied else Linear(settings.width, settings.vocab_size)
         self.vision = None if settings.vision is None else VisionTower(settings, _plain_block, Linear, RMSNorm)
@@ -164,10 +183,67 @@ class Transformer(nn.Module):
         carried = None
         if self.settings.is_recurrent:
             carried = RowDocuments(Borders([0, *row.rule.pieces[:, 2]], self.device))
+        balance = None
+        if self.settings.has_experts and self._trains:
+            balance = Balance(row)
         attention = row.attention
         # A compiled model must not depend on the row's own arrays, which it would through the row's method.
         attend = row.attend if row.others else lambda layer, q, k, v: attention(q, k, v)
-        return self.run(row.tokens, row.positions, attend, embedded=embedded, carried=carried)
+        hidden = self.run(row.tokens, row.positions, attend, embedded=embedded, carried=carried, balance=balance)
+        if balance is not None:
+            step = self._begun()
+            step.evenness = step.evenness + balance.evenness
+            hidden = balance.attach(hidden, step.tokens)
+        return hidden
+
+    def begin_step(self, *, seed: int, number: int, tokens: int) -> None:
+        """Say which training step comes: stochastic blocks draw by it, and balance losses are divided by its tokens.
+
+        Args:
+            seed: Of the training.
+            number: Of the step, from 0.
+            tokens: Of all ranks, without padding.
+        """
+        self._step = StepOfTraining(seed, number, tokens)
+
+    def end_step(self, total: Callable[[Sequence[float]], list[float]]) -> dict[str, float]:
+        """Figures of the step.
+
+        Args:
+            total: Sums numbers over all ranks.
+
+        Returns:
+            `experts.evenness`, for a model with experts: 1 if each document uses all experts alike; at most the number
+            of experts by the number that a token goes to.
+        """
+        if not self.settings.has_experts:
+            return {}
+        step = self._begun()
+        [evenness] = total([float(step.evenness)])
+        blocks = sum(self.settings.block(layer).experts is not None for layer in range(self.settings.num_blocks))
+        return {"experts.evenness": evenness / (step.tokens * blocks)}
+
+    @property
+    def _trains(self) -> bool:
+        return self.training and torch.is_grad_enabled()
+
+    def _begun(self) -> StepOfTraining:
+        if self._step is None:
+            raise ConfigError(
+                "a model with experts or stochastic blocks must know the training step: call "
+                "model.begin_step(seed=…, number=step.index, tokens=step.num_tokens) before each; or model.eval()"
+            )
+        return self._step
+
+    def _choice(self, layer: int) -> int:
+        """Which way of mixing tokens a block takes: 0, its main one, unless it is stochastic and trains."""
+        kind = self.settings.block(layer)
+        if kind.mixer != "stochastic" or not self._trains:
+            return 0
+        step = self._begun()
+        bounds = list(accumulate(kind.shares))
+        drawn = bisect_right(bounds, key_for(step.seed, "mixer", step.number, layer) / 2**64 * bounds[-1])
+        return kind.ways.index(kind.choices[min(drawn, len(bounds) - 1)])
 
     def run(
         self,
@@ -177,6 +253,7 @@ class Transformer(nn.Module):
         distances: int | None = None,
         embedded: Tensor | None = None,
         carried: Carried | None = None,
+        balance: Balance | None = None,
     ) -> Tensor:
         """Final hidden states, with `attend` as the attention.
 
@@ -187,6 +264,7 @@ class Transformer(nn.Module):
             distances: Number of prediction heads to run; None: all.
             embedded: [..., width] embeddings in place of those of the tokens, with features of images among them.
             carried: The documents, for recurrent blocks.
+            balance: Where experts add how evenly they are used.
 
         Returns:
             [D, ..., width].
@@ -194,10 +272,16 @@ class Transformer(nn.Module):
         dtype, trunk = self.compute_dtype, self.settings.layers - 1
         rotary = rotary_angles(positions, self.settings.each_head, self.settings.rope_theta, dtype)
         x = self.embedding(tokens).to(dtype) if embedded is None else embedded
+
+        def block(layer: int, x: Tensor) -> Tensor:
+            choice = self._choice(layer)
+            out: Tensor = self.blocks[layer](x, rotary, self._places[layer][choice], attend, carried, balance, choice)
+            return out
+
         for layer in range(trunk):
-            x = self.blocks[layer](x, rotary, self._places[layer], attend, carried)
+            x = block(layer, x)
         heads = range(trunk, trunk + (distances or self.settings.prediction_heads))
-        found = [self.blocks[layer](x, rotary, self._places[layer], attend, carried) for layer in heads]
+        found = [block(layer, x) for layer in heads]
         out: Tensor = self.norm(torch.stack(found))
         return out
 
@@ -205,7 +289,10 @@ class Transformer(nn.Module):
         """[..., width] → [..., vocab], in float32 or wider."""
         weight = self.embedding.weight if self.unembedding is None else self.unembedding.weight
         scores = linear(hidden, weight.to(hidden.dtype))
-        return scores.to(torch.promote_types(scores.dtype, torch.float32))
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        if (most := self.settings.logit_softcap) is not None:
+            scores = most * (scores / most).tanh()
+        return scores
 
     def packing(self, slots: int) -> PackingVerdict:
         """Documents may share any row: only attention mixes tokens, and it sees one document at a time."""
@@ -213,8 +300,9 @@ class Transformer(nn.Module):
 
     def new_cache(self, sequences: int, capacity: int) -> Cache:
         """An empty cache for `sequences` sequences of at most `capacity` tokens."""
-        kinds = [self.settings.block(layer) for layer in range(self.settings.layers)]
-        windows = tuple(kind.sliding_window for kind in kinds if not kind.is_recurrent)
+        # Only main mixers write texts.
+        mains = [self.settings.mixers(self.settings.block(layer))[0] for layer in range(self.settings.layers)]
+        windows = tuple(main.sliding_window for main in mains if not main.is_recurrent)
         return Cache(
             layers=len(windows),
             sequences=sequences,
@@ -224,7 +312,7 @@ class Transformer(nn.Module):
             device=self.device,
             dtype=self.compute_dtype,
             windows=windows,
-            recurrent=self.settings.is_recurrent,
+            recurrent=any(main.is_recurrent for main in mains),
         )
 
     @torch.no_grad()
@@ -405,7 +493,7 @@ def initialise(model: Transformer, seed: int) -> None:
         if weight.ndim == 1:
             nn.init.ones_(weight)
             continue
-        writes = name.endswith(("attention.output.weight", "mixer.output.weight", "mlp.down.weight"))
+        writes = name.endswith(("output.weight", "down.weight"))
         std = settings.init_std / (2 * settings.layers) ** 0.5 if writes else settings.init_std
         generator = torch.Generator("cpu").manual_seed(key_for(seed, "weights", name))
         with torch.no_grad():

@@ -25,6 +25,7 @@ from penstock.models import LanguageModel, ModelSettings
 from penstock.models.language_model import require_packed_rows
 from penstock.models.micro_sequences import check_cuts
 from penstock.models.own_model import OwnModel
+from penstock.models.transformer import Transformer
 from penstock.training.settings import TrainSettings
 from penstock.training.tensor_logs import check_patterns
 
@@ -244,6 +245,11 @@ def _check_parts(model: LanguageModel, loader: Loader, parts: int, window: int |
         raise ConfigError(
             "training.micro_sequences: this model cannot process a row in parts, as it uses its own attention code or "
             "has recurrent blocks; set micro_sequences to 1"
+        )
+    if isinstance(model, Transformer) and (model.settings.has_experts or model.settings.is_stochastic):
+        raise ConfigError(
+            "training.micro_sequences: experts have a loss of whole documents, and stochastic blocks draw for whole "
+            "rows; set micro_sequences to 1"
         )
     check_cuts(loader.settings.sequence_length, parts, window)
     if any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in _module(model).modules()):

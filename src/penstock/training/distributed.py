@@ -9,7 +9,7 @@ With sharding (FSDP2), weights, gradients and optimizer states are split among t
 
 import os
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -131,11 +131,8 @@ class Ranks:
         each parameter.
         """
         bucket: list[Tensor] = []
-        for parameter in parameters:
-            if not parameter.requires_grad:
-                continue
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+        for parameter in with_gradients(parameters):
+            assert parameter.grad is not None
             if not self.several:
                 continue
             if bucket and (bucket[0].dtype != parameter.grad.dtype or _bytes(bucket) > BUCKET_BYTES):
@@ -144,6 +141,15 @@ class Ranks:
             bucket.append(parameter.grad)
         if bucket:
             _sum_bucket(bucket)
+
+
+def with_gradients(parameters: Iterable[torch.nn.Parameter]) -> Iterator[torch.nn.Parameter]:
+    """The trained parameters; one that no row reached gets a gradient of zeros."""
+    for parameter in parameters:
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            yield parameter
 
 
 def local_device(name: str) -> torch.device:

@@ -39,7 +39,7 @@ from penstock.shards.images import PROCESSOR_FOLDER
 from penstock.shards.layout import TOKENIZER_FOLDER
 from penstock.training.checkpoints import Checkpoint, newest_complete, save_checkpoint
 from penstock.training.checks import BitSettings, bit_settings, check_fit, rows_per_pass
-from penstock.training.distributed import Ranks, load_whole_weights, shard, share_out, whole_weights
+from penstock.training.distributed import Ranks, load_whole_weights, shard, share_out, whole_weights, with_gradients
 from penstock.training.evaluators import Evaluator, evaluate
 from penstock.training.loss_groups import LossGroups, LossSums, inner_of, means
 from penstock.training.losses import hidden_loss, row_loss
@@ -136,6 +136,7 @@ class Trainer:
         self._on_step = None if settings.on_step is None else load_on_step(settings.on_step)
         own_loss = None if self._own_loss is None else self._own_loss.function
         self._own_state = OwnState({"loss": own_loss, "on_step": self._on_step})
+        model.begin_step(seed=settings.seed, number=0, tokens=1)
         check_fit(model, loader, settings, distiller, self._own_loss)
         self.rows_per_pass = ranks.least(rows_per_pass(model, loader, settings, taught=distiller is not None))
         self._projections = {} if distiller is None else dict(distiller.named_parameters())
@@ -368,6 +369,7 @@ class Trainer:
     def _step(self, step: Step, waited: float, logs: TensorLogs) -> Record:
         began = time.monotonic()
         torch.manual_seed(key_for(self.settings.seed, "step", step.index, self.ranks.place.rank) >> 1)
+        self.model.begin_step(seed=self.settings.seed, number=step.index, tokens=step.num_tokens)
         nats = 0.0
         rows = list(step.joined(self.rows_per_pass))
         if self.distiller is not None:
@@ -377,7 +379,10 @@ class Trainer:
         with logs.watch(step.index + 1):
             for row in rows:
                 nats += self._backward(row, step.loss_denominators)
-            if not self.settings.shard:
+            if self.settings.shard:
+                # A block that drew another mixer leaves some without, and an optimizer steps those with zeros.
+                list(with_gradients(self.model.parameters()))
+            else:
                 self.ranks.sum_gradients([*self.model.parameters(), *self._projections.values()])
         rate = self.settings.optimizer.learning_rate * self.settings.schedule.share(step.index, self.steps)
         # Nothing may be saved until this step's loss and gradients are known to be finite.
@@ -407,6 +412,7 @@ class Trainer:
             **means(self._parts.take(self.ranks.sum)),
             **taught,
             **own,
+            **self.model.end_step(self.ranks.sum),
             "learning_rate": rate,
             "gradient_norm": norm,
             "tokens": self.totals.tokens,

@@ -1,0 +1,78 @@
+"""Experts and stochastic blocks in training: their loss and their draws follow the step, not the rows of a pass."""
+
+import pytest
+import torch
+from test_trainer_ranks import BLOCKS
+from training_makers import losses, make, train, values
+
+from penstock.core.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("plain_torch")
+STEPS = "training.steps=5"
+
+
+JOINED = (
+    (
+        "model.blocks={full: {}, near: {sliding_window: 8, qk_norm: true}, sparse: {experts: 3, balance: 0.3}, "
+        "either: {mixer: stochastic, choices: [full, near], main: full, experts: 4, balance: 0.3}}"
+    ),
+    "model.pattern=[either, sparse]",
+)
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    return train(data, tmp_path_factory.mktemp("whole") / "run", STEPS, *BLOCKS)
+
+
+def test_single_rows_give_the_same(data, tmp_path):
+    joined, single = (train(data, tmp_path / str(n), STEPS, *JOINED, f"training.rows_per_pass={n}") for n in (4, 1))
+    for figure in ("loss", "gradient_norm", "experts.evenness"):
+        assert values(single, figure) == pytest.approx(values(joined, figure), rel=1e-4)
+    assert losses(single) != losses(joined), "another order of additions rounds otherwise: were rows joined?"
+
+
+def test_it_resumes_to_the_last_bit(data, tmp_path, whole):
+    train(data, tmp_path / "run", STEPS, *BLOCKS, until=2)
+    assert losses(train(data, tmp_path / "run", STEPS, *BLOCKS, resume=True)) == losses(whole)
+
+
+def test_the_loss_evens_out_the_use_of_experts(data, tmp_path):
+    """Only that loss: without it, the same steps leave experts less evenly used."""
+    one = "model.pattern=[sparse]"
+    found = {}
+    for balance in (0, 3):
+        blocks = f"model.blocks={{sparse: {{experts: 6, experts_per_token: 1, balance: {balance}}}}}"
+        records = train(data, tmp_path / str(balance), "training.steps=30", blocks, one)
+        found[balance] = values(records, "experts.evenness")
+    assert found[0][0] == pytest.approx(found[3][0], rel=1e-3)
+    assert found[3][-1] - 1 < 0.5 * (found[0][-1] - 1)
+
+
+def test_another_seed_draws_others(data, tmp_path, whole):
+    """With the same weights: those of a run are given."""
+    trainer = make(data, tmp_path / "run", STEPS, *BLOCKS)
+    model = trainer.model
+    drawn = []
+    for seed in (0, 1):
+        for number in range(12):
+            model.begin_step(seed=seed, number=number, tokens=1)
+            drawn.append((seed, model._choice(0)))
+    assert [c for s, c in drawn if s == 0] != [c for s, c in drawn if s == 1]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch._dynamo itself
+def test_compiled_blocks_give_the_same(data, tmp_path, whole, monkeypatch):
+    compile = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: compile(self, backend="eager", **options))
+    found = train(data, tmp_path / "run", STEPS, *BLOCKS, "training.compile=true")
+    torch._dynamo.reset()
+    assert values(found) == pytest.approx(values(whole), rel=1e-4)
+
+
+def test_parts_of_rows_are_refused(data, tmp_path):
+    with pytest.raises(ConfigError, match=r"experts have a loss of whole documents.*set micro_sequences to 1"):
+        make(
+            data, tmp_path / "run", "training.micro_sequences=2", "model.blocks={a: {experts: 3}}", "model.pattern=[a]"
+        )
