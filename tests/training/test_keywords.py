@@ -18,8 +18,8 @@ from penstock.runs import keywords
 from penstock.serving.settings import ServeSettings
 from penstock.training.settings import OptimizerSettings, ScheduleSettings, TrainSettings
 
-WIDER = {"evaluators"}
-"""Takes more than settings, and is tried by the tests of evaluators."""
+WIDER = {"blocks", "evaluators"}
+"""Take more than settings, and are tried by the tests of models and evaluators."""
 
 
 def members(hint):
