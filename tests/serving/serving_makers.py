@@ -58,6 +58,11 @@ class FakeEngine:
         if self.running.pop(sequence, None) is not None:
             self.cancelled.append(sequence)
 
+    def score(self, prompt: Sequence[int], most: int) -> list[LogProbabilities]:
+        if "fail" in self.tokenizer.decode(prompt):
+            raise RuntimeError("the secret of the engine")
+        return [LogProbabilities(-token / 100, ((token, -token / 100), (1, -9.0))[:most]) for token in prompt[1:]]
+
     def step(self) -> list[Event]:
         self.steps += 1
         time.sleep(self.seconds)

@@ -11,6 +11,8 @@ from serving_makers import make_model, running
 
 JSON = {"content-type": "application/json"}
 HI = [{"role": "user", "content": "Hi"}]
+CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def refusal(response, status: int = 400) -> dict:
@@ -54,9 +56,13 @@ def refusal(response, status: int = 400) -> dict:
         ({"prompt": "a", "stop": ["a" * 300]}, "stop.0"),
         ({"prompt": "a", "stream": "yes"}, "stream"),
         ({"prompt": "a", "logprobs": 6}, "logprobs"),
-        ({"prompt": "a", "echo": True}, "echo"),
-        ({"prompt": "a", "frequency_penalty": 0.5}, "frequency_penalty"),
-        ({"prompt": "a", "logit_bias": {"1": 5}}, "logit_bias"),
+        ({"prompt": "a", "echo": "yes"}, "echo"),
+        ({"prompt": "a", "frequency_penalty": 2.5}, "frequency_penalty"),
+        ({"prompt": "a", "presence_penalty": "1"}, "presence_penalty"),
+        ({"prompt": "a", "logit_bias": {"a": 5}}, "logit_bias"),
+        ({"prompt": "a", "logit_bias": {"1": 101}}, "logit_bias.1"),
+        ({"prompt": "a", "logit_bias": {"99999": 1}}, "logit_bias"),
+        ({"prompt": "a", "logit_bias": {str(n): 1 for n in range(1025)}}, "logit_bias"),
         ({"prompt": "a", "nonsense": 1}, "nonsense"),
         ({"prompt": "a", "model": 5}, "model"),
         ({"prompt": "a", "stream_options": {"include_usage": 1}, "stream": True}, "stream_options.include_usage"),
@@ -84,15 +90,57 @@ def test_completions_name_the_field(server, body, param):
         ({"messages": [*HI, {"role": "user", "content": " \n\t\u00a0\u2003"}]}, "messages.1.content"),
         ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": " "}] * 2}]}, "messages.0.content"),
-        ({"messages": [{"role": "user", "content": "Hi", "tool_calls": [1]}]}, "messages.0.tool_calls"),
+        ({"messages": [{"role": "user", "content": "Hi", "tool_calls": [1]}]}, "messages.0.tool_calls.0"),
+        ({"messages": [{"role": "user", "content": "Hi", "tool_calls": [CALL]}]}, "messages.0"),
+        ({"messages": [*HI, {"role": "tool", "content": "5"}]}, "messages.1"),
+        (
+            {
+                "messages": [
+                    *HI,
+                    {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "[]"}}]},
+                ]
+            },
+            "messages.1.tool_calls.0.function.arguments",
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages.0.content.0.image_url.url",
         ),
         ({"messages": [{"role": "user", "content": [{"type": "text"}] * 65}]}, "messages.0.content"),
         ({"messages": [*HI, {"role": "system", "content": "late"}]}, "messages"),
-        ({"messages": HI, "tools": [{"type": "function"}]}, "tools"),
-        ({"messages": HI, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": HI, "tools": [{"type": "function"}]}, "tools.0.function"),
+        ({"messages": HI, "tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        # This template has no place for tools.
+        ({"messages": HI, "tools": [TOOL]}, "tools"),
+        ({"messages": HI, "tools": [TOOL, TOOL]}, None),
+        ({"messages": HI, "tool_choice": "required"}, None),
+        ({"messages": HI, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, None),
+        ({"messages": HI, "tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
+        ({"messages": HI, "tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"messages": HI, "tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"messages": HI, "tools": [{**TOOL, "function": {"name": "f", "strict": True}}]}, None),
+        (
+            {"messages": HI, "tools": [{**TOOL, "function": {"name": "f", "parameters": {"type": "array"}}}]},
+            "tools.0.function.parameters",
+        ),
+        ({"messages": HI, "parallel_tool_calls": "no"}, "parallel_tool_calls"),
+        ({"messages": HI, "tools": [TOOL], "response_format": {"type": "json_object"}}, None),
+        ({"messages": HI, "response_format": {"type": "json"}}, "response_format.type"),
+        ({"messages": HI, "response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            {
+                "messages": HI,
+                "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": 5}}},
+            },
+            "response_format",
+        ),
+        (
+            {
+                "messages": HI,
+                "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "b": 1}},
+            },
+            "response_format.json_schema.b",
+        ),
         ({"messages": HI, "max_completion_tokens": 5000}, "max_completion_tokens"),
         ({"messages": HI, "top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ({"messages": HI, "prompt": "a"}, "prompt"),

@@ -16,6 +16,8 @@ An engine belongs to one thread. A server's loop submits and cancels between ste
 
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Protocol, final
 
 import numpy as np
@@ -24,16 +26,20 @@ from torch import Tensor
 
 from penstock.core.errors import ConfigError
 from penstock.generation import sequence as sequences
-from penstock.generation.sampling import Sampler, draw, log_probabilities
+from penstock.generation.grammar import Grammars
+from penstock.generation.sampling import Sampler, change, draw, log_probabilities
 from penstock.generation.sequence import Spelling
 from penstock.generation.settings import Event, FinishReason, Generated, LogProbabilities, Sampling
 from penstock.inputs.media import BlankImage
+from penstock.inputs.model_input import pack_documents
 from penstock.inputs.prompt_images import PromptImages
 from penstock.models import LanguageModel
 from penstock.tokenizers import Tokenizer
 
 PROMPT_PART = 512
 """Tokens of a prompt that are read in one step."""
+SCORED = 256
+"""Tokens whose logits `score` holds at the same time."""
 LEAST_SHARED = 16
 """Tokens that a sequence takes from a running one, at least: fewer are read again, without waiting for it."""
 
@@ -91,6 +97,7 @@ class Engine:
         context_length: int,
         stop_ids: Collection[int] = (),
         forbidden_ids: Collection[int] | None = None,
+        allowed_controls: Collection[int] = (),
         slots: int = 8,
         prompt_part: int = PROMPT_PART,
         images: BlankImage | None = None,
@@ -104,6 +111,8 @@ class Engine:
             stop_ids: Ids that end a sequence.
             forbidden_ids: Ids that are never chosen; None: all control tokens except the stop ids. Embedding rows
                 without a tokenizer id are never chosen.
+            allowed_controls: Control tokens that may be chosen besides, such as those that begin calls of tools; their
+                names are text.
             slots: Number of sequences that run at the same time; others wait.
             prompt_part: Tokens of a prompt that are read in one step.
             images: The blank image of an `ImageReader`, for prompts with images; None: they are refused.
@@ -120,7 +129,8 @@ class Engine:
         self.tokenizer, self.context_length = tokenizer, context_length
         self.stop_ids = frozenset(int(token) for token in stop_ids)
         self._model, self._part = model, prompt_part
-        forbidden = _control_ids(tokenizer) - self.stop_ids if forbidden_ids is None else frozenset(forbidden_ids)
+        allowed = self.stop_ids.union(allowed_controls)
+        forbidden = _control_ids(tokenizer) - allowed if forbidden_ids is None else frozenset(forbidden_ids)
         self._check_ids(self.stop_ids | forbidden)
         self._spelling = Spelling(tokenizer, self.stop_ids)
         unknown = range(min(tokenizer.vocab_size, model.vocab_size), model.vocab_size)
@@ -166,7 +176,9 @@ class Engine:
             The sequence's number, which its events have.
 
         Raises:
-            ConfigError: The prompt is empty, leaves no room in the context, or has ids outside the vocabulary.
+            ConfigError: The prompt is empty, leaves no room in the context, or has ids outside the vocabulary, or the
+                JSON schema is not supported.
+            MissingExtraError: There is a JSON schema, and llguidance is not installed.
         """
         ids = [int(token) for token in prompt]
         if not ids:
@@ -181,12 +193,18 @@ class Engine:
             raise ConfigError("the prompt has images, and the engine was made without; give it Engine(images=…)")
         number, self._submitted = self._submitted, self._submitted + 1
         settings = sampling or Sampling()
+        self._check_ids(settings.logit_bias)
+        constraint = None if settings.json_schema is None else self._grammars.constraint(settings.json_schema)
         self._waiting.append(
             sequences.Sequence(
-                number, ids, settings, choice, self.context_length, self._spelling, self.stop_ids, images
+                number, ids, settings, choice, self.context_length, self._spelling, self.stop_ids, images, constraint
             )
         )
         return number
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        return Grammars(self.tokenizer, self.stop_ids)
 
     def cancel(self, sequence: int) -> None:
         """Remove a sequence; nothing happens if it has ended."""
@@ -234,7 +252,7 @@ class Engine:
             Events; `sequence` is the prompt's index. If the iterator is closed early, its sequences are cancelled.
 
         Raises:
-            ConfigError: See `submit`; or the engine has other sequences.
+            ConfigError: See `submit`; or the engine has other sequences; or a JSON schema is too complex.
         """
         if self._running or self._waiting:
             raise ConfigError("the engine has other sequences; use submit() and step(), or let them end")
@@ -251,8 +269,9 @@ class Engine:
                 places[self.submit(prompt, each, choice=first_choice + place * shared, images=own)] = place
             while self._running or self._waiting:
                 for event in self.step():
-                    place = places[event.sequence]
-                    yield Event(place, event.token, event.text, event.finish_reason, event.logprobs)
+                    if event.error is not None:
+                        raise event.error
+                    yield replace(event, sequence=places[event.sequence])
         finally:
             for number in places:
                 self.cancel(number)
@@ -269,6 +288,32 @@ class Engine:
         for event in self.generate(prompts, sampling, images=images):
             events[event.sequence].append(event)
         return [collect(each) for each in events]
+
+    @torch.inference_mode()
+    def score(self, prompt: Sequence[int], most: int) -> list[LogProbabilities]:
+        """The model's log-probabilities of all tokens of a prompt but the first, each after those before it.
+
+        Args:
+            prompt: Ids; at most as many as the context holds.
+            most: Number of alternatives for each.
+
+        Raises:
+            ConfigError: There is no id, too many, or one outside the vocabulary.
+        """
+        ids = np.array(prompt, np.int32)
+        if not 1 <= len(ids) <= self.context_length:
+            raise ConfigError(f"a text of {len(ids)} tokens cannot be scored; give 1 to {self.context_length}")
+        self._check_ids(ids.tolist())
+        row, _ = pack_documents([ids], [0])
+        tensors = self._model.tensors(row)
+        hidden, next_tokens = self._model(tensors)[0, : len(ids) - 1], tensors.tokens[1 : len(ids)]
+        found = []
+        for states, due in zip(hidden.split(SCORED), next_tokens.split(SCORED), strict=True):
+            own, values, likeliest = (x.tolist() for x in log_probabilities(self._model.logits(states), due, most))
+            found += [
+                LogProbabilities(own[at], tuple(zip(likeliest[at], values[at], strict=True))) for at in range(len(due))
+            ]
+        return found
 
     def _join(self, sequence: sequences.Sequence) -> None:
         """Give a sequence a slot, and what it shares with a running one as soon as that has it."""
@@ -322,15 +367,26 @@ class Engine:
         logprobs = self._log_probabilities(group, logits, chosen)
         events = []
         for row, (each, token) in enumerate(zip(group, chosen.tolist(), strict=True)):
-            text = each.accept(token)
-            events.append(Event(each.number, token, text, each.finish_reason, logprobs[row] if logprobs else None))
-            if each.finish_reason is not None:
+            reported = logprobs[row] if logprobs else None
+            error = None
+            try:
+                text = each.accept(token)
+            except ConfigError as raised:
+                # Only this sequence ends.
+                text, error = "", raised
+            events.append(Event(each.number, token, text, each.finish_reason, reported, error))
+            if each.finish_reason is not None or error is not None:
                 self._leave(each)
         return events
 
     def _allowed(self, group: list[sequences.Sequence], logits: Tensor) -> Tensor:
-        """A copy of the logits with −inf for tokens that must not be chosen."""
+        """A copy of the logits with penalties and biases, and −inf for tokens that must not be chosen."""
         allowed = logits.index_fill(-1, self._forbidden, -torch.inf)
+        for row, each in enumerate(group):
+            if each.counts or each.sampling.logit_bias:
+                change(allowed[row], each.sampling, each.counts or {})
+            if each.constraint is not None:
+                allowed[row].masked_fill_(~each.constraint.allowed(allowed.shape[1], allowed.device), -torch.inf)
         too_early = [row for row, each in enumerate(group) if not each.may_stop]
         if too_early and len(self._stops):
             allowed[torch.tensor(too_early, device=logits.device)[:, None], self._stops] = -torch.inf

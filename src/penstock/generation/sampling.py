@@ -7,7 +7,7 @@ no selection algorithm is needed.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -111,6 +111,25 @@ def _descending(scores: Tensor) -> Tensor:
     if scores.device.type != "cpu":
         return scores.sort(-1, descending=True).values
     return torch.from_numpy(np.sort(scores.numpy(), axis=-1)).flip(-1)
+
+
+def change(logits: Tensor, sampling: Sampling, counts: Mapping[int, int]) -> None:
+    """Change the logits [vocab] of one sequence by its penalties and biases, in place.
+
+    Args:
+        logits: [vocab].
+        sampling: The sequence's.
+        counts: Chosen token → how often; may be empty without penalties.
+
+    Source: OpenAI's API, `frequency_penalty` and `presence_penalty`.
+    """
+    changes = dict(sampling.logit_bias)
+    for token, count in counts.items():
+        penalty = count * sampling.frequency_penalty + sampling.presence_penalty
+        changes[token] = changes.get(token, 0.0) - penalty
+    if changes:
+        places = torch.tensor(list(changes), device=logits.device)
+        logits[places] += torch.tensor(list(changes.values()), dtype=logits.dtype, device=logits.device)
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:

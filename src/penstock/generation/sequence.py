@@ -6,9 +6,11 @@ microsecond a token.
 """
 
 import codecs
+from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import final
 
+from penstock.generation.grammar import Constraint
 from penstock.generation.sampling import sequence_key
 from penstock.generation.settings import FinishReason, Sampling
 from penstock.inputs.prompt_images import PromptImages
@@ -99,11 +101,13 @@ class Sequence:
         leader: The running sequence that is reading a beginning of its prompt, which it waits for; None: none.
         shared: Tokens that it shares with the leader.
         finish_reason: None until it ends.
+        counts: How often each token was chosen, if penalties need it.
+        constraint: What its text must meet; None: nothing.
     """
 
     __slots__ = (
-        "_spelling", "_stop_ids", "_stream", "finish_reason", "held", "ids", "images", "key", "keys", "leader", "limit",
-        "number", "prompt", "sampling", "shared", "slot",
+        "_spelling", "_stop_ids", "_stream", "constraint", "counts", "finish_reason", "held", "ids", "images", "key",
+        "keys", "leader", "limit", "number", "prompt", "sampling", "shared", "slot",
     )  # fmt: skip
 
     def __init__(
@@ -116,6 +120,7 @@ class Sequence:
         spelling: Spelling,
         stop_ids: frozenset[int],
         images: PromptImages | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
         self.number, self.ids, self.prompt, self.sampling = number, list(prompt), len(prompt), sampling
         self.images, self.keys = images, self.ids if images is None else images.keyed(self.ids)
@@ -126,6 +131,9 @@ class Sequence:
         room = context_length - len(prompt)
         self.limit = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
         self.finish_reason: FinishReason | None = None
+        self.constraint = constraint
+        penalised = sampling.frequency_penalty or sampling.presence_penalty
+        self.counts: Counter[int] | None = Counter() if penalised else None
         self._spelling, self._stop_ids = spelling, stop_ids
         self._stream = TextStream(sampling.stop)
 
@@ -147,19 +155,30 @@ class Sequence:
     @property
     def may_stop(self) -> bool:
         """Whether the next token may be a stop id."""
-        return self.written >= self.sampling.min_tokens
+        return self.constraint is not None or self.written >= self.sampling.min_tokens
 
     def accept(self, token: int) -> str:
-        """Add a chosen token; returns the text that is certain now. Sets `finish_reason` at the end."""
+        """Add a chosen token; returns the text that is certain now. Sets `finish_reason` at the end.
+
+        Raises:
+            ConfigError: The constraint is too complex to go on.
+        """
         self.ids.append(token)
+        if self.counts is not None:
+            self.counts[token] += 1
         if self.images is not None:
             self.keys.append(token)
         if token in self._stop_ids:
             self.finish_reason = "stop"
             return self._stream.finish()
+        if self.constraint is not None:
+            self.constraint.accept(token)
         text = self._stream.push(self._spelling[token], may_stop=self.may_stop)
         if self._stream.stopped:
             self.finish_reason = "stop"
+        elif self.constraint is not None and self.constraint.complete:
+            self.finish_reason = "stop"
+            text += self._stream.finish()
         elif self.written >= self.limit:
             self.finish_reason = "length"
             text += self._stream.finish()

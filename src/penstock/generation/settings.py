@@ -1,13 +1,17 @@
 """Sampling settings, and what an engine returns: events for single tokens, or whole sequences. Imports no torch."""
 
+import json
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, final
 
 from penstock.core.errors import ConfigError
 
 MOST_LOGPROBS = 100
 """Maximum number of alternatives returned for a token."""
+MOST_CHANGE = 100.0
+"""The largest penalty or bias of a logit: it decides what is chosen, and no logit overflows."""
 COLDEST = 1e-6
 """The lowest temperature above 0: logits divided by much less overflow float32."""
 
@@ -21,7 +25,8 @@ class Sampling:
     """How the tokens of a sequence are chosen, and when it ends.
 
     Filters are applied in the order of the fields, each to the tokens that the previous ones kept. Tokens with equal
-    logits are kept or removed together, so the result depends only on the logits.
+    logits are kept or removed together, so the result depends only on the logits. Penalties and biases change the
+    logits before that.
     """
 
     temperature: float = 1.0
@@ -42,7 +47,18 @@ class Sampling:
     stop: tuple[str, ...] = ()
     """Texts that end the sequence; they are not part of it."""
     logprobs: int | None = None
-    """Return each token's log-probability, and those of this number of most likely tokens; None: neither."""
+    """Return each token's log-probability, and those of this number of most likely tokens; None: neither. They are the
+    model's own: before penalties, biases, temperature and filters."""
+    frequency_penalty: float = 0.0
+    """Subtracted from the logit of each token as often as it was chosen in this sequence, the prompt not counted; −100
+    to 100."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of each token that was chosen in this sequence; −100 to 100."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    """Id → what is added to its logit, −100 to 100."""
+    json_schema: str | None = None
+    """A JSON schema, as JSON, that the text must meet unless `max_tokens` cuts it; `min_tokens` does not count then.
+    Needs llguidance."""
 
     def __post_init__(self) -> None:
         warm = self.temperature
@@ -61,6 +77,26 @@ class Sampling:
         _check("stop", self.stop, _texts(self.stop), "a tuple of Unicode texts that are not empty")
         count, expected = self.logprobs, f"a whole number, 0 to {MOST_LOGPROBS}"
         _check("logprobs", count, count is None or (_whole(count, 0) and count <= MOST_LOGPROBS), expected)
+        for name in ("frequency_penalty", "presence_penalty"):
+            _check_change(name, getattr(self, name))
+        _check("logit_bias", self.logit_bias, isinstance(self.logit_bias, Mapping), "a mapping of ids to numbers")
+        for token, bias in self.logit_bias.items():
+            _check("an id of logit_bias", token, _whole(token, 0), "a whole number of 0 or more")
+            _check_change(f"logit_bias of id {token}", bias)
+        if self.json_schema is not None:
+            _check_schema(self.json_schema)
+
+
+def _check_change(name: str, value: float) -> None:
+    _check(name, value, -MOST_CHANGE <= value <= MOST_CHANGE, f"-{MOST_CHANGE:g} to {MOST_CHANGE:g}")
+
+
+def _check_schema(schema: str) -> None:
+    try:
+        found = json.loads(schema)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"json_schema is not valid JSON: {error}") from None
+    _check("json_schema", schema, isinstance(found, dict), "a JSON object")
 
 
 def _whole(value: object, least: int | None) -> bool:
@@ -109,6 +145,8 @@ class Event:
     finish_reason: FinishReason | None = None
     """None until the last event."""
     logprobs: LogProbabilities | None = None
+    error: ConfigError | None = None
+    """Why the sequence ends with this event without a finish_reason: its JSON schema is too complex."""
 
 
 @final

@@ -85,8 +85,6 @@ class Experts(nn.Module):
         width = kind.expert_width or settings.inner_width
         self.experts = nn.ModuleList(SwiGLU(settings.width, width) for _ in range(kind.experts))
 
-    # How many tokens an expert gets differs from row to row, which a compiler cannot foresee.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor, balance: Balance | None = None) -> Tensor:
         """[..., width] → the same."""
         tokens = x.reshape(-1, x.shape[-1])

@@ -146,6 +146,10 @@ class GenerateKeywords(OpeningKeywords, total=False):
     max_tokens: int | None
     stop: tuple[str, ...]
     logprobs: int | None
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: Mapping[int, float]
+    json_schema: str | None
 
 
 class EvaluateKeywords(OpeningKeywords, total=False):

@@ -184,13 +184,16 @@ def load_writer(
 def writer_of(found: Opened, slots: int) -> Writer:
     """Build an engine for an opened model."""
     from penstock.generation import Engine
+    from penstock.generation.tool_calls import allowed_controls
 
     images = reader_of(found)
+    template = "" if found.template is None else found.template.source
     engine = Engine(
         found.model,
         found.tokenizer,
         context_length=found.context_length,
         stop_ids=found.run.stop_ids,
+        allowed_controls=allowed_controls(template, found.tokenizer.special_tokens),
         slots=slots,
         images=None if images is None else images.blank,
     )

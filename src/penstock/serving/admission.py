@@ -14,11 +14,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from penstock.generation import Event, Sampling
+from penstock.generation import Event, LogProbabilities, Sampling
 from penstock.inputs.prompt_images import PromptImages
 from penstock.serving.refusals import Refusal
 from penstock.serving.settings import ServeSettings
-from penstock.serving.worker import Ended, EngineThread, Ticket
+from penstock.serving.worker import Ended, EngineThread, Stopped, Ticket
 
 
 @final
@@ -126,6 +126,10 @@ class Ask:
     tokens_dropped: int = 0
     images: PromptImages | None = None
     """Of the only prompt; None: there are none."""
+    scored: int | None = None
+    """Number of alternatives for the log-probabilities of the prompts' own tokens; None: they are not asked for."""
+    writes: bool = True
+    """False: only the prompts' own tokens are asked for."""
 
     @property
     def choices(self) -> int:
@@ -156,6 +160,8 @@ class Generating:
         self._received: asyncio.Queue[tuple[int, Event | Ended]] = asyncio.Queue()
         self._open: dict[int, Ticket] = {}
         self._finished: set[int] = set()
+        self.scores: list[Sequence[LogProbabilities]] = []
+        """Of each prompt, if they were asked for."""
 
     async def enter(self) -> None:
         """Wait for places, then submit the sequences.
@@ -164,6 +170,21 @@ class Generating:
             Refusal: There is no place.
         """
         await self._admission.enter(self.ask.choices)
+        unused = self.ask.choices
+        try:
+            if self.ask.scored is not None:
+                self.scores = [await self._engine.score(prompt, self.ask.scored) for prompt in self.ask.prompts]
+            if self.ask.writes:
+                self._submit()
+                unused = 0
+        except Stopped:
+            raise _stopping() from None
+        finally:
+            # Sequences that were submitted release their places themselves.
+            if unused:
+                self._admission.leave(unused)
+
+    def _submit(self) -> None:
         for index in range(self.ask.choices):
             prompt, choice = self.ask.prompts[index // self.ask.replies], index % self.ask.replies
             self._open[index] = self._engine.submit(
@@ -176,7 +197,7 @@ class Generating:
         Raises:
             Cut: A sequence left the batch before it was finished.
         """
-        while len(self._finished) < self.ask.choices:
+        while self.ask.writes and len(self._finished) < self.ask.choices:
             index, event = await self._received.get()
             if not isinstance(event, Ended):
                 if event.finish_reason is not None:

@@ -22,10 +22,11 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
+from penstock.generation.tool_calls import FORCED, family_of
 from penstock.serving.admission import Admission, Ask, Generating
 from penstock.serving.guard import MEDIA_TYPE, Guard, Metrics
 from penstock.serving.refusals import JsonResponse, Refusal, internal_error
-from penstock.serving.requests import ChatRequest, CompletionRequest, parse, read_object
+from penstock.serving.requests import ChatRequest, CompletionRequest, Kind, parse, read_object
 from penstock.serving.responses import Answering, ChatWriter, CompletionWriter, TokenTexts, Writer, unless_left
 from penstock.serving.served_model import ServedModel
 from penstock.serving.settings import ServeSettings
@@ -123,7 +124,11 @@ class Service:
             self.model.check_name(asked.model)
             return asked, self.model.completion(asked, self.settings)
 
-        return await self._answer(request, understand, lambda _: CompletionWriter(self.model.name))
+        def writer(asked: CompletionRequest, ask: Ask) -> CompletionWriter:
+            echo = self.model.echo(asked, ask) if asked.echo else ()
+            return CompletionWriter(self.model.name, echo, asked.n, ask.writes)
+
+        return await self._answer(request, understand, writer)
 
     async def _chat(self, request: Request) -> Response:
         def understand(body: dict[str, Any]) -> tuple[ChatRequest, Ask]:
@@ -131,13 +136,20 @@ class Service:
             self.model.check_name(asked.model)
             return asked, self.model.chat(asked, self.settings)
 
-        return await self._answer(request, understand, lambda ask: ChatWriter(self.model.name, ask.tokens_dropped))
+        def writer(asked: ChatRequest, ask: Ask) -> ChatWriter:
+            family = None
+            if asked.offered and self.model.template is not None:
+                family = FORCED if asked.callable else family_of(self.model.template.source)
+            most = None if asked.parallel_tool_calls else 1
+            return ChatWriter(self.model.name, ask.tokens_dropped, family, asked.offered, most)
+
+        return await self._answer(request, understand, writer)
 
     async def _answer(
         self,
         request: Request,
-        understand: Callable[[dict[str, Any]], tuple[CompletionRequest | ChatRequest, Ask]],
-        writer: Callable[[Ask], Writer],
+        understand: Callable[[dict[str, Any]], tuple[Kind, Ask]],
+        writer: Callable[[Kind, Ask], Writer],
     ) -> Response:
         more = 0 if self.model.images is None else self.settings.image_bytes
         body = await read_object(request, self.settings, self.settings.body_bytes + more)
@@ -145,7 +157,7 @@ class Service:
         loop = asyncio.get_running_loop()
         asked, ask = await loop.run_in_executor(self._prompts, understand, body)
         generating = Generating(ask, self.engine, self.admission)
-        answering = Answering(generating, writer(ask), self._names, self.metrics)
+        answering = Answering(generating, writer(asked, ask), self._names, self.metrics)
         try:
             await unless_left(request, generating.enter())
         except BaseException:

@@ -11,6 +11,7 @@ supported, is accepted only with a value that has no effect. A field that never 
 """
 
 import asyncio
+import json
 import secrets
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -28,6 +29,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
 from penstock.generation import Sampling
+from penstock.generation.tool_calls import forced_schema
 from penstock.serving.refusals import ClientLeft, Refusal, bad_request
 from penstock.serving.settings import ServeSettings
 
@@ -36,18 +38,10 @@ IGNORED = frozenset(
 )
 """Fields that never change an answer."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
     "best_of": (1,),
-    "logit_bias": ({},),
     "suffix": ("",),
-    "echo": (False,),
-    "tools": ([],),
     "functions": ([],),
-    "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -56,6 +50,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 """Fields that are not supported, with the values that have no effect."""
+MOST_BIASES, MOST_TOOLS = 1024, 128
 MOST_PROMPTS, MOST_PARTS, MOST_STOPS, LONGEST_STOP = 128, 64, 4, 256
 
 
@@ -146,6 +141,18 @@ def _prompts(value: object) -> list[Any]:
     return prompts
 
 
+def _biases(value: object) -> object:
+    """Ids as JSON's names, which are texts → numbers."""
+    if not isinstance(value, dict):
+        return value
+    if len(value) > MOST_BIASES:
+        raise ValueError(f"{len(value):,} ids, at most {MOST_BIASES} are allowed")
+    wrong = next((name for name in value if not str(name).isdecimal() or len(str(name)) > 12), None)
+    if wrong is not None:
+        raise ValueError(f"{str(wrong)[:40]!r} is not a token id")
+    return {int(name): bias for name, bias in value.items()}
+
+
 def _is_id(value: object) -> bool:
     return type(value) is int and value >= 0
 
@@ -212,12 +219,60 @@ class AudioPart(_Strict):
 Part = Annotated[TextPart | ImagePart | AudioPart, Field(discriminator="type")]
 
 
+class CalledFunction(_Strict):
+    """The function of a call."""
+
+    name: Annotated[str, Field(min_length=1)]
+    arguments: str
+    """A JSON object, as text."""
+
+    @field_validator("arguments")
+    @classmethod
+    def _is_object(cls, arguments: str) -> str:
+        try:
+            found = from_json(arguments or "{}", allow_inf_nan=False)
+        except ValueError as error:
+            raise ValueError(f"not valid JSON: {error}") from None
+        if not isinstance(found, dict):
+            # pydantic takes no TypeError for a fault of the field.
+            raise ValueError(f"a JSON {_kind(found)}, expected an object")  # noqa: TRY004
+        return arguments or "{}"
+
+
+class ToolCall(_Strict):
+    """A call in a reply that is part of the conversation."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class Message(_Strict):
     """One message of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[list[Part], BeforeValidator(_parts)]
     name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MOST_TOOLS)] = []
+    tool_call_id: str | None = None
+    refusal: None = None
+    """In replies that a client sends back; always null here."""
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("only messages of the assistant have tool_calls")
+        if (self.tool_call_id is None) != (self.role != "tool"):
+            raise ValueError("messages of a tool have a tool_call_id, and no others")
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _calls_without_content(cls, value: object) -> object:
+        """A reply that only calls has none, or null."""
+        if isinstance(value, dict) and value.get("tool_calls") and value.get("content") is None:
+            return {**value, "content": ""}
+        return value
 
     @field_validator("content")
     @classmethod
@@ -236,10 +291,15 @@ class Message(_Strict):
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it."""
         role = "system" if self.role == "developer" else self.role
-        named = {} if self.name is None else {"name": self.name}
+        named: dict[str, Any] = {} if self.name is None else {"name": self.name}
         content: Any = _text(self.content)
         if self.num_images:
             content = [_for_template(part) for part in self.content]
+        if self.tool_calls:
+            content = content or None
+            named["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            named["tool_call_id"] = self.tool_call_id
         return {"role": role, "content": content, **named}
 
 
@@ -253,6 +313,103 @@ def _for_template(part: Part) -> dict[str, Any]:
 
 def _text(content: list[Part]) -> str:
     return "".join(part.text for part in content if isinstance(part, TextPart))
+
+
+class Function(_Strict):
+    """A function that the model may call."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON schema."""
+    strict: bool = False
+
+    @field_validator("parameters")
+    @classmethod
+    def _are_those_of_an_object(cls, parameters: dict[str, Any] | None) -> dict[str, Any] | None:
+        if parameters and parameters.get("type", "object") != "object":
+            raise ValueError("the schema of a function's parameters must have type object")
+        return parameters
+
+
+class Tool(_Strict):
+    """A tool of a request."""
+
+    type: Literal["function"]
+    function: Function
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates expect it."""
+        function = {"name": self.function.name, "description": self.function.description or ""}
+        parameters = self.function.parameters or {"type": "object", "properties": {}}
+        return {"type": "function", "function": {**function, "parameters": parameters}}
+
+
+class ChosenFunction(_Strict):
+    """The function that a reply must call."""
+
+    name: str
+
+
+class ToolChoice(_Strict):
+    """Whether a reply may call tools, must call one, or which."""
+
+    type: Literal["none", "auto", "required", "function"]
+    function: ChosenFunction | None = None
+
+    @model_validator(mode="after")
+    def _names_one(self) -> Self:
+        if self.type == "function" and self.function is None:
+            raise ValueError('type function needs the function\'s name: {"function": {"name": …}}')
+        return self
+
+
+def _choice(value: object) -> object:
+    """A word, or an object that names a function → an object."""
+    words = ("none", "auto", "required")
+    if isinstance(value, dict) and value.get("type") == "function":
+        return value
+    if value not in words:
+        raise ValueError(f"expected {', '.join(words)}, or a function by its name")
+    return {"type": value}
+
+
+class JsonSchema(_Strict):
+    """A schema that the reply must meet."""
+
+    name: str
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    description: str | None = None
+    strict: bool | None = None
+    """A schema is always kept."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, value: object) -> object:
+        known = {"name", "schema", "description", "strict"}
+        if isinstance(value, dict) and (unknown := next((name for name in value if name not in known), None)):
+            raise ValueError(f"unknown field {str(unknown)[:60]!r}")
+        return value
+
+
+class ResponseFormat(_Strict):
+    """What the reply must be: any text, a JSON object, or JSON that meets a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema belongs to type json_schema")
+        return self
+
+    @property
+    def schema_text(self) -> str | None:
+        """The schema as JSON; None: the reply is any text."""
+        if self.json_schema is not None:
+            return json.dumps(self.json_schema.schema_)
+        return '{"type": "object"}' if self.type == "json_object" else None
 
 
 class StreamOptions(_Strict):
@@ -278,6 +435,9 @@ class _Request(_Strict):
         list[Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]],
         BeforeValidator(_stops),
     ] = []
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_biases)] = {}
     stream: bool = False
     stream_options: StreamOptions | None = None
 
@@ -286,7 +446,7 @@ class _Request(_Strict):
         """Whether a stream ends with a chunk of usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def sampling(self, max_tokens: int, logprobs: int | None) -> Sampling:
+    def sampling(self, max_tokens: int, logprobs: int | None, json_schema: str | None = None) -> Sampling:
         """The sampling for the engine; without a seed, a random one is used."""
         return Sampling(
             temperature=self.temperature,
@@ -298,6 +458,10 @@ class _Request(_Strict):
             max_tokens=max_tokens,
             stop=tuple(self.stop),
             logprobs=logprobs,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            logit_bias=self.logit_bias,
+            json_schema=json_schema,
         )
 
     @model_validator(mode="after")
@@ -312,6 +476,10 @@ class CompletionRequest(_Request):
 
     prompt: Annotated[list[Any], BeforeValidator(_prompts)]
     """Texts, or token ids."""
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    """0: only the prompt comes back, with `echo`."""
+    echo: bool = False
+    """Give the prompt back before the text, with the log-probabilities of its tokens if these are asked for."""
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
 
@@ -322,6 +490,11 @@ class ChatRequest(_Request):
     """1 by default, so that replies are not empty."""
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = []
+    tool_choice: Annotated[ToolChoice, BeforeValidator(_choice)] = ToolChoice(type="auto")
+    parallel_tool_calls: bool = True
+    """False: of several calls of a reply, only the first is given back."""
+    response_format: ResponseFormat | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
@@ -330,11 +503,40 @@ class ChatRequest(_Request):
         """The requested maximum of tokens, under either name."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools that the model may call, as chat templates expect them."""
+        return [] if self.tool_choice.type == "none" else [tool.for_template() for tool in self.tools]
+
+    @property
+    def callable(self) -> list[dict[str, Any]]:
+        """The tools of which the reply must call one; empty: it need not."""
+        chosen = self.tool_choice.function
+        if chosen is not None:
+            return [tool for tool in self.offered if tool["function"]["name"] == chosen.name]
+        return self.offered if self.tool_choice.type == "required" else []
+
+    @property
+    def schema_text(self) -> str | None:
+        """The JSON schema that the reply must meet; None: it is any text."""
+        if self.callable:
+            single = self.tool_choice.type == "function" or not self.parallel_tool_calls
+            return json.dumps(forced_schema(self.callable, 1 if single else None))
+        return None if self.response_format is None else self.response_format.schema_text
+
     @model_validator(mode="after")
     def _agree_on_chat(self) -> Self:
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise ValueError("max_tokens and max_completion_tokens are the same setting; give one of them")
+        if self.offered and self.response_format is not None and self.response_format.schema_text is not None:
+            raise ValueError("tools and response_format exclude each other, as a call is no such JSON; give one")
+        if self.tool_choice.type in ("required", "function") and not self.callable:
+            raise ValueError("tool_choice wants a call, but tools has no such function; add it")
+        if not self.callable and any(tool.function.strict for tool in self.tools):
+            raise ValueError("strict: true of a function is kept only if tool_choice wants a call; leave one out")
+        if len({tool.function.name for tool in self.tools}) < len(self.tools):
+            raise ValueError("two tools have the same name")
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
         return self

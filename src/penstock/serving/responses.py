@@ -10,7 +10,9 @@ with `data: [DONE]`. Server-sent events: the HTML standard, section 9.2.
 
 import asyncio
 import secrets
+import string
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, final
@@ -19,13 +21,16 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from penstock.generation import Event
+from penstock.core.errors import ConfigError
+from penstock.generation import Event, LogProbabilities
+from penstock.generation.tool_calls import Call, Family, Splitter, Tools
 from penstock.serving.admission import Cut, Generating
 from penstock.serving.guard import Metrics
-from penstock.serving.refusals import ClientLeft, JsonResponse, Refusal, internal_error, json_bytes
+from penstock.serving.refusals import ClientLeft, JsonResponse, Refusal, bad_request, internal_error, json_bytes
 from penstock.tokenizers import Tokenizer
 
 Json = dict[str, Any]
+_LETTERS = string.ascii_letters + string.digits
 Result = TypeVar("Result")
 
 
@@ -41,8 +46,16 @@ class TokenTexts:
         """An event's log-probabilities in the format of chats; None if they were not requested."""
         if event.logprobs is None:
             return None
-        likeliest = [self._token(token, value) for token, value in event.logprobs.likeliest]
-        return {**self._token(event.token, event.logprobs.token), "top_logprobs": likeliest}
+        return self._of(event.token, event.logprobs)
+
+    def of_prompt(self, ids: Sequence[int], scores: Sequence[LogProbabilities]) -> list[Json]:
+        """Those of a prompt's tokens; the first has none."""
+        first = {**self._token(ids[0], 0.0), "logprob": None, "top_logprobs": None}
+        return [first, *(self._of(token, score) for token, score in zip(ids[1:], scores, strict=True))]
+
+    def _of(self, token: int, found: LogProbabilities) -> Json:
+        likeliest = [self._token(other, value) for other, value in found.likeliest]
+        return {**self._token(token, found.token), "top_logprobs": likeliest}
 
     def _token(self, token: int, value: float) -> Json:
         # A model may have more embedding rows than the tokenizer has ids.
@@ -60,9 +73,14 @@ def as_completion(tokens: Sequence[Json], offset: int) -> Json:
     return {
         "tokens": [token["token"] for token in tokens],
         "token_logprobs": [token["logprob"] for token in tokens],
-        "top_logprobs": [{top["token"]: top["logprob"] for top in token["top_logprobs"]} for token in tokens],
+        "top_logprobs": [_alternatives(token["top_logprobs"]) for token in tokens],
         "text_offset": offsets,
     }
+
+
+def _alternatives(tokens: Sequence[Json] | None) -> Json | None:
+    """Text → log-probability; of tokens that look alike, such as parts of characters, the likeliest."""
+    return None if tokens is None else {token["token"]: token["logprob"] for token in reversed(tokens)}
 
 
 @final
@@ -114,21 +132,31 @@ def usage(prompt_tokens: int, choices: Sequence[Choice]) -> Json:
 class ChatWriter:
     """Answers of `/v1/chat/completions`."""
 
-    def __init__(self, model: str, tokens_dropped: int) -> None:
-        self._dropped = tokens_dropped
+    def __init__(
+        self,
+        model: str,
+        tokens_dropped: int,
+        family: Family | None = None,
+        tools: Tools = (),
+        most_calls: int | None = None,
+    ) -> None:
+        """Args: `family`: how the model writes calls of `tools`; None: nothing is taken for a call."""
+        self._dropped, self._new_splitter = tokens_dropped, lambda: Splitter(family, tools, most_calls)
+        self._splitters: defaultdict[int, Splitter] = defaultdict(self._new_splitter)
         self._head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
 
     def whole(self, choices: Sequence[Choice], usage: Json) -> Json:
         """A `chat.completion`."""
-        written = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": "".join(choice.texts), "refusal": None},
-                "logprobs": _of_chat(choice.logprobs),
-                "finish_reason": choice.finish_reason,
-            }
-            for index, choice in enumerate(choices)
-        ]
+        written = []
+        for index, choice in enumerate(choices):
+            splitter = self._new_splitter()
+            content = "".join(map(splitter.push, choice.texts))
+            rest, calls = splitter.finish()
+            message: Json = {"role": "assistant", "content": content + rest, "refusal": None}
+            if calls:
+                message |= {"content": message["content"] or None, "tool_calls": [_as_tool_call(one) for one in calls]}
+            logprobs, reason = _of_chat(choice.logprobs), _reason(choice.finish_reason, calls)
+            written.append({"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason})
         head = {**self._head, "object": "chat.completion"}
         return {**head, "choices": written, "usage": usage, "tokens_dropped": self._dropped}
 
@@ -139,8 +167,17 @@ class ChatWriter:
 
     def chunk(self, index: int, event: Event, logprobs: Json | None) -> Json:
         """A `chat.completion.chunk`."""
-        delta = {"content": event.text} if event.text else {}
-        return self._chunk(index, delta, None if logprobs is None else [logprobs], event.finish_reason)
+        splitter = self._splitters[index]
+        text = splitter.push(event.text)
+        calls: list[Call] = []
+        if event.finish_reason is not None:
+            rest, calls = splitter.finish()
+            text += rest
+        delta: Json = {"content": text} if text else {}
+        if calls:
+            delta["tool_calls"] = [{"index": place, **_as_tool_call(one)} for place, one in enumerate(calls)]
+        reason = _reason(event.finish_reason, calls)
+        return self._chunk(index, delta, None if logprobs is None else [logprobs], reason)
 
     def closing(self, usage: Json) -> Json:
         """The chunk with the usage and without choices."""
@@ -155,7 +192,12 @@ class ChatWriter:
 class CompletionWriter:
     """Answers of `/v1/completions`."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, echo: Sequence[str] = (), replies: int = 1, writes: bool = True) -> None:
+        """Args: `echo`: the text of each prompt, if it comes before its replies; `replies`: to each prompt; `writes`:
+        whether anything follows the prompts.
+        """
+        self._echo, self._replies, self._writes = echo, replies, writes
+        self._scored: list[list[Json]] = []
         self._head = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
@@ -166,14 +208,28 @@ class CompletionWriter:
 
     def whole(self, choices: Sequence[Choice], usage: Json) -> Json:
         """A `text_completion`."""
-        written = [
-            self._choice(index, "".join(choice.texts), choice.logprobs, choice.finish_reason)
-            for index, choice in enumerate(choices)
-        ]
+        written = []
+        for index, choice in enumerate(choices):
+            text, logprobs = self._prompt(index)
+            reason = choice.finish_reason or "length"
+            written.append(self._choice(index, text + "".join(choice.texts), [*logprobs, *choice.logprobs], reason))
         return {**self._head, "choices": written, "usage": usage}
 
-    def opening(self, index: int) -> None:
-        """None: completions have no opening chunk."""
+    def opening(self, index: int) -> Json | None:
+        """The chunk with the prompt, if it is given back."""
+        if not self._echo:
+            return None
+        text, logprobs = self._prompt(index)
+        return {**self._head, "choices": [self._choice(index, text, logprobs, None if self._writes else "length")]}
+
+    def scored(self, prompts: Sequence[list[Json]]) -> None:
+        """Take the log-probabilities of the prompts' tokens."""
+        self._scored = list(prompts)
+
+    def _prompt(self, index: int) -> tuple[str, list[Json]]:
+        """The prompt that comes before a choice, and log-probabilities of its tokens."""
+        number = index // self._replies
+        return self._echo[number] if self._echo else "", self._scored[number] if self._scored else []
 
     def chunk(self, index: int, event: Event, logprobs: Json | None) -> Json:
         """A `text_completion` with a piece of the text."""
@@ -189,6 +245,16 @@ class CompletionWriter:
         self._offsets[index] = offset + sum(len(token["token"]) for token in tokens)
         logprobs = as_completion(tokens, offset) if tokens else None
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _as_tool_call(call: Call) -> Json:
+    # Nine letters and digits, which templates of Mistral insist on.
+    made = "".join(secrets.choice(_LETTERS) for _ in range(9))
+    return {"id": made, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _reason(reason: str | None, calls: Sequence[Call]) -> str | None:
+    return "tool_calls" if calls and reason == "stop" else reason
 
 
 def _of_chat(tokens: Sequence[Json] | None) -> dict[str, Any] | None:
@@ -231,9 +297,11 @@ class Answering:
                 pass
         except Cut as cut:
             raise refusal_of(cut) from None
+        self._take_scores()
         return JsonResponse(self._writer.whole(self._choices, self._usage()))
 
     async def _events(self, include_usage: bool) -> AsyncIterator[bytes]:
+        self._take_scores()
         for index in range(len(self._choices)):
             opening = self._writer.opening(index)
             if opening is not None:
@@ -262,6 +330,11 @@ class Answering:
             logprobs = self._names.logprobs_of(event)
             self._choices[index].take(event, logprobs)
             yield index, event, logprobs
+
+    def _take_scores(self) -> None:
+        if isinstance(self._writer, CompletionWriter):
+            asked = zip(self._generating.ask.prompts, self._generating.scores, strict=False)
+            self._writer.scored([self._names.of_prompt(ids, scores) for ids, scores in asked])
 
     def _usage(self) -> dict[str, Any]:
         return usage(self._generating.ask.prompt_tokens, self._choices)
@@ -304,6 +377,8 @@ async def unless_left(request: Request, work: Coroutine[Any, Any, Result]) -> Re
 
 def refusal_of(cut: Cut) -> Refusal:
     """The answer for a reply that the server cut."""
+    if isinstance(cut.error, ConfigError):
+        return bad_request(str(cut.error), None)
     if cut.error is not None:
         return internal_error()
     return Refusal(503, "the server is stopping and cut the reply", code="stopping", retry_after=10, close=True)

@@ -2,10 +2,12 @@
 
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, final
 
 from penstock.chat import Template
 from penstock.core.errors import PenstockError
+from penstock.generation.grammar import Grammars
 from penstock.generation.images import ImageReader
 from penstock.generation.session import DoesNotFitError, Prompt, begin_ids, fit_chat
 from penstock.serving.admission import Ask
@@ -61,6 +63,8 @@ class ServedModel:
             Refusal: 400: a prompt is empty or too long, or a number is too large.
         """
         most = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+        if most == 0 and not request.echo:
+            raise bad_request("max_tokens is 0, which needs echo: true", "max_tokens")
         _check_numbers(len(request.prompt), request.n, most, "max_tokens", settings)
         prompts = [self._ids(prompt) for prompt in request.prompt]
         longest = max(map(len, prompts))
@@ -71,8 +75,28 @@ class ServedModel:
                 "prompt" if longest >= self.context_length else "max_tokens",
                 "context_length_exceeded",
             )
-        sampling = request.sampling(min(most, self.context_length - longest), request.logprobs)
-        return Ask(prompts=prompts, sampling=sampling, replies=request.n)
+        self._check_biases(request)
+        sampling = request.sampling(max(1, min(most, self.context_length - longest)), request.logprobs)
+        return Ask(
+            prompts=prompts,
+            sampling=sampling,
+            replies=request.n,
+            scored=request.logprobs if request.echo else None,
+            writes=most > 0,
+        )
+
+    def _check_biases(self, request: CompletionRequest | ChatRequest) -> None:
+        if (largest := max(request.logit_bias, default=0)) >= self.tokenizer.vocab_size:
+            raise bad_request(
+                f"logit_bias has id {largest}, but ids must be below {self.tokenizer.vocab_size}", "logit_bias"
+            )
+
+    def echo(self, request: CompletionRequest, ask: Ask) -> list[str]:
+        """The text of each prompt, as it is given back."""
+        return [
+            prompt if isinstance(prompt, str) else self.tokenizer.decode(ids)
+            for prompt, ids in zip(request.prompt, ask.prompts, strict=True)
+        ]
 
     def chat(self, request: ChatRequest, settings: ServeSettings) -> Ask:
         """The prompt of a conversation: as many whole turns as leave room for a quarter of the context or `max_tokens`.
@@ -86,11 +110,14 @@ class ServedModel:
         _check_numbers(1, request.n, request.most or 1, field_name, settings)
         quarter = max(1, self.context_length // 4)
         room = self.context_length - min(request.most or quarter, quarter)
+        self._check_biases(request)
+        self._check_format(request)
         prompt = self._prompt(request, room, settings)
         left = self.context_length - len(prompt.ids)
         sampling = request.sampling(
             min(request.most or settings.max_tokens, left),
             (request.top_logprobs or 0) if request.logprobs else None,
+            request.schema_text,
         )
         return Ask(
             prompts=[prompt.ids],
@@ -99,6 +126,20 @@ class ServedModel:
             tokens_dropped=prompt.tokens_dropped,
             images=prompt.images,
         )
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        return Grammars(self.tokenizer, ())
+
+    def _check_format(self, request: ChatRequest) -> None:
+        if request.offered and self.template is not None and "tools" not in self.template.source:
+            raise bad_request(f"the chat template of {self.name} has no place for tools", "tools", "no_tools")
+        if request.schema_text is not None:
+            try:
+                self._grammars.constraint(request.schema_text)
+            except PenstockError as error:
+                name = "tools" if request.callable else "response_format"
+                raise bad_request(f"{name}: {error}", name) from None
 
     def _prompt(self, request: ChatRequest, room: int, settings: ServeSettings) -> Prompt:
         assert self.template is not None
@@ -109,7 +150,9 @@ class ServedModel:
             raise bad_request(f"{count} images, at most {settings.images} are allowed", "messages", "too_many_images")
         messages = [message.for_template() for message in request.messages]
         try:
-            return fit_chat(messages, self.template, self.tokenizer, room=room, images=self.images)
+            return fit_chat(
+                messages, self.template, self.tokenizer, room=room, tools=request.offered or None, images=self.images
+            )
         except DoesNotFitError as error:
             raise bad_request(str(error), "messages", "context_length_exceeded") from None
         except PenstockError as error:

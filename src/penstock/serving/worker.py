@@ -11,9 +11,9 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import Any, Protocol, final
 
-from penstock.generation import Event, Sampling
+from penstock.generation import Event, LogProbabilities, Sampling
 from penstock.inputs.prompt_images import PromptImages
 
 _log = logging.getLogger("penstock.serving")
@@ -30,6 +30,9 @@ class BatchEngine(Protocol):
     def cancel(self, sequence: int) -> None:
         """Remove a sequence; nothing happens if it has ended."""
 
+    def score(self, prompt: Sequence[int], most: int) -> Sequence[LogProbabilities]:
+        """Log-probabilities of a prompt's tokens but the first, with this number of alternatives."""
+
     def step(self) -> Sequence[Event]:
         """Generate a token for each running sequence; a sequence's last event has a finish_reason."""
 
@@ -40,7 +43,12 @@ class Ended:
     """A sequence has left the batch."""
 
     error: BaseException | None = None
-    """The server's error that ended it, if there was one."""
+    """What ended it early: the engine's error, or a ConfigError if its own settings are at fault."""
+
+
+@final
+class Stopped(Exception):  # noqa: N818
+    """The engine's thread has ended."""
 
 
 Listener = Callable[[Event | Ended], None]
@@ -67,6 +75,7 @@ class EngineThread:
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._running: dict[int, Ticket] = {}
         self._open = True
+        self._scores: set[asyncio.Future[Sequence[LogProbabilities]]] = set()
         self._thread = threading.Thread(target=self._run, name="penstock-engine", daemon=True)
 
     @property
@@ -97,6 +106,19 @@ class EngineThread:
         self._orders.put(lambda: self._add(ticket, prompt, sampling, choice, images))
         return ticket
 
+    async def score(self, prompt: Sequence[int], most: int) -> Sequence[LogProbabilities]:
+        """Log-probabilities of a prompt's tokens, computed between two steps.
+
+        Raises:
+            Exception: The engine's error; or the thread ends first.
+        """
+        found = self._loop.create_future()
+        self._scores.add(found)
+        found.add_done_callback(self._scores.discard)
+        self._orders.put(lambda: self._score(found, prompt, most))
+        scores: Sequence[LogProbabilities] = await found
+        return scores
+
     def cancel(self, ticket: Ticket) -> None:
         """Remove a sequence before the next step."""
         self._orders.put(lambda: self._cancel(ticket))
@@ -120,6 +142,7 @@ class EngineThread:
                 _log.exception("the engine failed; this ends %d sequences", len(self._running))
                 self._fail(error)
         self._fail(None)
+        self._in_loop(self._stop_scores)
 
     def _carry_out_orders(self) -> None:
         """Carry out all orders in the queue; if no sequence runs, wait for an order."""
@@ -138,9 +161,9 @@ class EngineThread:
             if ticket is None:
                 continue
             events.append((ticket, event))
-            if event.finish_reason is not None:
+            if event.finish_reason is not None or event.error is not None:
                 del self._running[event.sequence]
-                events.append((ticket, Ended()))
+                events.append((ticket, Ended(event.error)))
         self._send(events)
 
     def _add(
@@ -154,6 +177,22 @@ class EngineThread:
             self._send([(ticket, Ended(error))])
             return
         self._running[ticket.sequence] = ticket
+
+    def _score(self, found: "asyncio.Future[Sequence[LogProbabilities]]", prompt: Sequence[int], most: int) -> None:
+        # The client may have left while this waited.
+        if found.done():
+            return
+        result: Sequence[LogProbabilities] | Exception
+        try:
+            result = self._engine.score(prompt, most)
+        except Exception as error:
+            _log.exception("the engine could not score a prompt of %d tokens", len(prompt))
+            result = error
+        self._in_loop(lambda: _settle(found, result))
+
+    def _stop_scores(self) -> None:
+        for found in list(self._scores):
+            _settle(found, Stopped())
 
     def _cancel(self, ticket: Ticket) -> None:
         if ticket.sequence is None or self._running.pop(ticket.sequence, None) is None:
@@ -179,12 +218,23 @@ class EngineThread:
         self._send([(ticket, Ended(error)) for ticket in tickets])
 
     def _send(self, events: list[tuple[Ticket, Event | Ended]]) -> None:
-        if not events:
-            return
+        if events:
+            self._in_loop(lambda: _deliver(events))
+
+    def _in_loop(self, call: Callable[[], object]) -> None:
         try:
-            self._loop.call_soon_threadsafe(_deliver, events)
+            self._loop.call_soon_threadsafe(call)
         except RuntimeError:
-            _log.debug("the event loop has ended; %d events are dropped", len(events))
+            _log.debug("the event loop has ended; an answer is dropped")
+
+
+def _settle(found: "asyncio.Future[Any]", result: Any) -> None:
+    if found.done():
+        return
+    if isinstance(result, Exception):
+        found.set_exception(result)
+    else:
+        found.set_result(result)
 
 
 def _deliver(events: list[tuple[Ticket, Event | Ended]]) -> None:

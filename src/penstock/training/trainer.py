@@ -31,6 +31,7 @@ from penstock.inputs.model_input import ModelInput
 from penstock.loader import Step
 from penstock.loader.loader import Loader
 from penstock.models import LanguageModel, RowTensors, save_model
+from penstock.models.experts import Experts
 from penstock.models.language_model import require_packed_rows
 from penstock.models.micro_sequences import backward_in_parts
 from penstock.models.own_model import OwnModel
@@ -536,12 +537,16 @@ def _compile(model: LanguageModel) -> None:
     """Compile each block.
 
     Attention is a single operation in it. What differs from row to row, the number of documents, becomes dynamic when
-    it first changes: with `dynamic=False`, torch would compile a block again for each number.
+    it first changes: with `dynamic=False`, torch would compile a block again for each number. How many tokens an expert
+    gets differs too much to be foreseen: experts stay as they are.
     """
     blocks = getattr(model, "blocks", None)
     if blocks is None:
         raise ConfigError("training.compile: this model has no `blocks`; train it without compile")
     for block in blocks:
+        for module in block.modules():
+            if isinstance(module, Experts):
+                module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
         block.compile()
 
 

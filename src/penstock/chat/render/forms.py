@@ -221,7 +221,8 @@ def _calls_written(number: int, message: _Message, written: Mapping[tuple[int, s
     """Whether tool calls were written, and arguments that are text unchanged; an empty one cannot be checked."""
     called = any(key[0] == number and key[1].startswith("tool_calls") for key in written)
     return (called or not message.get("tool_calls")) and all(
-        written.get((number, f"tool_calls.{place}.function.arguments"), True)
+        # A template that expects an object writes nothing of a text.
+        written.get((number, f"tool_calls.{place}.function.arguments"), not arguments.strip("{} \n"))
         for place, arguments in enumerate(_arguments([message]))
         if isinstance(arguments, str)
     )
