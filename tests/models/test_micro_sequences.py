@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy
 from makers.rows import random_row
 from penstock import ModelInput
 from penstock.core.errors import ConfigError
-from penstock.models.micro_sequences import PartLoss, attend_aligned, attend_past, backward_in_parts
+from penstock.models.micro_sequences import PartLoss, _Part, attend_aligned, attend_past, backward_in_parts
+from penstock.models.settings import BlockSettings
 
 
 def loss_of(model: Any) -> PartLoss:
@@ -77,6 +78,47 @@ def test_with_prefixes_that_no_cut_divides(parts: int) -> None:
     causal = whole(model, replace(row, prefix=None, prefix_lengths=None))
     assert_same(cut(model, row, parts), whole(model, row))
     assert parts == 23 or (causal[1] != whole(model, row)[1]).any()
+
+
+RECURRENT = {
+    name: BlockSettings(mixer=mixer, heads=2, head_width=5, state_width=4, convolution=taps)
+    for name, mixer, taps in (("delta", "gated_delta", 4), ("kimi", "kimi_delta", 2), ("mamba", "mamba", 3))
+} | {"full": BlockSettings()}
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    parts=st.integers(1, 6),
+    pattern=st.sampled_from([("delta",), ("kimi", "full"), ("full", "mamba"), ("delta", "mamba", "kimi")]),
+    distances=st.integers(1, 2),
+)
+def test_gradients_go_through_recurrent_states(
+    lengths: list[int], parts: int, pattern: tuple[str, ...], distances: int
+) -> None:
+    """Also of a document that crosses several cuts, which parts of a token or two make."""
+    blocks = {name: RECURRENT[name] for name in pattern}
+    model = tiny(layers=3, blocks=blocks, pattern=pattern, prediction_heads=distances)
+    row = random_row(tuple(lengths), padding=-sum(lengths) % parts, distances=distances)
+    found, due = cut(model, row, parts), whole(model, row)
+    assert abs(found[0] - due[0]) <= 1e-12 * due[0]
+    assert (found[1] - due[1]).norm() <= 1e-10 * due[1].norm()
+
+
+def test_states_are_no_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without their gradients the loss is the same and the gradients are not."""
+    model = tiny(layers=2, blocks={"delta": RECURRENT["delta"]}, pattern=("delta",))
+    row = random_row((24,), padding=0)
+    due = whole(model, row)
+    monkeypatch.setattr(_Part, "keep", lambda self, layer, state: _keep_detached(self, layer, state))
+    found = cut(model, row, 3)
+    assert abs(found[0] - due[0]) <= 1e-12 * due[0]
+    assert (found[1] - due[1]).norm() > 1e-4 * due[1].norm()
+
+
+def _keep_detached(part: Any, layer: int, state: Any) -> None:
+    if not torch.is_grad_enabled() and part._continues:
+        part._keys.states[part._slots.stop, layer] = tuple(x[-1:] for x in state)
 
 
 def test_past_keys_are_no_constants() -> None:

@@ -160,7 +160,7 @@ def test_what_it_needs_of_rows() -> None:
     assert model_of(("full",)).requirements().trees is True
     model = model_of(("delta", "full"))
     row = model.tensors(random_row())
-    with pytest.raises(ConfigError, match="set micro_sequences to 1"):
+    with pytest.raises(ConfigError, match=r"give run\(carried=…\)"):
         model.run(row.tokens, row.positions, row.attend)
 
 

@@ -35,7 +35,10 @@ def _counting(forward, seen):
     return call
 
 
-@pytest.mark.parametrize("more", [(), ("model.prediction_heads=2",), ("data.attention=row",)], ids=str)
+RECURRENT = ("model.blocks={delta: {mixer: gated_delta}, space: {mixer: mamba}}", "model.pattern=[delta, space]")
+
+
+@pytest.mark.parametrize("more", [(), ("model.prediction_heads=2",), ("data.attention=row",), RECURRENT], ids=str)
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_losses_are_those_of_single_rows(data, tmp_path, count, more):
     single, joined = (train(data, tmp_path / str(n), FOUR, f"training.rows_per_pass={n}", *more) for n in (1, count))

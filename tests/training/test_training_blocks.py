@@ -32,6 +32,25 @@ def test_single_rows_give_the_same(data, tmp_path):
     assert losses(single) != losses(joined), "another order of additions rounds otherwise: were rows joined?"
 
 
+def test_rows_in_parts_give_the_same(data, tmp_path):
+    """States and their gradients cross the cuts."""
+    recurrent = ("model.blocks={full: {}, delta: {mixer: gated_delta}}", "model.pattern=[delta, full]")
+    whole, cut = (
+        train(
+            data,
+            tmp_path / str(parts),
+            STEPS,
+            *recurrent,
+            f"training.micro_sequences={parts}",
+            "training.rows_per_pass=1",
+        )
+        for parts in (1, 4)
+    )
+    for figure in ("loss", "gradient_norm"):
+        assert values(cut, figure) == pytest.approx(values(whole, figure), rel=1e-4)
+    assert losses(whole) != losses(cut), "another order of additions rounds otherwise: were rows cut?"
+
+
 def test_it_resumes_to_the_last_bit(data, tmp_path, whole):
     train(data, tmp_path / "run", STEPS, *BLOCKS, until=2)
     assert losses(train(data, tmp_path / "run", STEPS, *BLOCKS, resume=True)) == losses(whole)

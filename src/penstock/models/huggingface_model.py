@@ -133,6 +133,11 @@ class HuggingFaceModel(nn.Module):
         """Whether our attention replaces the model's own, so that a cache of keys and values is enough."""
         return self._shape is not None
 
+    @property
+    def divisible_rows(self) -> bool:
+        """With our attention."""
+        return self.uses_our_attention
+
     def packing(self, slots: int) -> PackingVerdict:
         """Whether documents may share a row of `slots` slots; tested once, on random tokens."""
         return self._packed.packing(slots)

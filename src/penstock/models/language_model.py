@@ -190,7 +190,11 @@ class LanguageModel(Protocol):
 
     @property
     def uses_our_attention(self) -> bool:
-        """Whether it takes attention as a function (`run`): a row may then be cut, or joined to others, at no cost."""
+        """Whether only attention mixes tokens, and it is ours."""
+
+    @property
+    def divisible_rows(self) -> bool:
+        """Whether a row may be cut, or joined to others, at no cost: the model takes attention as a function (`run`)."""
 
     @property
     def vocab_size(self) -> int:

@@ -4,6 +4,8 @@ First the keys and values of all parts are computed without gradients. Then come
 computed again, with gradients, on the keys and values of what precedes it. Its backward pass includes the gradients
 that later parts have for its keys and values, and adds its own to those of earlier parts. So every path from a token to
 the loss is followed exactly once. (Treating past keys as constants would give the same loss, but a wrong gradient.)
+Recurrent blocks take the states at a cut instead, of the one document that crosses it, and their gradients go back the
+same way.
 
 Attention to the past takes two calls of torch's kernel on the CPU: the past in full, and the part's own tokens
 causally. The outputs are joined by their log-sum-exp. Each half has the kernel's own backward pass, given the joined
@@ -11,7 +13,7 @@ output and sums, so there is never a mask, and memory is O(tokens). On other dev
 bottom-right. Source: the joining is that of Ring Attention, arXiv:2310.01889.
 
 Cost: one more forward pass, and the keys and values of the whole row with their gradients; the graph covers one part.
-This works for every model of this room. It runs one backward pass per part, so data parallelism that sums gradients in
+It runs one backward pass per part, so data parallelism that sums gradients in
 hooks must wait for the last.
 """
 
@@ -27,6 +29,9 @@ from penstock.core.errors import ConfigError
 from penstock.inputs import AttentionRule
 from penstock.models.attention import RowAttention
 from penstock.models.language_model import LanguageModel, RowTensors
+from penstock.models.recurrent.borders import Borders
+from penstock.models.recurrent.mixers import State
+from penstock.models.transformer import Transformer
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -93,7 +98,7 @@ def backward_in_parts(model: LanguageModel, row: RowTensors, parts: int, loss_of
     """Add the gradients of a row's loss to those of the model's weights.
 
     Args:
-        model: Any model of this room.
+        model: One whose attention is ours, or our transformer.
         row: T slots, on the model's device.
         parts: k, a divisor of T.
         loss_of: The loss of a part; the row's loss is the sum.
@@ -106,14 +111,21 @@ def backward_in_parts(model: LanguageModel, row: RowTensors, parts: int, loss_of
     """
     cuts = _cuts(row, parts)
     keys = _KeysAndValues()
+
+    def run(part: _Part, begin: int, end: int) -> Tensor:
+        tokens, positions = row.tokens[begin:end], row.positions[begin:end]
+        if isinstance(model, Transformer):
+            return model.run(tokens, positions, part.attend, carried=part)
+        return model.run(tokens, positions, part.attend)
+
     with torch.no_grad():
         for begin, end in cuts[:-1]:
             # Keys of the last part are not needed.
-            model.run(row.tokens[begin:end], row.positions[begin:end], _Part(row, begin, end, keys).attend)
+            run(_Part(row, begin, end, keys), begin, end)
     total = torch.zeros((), device=row.tokens.device)
     for begin, end in reversed(cuts):
         part = _Part(row, begin, end, keys)
-        hidden = model.run(row.tokens[begin:end], row.positions[begin:end], part.attend)
+        hidden = run(part, begin, end)
         loss = loss_of(hidden, row.targets[:, begin:end], row.loss_weights[:, begin:end])
         part.backward(loss)
         total = total + loss.detach()
@@ -155,11 +167,18 @@ def _cuts(row: RowTensors, parts: int) -> list[tuple[int, int]]:
 
 @final
 class _KeysAndValues:
-    """Keys and values of a whole row, a pair [T, kv_heads, dim] per layer, and their gradients from later parts."""
+    """Keys and values of a whole row, a pair [T, kv_heads, dim] per layer, and their gradients from later parts.
+
+    Attributes:
+        states: (cut, recurrent layer) → states there of the document that crosses it.
+        state_gradients: The same → their gradients from later parts.
+    """
 
     def __init__(self) -> None:
         self.pairs: dict[int, tuple[Tensor, Tensor]] = {}
         self.gradients: dict[int, tuple[Tensor, Tensor]] = {}
+        self.states: dict[tuple[int, int], State] = {}
+        self.state_gradients: dict[tuple[int, int], tuple[Tensor | None, ...]] = {}
 
     def store(self, layer: int, slots: slice, total: int, pair: tuple[Tensor, Tensor]) -> None:
         if layer not in self.pairs:
@@ -179,7 +198,12 @@ class _KeysAndValues:
 
 @final
 class _Part:
-    """Slots [begin, end) of a row; the first document may have begun before."""
+    """Slots [begin, end) of a row; the first document may have begun before.
+
+    For recurrent blocks it is the `Carried` of its documents, a row of their own.
+    """
+
+    keeps = True
 
     def __init__(self, row: RowTensors, begin: int, end: int, keys: _KeysAndValues) -> None:
         pieces = row.rule.pieces
@@ -197,6 +221,38 @@ class _Part:
             self._rest = RowAttention.of(AttentionRule(rest), device=how.device, dtype=how.dtype, backend=how.backend)
         self._own: dict[int, tuple[Tensor, Tensor]] = {}
         self._leaves: dict[int, tuple[Tensor, Tensor]] = {}
+        self.borders = Borders([0, *local[:, 2]], row.tokens.device)
+        self._states_before: dict[int, State] = {}
+        self._states_after: dict[int, State] = {}
+
+    def row(self, x: Tensor) -> Tensor:
+        """The same: all slots are tokens of a row."""
+        return x
+
+    def back(self, row: Tensor, like: Tensor) -> Tensor:
+        """The same."""
+        return row
+
+    def state(self, layer: int) -> State | None:
+        """The states of the document that began before, and zeros for the others."""
+        kept = self._keys.states.get((self._slots.start, layer))
+        if kept is None:
+            return None
+        first = tuple(x.detach().requires_grad_(torch.is_grad_enabled()) for x in kept)
+        self._states_before[layer] = (first[0], first[1])
+        others = (x.new_zeros(len(self.borders) - 1, *x.shape[1:]) for x in first)
+        convolution, recurrence = (torch.cat(pair) for pair in zip(first, others, strict=True))
+        return convolution, recurrence
+
+    def keep(self, layer: int, state: State) -> None:
+        """Those of the document that goes on."""
+        if not self._continues:
+            return
+        last = (state[0][-1:], state[1][-1:])
+        if torch.is_grad_enabled():
+            self._states_after[layer] = last
+        else:
+            self._keys.states[self._slots.stop, layer] = last
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`LayerAttend` with the past included; stores keys and values, or keeps them in the graph."""
@@ -220,6 +276,9 @@ class _Part:
             for layer, gradients in self._keys.gradients.items():
                 pair = zip(self._own[layer], gradients, strict=True)
                 starts += [(x, gradient[self._slots].to(x.dtype)) for x, gradient in pair]
+            for layer, state in self._states_after.items():
+                later = self._keys.state_gradients.get((self._slots.stop, layer), (None, None))
+                starts += [(x, gradient) for x, gradient in zip(state, later, strict=True) if gradient is not None]
         # A part without targets may have no gradients at all.
         starts = [(x, gradient) for x, gradient in starts if x.requires_grad]
         if not starts:
@@ -227,3 +286,5 @@ class _Part:
         torch.autograd.backward([x for x, _ in starts], [gradient for _, gradient in starts])
         for layer, leaves in self._leaves.items():
             self._keys.add_gradients(layer, self._past, tuple(leaf.grad for leaf in leaves))
+        for layer, before in self._states_before.items():
+            self._keys.state_gradients[self._slots.start, layer] = tuple(leaf.grad for leaf in before)

@@ -66,7 +66,7 @@ class OwnModel(nn.Module):
         ConfigError: The module lacks something, or has no weights.
     """
 
-    uses_our_attention = False
+    uses_our_attention = divisible_rows = False
 
     def __init__(self, module: nn.Module, code: str | None = None) -> None:
         super().__init__()

@@ -120,7 +120,7 @@ class Block(nn.Module):
         else:
             assert chosen is not None
             if carried is None:
-                raise ConfigError("recurrent blocks must know the documents; set micro_sequences to 1")
+                raise ConfigError("recurrent blocks must know the documents; give run(carried=…)")
             x = x + chosen(normed, place, carried)
         normed = self.mlp_norm(x)
         out: Tensor = x + (self.mlp(normed, balance) if isinstance(self.mlp, Experts) else self.mlp(normed))
@@ -169,6 +169,8 @@ class Transformer(nn.Module):
         self.norm = RMSNorm(settings.width, settings.norm_eps)
         self.unembedding = None if settings.tied else Linear(settings.width, settings.vocab_size)
         self.vision = None if settings.vision is None else VisionTower(settings, _plain_block, Linear, RMSNorm)
+
+    divisible_rows = True
 
     @property
     def uses_our_attention(self) -> bool:

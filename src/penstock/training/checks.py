@@ -241,10 +241,10 @@ def _check_parts(model: LanguageModel, loader: Loader, parts: int, window: int |
             "attention in both directions, which cannot be cut; set micro_sequences to 1, or give the objective "
             "bidirectional: false"
         )
-    if not model.uses_our_attention:
+    if not model.divisible_rows:
         raise ConfigError(
-            "training.micro_sequences: this model cannot process a row in parts, as it uses its own attention code or "
-            "has recurrent blocks; set micro_sequences to 1"
+            "training.micro_sequences: this model cannot process a row in parts, as it uses its own attention code; "
+            "set micro_sequences to 1"
         )
     if isinstance(model, Transformer) and (model.settings.has_experts or model.settings.is_stochastic):
         raise ConfigError(
@@ -322,7 +322,7 @@ def rows_per_pass(model: LanguageModel, loader: Loader, settings: TrainSettings,
             require_packed_rows(model, count * slots, slots)
         return count
     own = isinstance(model, OwnModel) or settings.loss is not None
-    pairs = settings.attention == "dense" or not model.uses_our_attention
+    pairs = settings.attention == "dense" or not model.divisible_rows
     if own or pairs or taught or settings.micro_sequences > 1:
         return 1
     on_cpu = model.device.type == "cpu"

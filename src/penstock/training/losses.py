@@ -245,7 +245,7 @@ def loss(
 
 def _may_join(model: LanguageModel, step: Step) -> bool:
     """Whether all rows of a step may go through the model end to end, and cost no more than one by one."""
-    if len(step) < 2 or not model.uses_our_attention:
+    if len(step) < 2 or not model.divisible_rows:
         return False
     slots = step[0].sequence_length
     return model.packing(len(step) * slots).longest >= slots
