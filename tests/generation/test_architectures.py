@@ -26,10 +26,10 @@ FAST = (
 """One of each kind of trouble; the others take two minutes."""
 BOTH_WAYS = {
     "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert",
-    "prophetnet", "rembert", "roberta", "roberta-prelayernorm", "roformer", "xlm", "xlm-roberta", "xlm-roberta-xl",
-    "xlnet",
+    "prophetnet", "prophetnet-decoder", "rembert", "roberta", "roberta-prelayernorm", "roformer", "xlm", "xlm-roberta",
+    "xlm-roberta-xl", "xlnet",
 }  # fmt: skip
-"""Models that read in both directions by default."""
+"""Models that read in both directions, by default or at all."""
 ROUNDING = 1e-3
 """In standard deviations of the logits."""
 

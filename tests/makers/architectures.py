@@ -55,10 +55,17 @@ _GIVEN: dict[str, Any] = {
 _LATENT = {"head_dim": 8, "num_key_value_heads": 4}
 _SPECIAL: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
-        ("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "longcat_flash",
+        ("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa",
          "minicpm3", "youtu"), _LATENT),
+    "longcat_flash": _LATENT | {"expert_ffn_hidden_size": 16, "zero_expert_num": 2},
+    "bailing_hybrid": {"num_key_value_heads": 4, "head_dim": 8, "num_expert_group": 1,
+                       "layer_types": ["linear_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"]},
     "bamba": {"attn_layer_indices": [1]},
+    "cohere_compass_text": {"layer_types": ["full_attention", "sliding_attention"], "rope_parameters": {
+        name: {"rope_type": "default", "rope_theta": 10000.0} for name in ("full_attention", "sliding_attention")}},
     "diffllama": {"num_key_value_heads": 2},
+    "gemma3n_text": {"num_hidden_layers": 2, "intermediate_size": 48, "num_kv_shared_layers": 0,
+                     "activation_sparsity_pattern": None, "layer_types": ["sliding_attention", "full_attention"]},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
@@ -72,11 +79,38 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "mistral": {"head_dim": 8},
     "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"]},
     "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
+    "qwen4_exp_text": {
+        "layer_types": ["linear_attention", "indexed_attention"], "linear_num_value_heads": 4, "ple_embed_dim": 32,
+        "hc_lowrank": 8, "indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 16,
+        "indexer_compress_ratio": 4},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "roc_bert": {"is_decoder": True, "pronunciation_embed_dim": 16, "shape_embed_dim": 16, "shape_vocab_size": 64},
+    "xmod": {"is_decoder": True, "default_language": "en_XX"},
+    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"], "n_mamba_heads": 8, "attention_hidden_size": 64,
+               "attention_head_dim": 16, "mamba_headdim": 8},
     "zaya": {"num_experts_per_tok": 1},
 }  # fmt: skip
 """Model type → settings that the others leave wrong."""
-ROTARY = {
+ENCODERS = (
+    "bert",
+    "bert-generation",
+    "big_bird",
+    "camembert",
+    "data2vec-text",
+    "electra",
+    "ernie",
+    "megatron-bert",
+    "prophetnet",
+    "rembert",
+    "roberta",
+    "roberta-prelayernorm",
+    "roformer",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+)
+"""They are not causal unless their settings say so."""
+VARIANTS = {
+    **{f"{kind}-decoder": (kind, {"is_decoder": True}) for kind in ENCODERS},
     "llama-dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
                                 "max_position_embeddings": 24}),
     "llama-longrope": ("llama", {"rope_parameters": {
@@ -90,7 +124,7 @@ ROTARY = {
 }  # fmt: skip
 """Name → (model type, settings) of kinds that are a setting of another's."""
 
-KINDS = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) + sorted(ROTARY)
+KINDS = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) + sorted(VARIANTS)
 LARGEST = 2_000_000
 """Parameters of a model that is small."""
 
@@ -101,7 +135,7 @@ def make_small(kind: str, **settings: Any) -> Any:
     Raises:
         Exception: transformers makes no such model of these settings, or a large one.
     """
-    kind, extra = ROTARY.get(kind, (kind, {}))
+    kind, extra = VARIANTS.get(kind, (kind, {}))
     plain = transformers.AutoConfig.for_model(kind)
     fits = {name: value for name, value in _GIVEN.items() if name in vars(plain) or name == "vocab_size"}
     kinds = {name: [*dict.fromkeys(getattr(plain, name, None) or ())] for name in _LAYER_KINDS}

@@ -120,7 +120,6 @@ MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_gr
         ("falcon_h1", MAMBA2 | {"head_dim": 8, "mamba_d_ssm": 64}, None),
         ("diffllama", {}, None),
         ("bamba", MAMBA2 | {"attn_layer_indices": [1]}, None),
-        ("gemma2", {"head_dim": 8, "sliding_window": 6}, None),
         ("mamba", {}, None),
         (
             "recurrent_gemma",

@@ -27,6 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from penstock.core.errors import ConfigError
 from penstock.inputs.media import RowMedia
 from penstock.inputs.prompt_images import PromptImages
+from penstock.models.attention.softcap import capped_attention
 from penstock.models.recurrent.borders import Borders
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class Cache:
         device: torch.device,
         dtype: torch.dtype,
         windows: Sequence[int | None] = (),
+        softcap: float | None = None,
         recurrent: bool = False,
     ) -> None:
         """An empty cache.
@@ -96,9 +98,10 @@ class Cache:
             device: Where it is kept.
             dtype: Of keys and values.
             windows: For each layer, the maximum tokens that a token sees, including itself, or None; empty: no limits.
+            softcap: Scores are kept within ± this number; None: they are as they come.
             recurrent: Whether other layers keep states, which know a sequence only at its full length.
         """
-        self._recurrent = recurrent
+        self._recurrent, self._softcap = recurrent, softcap
         self._states: dict[int, tuple[Tensor, ...]] = {}
         # Each head's keys lie side by side: attention reads them a third faster than token by token.
         self._shape = (layers, sequences, kv_heads, head_width)
@@ -310,12 +313,19 @@ class Growth:
         keys, values = self._cache._keys[layer], self._cache._values[layer]
         sequences, places = self._into
         keys[sequences, :, places], values[sequences, :, places] = k[self._new], v[self._new]
-        grouped, out = q.shape[2] != k.shape[2], torch.zeros_like(q)
+        grouped, out, softcap = q.shape[2] != k.shape[2], torch.zeros_like(q), self._cache._softcap
         for call in self._calls[self._cache._windows[layer]]:
             seen_keys, seen_values = (x[call.sequences, :, call.keys] for x in (keys, values))
+            queries = q[call.rows, call.queries].transpose(1, 2)
+            if softcap is not None:
+                mask = call.mask
+                if call.causal:
+                    mask = torch.ones(queries.shape[2], seen_keys.shape[2], dtype=torch.bool, device=q.device).tril()
+                found = capped_attention(queries, seen_keys, seen_values, mask, softcap)
+                out[call.rows, call.queries] = found.transpose(1, 2)
+                continue
             found = scaled_dot_product_attention(
-                q[call.rows, call.queries].transpose(1, 2), seen_keys, seen_values, attn_mask=call.mask,
-                is_causal=call.causal, enable_gqa=grouped,
+                queries, seen_keys, seen_values, attn_mask=call.mask, is_causal=call.causal, enable_gqa=grouped
             )  # fmt: skip
             out[call.rows, call.queries] = found.transpose(1, 2)
         return out

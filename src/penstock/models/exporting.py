@@ -116,8 +116,9 @@ def refuse_blocks(settings: ModelSettings) -> None:
     [(window, qk_norm)] = attention
     if qk_norm and window is not None:
         raise ConfigError("export: qk_norm with a sliding window has no layout that we write")
-    if settings.logit_softcap is not None:
-        raise ConfigError("export: logit_softcap has no layout that we write")
+    for name in ("attention_softcap", "logit_softcap"):
+        if getattr(settings, name) is not None:
+            raise ConfigError(f"export: {name} has no layout that we write")
     experts = {(kind.experts, kind.experts_per_token, kind.expert_width) for kind in kinds}
     sparse = [kind for kind in experts if kind[0] is not None]
     if len(sparse) > 1 or (len(experts) > len(sparse) > 0 and not qk_norm):

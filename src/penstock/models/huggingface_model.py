@@ -3,9 +3,8 @@
 If possible, our attention replaces the model's (see `their_attention`). Then packed rows, prefixes, caches and
 micro-sequences work as for our own transformer, and documents are kept apart without a mask. Whether it is possible is
 tested on a few tokens when the model is loaded: the logits of a document, and those of a prompt and single steps
-through the cache, must equal transformers' logits for the whole document alone. Models with other kinds of layers, soft
-caps, sinks, dropout or layers with different windows fail this test. They run as transformers runs packed rows
-(`model_inputs`), if `packing` allows it, without prefixes; for generation they read the whole text again per token.
+through the cache, must equal transformers' logits for the whole document alone. Models with other kinds of layers,
+sinks or dropout fail this test. They run in one of the other ways of `packed_ways`, without prefixes.
 
 Exact means: equal to the document alone in transformers, up to rounding. Rows of one document run as that document.
 A folder with a model that would compute something else is refused.
@@ -177,7 +176,7 @@ class HuggingFaceModel(nn.Module):
         if self._features is not None and media.keys:
             given = self._with_features(given, media)
         if way == "ours":
-            given["penstock_attend"] = lambda layer, q, k, v, window: row.attend(layer, q[0], k[0], v[0])[None]
+            given["penstock_attend"] = lambda layer, q, k, v, *_: row.attend(layer, q[0], k[0], v[0])[None]
         elif way in ("masks", "sliding_masks"):
             given["attention_mask"] = image_masks(
                 row.source, self._sliding_window, self.device, self.compute_dtype, everywhere=way == "masks"
@@ -276,7 +275,7 @@ class HuggingFaceModel(nn.Module):
         self._require_our_attention()
         batched = tokens.ndim == 2
 
-        def call(layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+        def call(layer: int, q: Tensor, k: Tensor, v: Tensor, *_: float | None) -> Tensor:
             return attend(layer, q, k, v) if batched else attend(layer, q[0], k[0], v[0])[None]
 
         rows, places = (x if batched else x[None] for x in (tokens, positions))
@@ -312,6 +311,7 @@ class HuggingFaceModel(nn.Module):
             device=self.device,
             dtype=self.compute_dtype,
             windows=self._shape.windows,
+            softcap=self._shape.softcap,
         )
 
     @torch.no_grad()
@@ -372,7 +372,7 @@ class HuggingFaceModel(nn.Module):
         given = part_arguments(
             self.inner, tokens[0, :count], growth.positions[0, :count], media, self.device, self.compute_dtype
         )
-        given["penstock_attend"] = lambda layer, q, k, v, window: growth.attend(layer, q, k, v)
+        given["penstock_attend"] = lambda layer, q, k, v, *_: growth.attend(layer, q, k, v)
         return self._hidden(given)
 
     def cache_features(self, folder: str | Path, blank: BlankImage) -> None:
@@ -508,7 +508,10 @@ class HuggingFaceModel(nn.Module):
         assert self._shape is not None
         rule = AttentionRule(np.array([[0, 0, len(tokens)]]))
         windows, device, dtype = self._shape.windows, self.device, self.compute_dtype
-        attentions = {one: attention_of(rule, one, device=device, dtype=dtype) for one in set(windows)}
+        attentions = {
+            one: attention_of(rule, one, device=device, dtype=dtype, softcap=self._shape.softcap)
+            for one in set(windows)
+        }
         places = torch.arange(len(tokens), device=device)
         return self.run(tokens, places, lambda layer, q, k, v: attentions[windows[layer]](q, k, v))
 
@@ -543,6 +546,7 @@ class HuggingFaceModel(nn.Module):
             dtype=self.compute_dtype,
             backend=backend,
             windows=windows,
+            softcap=None if self._shape is None else self._shape.softcap,
             vocab_size=self.vocab_size,
         )
 

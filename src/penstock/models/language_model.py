@@ -73,6 +73,7 @@ class RowTensors:
         backend: str = "auto",
         window: int | None = None,
         windows: tuple[int | None, ...] = (),
+        softcap: float | None = None,
         vocab_size: int | None = None,
     ) -> Self:
         """Move a row to a device; a model's `tensors(row)` fills in the rest.
@@ -84,6 +85,7 @@ class RowTensors:
             backend: Attention backend, a name of `penstock.models.attention.BACKENDS`, or auto.
             window: Maximum tokens that a token sees, including itself; None: all before it.
             windows: That of each layer, if they differ; takes the place of `window`.
+            softcap: Scores of attention are kept within ± this number; None: they are as they come.
             vocab_size: Number of known ids; None: ids are not checked.
 
         Raises:
@@ -97,7 +99,10 @@ class RowTensors:
         device = torch.device(device)
         if windows:
             window = min((one for one in windows if one is not None), default=None)
-        made = {one: attention_of(rule, one, device=device, dtype=dtype, backend=backend) for one in {window, *windows}}
+        made = {
+            one: attention_of(rule, one, device=device, dtype=dtype, backend=backend, softcap=softcap)
+            for one in {window, *windows}
+        }
         moved = to_torch(row, device)
         targets = moved["targets"]
         assert isinstance(targets, Tensor)
@@ -194,7 +199,7 @@ class LanguageModel(Protocol):
 
     @property
     def divisible_rows(self) -> bool:
-        """Whether a row may be cut, or joined to others, at no cost: the model takes attention as a function (`run`)."""
+        """Whether a row may be cut, or joined to others, at no cost: it takes attention as a function (`run`)."""
 
     @property
     def vocab_size(self) -> int:

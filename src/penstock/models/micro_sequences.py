@@ -27,7 +27,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.core.errors import ConfigError
 from penstock.inputs import AttentionRule
-from penstock.models.attention import RowAttention
+from penstock.models.attention.softcap import capped_attention
+from penstock.models.attention.windows import attention_of
 from penstock.models.language_model import LanguageModel, RowTensors
 from penstock.models.recurrent.borders import Borders
 from penstock.models.recurrent.mixers import State
@@ -37,7 +38,9 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def attend_past(q: Tensor, k: Tensor, v: Tensor, past_k: Tensor, past_v: Tensor) -> Tensor:
+def attend_past(
+    q: Tensor, k: Tensor, v: Tensor, past_k: Tensor, past_v: Tensor, softcap: float | None = None
+) -> Tensor:
     """Attend to the past in full, and causally to the new tokens themselves.
 
     Args:
@@ -46,11 +49,16 @@ def attend_past(q: Tensor, k: Tensor, v: Tensor, past_k: Tensor, past_v: Tensor)
         v: [n, kv_heads, dim].
         past_k: [p, kv_heads, dim], of the p tokens before, p ≥ 1.
         past_v: [p, kv_heads, dim].
+        softcap: Scores are kept within ± this number; None: they are as they come.
 
     Returns:
         [n, heads, dim].
     """
     parts = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v, past_k, past_v)]
+    if softcap is not None:
+        keys, values = torch.cat([parts[3], parts[1]], 2), torch.cat([parts[4], parts[2]], 2)
+        seen = torch.ones(len(q), keys.shape[2], dtype=torch.bool, device=q.device).tril(len(past_k))
+        return capped_attention(parts[0], keys, values, seen, softcap).squeeze(0).transpose(0, 1)
     if q.device.type == "cpu":
         out: Tensor = _Joined.apply(*parts)
     else:
@@ -215,10 +223,12 @@ class _Part:
         self._continued = int(local[0, 2]) if here[0, 0] < begin else 0
         self._continues = here[-1, 2] > end
         rest = local[1:] - self._continued if self._continued else local
-        self._rest = None
+        self._rest, how = None, row.attention
+        self._softcap = how.softcap
         if len(rest):
-            how = row.attention
-            self._rest = RowAttention.of(AttentionRule(rest), device=how.device, dtype=how.dtype, backend=how.backend)
+            self._rest = attention_of(
+                AttentionRule(rest), None, device=how.device, dtype=how.dtype, backend=how.backend, softcap=how.softcap
+            )
         self._own: dict[int, tuple[Tensor, Tensor]] = {}
         self._leaves: dict[int, tuple[Tensor, Tensor]] = {}
         self.borders = Borders([0, *local[:, 2]], row.tokens.device)
@@ -264,7 +274,7 @@ class _Part:
         if n:
             past_k, past_v = (x[self._past].detach().requires_grad_() for x in self._keys.pairs[layer])
             self._leaves[layer] = (past_k, past_v)
-            out.append(attend_past(q[:n], k[:n], v[:n], past_k, past_v))
+            out.append(attend_past(q[:n], k[:n], v[:n], past_k, past_v, self._softcap))
         if self._rest is not None:
             out.append(self._rest(q[n:], k[n:], v[n:]))
         return torch.cat(out) if len(out) > 1 else out[0]

@@ -162,15 +162,15 @@ class PackedWays:
         return found
 
     def _attend(self, row: RowTensors) -> Callable[..., Tensor]:
-        """Our attention for whatever layers have attention, with the window that each asks for."""
-        prepared = {row.window: row.attention}
+        """Our attention for whatever layers have attention, with the window and the limit that each asks for."""
+        prepared = {(row.window, row.attention.softcap): row.attention}
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, *kind: Any) -> Tensor:
             self._attends = True
-            if window not in prepared:
+            if kind not in prepared:
                 device, dtype = self._model.device, self._model.compute_dtype
-                prepared[window] = attention_of(row.rule, window, device=device, dtype=dtype)
-            return prepared[window](q[0], k[0], v[0])[None]
+                prepared[kind] = attention_of(row.rule, kind[0], device=device, dtype=dtype, softcap=kind[1])
+            return prepared[kind](q[0], k[0], v[0])[None]
 
         return attend
 

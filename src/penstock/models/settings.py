@@ -190,6 +190,9 @@ class ModelSettings:
     """How much each distance counts in the loss, one number per head; empty: 1 each."""
     sliding_window: int | None = None
     """Maximum tokens that a token sees, including itself; None: all before it in its document."""
+    attention_softcap: float | None = None
+    """Keep scores of attention within ± this number, by softcap × tanh(score / softcap); None: they are as they come.
+    """
     logit_softcap: float | None = None
     """Keep logits within ± this number, by softcap × tanh(logits / softcap); None: they are as they come."""
     init_std: float = 0.02
@@ -212,7 +215,7 @@ class ModelSettings:
                 _check_count(name, getattr(self, name))
         if self.prediction_heads > MOST_DISTANCES:
             raise ConfigError(f"model.prediction_heads must be at most {MOST_DISTANCES}, got {self.prediction_heads}")
-        for name in ("rope_theta", "norm_eps", "init_std", "logit_softcap"):
+        for name in ("rope_theta", "norm_eps", "init_std", "attention_softcap", "logit_softcap"):
             if getattr(self, name) is not None and not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"model.{name} must be above 0, got {getattr(self, name)!r}")
         if self.head_width is None and self.width % self.heads:

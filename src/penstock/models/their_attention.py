@@ -24,14 +24,15 @@ TRIAL, PROMPT = 16, 9
 
 NAME = "penstock"
 """Of our attention in transformers' attention interface."""
-_UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
+_UNSUPPORTED = ("s_aux", "position_bias", "head_mask")
 """Arguments of some models to their attention that ours does not support."""
 
 
 def trial_tokens(inner: Any) -> Tensor:
     """The test document, int64 [TRIAL], on the model's device."""
     weight = inner.get_input_embeddings().weight
-    return torch.arange(TRIAL, device=weight.device) * 7 % len(weight)
+    # Not from 0, which often is padding: RoBERTa counts positions from 1, but from 0 where padding comes first.
+    return (torch.arange(TRIAL, device=weight.device) * 7 + 3) % len(weight)
 
 
 def true_logits(inner: Any) -> Tensor:
@@ -131,6 +132,8 @@ class AttentionShape:
     head_width: int
     windows: tuple[int | None, ...]
     """Of each layer."""
+    softcap: float | None = None
+    """Scores are kept within ± this number."""
 
     @property
     def window(self) -> int | None:
@@ -155,7 +158,7 @@ def _attend(
     scaling, dim = given.get("scaling"), query.shape[-1]
     if scaling is not None and abs(scaling * dim**0.5 - 1) > 1e-6:
         q = q * (scaling * dim**0.5)
-    return attend(module.layer_idx, q, k, v, given.get("sliding_window")), None
+    return attend(module.layer_idx, q, k, v, given.get("sliding_window"), given.get("softcap")), None
 
 
 def use_attention(inner: Any, name: str) -> None:
@@ -180,7 +183,7 @@ def with_our_attention(inner: Any) -> Iterator[None]:
         config._attn_implementation = before
 
 
-def values_alone(layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+def values_alone(layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None, softcap: float | None) -> Tensor:
     """Attention of each token to itself only: its own values; for testing a model."""
     return v.repeat_interleave(q.shape[2] // v.shape[2], 2)
 
@@ -202,13 +205,15 @@ def take_attention(inner: Any) -> AttentionShape:
     AttentionInterface.register(NAME, _attend)
     seen: list[tuple[int, tuple[int, int]]] = []
     windows: dict[int, int | None] = {}
+    softcaps: set[float | None] = set()
 
-    def record(layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+    def record(layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None, softcap: float | None) -> Tensor:
         if k.shape != v.shape or q.shape[3] != k.shape[3]:
             raise UnfitAttentionError("heads of keys and values differ in width")
         seen.append((layer, (k.shape[2], k.shape[3])))
         windows[layer] = window
-        return values_alone(layer, q, k, v, window)
+        softcaps.add(softcap)
+        return values_alone(layer, q, k, v, window, softcap)
 
     with evaluating(inner):
         try:
@@ -234,10 +239,14 @@ def take_attention(inner: Any) -> AttentionShape:
     config = inner.config.get_text_config()
     if len(layers) != getattr(config, "num_hidden_layers", None):
         raise UnfitAttentionError(f"it has layers other than the {len(layers)} with attention")
+    if len(softcaps) > 1:
+        raise UnfitAttentionError("its layers keep scores within different numbers")
     each = tuple(windows[layer] for layer in sorted(layers))
     if _masks_more(config, set(each)):
         raise UnfitAttentionError("its mask hides more than its attention function can know")
-    return AttentionShape(layers=len(layers), kv_heads=kv_heads, head_width=head_width, windows=each)
+    return AttentionShape(
+        layers=len(layers), kv_heads=kv_heads, head_width=head_width, windows=each, softcap=softcaps.pop()
+    )
 
 
 def _masks_more(config: Any, windows: set[int | None]) -> bool:

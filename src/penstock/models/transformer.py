@@ -314,6 +314,7 @@ class Transformer(nn.Module):
             device=self.device,
             dtype=self.compute_dtype,
             windows=windows,
+            softcap=self.settings.attention_softcap,
             recurrent=any(main.is_recurrent for main in mains),
         )
 
@@ -382,6 +383,7 @@ class Transformer(nn.Module):
             dtype=self.compute_dtype,
             backend=backend,
             windows=self.settings.windows,
+            softcap=self.settings.attention_softcap,
             vocab_size=self.vocab_size,
         )
 

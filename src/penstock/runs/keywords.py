@@ -118,6 +118,7 @@ class ModelKeywords(TypedDict, total=False):
     prediction_heads: int
     prediction_weights: tuple[float, ...]
     sliding_window: int | None
+    attention_softcap: float | None
     logit_softcap: float | None
     init_std: float
     dtype: Dtype

@@ -38,6 +38,8 @@ class RowAttention:
     """Device of queries, keys and values."""
     dtype: torch.dtype
     """Dtype of queries, keys and values."""
+    softcap: float | None = None
+    """Scores are kept within ± this number; None: they are as they come."""
     _attend: Attend = field(repr=False)
 
     @classmethod

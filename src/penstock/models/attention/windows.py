@@ -18,23 +18,29 @@ from penstock.core.errors import ConfigError
 from penstock.inputs import AttentionRule
 from penstock.models.attention import BACKENDS, RowAttention
 from penstock.models.attention.backends import HALF, Attend, attend_heads
+from penstock.models.attention.softcap import CAPABLE, prepare_capped
 
 
 def attention_of(
-    rule: AttentionRule, window: int | None, *, device: torch.device, dtype: torch.dtype, backend: str = "auto"
+    rule: AttentionRule,
+    window: int | None,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    backend: str = "auto",
+    softcap: float | None = None,
 ) -> RowAttention:
-    """`RowAttention.of` with a sliding window; None: without.
+    """`RowAttention.of` with a sliding window and a limit of scores; None: without.
 
     Raises:
-        ConfigError: The row has bidirectional prefixes, or the backend does not support windows; says which do.
+        ConfigError: The row has bidirectional prefixes and a window, or the backend does not support windows, or
+            limits; says which do.
     """
+    if softcap is not None:
+        return _capped(rule, window, softcap, device, dtype, backend)
     if window is None:
         return RowAttention.of(rule, device=device, dtype=dtype, backend=backend)
-    if rule.bidirectional:
-        raise ConfigError(
-            f"a sliding window of {window} tokens and a bidirectional prefix exclude each other; take a model without "
-            "sliding_window, or an objective with bidirectional=False"
-        )
+    _check_prefixes(rule, window)
     if window >= int(rule.positions.max()) + 1:
         return RowAttention.of(rule, device=device, dtype=dtype, backend=backend)
     automatic = "dense" if rule.forked else _choose(rule, device, dtype)
@@ -47,6 +53,30 @@ def attention_of(
         raise ConfigError(f"attention backend {name!r} does not support sliding windows in prefix trees; take 'dense'")
     attend = _PREPARE[name](rule, window, device, dtype)
     return RowAttention(backend=name, slots=plain.slots, device=device, dtype=dtype, _attend=attend)
+
+
+def _capped(
+    rule: AttentionRule, window: int | None, softcap: float, device: torch.device, dtype: torch.dtype, backend: str
+) -> RowAttention:
+    if backend not in ("auto", *CAPABLE):
+        # An unknown one is refused as such.
+        RowAttention.of(rule, device=device, dtype=dtype, backend=backend)
+        raise ConfigError(
+            f"attention backend {backend!r} cannot keep scores within {softcap:g}; take {' or '.join(CAPABLE)}"
+        )
+    if window is not None:
+        _check_prefixes(rule, window)
+    name = CAPABLE[0] if backend == "auto" else backend
+    attend = prepare_capped(rule, softcap, window, device)
+    return RowAttention(backend=name, slots=rule.num_slots, device=device, dtype=dtype, softcap=softcap, _attend=attend)
+
+
+def _check_prefixes(rule: AttentionRule, window: int) -> None:
+    if rule.bidirectional:
+        raise ConfigError(
+            f"a sliding window of {window} tokens and a bidirectional prefix exclude each other; take a model without "
+            "sliding_window, or an objective with bidirectional=False"
+        )
 
 
 def _choose(rule: AttentionRule, device: torch.device, dtype: torch.dtype) -> str:
