@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from training_makers import LENGTH, make, train, values
@@ -21,6 +22,7 @@ from penstock.config.training import describe
 from penstock.core.errors import IsolationError, PenstockError
 from penstock.distillation.teacher_rows import TeacherText
 from penstock.models import PackedRows
+from penstock.models.packed_ways import document_batches
 from penstock.models.saving import load_model
 from penstock.training.distributed import Ranks
 from penstock.training.evaluators import ONE_A_ROW, HeldOutLoss
@@ -30,6 +32,7 @@ pytestmark = pytest.mark.usefixtures("plain_torch")
 ALIBI = ("falcon", {"alibi": True, "new_decoder_architecture": False})
 """Its positions are places in the row, whatever the documents are."""
 MAMBA = ("mamba", {"state_size": 4})
+RWKV = ("rwkv", {"attention_hidden_size": 32})
 ONE_STEP = ("training.steps=1", "training.schedule.warmup_steps=1")
 DYNAMIC = ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
                      "max_position_embeddings": 24})  # fmt: skip
@@ -128,14 +131,21 @@ def test_losses_are_those_of_one_document_at_a_time(data, tmp_path, model):
     assert record["held/packing"] == ONE_A_ROW
 
 
-@pytest.mark.parametrize("model", [ALIBI, MAMBA], ids=["alibi", "mamba"])
+@pytest.mark.parametrize("model", [ALIBI, MAMBA, RWKV], ids=["alibi", "mamba", "rwkv"])
 def test_a_model_that_needs_another_way_trains_on_packed_rows(data, tmp_path, model):
     """And says which way; the first losses are those of one document a row."""
     folder = make_folder(tmp_path / "model", *model)
     given = (f"model=hf:{folder}", *ONE_STEP, "training.optimizer.learning_rate=1e-12")
     trainer = make(data, tmp_path / "dry", *given, dry_run=True)
     assert any(row.num_documents > 1 for row in next(iter(trainer.loader)))
-    assert "documents of a row" in dict(describe(trainer, f"hf:{folder}"))
+    way = dict(describe(trainer, f"hf:{folder}"))["documents of a row"]
+    if model is RWKV:
+        lengths = np.diff(next(iter(trainer.loader))[0].cu_seqlens)[:-1].tolist()
+        batches = document_batches(np.cumsum([0, *lengths[:-1]]), np.cumsum(lengths), sum(lengths))
+        share = 1 - sum(lengths) / sum(inside.size for _, inside in batches)
+        assert way.endswith(f"as a batch (the first row: {len(batches)} passes, {share:.0%} padding)")
+    else:
+        assert "passes" not in way
     [packed] = train(data, tmp_path / "run", *given)
     tokens = sum(row.num_tokens for row in next(iter(make(data, tmp_path / "again", *given, dry_run=True).loader)))
     assert tokens > LENGTH

@@ -265,7 +265,7 @@ def describe(trainer: "Trainer", model: ModelSettings | str) -> list[tuple[str, 
     loader: Loader = trainer.loader
     plan = loader.settings
     slots = plan.sequence_length * plan.rows_per_step
-    way = trainer.model.packing(plan.sequence_length).way if loader.needs_isolation else ""
+    way = _packing_way(trainer) if loader.needs_isolation else ""
     return [
         ("model", model if isinstance(model, str) else f"{model.layers} layers of {model.width}"),
         ("parameters", f"{parameters:,}"),
@@ -278,6 +278,21 @@ def describe(trainer: "Trainer", model: ModelSettings | str) -> list[tuple[str, 
         ("ranks", f"{trainer.ranks.place.size}, on {trainer.ranks.device}"),
         ("bits", ", ".join(f"{name} {value}" for name, value in trainer.bits.items())),
     ]
+
+
+def _packing_way(trainer: "Trainer") -> str:
+    """How rows of several documents run, and what the first row costs more than one pass."""
+    import numpy as np
+
+    way = trainer.model.packing(trainer.loader.settings.sequence_length).way
+    # Only models of transformers have a choice.
+    cost = getattr(trainer.model, "packing_cost", None)
+    if cost is None:
+        return way
+    pieces = trainer.loader.explain(trainer.loader.step, row=0)
+    begins = np.array([piece.begin for piece in pieces], np.int64)
+    costs = cost(begins, begins + np.array([piece.num_tokens for piece in pieces], np.int64))
+    return f"{way} (the first row: {costs})" if costs else way
 
 
 def _teachers(distiller: "Distiller") -> str:

@@ -1,9 +1,7 @@
 """Exports a model in the Hugging Face layout (weights, tokenizer, template, stop ids), for transformers and vLLM.
 
-The folder also works with llama.cpp. A `Transformer` becomes a LlamaForCausalLM, a MistralForCausalLM if it has a
-sliding window, or a Qwen3ForCausalLM if it normalises queries and keys; with experts a MixtralForCausalLM, or a
-Qwen3MoeForCausalLM. Only its first prediction head and the main mixers of stochastic blocks are exported. Logits are
-equal up to rounding.
+The folder also works with llama.cpp. `layouts` says which model of transformers a `Transformer` becomes. Only its first
+prediction head and the main mixers of stochastic blocks are exported. Logits are equal up to rounding.
 """
 
 import json
@@ -14,14 +12,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from torch import Tensor
-
 from penstock.chat import Template
 from penstock.core.errors import ConfigError, OutputError
 from penstock.core.folders import local_path
 from penstock.media.processor import Processor
-from penstock.models.importing import llama_name
 from penstock.models.language_model import LanguageModel
+from penstock.models.layouts import config_of, layout_of, weights_of
 from penstock.models.settings import ModelSettings
 from penstock.models.transformer import Transformer
 from penstock.shards.files import new_folder, usual_mode
@@ -70,7 +66,7 @@ def export(
     if isinstance(model, Transformer) and model.vision is not None:
         raise ConfigError("export: our vision tower has no layout that transformers knows; train hf:path instead")
     if isinstance(model, Transformer):
-        refuse_blocks(model.settings)
+        layout_of(model.settings)  # refused before anything is written
     with _output(Path(folder), overwrite) as folder:
         # The model comes last, so that an incomplete folder has none; the processor first, as it has a tokenizer, too.
         if processor is not None:
@@ -80,7 +76,8 @@ def export(
         if template is not None:
             (folder / "chat_template.jinja").write_text(template_text(template), encoding="utf-8")
         if isinstance(model, Transformer):
-            _write_json(folder / "generation_config.json", _generation(tokenizer, list(stop_ids)))
+            written = _generation(tokenizer, list(stop_ids)) | _cached(model.settings)
+            _write_json(folder / "generation_config.json", written)
             _export_transformer(model, folder, tokenizer, list(stop_ids), context_length)
         else:
             from penstock.models.huggingface_model import HuggingFaceModel
@@ -94,38 +91,6 @@ def export(
             _write_json(folder / "generation_config.json", _generation(tokenizer, list(stop_ids)))
         usual_mode(*folder.glob("*.safetensors"))
     return tuple(_notices(model, tokenizer))
-
-
-def refuse_blocks(settings: ModelSettings) -> None:
-    """Refuse blocks that no architecture of transformers has.
-
-    Raises:
-        ConfigError: There are recurrences, blocks of different kinds, or logits with a soft cap.
-    """
-    kinds = [settings.block(layer) for layer in range(settings.layers)]
-    mixers = {settings.mixers(kind)[0] for kind in kinds}
-    recurrent = sorted({mixer.mixer for mixer in mixers if mixer.is_recurrent})
-    if recurrent:
-        raise ConfigError(
-            f"export: our blocks with {', '.join(recurrent)} have no layout that transformers knows; train hf:path "
-            "with a model of that kind instead"
-        )
-    attention = {(mixer.sliding_window, mixer.qk_norm) for mixer in mixers}
-    if len(attention) > 1:
-        raise ConfigError("export: attention that differs from block to block has no layout that we write")
-    [(window, qk_norm)] = attention
-    if qk_norm and window is not None:
-        raise ConfigError("export: qk_norm with a sliding window has no layout that we write")
-    for name in ("attention_softcap", "logit_softcap"):
-        if getattr(settings, name) is not None:
-            raise ConfigError(f"export: {name} has no layout that we write")
-    experts = {(kind.experts, kind.experts_per_token, kind.expert_width) for kind in kinds}
-    sparse = [kind for kind in experts if kind[0] is not None]
-    if len(sparse) > 1 or (len(experts) > len(sparse) > 0 and not qk_norm):
-        raise ConfigError(
-            "export: experts that differ from block to block have no layout that we write; blocks without experts "
-            "among them have one with qk_norm only"
-        )
 
 
 def check_output(folder: Path, overwrite: bool) -> tuple[str, ...]:
@@ -198,6 +163,8 @@ def _notices(model: LanguageModel, tokenizer: Tokenizer | None) -> Iterator[str]
         yield f"{further} further prediction heads are left out: the layout does not support them"
     if isinstance(model, Transformer) and model.settings.is_stochastic:
         yield "stochastic blocks are exported with their main mixer; the other choices are left out"
+    if isinstance(model, Transformer) and _only_recurrent(model.settings):
+        yield "no block has attention, so transformers generates without a cache (generation_config.json)"
     if tokenizer is not None and "tokenizer.json" not in tokenizer.source_bytes:
         files = ", ".join(tokenizer.source_bytes)
         yield f"the vocabulary is {tokenizer.kind} ({files}), which penstock reads and transformers may not"
@@ -214,66 +181,9 @@ def _export_transformer(
 ) -> None:
     from safetensors.torch import save_file
 
-    config = _config(model, context_length)
-    weights: dict[str, Tensor] = {}
-    for name, weight in model.state_dict().items():
-        if (exported := llama_name(name, model.settings.layers)) is not None:
-            if config["model_type"] == "mixtral":
-                exported = _mixtral_name(exported)
-            weights[exported] = weight.detach().contiguous()
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights_of(model.settings, model.state_dict()), folder / "model.safetensors", metadata={"format": "pt"})
+    config = config_of(model.settings, context_length, model.compute_dtype)
     _write_json(folder / "config.json", {**config, **_ids(tokenizer, stop_ids)})
-
-
-def _mixtral_name(name: str) -> str:
-    for ours, theirs in (("mlp.", "block_sparse_moe."), ("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")):
-        name = name.replace(ours, theirs)
-    return name
-
-
-def _config(model: Transformer, context_length: int) -> dict[str, Any]:
-    settings = model.settings
-    kinds = [settings.block(layer) for layer in range(settings.layers)]
-    attention = settings.mixers(kinds[0])[0]
-    windowed, sparse = attention.sliding_window is not None, next((kind for kind in kinds if kind.experts), None)
-    if sparse is not None:
-        name, kind = ("Qwen3Moe", "qwen3_moe") if attention.qk_norm else ("Mixtral", "mixtral")
-    else:
-        name = "Mistral" if windowed else "Qwen3" if attention.qk_norm else "Llama"
-        kind = name.lower()
-    config: dict[str, Any] = {
-        "architectures": [f"{name}ForCausalLM"],
-        "model_type": kind,
-        "vocab_size": settings.vocab_size,
-        "hidden_size": settings.width,
-        "intermediate_size": settings.inner_width,
-        "num_hidden_layers": settings.layers,
-        "num_attention_heads": settings.heads,
-        "num_key_value_heads": settings.key_heads,
-        "head_dim": settings.each_head,
-        "max_position_embeddings": context_length,
-        "hidden_act": "silu",
-        "rms_norm_eps": settings.norm_eps,
-        # Two places, because older and newer tools look in different ones.
-        "rope_theta": settings.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": settings.rope_theta},
-        "tie_word_embeddings": settings.tied,
-        "initializer_range": settings.init_std,
-        "dtype": str(model.compute_dtype).removeprefix("torch."),
-    }
-    if windowed or kind == "mixtral":
-        config |= {"sliding_window": attention.sliding_window}
-    else:
-        config |= {"attention_bias": False, "mlp_bias": False}
-    if sparse is not None:
-        config |= {"num_experts_per_tok": sparse.experts_per_token, "router_aux_loss_coef": sparse.balance}
-        width = sparse.expert_width or settings.inner_width
-        if kind == "mixtral":
-            return config | {"num_local_experts": sparse.experts, "intermediate_size": width}
-        dense = [layer for layer, one in enumerate(kinds) if one.experts is None]
-        config |= {"num_experts": sparse.experts, "moe_intermediate_size": width, "norm_topk_prob": True}
-        config |= {"decoder_sparse_step": 1, "mlp_only_layers": dense}
-    return config
 
 
 def _ids(tokenizer: Tokenizer | None, stop_ids: list[int]) -> dict[str, Any]:
@@ -287,6 +197,16 @@ def _ids(tokenizer: Tokenizer | None, stop_ids: list[int]) -> dict[str, Any]:
 
 def _generation(tokenizer: Tokenizer | None, stop_ids: list[int]) -> dict[str, Any]:
     return {name: value for name, value in _ids(tokenizer, stop_ids).items() if value is not None}
+
+
+def _cached(settings: ModelSettings) -> dict[str, Any]:
+    """transformers' caches ask attention for the length of a text, so without attention there must be no cache."""
+    return {"use_cache": False} if _only_recurrent(settings) else {}
+
+
+def _only_recurrent(settings: ModelSettings) -> bool:
+    kinds = [settings.mixers(settings.block(layer))[0] for layer in range(settings.layers)]
+    return all(kind.is_recurrent for kind in kinds)
 
 
 def _export_tokenizer(tokenizer: Tokenizer, folder: Path, context_length: int) -> None:

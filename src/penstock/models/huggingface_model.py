@@ -16,13 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, final
+from typing import Annotated, Any, final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError, CorruptionError, IsolationError
 from penstock.inputs import AttentionRule
 from penstock.inputs.blank_images import with_blank
@@ -144,6 +145,10 @@ class HuggingFaceModel(nn.Module):
     def packing_way(self) -> str:
         """How rows of several documents run, in words; known once `packing` was asked."""
         return self._packed.describe()
+
+    def packing_cost(self, begins: Annotated[Int64, "documents"], ends: Annotated[Int64, "documents"]) -> str:
+        """What a row of documents costs more than one pass, in words; empty: nothing."""
+        return self._packed.cost(begins, ends)
 
     @property
     def has_vision(self) -> bool:

@@ -62,7 +62,7 @@ class PackedWays:
         self._verdicts: dict[int, PackingVerdict] = {}
         self._tried: dict[tuple[PackedWay, tuple[int, ...]], str | None] = {}
         self._limit = rotary_limit(model.inner)
-        self._trying = False
+        self._trying = self._cost_said = False
         self._called: set[str] = set()
         self._attends = False
 
@@ -86,6 +86,23 @@ class PackedWays:
             return "transformers' attention, with positions in its masks"
         also = "our attention, and " if self._ways[0] == "mixed" and self._attends else ""
         return f"{also}our recurrent functions in place of {', '.join(ours)}"
+
+    def cost(self, begins: Any, ends: Any) -> str:
+        """What a row of documents costs more than one pass, in words; empty: nothing.
+
+        Args:
+            begins: int64 [documents], first slot of each.
+            ends: int64 [documents], the slot after the last of each.
+        """
+        if self._ways[0] not in ("batch", "equal"):
+            return ""
+        batches = self._batches(begins, ends, int(ends.max(initial=0)))
+        run, real = sum(inside.size for _, inside in batches), sum(int(inside.sum()) for _, inside in batches)
+        return f"{len(batches)} passes, {(run - real) / max(run, 1):.0%} padding"
+
+    def _batches(self, begins: Any, ends: Any, total: int) -> list[tuple[Any, Any]]:
+        like = (LIKE_LENGTH, LIKE_SLOTS) if self._ways[0] == "batch" else (1.0, 0)
+        return document_batches(begins, ends, total, *like)
 
     def _find(self, slots: int) -> PackingVerdict:
         first, before = None, list(self._ways)
@@ -182,8 +199,10 @@ class PackedWays:
         real = begins < row.source.num_tokens
         parts: list[Tensor] = []
         places: list[Tensor] = []
-        like = (LIKE_LENGTH, LIKE_SLOTS) if self._ways[0] == "batch" else (1.0, 0)
-        for slots, inside in document_batches(begins[real], ends[real], len(row.tokens), *like):
+        if not self._trying and not self._cost_said:
+            self._cost_said = True
+            _log.info("%s: a first row takes %s", describe(self._model), self.cost(begins[real], ends[real]))
+        for slots, inside in self._batches(begins[real], ends[real], len(row.tokens)):
             index, kept = (torch.from_numpy(array).to(wide.device) for array in (slots, inside))
             hidden = call({"inputs_embeds": wide[index], "use_cache": False})
             parts.append(hidden[kept])

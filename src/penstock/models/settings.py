@@ -400,7 +400,7 @@ class ModelSettings:
         writes = 0 if block.mixer == "mamba" else heads
         mixer = self.width * (convolved + 2 * values + steps + writes) + convolved * block.convolution
         # Biases of steps, rates of decay, the norm; what Mamba passes by.
-        return mixer + steps + heads + width + (heads if block.mixer == "mamba" else 0)
+        return mixer + steps + heads + (values + heads if block.mixer == "mamba" else width)
 
     def requirements(self) -> InputRequirements:
         """What a loader must provide for it."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize, silu, softplus
+from torch.nn.functional import silu, softplus
 
 from penstock.models.layers import Linear, RMSNorm
 from penstock.models.recurrent.borders import Borders
@@ -85,7 +85,7 @@ class Mixer(nn.Module):
         self.gate = Linear(settings.width, values)
         self.convolution = nn.Parameter(torch.empty(convolved, block.convolution))
         self.decay_log, self.step_bias = nn.Parameter(torch.empty(heads)), nn.Parameter(torch.empty(heads))
-        self.norm = RMSNorm(self.head_width, settings.norm_eps)
+        self.norm = RMSNorm(values if block.mixer == "mamba" else self.head_width, settings.norm_eps)
         self.output = Linear(values, settings.width)
 
     def forward(self, x: Tensor, layer: int, carried: Carried) -> Tensor:
@@ -100,9 +100,13 @@ class Mixer(nn.Module):
         out, after = self.recur(row, mixed.to(kind), carried.borders, None if before is None else before[1].to(kind))
         if carried.keeps:
             carried.keep(layer, (last_inputs(inputs, carried.borders, weight.shape[1], past), after))
-        gated = self.norm(out.to(row.dtype)) * silu(self.gate(row).unflatten(-1, (self.heads, -1)))
-        found: Tensor = carried.back(self.output(gated.flatten(-2)), x)
+        found: Tensor = carried.back(self.output(self.gated(out, self.gate(row).unflatten(-1, (self.heads, -1)))), x)
         return found
+
+    def gated(self, out: Tensor, gate: Tensor) -> Tensor:
+        """Outputs of the recurrence and gates, [T, heads, head_width] each → [T, values]; each head has its norm."""
+        normed: Tensor = self.norm(out) * silu(gate.to(out.dtype))
+        return normed.flatten(-2).to(gate.dtype)
 
     def convolved(self, row: Tensor) -> Tensor:
         """[T, width] → [T, channels], what the convolution reads."""
@@ -143,9 +147,9 @@ class DeltaMixer(Mixer):
         return torch.cat([self.query(row), self.key(row), self.value(row)], -1)
 
     def recur(self, row: Tensor, mixed: Tensor, borders: Borders, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Keys and queries have a length of 1."""
+        """Keys and queries have a length of 1, as transformers' layers have it, which add 1e-6 to its square."""
         q, k, v = mixed.unflatten(-1, (3, self.heads, self.head_width)).unbind(1)
-        q, k = normalize(q, dim=-1), normalize(k, dim=-1)
+        q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
         steps = softplus(self.step(row).to(mixed.dtype) + self.step_bias.to(mixed.dtype))
         rates = self.decay_log.to(mixed.dtype).exp()
         steps = steps.unflatten(-1, (self.heads, -1)) * rates[:, None]
@@ -178,6 +182,11 @@ class SpaceMixer(Mixer):
         rates = -self.decay_log.to(mixed.dtype).exp()
         out, after = state_space_scan(values, steps, rates, k[:, None], q[:, None], borders, state)
         return out + values * self.skip.to(mixed.dtype)[:, None], after
+
+    def gated(self, out: Tensor, gate: Tensor) -> Tensor:
+        """The gate comes first, and one norm is over all heads."""
+        normed: Tensor = self.norm((out * silu(gate.to(out.dtype))).flatten(-2))
+        return normed.to(gate.dtype)
 
 
 def make_mixer(settings: "ModelSettings", block: "BlockSettings") -> Mixer:
