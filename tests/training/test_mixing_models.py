@@ -243,3 +243,11 @@ def test_what_rows_a_teacher_can_be_given(data, reads, assignment, due):
     tokenizer = load_tokenizer(data / "tokenizer")
     found = packed_rows(TeacherText(tokenizer, **reads), tokenizer, load_run(data / "run.yaml", [assignment]).data)
     assert found == (None if due is None else PackedRows(*due))
+
+
+def test_a_router_loss_is_refused(data, tmp_path):
+    """It would count padding, and the row's documents as one; training without it must be chosen."""
+    asks = {"num_local_experts": 2, "num_experts_per_tok": 1, "output_router_logits": True}
+    given = (f"model=hf:{make_folder(tmp_path / 'model', 'mixtral', asks)}", *ONE_STEP)
+    with pytest.raises(PenstockError, match="auxiliary router loss"):
+        make(data, tmp_path / "dry", *given, dry_run=True)

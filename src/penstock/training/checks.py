@@ -153,9 +153,11 @@ def check_fit(
     """Refuse now what some step of training would refuse, for every source.
 
     Raises:
-        ConfigError: Attention, micro-sequences, token ids, teachers or tensor logs do not fit the model and the data.
+        ConfigError: Attention, micro-sequences, token ids, teachers or tensor logs do not fit the model and the data,
+            or the model asks for a loss of its routers.
     """
     check_ids(model, loader)
+    _check_router_loss(model)
     row = _trial_row(loader)
     # As in training: a backend that does not work on this device raises.
     tensors = model.tensors(row, settings.attention)
@@ -206,6 +208,17 @@ def check_ids(model: LanguageModel, loader: Loader) -> None:
                 f"source {source!r}: its objective writes token id {largest}, and the model knows ids below "
                 f"{model.vocab_size}; give the objective other ids, or raise model.vocab_size"
             )
+
+
+def _check_router_loss(model: LanguageModel) -> None:
+    """transformers' router loss counts padding as tokens and all documents of a row as one, so it is not computed."""
+    config = getattr(getattr(model, "inner", None), "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else None
+    if any(getattr(one, "output_router_logits", False) for one in (config, text)):
+        raise ConfigError(
+            "model: its config.json asks for an auxiliary router loss (output_router_logits), which the loss of a step "
+            "does not include; set it to false there"
+        )
 
 
 def _trial_row(loader: Loader) -> ModelInput:
