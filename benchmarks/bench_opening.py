@@ -41,27 +41,43 @@ print(json.dumps({"seconds": time.perf_counter() - begun, "megabytes": private_m
 """
 
 
-def grow(folder: Path, copies: int) -> None:
-    """A dataset of `copies` times the documents of one shard, by links."""
+def repeated(folder: Path, target: Path, copies: int) -> None:
+    """A dataset of `copies` times the documents of a dataset of one shard, by links."""
     import penstock as ps
     from penstock.shards.files import checksum, map_file
+    from penstock.shards.manifest import add_histograms
 
-    lengths = np.random.default_rng(0).integers(2, 40, SMALL)
-    dataset = ps.write_dataset(folder, [np.arange(length) for length in lengths], vocab_size=50)
-    manifest, (shard,) = dataset.manifest, dataset.manifest.shards
+    manifest = ps.open_dataset(folder).manifest
+    (shard,) = manifest.shards
+    target.mkdir(parents=True)
     names = [f"{number:05}.arrow" for number in range(copies)]
-    for name in names[1:]:
-        os.link(folder / names[0], folder / name)
-    for name in ("lengths.u32", "batches.u64"):
-        (folder / name).write_bytes((folder / name).read_bytes() * copies)
+    for name in names:
+        os.link(folder / shard.file, target / name)
+    for path in folder.iterdir():
+        if path.name not in (shard.file, "manifest.json"):
+            with (target / path.name).open("wb") as file:
+                for _ in range(copies if path.name in ("lengths.u32", "batches.u64") else 1):
+                    file.write(path.read_bytes())
+    shards = tuple(replace(shard, file=name) for name in names)
     replace(
         manifest,
         documents=manifest.documents * copies,
         tokens=manifest.tokens * copies,
         trained_tokens=manifest.trained_tokens * copies,
-        shards=tuple(replace(shard, file=name) for name in names),
-        checksums={name: checksum(map_file(folder / name)) for name in manifest.checksums},
-    ).save(folder)
+        text_bytes=manifest.text_bytes * copies,
+        shards=shards,
+        histogram=add_histograms(shards),
+        checksums={name: checksum(map_file(target / name)) for name in manifest.checksums},
+    ).save(target)
+
+
+def grow(folder: Path, copies: int) -> None:
+    """A dataset of `copies` times the documents of one shard of short documents."""
+    import penstock as ps
+
+    lengths = np.random.default_rng(0).integers(2, 40, SMALL)
+    ps.write_dataset(folder / "one", [np.arange(length) for length in lengths], vocab_size=50)
+    repeated(folder / "one", folder / "all", copies)
 
 
 def first_rows(folder: Path) -> dict[str, float]:
@@ -80,7 +96,7 @@ def main() -> None:
             grow(Path(name) / label, number)
         for turn in range(flags.repeats + 1):
             for label in copies:
-                found = first_rows(Path(name) / label)
+                found = first_rows(Path(name) / label / "all")
                 if turn:
                     runs.setdefault(label, []).append(found)
     seconds, memory = (

@@ -107,16 +107,16 @@ def operations() -> dict[str, Operation]:
     small_keys = [numbers(small, states) for _ in range(2)]
 
     def delta(*inputs: Any) -> Tensor:
-        return gated_delta_rule(*inputs)[0]
+        return gated_delta_rule(*inputs, keep=False)[0]
 
     def space(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, borders: Borders) -> Tensor:
-        return state_space_scan(x, dt, decay, b, c, borders)[0]
+        return state_space_scan(x, dt, decay, b, c, borders, keep=False)[0]
 
     def their_space(x: Tensor, dt: Tensor, b: Tensor, c: Tensor) -> Any:
         return mamba2.mamba2_chunk_scan(x, dt, decay, b, c, chunk_size=64)
 
     def selective(u: Tensor, dt: Tensor, b: Tensor, c: Tensor, borders: Borders) -> Tensor:
-        h, _ = linear_scan((dt[..., None] * decays).exp(), (dt * u)[..., None] * b[:, None], borders)
+        h, _ = linear_scan((dt[..., None] * decays).exp(), (dt * u)[..., None] * b[:, None], borders, keep=False)
         return (h @ c[..., None])[..., 0]
 
     def their_selective(u: Tensor, dt: Tensor, b: Tensor, c: Tensor) -> Any:

@@ -213,7 +213,7 @@ def check_ids(model: LanguageModel, loader: Loader) -> None:
 def _check_router_loss(model: LanguageModel) -> None:
     """transformers' router loss counts padding as tokens and all documents of a row as one, so it is not computed."""
     config = getattr(getattr(model, "inner", None), "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else None
+    text = None if config is None else config.get_text_config()
     if any(getattr(one, "output_router_logits", False) for one in (config, text)):
         raise ConfigError(
             "model: its config.json asks for an auxiliary router loss (output_router_logits), which the loss of a step "

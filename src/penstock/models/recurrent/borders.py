@@ -51,17 +51,20 @@ class Borders:
         """An array of numpy on the device."""
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
-    def chunks(self, work: Callable[[int], float]) -> "Chunks":
+    def chunks(self, work: Callable[[int], float], lengths: Sequence[int] = LENGTHS, *, later: float = 1.0) -> "Chunks":
         """Chunks of the length that costs least.
 
         Args:
             work: Length of a chunk → multiplications in it.
+            lengths: To choose from.
+            later: How many times as much work a chunk is that is not the first of its document.
         """
-        lengths, best = np.diff(self.cu_seqlens), (float("inf"), LENGTHS[0])
-        for length in LENGTHS:
-            counts = -(-lengths // length)
-            cost = work(length) * int(counts.sum()) + STEP_COST * int(counts.max(initial=0))
-            best = min(best, (cost, length))
+        documents, best = np.diff(self.cu_seqlens), (float("inf"), lengths[0])
+        for length in lengths:
+            counts = -(-documents // length)
+            first, most = int((counts > 0).sum()), int(counts.max(initial=0))
+            chunks = first + later * (int(counts.sum()) - first)
+            best = min(best, (work(length) * chunks + STEP_COST * most, length))
         return self.chunks_of(best[1])
 
     def chunks_of(self, length: int) -> "Chunks":
@@ -74,22 +77,18 @@ class Borders:
         """For a causal convolution: the slots whose window reaches into the document before.
 
         Returns:
-            slots: int64 [n], in rising order.
-            windows: int64 [n, taps], the slots that each would read, from the earliest; 0 where the row has none.
-            inside: bool [n, taps], which of them belong to the slot's own document.
+            heads: int64 [documents − 1, taps − 1], the first slots of each document but the first; slots of shorter
+                documents go on into the next, or stay at the end of the row.
+            chosen: int64 [n], which of these, flattened, are slots of their own document.
+            slots: int64 [n], those slots, in rising order.
         """
         if taps not in self._restarts:
-            begins, ends = self.cu_seqlens[1:-1], self.cu_seqlens[2:]
-            offsets = np.arange(taps - 1)
-            slots = (begins[:, None] + offsets)[begins[:, None] + offsets < ends[:, None]]
-            windows = slots[:, None] + np.arange(1 - taps, 1)
-            starts = self.cu_seqlens[np.searchsorted(self.cu_seqlens, slots, side="right") - 1]
-            inside = windows >= starts[:, None]
-            self._restarts[taps] = (
-                self.place(slots),
-                self.place(np.maximum(windows, 0)),
-                self.place(inside),
-            )
+            begins, ends = self.cu_seqlens[1:-1, None], self.cu_seqlens[2:, None]
+            heads = begins + np.arange(taps - 1)
+            own = np.flatnonzero(heads < ends)
+            # The last slot of a row is no head where this matters.
+            inside = np.minimum(heads, max(int(self.cu_seqlens[-1]) - 1, 0))
+            self._restarts[taps] = self.place(inside), self.place(own), self.place(heads.ravel()[own])
         return self._restarts[taps]
 
 
@@ -117,46 +116,80 @@ class Chunks:
         places = np.empty(len(borders), np.int64)
         places[order] = np.arange(len(borders))
         self._padded = not real.all()
+        # Documents of a row that follow each other as their chunks do, such as a single one, need no gather.
+        self._in_order = not self._padded and bool((back[1:] > back[:-1]).all())
         self._slots = borders.place(np.where(real, slots, total))
         self._back, self._order, self._places = (borders.place(array) for array in (back, order, places))
 
     def cut(self, row: Tensor, padding: float = 0.0) -> Tensor:
         """[T, …] → [N, C, …]."""
+        if self._in_order:
+            return row.unflatten(0, self._slots.shape)
         found: Tensor = _Cut.apply(row, self._slots, self._back, padding if self._padded else None)
         return found
 
     def join(self, chunks: Tensor) -> Tensor:
         """[N, C, …] → [T, …]."""
+        if self._in_order:
+            return chunks.flatten(0, 1)
         found: Tensor = _Join.apply(chunks, self._slots, self._back, 0.0 if self._padded else None)
         return found
 
+    def fresh(self, state: Tensor | None) -> int:
+        """How many chunks, the first ones, begin with a state of zeros: without states, those at documents' starts."""
+        return self.counts[0] if state is None and self.counts else 0
+
     def scan(
-        self, step: Callable[..., Tensor], inputs: Sequence[Tensor], state: Tensor | None, zero: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        step: Callable[..., Tensor],
+        inputs: Sequence[Tensor],
+        later: Sequence[Tensor],
+        state: Tensor | None,
+        zero: Tensor,
+        *,
+        keep: bool,
+    ) -> tuple[Tensor, Tensor | None]:
         """Carry states through the chunks of all documents at once.
 
         Args:
-            step: (states [n, …], chunks of each input [n, …]) → states after these chunks.
+            step: (states [n, …] or None for zeros, chunks of each input and of each later one) → states after these
+                chunks. Later inputs are None where states are.
             inputs: [N, …] each.
+            later: [N − fresh, …] each, for the chunks behind the fresh ones.
             state: [documents, …] states before the documents; None: zeros.
             zero: A state of zeros, […].
+            keep: Whether states after the documents are wanted.
 
         Returns:
-            [N, …] states before each chunk, and [documents, …] states after each document.
+            [N − fresh, …] states before each chunk that is not fresh; and, if they are kept, [documents, …] states
+            after each document.
         """
-        current = zero.expand(self.documents, *zero.shape) if state is None else state[self._order]
-        starts: list[Tensor] = []
-        ends: list[Tensor] = []
-        for pieces in zip(*(chunks.split(self.counts) for chunks in inputs), strict=True):
-            active = len(pieces[0])
-            if active < len(current):
-                ends.append(current[active:])
-                current = current[:active]
-            starts.append(current)
-            current = step(current, *pieces)
-        ends.append(current)
-        before = torch.cat(starts) if starts else current[:0]
-        return before, torch.cat(ends[::-1])[self._places]
+        following = [*self.counts[1:], 0]
+        wanted = self.counts if keep else following
+        sizes = [size for n, count in zip(wanted, self.counts, strict=True) for size in (n, count - n)]
+        begun = state is not None or not self.counts
+        pieces = [x.split(sizes)[::2] for x in inputs]
+        # None stands for what fresh chunks lack.
+        missing: tuple[Tensor | None, ...] = () if begun else (None,)
+        pieces_later = [(*missing, *x.split(sizes if begun else sizes[2:])[::2]) for x in later]
+        current = None if state is None else state[self._order]
+        active = self.counts[0] if self.counts else 0
+        # Documents without tokens come last in the order.
+        empty = zero.expand(self.documents - active, *zero.shape) if current is None else current[active:]
+        starts, ends = [], [empty]
+        if current is not None:
+            current = current[:active]
+        for number, (count, after) in enumerate(zip(wanted, following, strict=True)):
+            if current is not None:
+                starts.append(current)
+            if count == 0:
+                break
+            begin = None if current is None else current[:count]
+            given = (x[number] for x in (*pieces, *pieces_later))
+            current, ended = step(begin, *given).split([after, count - after])
+            ends.append(ended)
+        before = torch.cat(starts) if starts else zero.expand(0, *zero.shape)
+        return before, torch.cat(ends[::-1])[self._places] if keep else None
 
 
 class _Cut(torch.autograd.Function):

@@ -31,10 +31,15 @@ def causal_convolution(
     if state is not None:
         return _with_state(row, weight, bias, borders, state)
     plain = conv1d(pad(row.T[None], (taps - 1, 0)), weight[:, None], bias, groups=channels)[0]
-    slots, windows, inside = borders.restarts(taps)
+    heads, chosen, slots = borders.restarts(taps)
     if len(slots):
-        again = ((row[windows] * inside[..., None]) * weight.T).sum(1)
-        plain = plain.index_copy(1, slots, (again if bias is None else again + bias).T)
+        first = row.index_select(0, heads.flatten()).view(*heads.shape, channels).unbind(1)
+        # Output i of a document reads its inputs 0 to i, with the last taps.
+        again = [
+            torch.stack([first[j] * weight[:, taps - 1 - i + j] for j in range(i + 1)]).sum(0) for i in range(taps - 1)
+        ]
+        outputs = torch.stack(again, 1).flatten(0, 1).index_select(0, chosen)
+        plain = plain.index_copy(1, slots, (outputs if bias is None else outputs + bias).T)
     return plain.T
 
 

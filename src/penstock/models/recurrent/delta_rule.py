@@ -16,8 +16,16 @@ SUB_CHUNK = 8
 
 
 def gated_delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, borders: Borders, state: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    borders: Borders,
+    state: Tensor | None = None,
+    *,
+    keep: bool = True,
+) -> tuple[Tensor, Tensor | None]:
     """Outputs of each document alone, and its state at the end.
 
     Args:
@@ -28,38 +36,48 @@ def gated_delta_rule(
         beta: [T, heads], how much of a value is written, 0 to 1 (up to 2 with negative eigenvalues).
         borders: The documents of the row.
         state: [documents, heads, d_k, d_v], states before the documents; None: zeros.
+        keep: Whether the states at the end are wanted.
 
     Returns:
-        [T, heads, d_v], and [documents, heads, d_k, d_v].
+        [T, heads, d_v], and [documents, heads, d_k, d_v], or None if they are not wanted.
     """
     heads, width = q.shape[1:]
     kind, widest = q.dtype, max(width, v.shape[2])
-    chunks = borders.chunks(lambda length: heads * (4 * widest * length * (length + widest) + MATRIX_COST))
+    # Without states, chunks that begin documents read none, and need none made for them.
+    later = 1.5 if state is None and not keep else 1.0
+    chunks = borders.chunks(lambda length: heads * (4 * widest * length * (length + widest) + MATRIX_COST), later=later)
     q, k, v, log_decay = (chunks.cut(x).transpose(1, 2) for x in (q * width**-0.5, k, v, log_decay))
     share = chunks.cut(beta).transpose(1, 2)[..., None]
     total = wide(log_decay).cumsum(2)
-    if log_decay.ndim == 3:
-        scores = _head_scores(torch.cat([k * share, q], 2), k, total)
-        reached, left = total.to(kind).exp()[..., None], (total[..., -1:] - total).to(kind).exp()[..., None]
-        decay = total[..., -1].to(kind).exp()[..., None, None]
-    else:
-        scores = _channel_scores((k * share, q), k, total)
-        reached, left = total.to(kind).exp(), (total[:, :, -1:] - total).to(kind).exp()
-        decay = total[:, :, -1].to(kind).exp()[..., None]
-    system, weights = scores
-    # (I + A)⁻¹ of values and of decayed keys: a unit triangle, whose diagonal is not read.
-    solved = torch.linalg.solve_triangular(
-        system, torch.cat([v * share, k * share * reached], -1), upper=False, unitriangular=True
+    scores = (
+        _head_scores(torch.cat([k * share, q], 2), k, total)
+        if log_decay.ndim == 3
+        else _channel_scores((k * share, q), k, total)
     )
-    written, read = solved.split([v.shape[-1], width], -1)
+    system, weights = scores
+    fresh = chunks.fresh(state)
+    # (I + A)⁻¹ of values, and of decayed keys where a state is read: a unit triangle, whose diagonal is not read.
+    written = _solved(system, v * share)
+    if not keep and fresh == len(q):
+        return chunks.join((weights @ written).transpose(1, 2)), None
+    total = total[..., None] if log_decay.ndim == 3 else total
+    reached, left = total.to(kind).exp(), (total[:, :, -1:] - total).to(kind).exp()
+    decay = total[:, :, -1].to(kind).exp()[..., None]
+    read = _solved(system[fresh:], (k * share * reached)[fresh:])
     kept = (k * left).transpose(-1, -2)
 
-    def step(state: Tensor, written: Tensor, read: Tensor, kept: Tensor, decay: Tensor) -> Tensor:
-        return state * decay + kept @ (written - read @ state)
+    def step(state: Tensor | None, written: Tensor, kept: Tensor, decay: Tensor, read: Tensor | None) -> Tensor:
+        return kept @ written if state is None else state * decay + kept @ (written - read @ state)
 
-    before, after = chunks.scan(step, (written, read, kept, decay), state, q.new_zeros(heads, width, v.shape[-1]))
-    out = (q * reached) @ before + weights @ (written - read @ before)
-    return chunks.join(out.transpose(1, 2)), after
+    zero = q.new_zeros(heads, width, v.shape[-1])
+    before, after = chunks.scan(step, (written, kept, decay), (read,), state, zero, keep=keep)
+    known = weights[:fresh] @ written[:fresh]
+    carried = (q * reached)[fresh:] @ before + weights[fresh:] @ (written[fresh:] - read @ before)
+    return chunks.join(torch.cat([known, carried]).transpose(1, 2)), after
+
+
+def _solved(system: Tensor, values: Tensor) -> Tensor:
+    return torch.linalg.solve_triangular(system, values, upper=False, unitriangular=True)
 
 
 def _head_scores(a: Tensor, k: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
