@@ -9,7 +9,6 @@ from typing import Any, final
 from penstock.core.errors import ConfigError, DistributedError
 from penstock.loader.mixture import whole
 
-
 DATA_DIMENSIONS = (
     "dp", "data", "data_parallel", "ddp", "fsdp", "hsdp", "dp_replicate", "dp_shard", "replicate", "shard",
     "dp_shard_mod_ep", "dp_shard_in_ep",
