@@ -63,7 +63,7 @@ def test_slices_attend_as_the_row(
     found = torch.empty_like(due)
     for part in parts:
         if backend == "masked":
-            attend = slices._masked(list(slices._stretches(part)), part, CPU, window, softcap)
+            attend = slices._masked(list(slices._stretches(part, window)), part, CPU, window, softcap)
         else:
             how = {"window": window, "softcap": softcap}
             name, attend = prepare_slice(part, device=CPU, dtype=q.dtype, backend=backend, **how)

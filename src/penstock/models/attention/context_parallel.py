@@ -53,9 +53,7 @@ def slice_attention(
     """
     device, group = torch.device(device), _process_group(group)
     _check_place(part, group)
-    name, attend = prepare_slice(
-        part, device=device, dtype=dtype, backend=backend, window=window, softcap=softcap
-    )
+    name, attend = prepare_slice(part, device=device, dtype=dtype, backend=backend, window=window, softcap=softcap)
     order = torch.from_numpy(part.order).to(device)
 
     def gathered(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

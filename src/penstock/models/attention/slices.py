@@ -69,7 +69,7 @@ def prepare_slice(
         return backend, _masked([_Stretch.whole(part)], part, device, window, softcap)
     if device.type == "cpu" and window is None and softcap is None:
         return backend, _operation(part)
-    return backend, _masked(list(_stretches(part)), part, device, window, softcap)
+    return backend, _masked(list(_stretches(part, window)), part, device, window, softcap)
 
 
 def _refusal(
@@ -91,14 +91,13 @@ def _varlen(part: RowSlice, device: torch.device, window: int | None) -> Attend:
     from torch.nn.attention.varlen import varlen_attn
 
     settings = causal_settings(varlen_attn) if window is None else {"window_size": (window - 1, 0)}
-    lengths = part.lengths
-    longest = [int(np.diff(one).max()) for one in lengths]
-    bounds = [torch.from_numpy(one).to(device) for one in lengths]
+    longest_queries, longest_keys = (int(np.diff(bounds).max()) for bounds in part.lengths)
+    queries, keys = (torch.from_numpy(bounds).to(device) for bounds in part.lengths)
     places = torch.from_numpy(part.keys).to(device)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k, v = (x[places].repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-        out: Tensor = varlen_attn(q, k, v, *bounds, *longest, **settings)  # type: ignore[assignment]
+        out: Tensor = varlen_attn(q, k, v, queries, keys, longest_queries, longest_keys, **settings)  # type: ignore[assignment]
         return out
 
     return attend
@@ -123,8 +122,8 @@ class _Stretch:
         return cls(slice(0, len(part.index)), slice(0, len(part.order)), causal=False, mask=part.dense_mask())
 
 
-def _stretches(part: RowSlice) -> Iterator[_Stretch]:
-    """Those of a slice, in the order of their queries."""
+def _stretches(part: RowSlice, window: int | None) -> Iterator[_Stretch]:
+    """Those of a slice, in the order of their queries; without keys that a sliding window hides from all of them."""
     if part.rule.bidirectional:
         runs = [(run, causal) for causal, some in ((True, part.runs), (False, part.full_runs)) for run in some.tolist()]
         for (begin, end, first, last), causal in sorted(runs):
@@ -133,6 +132,8 @@ def _stretches(part: RowSlice) -> Iterator[_Stretch]:
     full = part.full_runs
     for begin, end, first, last in part.runs.tolist():
         above = full[(full[:, 0] <= begin) & (full[:, 1] >= end), 2:].tolist()
+        if window is not None and not above:
+            first = max(first, last - (end - begin) - window + 1)
         keys = np.concatenate([np.arange(*one) for one in [*above, (first, last)]]) if above else slice(first, last)
         yield _Stretch(slice(begin, end), keys, causal=True)
 
@@ -165,8 +166,8 @@ def _masked(
             if softcap is None:
                 found.append(attend_heads(queries, k[keys], v[keys], mask=mask))
             else:
-                heads = (x.transpose(0, 1) for x in (queries, k[keys], v[keys]))
-                found.append(capped_attention(*heads, mask, softcap).transpose(0, 1))
+                heads, seen, carried = (x.transpose(0, 1) for x in (queries, k[keys], v[keys]))
+                found.append(capped_attention(heads, seen, carried, mask, softcap).transpose(0, 1))
         return torch.cat(found)
 
     return attend
