@@ -96,6 +96,8 @@ class Ranks:
             self._lock()
         if self._mine and dist.is_initialized():
             dist.destroy_process_group()
+        elif self.context_group is not None and dist.is_initialized():
+            dist.destroy_process_group(self.context_group)
 
     @property
     def is_first(self) -> bool:

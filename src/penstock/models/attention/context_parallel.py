@@ -112,7 +112,7 @@ def _process_group(group: Any) -> Any:
 
 
 def _check_place(part: RowSlice, group: Any) -> None:
-    several = dist.is_initialized()
+    several = dist.is_available() and dist.is_initialized()
     rank, size = (dist.get_rank(group), dist.get_world_size(group)) if several else (0, 1)
     if (rank, size) != (part.rank, part.size):
         what = "this process of the group" if several else "this process, without a process group,"
