@@ -327,9 +327,6 @@ def test_a_device_mesh_says_the_place(data):
             return 4
 
     assert build(data, data_parallel=Mesh()).data_parallel == DataParallel(3, 4)
-    Mesh.ndim = 2
-    with pytest.raises(ConfigError, match="pass the data-parallel dimension of the mesh"):
-        build(data, data_parallel=Mesh())
     with pytest.raises(ConfigError, match="expected DataParallel"):
         build(data, data_parallel="3/4")
 

@@ -4,7 +4,8 @@ import random
 
 import numpy as np
 
-from penstock import write_dataset
+from penstock import ModelInput, write_dataset
+from penstock.inputs import IGNORE, AttentionRule
 from penstock.shards.memory import weight_spans
 from penstock.shards.trees import build_tree
 
@@ -84,3 +85,50 @@ def check_tree(built, paths, weights, *, alike):
         if alike:
             assert ((built.loss_weights[targets] != 0) == (np.array(weights[number][1:]) != 0)).all()
     np.testing.assert_array_equal(sums, built.loss_weights)
+
+
+def random_forest(seed: int, padding: int = 0) -> ModelInput:
+    """A row of prefix trees with targets, up to four nodes deep, then padding.
+
+    A slot's target is the token that follows it in the row; the last slot of a document has none.
+    """
+    random = np.random.default_rng(seed)
+    pieces: list[int] = []
+    reach: list[int] = []
+    last: list[int] = []
+
+    def node(begin: int, depth: int) -> int:
+        number, end = len(pieces), begin + int(random.integers(1, 7))
+        pieces.append(begin)
+        reach.append(end)
+        for _ in range(random.choice([0, 0, 2, 3]) if depth < 4 else 0):
+            end = node(end, depth + 1)
+        reach[number] = end
+        return end
+
+    end = 0
+    for _ in range(random.integers(1, 4)):
+        end = node(end, 1)
+        last.append(end - 1)
+    slots = end + padding
+    bounds = [*pieces, end, slots] if padding else [*pieces, slots]
+    reach = [*reach, slots] if padding else reach
+    begins, ends = np.array(bounds[:-1]), np.array(bounds[1:])
+    rule = AttentionRule(np.stack([begins, begins, ends], 1), np.array(reach))
+    tokens = random.integers(0, 61, slots)
+    targets = np.full((1, slots), IGNORE)
+    targets[0, :-1] = tokens[1:]
+    targets[0, last] = targets[0, end:] = IGNORE
+    weights = (random.random((1, slots)) * (targets != IGNORE)).astype(np.float32)
+    return ModelInput(
+        tokens=tokens,
+        targets=targets,
+        loss_weights=weights,
+        positions=rule.positions,
+        document_ids=rule.document_ids,
+        cu_seqlens=rule.cu_seqlens,
+        max_seqlen=int((ends - begins).max()),
+        num_tokens=end,
+        source_ids=np.zeros(len(last), np.int32),
+        reach=np.array(reach, np.int32),
+    )

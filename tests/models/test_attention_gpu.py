@@ -4,7 +4,9 @@ import pytest
 import torch
 from attention_makers import make_rule, random_heads
 
+from makers.rows import random_row
 from penstock.models.attention import RowAttention, attend
+from penstock.models.attention.slices import prepare_slice
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -53,6 +55,32 @@ def test_gradients_between_documents_are_exactly_zero(backend: str, documents: l
         for reach in torch.autograd.grad(out[begin:end].float().sum(), (q, k, v), retain_graph=True):
             assert not reach[:begin].any()
             assert not reach[end:].any()
+
+
+@pytest.mark.parametrize(
+    ("backend", "prefixes", "dtype", "window"),
+    [
+        ("varlen", False, torch.bfloat16, None),
+        ("varlen", False, torch.float16, 50),
+        ("per_document", False, torch.float32, 50),
+        ("per_document", True, torch.bfloat16, None),
+    ],
+)
+def test_slices_on_cuda_are_dense(backend: str, prefixes: bool, dtype: torch.dtype, window: int | None) -> None:
+    lengths, of_prefixes = zip(*PREFIXES, strict=True)
+    row = random_row(lengths, padding=0, prefixes=of_prefixes if prefixes else None)
+    for rank in range(2):
+        part, results = row.split(rank, 2), []
+        for name, kind, device in ((backend, dtype, "cuda"), ("dense", torch.float64, "cpu")):
+            made = random_heads(len(part.order), dim=64, dtype=dtype)
+            q, k, v = (x.to(device, kind).requires_grad_() for x in made)
+            place = torch.device(device)
+            _, attend = prepare_slice(part, device=place, dtype=kind, backend=name, window=window, softcap=None)
+            out = attend(q[torch.from_numpy(part.index).to(place)], k, v)
+            weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).reshape(out.shape).to(out)
+            results.append([out, *torch.autograd.grad((out * weights).sum(), (q, k, v))])
+        for mine, due in zip(*results, strict=True):
+            torch.testing.assert_close(mine.double().cpu(), due, rtol=5e-2, atol=5e-2)
 
 
 def test_auto_takes_the_fast_ones() -> None:

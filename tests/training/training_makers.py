@@ -1,9 +1,6 @@
 """Little runs for the tests of the trainer: data, run files, trainers in this process, and processes that train."""
 
 import json
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +8,9 @@ from typing import Any
 import torch
 
 from makers.datasets import prepare_here
-from makers.processes import free_port, rank_environment
+from makers.processes import run_processes
 from makers.texts import WORDS, make_texts
 from makers.tokenizers import tiny_tokenizer
-from patience import PATIENCE_SECONDS
 from penstock.config import load_run
 from penstock.config.run_file import resolved_text
 from penstock.config.training import make_trainer
@@ -107,28 +103,7 @@ def values(records: Sequence[dict[str, Any]], name: str = "loss") -> list[float]
 
 def on_two_processes(script: Path, code: str, *arguments: Any) -> list[tuple[str, str]]:
     """Run a script as two ranks, which must succeed; (standard output, standard error) of each."""
-    script.write_text(textwrap.dedent(code))
-    # Somebody else may take the port before rank 0 does.
-    for _ in range(3):
-        ended = _on_two_processes([sys.executable, str(script), *map(str, arguments)])
-        if not any("EADDRINUSE" in err for _, _, err in ended):
-            break
-    assert [code for code, _, _ in ended] == [0, 0], "\n".join(err[-3000:] for _, _, err in ended)
-    return [(out, err) for _, out, err in ended]
-
-
-def _on_two_processes(command: Sequence[str]) -> list[tuple[int, str, str]]:
-    port, pipe = free_port(), subprocess.PIPE
-    children = [
-        subprocess.Popen(command, env=rank_environment(rank, 2, port), stdout=pipe, stderr=pipe, text=True)
-        for rank in range(2)
-    ]
-    try:
-        texts = [child.communicate(timeout=PATIENCE_SECONDS) for child in children]
-    finally:
-        for child in children:
-            child.kill()
-    return [(child.returncode, out, err) for child, (out, err) in zip(children, texts, strict=True)]
+    return run_processes(script, code, *arguments, processes=2)
 
 
 def last_json(text: str) -> Any:

@@ -42,14 +42,15 @@ def run(
     from penstock.core.errors import ConfigError
     from penstock.core.yaml_files import parse_yaml
     from penstock.runs.training import silent, speak, train_to_end
+    from penstock.training import TrainSettings
     from penstock.training.distributed import Ranks, local_device
 
     if output is None and (resume or not dry_run):
         raise ConfigError("--output is missing: give the folder of the run")
     settings = load_run(run_file, assignments or [])
     text = resolved_text(run_file, assignments or [])
-    device = local_device(settings.training.device if settings.training else "auto")
-    with Ranks(device) as ranks:
+    training = settings.training or TrainSettings()
+    with Ranks(local_device(training.device), training.context_parallel) as ranks:
         say = speak if ranks.is_first else silent
         folder = None if output is None else Path(output)
         trainer = make_trainer(

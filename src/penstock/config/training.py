@@ -130,7 +130,7 @@ def _set_up(
     if resume and output is not None and _is_gone(start):
         # It is no longer needed: the run's own checkpoint has the same shapes and all weights.
         start = f"{TRAINED}{output}"
-    check_memory(start, _vocabulary(data), training, data.loader, device=ranks.device, ranks=ranks.place.size)
+    check_memory(start, _vocabulary(data), training, data.loader, device=ranks.device, ranks=ranks.data.size)
     model = _make_model(data, start, training, ranks.device) if given.model is None else _fit(given.model, data, ranks)
     if training.lora is not None and model.lora != training.lora:
         add_lora(model, training.lora, seed=training.seed)
@@ -143,10 +143,10 @@ def _set_up(
     loader = make_loader(
         data,
         run_file=run_file,
-        data_parallel=(ranks.place.rank, ranks.place.size),
+        data_parallel=(ranks.data.rank, ranks.data.size),
         requirements=requirements if given.requirements is None else requirements.merge(given.requirements),
         companion=groups,
-        sum_over_ranks=ranks.sum,
+        sum_over_ranks=ranks.sum_of_rows,
         **given.filling,
     )
     if training.feature_cache is not None:
@@ -275,7 +275,7 @@ def describe(trainer: "Trainer", model: ModelSettings | str) -> list[tuple[str, 
         *([("documents of a row", way)] if way else []),
         *([("reference model", f"{4 * held / 1e6:,.1f} MB a rank")] if held else []),
         *([] if trainer.distiller is None else [("teachers", _teachers(trainer.distiller))]),
-        ("ranks", f"{trainer.ranks.place.size}, on {trainer.ranks.device}"),
+        ("ranks", f"{trainer.ranks.place.size}, on {trainer.ranks.device}{_shared(trainer.ranks)}"),
         ("bits", ", ".join(f"{name} {value}" for name, value in trainer.bits.items())),
     ]
 
@@ -293,6 +293,10 @@ def _packing_way(trainer: "Trainer") -> str:
     begins = np.array([piece.begin for piece in pieces], np.int64)
     costs = cost(begins, begins + np.array([piece.num_tokens for piece in pieces], np.int64))
     return f"{way} (the first row: {costs})" if costs else way
+
+
+def _shared(ranks: "Ranks") -> str:
+    return f"; {ranks.context.size} share each row" if ranks.context.size > 1 else ""
 
 
 def _teachers(distiller: "Distiller") -> str:

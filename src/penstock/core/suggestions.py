@@ -30,6 +30,7 @@ OTHER_NAMES = {
     "training.checkpoints.every": "save_steps save_every save_interval checkpoint_every checkpoint_interval ckpt_every",
     "training.checkpoints.keep": "save_total_limit keep_last keep_checkpoints",
     "training.compile": "torch_compile use_compile",
+    "training.context_parallel": "cp cp_size context_parallel_size sequence_parallel sequence_parallel_size cp_degree",
     "training.evaluators": "eval eval_steps eval_every eval_interval evaluation eval_data eval_dataset validation "
     "val_data eval_strategy evaluation_strategy callbacks",
     "training.log_every": "logging_steps log_interval log_steps logging_interval",

@@ -4,6 +4,7 @@ from penstock.core.lazy_imports import public_names
 from penstock.inputs.attention import AttentionRule
 from penstock.inputs.encoder_decoder import EncoderDecoderInput, encoder_decoder
 from penstock.inputs.model_input import EVERYTHING, IGNORE, Attention, pack_documents
+from penstock.inputs.row_slices import RowSlice
 
 __all__ = [
     "EVERYTHING",
@@ -11,6 +12,7 @@ __all__ = [
     "Attention",
     "AttentionRule",
     "EncoderDecoderInput",
+    "RowSlice",
     "encoder_decoder",
     "pack_documents",
 ]

@@ -59,8 +59,9 @@ class Loader:
         sequence_length: Token slots of a row.
         rows_per_step: Rows of one optimiser step over all ranks.
         seed: Seed of orders and keys.
-        data_parallel: This process's rank: `DataParallel`, (rank, size), or a 1-D torch DeviceMesh. May be left out
-            only when there is one process.
+        data_parallel: This process's rank: `DataParallel`, (rank, size), or a torch DeviceMesh, whose dimensions for
+            tensor, pipeline, expert and context parallelism give the same rows. May be left out only when there is one
+            process.
         packing: `best_fit` (default), `best_fit_decreasing`, `next_fit`, `concat` or `none`.
         window_rows: Rows that are open together when packing. With `next_fit`, `concat` and `none` it changes no row,
             only how many are planned at a time.

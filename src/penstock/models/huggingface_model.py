@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 
 from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError, CorruptionError, IsolationError
-from penstock.inputs import AttentionRule
+from penstock.inputs import AttentionRule, RowSlice
 from penstock.inputs.blank_images import with_blank
 from penstock.inputs.media import BlankImage, RowMedia
 from penstock.inputs.model_input import InputRequirements, ModelInput
@@ -554,6 +554,39 @@ class HuggingFaceModel(nn.Module):
             softcap=None if self._shape is None else self._shape.softcap,
             vocab_size=self.vocab_size,
         )
+
+    def slice_tensors(self, part: RowSlice, group: Any = None, backend: str = "auto") -> RowTensors:
+        """This rank's part of a row that several ranks share, ready for this model's attention.
+
+        Raises:
+            ConfigError: Not our attention alone mixes tokens, or as `RowTensors.of_slice`.
+            DistributedError: The group is not the one that the row was split for.
+            IsolationError: The row holds several documents, and the model would let them see each other.
+        """
+        if self._shape is None:
+            raise ConfigError(
+                f"{describe(self)}: runs with its own attention ({self._fallback_reason}), which has no slices of "
+                "rows; train it without context parallelism"
+            )
+        if self._limit is not None:
+            raise ConfigError(
+                f"{describe(self)}: its rotary embedding ({self._limit[1]}) depends on the longest document of a row, "
+                "which a slice does not hold; train it without context parallelism"
+            )
+        made = RowTensors.of_slice(
+            part,
+            group,
+            device=self.device,
+            dtype=self.compute_dtype,
+            backend=backend,
+            windows=self._shape.windows,
+            softcap=self._shape.softcap,
+            vocab_size=self.vocab_size,
+        )
+        documents = _documents(made)
+        if len(documents) > 1:
+            require_packed_rows(self, len(part.order), int(documents.max()))
+        return made
 
     def requirements(self) -> InputRequirements:
         """What a loader must provide for it."""

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import ConfigError, IsolationError
-from penstock.inputs import IGNORE, AttentionRule
+from penstock.inputs import IGNORE, AttentionRule, RowSlice
 from penstock.inputs.media import BlankImage
 from penstock.inputs.model_input import InputRequirements, ModelInput
 from penstock.inputs.prompt_images import PromptImages
 from penstock.inputs.torch_tensors import to_torch, unknown_id
-from penstock.models.attention import RowAttention
+from penstock.models.attention import RowAttention, slice_attention
 from penstock.models.attention.windows import attention_of
 from penstock.models.cache import LayerAttend, SequenceCache
 from penstock.models.lora import LoraSettings
@@ -34,7 +34,10 @@ from penstock.models.lora import LoraSettings
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowTensors:
-    """One row on a device. T slots, D target distances."""
+    """One row on a device. T slots, D target distances.
+
+    Of a row that several ranks share, it has the T slots of this rank; `rule` and `source` are then those of the whole.
+    """
 
     tokens: Tensor
     """int64 [T]."""
@@ -57,6 +60,8 @@ class RowTensors:
     """The window of each layer, if they differ."""
     others: Mapping[int | None, RowAttention] = field(default_factory=dict)
     """Attention with the other windows."""
+    part: RowSlice | None = None
+    """This rank's part of a row that several ranks share; None: the row is whole."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of one layer; as `attention`."""
@@ -91,34 +96,82 @@ class RowTensors:
         Raises:
             ConfigError: The row lacks positions or has an unknown id, or the backend does not support the row.
         """
-        if vocab_size is not None:
-            _check_ids(row, vocab_size)
-        if row.positions is None:
-            raise ConfigError("the row has no positions; make the loader with the model's requirements()")
+        _check_row(row, vocab_size)
         rule = AttentionRule.of(row)
-        device = torch.device(device)
-        if windows:
-            window = min((one for one in windows if one is not None), default=None)
-        made = {
-            one: attention_of(rule, one, device=device, dtype=dtype, backend=backend, softcap=softcap)
-            for one in {window, *windows}
-        }
-        moved = to_torch(row, device)
-        targets = moved["targets"]
-        assert isinstance(targets, Tensor)
-        weights = moved["loss_weights"]
-        return cls(
-            tokens=moved["tokens"],  # type: ignore[arg-type]
-            positions=moved["positions"],  # type: ignore[arg-type]
-            targets=targets,
-            loss_weights=weights if isinstance(weights, Tensor) else (targets != IGNORE).float(),
-            attention=made.pop(window),
-            rule=rule,
-            window=window,
-            source=row,
-            windows=windows,
-            others=made,
-        )
+
+        place = torch.device(device)
+
+        def attention(window: int | None) -> RowAttention:
+            return attention_of(rule, window, device=place, dtype=dtype, backend=backend, softcap=softcap)
+
+        return cls(**_moved(to_torch(row, place)), **_each(attention, window, windows), rule=rule, source=row)
+
+    @classmethod
+    def of_slice(
+        cls,
+        part: RowSlice,
+        group: Any = None,
+        *,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        backend: str = "auto",
+        windows: tuple[int | None, ...] = (),
+        softcap: float | None = None,
+        vocab_size: int | None = None,
+    ) -> Self:
+        """Move this rank's part of a row to a device; a model's `slice_tensors(part, group)` fills in the rest.
+
+        Args:
+            part: What `row.split` gives, of a row as for `of`.
+            group: The ranks that share the row: a process group, or a `DeviceMesh` of one dimension; None: all ranks.
+            device: The model's device.
+            dtype: The model's compute dtype.
+            backend: Attention backend of `slice_attention`.
+            windows: Maximum tokens that a token sees in each layer, None: all before it; empty: all in all layers.
+            softcap: As for `of`.
+            vocab_size: As for `of`.
+
+        Raises:
+            ConfigError: As for `of`.
+            DistributedError: The group is not the one that the row was split for.
+        """
+        _check_row(part.source, vocab_size)
+
+        def attention(window: int | None) -> RowAttention:
+            return slice_attention(
+                part, group, device=device, dtype=dtype, backend=backend, window=window, softcap=softcap
+            )
+
+        moved = _moved(part.torch(torch.device(device)))
+        return cls(**moved, **_each(attention, None, windows), rule=part.rule, source=part.source, part=part)
+
+
+def _moved(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors that a model reads."""
+    weights, targets = fields["loss_weights"], fields["targets"]
+    return {
+        "tokens": fields["tokens"],
+        "positions": fields["positions"],
+        "targets": targets,
+        "loss_weights": weights if isinstance(weights, Tensor) else (targets != IGNORE).float(),
+    }
+
+
+def _each(
+    attention: Callable[[int | None], RowAttention], window: int | None, windows: tuple[int | None, ...]
+) -> dict[str, Any]:
+    """Attention with each window that a layer has; `windows` takes the place of `window`."""
+    if windows:
+        window = min((one for one in windows if one is not None), default=None)
+    made = {one: attention(one) for one in {window, *windows}}
+    return {"attention": made.pop(window), "window": window, "windows": windows, "others": made}
+
+
+def _check_row(row: ModelInput, vocab_size: int | None) -> None:
+    if vocab_size is not None:
+        _check_ids(row, vocab_size)
+    if row.positions is None:
+        raise ConfigError("the row has no positions; make the loader with the model's requirements()")
 
 
 def _check_ids(row: ModelInput, vocab_size: int) -> None:
@@ -225,6 +278,10 @@ class LanguageModel(Protocol):
 
     def tensors(self, row: ModelInput, backend: str = "auto") -> RowTensors:
         """A row on the model's device, ready for its attention; refused if `packing` does not allow it."""
+
+    def slice_tensors(self, part: RowSlice, group: Any = None, backend: str = "auto") -> RowTensors:
+        """This rank's part of a row that the ranks of a group share; refused if the model mixes tokens otherwise than
+        by our attention."""
 
     def __call__(self, row: RowTensors) -> Tensor:
         """Final hidden states [D, T, width] of a row, for each target distance."""

@@ -158,6 +158,8 @@ def check_cuts(slots: int, parts: int, window: int | None) -> None:
 
 
 def _cuts(row: RowTensors, parts: int) -> list[tuple[int, int]]:
+    if row.part is not None:
+        raise ConfigError("micro-sequences do not support slices of rows; run the slice at once")
     slots = row.rule.num_slots
     check_cuts(slots, parts, row.window)
     size = slots // parts

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from penstock.core.errors import ConfigError, FormatError, IsolationError
 from penstock.core.randomness import key_for
+from penstock.inputs import RowSlice
 from penstock.inputs.media import BlankImage
 from penstock.inputs.model_input import InputRequirements, ModelInput
 from penstock.inputs.prompt_images import PromptImages
@@ -138,6 +139,13 @@ class OwnModel(nn.Module):
         """A row on the model's device."""
         return RowTensors.of(
             row, device=self.device, dtype=self.compute_dtype, backend=backend, vocab_size=self.vocab_size
+        )
+
+    def slice_tensors(self, part: RowSlice, group: Any = None, backend: str = "auto") -> RowTensors:
+        """Not for modules of one's own, of which nobody knows whether they mix tokens by attention alone."""
+        raise ConfigError(
+            f"{self._name}: a module of your own gets no slices of rows; call slice_attention of "
+            "penstock.models.attention in a loop of your own"
         )
 
     def new_cache(self, sequences: int, capacity: int) -> TextCache:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from torch.nn.functional import linear
 
 from penstock.core.errors import ConfigError
 from penstock.core.randomness import key_for
+from penstock.inputs import RowSlice
 from penstock.inputs.media import BlankImage, RowMedia
 from penstock.inputs.model_input import InputRequirements, ModelInput
 from penstock.inputs.prompt_images import PromptImages
@@ -379,6 +380,35 @@ class Transformer(nn.Module):
         """
         return RowTensors.of(
             row,
+            device=self.device,
+            dtype=self.compute_dtype,
+            backend=backend,
+            windows=self.settings.windows,
+            softcap=self.settings.attention_softcap,
+            vocab_size=self.vocab_size,
+        )
+
+    def slice_tensors(self, part: RowSlice, group: Any = None, backend: str = "auto") -> RowTensors:
+        """This rank's part of a row that several ranks share, ready for this model's attention.
+
+        Args:
+            part: What `row.split` gives.
+            group: The ranks that share the row: a process group, or a `DeviceMesh` of one dimension; None: all ranks.
+            backend: per_document, varlen, dense or auto.
+
+        Raises:
+            ConfigError: The model has recurrent blocks or experts, or as `RowTensors.of_slice`.
+            DistributedError: The group is not the one that the row was split for.
+        """
+        if self.settings.is_recurrent:
+            raise ConfigError("recurrent blocks need whole documents; train this model without context parallelism")
+        if self.settings.has_experts:
+            raise ConfigError(
+                "the balance loss of experts needs whole documents; train this model without context parallelism"
+            )
+        return RowTensors.of_slice(
+            part,
+            group,
             device=self.device,
             dtype=self.compute_dtype,
             backend=backend,

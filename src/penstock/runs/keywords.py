@@ -73,6 +73,7 @@ class _Common(OptimizerKeywords, ScheduleKeywords, total=False):
     compile: bool
     deterministic: bool
     seed: int
+    context_parallel: int
     shard: bool
     checkpoints: CheckpointSettings | Values
     evaluators: Mapping[str, Evaluation]

@@ -261,7 +261,7 @@ def _start(
 
     training = document.settings("training", TrainSettings, call)
     teacher = document.settings("teacher", DistillationSettings, call) if "teacher" in document.values else None
-    with _torch_as_it_was(), Ranks(local_device(training.device)) as ranks:
+    with _torch_as_it_was(), Ranks(local_device(training.device), training.context_parallel) as ranks:
         given = NOTHING
         if loader is not None:
             _check_place(loader, ranks)
@@ -295,11 +295,13 @@ def _model_settings(document: RunDocument) -> ModelSettings | str | None:
 
 
 def _check_place(loader: Loader, ranks: "Ranks") -> None:
-    mine, theirs = ranks.place, loader.data_parallel
+    mine, theirs, shared = ranks.data, loader.data_parallel, ranks.context.size
     if mine != theirs:
+        cure = "ps.DataParallel.from_env()" if shared == 1 else f"({mine.rank}, {mine.size})"
         raise ConfigError(
             f"loader: has the rows of rank {theirs.rank} of {theirs.size}, and this process is rank {mine.rank} of "
-            f"{mine.size}; pass data_parallel=ps.DataParallel.from_env() to ps.Loader"
+            f"{mine.size}{'' if shared == 1 else f', as {shared} processes share each row'}; pass data_parallel={cure} "
+            "to ps.Loader"
         )
 
 

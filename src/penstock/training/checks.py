@@ -45,6 +45,7 @@ class BitSettings:
     """CPU architecture, or name of the GPU."""
     threads: int
     ranks: int
+    context_parallel: int
     compile: bool
     deterministic: bool
     shard: bool
@@ -56,6 +57,7 @@ class BitSettings:
 
     def differences(self, other: "dict[str, Any]") -> list[str]:
         """Readable differences from the settings of a checkpoint: "threads: 2 now, 4 then"."""
+        other = {"context_parallel": 1, **other}
         mine = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return [f"{name}: {mine[name]} now, {other.get(name)} then" for name in mine if mine[name] != other.get(name)]
 
@@ -80,6 +82,7 @@ def bit_settings(
         machine=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         threads=torch.get_num_threads(),
         ranks=ranks,
+        context_parallel=settings.context_parallel,
         compile=settings.compile,
         deterministic=settings.deterministic,
         shard=settings.shard,
@@ -158,7 +161,7 @@ def check_fit(
     """
     check_ids(model, loader)
     _check_router_loss(model)
-    row = _trial_row(loader)
+    row = trial_row(loader)
     # As in training: a backend that does not work on this device raises.
     tensors = model.tensors(row, settings.attention)
     if settings.attention != "auto" and tensors.attention.device.type == "cpu":
@@ -168,6 +171,8 @@ def check_fit(
         raise ConfigError("micro_sequences cut rows into parts, which data with images do not allow yet; set 1")
     if settings.micro_sequences > 1:
         _check_parts(model, loader, settings.micro_sequences, tensors.window)
+    if settings.context_parallel > 1:
+        _check_shared_rows(loader, distiller)
     _check_distillation(distiller, settings, loader)
     if own_loss is not None:
         # The row has no targets; a run may meet such a row at any step.
@@ -221,7 +226,7 @@ def _check_router_loss(model: LanguageModel) -> None:
         )
 
 
-def _trial_row(loader: Loader) -> ModelInput:
+def trial_row(loader: Loader) -> ModelInput:
     """Two documents, or one if rows hold one document each; with prefixes if any source's objective makes them."""
     documents = 2 if loader.needs_isolation else 1
     slots, prefixes = documents * _TRIAL, loader.bidirectional_source is not None
@@ -270,6 +275,14 @@ def _check_parts(model: LanguageModel, loader: Loader, parts: int, window: int |
             "training.micro_sequences computes each part twice, and dropout would differ between the two; set the "
             "model's dropout to 0, or micro_sequences to 1"
         )
+
+
+def _check_shared_rows(loader: Loader, distiller: "Distiller | None") -> None:
+    """Refuse context parallelism for what needs whole rows; a model refuses when it gets a part of one."""
+    if distiller is not None:
+        raise ConfigError("training.context_parallel and teacher cannot be combined; set context_parallel to 1")
+    if loader.blank_image is not None:
+        raise ConfigError("training.context_parallel: rows with images cannot be shared; set context_parallel to 1")
 
 
 def _planted(loader: Loader) -> str | None:
@@ -340,7 +353,7 @@ def rows_per_pass(model: LanguageModel, loader: Loader, settings: TrainSettings,
         return 1
     on_cpu = model.device.type == "cpu"
     room = MEMORY_SHARE * _memory(model.device) // _bytes_per_slot(model)
-    most = max(1, min(SLOTS_CPU if on_cpu else SLOTS_GPU, int(room)) // slots)
+    most = max(1, min(SLOTS_CPU if on_cpu else SLOTS_GPU, int(room)) * settings.context_parallel // slots)
     # Passes of about the same size; a compiled model must see only one.
     count = -(-rows // -(-rows // most))
     while settings.compile and rows % count:

@@ -53,11 +53,33 @@ class Ranks:
     """This process among those that torchrun started; a single process without torchrun.
 
     Use as a context manager: it leaves the process group at the end of the block.
+
+    Args:
+        device: Of this process.
+        context_parallel: Processes that share each row: those with neighbouring ranks.
+
+    Attributes:
+        place: Rank and size among all processes.
+        data: Among those that get different rows.
+        context: Among those that share a row.
+        context_group: Their process group; None: this process has rows of its own.
+
+    Raises:
+        ConfigError: `context_parallel` does not divide the number of processes.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, context_parallel: int = 1) -> None:
         self.place = DataParallel.from_env()
         self.device = device
+        rank, size = self.place.rank, self.place.size
+        if size % context_parallel:
+            raise ConfigError(
+                f"training.context_parallel is {context_parallel}, which does not divide the number of processes, "
+                f"{size}; start a multiple of {context_parallel} with torchrun"
+            )
+        self.data = DataParallel(rank // context_parallel, size // context_parallel)
+        self.context = DataParallel(rank % context_parallel, context_parallel)
+        self.context_group: Any = None
         self._mine = False
         self._lock: weakref.finalize[[int], Ranks] | None = None
 
@@ -65,6 +87,8 @@ class Ranks:
         if self.place.size > 1 and not dist.is_initialized():
             _begin_group("nccl" if self.device.type == "cuda" else "gloo")
             self._mine = True
+        if self.context.size > 1:
+            self.context_group, _ = dist.new_subgroups(self.context.size)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -72,6 +96,8 @@ class Ranks:
             self._lock()
         if self._mine and dist.is_initialized():
             dist.destroy_process_group()
+        elif self.context_group is not None and dist.is_initialized():
+            dist.destroy_process_group(self.context_group)
 
     @property
     def is_first(self) -> bool:
@@ -111,6 +137,10 @@ class Ranks:
         dist.all_reduce(total)
         found: list[float] = total.tolist()
         return found
+
+    def sum_of_rows(self, values: Sequence[float]) -> list[float]:
+        """Each value summed over the ranks with different rows, in float64; ranks that share rows have the same."""
+        return [value / self.context.size for value in self.sum(values)]
 
     def least(self, value: int) -> int:
         """The smallest of all ranks' values."""

@@ -341,6 +341,9 @@ class TrainSettings:
     """Use only algorithms that give the same bits each time; an operation without one is an error."""
     seed: int = 0
     """Seed of the initial weights and of each step's random numbers."""
+    context_parallel: int = 1
+    """Processes that share each row, of which each has some of the slots and attends to the keys of all; for rows whose
+    activations do not fit into one device. The loss and its gradients are those of the whole row."""
     shard: bool = False
     """With several processes: shard weights, gradients and optimizer states (FSDP2) instead of replicating them."""
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
@@ -369,7 +372,11 @@ class TrainSettings:
             raise ConfigError("training.micro_sequences cuts rows and rows_per_pass joins them; choose one")
         if self.loss is not None:
             self._check_own_loss()
-        _above_zero("training", self, "steps", "micro_sequences", "rows_per_pass", "threads", "log_every")
+        if self.context_parallel > 1:
+            self._check_shared_rows()
+        _above_zero(
+            "training", self, "steps", "micro_sequences", "context_parallel", "rows_per_pass", "threads", "log_every"
+        )
         if not self.z_loss >= 0:
             raise ConfigError(f"training.z_loss must be 0 or more, got {self.z_loss!r}")
         if self.threads is not None and self.threads > MOST_THREADS:
@@ -381,9 +388,21 @@ class TrainSettings:
         if self.steps is not None:
             self.schedule.check_length(self.steps)
 
+    def _check_shared_rows(self) -> None:
+        """Refuse what does not work on a part of a row."""
+        clash = {
+            "micro_sequences": self.micro_sequences > 1,
+            "preference": self.preference is not None,
+            "policy": self.policy is not None,
+            "compile": self.compile,
+            "attention: flex": self.attention == "flex",
+        }
+        if name := next((name for name, on in clash.items() if on), None):
+            raise ConfigError(f"training.context_parallel and {name} do not go together; choose one")
+
     def _check_own_loss(self) -> None:
         """Refuse settings that have no effect on the user's own loss."""
-        for name, off in (("z_loss", 0.0), ("micro_sequences", 1)):
+        for name, off in (("z_loss", 0.0), ("micro_sequences", 1), ("context_parallel", 1)):
             if getattr(self, name) != off:
                 raise ConfigError(
                     f"training.loss is your own, and {name} belongs to the built-in one; leave {name} out"

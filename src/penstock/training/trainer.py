@@ -22,6 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,7 +40,7 @@ from penstock.models.saving import load_model, own_weights
 from penstock.shards.images import PROCESSOR_FOLDER
 from penstock.shards.layout import TOKENIZER_FOLDER
 from penstock.training.checkpoints import Checkpoint, newest_complete, save_checkpoint
-from penstock.training.checks import BitSettings, bit_settings, check_fit, rows_per_pass
+from penstock.training.checks import BitSettings, bit_settings, check_fit, rows_per_pass, trial_row
 from penstock.training.distributed import Ranks, load_whole_weights, shard, share_out, whole_weights, with_gradients
 from penstock.training.evaluators import Evaluator, evaluate
 from penstock.training.loss_groups import LossGroups, LossSums, inner_of, means
@@ -156,6 +157,9 @@ class Trainer:
                 evaluator.begin(model, settings, self._paths)
         names = () if groups is None else groups.names
         self._parts = LossSums(names, len(model.prediction_weights), ranks.device)
+        if ranks.context.size > 1:
+            # The model, or the backend of its attention, may refuse it.
+            self._part_of(trial_row(loader))
 
     @property
     def bits(self) -> dict[str, Any]:
@@ -429,9 +433,8 @@ class Trainer:
         if self._paths is not None:
             return self._paths.backward(row)
         z_loss, parts = self.settings.z_loss, self.settings.micro_sequences
-        tensors, groups, count = (
-            self.model.tensors(row, self.settings.attention), self._parts.groups(row), self._parts.num_groups
-        )  # fmt: skip
+        tensors, groups = self._part_of(row) if self.ranks.context.size > 1 else self._whole(row)
+        count = self._parts.num_groups
         if self.distiller is not None:
             return self._backward_taught(self.distiller, tensors, inner_of(row), denominators, groups)
         if parts == 1:
@@ -457,6 +460,19 @@ class Trainer:
 
         backward_in_parts(self.model, tensors, parts, loss_of)
         return sum(sums)
+
+    def _whole(self, row: ModelInput) -> tuple[RowTensors, Tensor | None]:
+        """A row, and the groups of its slots."""
+        return self.model.tensors(row, self.settings.attention), self._parts.groups(row)
+
+    def _part_of(self, row: ModelInput) -> tuple[RowTensors, Tensor | None]:
+        """This rank's part of a row that several share, and the groups of its slots."""
+        context, groups = self.ranks.context, self._parts.groups(row)
+        part = replace(row, distillation=None).split(context.rank, context.size)
+        if groups is not None:
+            # Slots past the end of the row have no targets, so any group does.
+            groups = groups[:, np.minimum(part.index, row.sequence_length - 1)]
+        return self.model.slice_tensors(part, self.ranks.context_group, self.settings.attention), groups
 
     def _backward_own(self, loss: LossOfOwn, row: ModelInput, denominators: Sequence[float]) -> float:
         given = row if row.distillation is None else replace(row, distillation=inner_of(row))

@@ -16,6 +16,8 @@ attention.backend                                                         # "var
 
 `auto` takes `varlen` for half precision on CUDA, `flex` if such a row has prefixes, and `per_document` otherwise. A
 backend chosen by name is used, or refused with the reason and the alternatives; it is never replaced by another.
+
+`slice_attention` is the same for ranks that share a row (context parallelism).
 """
 
 from penstock.core.errors import MissingExtraError
@@ -26,9 +28,19 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", "train") from error
 
+from penstock.models.attention.context_parallel import gather_slots, slice_attention
 from penstock.models.attention.flex import flex_mask_mod
 from penstock.models.attention.row_attention import BACKENDS, REQUIREMENTS, RowAttention, attend, choose
 
-__all__ = ["BACKENDS", "REQUIREMENTS", "RowAttention", "attend", "choose", "flex_mask_mod"]
+__all__ = [
+    "BACKENDS",
+    "REQUIREMENTS",
+    "RowAttention",
+    "attend",
+    "choose",
+    "flex_mask_mod",
+    "gather_slots",
+    "slice_attention",
+]
 
 __dir__ = public_names(__name__)

@@ -1,0 +1,294 @@
+"""Attention of a slice of a row: some of its queries against all of its keys (context parallelism).
+
+`per_document` computes each of the slice's runs by itself. On the CPU that is one torch operation with its own backward
+pass. A causal run of n queries against m keys is two calls, because torch's causal kernel needs as many keys as
+queries: the first m − n keys in full, and the last n causally. All parts that a query sees are joined by their
+log-sum-exps, so there is never a mask, and memory is O(row). On other devices, and with sliding windows or limited
+scores, each stretch of queries is one call with a mask over the keys that it sees.
+
+`varlen` is FlashAttention over all runs in one call, whose causal masks are aligned at the end of the keys. The keys of
+runs are copied one after another: a document that a rank has in several stretches has its keys copied for each.
+
+`dense` is one call with a mask of all pairs: for tests and small rows.
+"""
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.core.errors import ConfigError
+from penstock.inputs import RowSlice
+from penstock.models.attention.backends import VARLEN, Attend, attend_heads, causal_settings
+from penstock.models.attention.softcap import capped_attention
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+BACKENDS = ("per_document", "varlen", "dense")
+"""Names of what can attend for a slice."""
+
+
+def prepare_slice(
+    part: RowSlice, *, device: torch.device, dtype: torch.dtype, backend: str, window: int | None, softcap: float | None
+) -> tuple[str, Attend]:
+    """The backend, and the attention of q [t, heads, dim] to k and v [T', kv_heads, dim] of the whole row.
+
+    Args:
+        part: Of a row.
+        device: Device of queries, keys and values.
+        dtype: Their dtype.
+        backend: A name of `BACKENDS`, or auto.
+        window: Maximum tokens that a token sees, including itself; None: all before it.
+        softcap: Scores are kept within ± this number; None: they are as they come.
+
+    Raises:
+        ConfigError: The backend is unknown or does not support such a slice; says why, and which do.
+    """
+    if backend not in ("auto", *BACKENDS):
+        raise ConfigError(f"attention backend {backend!r} knows no slices of rows; take auto, {', '.join(BACKENDS)}")
+    if window is not None and part.rule.bidirectional:
+        raise ConfigError(
+            f"a sliding window of {window} tokens and a bidirectional prefix exclude each other; take a model without "
+            "sliding_window, or an objective with bidirectional=False"
+        )
+    if window is not None and window >= int(part.rule.positions.max()) + 1:
+        window = None
+    reason = _refusal(part, device, dtype, window, softcap)
+    if backend == "varlen" and reason is not None:
+        raise ConfigError(f"attention backend 'varlen' {reason}; for this slice take per_document or dense")
+    if backend == "auto":
+        backend = "per_document" if reason is not None else "varlen"
+    if backend == "varlen":
+        return backend, _varlen(part, device, window)
+    if backend == "dense":
+        return backend, _masked([_Stretch.whole(part)], part, device, window, softcap)
+    if device.type == "cpu" and window is None and softcap is None:
+        return backend, _operation(part)
+    return backend, _masked(list(_stretches(part, window)), part, device, window, softcap)
+
+
+def _refusal(
+    part: RowSlice, device: torch.device, dtype: torch.dtype, window: int | None, softcap: float | None
+) -> str | None:
+    """Why `varlen` does not support a slice; None: it does."""
+    if (reason := VARLEN.refusal(part.rule, device, dtype)) is not None:
+        return reason
+    if softcap is not None:
+        return f"cannot keep scores within {softcap:g}"
+    from torch.nn.attention.varlen import varlen_attn
+
+    if window is not None and "window_size" not in inspect.signature(varlen_attn).parameters:
+        return f"does not support sliding windows in torch {torch.__version__}"
+    return None
+
+
+def _varlen(part: RowSlice, device: torch.device, window: int | None) -> Attend:
+    from torch.nn.attention.varlen import varlen_attn
+
+    settings = causal_settings(varlen_attn) if window is None else {"window_size": (window - 1, 0)}
+    longest_queries, longest_keys = (int(np.diff(bounds).max()) for bounds in part.lengths)
+    queries, keys = (torch.from_numpy(bounds).to(device) for bounds in part.lengths)
+    places = torch.from_numpy(part.keys).to(device)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (x[places].repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+        out: Tensor = varlen_attn(q, k, v, queries, keys, longest_queries, longest_keys, **settings)  # type: ignore[assignment]
+        return out
+
+    return attend
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Queries of a slice, one after another in it, and all keys that some of them see."""
+
+    queries: slice
+    keys: slice | np.ndarray[tuple[int], np.dtype[np.int64]]
+    """Places in the row."""
+    causal: bool
+    """Whether a query sees only keys up to itself; otherwise each sees all."""
+    mask: np.ndarray[tuple[int, int], np.dtype[np.bool_]] | None = None
+    """Of all pairs, in place of `causal`."""
+
+    @classmethod
+    def whole(cls, part: RowSlice) -> "_Stretch":
+        """All queries, with the whole row for keys."""
+        return cls(slice(0, len(part.index)), slice(0, len(part.order)), causal=False, mask=part.dense_mask())
+
+
+def _stretches(part: RowSlice, window: int | None) -> Iterator[_Stretch]:
+    """Those of a slice, in the order of their queries; without keys that a sliding window hides from all of them."""
+    if part.rule.bidirectional:
+        runs = [(run, causal) for causal, some in ((True, part.runs), (False, part.full_runs)) for run in some.tolist()]
+        for (begin, end, first, last), causal in sorted(runs):
+            yield _Stretch(slice(begin, end), slice(first, last), causal)
+        return
+    full = part.full_runs
+    for begin, end, first, last in part.runs.tolist():
+        above = full[(full[:, 0] <= begin) & (full[:, 1] >= end), 2:].tolist()
+        if window is not None and not above:
+            first = max(first, last - (end - begin) - window + 1)
+        keys = np.concatenate([np.arange(*one) for one in [*above, (first, last)]]) if above else slice(first, last)
+        yield _Stretch(slice(begin, end), keys, causal=True)
+
+
+def _masked(
+    stretches: list[_Stretch], part: RowSlice, device: torch.device, window: int | None, softcap: float | None
+) -> Attend:
+    """A call with a mask for each stretch of queries; masks live only during their call."""
+    index, positions = (torch.from_numpy(x).to(device) for x in (part.index, part.rule.positions))
+    row = torch.arange(len(part.order), device=device)
+    made = [
+        (one, one.keys if isinstance(one.keys, slice) else torch.from_numpy(one.keys).to(device)) for one in stretches
+    ]
+
+    def mask_of(stretch: _Stretch, keys: Tensor) -> Tensor | None:
+        queries = index[stretch.queries, None]
+        if stretch.mask is not None:
+            mask = torch.from_numpy(stretch.mask).to(device)
+        elif stretch.causal:
+            mask = keys <= queries
+        else:
+            return None
+        # By positions, which differ from slots in a tree.
+        return mask if window is None else mask & (positions[queries] - positions[keys] < window)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        found = []
+        for stretch, keys in made:
+            queries, mask = q[stretch.queries], mask_of(stretch, row[keys])
+            if softcap is None:
+                found.append(attend_heads(queries, k[keys], v[keys], mask=mask))
+            else:
+                heads, seen, carried = (x.transpose(0, 1) for x in (queries, k[keys], v[keys]))
+                found.append(capped_attention(heads, seen, carried, mask, softcap).transpose(0, 1))
+        return torch.cat(found)
+
+    return attend
+
+
+def _operation(part: RowSlice) -> Attend:
+    calls = torch.from_numpy(_calls(part))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = attend_runs(q, k, v, calls)[0]
+        return out
+
+    return attend
+
+
+def _calls(part: RowSlice) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """[c, 5]: begin and end of queries in the slice, of keys in the row, and 1 where causal with as many keys."""
+    found = [[*run, 0] for run in part.full_runs.tolist()]
+    for begin, end, first, last in part.runs.tolist():
+        middle = last - (end - begin)
+        found.append([begin, end, middle, last, 1])
+        if first < middle:
+            found.append([begin, end, first, middle, 0])
+    return np.array(found, np.int64)
+
+
+@torch.library.custom_op("penstock::attend_runs", mutates_args=(), device_types="cpu")
+def attend_runs(q: Tensor, k: Tensor, v: Tensor, calls: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention of queries to the keys of all calls that they are in, joined by log-sum-exp.
+
+    Args:
+        q: [t, heads, dim].
+        k: [T', kv_heads, dim].
+        v: [T', kv_heads, dim].
+        calls: [c, 5] int64: begin and end of queries, of keys, and whether causal, with as many keys as queries.
+
+    Returns:
+        [t, heads, dim], and the log-sum-exp that the backward pass needs, [heads, t].
+    """
+    q, k, v = _plain(q), _plain(k), _plain(v)
+    sums = _no_sums(q)
+    # Parts must not be rounded before they are joined.
+    out = torch.zeros(q.shape, dtype=sums.dtype)
+    for begin, end, first, last, causal in calls.tolist():
+        keys, values = _heads(k[first:last]), _heads(v[first:last])
+        found, logs = _flash(_heads(q[begin:end]), keys, values, 0.0, bool(causal))
+        _join(out[begin:end], sums[:, begin:end], _tokens(found), logs[0])
+    return out.to(q.dtype), sums
+
+
+def _heads(x: Tensor) -> Tensor:
+    """[tokens, heads, dim] → [1, heads, tokens, dim]."""
+    return x.transpose(0, 1).unsqueeze(0)
+
+
+def _tokens(x: Tensor) -> Tensor:
+    """[1, heads, tokens, dim] → [tokens, heads, dim]."""
+    return x.squeeze(0).transpose(0, 1)
+
+
+def _plain(x: Tensor) -> Tensor:
+    """`x` with contiguous heads, which the kernel assumes."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _join(out: Tensor, sums: Tensor, found: Tensor, logs: Tensor) -> None:
+    """Join attention over more keys into `out` [queries, heads, dim] with its log-sum-exps [heads, queries]."""
+    joined = torch.logaddexp(sums, logs)
+    out.mul_((sums - joined).exp().T[..., None]).add_(found * (logs - joined).exp().T[..., None])
+    sums.copy_(joined)
+
+
+def _no_sums(q: Tensor) -> Tensor:
+    """Log-sum-exps of no keys, [heads, t]."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return torch.full((q.shape[1], q.shape[0]), -torch.inf, dtype=wide, device=q.device)
+
+
+@torch.library.custom_op("penstock::attend_runs_backward", mutates_args=(), device_types="cpu")
+def attend_runs_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, calls: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v, summed over calls in float32 or wider."""
+    gradient, q, k, v = gradient.contiguous(), _plain(q), _plain(k), _plain(v)
+    totals = [torch.zeros(x.shape, dtype=sums.dtype) for x in (q, k, v)]
+    for begin, end, first, last, causal in calls.tolist():
+        queries, keys = slice(begin, end), slice(first, last)
+        found = _flash_backward(
+            _heads(gradient[queries]),
+            _heads(q[queries]),
+            _heads(k[keys]),
+            _heads(v[keys]),
+            _heads(out[queries]),
+            sums[None, :, queries],
+            0.0,
+            bool(causal),
+        )
+        for total, slots, more in zip(totals, (queries, keys, keys), found, strict=True):
+            total[slots] += _tokens(more)
+    of_q, of_k, of_v = (total.to(x.dtype) for total, x in zip(totals, (q, k, v), strict=True))
+    return of_q, of_k, of_v
+
+
+@attend_runs.register_fake
+def _(q, k, v, calls):  # type: ignore[no-untyped-def]
+    return torch.empty_like(q, memory_format=torch.contiguous_format), _no_sums(q)
+
+
+@attend_runs_backward.register_fake
+def _(gradient, q, k, v, out, sums, calls):  # type: ignore[no-untyped-def]
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+
+
+def _remember(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    q, k, v, calls = inputs
+    ctx.save_for_backward(q, k, v, *output, calls)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx, gradient, _):  # type: ignore[no-untyped-def]
+    return *attend_runs_backward(gradient, *ctx.saved_tensors), None
+
+
+attend_runs.register_autograd(_backward, setup_context=_remember)
