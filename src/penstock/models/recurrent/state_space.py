@@ -53,6 +53,27 @@ def state_space_scan(
     return chunks.join((scores.flatten(1, 2) @ steps + carried).transpose(1, 2)), after
 
 
+def selective_scan(
+    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, borders: Borders, state: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Outputs of Mamba-1's scan for each document alone, and its state at the end.
+
+    Args:
+        u: [T, channels].
+        dt: [T, channels], step sizes, at least 0.
+        a: [channels, n], below 0.
+        b: [T, n].
+        c: [T, n].
+        borders: The documents of the row.
+        state: [documents, channels, n], states before the documents; None: zeros.
+
+    Returns:
+        [T, channels], and [documents, channels, n].
+    """
+    h, after = linear_scan((dt[..., None] * a).exp(), (dt * u)[..., None] * b[:, None], borders, state)
+    return (h @ c[..., None])[..., 0], after
+
+
 def linear_scan(a: Tensor, b: Tensor, borders: Borders, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """h_t = a_t h_{t-1} + b_t for each number, within each document.
 
