@@ -28,7 +28,8 @@ def install(monkeypatch: pytest.MonkeyPatch, anywhere: bool = True) -> list[tupl
         "fla.modules.causal_conv1d": (causal_conv1d,),
         "mamba_ssm.ops.triton.ssd_combined": (mamba_chunk_scan_combined,),
         "mamba_ssm.ops.selective_scan_interface": (selective_scan_fn,),
-        "causal_conv1d": (causal_conv1d_fn,),
+        "mamba_ssm.ops.triton.selective_state_update": (selective_state_update,),
+        "causal_conv1d": (causal_conv1d_fn, causal_conv1d_update),
     }
     for module in functions:
         for name in accumulate(module.split("."), "{}.{}".format):
@@ -170,3 +171,13 @@ def selective_scan_fn(
         state = (step * A).exp() * state + step * u[:, :, t, None] * B[:, None, :, t]
         outs.append((state * C[:, None, :, t]).sum(-1))
     return torch.stack(outs, -1)
+
+
+def selective_state_update(*args: Any, **given: Any) -> Any:
+    """Not called here, but by transformers."""
+    raise NotImplementedError
+
+
+def causal_conv1d_update(*args: Any, **given: Any) -> Any:
+    """Not called here, but by transformers."""
+    raise NotImplementedError

@@ -300,4 +300,3 @@ def test_kernels_are_tried_before_they_are_used(calls: Recorded, monkeypatch: py
     with pytest.raises(ConfigError, match=r"fla: a row differs from its documents in torch: .*standard deviations"):
         use_recurrent(model, "fla")
     assert recurrent_operations(model) is TORCH
-

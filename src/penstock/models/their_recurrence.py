@@ -24,6 +24,7 @@ from torch.nn.functional import silu, softplus
 
 from penstock.models.recurrent import Borders
 from penstock.models.recurrent.operations import TORCH, Operations
+from penstock.models.recurrent.packages import PACKAGES, is_installed
 from penstock.models.their_attention import with_our_attention
 
 _log = logging.getLogger("penstock.models")
@@ -161,8 +162,8 @@ def _on_any_device(name: str, theirs: Callable[..., Any], own: Callable[..., Any
 @functools.cache
 def _tell_once() -> None:
     _log.info(
-        "fla, mamba_ssm and causal_conv1d need CUDA: on the CPU, models of transformers run its own code in torch in "
-        "place of those that are installed"
+        "%s: installed, but needs CUDA; on the CPU, models of transformers run its own code in torch instead",
+        ", ".join(name for name in PACKAGES if is_installed(name)),
     )
 
 
