@@ -8,9 +8,9 @@ import pytest
 import torch
 import transformers
 from model_makers import logits_of
-from published_kernels import install
 
 from makers.architectures import make_small
+from makers.published_kernels import install
 from makers.rows import random_row
 from penstock.core.errors import ConfigError
 from penstock.models import use_recurrent

@@ -7,18 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from model_makers import logits_of, tiny
-from published_kernels import install
-from recurrent_makers import LENGTHS, delta_inputs, numbers, space_inputs
+from model_makers import VOCABULARY, logits_of, tiny
 from torch import Tensor
 
+from makers.published_kernels import install
+from makers.recurrences import LENGTHS, delta_inputs, numbers, space_inputs
 from makers.rows import random_row
 from penstock.core.errors import ConfigError
-from penstock.models import use_recurrent
+from penstock.models import ModelSettings, use_recurrent
 from penstock.models.recurrent import PACKAGES, Borders, Operations
 from penstock.models.recurrent.choice import recurrent_operations
 from penstock.models.recurrent.operations import TORCH
 from penstock.models.settings import BlockSettings
+from penstock.models.transformer import build_model
 
 Recorded = list[tuple[str, dict[str, Any]]]
 
@@ -262,6 +263,17 @@ def test_our_transformer_with_packages(calls: Recorded, caplog: pytest.LogCaptur
     assert calls == []
 
 
+@pytest.mark.parametrize("mixer", ["delta", "kimi", "mamba"])
+def test_rounding_in_half_precision_is_no_fault(calls: Recorded, mixer: str) -> None:
+    settings = ModelSettings(layers=1, width=64, dtype="bfloat16", blocks={mixer: BLOCKS[mixer]}, pattern=(mixer,))
+    model = build_model(settings, vocab_size=VOCABULARY)
+    use_recurrent(model, "mamba_ssm" if mixer == "mamba" else "fla")
+    model.train()
+    logits_of(model, random_row())
+    kept = next(given for name, given in calls[::-1] if "delta" in name or "scan" in name or "kda" in name)
+    assert kept["x" if mixer == "mamba" else "q"].dtype == torch.bfloat16
+
+
 def test_generation_with_packages_carries_states(calls: Recorded) -> None:
     model = model_of("delta", "mamba")
     tokens = torch.from_numpy(random_row((12,), padding=0).tokens)[None]
@@ -297,6 +309,6 @@ def test_kernels_are_tried_before_they_are_used(calls: Recorded, monkeypatch: py
 
     monkeypatch.setattr(module, "causal_conv1d", causal_conv1d)
     model = model_of("delta", "full", init_std=0.3)
-    with pytest.raises(ConfigError, match=r"fla: a row differs from its documents in torch: .*standard deviations"):
+    with pytest.raises(ConfigError, match=r"fla: a row with them differs from its .*standard deviations"):
         use_recurrent(model, "fla")
     assert recurrent_operations(model) is TORCH

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from recurrent_makers import delta_inputs, numbers, space_inputs
 
+from makers.recurrences import delta_inputs, numbers, space_inputs
 from penstock.models import ModelSettings, use_recurrent
 from penstock.models.recurrent import Borders, Operations
 from penstock.models.recurrent.choice import recurrent_operations

@@ -7,7 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recurrent_makers import (
+from torch import Tensor
+from torch.nn.functional import conv1d, pad
+
+from makers.recurrences import (
     LENGTHS,
     by_document,
     compare,
@@ -19,9 +22,6 @@ from recurrent_makers import (
     slow_state_space,
     space_inputs,
 )
-from torch import Tensor
-from torch.nn.functional import conv1d, pad
-
 from penstock.models.recurrent import (
     Borders,
     causal_convolution,

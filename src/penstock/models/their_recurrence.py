@@ -134,11 +134,11 @@ def _replace_in(python: Any) -> None:
 
 def _own_code(function: Any) -> Callable[..., Any] | None:
     """transformers' code in torch, where it took the function of a package instead; None: it did not."""
-    code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
-    if "is_new_implementation" not in getattr(code, "co_freevars", ()):
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    if "is_new_implementation" not in names:
         return None
-    held = dict(zip(code.co_freevars, (cell.cell_contents for cell in cells), strict=True))
-    return getattr(function, "__wrapped__", None) if held["is_new_implementation"] else None
+    taken = function.__closure__[names.index("is_new_implementation")].cell_contents
+    return getattr(function, "__wrapped__", None) if taken else None
 
 
 def _on_any_device(name: str, theirs: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:

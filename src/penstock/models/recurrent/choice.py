@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.core.errors import ConfigError, IsolationError
 from penstock.inputs.model_input import ModelInput
-from penstock.integrations.isolation import DOCUMENT_LENGTHS, describe, try_isolation
+from penstock.integrations.isolation import CURE, DOCUMENT_LENGTHS, describe, try_isolation
 from penstock.models.language_model import LanguageModel
 from penstock.models.recurrent.mixers import Mixer
 from penstock.models.recurrent.operations import TORCH, Operations
@@ -92,14 +92,21 @@ def _try(model: Any, operations: Operations) -> None:
     def forward(_: Any, row: ModelInput) -> Tensor:
         _set(model, operations if row.num_documents > 1 else TORCH)
         try:
-            hidden: Tensor = model.logits(model(model.tensors(row)))[0]
-            return hidden
+            logits: Tensor = model.logits(model(model.tensors(row)))[0]
+            # What counts as rounding follows from the dtype.
+            return logits.to(model.compute_dtype)
         finally:
             _set(model, operations)
 
     try:
         try_isolation(model, forward, lengths=DOCUMENT_LENGTHS, gradients=torch.is_grad_enabled())
     except IsolationError as error:
+        names, found = ", ".join(operations.backends), str(error).removesuffix(CURE).removesuffix(" ")
+        if model.compute_dtype == torch.float32 and model.device.type == "cuda":
+            found += (
+                ". Triton's kernels multiply float32 in TF32: set model.dtype: bfloat16, or TRITON_F32_DEFAULT=ieee in "
+                "the environment"
+            )
         raise ConfigError(
-            f"recurrent backends {', '.join(operations.backends)}: a row differs from its documents in torch: {error}"
+            f"recurrent backends {names}: a row with them differs from its documents in torch: {found}"
         ) from None

@@ -57,6 +57,14 @@ class Package:
             return f"computes in float32, bfloat16 and float16, not in {str(dtype).removeprefix('torch.')}"
         return None
 
+    def broken(self) -> str | None:
+        """Why it cannot be imported; None: it can. Kernels are compiled against one torch and one CUDA."""
+        try:
+            importlib.import_module(self.name)
+        except Exception as error:
+            return f"cannot be imported ({type(error).__name__}: {error})"
+        return None
+
 
 def is_installed(name: str) -> bool:
     """Whether Python can find a package, which may still fail to import."""

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from recurrent_makers import by_document, slow_convolution, slow_delta_rule, slow_state_space
 from torch import Tensor
 from torch.nn.functional import silu
 
+from makers.recurrences import by_document, slow_convolution, slow_delta_rule, slow_state_space
 from penstock.models.recurrent.packages import Package
 
 CALLS: list[tuple[str, dict[str, Any]]] = []
