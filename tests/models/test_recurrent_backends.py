@@ -197,7 +197,7 @@ def test_devices_and_dtypes_that_kernels_do_not_support(monkeypatch: pytest.Monk
         Operations.of(["mamba_ssm"], device="cuda", dtype=torch.float64)
     # Chosen on a GPU, then moved.
     moved = Operations.of(["fla"], device="cuda", dtype=torch.float32)
-    with pytest.raises(ConfigError, match="cuda only, not on cpu; choose again"):
+    with pytest.raises(ConfigError, match="was chosen for a model on cuda, which now is on cpu; choose again"):
         moved.causal_convolution(torch.randn(6, 8), torch.randn(8, 3), None, borders_of([6]))
 
 

@@ -25,10 +25,12 @@ class Operations:
         used: Operation → the backends that computed it so far; empty without packages.
     """
 
-    def __init__(self, packages: Sequence[Package] = (), dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, packages: Sequence[Package] = (), device: str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> None:
         self.backends = tuple(package.name for package in packages)
         self.used: dict[str, set[str]] = {}
-        self._packages, self._dtype = tuple(packages), dtype
+        self._packages, self._device, self._dtype = tuple(packages), device, dtype
 
     @classmethod
     def of(cls, backends: Sequence[str], *, device: torch.device | str, dtype: torch.dtype) -> "Operations":
@@ -53,7 +55,7 @@ class Operations:
             if (reason := PACKAGES[name].refusal(torch.device(device), dtype)) is not None:
                 raise ConfigError(f"recurrent backend {name!r} {reason}; or take 'torch', which runs everywhere")
             packages.append(PACKAGES[name])
-        return cls(packages, dtype)
+        return cls(packages, torch.device(device).type, dtype)
 
     def describe(self) -> str:
         """What computed each operation so far, in words."""
@@ -141,9 +143,11 @@ class Operations:
         self.used.setdefault(operation, set()).add("torch" if package is None else package.name)
         if package is None:
             return None
-        if (reason := package.refusal(given.device, self._dtype)) is not None:
-            # The model was moved after the backend was chosen.
-            raise ConfigError(f"recurrent backend {package.name!r} {reason}; choose again on this device")
+        if given.device.type != self._device:
+            raise ConfigError(
+                f"recurrent backend {package.name!r} was chosen for a model on {self._device}, which now is on "
+                f"{given.device.type}; choose again: use_recurrent(model, …)"
+            )
         return package.operations[operation]
 
 

@@ -12,6 +12,7 @@ None where the package cannot give them. How borders reach the kernels:
 All need CUDA, and compute in the dtype of the model, at most float32. Decays stay in float32.
 """
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -88,13 +89,18 @@ def load(package: str, module: str, name: str, *arguments: str) -> Callable[...,
             f"recurrent backend {package!r} cannot be used: {module}.{name} cannot be imported "
             f"({type(error).__name__}: {error}); install a version of {package} for torch {torch.__version__}"
         ) from error
-    known = inspect.signature(function).parameters
-    if missing := [one for one in arguments if one not in known]:
+    if missing := _missing(function, arguments):
         raise ConfigError(
             f"recurrent backend {package!r}: {module}.{name} of this version does not take {', '.join(missing)}, so it "
             f"cannot keep documents apart; install a newer {package}"
         )
     return function
+
+
+@functools.cache
+def _missing(function: Callable[..., Any], arguments: tuple[str, ...]) -> list[str]:
+    known = inspect.signature(function).parameters
+    return [one for one in arguments if one not in known]
 
 
 def _fla_delta_rule(
