@@ -123,22 +123,21 @@ def replace_functions(inner: Any) -> None:
 
 def _replace_in(python: Any) -> None:
     for name, theirs in list(vars(python).items()):
-        if not callable(theirs) or hasattr(theirs, "penstock"):
+        ours, own = _OURS.get(name), _own_code(theirs)
+        if (ours is None and own is None) or not callable(theirs) or hasattr(theirs, "penstock"):
             continue
-        own, ours = _own_code(theirs), _OURS.get(name)
         if own is not None:
             theirs = _on_any_device(name, theirs, own)
-        if own is not None or ours is not None:
-            setattr(python, name, theirs if ours is None else _in_front(name, theirs, ours))
+        setattr(python, name, theirs if ours is None else _in_front(name, theirs, ours))
 
 
-def _own_code(function: Any) -> Callable[..., Any] | None:
+def _own_code(found: Any) -> Callable[..., Any] | None:
     """transformers' code in torch, where it took the function of a package instead; None: it did not."""
-    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
-    if "is_new_implementation" not in names:
+    if not inspect.isfunction(found) or "is_new_implementation" not in found.__code__.co_freevars:
         return None
-    taken = function.__closure__[names.index("is_new_implementation")].cell_contents
-    return getattr(function, "__wrapped__", None) if taken else None
+    place = found.__code__.co_freevars.index("is_new_implementation")
+    taken = found.__closure__[place].cell_contents if found.__closure__ else False
+    return getattr(found, "__wrapped__", None) if taken else None
 
 
 def _on_any_device(name: str, theirs: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
