@@ -162,7 +162,10 @@ def _texts(path: Path):
             yield node.lineno, node.value
 
 
-OTHER_OPTIONS = ("bubblewrap.py", "curves.py", "document.py", "validation.py", "control_tokens.py", "denoise_tasks.py")
+OTHER_OPTIONS = (
+    "bubblewrap.py", "curves.py", "document.py", "validation.py", "control_tokens.py", "denoise_tasks.py",
+    "packages.py",
+)  # fmt: skip
 """Files with options of other programs, CSS, `--set` of an assignment that the user typed, or whole commands."""
 
 

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,30 @@ def test_doctor_finds_this_machine_usable():
     assert findings["problems"] == []
     assert findings["encoder"] == "gigatoken"
     assert findings["kernel_cache"]["folder"]
+
+
+def test_doctor_says_whether_kernels_of_recurrent_layers_run_here(monkeypatch, capsys):
+    pytest.importorskip("torch")
+    import importlib.metadata
+
+    from penstock.cli import doctor
+    from penstock.models.recurrent.packages import PACKAGES
+
+    def version(name, real=importlib.metadata.version):
+        return "9.9" if name == "flash-linear-attention" else real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setitem(sys.modules, "fla", types.ModuleType("fla"))
+    for name in set(PACKAGES) - {"fla"}:
+        monkeypatch.setitem(sys.modules, name, None)
+    for on_gpu, says in ((False, "runs on cuda only, not on cpu"), (True, "works here, as a backend")):
+        monkeypatch.setattr("torch.cuda.is_available", lambda found=on_gpu: found)
+        findings = doctor.examine()
+        assert findings["recurrent"]["mamba_ssm"]["refusal"].startswith("is not installed: pip install mamba-ssm")
+        doctor._print(findings)
+        out = " ".join(capsys.readouterr().out.split())
+        assert f"fla 9.9, {says}" in out
+        assert "mamba_ssm causal_conv1d" in out
 
 
 def test_doctor_names_a_missing_encoder(monkeypatch, capsys):

@@ -5,10 +5,18 @@ import torch
 from test_trainer_ranks import BLOCKS
 from training_makers import losses, make, train, values
 
+from makers.published_kernels import install
+from penstock.config.training import describe
 from penstock.core.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 STEPS = "training.steps=5"
+
+
+@pytest.fixture
+def published(monkeypatch):
+    """Calls of stand-ins for published kernels."""
+    return install(monkeypatch)
 
 
 JOINED = (
@@ -95,3 +103,45 @@ def test_parts_of_rows_are_refused(data, tmp_path):
         make(
             data, tmp_path / "run", "training.micro_sequences=2", "model.blocks={a: {experts: 3}}", "model.pattern=[a]"
         )
+
+
+RECURRENT = ("model.blocks={full: {}, delta: {mixer: gated_delta}}", "model.pattern=[delta, full]")
+
+
+def test_published_kernels_by_name(data, tmp_path, published, caplog):
+    """The dry run and the log say what runs; losses are torch's."""
+    named = (STEPS, *RECURRENT, "training.recurrent=[fla, torch]")
+    said = dict(describe(make(data, tmp_path / "dry", *named, dry_run=True), "mine"))
+    assert said["recurrent operations"] == "causal_convolution by fla, gated_delta_rule by fla"
+    assert "recurrent fla torch" in said["bits"]
+    with caplog.at_level("INFO", "penstock.models"):
+        found = train(data, tmp_path / "run", *named)
+    assert caplog.text.count("recurrent operations: causal_convolution by fla, gated_delta_rule by fla") == 1
+    assert published
+    published.clear()
+    plain = train(data, tmp_path / "plain", STEPS, *RECURRENT)
+    assert published == []
+    assert values(found, "loss") == pytest.approx(values(plain, "loss"), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("training.recurrent=flash",), r"training\.recurrent"),
+        (("training.recurrent=[fla, fla]",), r"training\.recurrent must be one or several of torch, fla"),
+        (("training.recurrent=[]",), r"training\.recurrent must be one or several of torch, fla"),
+        (("training.recurrent=fla",), r"training\.recurrent: .*'fla' .*(not installed: pip install|runs on cuda only)"),
+        (
+            ("training.recurrent=mamba_ssm", "training.micro_sequences=2"),
+            r"mamba_ssm carries no states between the parts of a row; set micro_sequences to 1",
+        ),
+    ],
+)
+def test_kernels_that_cannot_run(data, tmp_path, given, says):
+    with pytest.raises(ConfigError, match=says):
+        make(data, tmp_path / "run", *RECURRENT, *given, dry_run=True)
+
+
+def test_kernels_without_work(data, tmp_path, published):
+    with pytest.raises(ConfigError, match=r"training\.recurrent: .*'fla' would compute nothing"):
+        make(data, tmp_path / "run", "training.recurrent=fla", dry_run=True)

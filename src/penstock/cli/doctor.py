@@ -16,8 +16,8 @@ def run(
 ) -> None:
     """Report what is installed here and what works.
 
-    Checks versions, CPU cores and threads, the fast encoder, torch and CUDA, and the cache of compiled kernels. Exits
-    with 1 if something that penstock requires does not work.
+    Checks versions, CPU cores and threads, the fast encoder, torch and CUDA, kernels for recurrent layers, and the
+    cache of compiled kernels. Exits with 1 if something that penstock requires does not work.
     """
     import json
 
@@ -58,6 +58,7 @@ def examine() -> dict[str, Any]:
         "encoder": "the vocabulary's own package" if slow else "gigatoken",
         "kernel_cache": kernels,
         "torch": _torch(),
+        "recurrent": _recurrent(),
         "problems": [problem for problem in (*missing, kernel_problem) if problem],
         "notes": [slow] if slow else [],
     }
@@ -132,6 +133,29 @@ def _torch() -> dict[str, Any] | None:
     return {"version": torch.__version__, "cuda": torch.version.cuda, "devices": devices}
 
 
+def _recurrent() -> dict[str, dict[str, str | None]]:
+    """Packages that compute recurrent layers: their version (None: not installed), and why they cannot run here."""
+    from importlib.metadata import PackageNotFoundError, version
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        return {}
+    import torch
+
+    from penstock.models.recurrent.packages import PACKAGES
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found: dict[str, dict[str, str | None]] = {}
+    for name, package in PACKAGES.items():
+        try:
+            installed = version(package.distribution)
+        except PackageNotFoundError:
+            installed = None
+        refusal = package.refusal(device, torch.bfloat16) or package.broken()
+        found[name] = {"version": installed, "refusal": refusal}
+    return found
+
+
 def _print(findings: dict[str, Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
@@ -157,9 +181,14 @@ def _print(findings: dict[str, Any]) -> None:
     else:
         devices = ", ".join(torch["devices"]) or "no CUDA device"
         table.add_row("torch", f"{torch['version']}, CUDA {torch['cuda'] or 'not built in'}, {devices}")
+    for name, one in findings["recurrent"].items():
+        if one["version"] is not None:
+            works = one["refusal"] or "works here, as a backend of training.recurrent"
+            table.add_row(name, escape(f"{one['version']}, {works}"))
     packages = findings["packages"]
     table.add_row("packages", " ".join(f"{name} {version}" for name, version in packages.items() if version))
     missing = [name for name, version in packages.items() if version is None]
+    missing += [name for name, one in findings["recurrent"].items() if one["version"] is None]
     if missing:
         table.add_row("not installed", " ".join(missing))
     console.print(table)

@@ -135,6 +135,7 @@ def _set_up(
     if training.lora is not None and model.lora != training.lora:
         add_lora(model, training.lora, seed=training.seed)
     freeze(model, training.frozen)
+    _choose_recurrent(model, training)
     datasets = [source.path for source in data.sources]
     evaluators = make_evaluators(training.evaluators, datasets, data.loader.sequence_length, model, ranks)
     taught = open_teachers(settings.teacher, data, ranks.device, say)
@@ -165,6 +166,16 @@ def _set_up(
         evaluators=evaluators,
         say=say,
     )
+
+
+def _choose_recurrent(model: "LanguageModel", training: TrainSettings) -> None:
+    """Take the backends of `training.recurrent`, also in place of an earlier run's."""
+    from penstock.models import use_recurrent
+
+    try:
+        use_recurrent(model, training.recurrent_backends)
+    except ConfigError as error:
+        raise ConfigError(f"training.recurrent: {error}") from None
 
 
 def _fit(model: "LanguageModel", data: DataSettings, ranks: "Ranks") -> "LanguageModel":
@@ -256,6 +267,8 @@ def _vocabulary(data: DataSettings) -> int:
 
 def describe(trainer: "Trainer", model: ModelSettings | str) -> list[tuple[str, str]]:
     """Summary of a run as (name, value): parameters, memory, tokens, steps."""
+    from penstock.models.recurrent.choice import recurrent_operations
+
     parameters = sum(p.numel() for p in trainer.model.parameters())
     # A frozen weight has no gradient and no optimiser state: 4 bytes instead of 16.
     memory = sum(p.numel() * (16 if p.requires_grad else 4) for p in trainer.model.parameters())
@@ -266,6 +279,7 @@ def describe(trainer: "Trainer", model: ModelSettings | str) -> list[tuple[str, 
     plan = loader.settings
     slots = plan.sequence_length * plan.rows_per_step
     way = _packing_way(trainer) if loader.needs_isolation else ""
+    recurrent = recurrent_operations(trainer.model)
     return [
         ("model", model if isinstance(model, str) else f"{model.layers} layers of {model.width}"),
         ("parameters", f"{parameters:,}"),
@@ -273,6 +287,7 @@ def describe(trainer: "Trainer", model: ModelSettings | str) -> list[tuple[str, 
         ("rows", f"{plan.rows_per_step} of {plan.sequence_length} slots a step, {slots:,} slots"),
         ("steps", f"{trainer.steps:,}, at most {trainer.steps * slots:,} tokens"),
         *([("documents of a row", way)] if way else []),
+        *([("recurrent operations", recurrent.describe())] if recurrent.backends else []),
         *([("reference model", f"{4 * held / 1e6:,.1f} MB a rank")] if held else []),
         *([] if trainer.distiller is None else [("teachers", _teachers(trainer.distiller))]),
         ("ranks", f"{trainer.ranks.place.size}, on {trainer.ranks.device}{_shared(trainer.ranks)}"),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.models.exporting import export
     from penstock.models.language_model import LanguageModel, PackedRows, PackingVerdict, RowTensors
     from penstock.models.lora import add_lora, merge_lora
+    from penstock.models.recurrent.choice import use_recurrent
     from penstock.models.saving import save_model
     from penstock.models.transformer import Transformer
 else:
@@ -32,6 +33,7 @@ else:
             "export": "exporting",
             "merge_lora": "lora",
             "save_model": "saving",
+            "use_recurrent": "recurrent.choice",
         },
         modules={"attention": "attention"},
     )
@@ -52,4 +54,5 @@ __all__ = [
     "export",
     "merge_lora",
     "save_model",
+    "use_recurrent",
 ]

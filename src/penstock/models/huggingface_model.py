@@ -55,6 +55,7 @@ from penstock.models.language_model import PackingVerdict, RowTensors, require_p
 from penstock.models.lora import LoraSettings
 from penstock.models.packed_ways import PackedWays
 from penstock.models.recurrent import Borders
+from penstock.models.recurrent.operations import TORCH, Operations
 from penstock.models.their_attention import (
     NAME,
     PROMPT,
@@ -72,7 +73,7 @@ from penstock.models.their_attention import (
     values_alone,
 )
 from penstock.models.their_cache import TheirCaches
-from penstock.models.their_recurrence import bordered
+from penstock.models.their_recurrence import bordered, replace_functions
 
 _log = logging.getLogger("penstock.models")
 
@@ -101,12 +102,15 @@ class HuggingFaceModel(nn.Module):
     Attributes:
         inner: The model itself.
         lora: The LoRA that trains next to it; see `add_lora`.
+        operations: What computes recurrences in rows; see `use_recurrent`.
     """
 
     def __init__(self, inner: Any) -> None:
         super().__init__()
         self.inner = inner
         self.lora: LoraSettings | None = None
+        self.operations = TORCH
+        replace_functions(inner)
         self._warned_slow = False
         self._own_caches: TheirCaches | None = None
         self._decoder: str | None = None
@@ -141,6 +145,11 @@ class HuggingFaceModel(nn.Module):
     def packing(self, slots: int) -> PackingVerdict:
         """Whether documents may share a row of `slots` slots; tested once, on random tokens."""
         return self._packed.packing(slots)
+
+    def compute_with(self, operations: Operations) -> None:
+        """Compute recurrences in rows with these; how rows run is then found again."""
+        self.operations = operations
+        self._packed = PackedWays(self)
 
     def packing_way(self) -> str:
         """How rows of several documents run, in words; known once `packing` was asked."""
@@ -189,7 +198,8 @@ class HuggingFaceModel(nn.Module):
         elif way == "alone":
             del given["position_ids"]
         elif way == "borders":
-            with bordered(self.inner, Borders([0, *row.rule.pieces[:, 2]], self.device)):
+            borders = Borders([0, *row.rule.pieces[:, 2]], self.device)
+            with bordered(self.inner, borders, operations=self.operations):
                 return self._hidden(given)[:, :slots]
         return self._hidden(given)[:, :slots]
 

@@ -59,6 +59,9 @@ class PackedWays:
     def __init__(self, model: "HuggingFaceModel") -> None:
         self._model = model
         self._ways: list[PackedWay] = ["own"] if model.uses_our_attention else list(TRIED)
+        if model.operations.backends and not model.uses_our_attention:
+            # Only these run them.
+            self._ways = ["mixed", "borders"]
         self._verdicts: dict[int, PackingVerdict] = {}
         self._tried: dict[tuple[PackedWay, tuple[int, ...]], str | None] = {}
         self._limit = rotary_limit(model.inner)
@@ -85,7 +88,8 @@ class PackedWays:
         if not ours:
             return "transformers' attention, with positions in its masks"
         also = "our attention, and " if self._ways[0] == "mixed" and self._attends else ""
-        return f"{also}our recurrent functions in place of {', '.join(ours)}"
+        by = f" ({self._model.operations.describe()})" if self._model.operations.backends else ""
+        return f"{also}our recurrent functions{by} in place of {', '.join(ours)}"
 
     def cost(self, begins: Any, ends: Any) -> str:
         """What a row of documents costs more than one pass, in words; empty: nothing.
@@ -173,7 +177,8 @@ class PackedWays:
         mixed = self._ways[0] == "mixed"
         if mixed:
             given["penstock_attend"] = self._attend(row)
-        with bordered(inner, Borders([0, *row.rule.pieces[:, 2]], device), ours=mixed) as called:
+        borders, operations = Borders([0, *row.rule.pieces[:, 2]], device), self._model.operations
+        with bordered(inner, borders, ours=mixed, operations=operations) as called:
             found = call(given)
         self._called |= called
         return found

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from penstock.core.errors import ConfigError
 from penstock.integrations.isolation import WINDOWS, describe, largest_difference, spread, tolerance
+from penstock.models.recurrent.packages import PACKAGES, is_installed
 
 Result = TypeVar("Result")
 TRIAL, PROMPT = 16, 9
@@ -84,10 +85,14 @@ def attempt(inner: Any, run: Callable[[], Result]) -> Result:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        raise ConfigError(
-            f"{describe(inner)} cannot be run on tokens alone: {one_line(error)}; install what it needs, or take a "
-            "text-only model"
-        ) from error
+        found = f"{describe(inner)} cannot be run on tokens alone: {one_line(error)}"
+        kernels = [name for name in PACKAGES if is_installed(name)]
+        if kernels and next(inner.parameters()).device.type == "cpu":
+            raise ConfigError(
+                f"{found}. Perhaps because {', '.join(kernels)} are installed, need CUDA, and are taken by "
+                "transformers on the CPU too: uninstall them, or load the model on a GPU"
+            ) from error
+        raise ConfigError(f"{found}; install what it needs, or take a text-only model") from error
 
 
 def one_line(error: BaseException) -> str:

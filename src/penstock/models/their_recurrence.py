@@ -11,6 +11,7 @@ Replaced are `causal_conv1d_fn`, `torch_chunk_gated_delta_rule`, `chunk_kimi_del
 
 import functools
 import inspect
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -21,15 +22,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-from penstock.models.recurrent import (
-    Borders,
-    causal_convolution,
-    gated_delta_rule,
-    linear_scan,
-    state_space_scan,
-)
+from penstock.models.recurrent import Borders
+from penstock.models.recurrent.operations import TORCH, Operations
+from penstock.models.recurrent.packages import PACKAGES, is_installed
 from penstock.models.their_attention import with_our_attention
 
+_log = logging.getLogger("penstock.models")
 _MASKS = ("create_causal_mask", "create_sliding_window_causal_mask")
 
 
@@ -37,8 +35,8 @@ _MASKS = ("create_causal_mask", "create_sliding_window_causal_mask")
 class _Row:
     """The row that runs now, and which replaced functions it has called."""
 
-    def __init__(self, inner: Any, borders: Borders, ours: bool) -> None:
-        self.inner, self.borders, self.ours = inner, borders, ours
+    def __init__(self, inner: Any, borders: Borders, ours: bool, operations: Operations) -> None:
+        self.inner, self.borders, self.ours, self.operations = inner, borders, ours, operations
         self.called: set[str] = set()
 
     @contextmanager
@@ -56,7 +54,7 @@ _ROW: ContextVar[_Row | None] = ContextVar("penstock_row_borders", default=None)
 
 
 @contextmanager
-def bordered(inner: Any, borders: Borders, *, ours: bool = False) -> Iterator[set[str]]:
+def bordered(inner: Any, borders: Borders, *, ours: bool = False, operations: Operations = TORCH) -> Iterator[set[str]]:
     """Within the block, calls of a model on one row keep its documents apart.
 
     Gradient checkpoints of the model run their layers again with the same borders, in whatever thread.
@@ -65,12 +63,13 @@ def bordered(inner: Any, borders: Borders, *, ours: bool = False) -> Iterator[se
         inner: A model of transformers.
         borders: The documents of the row.
         ours: Whether layers that attend use our attention; the call then gives `penstock_attend`.
+        operations: What computes the recurrent ones.
 
     Returns:
         The names of the functions that were replaced and called; filled while the model runs.
     """
-    _replace_functions(inner)
-    row = _Row(inner, borders, ours)
+    replace_functions(inner)
+    row = _Row(inner, borders, ours, operations)
     if _has_checkpoints(inner):
         _keep_in_checkpoints(inner)
     with row.running():
@@ -115,7 +114,7 @@ class _Checkpoint:
         return self._checkpoint(again, *args, **given)
 
 
-def _replace_functions(inner: Any) -> None:
+def replace_functions(inner: Any) -> None:
     """Put ours in front of the named functions in the modules of a model's classes; once for each module."""
     for name in {type(module).__module__ for module in inner.modules()}:
         if not name.startswith("torch.") and name in sys.modules:
@@ -123,10 +122,48 @@ def _replace_functions(inner: Any) -> None:
 
 
 def _replace_in(python: Any) -> None:
-    for name, ours in _OURS.items():
-        theirs = getattr(python, name, None)
-        if callable(theirs) and not hasattr(theirs, "penstock"):
-            setattr(python, name, _in_front(name, theirs, ours))
+    for name, theirs in list(vars(python).items()):
+        ours, own = _OURS.get(name), _own_code(theirs)
+        if (ours is None and own is None) or not callable(theirs) or hasattr(theirs, "penstock"):
+            continue
+        if own is not None:
+            theirs = _on_any_device(name, theirs, own)
+        setattr(python, name, theirs if ours is None else _in_front(name, theirs, ours))
+
+
+def _own_code(found: Any) -> Callable[..., Any] | None:
+    """transformers' code in torch, where it took the function of a package instead; None: it did not."""
+    if not inspect.isfunction(found) or "is_new_implementation" not in found.__code__.co_freevars:
+        return None
+    place = found.__code__.co_freevars.index("is_new_implementation")
+    taken = found.__closure__[place].cell_contents if found.__closure__ else False
+    return getattr(found, "__wrapped__", None) if taken else None
+
+
+def _on_any_device(name: str, theirs: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a package that needs CUDA, with transformers' own code for tensors on the CPU."""
+    known = inspect.signature(own).parameters
+
+    @functools.wraps(own)
+    def function(*args: Any, **given: Any) -> Any:
+        on = next((one.device.type for one in (*args, *given.values()) if isinstance(one, Tensor)), "cpu")
+        if on != "cpu":
+            return theirs(*args, **given)
+        if given.get("cu_seqlens") is not None or given.get("seq_idx") is not None:
+            raise ValueError(f"{name}: transformers' own code in torch cannot keep documents of a row apart")
+        _tell_once()
+        return own(*args, **{key: value for key, value in given.items() if key in known})
+
+    function.penstock = True  # type: ignore[attr-defined]
+    return function
+
+
+@functools.cache
+def _tell_once() -> None:
+    _log.info(
+        "%s: installed, but needs CUDA; on the CPU, models of transformers run its own code in torch instead",
+        ", ".join(name for name in PACKAGES if is_installed(name)),
+    )
 
 
 def _in_front(name: str, theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,7 +178,7 @@ def _in_front(name: str, theirs: Callable[..., Any], ours: Callable[..., Any]) -
         bound = signature.bind(*args, **given)
         bound.apply_defaults()
         rest = bound.arguments.pop("kwargs", {})
-        answer = ours(row.borders, {**rest, **bound.arguments})
+        answer = ours(row, {**rest, **bound.arguments})
         if answer is NotImplemented:
             return theirs(*args, **given)
         row.called.add(name)
@@ -161,59 +198,60 @@ def _precise(values: Tensor) -> Tensor:
     return values[0].to(torch.promote_types(values.dtype, torch.float32))
 
 
-def _convolution(borders: Borders, given: dict[str, Any]) -> Any:
+def _convolution(row: _Row, given: dict[str, Any]) -> Any:
     states, weight, activation = given["hidden_states"], given["weight"], given["activation"]
-    if not _of_row(borders, states, states.shape[2]) or activation not in (None, "silu", "swish"):
+    if not _of_row(row.borders, states, states.shape[2]) or activation not in (None, "silu", "swish"):
         return NotImplemented
-    out = causal_convolution(states[0].T.to(weight.dtype), weight, given["bias"], borders)
+    out = row.operations.causal_convolution(states[0].T.to(weight.dtype), weight, given["bias"], row.borders)
     return (silu(out) if activation else out).T[None].to(states.dtype)
 
 
-def _delta_rule(borders: Borders, given: dict[str, Any]) -> Any:
+def _delta_rule(row: _Row, given: dict[str, Any]) -> Any:
     query = given["query"]
-    if given.get("initial_state") is not None or not _of_row(borders, query, query.shape[1]):
+    if given.get("initial_state") is not None or not _of_row(row.borders, query, query.shape[1]):
         return NotImplemented
     q, k, v, decay, beta = (_precise(x) for x in (query, given["key"], given["value"], given["g"], given["beta"]))
     if given.get("use_qk_l2norm_in_kernel"):
         q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
     each = v.shape[1] // k.shape[1]
     q, k = q.repeat_interleave(each, 1), k.repeat_interleave(each, 1)
-    out, state = gated_delta_rule(q, k, v, decay, beta, borders)
+    keeps = bool(given.get("output_final_state"))
+    out, state = row.operations.gated_delta_rule(q, k, v, decay, beta, row.borders, keeps=keeps)
     return out[None].to(query.dtype), state if given.get("output_final_state") else None
 
 
-def _state_space(borders: Borders, given: dict[str, Any]) -> Any:
+def _state_space(row: _Row, given: dict[str, Any]) -> Any:
     states = given["hidden_states"]
-    if given.get("initial_states") is not None or not _of_row(borders, states, states.shape[1]):
+    if given.get("initial_states") is not None or not _of_row(row.borders, states, states.shape[1]):
         return NotImplemented
     x, dt, b, c = (_precise(one) for one in (states, given["dt"], given["B"], given["C"]))
     dt = _step_sizes(dt, given.get("dt_bias"), given.get("dt_softplus"))
     dt = dt.clamp(*given.get("dt_limit", (0.0, float("inf"))))
-    out, state = state_space_scan(x, dt, given["A"].to(x.dtype), b, c, borders)
+    keeps = bool(given.get("return_final_states"))
+    out, state = row.operations.state_space_scan(x, dt, given["A"].to(x.dtype), b, c, row.borders, keeps=keeps)
     if given.get("D") is not None:
         out = out + given["D"][:, None] * x
     if given.get("z") is not None:
         out = out * silu(_precise(given["z"]))
     out = out[None].to(states.dtype)
-    return (out, state) if given.get("return_final_states") else out
+    return (out, state) if keeps else out
 
 
-def _selective_scan(borders: Borders, given: dict[str, Any]) -> Any:
+def _selective_scan(row: _Row, given: dict[str, Any]) -> Any:
     states = given["hidden_states"]
-    if not _of_row(borders, states, states.shape[2]):
+    if not _of_row(row.borders, states, states.shape[2]):
         return NotImplemented
     # [1, channels, T] → [T, channels]
     u, dt, b, c = (_precise(x.transpose(1, 2)) for x in (states, given["dt"], given["B"], given["C"]))
     dt = _step_sizes(dt, given.get("delta_bias"), given.get("delta_softplus"))
-    a = (dt[..., None] * given["A"]).exp()
-    h, state = linear_scan(a, (dt * u)[..., None] * b[:, None], borders)
-    out = (h @ c[..., None])[..., 0]
+    keeps = bool(given.get("return_last_state"))
+    out, state = row.operations.selective_scan(u, dt, given["A"].to(u.dtype), b, c, row.borders, keeps=keeps)
     if given.get("D") is not None:
         out = out + u * given["D"]
     if given.get("z") is not None:
         out = out * silu(_precise(given["z"].transpose(1, 2)))
     out = out.T[None].to(states.dtype)
-    return (out, state) if given.get("return_last_state") else out
+    return (out, state) if keeps else out
 
 
 def _step_sizes(dt: Tensor, bias: Tensor | None, positive: bool | None) -> Tensor:
@@ -222,23 +260,23 @@ def _step_sizes(dt: Tensor, bias: Tensor | None, positive: bool | None) -> Tenso
     return softplus(dt) if positive else dt
 
 
-def _no_short_cut(borders: Borders, given: dict[str, Any]) -> Any:
+def _no_short_cut(row: _Row, given: dict[str, Any]) -> Any:
     """None is what these functions return where they cannot run; the layer then calls the others one by one."""
     return lambda *_: None
 
 
-def _mask(borders: Borders, given: dict[str, Any]) -> Any:
+def _mask(row: _Row, given: dict[str, Any]) -> Any:
     """Masks are made by transformers, which keeps documents apart if it knows their positions."""
     states = given.get("inputs_embeds")
     if given.get("position_ids") is not None or given.get("attention_mask") is not None or states is None:
         return NotImplemented
-    if not _of_row(borders, states, states.shape[1]):
+    if not _of_row(row.borders, states, states.shape[1]):
         return NotImplemented
-    positions = borders.positions[None]
+    positions = row.borders.positions[None]
     return lambda theirs, args, old: theirs(*args, **{**old, "position_ids": positions})
 
 
-_OURS: dict[str, Callable[[Borders, dict[str, Any]], Any]] = {
+_OURS: dict[str, Callable[[_Row, dict[str, Any]], Any]] = {
     **dict.fromkeys(_MASKS, _mask),
     "causal_conv1d_fn": _convolution,
     "torch_chunk_gated_delta_rule": _delta_rule,

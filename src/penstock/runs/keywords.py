@@ -19,6 +19,7 @@ from penstock.training.settings import (
     CheckpointSettings,
     EvaluatorSettings,
     OptimizerSettings,
+    RecurrentBackend,
     ScheduleSettings,
     Shape,
     TensorLogSettings,
@@ -68,6 +69,7 @@ class _Common(OptimizerKeywords, ScheduleKeywords, total=False):
     micro_sequences: int
     rows_per_pass: int | None
     attention: AttentionBackend
+    recurrent: RecurrentBackend | tuple[RecurrentBackend, ...]
     device: str
     threads: int | None
     compile: bool

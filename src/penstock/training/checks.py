@@ -52,6 +52,7 @@ class BitSettings:
     micro_sequences: int
     rows_per_pass: int
     attention: str
+    recurrent: str
     dtype: str
     fused: bool | None
 
@@ -59,7 +60,9 @@ class BitSettings:
         """Readable differences from the settings of a checkpoint: "threads: 2 now, 4 then"."""
         other = {"context_parallel": 1, **other}
         mine = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return [f"{name}: {mine[name]} now, {other.get(name)} then" for name in mine if mine[name] != other.get(name)]
+        # Checkpoints from before there was a choice.
+        then = {"recurrent": "torch", **other}
+        return [f"{name}: {mine[name]} now, {then.get(name)} then" for name in mine if mine[name] != then.get(name)]
 
 
 def prepare_torch(settings: TrainSettings) -> None:
@@ -89,6 +92,7 @@ def bit_settings(
         micro_sequences=settings.micro_sequences,
         rows_per_pass=rows_per_pass,
         attention=settings.attention,
+        recurrent=" ".join(settings.recurrent_backends),
         dtype=dtype,
         fused=fused,
     )

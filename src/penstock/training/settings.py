@@ -151,6 +151,8 @@ def _above_zero(where: str, settings: object, *names: str) -> None:
 
 AttentionBackend = Literal["auto", "per_document", "varlen", "flex", "dense"]
 """Backends of `penstock.models.attention`."""
+RecurrentBackend = Literal["torch", "fla", "mamba_ssm", "causal_conv1d"]
+"""Backends of `penstock.models.recurrent`."""
 MOST_THREADS = 4096
 _DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d{1,4})?")
 
@@ -331,6 +333,9 @@ class TrainSettings:
     more memory, up to `rows_per_step` over the number of processes. It changes rounding, not the loss."""
     attention: AttentionBackend = "auto"
     """Attention backend; see `penstock.models.attention`."""
+    recurrent: RecurrentBackend | tuple[RecurrentBackend, ...] = "torch"
+    """What computes recurrent layers: torch, or packages with kernels for CUDA, each operation by the first that
+    provides it: fla (delta rules, convolution), mamba_ssm (Mamba's scans), causal_conv1d."""
     device: str = "auto"
     """cpu, cuda, cuda:1, xpu or mps; auto: a GPU if there is one."""
     threads: int | None = None
@@ -384,6 +389,7 @@ class TrainSettings:
         if self.attention not in get_args(AttentionBackend):
             known = ", ".join(get_args(AttentionBackend))
             raise ConfigError(f"training.attention must be one of {known}, got {self.attention!r}")
+        self._check_recurrent()
         check_device("training.device", self.device)
         if self.steps is not None:
             self.schedule.check_length(self.steps)
@@ -399,6 +405,23 @@ class TrainSettings:
         }
         if name := next((name for name, on in clash.items() if on), None):
             raise ConfigError(f"training.context_parallel and {name} do not go together; choose one")
+
+    @property
+    def recurrent_backends(self) -> tuple[str, ...]:
+        """The names in `recurrent`."""
+        return (self.recurrent,) if isinstance(self.recurrent, str) else tuple(self.recurrent)
+
+    def _check_recurrent(self) -> None:
+        known, names = get_args(RecurrentBackend), self.recurrent_backends
+        if not names or len(set(names)) < len(names) or any(name not in known for name in names):
+            raise ConfigError(
+                f"training.recurrent must be one or several of {', '.join(known)}, got {self.recurrent!r}"
+            )
+        if self.micro_sequences > 1 and "mamba_ssm" in names:
+            raise ConfigError(
+                "training.recurrent: mamba_ssm carries no states between the parts of a row; set micro_sequences to 1, "
+                "or take torch"
+            )
 
     def _check_own_loss(self) -> None:
         """Refuse settings that have no effect on the user's own loss."""

@@ -34,6 +34,8 @@ class Borders:
         self._chunks: dict[int, Chunks] = {}
         self._positions: Tensor | None = None
         self._restarts: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._filled: tuple[Tensor, Tensor] | None = None
+        self._numbers: Tensor | None = None
 
     def __len__(self) -> int:
         """Number of documents."""
@@ -46,6 +48,22 @@ class Borders:
             starts = np.repeat(self.cu_seqlens[:-1], np.diff(self.cu_seqlens))
             self._positions = self.place(np.arange(self.cu_seqlens[-1]) - starts)
         return self._positions
+
+    @property
+    def numbers(self) -> Tensor:
+        """int32 [1, T]: number of the document of each slot, as kernels want it that call it `seq_idx`."""
+        if self._numbers is None:
+            documents = np.arange(len(self), dtype=np.int32)
+            self._numbers = self.place(np.repeat(documents, np.diff(self.cu_seqlens))[None])
+        return self._numbers
+
+    @property
+    def filled(self) -> tuple[Tensor, Tensor]:
+        """int64 borders of the documents that are not empty, for kernels that want `cu_seqlens`; and their numbers."""
+        if self._filled is None:
+            real = np.flatnonzero(np.diff(self.cu_seqlens))
+            self._filled = self.place(np.append(self.cu_seqlens[real], self.cu_seqlens[-1])), self.place(real)
+        return self._filled
 
     def place(self, array: Any) -> Tensor:
         """An array of numpy on the device."""

@@ -29,7 +29,8 @@ def causal_convolution(
     """
     taps, channels = weight.shape[1], weight.shape[0]
     if state is not None:
-        return _with_state(row, weight, bias, borders, state)
+        wider, among, real = behind_state(row, borders, state)
+        return causal_convolution(wider, weight, bias, among)[real]
     plain = conv1d(pad(row.T[None], (taps - 1, 0)), weight[:, None], bias, groups=channels)[0]
     heads, chosen, slots = borders.restarts(taps)
     if len(slots):
@@ -43,10 +44,14 @@ def causal_convolution(
     return plain.T
 
 
-def _with_state(row: Tensor, weight: Tensor, bias: Tensor | None, borders: Borders, state: Tensor) -> Tensor:
-    """Each document behind its K − 1 earlier inputs; these then are slots of the document."""
+def behind_state(row: Tensor, borders: Borders, state: Tensor) -> tuple[Tensor, Borders, Tensor]:
+    """Each document behind its K − 1 earlier inputs, which so are slots of it.
+
+    Returns:
+        [T + documents × (K − 1), channels], its borders, and the places of the row's own slots in it.
+    """
     wider, real = _behind(row, borders, state)
-    return causal_convolution(wider, weight, bias, Borders(_wider_borders(borders, state.shape[1]), row.device))[real]
+    return wider, Borders(_wider_borders(borders, state.shape[1]), row.device), real
 
 
 def last_inputs(row: Tensor, borders: Borders, taps: int, state: Tensor | None = None) -> Tensor:

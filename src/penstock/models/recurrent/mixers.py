@@ -13,9 +13,8 @@ from torch.nn.functional import silu, softplus
 
 from penstock.models.layers import Linear, RMSNorm
 from penstock.models.recurrent.borders import Borders
-from penstock.models.recurrent.convolution import causal_convolution, last_inputs
-from penstock.models.recurrent.delta_rule import gated_delta_rule
-from penstock.models.recurrent.state_space import state_space_scan
+from penstock.models.recurrent.convolution import last_inputs
+from penstock.models.recurrent.operations import TORCH
 
 if TYPE_CHECKING:
     from penstock.models.settings import BlockSettings, ModelSettings
@@ -78,6 +77,9 @@ class RowDocuments:
 class Mixer(nn.Module):
     """Projections, a convolution over some of them, and a gated norm of the recurrence's outputs."""
 
+    operations = TORCH
+    """What computes the convolution and the recurrence; see `use_recurrent`."""
+
     def __init__(self, settings: "ModelSettings", block: "BlockSettings", convolved: int, values: int) -> None:
         super().__init__()
         heads = block.heads or settings.heads
@@ -94,11 +96,13 @@ class Mixer(nn.Module):
         before = carried.state(layer)
         inputs = self.convolved(row)
         weight, past = self.convolution.to(row.dtype), None if before is None else before[0].to(row.dtype)
-        mixed = silu(causal_convolution(inputs, weight, None, carried.borders, past))
+        mixed = silu(self.operations.causal_convolution(inputs, weight, None, carried.borders, past))
         # States are sums over many tokens, which half precision would round away.
         kind = torch.promote_types(row.dtype, torch.float32)
-        out, after = self.recur(row, mixed.to(kind), carried.borders, None if before is None else before[1].to(kind))
+        held = None if before is None else before[1].to(kind)
+        out, after = self.recur(row, mixed.to(kind), carried.borders, held, carried.keeps)
         if carried.keeps:
+            assert after is not None
             carried.keep(layer, (last_inputs(inputs, carried.borders, weight.shape[1], past), after))
         found: Tensor = carried.back(self.output(self.gated(out, self.gate(row).unflatten(-1, (self.heads, -1)))), x)
         return found
@@ -112,8 +116,10 @@ class Mixer(nn.Module):
         """[T, width] → [T, channels], what the convolution reads."""
         raise NotImplementedError
 
-    def recur(self, row: Tensor, mixed: Tensor, borders: Borders, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Outputs [T, heads, head_width], and states."""
+    def recur(
+        self, row: Tensor, mixed: Tensor, borders: Borders, state: Tensor | None, keeps: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Outputs [T, heads, head_width], and states; these may be None if nobody keeps them."""
         raise NotImplementedError
 
     def initialise(self, generator: torch.Generator) -> None:
@@ -146,7 +152,9 @@ class DeltaMixer(Mixer):
         """Queries, keys and values."""
         return torch.cat([self.query(row), self.key(row), self.value(row)], -1)
 
-    def recur(self, row: Tensor, mixed: Tensor, borders: Borders, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    def recur(
+        self, row: Tensor, mixed: Tensor, borders: Borders, state: Tensor | None, keeps: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """Keys and queries have a length of 1, as transformers' layers have it, which add 1e-6 to its square."""
         q, k, v = mixed.unflatten(-1, (3, self.heads, self.head_width)).unbind(1)
         q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
@@ -154,7 +162,8 @@ class DeltaMixer(Mixer):
         rates = self.decay_log.to(mixed.dtype).exp()
         steps = steps.unflatten(-1, (self.heads, -1)) * rates[:, None]
         decay = -steps if self.per_channel else -steps[..., 0]
-        return gated_delta_rule(q, k, v, decay, self.write(row).to(mixed.dtype).sigmoid(), borders, state)
+        write = self.write(row).to(mixed.dtype).sigmoid()
+        return self.operations.gated_delta_rule(q, k, v, decay, write, borders, state, keeps)
 
 
 @final
@@ -174,13 +183,17 @@ class SpaceMixer(Mixer):
         """Values, keys and queries."""
         return torch.cat([self.value(row), self.key(row), self.query(row)], -1)
 
-    def recur(self, row: Tensor, mixed: Tensor, borders: Borders, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    def recur(
+        self, row: Tensor, mixed: Tensor, borders: Borders, state: Tensor | None, keeps: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """And each value by itself (`skip`)."""
         values, k, q = mixed.split([mixed.shape[-1] - 2 * self.state_width, self.state_width, self.state_width], -1)
         values = values.unflatten(-1, (self.heads, -1))
         steps = softplus(self.step(row).to(mixed.dtype) + self.step_bias.to(mixed.dtype))
         rates = -self.decay_log.to(mixed.dtype).exp()
-        out, after = state_space_scan(values, steps, rates, k[:, None], q[:, None], borders, state)
+        out, after = self.operations.state_space_scan(
+            values, steps, rates, k[:, None], q[:, None], borders, state, keeps
+        )
         return out + values * self.skip.to(mixed.dtype)[:, None], after
 
     def gated(self, out: Tensor, gate: Tensor) -> Tensor:

@@ -73,6 +73,36 @@ def _step(state: Tensor | None, added: Tensor, decay: Tensor | None) -> Tensor:
     return added if state is None or decay is None else torch.addcmul(added, state, decay)
 
 
+def selective_scan(
+    u: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    borders: Borders,
+    state: Tensor | None = None,
+    *,
+    keep: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """Outputs of Mamba-1's scan for each document alone, and its state at the end.
+
+    Args:
+        u: [T, channels].
+        dt: [T, channels], step sizes, at least 0.
+        a: [channels, n], below 0.
+        b: [T, n].
+        c: [T, n].
+        borders: The documents of the row.
+        state: [documents, channels, n], states before the documents; None: zeros.
+        keep: Whether the states at the end are wanted.
+
+    Returns:
+        [T, channels], and [documents, channels, n], or None if they are not wanted.
+    """
+    h, after = linear_scan((dt[..., None] * a).exp(), (dt * u)[..., None] * b[:, None], borders, state, keep=keep)
+    return (h @ c[..., None])[..., 0], after
+
+
 def linear_scan(
     a: Tensor, b: Tensor, borders: Borders, state: Tensor | None = None, *, keep: bool = True
 ) -> tuple[Tensor, Tensor | None]:
