@@ -136,7 +136,7 @@ def test_states_that_a_package_cannot_carry_are_carried_by_torch(calls: Recorded
     x, dt, b, c, a, state = (one.float() for one in space_inputs(12, 2))
     for given in ({"keeps": True}, {"state": state, "keeps": False}):
         _, after = by.state_space_scan(x, dt, a, b, c, borders, **given)
-        assert after is not None
+        assert (after is not None) == given["keeps"]
     assert calls == []
     assert by.describe() == "state_space_scan by torch"
     by.state_space_scan(x, dt, a, b, c, borders, keeps=False)

@@ -142,7 +142,7 @@ class Chunks:
     def cut(self, row: Tensor, padding: float = 0.0) -> Tensor:
         """[T, …] → [N, C, …]."""
         if self._in_order:
-            return row.unflatten(0, self._slots.shape)
+            return row.view(*self._slots.shape, *row.shape[1:])
         found: Tensor = _Cut.apply(row, self._slots, self._back, padding if self._padded else None)
         return found
 

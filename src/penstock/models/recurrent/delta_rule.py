@@ -67,7 +67,7 @@ def gated_delta_rule(
     kept = (k * left).transpose(-1, -2)
 
     def step(state: Tensor | None, written: Tensor, kept: Tensor, decay: Tensor, read: Tensor | None) -> Tensor:
-        return kept @ written if state is None else state * decay + kept @ (written - read @ state)
+        return kept @ written if state is None or read is None else state * decay + kept @ (written - read @ state)
 
     zero = q.new_zeros(heads, width, v.shape[-1])
     before, after = chunks.scan(step, (written, kept, decay), (read,), state, zero, keep=keep)
@@ -77,7 +77,8 @@ def gated_delta_rule(
 
 
 def _solved(system: Tensor, values: Tensor) -> Tensor:
-    return torch.linalg.solve_triangular(system, values, upper=False, unitriangular=True)
+    found: Tensor = torch.linalg.solve_triangular(system, values, upper=False, unitriangular=True)
+    return found
 
 
 def _head_scores(a: Tensor, k: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:

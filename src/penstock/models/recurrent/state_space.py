@@ -156,7 +156,7 @@ class _Scan(torch.autograd.Function):
         return h
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         a, h, *start = ctx.saved_tensors
         added = gradients[0].clone()
