@@ -178,9 +178,9 @@ def test_impossible_ranks_are_refused(arguments: tuple[Any, ...], message: str) 
         random_row().split(0, 2, chunks=0)
 
 
-@pytest.mark.parametrize(("field", "message"), [("media", "images"), ("distillation", "teachers")])
+@pytest.mark.parametrize(("field", "message"), [("media", "rows with images"), ("distillation", "what a companion .*")])
 def test_what_has_no_slices_is_refused(field: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=f"rows with {message} cannot be shared by ranks"):
+    with pytest.raises(ConfigError, match=f"{message} cannot be shared by ranks"):
         replace(random_row(), **{field: object()}).split(0, 2)
 
 

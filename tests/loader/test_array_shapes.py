@@ -1,7 +1,7 @@
 """The shapes and dtypes in signatures are true: whole loaders run with every array held against its annotation."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Annotated
 
@@ -98,6 +98,7 @@ def use_everything(data):
             assert step.arrays()["cu_seqlens"][-1] == len(step) * 128
             for row in step:
                 AttentionRule.of(row).dense_mask()
+                assert replace(row, distillation=None).split(1, 3).dense_mask().any()
         loader.load_state_dict(state)
         loader.explain(2)
     for row in next(iter(Loader(data[0], sequence_length=64, rows_per_step=2, packing="concat", attention="row"))):
@@ -115,7 +116,9 @@ def use_the_rest(data, folder):
     for name in ("best_fit", "best_fit_decreasing", "next_fit", "none"):
         packing.pack(np.arange(1, 60), 64, name, window_rows=4)
     Permutation(size=700, key=3).images(5, 600)
-    inputs.pack_documents([np.arange(4, dtype=np.int32), np.arange(3, dtype=np.int32)], [0, 1], multiple=4)
+    packed, _ = inputs.pack_documents([np.arange(4, dtype=np.int32), np.arange(3, dtype=np.int32)], [0, 1], multiple=4)
+    part = packed.split(0, 2)
+    assert part.lengths[1][-1] == len(part.keys)
     common = tuple(range(20))
     row, _ = prefix_trees.pack_trees([(*common, 1), (*common, 2, 3), (50,)])
     assert AttentionRule.of(row).positions.tolist() == [*range(20), 20, 20, 21, 0]

@@ -140,7 +140,7 @@ class RowSlice:
 
         Raises:
             ConfigError: The numbers do not fit, the row does not say where its documents are, or it has images or
-                teachers, which have no slices.
+                something for teachers, which have no slices.
         """
         _check(row, rank, size, chunks)
         each = -(-row.sequence_length // (size * chunks)) * chunks
@@ -176,7 +176,10 @@ def _check(row: ModelInput, rank: int, size: int, chunks: int) -> None:
     if row.media is not None:
         raise ConfigError("split: rows with images cannot be shared by ranks; train without context parallelism")
     if row.distillation is not None:
-        raise ConfigError("split: rows with teachers cannot be shared by ranks; distil without context parallelism")
+        raise ConfigError(
+            "split: what a companion of the loader made of a row (for teachers, say) cannot be shared by ranks; give "
+            "replace(row, distillation=None) if this is not needed, or distil without context parallelism"
+        )
 
 
 def _padded_rule(rule: AttentionRule, slots: int) -> AttentionRule:
