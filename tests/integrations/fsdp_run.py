@@ -1,26 +1,15 @@
 """`examples/fsdp_loop.py` as one of several processes: what it saw, and its losses."""
 
-import importlib.util
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from rank_runs import run_program
+from rank_runs import load_example, run_program
 
 import penstock as ps
 
 warnings.simplefilter("ignore")  # torch's, about its own checkpoints
-
-
-def _example() -> Any:
-    path = Path(__file__).parents[2] / "examples" / "fsdp_loop.py"
-    spec = importlib.util.spec_from_file_location("fsdp_loop", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def train(data: str, checkpoints: str, steps: int, every: int = 10) -> dict[str, Any]:
@@ -33,7 +22,7 @@ def train(data: str, checkpoints: str, steps: int, every: int = 10) -> dict[str,
         return loss(model, row, denominators)
 
     ps.loss = recording  # type: ignore[assignment]
-    losses = _example().train(data, Path(checkpoints), steps, every)
+    losses = load_example("fsdp_loop").train(data, Path(checkpoints), steps, every)
     each = 4 // dist.get_world_size()
     # The example adds the ranks' losses up: rank 0 reports them.
     shown = losses if dist.get_rank() == 0 else [0.0] * len(losses)

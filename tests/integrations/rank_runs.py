@@ -1,5 +1,6 @@
 """Programs of these tests as one or several processes (gloo), and what a step's loss must be."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -45,6 +46,16 @@ def run_program(train: Any) -> None:
     Path(sys.argv[2]).write_text(json.dumps(found))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def load_example(name: str) -> Any:
+    """A program of `examples/` as a module."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "examples" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def rows_of(found: Found, steps: int) -> list[list[Any]]:
