@@ -47,7 +47,6 @@ def train(accelerator, dataset, folder, steps, every=10):
             loss = ps.huggingface.loss(model, rows, step.loss_denominator)
             data.backward(loss)
             total += loss.detach()
-        accelerator.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         data.trained(step)

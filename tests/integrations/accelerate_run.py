@@ -3,15 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
-from rank_runs import load_example, loss_of_documents, run_program
+from rank_runs import load_example, loss_of_documents, plain_optimizer, run_program
 
 from penstock.integrations.accelerate import AcceleratorSteps
 
 
 def train(data: str, folder: str, steps: int, every: int = 10) -> dict[str, Any]:
     """Run it, recording each step on its way."""
-    accelerator = Accelerator(cpu=True)
+    accelerator, optimizer = Accelerator(cpu=True), torch.optim.AdamW
+    plain_optimizer()
     seen: list[Any] = []
     alone: list[float] = []
     rows = AcceleratorSteps.rows
@@ -25,6 +27,7 @@ def train(data: str, folder: str, steps: int, every: int = 10) -> dict[str, Any]
     try:
         losses = load_example("accelerate_loop").train(accelerator, data, Path(folder), steps, every)
     finally:
+        torch.optim.AdamW = optimizer  # type: ignore[misc]
         AcceleratorSteps.rows = rows  # type: ignore[method-assign]
     # The example adds the ranks' losses up: rank 0 reports them.
     shown = losses if accelerator.is_main_process else [0.0] * len(losses)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from rank_runs import load_example, run_program
+from rank_runs import load_example, plain_optimizer, run_program
 
 import penstock as ps
 
@@ -15,6 +15,7 @@ warnings.simplefilter("ignore")  # torch's, about its own checkpoints
 def train(data: str, checkpoints: str, steps: int, every: int = 10) -> dict[str, Any]:
     """Run it, recording each row on its way to the loss."""
     dist.init_process_group("gloo")
+    plain_optimizer()
     loss, rows = ps.loss, []
 
     def recording(model: Any, row: Any, denominators: Any) -> Any:

@@ -122,6 +122,7 @@ def test_engines_are_refused(weighted: Path, kind: str) -> None:
 
 def test_a_torch_data_loader_around_it_is_refused(weighted: Path) -> None:
     """Accelerate would share out its rows a second time."""
+    data = torch.utils.data.DataLoader(make_loader(weighted), batch_size=None)  # type: ignore[arg-type]
+    batches = iter(Accelerator(cpu=True).prepare(data))
     with pytest.raises(TypeError, match="has no len"):
-        data = torch.utils.data.DataLoader(make_loader(weighted), batch_size=None)  # type: ignore[arg-type]
-        next(iter(Accelerator(cpu=True).prepare(data)))
+        next(batches)

@@ -1,4 +1,4 @@
-"""Lightning: stopped in any way and resumed, it trains what an uninterrupted run does; its limits, and what is refused."""
+"""Lightning: stopped in any way and resumed, it trains what an uninterrupted run does; its limits and refusals."""
 
 import warnings
 from pathlib import Path
@@ -10,7 +10,7 @@ from tiny_models import make_dataset, make_loader
 
 pytest.importorskip("lightning", reason="lightning is not installed: make test-integrations")
 
-import lightning as L
+import lightning.pytorch as pl
 from lightning_run import Model, Validated, fit
 
 import penstock as ps
@@ -86,11 +86,13 @@ def test_a_new_trainer_begins_where_the_loader_was_given(tmp_path: Path, weighte
     for _ in range(2):
         model = Model()
         settings: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-        L.Trainer(fast_dev_run=2, logger=False, default_root_dir=tmp_path, **settings).fit(model, module)
+        pl.Trainer(fast_dev_run=2, logger=False, default_root_dir=tmp_path, **settings).fit(model, module)
         seen.append(model.seen)
         assert len(module.train_dataloader()) == make_loader(weighted, max_epochs=1).count_steps() - 2
     steps = make_loader(weighted).seek(2)
-    assert seen[0] == seen[1] == [[row.tokens.tolist() for row in step] for step, _ in zip(steps, range(2), strict=False)]
+    assert (
+        seen[0] == seen[1] == [[row.tokens.tolist() for row in step] for step, _ in zip(steps, range(2), strict=False)]
+    )
 
 
 def test_validations_are_whole_passes_and_change_nothing(tmp_path: Path, weighted: Path, held_out: Path) -> None:
@@ -116,7 +118,7 @@ def test_several_loaders_for_validation(tmp_path: Path, weighted: Path, held_out
     loaders = [make_loader(path, max_epochs=1) for path in (held_out, weighted)]
     module, model = LoaderDataModule(make_loader(weighted), loaders), Two()
     settings: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    trainer = L.Trainer(
+    trainer = pl.Trainer(
         max_steps=2, logger=False, enable_checkpointing=False, num_sanity_val_steps=0, val_check_interval=2,
         check_val_every_n_epoch=None, default_root_dir=tmp_path, **settings,
     )  # fmt: skip
@@ -147,12 +149,19 @@ def test_accumulation_that_begins_later_is_refused(tmp_path: Path, weighted: Pat
 
     schedule = GradientAccumulationScheduler({1: 2})
     with pytest.raises(ConfigError, match="accumulate_grad_batches is 2"):
-        fit(str(weighted), str(tmp_path), epochs=2, limit_train_batches=2, callbacks=[schedule], enable_checkpointing=False)
+        fit(
+            str(weighted),
+            str(tmp_path),
+            epochs=2,
+            limit_train_batches=2,
+            callbacks=[schedule],
+            enable_checkpointing=False,
+        )
 
 
 def test_other_loaders_than_these_are_refused(tmp_path: Path, weighted: Path) -> None:
     settings: dict[str, Any] = {"enable_progress_bar": False, "logger": False, "accelerator": "cpu", "max_steps": 2}
-    trainer = L.Trainer(default_root_dir=tmp_path, enable_checkpointing=False, **settings)
+    trainer = pl.Trainer(default_root_dir=tmp_path, enable_checkpointing=False, **settings)
     with pytest.raises(ConfigError, match="or a function of the ranks that makes one; got 3"):
         LoaderDataModule(3)  # type: ignore[arg-type]
     with pytest.raises(DistributedError, match="for rank 1 of 2, but Lightning has rank 0 of 1 here; give a function"):
@@ -175,7 +184,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path, weighted: Pat
     import torch
 
     settings: dict[str, Any] = {"enable_progress_bar": False, "logger": False, "accelerator": "cpu", "max_steps": 2}
-    trainer = L.Trainer(default_root_dir=tmp_path, enable_checkpointing=False, **settings)
+    trainer = pl.Trainer(default_root_dir=tmp_path, enable_checkpointing=False, **settings)
 
     class Saving(Model):
         def training_step(self, step: Any, _: int) -> Any:

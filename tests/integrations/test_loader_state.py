@@ -1,4 +1,4 @@
-"""The place of a loader in the checkpoints of other loops: marked or yielded, in torch's checkpoints, on other ranks."""
+"""The place of a loader in checkpoints of other loops: marked or yielded, in torch's checkpoints, on other ranks."""
 
 from itertools import islice
 from pathlib import Path
@@ -61,7 +61,9 @@ def test_steps_that_are_not_marked_once_and_in_order_are_refused(counting: Path)
     with pytest.raises(StateError, match="step 0 is marked as trained, but step 1 comes next"):
         place.trained(first)
     place.loader.seek(5)
-    with pytest.raises(StateError, match="moved to step 5, and this LoaderState is at step 1; move it by load_state_dict"):
+    with pytest.raises(
+        StateError, match="moved to step 5, and this LoaderState is at step 1; move it by load_state_dict"
+    ):
         next(iter(place))
 
 
@@ -151,10 +153,15 @@ def test_the_fsdp_loop_resumes_on_another_number_of_ranks(tmp_path: Path, weight
     settings = {"data": str(weighted), "every": 2}
     one = run_on_ranks("fsdp_run.py", tmp_path / "one", 1, checkpoints=str(tmp_path / "whole"), steps=6, **settings)
     cut = {"checkpoints": str(tmp_path / "cut"), **settings}
-    parts = [run_on_ranks("fsdp_run.py", tmp_path / f"{steps}", size, steps=steps, **cut) for steps, size in ((2, 2), (4, 1), (6, 2))]
+    parts = [
+        run_on_ranks("fsdp_run.py", tmp_path / f"{steps}", size, steps=steps, **cut)
+        for steps, size in ((2, 2), (4, 1), (6, 2))
+    ]
     assert [row for found in parts for row in rows_of(found, 2)] == rows_of(one, 6)
     losses = [loss for found in parts for loss in losses_of(found)]
     assert losses == pytest.approx(losses_of(one), rel=1e-4)
     # On as many ranks as before, to the last bit.
-    whole = run_on_ranks("fsdp_run.py", tmp_path / "two", 2, checkpoints=str(tmp_path / "two_whole"), steps=2, **settings)
+    whole = run_on_ranks(
+        "fsdp_run.py", tmp_path / "two", 2, checkpoints=str(tmp_path / "two_whole"), steps=2, **settings
+    )
     assert losses_of(whole) == losses_of(parts[0])

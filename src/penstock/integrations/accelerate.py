@@ -12,9 +12,9 @@ for step in data:
     accelerator.save_state("checkpoint")                    # and load_state, before the loop
 ```
 
-Accelerate divides each loss by its `gradient_accumulation_steps` and averages gradients over ranks. A step's loss is a sum
-that is already divided, so the first must be 1, and `backward` undoes the second. Do not wrap a loader in a torch
-`DataLoader` to prepare that: Accelerate would share out its rows among the ranks a second time.
+Accelerate divides each loss by its `gradient_accumulation_steps`, and averages gradients over ranks. The loss of a step
+is a sum that is already divided, so the first must be 1, and `backward` undoes the second. Do not wrap a loader in a
+torch `DataLoader` to prepare that: Accelerate would share out its rows among the ranks a second time.
 
 Importing it needs accelerate.
 """
@@ -35,7 +35,7 @@ except ImportError as error:
     raise MissingExtraError("accelerate", "huggingface") from error
 
 _ENGINES = ("DEEPSPEED", "MEGATRON_LM", "XLA")
-"""Kinds of processes in which something else than the loop decides when the optimizer steps, or how losses are scaled."""
+"""Kinds of processes where something else than the loop decides when the optimizer steps, or scales losses."""
 
 
 @final
@@ -44,7 +44,7 @@ class AcceleratorSteps:
 
     Args:
         accelerator: The accelerator.
-        loader: The loader, made for this process: `data_parallel=(accelerator.process_index, accelerator.num_processes)`.
+        loader: The loader, made for this process: data_parallel=(accelerator.process_index, accelerator.num_processes).
 
     Raises:
         ConfigError: The accelerator accumulates gradients by itself, or runs in a way whose loss would be another one.
@@ -103,8 +103,8 @@ class AcceleratorSteps:
         # Whatever sets it: Accelerator(gradient_accumulation_steps=…), the plugin, or `accelerate launch`.
         if accelerator.gradient_accumulation_steps != 1:
             raise ConfigError(
-                f"the Accelerator has gradient_accumulation_steps={accelerator.gradient_accumulation_steps}, by which it "
-                "divides each loss, but a loss of penstock is already divided by the whole step; leave it at 1: "
+                f"the Accelerator has gradient_accumulation_steps={accelerator.gradient_accumulation_steps}, by which "
+                "it divides each loss, but a loss of penstock is already divided by the whole step; leave it at 1: "
                 "Loader(rows_per_step=…) sets the rows of a step, AcceleratorSteps.rows goes through them"
             )
         if accelerator.distributed_type.name in _ENGINES:
@@ -116,7 +116,9 @@ class AcceleratorSteps:
         parallel = getattr(accelerator, "parallelism_config", None)
         for name in ("tp_size", "cp_size", "sp_size"):
             if (getattr(parallel, name, 1) or 1) > 1:
-                raise DistributedError(f"AcceleratorSteps: processes that share rows are not supported ({name} above 1)")
+                raise DistributedError(
+                    f"AcceleratorSteps: processes that share rows are not supported ({name} above 1)"
+                )
         if (found.rank, found.size) != ranks:
             raise DistributedError(
                 f"the loader is for rank {found.rank} of {found.size}, but the Accelerator is process {ranks[0]} of "

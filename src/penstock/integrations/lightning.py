@@ -6,12 +6,14 @@ class Model(L.LightningModule):
         loss = ps.huggingface.loss(self.model, step, step.loss_denominator)
         return self.trainer.datamodule.scaled(loss)
 
-data = LoaderDataModule(lambda ranks: ps.Loader("data/web", sequence_length=4096, rows_per_step=64, data_parallel=ranks))
+data = LoaderDataModule(
+    lambda ranks: ps.Loader("data/web", sequence_length=4096, rows_per_step=64, data_parallel=ranks)
+)
 L.Trainer(max_steps=1000, strategy="ddp").fit(Model(), data, ckpt_path="last")
 ```
 
 A batch of Lightning is this rank's `Step` of the loader; its optimiser steps once for each. Checkpoints hold the place
-after the last batch that was *trained*, whatever was fetched, also those that Lightning writes after an exception. Lightning
+after the last batch that was *trained*, whatever was fetched, also those that Lightning writes after an exception. It
 goes on from its own count of batches, so states are kept by that count.
 
 Importing it needs lightning (or pytorch_lightning, whose classes are other ones: the first that is installed is taken).
@@ -27,7 +29,7 @@ from penstock.loader.data_parallel import DataParallel
 from penstock.loader.loader import Loader
 
 try:
-    import lightning.pytorch as pl
+    import lightning.pytorch as pl  # type: ignore[import-not-found]
 except ImportError as error:
     raise MissingExtraError("lightning") from error
 
@@ -38,11 +40,11 @@ _KEPT = 4
 """States around the last trained batch that are kept; Lightning fetches at most one batch ahead."""
 
 
-class LoaderDataModule(pl.LightningDataModule):
+class LoaderDataModule(pl.LightningDataModule):  # type: ignore[misc]
     """A loader's steps as Lightning's batches.
 
-    Lightning's limits count steps: `max_steps`, `limit_train_batches`, `fast_dev_run`. One of its epochs is one pass over
-    `train` up to its end, or to `limit_train_batches`; the next epoch goes on after it. Passes over the data are
+    Lightning's limits count steps: `max_steps`, `limit_train_batches`, `fast_dev_run`. One of its epochs goes to the
+    end of `train`, or as far as `limit_train_batches`; the next goes on after it. Passes over the data are
     `Source(max_epochs=…)`; a run that asks for more steps than the sources have is refused.
 
     Args:
@@ -60,7 +62,8 @@ class LoaderDataModule(pl.LightningDataModule):
         for given in (train, *_several(val)):
             if not isinstance(given, Loader) and not callable(given):
                 raise ConfigError(
-                    f"LoaderDataModule: expected a penstock.Loader, or a function of the ranks that makes one; got {given!r}"
+                    "LoaderDataModule: expected a penstock.Loader, or a function of the ranks that makes one; got "
+                    f"{given!r}"
                 )
         self._given, self._given_val = train, _several(val)
         self._one_val = val is not None and not isinstance(val, Sequence)
@@ -191,8 +194,8 @@ class LoaderDataModule(pl.LightningDataModule):
             return self._begin
         known = ", ".join(map(str, sorted(self._states))) or "none"
         raise StateError(
-            f"Lightning has trained {trained} batches, but the loader's place after these is not known (known: {known}); "
-            "resume from a checkpoint that was written with this LoaderDataModule, and let no other callback change "
+            f"Lightning has trained {trained} batches, but the loader's place after these is not known (known: {known})"
+            "; resume from a checkpoint that was written with this LoaderDataModule, and let no other callback change "
             "Lightning's count of batches"
         )
 
@@ -288,9 +291,9 @@ def _refuse_settings(trainer: Any) -> None:
     """Refuse settings of Lightning's Trainer that cannot be right with steps as batches."""
     if trainer.accumulate_grad_batches != 1:
         raise ConfigError(
-            f"Lightning's Trainer: accumulate_grad_batches is {trainer.accumulate_grad_batches}, but a batch is already "
-            "all that an optimiser's step trains: Lightning would divide its loss again, and a checkpoint would lie "
-            "between batches of a step; leave it at 1, set Loader(rows_per_step=…), and go through the rows of a step "
+            f"Lightning's Trainer: accumulate_grad_batches is {trainer.accumulate_grad_batches}, but a batch is "
+            "already all that an optimiser's step trains: Lightning would divide its loss again, and a checkpoint would "
+            "lie between batches of a step; leave it at 1, set Loader(rows_per_step=…), and go through the rows of a step "
             "one by one (manual optimization)"
         )
     if trainer.overfit_batches:

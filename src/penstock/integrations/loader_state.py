@@ -1,6 +1,6 @@
 """The place of a loader in the checkpoints of other people's loops: after the last step that was trained.
 
-A loader alone cannot know that place: whoever iterates it may have taken steps that are not trained yet. A `LoaderState`
+A loader alone cannot know that place: whoever iterates it may have taken steps that are not trained yet. `LoaderState`
 knows it, because the loop says so. It has the methods that checkpoints of all kinds look for: `state_dict` and
 `load_state_dict`, as in `torch.distributed.checkpoint` (its `Stateful`), Accelerate and Lightning Fabric.
 

@@ -71,12 +71,12 @@ def export(
         raise ConfigError("export: our vision tower has no layout that transformers knows; train hf:path instead")
     if isinstance(model, Transformer):
         refuse_blocks(model.settings)
-    with _output(Path(folder), overwrite) as folder:
+    with output_folder(Path(folder), overwrite) as folder:
         # The model comes last, so that an incomplete folder has none; the processor first, as it has a tokenizer, too.
         if processor is not None:
             processor.save(folder)
         if tokenizer is not None:
-            _export_tokenizer(tokenizer, folder, context_length)
+            export_tokenizer(tokenizer, folder, context_length)
         if template is not None:
             (folder / "chat_template.jinja").write_text(template_text(template), encoding="utf-8")
         if isinstance(model, Transformer):
@@ -156,7 +156,7 @@ def check_output(folder: Path, overwrite: bool) -> tuple[str, ...]:
 
 
 @contextmanager
-def _output(folder: Path, overwrite: bool) -> Iterator[Path]:
+def output_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
     """The folder to write to; in place of an earlier export, one that replaces it once it is complete."""
     earlier = check_output(folder, overwrite)
     if not earlier:
@@ -289,7 +289,8 @@ def _generation(tokenizer: Tokenizer | None, stop_ids: list[int]) -> dict[str, A
     return {name: value for name, value in _ids(tokenizer, stop_ids).items() if value is not None}
 
 
-def _export_tokenizer(tokenizer: Tokenizer, folder: Path, context_length: int) -> None:
+def export_tokenizer(tokenizer: Tokenizer, folder: Path, context_length: int) -> None:
+    """Write a tokenizer's files, and the settings that transformers reads next to them."""
     tokenizer.save(folder)
     (folder / "chat_template.jinja").unlink(missing_ok=True)  # the run's template is written instead
     if "tokenizer.json" not in tokenizer.source_bytes:
