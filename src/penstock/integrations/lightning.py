@@ -292,9 +292,9 @@ def _refuse_settings(trainer: Any) -> None:
     if trainer.accumulate_grad_batches != 1:
         raise ConfigError(
             f"Lightning's Trainer: accumulate_grad_batches is {trainer.accumulate_grad_batches}, but a batch is "
-            "already all that an optimiser's step trains: Lightning would divide its loss again, and a checkpoint would "
-            "lie between batches of a step; leave it at 1, set Loader(rows_per_step=…), and go through the rows of a step "
-            "one by one (manual optimization)"
+            "already all that an optimiser's step trains: Lightning would divide its loss again, and a checkpoint "
+            "would lie between batches of a step; leave it at 1, set Loader(rows_per_step=…), and go through the rows "
+            "of a step one by one (manual optimization)"
         )
     if trainer.overfit_batches:
         raise ConfigError(
