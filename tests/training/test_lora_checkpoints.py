@@ -9,6 +9,7 @@ from python_makers import KillAfter, KilledError, make_model, start
 from training_makers import losses
 
 import penstock as ps
+from makers.models import tiny_huggingface
 from makers.processes import call_penstock
 from penstock.core.errors import ConfigError, CorruptionError, StateError
 from penstock.models import LoraSettings, add_lora
@@ -79,6 +80,27 @@ def test_another_base_is_refused(data, tuned, tmp_path):
     shutil.rmtree(tmp_path / "run" / "base")
     with pytest.raises(CorruptionError, match="holds LoRA alone, and the model that it belongs to cannot be read"):
         ps.load_model(tmp_path / "run")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_models_of_transformers(data, tmp_path, tied):
+    """In bfloat16, so that the base is kept in another dtype than that of its folder."""
+    vocabulary = ps.open_dataset(data / "data" / "train").tokenizer.vocab_size
+    inner = tiny_huggingface(vocab_size=vocabulary, tie_word_embeddings=tied).to(torch.bfloat16)
+    inner.save_pretrained(tmp_path / "base")
+    settings = {"model": f"hf:{tmp_path / 'base'}", **LORA}
+    run = start(data, tmp_path / "run", **settings)
+    assert sorted(path.name for path in newest(run).iterdir()) == ["lora.safetensors", "model.json"]
+    assert ps.load_model(run.path).lora == LoraSettings(rank=2, alpha=4.0)
+    assert run.export(tmp_path / "out", adapter=True).base == str(tmp_path / "base")
+    assert not (tmp_path / "out" / "base").exists()
+    with pytest.raises(KilledError, match="after step"):
+        start(data, tmp_path / "cut", **settings, on_step=KillAfter(3))
+    assert losses(start(data, tmp_path / "cut", **settings, resume=True).metrics) == losses(run.metrics)
+    inner.model.norm.weight.data[3] += 1
+    inner.save_pretrained(tmp_path / "base")
+    with pytest.raises(StateError, match="the weights of the base have changed since"):
+        start(data, tmp_path / "run", **{**settings, "steps": 8}, resume=True)
 
 
 def test_a_model_that_trains_more_than_lora_is_kept_whole(data, tmp_path):

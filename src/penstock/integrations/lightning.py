@@ -16,7 +16,7 @@ A batch of Lightning is this rank's `Step` of the loader; its optimiser steps on
 after the last batch that was *trained*, whatever was fetched, also those that Lightning writes after an exception. It
 goes on from its own count of batches, so states are kept by that count.
 
-Importing it needs lightning (or pytorch_lightning, whose classes are other ones: the first that is installed is taken).
+Importing it needs lightning. The classes of the package `pytorch_lightning` are other ones, which do not take it.
 """
 
 import json
