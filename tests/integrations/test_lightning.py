@@ -8,6 +8,8 @@ import pytest
 from rank_runs import losses_of, rows_of, run_on_ranks
 from tiny_models import make_dataset, make_loader
 
+from makers.processes import run_python
+
 pytest.importorskip("lightning", reason="lightning is not installed: make test-integrations")
 
 import lightning.pytorch as pl
@@ -236,3 +238,34 @@ def test_two_ranks_stop_and_resume_in_new_processes(
         trainer.validate(alone, trainer.datamodule, verbose=False)
         held = float(trainer.callback_metrics["held_out"])
         assert second[0]["metrics"]["held_out"] == second[1]["metrics"]["held_out"] == pytest.approx(held, rel=1e-4)
+
+
+def test_fabric_saves_a_loader_state(tmp_path: Path, counting: Path) -> None:
+    from lightning.fabric import Fabric
+
+    from penstock.integrations import LoaderState
+
+    fabric, place = Fabric(accelerator="cpu", devices=1), LoaderState(make_loader(counting))
+    for step in place:
+        place.trained(step)
+        if step.index == 1:
+            break
+    fabric.save(tmp_path / "saved.ckpt", {"loader": place})
+    again = LoaderState(make_loader(counting))
+    fabric.load(tmp_path / "saved.ckpt", {"loader": again})
+    assert next(iter(again)).index == 2
+
+
+@pytest.mark.slow
+def test_the_example_starts_its_own_processes(tmp_path: Path, weighted: Path) -> None:
+    """Two, then one that goes on: the last loss of one alone."""
+    example = Path(__file__).parents[2] / "examples" / "lightning_loop.py"
+
+    def last(folder: str, steps: int, processes: int) -> str:
+        words = [weighted, tmp_path / folder, "--steps", steps, "--processes", processes]
+        found = run_python("-W", "ignore", example, *words, cwd=tmp_path)
+        assert found.returncode == 0, found.stderr[-4000:]
+        return next(line for line in found.stdout.splitlines() if line.startswith(f"step {steps}: loss"))
+
+    last("cut", 10, 2)
+    assert last("cut", 12, 1)[:-1] == last("whole", 12, 1)[:-1]

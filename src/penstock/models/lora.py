@@ -81,6 +81,8 @@ def remove_lora(model: "LanguageModel") -> None:
     """Take LoRA out of a model, in place, so that it is what it was before; all weights become trainable again."""
     for parent, name, layer in list(_layers(model)):
         setattr(parent, name, layer.get_base_layer())
+    # By it peft knows that a model has adapters.
+    vars(getattr(model, "inner", model)).pop("peft_config", None)
     for weight in model.parameters():
         weight.requires_grad_(True)
     model.lora = None
