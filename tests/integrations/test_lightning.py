@@ -112,6 +112,15 @@ def test_validations_are_whole_passes_and_change_nothing(tmp_path: Path, weighte
     assert float(trainer.callback_metrics["held_out"]) == pytest.approx(wanted / weights, rel=1e-5)
 
 
+def test_validations_are_whole_passes_when_lightning_makes_its_loaders_again(
+    tmp_path: Path, weighted: Path, held_out: Path
+) -> None:
+    settings: dict[str, Any] = {"epochs": 3, "limit_train_batches": 2, "reload_dataloaders_every_n_epochs": 1}
+    model, _ = fit(str(weighted), str(tmp_path), num_sanity_val_steps=1, held_out=str(held_out), **settings)
+    assert model.validated == 1 + 3 * make_loader(held_out, max_epochs=1).count_steps()
+    assert len(model.seen) == 6
+
+
 def test_several_loaders_for_validation(tmp_path: Path, weighted: Path, held_out: Path) -> None:
     class Two(Validated):
         def validation_step(self, step: Any, _: int, dataloader_idx: int = 0) -> None:

@@ -165,3 +165,18 @@ def test_the_fsdp_loop_resumes_on_another_number_of_ranks(tmp_path: Path, weight
         "fsdp_run.py", tmp_path / "two", 2, checkpoints=str(tmp_path / "two_whole"), steps=2, **settings
     )
     assert losses_of(whole) == losses_of(parts[0])
+
+
+@pytest.mark.slow
+def test_a_ddp_loop_resumes_in_new_processes(tmp_path: Path, weighted: Path) -> None:
+    """The rows and losses of one uninterrupted process, and of documents run alone."""
+    one = run_on_ranks(
+        "ddp_run.py", tmp_path / "one", 1, data=str(weighted), checkpoint=str(tmp_path / "1.pt"), steps=5
+    )
+    settings = {"data": str(weighted), "checkpoint": str(tmp_path / "2.pt")}
+    parts = [run_on_ranks("ddp_run.py", tmp_path / f"to_{steps}", 2, steps=steps, **settings) for steps in (2, 5)]
+    assert rows_of(parts[0], 2) + rows_of(parts[1], 3) == rows_of(one, 5)
+    losses = [loss for found in parts for loss in losses_of(found)]
+    assert losses == pytest.approx(losses_of(one), rel=1e-4)
+    alone = [sum(each) for found in parts for each in zip(*(rank["alone"] for rank in found), strict=True)]
+    assert losses == pytest.approx(alone, rel=1e-4)

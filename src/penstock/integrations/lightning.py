@@ -71,7 +71,7 @@ class LoaderDataModule(pl.LightningDataModule):  # type: ignore[misc]
             # Lightning validates if this is another method than its own.
             self.val_dataloader = super().val_dataloader  # type: ignore[method-assign]
         self._train: Loader | None = None
-        self._val: list[Loader] = []
+        self._val: list[_Pass] = []
         self._begin: dict[str, Any] = {}
         self._states: dict[int, dict[str, Any]] = {}
         self._count: int | None = None
@@ -108,15 +108,15 @@ class LoaderDataModule(pl.LightningDataModule):  # type: ignore[misc]
     def setup(self, stage: str) -> None:
         """Make the loaders, once Lightning knows the ranks."""
         _refuse_settings(self._trainer())
-        if self._train is None:
-            self._train = self._made(self._given, "train")
-            self._val = [self._made(given, "val") for given in self._given_val]
-            if any(each is self._train for each in self._val):
+        if self._train is None or self._train.data_parallel != self.ranks:
+            train = self._made(self._given, "train")
+            held_out = [self._made(given, "val") for given in self._given_val]
+            if any(each is train for each in held_out):
                 raise ConfigError("LoaderDataModule: the loader of val is also that of train; make another one")
-            for each in self._val:
-                if _endless(each):
-                    raise ConfigError("LoaderDataModule: a loader of val never ends; set max_epochs=1 for its sources")
-            self._begin = self._train.state_dict()
+            if any(_endless(each) for each in held_out):
+                raise ConfigError("LoaderDataModule: a loader of val never ends; set max_epochs=1 for its sources")
+            self._train, self._begin, self._states = train, train.state_dict(), {}
+            self._val = [_Pass(each) for each in held_out]
 
     def train_dataloader(self) -> Any:
         """This rank's steps."""
@@ -124,8 +124,7 @@ class LoaderDataModule(pl.LightningDataModule):  # type: ignore[misc]
 
     def val_dataloader(self) -> Any:
         """One pass over each loader of `val`."""
-        passes = [_Pass(each) for each in self._val]
-        return passes[0] if self._one_val else passes
+        return self._val[0] if self._one_val else self._val
 
     def state_dict(self) -> dict[str, Any]:
         """Called by Lightning for each checkpoint: the place after the last batch that was trained.
