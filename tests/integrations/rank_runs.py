@@ -61,10 +61,11 @@ def load_example(name: str) -> Any:
 def plain_optimizer() -> None:
     """Let examples descend plainly: AdamW forgives a loss that is too large by a factor, such as that of ranks."""
 
-    def descend(parameters: Any, lr: float) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=100 * lr)
+    class Descent(torch.optim.SGD):
+        def __init__(self, parameters: Any, lr: float) -> None:
+            super().__init__(parameters, lr=100 * lr)
 
-    torch.optim.AdamW = descend  # type: ignore[assignment,misc]
+    torch.optim.AdamW = Descent  # type: ignore[assignment,misc]
 
 
 def rows_of(found: Found, steps: int) -> list[list[Any]]:
