@@ -13,6 +13,7 @@ from makers.processes import run_python
 pytest.importorskip("lightning", reason="lightning is not installed: make test-integrations")
 
 import lightning.pytorch as pl
+import torch
 from lightning_run import Model, Validated, fit
 
 import penstock as ps
@@ -80,6 +81,34 @@ def test_one_epoch_of_lightning_is_all_that_the_sources_have(tmp_path: Path, hel
     assert len(model.seen) == trainer.global_step == steps
     half, _ = fit(str(held_out), str(tmp_path), epochs=2, max_epochs=1.5, limit_train_batches=0.5)
     assert half.seen == model.seen[: 2 * (steps // 2)]
+
+
+class TwoOptimizers(Model):
+    """Some weights each, as Muon and AdamW have them; steps with both `each` batches."""
+
+    def __init__(self, each: int = 1) -> None:
+        super().__init__(by_row=True)
+        self.each = each
+
+    def row_by_row(self, step: Any, scaled: Any) -> None:
+        self.manual_backward(scaled(ps.huggingface.loss(self.model, step, step.loss_denominator)))
+        for optimizer in self.optimizers() if step.index % self.each == 0 else ():
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def configure_optimizers(self) -> Any:
+        weights = list(self.parameters())
+        return [torch.optim.SGD(weights[:4], lr=0.1), torch.optim.SGD(weights[4:], lr=0.1)]
+
+
+def test_steps_of_two_optimizers_are_counted_as_lightning_does(tmp_path: Path, held_out: Path) -> None:
+    steps = make_loader(held_out, max_epochs=1).count_steps()
+    model, _ = fit(str(held_out), str(tmp_path), model=TwoOptimizers(), max_steps=2 * steps, max_epochs=1)
+    assert len(model.seen) == steps
+    with pytest.raises(ConfigError, match=f"max_steps={2 * steps + 1}, but the sources end after {steps} steps"):
+        fit(str(held_out), str(tmp_path), model=TwoOptimizers(), max_steps=2 * steps + 1, max_epochs=1)
+    with pytest.raises(ConfigError, match=f"asks for a batch after {steps}, but the sources have ended"):
+        fit(str(held_out), str(tmp_path), model=TwoOptimizers(2), max_steps=2 * steps, max_epochs=1)
 
 
 def test_a_new_trainer_begins_where_the_loader_was_given(tmp_path: Path, weighted: Path) -> None:
@@ -192,8 +221,6 @@ def test_other_loaders_than_these_are_refused(tmp_path: Path, weighted: Path) ->
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path, weighted: Path, counting: Path) -> None:
     """A bare loader's (which refuses to be saved), one without a state, and one of other data."""
-    import torch
-
     settings: dict[str, Any] = {"enable_progress_bar": False, "logger": False, "accelerator": "cpu", "max_steps": 2}
     trainer = pl.Trainer(default_root_dir=tmp_path, enable_checkpointing=False, **settings)
 

@@ -132,7 +132,7 @@ class LoaderDataModule(pl.LightningDataModule):  # type: ignore[misc]
         Raises:
             StateError: Lightning counts another number of batches than were given out.
         """
-        trained = self._trained()
+        trained, _ = self._trained(), self.loader
         return {"trained": trained, "loader": json.dumps(self._state_after(trained))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -152,7 +152,7 @@ class LoaderDataModule(pl.LightningDataModule):  # type: ignore[misc]
 
     def steps(self) -> Iterator[Step]:
         """The steps after those that Lightning has trained; Lightning calls it through `train_dataloader`."""
-        taken = self._trained()
+        begin = taken = self._trained()
         self._states = {taken: self._state_after(taken)}
         self.loader.load_state_dict(self._states[taken])
         self._refuse_shortage(taken)
@@ -162,6 +162,12 @@ class LoaderDataModule(pl.LightningDataModule):  # type: ignore[misc]
             self._states[taken] = step.resume_state
             self._states.pop(taken - _KEPT, None)
             yield step
+        if taken == begin:
+            # Lightning would begin one empty epoch after another.
+            raise ConfigError(
+                f"Lightning asks for a batch after {taken}, but the sources have ended; lower max_steps or max_epochs, "
+                "or give the sources more max_epochs"
+            )
 
     def count(self) -> int:
         """Batches of the whole run, those included that were trained before a resume.
@@ -207,11 +213,11 @@ class LoaderDataModule(pl.LightningDataModule):  # type: ignore[misc]
             return
         epochs, most = trainer.max_epochs, trainer.max_steps
         each = min(available, trainer.num_training_batches)
-        wanted = float("inf") if epochs in (None, -1) else epochs * each
-        # Each batch is at least one step of an optimiser.
-        wanted = wanted if most == -1 else min(wanted, most)
-        if wanted > available:
-            asked = f"max_epochs={epochs} of {each} batches" if most == -1 or wanted < most else f"max_steps={most}"
+        by_epochs = float("inf") if epochs in (None, -1) else epochs * each
+        # Lightning counts the steps of all optimisers.
+        by_steps = float("inf") if most == -1 else -(-most // max(1, len(trainer.optimizers)))
+        if min(by_epochs, by_steps) > available:
+            asked = f"max_steps={most}" if by_steps < by_epochs else f"max_epochs={epochs} of {each} batches"
             raise ConfigError(
                 f"Lightning's Trainer: {asked}, but the sources end after {available} steps. Passes over the data are "
                 "Source(max_epochs=…) of the loader, which one epoch of Lightning contains: set max_epochs=1, or a "
