@@ -115,8 +115,11 @@ class LoaderDataModule(pl.LightningDataModule):  # type: ignore[misc]
                 raise ConfigError("LoaderDataModule: the loader of val is also that of train; make another one")
             if any(_endless(each) for each in held_out):
                 raise ConfigError("LoaderDataModule: a loader of val never ends; set max_epochs=1 for its sources")
-            self._train, self._begin, self._states = train, train.state_dict(), {}
+            self._train, self._begin, self._count = train, train.state_dict(), None
             self._val = [_Pass(each) for each in held_out]
+        if not self._trained():
+            # Of an earlier Trainer. A checkpoint's state is loaded after this.
+            self._states = {}
 
     def train_dataloader(self) -> Any:
         """This rank's steps."""
