@@ -2,6 +2,7 @@
 #
 #   make demo [SOURCE=path]   text → datasets → packed rows → a small model that learns, then chats (5 minutes at most)
 #   make test [ARGS=...]      the tests; ARGS go to pytest
+#   make test-integrations    the tests of other people's trainers, with all of them installed (an environment of their own)
 #   make check                lint, format, types, import contract
 #   make package              sdist and wheel, built and used in environments of their own (3 minutes)
 #   make kernels              compiled kernels for a wheel (1 minute); a build takes those that it finds
@@ -21,12 +22,18 @@ ARGS ?=
 SOURCE ?=
 BENCHMARKS ?= $(wildcard benchmarks/bench_*.py)
 
+# What `tests/integrations` tests besides the extras; a test whose package is not there is skipped, and says so.
+TRAINERS ?= .venv-integrations
+TRAINER_PACKAGES ?= lightning torchdata
+# Built against the installed torch, without its compiled operations; tests on CPUs compile one of them with g++.
+TRAINER_SOURCES ?= deepspeed
+
 BIN := $(VENV)/bin
 # Modules are compiled when first imported: compiling all of torch would cost more than the tests need.
 PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
 PINNED := $(VENV)/torch-constraint.txt
 
-.PHONY: demo test check package kernels bench clean environment
+.PHONY: demo test test-integrations check package kernels bench clean environment
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready-demo
@@ -34,6 +41,9 @@ demo: $(VENV)/.ready-demo
 
 test: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+test-integrations: $(TRAINERS)/.ready-trainers
+	$(TRAINERS)/bin/python -m pytest -n $(WORKERS) --dist worksteal --slow -rs tests/integrations $(ARGS)
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
@@ -51,7 +61,7 @@ bench: $(VENV)/.ready-dev
 	@for script in $(BENCHMARKS); do echo "── $$script"; $(BIN)/python $$script $(ARGS) || exit 1; done
 
 clean:
-	rm -rf .demo .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist $(VENV)
+	rm -rf .demo .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist $(VENV) $(TRAINERS)
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 environment: $(VENV)/.ready-dev
@@ -70,3 +80,13 @@ $(VENV)/.ready-dev: pyproject.toml $(PINNED)
 	$(PIP) -c $(PINNED) -e '.[train,huggingface,vision,dev]'
 	$(BIN)/python tests/packaging/fit_torchvision.py
 	@touch $(VENV)/.ready-demo $@
+
+# The same rules make the environment of the trainers, in its own folder; then it gets their packages.
+$(TRAINERS)/.ready-trainers: pyproject.toml Makefile
+	@$(MAKE) --no-print-directory environment VENV=$(TRAINERS)
+	$(TRAINERS)/bin/python -m pip install -qq --no-compile --disable-pip-version-check -c $(TRAINERS)/torch-constraint.txt \
+	  setuptools wheel $(TRAINER_PACKAGES)
+	@for package in $(TRAINER_SOURCES); do DS_BUILD_OPS=0 $(TRAINERS)/bin/python -m pip install -qq --no-compile \
+	  --disable-pip-version-check --no-build-isolation -c $(TRAINERS)/torch-constraint.txt $$package || \
+	  echo "penstock: $$package could not be built; its tests are skipped"; done
+	@touch $@

@@ -1,6 +1,7 @@
 """What users of transformers' and other trainers pass by habit: each is refused or explained, and the cure is named."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -183,3 +184,11 @@ def test_prefixes_that_the_model_would_read_causally(tmp_path: Path, counting: P
     with pytest.raises(ConfigError, match="bidirectional prefixes, which models of transformers would read causally"):
         ps.huggingface.model_inputs(next(iter(loaders[0]))[0])
     ps.huggingface.model_inputs(next(iter(loaders[1]))[0])
+
+
+@pytest.mark.parametrize("name", ["curriculum_learning", "data_efficiency"])
+def test_what_lets_deepspeed_change_rows_is_refused(tmp_path: Path, counting: Path, name: str) -> None:
+    args = transformers.TrainingArguments(str(tmp_path), max_steps=2, use_cpu=True, report_to=[])
+    args.hf_deepspeed_config = SimpleNamespace(config={name: {"enabled": True}})
+    with pytest.raises(ConfigError, match=f"the DeepSpeed configuration enables {name}, which would change the rows"):
+        ps.huggingface.Trainer(make_model(), args, loader=make_loader(counting))

@@ -68,6 +68,7 @@ def train_once(
     weights = np.concatenate([p.detach().numpy().ravel() for p in trainer.model.parameters()])
     return {
         "losses": [log["loss"] for log in history if "loss" in log],
+        "norms": [log["grad_norm"] for log in history if "loss" in log],
         "epochs": [log["epoch"] for log in history if "loss" in log],
         "seen": trainer.seen,
         "evaluation": trainer.evaluate() if eval_loader else None,

@@ -13,6 +13,7 @@ from makers.rows import random_row
 from penstock.core.errors import ConfigError
 from penstock.models import LoraSettings, add_lora, export, merge_lora, save_model
 from penstock.models.huggingface_model import HuggingFaceModel
+from penstock.models.lora import remove_lora
 from penstock.models.saving import load_model
 
 
@@ -82,3 +83,18 @@ def test_first_weights_are_a_function_of_the_seed() -> None:
     first, same, other = ([w for w in model.parameters() if w.requires_grad] for model in made)
     assert all(map(torch.equal, first, same))
     assert not all(map(torch.equal, first, other))
+
+
+@pytest.mark.parametrize("make", [ours, theirs])
+def test_it_is_taken_out_and_put_in_again(make: Any) -> None:
+    model, row = make(), random_row()
+    before, names = logits_of(model, row), set(model.state_dict())
+    for _ in range(2):
+        add_lora(model, LoraSettings(rank=4))
+        train(model)
+        assert (logits_of(model, row) - before).abs().max() > 0.1
+        remove_lora(model)
+        assert set(model.state_dict()) == names
+        assert torch.equal(logits_of(model, row), before)
+        assert model.lora is None
+        assert all(weight.requires_grad for weight in model.parameters())

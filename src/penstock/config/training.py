@@ -127,11 +127,17 @@ def _set_up(
     data, training, start = settings.data, settings.training or TrainSettings(), settings.model or GIVEN
     check_writers(training)
     prepare_torch(training)
-    if resume and output is not None and _is_gone(start):
+    itself = resume and output is not None and _is_gone(start)
+    if itself:
         # It is no longer needed: the run's own checkpoint has the same shapes and all weights.
         start = f"{TRAINED}{output}"
     check_memory(start, _vocabulary(data), training, data.loader, device=ranks.device, ranks=ranks.data.size)
-    model = _make_model(data, start, training, ranks.device) if given.model is None else _fit(given.model, data, ranks)
+    if given.model is not None:
+        model = _fit(given.model, data, ranks)
+    elif itself:
+        model = _trained_model(str(output), data, ranks.device, merged=False)
+    else:
+        model = _make_model(data, start, training, ranks.device)
     if training.lora is not None and model.lora != training.lora:
         add_lora(model, training.lora, seed=training.seed)
     freeze(model, training.frozen)
@@ -214,8 +220,10 @@ def _make_model(
     return build_model(model, vocab_size=_vocabulary(data), device=device, seed=training.seed)
 
 
-def _trained_model(path: str, data: DataSettings, device: "torch.device") -> "LanguageModel":
-    """Load a trained model to continue with other data or another schedule. Weights in float32, LoRA merged.
+def _trained_model(path: str, data: DataSettings, device: "torch.device", *, merged: bool = True) -> "LanguageModel":
+    """Load a trained model to continue with other data or another schedule. Weights in float32.
+
+    LoRA is merged, or with `merged` false taken out, for a run that goes on itself: its base must stay what it was.
 
     Raises:
         ConfigError: The data was prepared with another tokenizer, or the model's vocabulary is too small.
@@ -223,6 +231,7 @@ def _trained_model(path: str, data: DataSettings, device: "torch.device") -> "La
     import torch
 
     from penstock.models import merge_lora
+    from penstock.models.lora import remove_lora
     from penstock.models.saving import load_model
     from penstock.tokenizers.loading import load_tokenizer
     from penstock.training import RunFolder
@@ -240,7 +249,7 @@ def _trained_model(path: str, data: DataSettings, device: "torch.device") -> "La
     if (needed := _vocabulary(data)) > model.vocab_size:
         raise ConfigError(f"the model {TRAINED}{path} has {model.vocab_size} ids, but the objectives need {needed}")
     if model.lora is not None:
-        merge_lora(model)
+        (merge_lora if merged else remove_lora)(model)
     for weight in model.parameters():
         weight.data = weight.data.to(torch.promote_types(weight.dtype, torch.float32))
     return model

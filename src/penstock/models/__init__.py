@@ -12,6 +12,7 @@ from penstock.models.settings import BlockSettings, ModelSettings, VisionSetting
 
 if TYPE_CHECKING:
     from penstock.models import attention
+    from penstock.models.adapters import export_adapter
     from penstock.models.cache import Cache
     from penstock.models.exporting import export
     from penstock.models.language_model import LanguageModel, PackedRows, PackingVerdict, RowTensors
@@ -31,6 +32,7 @@ else:
             "Transformer": "transformer",
             "add_lora": "lora",
             "export": "exporting",
+            "export_adapter": "adapters",
             "merge_lora": "lora",
             "save_model": "saving",
             "use_recurrent": "recurrent.choice",
@@ -52,6 +54,7 @@ __all__ = [
     "add_lora",
     "attention",
     "export",
+    "export_adapter",
     "merge_lora",
     "save_model",
     "use_recurrent",

@@ -67,12 +67,12 @@ def export(
         raise ConfigError("export: our vision tower has no layout that transformers knows; train hf:path instead")
     if isinstance(model, Transformer):
         layout_of(model.settings)  # refused before anything is written
-    with _output(Path(folder), overwrite) as folder:
+    with output_folder(Path(folder), overwrite) as folder:
         # The model comes last, so that an incomplete folder has none; the processor first, as it has a tokenizer, too.
         if processor is not None:
             processor.save(folder)
         if tokenizer is not None:
-            _export_tokenizer(tokenizer, folder, context_length)
+            export_tokenizer(tokenizer, folder, context_length)
         if template is not None:
             (folder / "chat_template.jinja").write_text(template_text(template), encoding="utf-8")
         if isinstance(model, Transformer):
@@ -121,7 +121,7 @@ def check_output(folder: Path, overwrite: bool) -> tuple[str, ...]:
 
 
 @contextmanager
-def _output(folder: Path, overwrite: bool) -> Iterator[Path]:
+def output_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
     """The folder to write to; in place of an earlier export, one that replaces it once it is complete."""
     earlier = check_output(folder, overwrite)
     if not earlier:
@@ -209,7 +209,8 @@ def _only_recurrent(settings: ModelSettings) -> bool:
     return all(kind.is_recurrent for kind in kinds)
 
 
-def _export_tokenizer(tokenizer: Tokenizer, folder: Path, context_length: int) -> None:
+def export_tokenizer(tokenizer: Tokenizer, folder: Path, context_length: int) -> None:
+    """Write a tokenizer's files, and the settings that transformers reads next to them."""
     tokenizer.save(folder)
     (folder / "chat_template.jinja").unlink(missing_ok=True)  # the run's template is written instead
     if "tokenizer.json" not in tokenizer.source_bytes:

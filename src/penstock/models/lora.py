@@ -72,9 +72,17 @@ def add_lora(model: "LanguageModel", settings: LoraSettings, *, seed: int = 0) -
 
 def merge_lora(model: "LanguageModel") -> None:
     """Merge LoRA into the model's matrices, in place; all weights become trainable again."""
-    for parent, name, layer in list(_layers(model)):
+    for _, _, layer in _layers(model):
         layer.merge()
+    remove_lora(model)
+
+
+def remove_lora(model: "LanguageModel") -> None:
+    """Take LoRA out of a model, in place, so that it is what it was before; all weights become trainable again."""
+    for parent, name, layer in list(_layers(model)):
         setattr(parent, name, layer.get_base_layer())
+    # By it peft knows that a model has adapters.
+    vars(getattr(model, "inner", model)).pop("peft_config", None)
     for weight in model.parameters():
         weight.requires_grad_(True)
     model.lora = None

@@ -1,14 +1,18 @@
 """Saves and loads models: `model.safetensors`, `model.json` with the settings, and LoRA in `lora.safetensors`.
 
+A folder may hold LoRA alone, with the place and the checksum of the base that it belongs to: checkpoints of a run are
+small so, and share one base.
+
 Saving is exact: weights are stored in their own dtype. Models of transformers are stored in their own layout, with a
 `model.json` that says so. Safe writing (temporary folder, fsync, rename, checksum) is the task of checkpoints.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -24,42 +28,81 @@ from penstock.models.transformer import Transformer, empty_transformer
 from penstock.shards.files import usual_mode
 
 MODEL, WEIGHTS, LORA = "model.json", "model.safetensors", "lora.safetensors"
+LORA_ALONE = "lora"
+"""Kind of a folder that has no weights but LoRA's."""
 _FORMAT = 1
 
 
-def save_model(model: LanguageModel, folder: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
+def save_model(
+    model: LanguageModel,
+    folder: str | Path,
+    weights: Mapping[str, Tensor] | None = None,
+    *,
+    base: "Base | None" = None,
+    with_lora: bool = True,
+) -> None:
     """Write a model to a folder, which is created if it is missing.
 
     Args:
         model: The model.
         folder: Target folder.
         weights: All weights, if the model itself holds only a shard of them; None: the model's.
+        base: Where the model without its LoRA is already; the folder then holds the LoRA alone.
+        with_lora: Whether the LoRA is written too.
     """
     from safetensors.torch import save_file
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = model.state_dict() if weights is None else weights
-    base = without_lora(weights)
     described: dict[str, Any] = {"format": _FORMAT}
-    if isinstance(model, Transformer):
-        save_file(base, folder / WEIGHTS)
-        described |= {"kind": "transformer", "settings": asdict(model.settings)}
-    elif isinstance(model, OwnModel):
-        described |= _save_own(model, base, folder)
+    if base is None:
+        described |= _save_base(model, folder, without_lora(weights))
     else:
-        from penstock.models.huggingface_model import HuggingFaceModel
-
-        assert isinstance(model, HuggingFaceModel)
-        model.inner.save_pretrained(
-            folder, state_dict={name.removeprefix("inner."): weight for name, weight in base.items()}
-        )
-        described |= {"kind": "huggingface"}
-    if model.lora is not None:
+        described |= {"kind": LORA_ALONE, "base": {"folder": base.folder, "checksum": base.checksum}}
+    if model.lora is not None and with_lora:
         save_file(lora_weights(weights), folder / LORA)
         described |= {"lora": asdict(model.lora)}
     usual_mode(*folder.glob("*.safetensors"))
     (folder / MODEL).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """The model that LoRA was added to, in a folder of its own."""
+
+    folder: str
+    """Its place, relative to the folder of the LoRA."""
+    checksum: str
+    """See `base_checksum`."""
+
+
+def base_checksum(weights: Mapping[str, Tensor]) -> str:
+    """Checksum of a model's weights without LoRA: their names, dtypes, shapes and bytes. About 1 GB/s."""
+    whole = hashlib.sha256()
+    for name, weight in sorted(without_lora(weights).items()):
+        whole.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
+        whole.update(weight.cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return whole.hexdigest()
+
+
+def _save_base(model: LanguageModel, folder: Path, base: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Write the weights without LoRA; what `model.json` says of them."""
+    from safetensors.torch import save_file
+
+    if isinstance(model, Transformer):
+        save_file(dict(base), folder / WEIGHTS)
+        return {"kind": "transformer", "settings": asdict(model.settings)}
+    if isinstance(model, OwnModel):
+        return _save_own(model, base, folder)
+    from penstock.models.huggingface_model import HuggingFaceModel
+
+    assert isinstance(model, HuggingFaceModel)
+    model.inner.save_pretrained(
+        folder, state_dict={name.removeprefix("inner."): weight for name, weight in base.items()}
+    )
+    return {"kind": "huggingface"}
 
 
 def _save_own(model: OwnModel, weights: Mapping[str, Tensor], folder: Path) -> dict[str, Any]:
@@ -104,7 +147,9 @@ def load_model(
         return _load_huggingface(folder, device, dtype)
     described = _described(folder / MODEL)
     model: LanguageModel
-    if described["kind"] == "huggingface":
+    if described["kind"] == LORA_ALONE:
+        model = _load_base(folder, described["base"], device, dtype)
+    elif described["kind"] == "huggingface":
         model = _load_huggingface(folder, device, dtype)
     elif described["kind"] == "own":
         model = _load_own(folder, described, module, device, dtype)
@@ -113,6 +158,32 @@ def load_model(
     if described.get("lora") is not None:
         _load_lora(model, folder, described["lora"])
     return model
+
+
+def _load_base(
+    folder: Path, written: dict[str, Any], device: torch.device | str, dtype: torch.dtype | None
+) -> LanguageModel:
+    """The model that the LoRA of a folder belongs to."""
+    place = folder / written["folder"]
+    try:
+        # On the CPU and as stored, because the checksum is of these bytes.
+        model = load_model(place)
+    except FormatError as error:
+        raise CorruptionError(
+            f"{folder}: holds LoRA alone, and the model that it belongs to cannot be read: {error}"
+        ) from None
+    if base_checksum(model.state_dict()) != written["checksum"]:
+        raise CorruptionError(
+            f"{place}: is not the model that the LoRA of {folder} was trained on: its weights have another checksum; "
+            "copy both again, from the same run"
+        )
+    return model if (str(device), dtype) == ("cpu", None) else load_model(place, device, dtype)
+
+
+def base_written(folder: Path) -> str | None:
+    """Checksum of the base of a folder with LoRA alone; None: the folder holds its base itself."""
+    described = _described(folder / MODEL)
+    return described["base"]["checksum"] if described["kind"] == LORA_ALONE else None
 
 
 def _load_lora(model: LanguageModel, folder: Path, written: dict[str, Any]) -> None:
@@ -174,7 +245,7 @@ def _described(path: Path) -> dict[str, Any]:
         found, kind = described["format"], described["kind"]
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptionError(f"{path}: {error!r}; copy the model again") from None
-    if found != _FORMAT or kind not in ("transformer", "huggingface", "own"):
+    if found != _FORMAT or kind not in ("transformer", "huggingface", "own", LORA_ALONE):
         raise FormatError(
             f"{path}: a model of format {found} and kind {kind!r}, but this version of penstock reads format "
             f"{_FORMAT}; use the version that wrote it"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from penstock.core.errors import ConfigError, OutputError
+from penstock.core.yaml_files import read_yaml
 from penstock.evaluation.tasks import LM_EVAL, TaskSettings
 from penstock.generation.settings import Sampling
 from penstock.loader.mixture import Mixture, Source
@@ -13,7 +14,7 @@ from penstock.runs.keywords import EvaluateKeywords, GenerateKeywords, OpeningKe
 from penstock.runs.opening import Opened, context_of, template_of, writer_of
 from penstock.runs.run_document import check_names
 from penstock.serving.settings import ServeSettings
-from penstock.training.run_folder import RunFolder
+from penstock.training.run_folder import RUN_FILE, RunFolder
 
 if TYPE_CHECKING:
     from penstock.runs.opening import Writer
@@ -305,12 +306,21 @@ class Exported:
     """Whether the folder has a chat template."""
     notices: list[str]
     """Messages on what was left out, or cannot be read by other software."""
+    base: str | None = None
+    """Of an adapter: hub name or folder of the model that it belongs to; None: the whole model is exported."""
 
 
 def export_run(
-    run: RunFolder | str | Path, output: Path, context_length: int | None = None, *, overwrite: bool = False
+    run: RunFolder | str | Path,
+    output: Path,
+    context_length: int | None = None,
+    *,
+    overwrite: bool = False,
+    adapter: bool = False,
 ) -> Exported:
     """Write a run's model with its tokenizer, chat template, stop ids and context length; LoRA is merged.
+
+    With `adapter`, write its LoRA alone, in peft's format.
 
     Raises:
         OutputError: The folder holds an earlier export and `overwrite` is false, or other files, or cannot be written.
@@ -319,7 +329,7 @@ def export_run(
     from safetensors import SafetensorError
 
     from penstock.media.processor import load_processor
-    from penstock.models import export, merge_lora
+    from penstock.models import export, export_adapter, merge_lora
     from penstock.models.exporting import check_output
     from penstock.models.saving import load_model
     from penstock.tokenizers.loading import load_tokenizer
@@ -329,27 +339,51 @@ def export_run(
     tokenizer = load_tokenizer(run.tokenizer)
     length = context_length or context_of(run)
     trained = load_model(run.model, module=getattr(run, "module", None))
-    if trained.lora is not None:
+    template = None if run.template is None else template_of(run, tokenizer)
+    if adapter and trained.lora is None:
+        raise ConfigError(f"{run.path}: was not trained with LoRA, so it has no adapter; export it without adapter")
+    if trained.lora is not None and not adapter:
         merge_lora(trained)
+    notices: tuple[str, ...] = ()
+    base: str | None = None
     try:
-        notices = export(
-            trained,
-            output,
-            tokenizer=tokenizer,
-            template=None if run.template is None else template_of(run, tokenizer),
-            processor=None if run.processor is None else load_processor(run.processor),
-            stop_ids=run.stop_ids,
-            context_length=length,
-            overwrite=overwrite,
-        )
+        if adapter:
+            base = _base_name(run)
+            parameters = export_adapter(
+                trained, output, base=base, tokenizer=tokenizer, template=template, context_length=length,
+                overwrite=overwrite,
+            )  # fmt: skip
+            base = base or str(output / "base")
+        else:
+            notices = export(
+                trained,
+                output,
+                tokenizer=tokenizer,
+                template=template,
+                processor=None if run.processor is None else load_processor(run.processor),
+                stop_ids=run.stop_ids,
+                context_length=length,
+                overwrite=overwrite,
+            )
+            parameters = sum(weight.numel() for weight in trained.parameters())
     except (OSError, SafetensorError) as error:
         raise OutputError(f"{output}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
     return Exported(
         output=str(output),
         step=run.step,
-        parameters=sum(weight.numel() for weight in trained.parameters()),
+        parameters=parameters,
         context_length=length,
         stop_ids=list(run.stop_ids),
         chat_template=run.template is not None,
         notices=list(notices),
+        base=base,
     )
+
+
+def _base_name(run: RunFolder) -> str | None:
+    """Hub name or folder of the model of transformers that a run began with; None: it was another one."""
+    if run.step is None:
+        return None
+    _, values = read_yaml(run.path / RUN_FILE)
+    model = (values or {}).get("model")
+    return model.removeprefix("hf:") if isinstance(model, str) and model.startswith("hf:") else None

@@ -202,22 +202,30 @@ class Run(RunFolder):
 
         serve(self._open_model, name, dict(settings))
 
-    def export(self, output: str | Path, *, context_length: int | None = None, overwrite: bool = False) -> "Exported":
-        """Write the model as a folder that transformers, vLLM and llama.cpp read.
+    def export(
+        self,
+        output: str | Path,
+        *,
+        context_length: int | None = None,
+        overwrite: bool = False,
+        adapter: bool = False,
+    ) -> "Exported":
+        """Write the model as a folder that transformers, vLLM and llama.cpp read; LoRA is merged.
 
         Args:
             output: A folder, new or empty.
             context_length: Maximum number of tokens; None: the training length.
             overwrite: Replace an earlier export in the folder; other files there are kept.
+            adapter: Write the LoRA alone, as peft and vLLM read it; its base too, unless the run began with hf:NAME.
 
         Raises:
             OutputError: The folder holds an earlier export and `overwrite` is false, or other files, or cannot be
                 written.
-            ConfigError: The model is a module of your own.
+            ConfigError: The model is a module of your own, or `adapter` is set and it has no LoRA.
         """
         from penstock.runs.actions import export_run
 
-        return export_run(self, Path(output), context_length, overwrite=overwrite)
+        return export_run(self, Path(output), context_length, overwrite=overwrite, adapter=adapter)
 
     def plot(self, output: str | Path | None = None, *, over: str = "step") -> Path:
         """Draw loss, throughput, learning rate and evaluations.

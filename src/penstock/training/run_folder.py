@@ -5,6 +5,7 @@
     RUN/chat.json              template, stop ids and settings of the datasets' chats, if there are any
     RUN/processor/             the processor of the datasets' images, and their settings, if there are any
     RUN/checkpoints/step-…/    complete ones only; each has the model in `model/`
+    RUN/base/                  of a run that trains LoRA: the model it was added to; its checkpoints hold the LoRA alone
     RUN/metrics.jsonl          one record per line
     RUN/lock                   locks the folder against a second training
 
@@ -32,6 +33,8 @@ from penstock.training.metrics import METRICS
 RUN_FILE, CHECKPOINTS = "run.yaml", "checkpoints"
 MODEL = "model"
 """Folder of the model in a checkpoint."""
+BASE = "base"
+"""Folder of the model that LoRA was added to."""
 _TEMPLATE = "chat_template.jinja"
 LOCK = "lock"
 _BEGUN = {TOKENIZER_FOLDER, PROCESSOR_FOLDER, CHAT, CHAT_TEMPLATE, LOCK, RUN_FILE, f"{RUN_FILE}.partial"}

@@ -36,10 +36,18 @@ from penstock.models.experts import Experts
 from penstock.models.language_model import require_packed_rows
 from penstock.models.micro_sequences import backward_in_parts
 from penstock.models.own_model import OwnModel
-from penstock.models.saving import load_model, own_weights
+from penstock.models.saving import Base, base_checksum, base_written, load_model, own_weights
 from penstock.shards.images import PROCESSOR_FOLDER
 from penstock.shards.layout import TOKENIZER_FOLDER
-from penstock.training.checkpoints import Checkpoint, newest_complete, save_checkpoint
+from penstock.training.checkpoints import (
+    Checkpoint,
+    begin,
+    damage,
+    finish,
+    newest_complete,
+    read_manifest,
+    save_checkpoint,
+)
 from penstock.training.checks import BitSettings, bit_settings, check_fit, rows_per_pass, trial_row
 from penstock.training.distributed import Ranks, load_whole_weights, shard, share_out, whole_weights, with_gradients
 from penstock.training.evaluators import Evaluator, evaluate
@@ -49,7 +57,7 @@ from penstock.training.optimizers import Optimizers
 from penstock.training.own import LossOfOwn, OwnState, load_on_step
 from penstock.training.path_training import HeldOutPreference, PathTraining, require_token_targets
 from penstock.training.processes import Interruption
-from penstock.training.run_folder import CHECKPOINTS, MODEL, RUN_FILE
+from penstock.training.run_folder import BASE, CHECKPOINTS, MODEL, RUN_FILE
 from penstock.training.settings import TrainSettings
 from penstock.training.tensor_logs import TensorLogs
 
@@ -130,6 +138,8 @@ class Trainer:
             self._paths = PathTraining(model, loader, settings, ranks.device)
         elif settings.loss is None:
             require_token_targets(loader, "cross entropy")
+        # Before the model is sharded: the checksum is of whole weights.
+        self._base = base_checksum(_module(model).state_dict()) if _base_is_fixed(_module(model)) else None
         if settings.shard:
             shard(model, ranks)
         if settings.compile:
@@ -254,6 +264,7 @@ class Trainer:
             weights = own_weights(checkpoint.part(MODEL))
             unseen: Iterator[tuple[str, Any, Any]] = iter(())
         else:
+            self._refuse_other_base(checkpoint)
             saved = load_model(checkpoint.part(MODEL), device="cpu")
             weights, unseen = _module(saved).state_dict(), _unseen_by_weights(saved, self.model)
         present = _module(self.model).state_dict()
@@ -280,6 +291,14 @@ class Trainer:
             share_out(checkpoint.tensors(OPTIMIZER), self._optimizers.state_tensors())
         else:
             self._optimizers.load_state_tensors(checkpoint.tensors(OPTIMIZER))
+
+    def _refuse_other_base(self, checkpoint: Checkpoint) -> None:
+        written = base_written(checkpoint.part(MODEL))
+        if written is not None and self._base is not None and written != self._base:
+            raise StateError(
+                f"{checkpoint.folder}: its LoRA was trained on another model: the weights of the base have changed "
+                "since; resume with the model that the run began with, or begin another run with model: from:RUN"
+            )
 
     def _load_distiller(self, checkpoint: Checkpoint, state: dict[str, Any] | None) -> None:
         if (self.distiller is None) != (state is None):
@@ -517,10 +536,9 @@ class Trainer:
             **({"own": own} if own else {}),
         }
         name = SHARDED_OPTIMIZER if self.settings.shard else OPTIMIZER
-        model = self.model
-        weights = whole_weights(_module(model)) if self.settings.shard else None
+        weights = whole_weights(_module(self.model)) if self.settings.shard else None
         parts = {
-            MODEL: lambda path: save_model(model, path, weights),
+            MODEL: lambda path: self._save_model(path, weights),
             name: self._optimizers.state_tensors(),
             STATE: state,
             **({PROJECTIONS: self._projections} if self._projections else {}),
@@ -530,6 +548,29 @@ class Trainer:
         }
         save_checkpoint(self.run / CHECKPOINTS, step.index + 1, parts, keep=self.settings.checkpoints.keep)
         self._saved = step.index + 1
+
+    def _save_model(self, path: Path, weights: dict[str, Tensor] | None) -> None:
+        """Write the model of a checkpoint; of LoRA only LoRA, next to a base that all checkpoints of the run share."""
+        if self._base is None:
+            save_model(self.model, path, weights)
+            return
+        base = self.run / BASE
+        if (read_manifest(base) or {}).get("checksum") != self._base or damage(base, contents=False) is not None:
+            partial_base = begin(base)
+            save_model(self.model, partial_base, weights, with_lora=False)
+            finish(partial_base, base, {"checksum": self._base})
+        save_model(self.model, path, weights, base=Base(folder=f"../../../{BASE}", checksum=self._base))
+
+
+def _base_is_fixed(model: torch.nn.Module) -> bool:
+    """Whether a model has LoRA, and nothing else of it is trained or changes."""
+    if getattr(model, "lora", None) is None:
+        return False
+    weights = {weight.data_ptr() for weight in model.parameters()}
+    trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    # A buffer that is saved may change in training, such as a running mean; a tied weight has two names.
+    kept = [name for name, value in model.state_dict().items() if value.data_ptr() not in weights]
+    return all(".lora_" in name for name in trained) and not kept
 
 
 def _unseen_by_weights(saved: LanguageModel, model: LanguageModel) -> Iterator[tuple[str, Any, Any]]:

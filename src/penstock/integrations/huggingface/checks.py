@@ -115,9 +115,21 @@ def refuse_arguments(args: Any, kwargs: dict[str, Any], has_eval_loader: bool) -
     for name, (harmless, cure) in _UNFIT.items():
         if getattr(args, name, harmless) != harmless:
             raise ConfigError(f"Trainer: {name}={getattr(args, name)!r} does not go with a loader: {cure}")
+    _refuse_deepspeed_data(args)
     for name, instead in _WITHOUT_EFFECT.items():
         if getattr(args, name, None) not in (None, False, 0):
             _log.warning("Trainer: %s=%r has no effect with a loader; use %s", name, getattr(args, name), instead)
+
+
+def _refuse_deepspeed_data(args: Any) -> None:
+    """Refuse what lets DeepSpeed shorten rows or choose their order."""
+    config = getattr(getattr(args, "hf_deepspeed_config", None), "config", {})
+    for name in ("curriculum_learning", "data_efficiency"):
+        if (config.get(name) or {}).get("enabled"):
+            raise ConfigError(
+                f"Trainer: the DeepSpeed configuration enables {name}, which would change the rows of the loader; "
+                "leave it out: Source(…) and ShareChange set what is trained when"
+            )
 
 
 def _refuse_unknown(args: Any, kwargs: dict[str, Any]) -> None:

@@ -1,0 +1,143 @@
+"""Exports LoRA as an adapter in peft's format, for `PeftModel.from_pretrained`, vLLM and others.
+
+    FOLDER/adapter_model.safetensors, adapter_config.json
+    FOLDER/base/                          the model that it belongs to, where no name of one is given
+
+The adapter on its base gives the logits of the trained model, up to rounding.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from penstock.chat import Template
+from penstock.core.errors import ConfigError, MissingExtraError
+from penstock.models.exporting import export, export_tokenizer, output_folder, template_text
+from penstock.models.importing import llama_name
+from penstock.models.layouts import layout_of
+from penstock.models.lora import lora_weights, remove_lora
+from penstock.models.transformer import Transformer
+from penstock.shards.files import usual_mode
+from penstock.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from penstock.models.language_model import LanguageModel
+
+WEIGHTS = "adapter_model.safetensors"
+BASE = "base"
+"""Folder for a base without a name."""
+
+
+def export_adapter(
+    model: "LanguageModel",
+    folder: str | Path,
+    *,
+    base: str | None = None,
+    tokenizer: Tokenizer | None = None,
+    template: Template | None = None,
+    context_length: int = 2048,
+    overwrite: bool = False,
+) -> int:
+    """Write a model's LoRA in peft's format. The model loses it if its base is written too.
+
+    Args:
+        model: The model; its LoRA is not merged.
+        folder: Target folder, new or empty; emptied again if writing fails.
+        base: Hub name or folder of the model that LoRA was added to; None: it is written to `folder`/base.
+        tokenizer: Its files are exported too.
+        template: Chat template; exported with the variables of its training as defaults.
+        context_length: Tokens of a training sequence.
+        overwrite: Replace an earlier export in the folder.
+
+    Returns:
+        Parameters of the adapter.
+
+    Raises:
+        ConfigError: The model has no LoRA, or LoRA at matrices that transformers has in another form.
+        OutputError: As for `export`.
+    """
+    try:
+        from peft import LoraConfig
+    except ImportError as error:
+        raise MissingExtraError("peft", "lora") from error
+    from safetensors.torch import save_file
+
+    if model.lora is None:
+        raise ConfigError("export: the model has no LoRA, so there is no adapter; export the model itself")
+    weights, targets = _adapter_weights(model), _short_targets(model)
+    with output_folder(Path(folder), overwrite) as place:
+        if tokenizer is not None:
+            export_tokenizer(tokenizer, place, context_length)
+        if template is not None:
+            (place / "chat_template.jinja").write_text(template_text(template), encoding="utf-8")
+        config = LoraConfig(
+            task_type="CAUSAL_LM",
+            r=model.lora.rank,
+            lora_alpha=model.lora.alpha,  # type: ignore[arg-type]
+            target_modules=targets,
+            inference_mode=True,
+            base_model_name_or_path=base or str((Path(folder) / BASE).absolute()),
+        )
+        config.save_pretrained(str(place))
+        save_file(weights, place / WEIGHTS, metadata={"format": "pt"})
+        usual_mode(place / WEIGHTS)
+        if base is None:
+            remove_lora(model)
+            export(model, place / BASE, tokenizer=tokenizer, template=template, context_length=context_length)
+    return sum(weight.numel() for weight in weights.values())
+
+
+def _adapter_weights(model: "LanguageModel") -> dict[str, Tensor]:
+    """The LoRA weights by peft's names."""
+    found: dict[str, Tensor] = {}
+    for name, weight in lora_weights(model.state_dict()).items():
+        module, _, rest = name.partition(".lora_")
+        # peft's name of the only adapter, "default", is not in its files.
+        found[f"base_model.model.{_exported(model, module)}.lora_{rest.replace('.default', '')}"] = weight.cpu()
+    return found
+
+
+def _short_targets(model: "LanguageModel") -> list[str]:
+    """Last parts of the names of the matrices with LoRA; whole names if other matrices have the same last part."""
+    chosen = {_exported(model, name) for name, _ in _matrices(model, with_lora=True)}
+    others = [name for name, _ in _matrices(model, with_lora=False)]
+    ends = {name.rsplit(".", 1)[-1] for name in chosen}
+    known = {_exported(model, name, strict=False).rsplit(".", 1)[-1] for name in others}
+    return sorted(chosen if ends & known else ends)
+
+
+def _matrices(model: "LanguageModel", *, with_lora: bool) -> Iterator[tuple[str, nn.Module]]:
+    """Linear modules of the model, those with LoRA or the others."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    assert isinstance(model, nn.Module)
+    layers = {name for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{layer}.") for layer in layers)
+        if name in layers if with_lora else isinstance(module, nn.Linear) and not inside:
+            yield name, module
+
+
+def _exported(model: "LanguageModel", name: str, *, strict: bool = True) -> str:
+    """A module's name in the exported base."""
+    if not isinstance(model, Transformer):
+        return name.removeprefix("inner.")
+    if layout_of(model.settings) in ("Qwen3Next", "Bamba"):
+        raise ConfigError(
+            "export: the layout of models with recurrent blocks joins and scales matrices, so an adapter cannot hold "
+            "their LoRA; export with LoRA merged"
+        )
+    try:
+        exported = None if ".experts." in name else llama_name(f"{name}.weight", model.settings.layers)
+    except KeyError:
+        exported = None
+    if exported is None:
+        if strict:
+            raise ConfigError(
+                f"export: {name} has LoRA, but the exported model has no matrix of its own for it, so an adapter "
+                "cannot hold it; export with LoRA merged, or train with lora.targets query, key, value, output"
+            )
+        return name
+    return exported.removesuffix(".weight")
