@@ -21,6 +21,7 @@ from penstock.core.system import usable_processors
 from penstock.core.terminal import Progress, short_number
 from penstock.prepare.chat_summary import describe_template
 from penstock.prepare.documents import Framing
+from penstock.prepare.duplicates import drop_duplicates
 from penstock.prepare.earlier_parts import Earlier, Interrupted, finished_records
 from penstock.prepare.folder import OutputFolder, Place, begun_on, input_changes
 from penstock.prepare.part import COPIES, REPORT, WORK, PartRecord, Task, Workshop, prepare_part, using_copies
@@ -373,14 +374,17 @@ def _prepare_parts(
             found = [(interrupted.find(n, part), earlier.find(part)) for n, part in enumerate(parts)]
             missing = [part for part, (there, kept) in zip(parts, found, strict=True) if there is None and kept is None]
             _check_room(shop, missing)
+            listed = parts
         else:
-            parts, found = checked_first(shop, parts, progress, verbose), None
+            parts, found, listed = checked_first(shop, parts, progress, verbose), None, []
 
         def todo() -> Iterator[tuple[str, Task]]:
             nonlocal resumed
             for number, part in enumerate(parts):
                 files = tuple(names.setdefault(name, len(names)) for name in part.files)
                 there, kept = found[number] if found else (interrupted.find(number, part), earlier.find(part))
+                if found is None:  # a part from Python cannot be prepared again later, should others be duplicates now
+                    there, kept = _whole(there), kept if kept and _whole(kept.record) else None
                 record = there
                 if record is None:
                     interrupted.forget(number)
@@ -400,10 +404,25 @@ def _prepare_parts(
                 bar.advance(size_bytes, tokens=tokens, **({"rejects": rejects} if rejects else {}))
 
             records.update(pool.run(_prepare_one, todo(), advance))
-    interrupted.keep_only(records)
+        interrupted.keep_only(records)
+        if shop.settings.drop_duplicates:
+
+            def prepare_again(numbers: Sequence[int]) -> Iterator[tuple[int, PartRecord]]:
+                for number in numbers:
+                    interrupted.forget(number)
+                    stayed.discard(number)
+                tasks = [(listed[n].name, Task(n, listed[n], tuple(records[n].files))) for n in numbers]
+                return pool.run(_prepare_one, tasks, lambda *_: None)
+
+            records = drop_duplicates(shop, pool, records, prepare_again, interrupted.reopen, progress)
     finished = len(finished_records(folder.path)) if (folder.path / REPORT).is_file() else -1
     unchanged = place.path != folder.path and finished == len(records) == len(stayed)
     return _Done([records[number] for number in sorted(records)], resumed, list(names), unchanged)
+
+
+def _whole(record: PartRecord | None) -> PartRecord | None:
+    """The record, unless documents were dropped from its part."""
+    return None if record is None or record.drops else record
 
 
 def _prepare_one(shop: Workshop, task: Task, report: Any) -> tuple[int, PartRecord]:
