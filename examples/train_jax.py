@@ -47,6 +47,7 @@ class Block(nnx.Module):
         self.down = nnx.Linear(4 * WIDTH, WIDTH, rngs=rngs)
 
     def __call__(self, x, positions, mask):
+        """[B, T, width] → the same."""
         q, k, v = jnp.split(self.qkv(self.norms[0](x)).reshape(*x.shape[:2], HEADS, -1), 3, axis=-1)
         # The mask keeps documents apart. On TPUs: psj.splash_attention(q, k, v, batch.segment_ids, batch.prefix).
         seen = jax.nn.dot_product_attention(rotate(q, positions), rotate(k, positions), v, mask=mask)
@@ -64,6 +65,7 @@ class Transformer(nnx.Module):
         self.head = nnx.Linear(WIDTH, vocab_size, use_bias=False, rngs=rngs)
 
     def __call__(self, batch):
+        """Logits [B, T, vocabulary] of a batch."""
         mask = psj.attention_mask(batch.segment_ids, batch.prefix)
         x = self.embedding(batch.tokens)
         for block in self.blocks:
@@ -80,6 +82,7 @@ def loss_of(model, batch):
 
 @nnx.jit
 def train_step(model, optimizer, batch):
+    """Take one step; returns its loss."""
     loss, gradients = nnx.value_and_grad(loss_of)(model, batch)
     optimizer.update(model, gradients)
     return loss
@@ -92,7 +95,7 @@ def digest(batch):
 
 
 def train(dataset, run, steps, save_every=5):
-    """Train up to a number of steps, from the last checkpoint of the run if there is one; yields (step, loss, digest)."""
+    """Train to a number of steps, from the last checkpoint of the run if there is one; yields (step, loss, digest)."""
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     loader = ps.Loader(
         dataset, sequence_length=SLOTS, rows_per_step=ROWS, seed=1, data_parallel=psj.data_parallel(mesh)
@@ -128,6 +131,7 @@ def train(dataset, run, steps, save_every=5):
 
 
 def main():
+    """Train as the command line says, and print a line of JSON for each step."""
     parser = argparse.ArgumentParser()
     parser.add_argument("dataset")
     parser.add_argument("run")

@@ -1,6 +1,7 @@
-"""Batches with a state: saved after any batch and restored, they go on as if never stopped; also through Grain, Orbax."""
+"""Batches with a state: saved after any batch and restored, they go on as before; through Grain and Orbax too."""
 
 import json
+import sys
 from itertools import islice
 
 import numpy as np
@@ -78,7 +79,7 @@ def test_a_state_inside_a_step_fits_its_own_shape_only(counting):
 
 
 def test_grain_is_named_when_it_is_missing(counting, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "grain", None)
+    monkeypatch.setitem(sys.modules, "grain", None)
     psj.iterator._grain_class.cache_clear()
     with pytest.raises(MissingExtraError, match="grain is not installed, and this needs it: pip install grain"):
         psj.grain_iterator(make_loader(counting))

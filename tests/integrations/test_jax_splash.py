@@ -95,7 +95,13 @@ def test_splash_attention_over_a_mesh():
 def test_segment_ids_of_rows_and_steps(counting):
     step = next(iter(make_loader(counting)))
     batch = stack(
-        list(step), like=step[0], size=len(step), max_documents=32, denominators=step.loss_denominators, where="", first=0
+        list(step),
+        like=step[0],
+        size=len(step),
+        max_documents=32,
+        denominators=step.loss_denominators,
+        where="",
+        first=0,
     )
     ids = psj.segment_ids(step)
     assert (ids.dtype, ids.shape) == (np.int32, step.arrays()["tokens"].shape)

@@ -1,4 +1,4 @@
-"""The Flax example: stopped and resumed through Orbax, it has the batches and losses of a run that was never stopped."""
+"""The Flax example: stopped and resumed through Orbax, it has the batches and losses of an undisturbed run."""
 
 import json
 import re

@@ -96,7 +96,8 @@ def run(
     drop_duplicates: Annotated[
         bool,
         typer.Option(
-            "--drop-duplicates", metavar="",
+            "--drop-duplicates",
+            metavar="",
             help="Of documents with the same tokens, keep the first, across all sources.",
         ),
     ] = False,

@@ -163,9 +163,7 @@ def encode_block(
             column.name: _column(block, name, column, texts, ids, rows, tokens, framing, tokenizer)
             for name, column in zip(settings.token_columns, settings.columns, strict=True)
         }
-        splits[split] = Documents(
-            tokens, spans, kept, block.lines[rows], block.files[rows], sizes, columns=columns
-        )
+        splits[split] = Documents(tokens, spans, kept, block.lines[rows], block.files[rows], sizes, columns=columns)
     weighted = int(weights.present[good].sum()) if weights is not None else 0
     return Encoded(splits, rejects, straddling, edge_controls, weighted=weighted)
 

@@ -4,9 +4,9 @@ Documents are equal if their tokens are; those with several answers, if also the
 images, if also their images are. Equal texts always have equal tokens. Loss weights, columns and origins do not count.
 The hash is BLAKE2b of 128 bits: among 10⁹ documents, the chance that any two different ones have the same is 10⁻²¹.
 
-Each part writes its hashes while it is prepared (`prepare/hashes.py`), sorted, 24 bytes a document. When all parts are there,
-one process compares them, some millions at a time, and the crew writes the shards that lose documents again. So the
-result does not depend on the number of processes. Memory: `BUCKET` documents, about 150 MB, and 4 bytes for each
+Each part writes its hashes while it is prepared (`prepare/hashes.py`), sorted, 24 bytes a document. When all parts are
+there, one process compares them, some millions at a time, and the crew writes the shards that lose documents again. So
+the result does not depend on the number of processes. Memory: `BUCKET` documents, about 150 MB, and 4 bytes for each
 document that is dropped.
 
 A part's record says which of its documents were dropped. If the input changes, a part of which other documents would
@@ -32,6 +32,7 @@ from penstock.shards.files import Array, output_errors
 
 BUCKET = 1 << 21
 """Documents that are compared at once, about."""
+
 
 def find_duplicates(parts: Sequence[Array]) -> list[Array]:
     """The documents to drop of each part, uint32, ascending.
@@ -162,4 +163,4 @@ def _map_hashes(output: Path, number: int, record: PartRecord) -> Array:
 
 def _describe(dropped: Array) -> str:
     """A hash of the numbers of dropped documents; empty: there are none."""
-    return hashlib.blake2b(np.ascontiguousarray(dropped, "<u4"), digest_size=8).hexdigest() if len(dropped) else ""
+    return hashlib.blake2b(dropped.astype("<u4").tobytes(), digest_size=8).hexdigest() if len(dropped) else ""

@@ -31,8 +31,8 @@ NEXT = "next-"
 
 SPLITS = ("", "train", "validation")
 OURS = (
-    WORK, PLAN, REPORT, PARTS, REJECTED, HASHES, MANIFEST, "lengths.u32", "batches.u64", "weight_sums.f64", "files.json",
-    "unfinished", "tokenizer", "chat.json", "chat_template.jinja", *SPLITS[1:],
+    WORK, PLAN, REPORT, PARTS, REJECTED, HASHES, MANIFEST, "lengths.u32", "batches.u64", "weight_sums.f64",
+    "files.json", "unfinished", "tokenizer", "chat.json", "chat_template.jinja", *SPLITS[1:],
 )  # fmt: skip
 """Names that a preparation creates, in addition to its shards."""
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import final
 
@@ -33,10 +34,10 @@ class HashFile:
     def add(self, split: str, documents: Documents) -> None:
         """Hash some documents."""
         tokens = np.ascontiguousarray(documents.tokens.values, self._layout.token_dtype)
-        data, item = memoryview(tokens.view(np.uint8)), tokens.itemsize
+        data, item = tokens.view(np.uint8).data, tokens.itemsize
         extras = _extras(documents) if self._layout.has_trees or self._layout.has_images else None
         ends = (documents.tokens.offsets * item).tolist()
-        for row, (begin, end) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
+        for row, (begin, end) in enumerate(pairwise(ends)):
             found = hashlib.blake2b(data[begin:end], digest_size=16)
             if extras is not None and extras[row]:
                 found.update(extras[row])

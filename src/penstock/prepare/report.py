@@ -105,7 +105,7 @@ class PrepareReport:
     chats: dict[str, Any] | None = None
     """Statistics about chats: a `ChatSummary` as JSON."""
     duplicates: dict[str, int] | None = None
-    """File → its documents that were dropped because an earlier document is the same; None: they were not looked for."""
+    """File → its documents that were dropped because an earlier one is the same; None: they were not looked for."""
     seconds: float | None = None
     """Time of this run; None if there was nothing left to do."""
     parts_resumed: int = 0

@@ -185,7 +185,13 @@ class Manifest:
         if value.pop("chunk_tokens", None) != CHUNK_TOKENS:
             raise ValueError(f"chunk_tokens is not {CHUNK_TOKENS}")
         del value["format"], value["version"]
-        usual: dict[str, Any] = {"damaged": [], "duplicates": {}, "columns": [], "path_values": None, "has_images": False}
+        usual: dict[str, Any] = {
+            "damaged": [],
+            "duplicates": {},
+            "columns": [],
+            "path_values": None,
+            "has_images": False,
+        }
         if isinstance(shards := value.get("shards"), list):
             value["shards"] = [{"assets": 0, **one} if isinstance(one, dict) else one for one in shards]
         manifest = record_of(cls, {**usual, **value})

@@ -1,9 +1,9 @@
 """Attention of packed rows without a T × T mask: segment ids for kernels that take them, and splash attention.
 
-Kernels with segment ids (Pallas' splash and flash attention, MaxText's, TransformerEngine's) let a token see the earlier
-tokens of its segment. That is the rule of a row without prefixes. With prefixes, two calls are enough: a prefix stands
-at the beginning of its document, so its tokens see exactly the prefix, and all others see exactly what causal attention
-shows them. `prefix_segment_ids` gives the segments of the call without a causal mask, `splash_attention` makes both.
+Kernels with segment ids (Pallas' splash and flash attention, those of MaxText) let a token see the earlier tokens of
+its segment. That is the rule of a row without prefixes. With prefixes, two calls are enough: a prefix stands at the
+beginning of its document, so its tokens see exactly the prefix, and all others see exactly what causal attention shows
+them. `prefix_segment_ids` gives the segments of the call without a causal mask, `splash_attention` makes both.
 """
 
 from math import gcd

@@ -7,6 +7,7 @@ restores on the same number only.
 
 from collections.abc import Generator
 from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self, final
 
 from jax.sharding import Mesh
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 
         def __iter__(self) -> Self: ...
         def __next__(self) -> Batch: ...
-        def get_state(self) -> dict[str, Any]: ...
-        def set_state(self, state: dict[str, Any]) -> None: ...
-        def close(self) -> None: ...
+        def get_state(self) -> dict[str, Any]: ...  # noqa: D102
+        def set_state(self, state: dict[str, Any]) -> None: ...  # noqa: D102
+        def close(self) -> None: ...  # noqa: D102
 
 
 @final
@@ -165,7 +166,7 @@ def grain_iterator(
 def _grain_class() -> Any:
     """The subclass; made on first use, because Grain takes seconds to import and few have it."""
     try:
-        import grain
+        grain: Any = import_module("grain")
     except ImportError:
         raise MissingExtraError("grain") from None
 
