@@ -15,9 +15,9 @@ be dropped is prepared again. A part whose shards were being written when the ru
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, final
 
 import numpy as np
 
@@ -32,6 +32,18 @@ from penstock.shards.files import Array, output_errors
 
 BUCKET = 1 << 21
 """Documents that are compared at once, about."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The task of dropping documents from a finished part."""
+
+    number: int
+    record: PartRecord
+    dropped: Array
+    needs_output: ClassVar[bool] = True
+    """It reads the output, so not every node of a cluster can do it."""
 
 
 def find_duplicates(parts: Sequence[Array]) -> list[Array]:
@@ -108,7 +120,7 @@ def drop_duplicates(
     todo = [n for n in numbers if len(drops[n]) and not done[n].drops]
     if todo:
         reopen()
-    tasks = [(f"duplicates of {done[n].identity}", (n, done[n], drops[n])) for n in todo]
+    tasks = [(f"duplicates of {done[n].identity}", Drop(n, done[n], drops[n])) for n in todo]
     with Progress("dropping duplicates", total=len(tasks), unit="parts", enabled=progress and bool(tasks)) as bar:
         for number, record in pool.run(_drop, tasks, lambda: None):
             done[number] = record
@@ -116,9 +128,9 @@ def drop_duplicates(
     return done
 
 
-def _drop(shop: Workshop, argument: tuple[int, PartRecord, Array], report: Any) -> tuple[int, PartRecord]:
+def _drop(shop: Workshop, task: Drop, report: Any) -> tuple[int, PartRecord]:
     """Write the shards of one part again."""
-    number, record, dropped = argument
+    number, record, dropped = task.number, task.record, task.dropped
     save_record(shop.output, number, replace(record, drops=UNSETTLED))
     rows, shards, sources = _map_hashes(shop.output, number, record), dict(record.shards), {}
     for split, inside, text_bytes in _by_split(record, rows, dropped):

@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -178,6 +178,13 @@ class Workshop:
     recipe: Recipe
     copies: Path | None = None
     """Folder of copies of remote files, which all processes share; None: there are none."""
+
+    def elsewhere(self, folder: Path) -> "Workshop":
+        """The same work in another folder, which has no copies."""
+        (folder / WORK).mkdir()
+        for split in self.settings.splits:
+            (folder / split).mkdir(exist_ok=True)
+        return replace(self, output=folder, copies=None)
 
 
 @final
