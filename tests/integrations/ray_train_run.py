@@ -14,14 +14,13 @@ import time
 from pathlib import Path
 
 import ray
-from ray.cluster_utils import Cluster
+
+from makers.ray_clusters import STORE, begin_cluster
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import train_ray
 
 STEPS = 14
-STORE = 80 << 20
-NODE = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}
 
 
 def lines(log):
@@ -47,9 +46,7 @@ def main():
         while mode == "node" and size == 1 and step.index >= 8:
             time.sleep(1)  # until Ray ends this worker, to begin again with two
 
-    cluster = Cluster(initialize_head=True, head_node_args=NODE)
-    second = cluster.add_node(num_cpus=1, object_store_memory=STORE)
-    ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
+    cluster, (_, second) = begin_cluster()
     returned = []
 
     def disturb():

@@ -13,11 +13,9 @@ import time
 from pathlib import Path
 
 import ray
-from ray.cluster_utils import Cluster
 
 import penstock as ps
-
-STORE = 80 << 20
+from makers.ray_clusters import begin_cluster
 
 
 def prepared(record):
@@ -36,12 +34,7 @@ def workers():
 
 def main():
     source, tokenizer, output, event = sys.argv[1:]
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False},
-    )
-    second = cluster.add_node(num_cpus=1, object_store_memory=STORE)
-    ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
+    cluster, (_, second) = begin_cluster()
 
     def disturb():
         while len({node for _, node in workers()}) < 2 or len(list(Path(output).glob(".prepare/part-*.json"))) < 2:

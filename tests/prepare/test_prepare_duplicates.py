@@ -158,7 +158,7 @@ def test_killed_at_every_rename_and_sync(repeated, tokenizer, tmp_path, monkeypa
     steps = [0, -1]
     for name in ("replace", "fsync", "unlink"):
         monkeypatch.setattr(os, name, dying(getattr(os, name), steps))
-    for die_at in range(1, 2000, 7):
+    for die_at in range(1, 2000, 23):
         folder = tmp_path / f"killed {die_at}"
         steps[0], steps[1] = 0, die_at
         try:
@@ -172,6 +172,41 @@ def test_killed_at_every_rename_and_sync(repeated, tokenizer, tmp_path, monkeypa
             assert contents(folder) == whole
             shutil.rmtree(folder)
     assert die_at > 200
+
+
+@pytest.mark.slow
+def test_a_task_that_is_run_again(repeated, tokenizer, tmp_path, monkeypatch):
+    """Ray runs the task of a lost node again: the same bytes."""
+    prepare_unique(repeated, tokenizer, tmp_path / "whole", validation=0.2)
+    whole, drop, steps, left = contents(tmp_path / "whole"), duplicates._drop, [0, -1], [0]
+
+    def drop_twice(*arguments):
+        """Dies once, at the `left`-th rename or sync of all tasks, and runs again."""
+        before, steps[0], steps[1] = steps[0], 0, left[0]
+        try:
+            return drop(*arguments)
+        except Killed:
+            left[0] = -1
+            return drop(*arguments)
+        finally:
+            left[0] -= steps[0]
+            steps[0], steps[1] = before, -1
+
+    monkeypatch.setattr(duplicates, "_drop", drop_twice)
+    for name in ("replace", "fsync"):
+        monkeypatch.setattr(os, name, dying(getattr(os, name), steps))
+    for die_at in range(1, 40, 3):
+        left[0] = die_at
+        folder = tmp_path / f"again {die_at}"
+        prepare_unique(repeated, tokenizer, folder, validation=0.2)
+        assert contents(folder) == whole
+    assert left[0] < 0
+    # Records from Python cannot be read again.
+    texts = ["water", "wheel", "pipe", "steel"] * 2
+    left[0] = 5
+    with pytest.raises(OutputError, match="a process died while it wrote a shard; run it again"):
+        prepare_unique(iter(texts), tokenizer, tmp_path / "python", part_bytes=30)
+    assert prepare_unique(iter(texts), tokenizer, tmp_path / "python", part_bytes=30).documents == 4
 
 
 @pytest.fixture
@@ -188,6 +223,7 @@ def redone(monkeypatch):
     return names
 
 
+@pytest.mark.slow
 def test_changed_input_ends_with_the_bytes_of_a_fresh_run(repeated, tokenizer, tmp_path, redone):
     def again(change):
         prepare_unique(repeated, tokenizer, tmp_path / "out")

@@ -25,12 +25,13 @@ from penstock.core.errors import OutputError
 from penstock.core.terminal import Progress
 from penstock.prepare.answers import PATH_VALUES
 from penstock.prepare.hashes import HASH
-from penstock.prepare.part import UNSETTLED, PartRecord, Workshop, has_hashes, hashes_path, save_record
+from penstock.prepare.part import UNSETTLED, PartRecord, Workshop, has_hashes, hashes_path, load_record, save_record
 from penstock.prepare.pool import Pool
-from penstock.shards.dropping import drop_documents
+from penstock.shards.dropping import count_origins, drop_documents
 from penstock.shards.files import Array, output_errors
+from penstock.shards.finish import load_shard
 
-BUCKET = 1 << 21
+BUCKET = 1 << 20
 """Documents that are compared at once, about."""
 
 
@@ -104,7 +105,7 @@ def drop_duplicates(
         shop: The preparation.
         pool: Does the work.
         records: The finished parts; some may have been filtered by a killed or an earlier run.
-        prepare_again: Called with numbers of parts; prepares them and gives their records.
+        prepare_again: Called with numbers of parts; prepares them from the input and gives their records.
         reopen: Called before a shard is changed.
         progress: Show a bar.
 
@@ -120,35 +121,54 @@ def drop_duplicates(
     todo = [n for n in numbers if len(drops[n]) and not done[n].drops]
     if todo:
         reopen()
-    tasks = [(f"duplicates of {done[n].identity}", Drop(n, done[n], drops[n])) for n in todo]
-    with Progress("dropping duplicates", total=len(tasks), unit="parts", enabled=progress and bool(tasks)) as bar:
-        for number, record in pool.run(_drop, tasks, lambda: None):
-            done[number] = record
-            bar.advance(1)
+    with Progress("dropping duplicates", total=len(todo), unit="parts", enabled=progress and bool(todo)) as bar:
+        while todo:
+            tasks = [(f"duplicates of {done[n].identity}", Drop(n, done[n], drops[n])) for n in todo]
+            done.update(pool.run(_drop, tasks, lambda: None))
+            todo = [n for n in todo if done[n].drops == UNSETTLED]
+            bar.advance(len(tasks) - len(todo))
+            if todo:
+                done.update(prepare_again(todo))
     return done
 
 
 def _drop(shop: Workshop, task: Drop, report: Any) -> tuple[int, PartRecord]:
-    """Write the shards of one part again."""
+    """Write the shards of one part again.
+
+    Ray runs a task again if its node is lost. If that was while a shard got its new bytes, the record stays unsettled.
+    """
     number, record, dropped = task.number, task.record, task.dropped
-    save_record(shop.output, number, replace(record, drops=UNSETTLED))
-    rows, shards, sources = _map_hashes(shop.output, number, record), dict(record.shards), {}
-    for split, inside, text_bytes in _by_split(record, rows, dropped):
-        if not len(inside):
-            continue
-        info, files = drop_documents(
-            shop.output / split, record.shards[split], shop.layout, inside, text_bytes=text_bytes,
-            path_values=PATH_VALUES if shop.layout.has_trees else (),
-        )  # fmt: skip
-        sources[split] = {str(file): count for file, count in files.items()}
-        if info is None:
+    chosen = [one for one in _by_split(record, _map_hashes(shop.output, number, record), dropped) if len(one[1])]
+    before = load_record(shop.output, number)
+    if before is not None and before.drops == UNSETTLED:
+        sources = before.dropped_from
+    else:
+        sources = {split: _origins(shop.output / split / record.shards[split], inside) for split, inside, _ in chosen}
+        save_record(shop.output, number, replace(record, drops=UNSETTLED, dropped_from=sources))
+    shards = dict(record.shards)
+    for split, inside, text_bytes in chosen:
+        name, remaining = record.shards[split], record.hashed[split] - len(inside)
+        if not remaining:
             del shards[split]
+        info = load_shard(shop.output / split, name)
+        documents = 0 if info is None else info.documents
+        if documents == record.hashed[split]:
+            drop_documents(
+                shop.output / split, name, shop.layout, inside, text_bytes=text_bytes,
+                path_values=PATH_VALUES if shop.layout.has_trees else (),
+            )  # fmt: skip
+        elif documents != remaining:
+            return number, replace(record, drops=UNSETTLED)
     new = replace(
         record, documents=record.documents - len(dropped), duplicates=len(dropped), dropped_from=sources,
         drops=_describe(dropped), shards=shards,
     )  # fmt: skip
     save_record(shop.output, number, new)
     return number, new
+
+
+def _origins(path: Path, documents: Array) -> dict[str, int]:
+    return {str(file): count for file, count in count_origins(path, documents).items()}
 
 
 def _by_split(record: PartRecord, rows: Array, dropped: Array) -> Iterator[tuple[str, Array, int]]:

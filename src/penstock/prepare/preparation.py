@@ -41,7 +41,7 @@ from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
 
 EXECUTORS = ("processes", "ray")
-"""`processes`: of this machine. `ray`: tasks of a Ray cluster with nodes that all see the output folder."""
+"""`processes`: of this machine. `ray`: tasks of a Ray cluster."""
 
 WORTH_A_PROCESS = 8 << 20
 """Raw bytes per process if their number is chosen automatically: starting one takes a second or two."""
@@ -134,7 +134,7 @@ def prepare(
         transform: Function, or `"module:function"`, that changes records (dicts) or drops them (None).
         processes: Parts at once; None: one per core, fewer for a few megabytes.
         executor: `processes` of this machine, or `ray`: the cluster of RAY_ADDRESS or of `ray.init`, otherwise a new
-            one on this machine; its nodes need a shared file system.
+            one on this machine; nodes that do not see the output send their parts here.
         overwrite: Discard existing results and start again; required to change settings.
         progress: Show progress on standard error, after one line on what is read and how.
         verbose: For chats, also print all settings in effect, and the layout of the first record.
@@ -408,6 +408,8 @@ def _prepare_parts(
         if shop.settings.drop_duplicates:
 
             def prepare_again(numbers: Sequence[int]) -> Iterator[tuple[int, PartRecord]]:
+                if not listed:
+                    raise OutputError(f"{shop.output}: a process died while it wrote a shard; run it again")
                 for number in numbers:
                     interrupted.forget(number)
                     stayed.discard(number)

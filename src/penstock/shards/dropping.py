@@ -22,7 +22,7 @@ from penstock.shards.writer import ShardWriter, SpanBlock
 
 def drop_documents(
     folder: Path, name: str, layout: ShardLayout, dropped: Array, *, text_bytes: int, path_values: tuple[str, ...] = ()
-) -> tuple[ShardInfo | None, dict[int, int]]:
+) -> ShardInfo | None:
     """Write a shard of an unfinished dataset again without some documents.
 
     Args:
@@ -34,21 +34,16 @@ def drop_documents(
         path_values: Names of the values of paths, if the layout has trees.
 
     Returns:
-        The new shard, None if no document remains, in which case its files are removed; and number of an origin file →
-        its dropped documents.
+        The new shard; None if no document remains, in which case its files are removed.
 
     Raises:
         OutputError: The folder cannot be written.
     """
-    path, begin = folder / name, 0
-    files = np.empty(0, np.int32)
-    remaining = 0
+    path, begin, remaining = folder / name, 0, 0
     with ShardWriter(folder, name, layout) as writer:
         for batch in _batches(path):
-            inside = dropped[(dropped >= begin) & (dropped < begin + len(batch))] - begin
             keep = np.ones(len(batch), np.bool_)
-            keep[inside] = False
-            files = np.concatenate([files, to_numpy(batch["origin"].field("file"))[inside]])
+            keep[_inside(dropped, begin, len(batch))] = False
             if keep.any():
                 # The writer counts the bytes of texts itself.
                 count = text_bytes if not remaining and not layout.has_text else 0
@@ -59,8 +54,21 @@ def drop_documents(
         with output_errors(path):
             for one in (path, assets_path(path)):
                 one.unlink(missing_ok=True)
-    numbers, counts = np.unique(files, return_counts=True)
-    return info, dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+    return info
+
+
+def count_origins(path: Path, documents: Array) -> dict[int, int]:
+    """Number of an origin file → how many of some documents of a shard come from it."""
+    found, begin = [np.empty(0, np.int32)], 0
+    for batch in _batches(path):
+        found.append(to_numpy(batch["origin"].field("file"))[_inside(documents, begin, len(batch))])
+        begin += len(batch)
+    numbers, counts = np.unique(np.concatenate(found), return_counts=True)
+    return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+
+
+def _inside(documents: Array, begin: int, count: int) -> Array:
+    return documents[(documents >= begin) & (documents < begin + count)] - begin
 
 
 def _batches(path: Path) -> Iterator[Any]:
