@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from makers.processes import free_port, jax_environment
+from makers.processes import free_port, jax_environment, run_code
 from patience import PATIENCE_SECONDS
 
 MISSING = [name for name in ("jax", "flax", "optax", "orbax") if find_spec(name) is None]
@@ -67,3 +67,31 @@ def test_it_resumes_on_another_number_of_processes_and_devices(counting, tmp_pat
     one = run(counting, tmp_path / "run", STEPS)
     assert [(step, rows) for step, _, rows in one] == [(step, rows) for step, _, rows in undisturbed[5:]]
     assert [loss for _, loss, _ in one] == pytest.approx([loss for _, loss, _ in undisturbed[5:]], rel=1e-5)
+
+
+def test_its_model_keeps_documents_apart(counting):
+    code = """
+        import sys
+        from dataclasses import replace
+        import jax, jax.numpy as jnp, numpy as np
+        from flax import nnx
+        sys.path.insert(0, sys.argv[2])
+        import train_jax
+        import penstock as ps
+        from penstock import jax as psj
+        loader = ps.Loader(sys.argv[1], sequence_length=64, rows_per_step=2, seed=1)
+        batch = next(psj.BatchIterator(loader))
+        model = train_jax.Transformer(64, nnx.Rngs(0))
+        whole = np.asarray(model(batch))
+        compared = 0
+        for row in range(2):
+            for document in range(1, int(batch.num_documents[row]) + 1):
+                slots = np.flatnonzero(np.asarray(batch.segment_ids[row]) == document)
+                arrays = {name: getattr(batch, name) for name in ("tokens", "positions", "segment_ids")}
+                alone = replace(batch, prefix=None, **{name: one[row : row + 1, slots] for name, one in arrays.items()})
+                np.testing.assert_allclose(whole[row, slots], np.asarray(model(alone))[0], atol=2e-5)
+                compared += document > 1
+        assert compared > 2
+    """
+    found = run_code(code, counting, EXAMPLE.parent, env=jax_environment(1))
+    assert found.returncode == 0, found.stderr
