@@ -49,7 +49,10 @@ def train(settings):
             part = ps.training.row_loss(model, row, step.loss_denominators)
             part.loss.backward()
             nats += part.loss.detach()
-        for tensor in [nats, *(p.grad for p in model.parameters() if p.grad is not None)]:
+        for weight in model.parameters():
+            if weight.grad is None:  # this worker's rows are empty, at the very end of the data
+                weight.grad = torch.zeros_like(weight)
+        for tensor in [nats, *(weight.grad for weight in model.parameters())]:
             dist.all_reduce(tensor)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -58,7 +61,8 @@ def train(settings):
             settings["on_step"](step, rank, size, float(nats))
         with tempfile.TemporaryDirectory() as folder:
             saved = None
-            if rank == 0 and (step.index + 1) % settings["save_every"] == 0:
+            done = step.index + 1
+            if rank == 0 and (done % settings["save_every"] == 0 or done == settings["steps"]):
                 # The place after this very step, whatever the loader has prepared ahead.
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
                 torch.save({**state, "loader": json.dumps(step.resume_state)}, Path(folder) / "state.pt")
@@ -66,7 +70,7 @@ def train(settings):
             ray.train.report({"step": step.index, "loss": float(nats), "workers": size}, checkpoint=saved)
 
 
-def run(dataset, folder, steps, workers, *, rows=4, save_every=1, failures=3, interval=30.0, gpu=False, on_step=None):
+def run(dataset, folder, steps, workers, *, rows=4, save_every=10, failures=3, interval=30.0, gpu=False, on_step=None):
     """Train on a cluster that Ray is connected to; returns Ray's result.
 
     `on_step` is called on each worker with the step, its rank, the number of workers and the loss.
