@@ -3,9 +3,11 @@
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,77 @@ def test_a_bad_record_is_named_with_its_line(tmp_path, corpus, tokenizer, cluste
     assert not list((tmp_path / "out/.prepare").glob(f"{MARKER}*"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("blind", [0, 1])
+def test_nodes_that_do_not_see_the_output_send_their_parts(tmp_path, corpus, tokenizer, cluster, monkeypatch, blind):
+    """All of them, or every other task: the same bytes as processes."""
+    (corpus / "1.jsonl").write_text('{"text": "pipe", "w": [{"begin": 1, "end": 3, "weight": 0.5}]}\n{broken\n')
+    shutil.copy(corpus / "0.jsonl", corpus / "3.jsonl")
+    options = {**OPTIONS, "drop_duplicates": True}
+    prepare(corpus, tokenizer=tokenizer, output=tmp_path / "here", processes=1, **options)
+    start, sent = RayTasks.start, []
+
+    def start_elsewhere(self, number, *work):
+        place = self._place
+        if number % 2 >= blind:
+            self._place = replace(place, marker=place.marker.with_name("none"))
+        start(self, number, *work)
+        self._place = place
+
+    class Watched(ray_node.Incoming):
+        def add(self, name, data, is_last):
+            sent.append(name)
+            super().add(name, data, is_last)
+
+    monkeypatch.setattr(RayTasks, "start", start_elsewhere)
+    monkeypatch.setattr(ray_node, "Incoming", Watched)
+    report = prepare(corpus, tokenizer=tokenizer, output=tmp_path / "there", executor="ray", **options)
+    assert contents(tmp_path / "here") == contents(tmp_path / "there")
+    assert report.num_duplicates > 600
+    records = [name for name in sent if name.startswith(".prepare/part-") and name.endswith(".json")]
+    assert len(records) == (report.parts if blind == 0 else report.parts // 2)
+
+
+def test_files_arrive_in_pieces_and_marks_last(tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_node, "CHUNK_BYTES", 3)
+    files = {
+        "train/part-0.arrow": b"12345678",
+        "train/unfinished/part-0.arrow.json": b"{}",
+        "train/unfinished/part-0.arrow.lengths": b"123",
+        ".prepare/part-0.hashes": b"1",
+        ".prepare/part-0.json": b"",
+    }
+    for name, data in files.items():
+        (tmp_path / "from" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "from" / name).write_bytes(data)
+    messages = []
+    for path in sorted(filter(Path.is_file, (tmp_path / "from").rglob("*")), key=ray_node._late):
+        ray_node._send_file(path, str(path.relative_to(tmp_path / "from")), messages.append)
+    incoming = ray_node.Incoming(tmp_path / "to")
+    for kind, (name, data, is_last) in messages:
+        assert kind == "file"
+        assert len(data) <= 3
+        incoming.add(name, data, is_last)
+        assert (tmp_path / "to" / name).exists() == is_last
+    assert contents(tmp_path / "to") == contents(tmp_path / "from")
+    assert [name for _, (name, _, last) in messages if last][-2:] == [
+        "train/unfinished/part-0.arrow.json", ".prepare/part-0.json",
+    ]  # fmt: skip
+
+
+def test_an_output_that_a_node_cannot_write_is_named(tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise PermissionError(13, "Permission denied")
+
+    place = ray_node.Place(
+        marker=tmp_path / "a/b", folder=str(tmp_path), paths=(), version=ray_node.version("penstock")
+    )
+    monkeypatch.setattr(ray_node.os, "open", refuse)
+    due = r"node .*: cannot write to .* \(Permission denied\); let the user that Ray"
+    with pytest.raises(OutputError, match=due), ray_node._hold(place):
+        pass
+
+
 def stop_all(state, argument, report):
     sys.exit("enough")
 
@@ -125,7 +198,7 @@ def test_what_goes_wrong_on_a_node_names_it(tmp_path, cluster):
         assert reports == [(3, 2, 1)]
         (marker,) = tmp_path.glob(f"{MARKER}*")
         marker.rename(tmp_path / "elsewhere")
-        due = r"^node \S+ \(process \d+\): does not see .* of this run .*all nodes share"
+        due = r"^node \S+ \(process \d+\): does not see .* of this run; .*all nodes share"
         with pytest.raises(OutputError, match=due):
             list(pool.run(die_once, [("a", tmp_path / "flag")], print))
         marker.touch()

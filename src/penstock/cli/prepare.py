@@ -93,6 +93,14 @@ def run(
     keep_text: Annotated[
         bool, typer.Option("--keep-text", metavar="", help="Store the text next to its tokens.")
     ] = False,
+    drop_duplicates: Annotated[
+        bool,
+        typer.Option(
+            "--drop-duplicates",
+            metavar="",
+            help="Of documents with the same tokens, keep the first, across all sources.",
+        ),
+    ] = False,
     on_error: Annotated[
         str,
         typer.Option(metavar="stop|skip", help="At a bad record: stop, or skip it and write it to rejected.jsonl."),
@@ -160,6 +168,7 @@ def run(
         **choices,
         validation=validation,
         keep_text=keep_text,
+        drop_duplicates=drop_duplicates,
         max_rejects=max_rejects,
         processes=processes,
         executor=executor,

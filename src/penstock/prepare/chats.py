@@ -338,7 +338,7 @@ def _documents(
             texts=texts if settings.keep_text else None,
             lines=block.lines[rows],
             files=block.files[rows],
-            text_bytes=sum(len(one.text.encode()) for one in chats),
+            text_sizes=np.array([len(one.text.encode()) for one in chats], np.int64),
             columns=_columns([(record, one) for record in picked for one in record.chats], settings),
             images=[_images(one, storage) for one in chats],
         )
@@ -394,7 +394,7 @@ def _answer_documents(
         texts=from_texts([one.chats[0].text for one in answers]) if settings.keep_text else None,
         lines=block.lines[rows],
         files=block.files[rows],
-        text_bytes=sum(len(chat.text.encode()) for one in answers for chat in one.chats),
+        text_sizes=np.array([sum(len(chat.text.encode()) for chat in one.chats) for one in answers], np.int64),
         trees=[one.tree for one in answers],
         images=[[] for _ in answers],
         columns={

@@ -82,13 +82,19 @@ class Documents:
     texts: pa.Array
     lines: Integers
     files: np.ndarray[Any, np.dtype[np.int32]]
-    text_bytes: int
+    text_sizes: Integers
+    """UTF-8 bytes that the tokens of each represent."""
     trees: list[Tree | None] | None = None
     """Branches and paths of each, where answers are kept; None: the dataset has no trees."""
     columns: dict[str, Ragged] = field(default_factory=dict)
     """Name → a number for each token."""
     images: list[list[ImageOf]] | None = None
     """Those of each; None: the dataset has no images."""
+
+    @property
+    def text_bytes(self) -> int:
+        """UTF-8 bytes that the tokens represent."""
+        return int(self.text_sizes.sum())
 
 
 @final
@@ -157,9 +163,7 @@ def encode_block(
             column.name: _column(block, name, column, texts, ids, rows, tokens, framing, tokenizer)
             for name, column in zip(settings.token_columns, settings.columns, strict=True)
         }
-        splits[split] = Documents(
-            tokens, spans, kept, block.lines[rows], block.files[rows], int(sizes.sum()), columns=columns
-        )
+        splits[split] = Documents(tokens, spans, kept, block.lines[rows], block.files[rows], sizes, columns=columns)
     weighted = int(weights.present[good].sum()) if weights is not None else 0
     return Encoded(splits, rejects, straddling, edge_controls, weighted=weighted)
 

@@ -15,16 +15,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
+from penstock.prepare.hashes import copy_hashes
 from penstock.prepare.part import (
+    HASHES,
     PARTS,
     REJECTED,
     REPORT,
+    UNSETTLED,
     PartRecord,
     Workshop,
     copy_lines,
     digest_of,
     finished_numbers,
     forget_part,
+    has_hashes,
+    hashes_path,
     load_record,
     rejects_path,
     save_record,
@@ -50,6 +55,10 @@ class Kept:
     """The file with its rejects."""
     first_reject: int
     """Lines of other parts before them."""
+    hashes: Path
+    """The file with the hashes of its documents, if duplicates are dropped."""
+    first_hash: int
+    """Hashes of other parts before them."""
 
 
 @final
@@ -89,18 +98,30 @@ class Earlier:
         output, target = self._shop.output, rejects_path(self._shop.output, number)
         if (count := kept.record.rejects) and not copy_lines(kept.rejects, kept.first_reject, count, target):
             return None
+        if self._shop.settings.drop_duplicates:
+            total, place = sum(kept.record.hashed.values()), hashes_path(output, number)
+            if not copy_hashes(kept.hashes, kept.first_hash, total, kept.record.hashes_checksum, place):
+                return None
         numbers = dict(zip(kept.record.files, files, strict=True))
         for split, name in kept.record.shards.items():
             if not self._store(kept.home / split).hand_over(name, output / split, shard_name(number), numbers):
                 return None
         shards = dict.fromkeys(kept.record.shards, shard_name(number))
-        record = replace(kept.record, stamp=stamp_of(part), files=list(files), shards=shards)
+        record = replace(
+            kept.record, stamp=stamp_of(part), files=list(files), shards=shards,
+            dropped_from={
+                split: {str(numbers[int(file)]): count for file, count in counts.items()}
+                for split, counts in kept.record.dropped_from.items()
+            },
+        )  # fmt: skip
         save_record(output, number, record)
         return record
 
     def _is_same(self, kept: Kept, part: Part) -> bool:
         record = kept.record
         if record.encoder != self._shop.tokenizer.encoder or (record.rejects and not kept.rejects.is_file()):
+            return False
+        if record.drops == UNSETTLED:
             return False
         if any(self._store(kept.home / split).find(name) is None for split, name in record.shards.items()):
             return False
@@ -118,12 +139,13 @@ def _kept_in(home: Path) -> Iterator[Kept]:
         for number in finished_numbers(home):
             record = load_record(home, number)
             if record is not None:
-                yield Kept(home, number, record, rejects_path(home, number), 0)
+                yield Kept(home, number, record, rejects_path(home, number), 0, hashes_path(home, number), 0)
         return
-    rejects = 0
+    rejects = hashes = 0
     for number, record in enumerate(finished_records(home)):
-        yield Kept(home, number, record, home / REJECTED, rejects)
+        yield Kept(home, number, record, home / REJECTED, rejects, home / HASHES, hashes)
         rejects += record.rejects
+        hashes += sum(record.hashed.values())
 
 
 def finished_records(home: Path) -> list[PartRecord]:
@@ -161,12 +183,14 @@ class Interrupted:
             return None
         if record.rejects and not rejects_path(self._shop.output, number).is_file():
             return None
+        if self._shop.settings.drop_duplicates and not has_hashes(hashes_path(self._shop.output, number), record):
+            return None
         complete = all(self._stores[split].find(name) is not None for split, name in record.shards.items())
         return record if complete else None
 
     def forget(self, number: int) -> None:
         """Remove a part that is made again, or is no longer part of the input."""
-        self._reopen()
+        self.reopen()
         record = load_record(self._shop.output, number)
         if record is not None:
             forget_part(self._shop.output, number, record)
@@ -184,7 +208,8 @@ class Interrupted:
                     if path.name not in expected:
                         path.unlink()
 
-    def _reopen(self) -> None:
+    def reopen(self) -> None:
+        """Remove the manifests that a killed run may have written, before something next to them changes."""
         for folder in self._folders.values():
             reopen_dataset(folder)
         self._open_stores()

@@ -20,7 +20,7 @@ from typing import Any, final
 
 from penstock.core.errors import OutputError
 from penstock.core.folders import lock_folder
-from penstock.prepare.part import PARTS, REJECTED, REPORT, WORK
+from penstock.prepare.part import HASHES, PARTS, REJECTED, REPORT, WORK
 from penstock.prepare.settings import RETIRED, fingerprint
 from penstock.shards import Manifest
 from penstock.shards.files import output_errors, write_json
@@ -31,8 +31,8 @@ NEXT = "next-"
 
 SPLITS = ("", "train", "validation")
 OURS = (
-    WORK, PLAN, REPORT, PARTS, REJECTED, MANIFEST, "lengths.u32", "batches.u64", "weight_sums.f64", "files.json",
-    "unfinished", "tokenizer", "chat.json", "chat_template.jinja", *SPLITS[1:],
+    WORK, PLAN, REPORT, PARTS, REJECTED, HASHES, MANIFEST, "lengths.u32", "batches.u64", "weight_sums.f64",
+    "files.json", "unfinished", "tokenizer", "chat.json", "chat_template.jinja", *SPLITS[1:],
 )  # fmt: skip
 """Names that a preparation creates, in addition to its shards."""
 

@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +19,7 @@ import numpy as np
 
 from penstock.core.errors import RecordError
 from penstock.prepare.chat_summary import ChatSummary
+from penstock.prepare.hashes import HASH, HashFile
 from penstock.prepare.recipe import Recipe
 from penstock.prepare.settings import PrepareSettings
 from penstock.prepare.transform import Transform
@@ -43,8 +44,12 @@ COPIES = "remote"
 WORK = ".prepare"
 """Folder inside the output for temporary files of a preparation; removed at the end."""
 
-REPORT, PARTS, REJECTED = "report.json", "parts.json", "rejected.jsonl"
-"""Files of a finished preparation: the report, the record of each part, and the rejects of all parts."""
+REPORT, PARTS, REJECTED, HASHES = "report.json", "parts.json", "rejected.jsonl", "hashes.bin"
+"""Files of a finished preparation: the report, the record of each part, the rejects of all parts, and the hashes of
+their documents, if duplicates are dropped."""
+
+UNSETTLED = "being dropped"
+"""`PartRecord.drops` while the shards of a part are written again without duplicates."""
 
 
 @final
@@ -174,6 +179,13 @@ class Workshop:
     copies: Path | None = None
     """Folder of copies of remote files, which all processes share; None: there are none."""
 
+    def elsewhere(self, folder: Path) -> "Workshop":
+        """The same work in another folder, which has no copies."""
+        (folder / WORK).mkdir()
+        for split in self.settings.splits:
+            (folder / split).mkdir(exist_ok=True)
+        return replace(self, output=folder, copies=None)
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -216,6 +228,16 @@ class PartRecord:
     """Stretches of its files that could not be read, as `Damage`."""
     shards: dict[str, str] = field(default_factory=dict)
     """Split → file name, for the splits that got documents."""
+    hashed: dict[str, int] = field(default_factory=dict)
+    """Split → documents in the file of hashes, dropped ones too; empty if duplicates are not dropped."""
+    hashes_checksum: int = 0
+    """Of the bytes of these hashes."""
+    duplicates: int = 0
+    """Documents that were dropped because an earlier one is the same."""
+    dropped_from: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Split → number of the file → dropped duplicates."""
+    drops: str = ""
+    """Hash of which documents were dropped; empty: none yet; or `UNSETTLED`."""
 
 
 def shard_name(number: int) -> str:
@@ -231,6 +253,18 @@ def record_path(output: Path, number: int) -> Path:
 def rejects_path(output: Path, number: int) -> Path:
     """Path of the rejects of part `number`."""
     return output / WORK / f"part-{number:06}.rejected.jsonl"
+
+
+def hashes_path(output: Path, number: int) -> Path:
+    """Path of the hashes of the documents of part `number`."""
+    return output / WORK / f"part-{number:06}.hashes"
+
+
+def has_hashes(path: Path, record: PartRecord) -> bool:
+    """Whether the hashes of a part are there, and its shards are not half written."""
+    if record.drops == UNSETTLED or not record.hashed:
+        return False
+    return path.is_file() and path.stat().st_size == sum(record.hashed.values()) * HASH.itemsize
 
 
 def prepare_part(shop: Workshop, task: Task, report: Progressed) -> PartRecord:
@@ -256,6 +290,7 @@ def prepare_part(shop: Workshop, task: Task, report: Progressed) -> PartRecord:
     chats: ChatSummary | None = None
     writers: dict[str, ShardWriter] = {}
     numbers = np.array(task.files, np.int32)
+    hashes = HashFile(shop.layout, shop.settings.splits) if shop.settings.drop_duplicates else None
     with ExitStack() as stack:
         rejects = stack.enter_context(RejectFile(rejects_path(shop.output, task.number), shop.settings))
         for block in shop.recipe.blocks(task.part, shop.settings.on_damage(record.damaged)):
@@ -286,6 +321,8 @@ def prepare_part(shop: Workshop, task: Task, report: Progressed) -> PartRecord:
                     columns=documents.columns,
                     images=documents.images if shop.layout.has_images else None,
                 )
+                if hashes is not None:
+                    hashes.add(split, documents)
                 record.documents += len(documents.tokens)
                 tokens += len(documents.tokens.values)
             record.weighted += encoded.weighted
@@ -301,6 +338,8 @@ def prepare_part(shop: Workshop, task: Task, report: Progressed) -> PartRecord:
         record.chats = chats.as_json() if chats is not None else None
         record.shards = {split: writer.finish().file for split, writer in sorted(writers.items())}
         rejects.finish()
+    if hashes is not None:
+        record.hashed, record.hashes_checksum = hashes.finish(hashes_path(shop.output, task.number))
     save_record(shop.output, task.number, record)
     forget_copies(task.part)
     return record
@@ -329,6 +368,7 @@ def forget_part(output: Path, number: int, record: PartRecord) -> None:
     with output_errors(output):
         record_path(output, number).unlink(missing_ok=True)
         rejects_path(output, number).unlink(missing_ok=True)
+        hashes_path(output, number).unlink(missing_ok=True)
         for split, name in record.shards.items():
             (output / split / name).unlink(missing_ok=True)
             assets_path(output / split / name).unlink(missing_ok=True)

@@ -21,6 +21,7 @@ from penstock.core.system import usable_processors
 from penstock.core.terminal import Progress, short_number
 from penstock.prepare.chat_summary import describe_template
 from penstock.prepare.documents import Framing
+from penstock.prepare.duplicates import drop_duplicates
 from penstock.prepare.earlier_parts import Earlier, Interrupted, finished_records
 from penstock.prepare.folder import OutputFolder, Place, begun_on, input_changes
 from penstock.prepare.part import COPIES, REPORT, WORK, PartRecord, Task, Workshop, prepare_part, using_copies
@@ -40,7 +41,7 @@ from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
 
 EXECUTORS = ("processes", "ray")
-"""`processes`: of this machine. `ray`: tasks of a Ray cluster with nodes that all see the output folder."""
+"""`processes`: of this machine. `ray`: tasks of a Ray cluster."""
 
 WORTH_A_PROCESS = 8 << 20
 """Raw bytes per process if their number is chosen automatically: starting one takes a second or two."""
@@ -133,7 +134,7 @@ def prepare(
         transform: Function, or `"module:function"`, that changes records (dicts) or drops them (None).
         processes: Parts at once; None: one per core, fewer for a few megabytes.
         executor: `processes` of this machine, or `ray`: the cluster of RAY_ADDRESS or of `ray.init`, otherwise a new
-            one on this machine; its nodes need a shared file system.
+            one on this machine; nodes that do not see the output send their parts here.
         overwrite: Discard existing results and start again; required to change settings.
         progress: Show progress on standard error, after one line on what is read and how.
         verbose: For chats, also print all settings in effect, and the layout of the first record.
@@ -373,14 +374,17 @@ def _prepare_parts(
             found = [(interrupted.find(n, part), earlier.find(part)) for n, part in enumerate(parts)]
             missing = [part for part, (there, kept) in zip(parts, found, strict=True) if there is None and kept is None]
             _check_room(shop, missing)
+            listed = parts
         else:
-            parts, found = checked_first(shop, parts, progress, verbose), None
+            parts, found, listed = checked_first(shop, parts, progress, verbose), None, []
 
         def todo() -> Iterator[tuple[str, Task]]:
             nonlocal resumed
             for number, part in enumerate(parts):
                 files = tuple(names.setdefault(name, len(names)) for name in part.files)
                 there, kept = found[number] if found else (interrupted.find(number, part), earlier.find(part))
+                if found is None:  # a part from Python cannot be prepared again later, should others be duplicates now
+                    there, kept = _whole(there), kept if kept and _whole(kept.record) else None
                 record = there
                 if record is None:
                     interrupted.forget(number)
@@ -400,10 +404,27 @@ def _prepare_parts(
                 bar.advance(size_bytes, tokens=tokens, **({"rejects": rejects} if rejects else {}))
 
             records.update(pool.run(_prepare_one, todo(), advance))
-    interrupted.keep_only(records)
+        interrupted.keep_only(records)
+        if shop.settings.drop_duplicates:
+
+            def prepare_again(numbers: Sequence[int]) -> Iterator[tuple[int, PartRecord]]:
+                if not listed:
+                    raise OutputError(f"{shop.output}: a process died while it wrote a shard; run it again")
+                for number in numbers:
+                    interrupted.forget(number)
+                    stayed.discard(number)
+                tasks = [(listed[n].name, Task(n, listed[n], tuple(records[n].files))) for n in numbers]
+                return pool.run(_prepare_one, tasks, lambda *_: None)
+
+            records = drop_duplicates(shop, pool, records, prepare_again, interrupted.reopen, progress)
     finished = len(finished_records(folder.path)) if (folder.path / REPORT).is_file() else -1
     unchanged = place.path != folder.path and finished == len(records) == len(stayed)
     return _Done([records[number] for number in sorted(records)], resumed, list(names), unchanged)
+
+
+def _whole(record: PartRecord | None) -> PartRecord | None:
+    """The record, unless documents were dropped from its part."""
+    return None if record is None or record.drops else record
 
 
 def _prepare_one(shop: Workshop, task: Task, report: Any) -> tuple[int, PartRecord]:

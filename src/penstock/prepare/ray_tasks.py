@@ -1,13 +1,13 @@
-"""A crew of Ray tasks: parts are prepared on any node of a cluster, into one folder that all nodes see.
+"""A crew of Ray tasks: parts are prepared on any node of a cluster.
 
 The cluster is the one that this program is connected to, that of RAY_ADDRESS, or a new one on this machine. Nodes need
-the same version of penstock, the sources, and the output folder under the same path; each task checks this. Ray runs a
-task again if its node is lost.
+the same version of penstock, which each task checks, and the sources. Ray runs a task again if its node is lost.
 
-Each run puts its own marker into the output's working folder. A task looks for the marker and holds a lock on it while
-it works. So a node that sees another disk is detected at once, and a later run waits until the tasks of a killed run
-have ended. The locks are `flock`: they are released however a process ends, but the shared file system must support
-them.
+Each run puts its own marker into the output's working folder. A task looks for the marker. On a node that sees it, the
+task writes to the output, and holds a lock on the marker meanwhile, so that a later run waits until the tasks of a
+killed run have ended. The locks are `flock`: they are released however a process ends, but the shared file system must
+support them. On any other node, the task works in a temporary folder and sends its files to this program, which writes
+them to the output; a part's record comes last.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ import pickle
 import queue
 import socket
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -24,10 +25,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, final
+from typing import IO, Any, final
 
 from penstock.core.errors import MissingExtraError, OutputError, PenstockError
+from penstock.prepare.part import WORK
 from penstock.prepare.pool import Function, Message
+from penstock.shards.files import output_errors
 
 MARKER = "ray-run-"
 """Prefix of marker files in the working folder; a unique id of the run follows."""
@@ -40,6 +43,12 @@ STORE_BYTES = 256 << 20
 
 CONNECT_SECONDS = 10.0
 """How long to wait for the head of a cluster."""
+
+CHUNK_BYTES = 8 << 20
+"""Bytes of a file that a task sends at once."""
+
+WAITING = 16
+"""Messages of a task that may wait to be received; then it waits."""
 
 AHEAD = 2
 """Tasks given to Ray per core, so that no core waits, and an elastic cluster sees that there is more work."""
@@ -68,7 +77,7 @@ def serve(place: Place, state: list[Any], work: bytes) -> Iterator[tuple[str, An
     messages: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_work, args=(place, state[0], work, messages.put), daemon=True).start()
     kind = "report"
-    while kind == "report":
+    while kind in ("report", "file"):
         kind, value = messages.get()
         yield kind, value
 
@@ -76,15 +85,89 @@ def serve(place: Place, state: list[Any], work: bytes) -> Iterator[tuple[str, An
 def _work(place: Place, state: Any, work: bytes, send: Callable[[tuple[str, Any]], None]) -> None:
     try:
         name = "a task"
-        with _hold(place), contextlib.chdir(place.folder if os.path.isdir(place.folder) else "."):
+        with _hold(place) as sees_output, contextlib.chdir(place.folder if os.path.isdir(place.folder) else "."):
             sys.path += [path for path in place.paths if path not in sys.path]
             name, function, argument = pickle.loads(work)
-            result = function(_fetch(state), argument, lambda *figures: send(("report", figures)))
-        send(("done", result))
+            send(_do(_fetch(state), function, argument, send, place, sees_output))
     except PenstockError as error:
         send(("failed", error))
     except BaseException as error:  # any error must be sent: nothing else would report it
         send(("failed", PenstockError(f"{name}: failed on node {_node()}: {last_line(error)}")))
+
+
+def _do(
+    state: Any, function: Function, argument: Any, send: Callable[[tuple[str, Any]], None], place: Place, sees: bool
+) -> tuple[str, Any]:
+    """Do the work, here or in a temporary folder; returns the last message."""
+
+    def report(*figures: Any) -> None:
+        send(("report", figures))
+
+    if sees:
+        return "done", function(state, argument, report)
+    if not hasattr(state, "elsewhere"):
+        raise OutputError(
+            f"node {_node()}: does not see {place.marker.parent.parent} of this run; the output must be on a file "
+            "system that all nodes share, under the same path, with one preparation at a time"
+        )
+    if getattr(argument, "needs_output", False):
+        return "unseen", None
+    with tempfile.TemporaryDirectory(prefix="penstock-part-") as folder:
+        result = function(state.elsewhere(Path(folder)), argument, report)
+        for path in sorted(filter(Path.is_file, Path(folder).rglob("*")), key=_late):
+            _send_file(path, str(path.relative_to(folder)), send)
+    return "done", result
+
+
+def _late(path: Path) -> tuple[bool, bool, str]:
+    """Order of files: those that mark others as finished come after them."""
+    is_mark = path.suffix == ".json"
+    return is_mark and path.parent.name == WORK, is_mark, str(path)
+
+
+def _send_file(path: Path, name: str, send: Callable[[tuple[str, Any]], None]) -> None:
+    left = path.stat().st_size
+    with open(path, "rb") as file:
+        while True:
+            data = file.read(CHUNK_BYTES)
+            left -= len(data)
+            send(("file", (name, data, left == 0)))
+            if left == 0:
+                return
+
+
+@final
+class Incoming:
+    """Writes the files that a task sends; each gets its name when it is complete and on the disk.
+
+    Args:
+        output: The preparation's folder.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self._output = output
+        self._file: IO[bytes] | None = None
+
+    def add(self, name: str, data: bytes, is_last: bool) -> None:
+        """Write the next bytes of a file."""
+        path = self._output / name
+        partial = path.with_name(f"{path.name}.partial")
+        with output_errors(path):
+            if self._file is None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = open(partial, "wb")  # noqa: SIM115  (closed below, or by abandon)
+            self._file.write(data)
+            if is_last:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self.abandon()
+                os.replace(partial, path)
+
+    def abandon(self) -> None:
+        """Close an incomplete file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def _fetch(state: Any) -> Any:
@@ -97,24 +180,27 @@ def _fetch(state: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _hold(place: Place) -> Iterator[None]:
-    """Check that this node fits the run, and keep later runs waiting meanwhile."""
+def _hold(place: Place) -> Iterator[bool]:
+    """Check that this node fits the run, and keep later runs waiting meanwhile; whether it sees the output."""
     if (found := version("penstock")) != place.version:
         raise PenstockError(
             f"node {_node()}: has penstock {found}, expected: {place.version}, the version that started the run"
         )
     try:
         marker = os.open(place.marker, os.O_RDWR)
+    except (FileNotFoundError, NotADirectoryError):
+        yield False
+        return
     except OSError as error:
         raise OutputError(
-            f"node {_node()}: does not see {place.marker.parent.parent} of this run ({error.strerror}); the output "
-            "must be on a file system that all nodes share, under the same path, with one preparation at a time"
+            f"node {_node()}: cannot write to {place.marker.parent.parent} ({error.strerror}); let the user that Ray "
+            "runs as write there, or unmount it there: then parts are sent instead"
         ) from None
     try:
         fcntl.flock(marker, fcntl.LOCK_SH)
         if not place.marker.exists():
             raise OutputError(f"node {_node()}: the run of this task has ended")
-        yield
+        yield True
     finally:
         os.close(marker)
 
@@ -180,7 +266,8 @@ class RayTasks:
         ray = import_ray()
         self._ray, self._limit, self._state = ray, limit, state
         self._shared: Any = None
-        self._running: dict[Any, tuple[int, str]] = {}
+        self._running: dict[Any, tuple[int, str, Function, Any]] = {}
+        self._incoming: dict[Any, Incoming] = {}
         self._place = Place(
             marker=work.absolute() / f"{MARKER}{uuid.uuid4().hex}",
             folder=os.getcwd(),
@@ -191,7 +278,7 @@ class RayTasks:
         self._ours = not ray.is_initialized()
         if self._ours:
             _connect(ray, limit)
-        self._task = ray.remote(num_cpus=1, num_returns="streaming")(serve)
+        self._task = ray.remote(num_cpus=1, num_returns="streaming", _generator_backpressure_num_objects=WAITING)(serve)
 
     def has_room(self) -> bool:
         """Whether another task may be given to Ray."""
@@ -205,20 +292,30 @@ class RayTasks:
         stream = self._task.options(name=name).remote(
             self._place, [self._shared], pickle.dumps((name, function, argument))
         )
-        self._running[stream] = (number, name)
+        self._running[stream] = (number, name, function, argument)
 
     def receive(self) -> Iterator[Message]:
         """The next messages of the tasks, at least one."""
         ready, _ = self._ray.wait(list(self._running), num_returns=1)
         for stream in ready:
-            number, name = self._running[stream]
+            number, name, function, argument = self._running[stream]
             try:
                 kind, value = self._ray.get(next(stream))
+                if kind == "file":
+                    self._incoming.setdefault(stream, Incoming(self._state.output)).add(*value)
+                    continue
+                if kind == "unseen":
+                    # Its node does not have the files that it needs; they are here.
+                    kind, value = "done", function(self._state, argument, lambda *_: None)
             except self._ray.exceptions.RayError as error:
                 text = f"{name}: Ray could not finish it: {last_line(error)}; run it again: finished parts are kept"
                 kind, value = "failed", PenstockError(text)
+            except PenstockError as error:
+                kind, value = "failed", error
             if kind != "report":
                 del self._running[stream]
+                if (incoming := self._incoming.pop(stream, None)) is not None:
+                    incoming.abandon()
             yield number, kind, value
 
     def renew(self) -> None:
@@ -230,6 +327,8 @@ class RayTasks:
         for stream in self._running:
             self._ray.cancel(stream, force=True)
         self._running = {}
+        for incoming in self._incoming.values():
+            incoming.abandon()
         if self._ours:
             self._ray.shutdown()
         with contextlib.suppress(OutputError):  # the marker stays then, and the next run waits for it

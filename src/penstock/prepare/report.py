@@ -10,6 +10,7 @@ dataset is useless and hides a mistake.
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,7 +19,18 @@ from typing import Any, final
 from penstock.core.errors import OutputError, PenstockError, RecordError
 from penstock.prepare.answers import PATH_VALUES
 from penstock.prepare.chat_summary import ChatSummary, describe_chat
-from penstock.prepare.part import PARTS, REJECTED, REPORT, PartRecord, Workshop, forget_part, join_files, rejects_path
+from penstock.prepare.part import (
+    HASHES,
+    PARTS,
+    REJECTED,
+    REPORT,
+    PartRecord,
+    Workshop,
+    forget_part,
+    hashes_path,
+    join_files,
+    rejects_path,
+)
 from penstock.prepare.recipe import ChatRecipe
 from penstock.prepare.settings import fingerprint
 from penstock.shards import ChatInfo, DamagedSource, Manifest, ShardInfo, TokenizerInfo, finish_dataset
@@ -92,6 +104,8 @@ class PrepareReport:
     """Documents beyond the first of their record: other paths of a tree, other replies of a rewritten chat."""
     chats: dict[str, Any] | None = None
     """Statistics about chats: a `ChatSummary` as JSON."""
+    duplicates: dict[str, int] | None = None
+    """File → its documents that were dropped because an earlier one is the same; None: they were not looked for."""
     seconds: float | None = None
     """Time of this run; None if there was nothing left to do."""
     parts_resumed: int = 0
@@ -101,13 +115,18 @@ class PrepareReport:
 
     def __post_init__(self) -> None:
         total = sum(split.documents for split in self.splits.values())
-        used = total - self.more_documents
+        used = total + self.num_duplicates - self.more_documents
         if self.records != used + self.rejects + self.filtered + self.dropped or total != self.documents:
             raise PenstockError(
                 f"{self.output}: {self.records} records were read, but {used} with documents, {self.rejects} "
                 f"rejects, {self.filtered} filtered and {self.dropped} dropped were counted; this is a bug of penstock:"
                 " please report it with this line"
             )
+
+    @property
+    def num_duplicates(self) -> int:
+        """Documents that were dropped because an earlier document is the same."""
+        return sum((self.duplicates or {}).values())
 
     @property
     def bytes_per_token(self) -> float:
@@ -158,11 +177,17 @@ class PrepareReport:
         documents, tokens, records = (
             _count(getattr(self, noun), noun.removesuffix("s")) for noun in ("documents", "tokens", "records")
         )
-        good, dropped = self.documents - self.more_documents, f", {self.dropped:,} dropped" if self.chats else ""
+        good = self.documents + self.num_duplicates - self.more_documents
+        dropped = f", {self.dropped:,} dropped" if self.chats else ""
         lines = [
             f"{documents}, {tokens}, {self.bytes_per_token:.2f} bytes per token",
             f"{records}: {good:,} good, {self.rejects:,} rejected, {self.filtered:,} filtered{dropped}",
         ]
+        if self.duplicates is not None:
+            shown = sorted(self.duplicates.items(), key=lambda one: -one[1])[:SHOWN]
+            files = ", ".join(f"{count:,} of {file}" for file, count in shown)
+            more = f", and of {len(self.duplicates) - SHOWN} more files" if len(self.duplicates) > SHOWN else ""
+            lines.append(f"{_count(self.num_duplicates, 'duplicate')} dropped" + (f": {files}{more}" if files else ""))
         if self.chats:
             lines += ChatSummary.from_json(self.chats).lines()
         if len(self.splits) > 1:
@@ -279,6 +304,8 @@ def finish(shop: Workshop, records: list[PartRecord], files: list[str], configur
         )
     rejected = [rejects_path(shop.output, n) for n, record in enumerate(records) if record.rejects]
     join_files(rejected, shop.output / REJECTED)
+    if settings.drop_duplicates:
+        join_files((hashes_path(shop.output, number) for number in range(len(records))), shop.output / HASHES)
     damaged = _damaged(records)
     chats = ChatSummary.total(record.chats for record in records) if settings.chat is not None else None
     info = None
@@ -311,6 +338,7 @@ def finish(shop: Workshop, records: list[PartRecord], files: list[str], configur
         dropped=sum(record.dropped for record in records),
         more_documents=sum(record.more_documents for record in records),
         chats=chats.as_json() if chats is not None else None,
+        duplicates=_duplicates(records, files, settings.splits) if settings.drop_duplicates else None,
         straddling_tokens=sum(record.straddling for record in records),
         edge_controls=sum(record.edge_controls for record in records),
         weighted=sum(record.weighted for record in records) if settings.fields.weights else None,
@@ -329,6 +357,15 @@ def finish(shop: Workshop, records: list[PartRecord], files: list[str], configur
 def input_of(records: Iterable[PartRecord]) -> str:
     """A hash of what the parts read, with sizes and times."""
     return fingerprint([[record.identity, record.stamp] for record in records])
+
+
+def _duplicates(records: Iterable[PartRecord], files: Sequence[str], splits: Sequence[str]) -> dict[str, int]:
+    """File → its documents that were dropped from some splits, in the order of the files."""
+    counts: Counter[int] = Counter()
+    for record in records:
+        for split in splits:
+            counts.update({int(file): count for file, count in record.dropped_from.get(split, {}).items()})
+    return {files[number]: counts[number] for number in sorted(counts)}
 
 
 def _damaged(records: Iterable[PartRecord]) -> list[DamagedSource]:
@@ -391,5 +428,6 @@ def _finish_split(
         files=files,
         sealed=sealed,
         damaged=damaged,
+        duplicates=_duplicates(records, files, [split]),
         path_values=PATH_VALUES if shop.layout.has_trees else (),
     )

@@ -210,6 +210,10 @@ class PrepareSettings:
     keep_text: bool = False
     """Store the text next to its tokens."""
 
+    drop_duplicates: bool = False
+    """Of documents with the same tokens, keep the first in input order, across all sources and splits. Hashes stay
+    next to the dataset, 24 bytes a document."""
+
     on_error: Literal["stop", "skip"] = "stop"
     """At a record that cannot be read: stop, or skip it and write it to rejected.jsonl."""
 
@@ -334,6 +338,7 @@ class PrepareSettings:
             "validation": self.validation,
             "keep_text": self.keep_text,
             "transform": transform,
+            **({"drop_duplicates": True} if self.drop_duplicates else {}),
         }
 
 
@@ -446,6 +451,7 @@ class PrepareOptions(ChatKeywords, total=False):
     add_eos: Choice
     validation: float
     keep_text: bool
+    drop_duplicates: bool
     on_error: Literal["stop", "skip"]
     on_damaged_file: Literal["stop", "skip"]
     max_rejects: int | float | str | None

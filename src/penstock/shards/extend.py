@@ -68,7 +68,8 @@ def extend_dataset(
                 shutil.copytree(dataset.path / name, folder / name)
         finish_dataset(
             folder, shards=shards, layout=layout, tokenizer=manifest.tokenizer, configuration=manifest.configuration,
-            files=dataset.files, sealed=sealed, damaged=manifest.damaged, path_values=manifest.path_values or (),
+            files=dataset.files, sealed=sealed, damaged=manifest.damaged, duplicates=manifest.duplicates,
+            path_values=manifest.path_values or (),
         )  # fmt: skip
     return Dataset.open(output)
 

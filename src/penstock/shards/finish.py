@@ -4,8 +4,9 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -152,6 +153,7 @@ def finish_dataset(
     files: Sequence[str],
     sealed: Sequence[str] = (),
     damaged: Sequence[DamagedSource] = (),
+    duplicates: Mapping[str, int] = MappingProxyType({}),
     path_values: Sequence[str] = (),
 ) -> Manifest:
     """Join finished shards into a dataset.
@@ -168,6 +170,7 @@ def finish_dataset(
         files: Names of the origin files, which the shards' origins index.
         sealed: Names of further files in the folder; the manifest records their checksums.
         damaged: Files of the input that could not be read completely.
+        duplicates: File of the input → its documents that are left out, because an earlier document is the same.
         path_values: Names of the values of paths, if the layout has trees.
 
     Raises:
@@ -217,6 +220,7 @@ def finish_dataset(
         ends=common_ends(kept),
         checksums={name: checksum(map_file(folder / name)) for name in names},
         damaged=tuple(damaged),
+        duplicates=dict(duplicates),
         columns=layout.columns,
         path_values=tuple(path_values) if layout.has_trees else None,
         has_images=layout.has_images,

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -123,6 +123,8 @@ class Manifest:
     """Name → checksum of each file other than shards."""
     damaged: tuple[DamagedSource, ...] = ()
     """Damaged files of the input, if preparing continued despite them; left out of the JSON if there are none."""
+    duplicates: dict[str, int] = field(default_factory=dict)
+    """File of the input → documents that were left out because an earlier document is the same; as `damaged`."""
     columns: tuple[Column, ...] = ()
     """Numbers of each token; as `damaged`."""
     path_values: tuple[str, ...] | None = None
@@ -146,7 +148,7 @@ class Manifest:
         """Write `manifest.json` atomically."""
         value = {"format": FORMAT, "version": VERSION, "chunk_tokens": CHUNK_TOKENS, **asdict(self)}
         value["shards"] = [shard_as_json(shard) for shard in self.shards]
-        for name in ("damaged", "columns", "has_images"):
+        for name in ("damaged", "duplicates", "columns", "has_images"):
             if not value[name]:
                 del value[name]
         if self.path_values is None:
@@ -183,7 +185,13 @@ class Manifest:
         if value.pop("chunk_tokens", None) != CHUNK_TOKENS:
             raise ValueError(f"chunk_tokens is not {CHUNK_TOKENS}")
         del value["format"], value["version"]
-        usual: dict[str, Any] = {"damaged": [], "columns": [], "path_values": None, "has_images": False}
+        usual: dict[str, Any] = {
+            "damaged": [],
+            "duplicates": {},
+            "columns": [],
+            "path_values": None,
+            "has_images": False,
+        }
         if isinstance(shards := value.get("shards"), list):
             value["shards"] = [{"assets": 0, **one} if isinstance(one, dict) else one for one in shards]
         manifest = record_of(cls, {**usual, **value})
@@ -219,6 +227,9 @@ class Manifest:
         for number, one in enumerate(self.damaged):
             if one.line < 0 or not 0 <= one.unread_bytes <= one.size_bytes:
                 yield f"damaged[{number}]: {one.unread_bytes} of {one.size_bytes} bytes unread from line {one.line}"
+        for name, count in self.duplicates.items():
+            if count < 1:
+                yield f"duplicates[{name!r}] is {count}"
         if not re.fullmatch("[0-9a-f]{32}", self.fingerprint):
             yield "fingerprint is not 32 hexadecimal digits"
         names = [shard.file for shard in self.shards] + list(self.checksums)

@@ -31,6 +31,9 @@ which every operation must say how its result is split. `prefix` says whether th
 prefixes. If an objective makes some (denoising), only True is accepted: a model that ignores `batch.prefix` would
 train on the wrong task.
 
+`BatchIterator` gives the same batches with a state, `grain_iterator` as an iterator of Grain, for Orbax.
+`splash_attention` needs no T × T mask; `segment_ids` and `prefix_segment_ids` are what other such kernels take.
+
 All integers are int32, so `jax_enable_x64` changes nothing. `Denoiser` and `denoise` do on the device what
 `penstock.Denoise` does, bit for bit; a loader with that objective has already done it, at lower cost.
 
@@ -45,14 +48,17 @@ try:
 except ImportError as error:
     raise MissingExtraError("jax", "jax") from error
 
+from penstock.integrations.jax.attention import prefix_segment_ids, segment_ids, splash_attention
 from penstock.integrations.jax.batch import REQUIREMENTS, Batch, attention_mask
 from penstock.integrations.jax.batches import batches, data_parallel
 from penstock.integrations.jax.denoising import Denoised, Denoiser, denoise, denoise_batch, split_keys
+from penstock.integrations.jax.iterator import BatchIterator, grain_iterator
 from penstock.integrations.jax.spans import DenoiseSettings
 
 __all__ = [
     "REQUIREMENTS",
     "Batch",
+    "BatchIterator",
     "DenoiseSettings",
     "Denoised",
     "Denoiser",
@@ -61,6 +67,10 @@ __all__ = [
     "data_parallel",
     "denoise",
     "denoise_batch",
+    "grain_iterator",
+    "prefix_segment_ids",
+    "segment_ids",
+    "splash_attention",
     "split_keys",
 ]
 

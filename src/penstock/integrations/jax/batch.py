@@ -151,6 +151,22 @@ def _room(size: int, distances: int, slots: int, documents: int, *, with_prefix:
     }
 
 
+def segments_of(row: ModelInput) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """int32 [T]: 1 … n for the row's documents, 0 for padding; joined documents are one.
+
+    Raises:
+        ConfigError: The row lacks an array for this.
+    """
+    if row.document_ids is None or row.cu_seqlens is None:
+        raise ConfigError(
+            "segment ids need document_ids and cu_seqlens; make the loader with "
+            "requirements=penstock.integrations.jax.REQUIREMENTS, or merge that into yours"
+        )
+    used, ids = row.num_tokens, np.zeros(len(row.tokens), np.int32)
+    np.add(row.document_ids[:used] if _count_documents(row) > 1 else 0, 1, out=ids[:used], casting="same_kind")
+    return ids
+
+
 def _count_documents(row: ModelInput) -> int:
     """Number of documents by `cu_seqlens`, where joined documents count as one."""
     assert row.cu_seqlens is not None
@@ -158,16 +174,12 @@ def _count_documents(row: ModelInput) -> int:
 
 
 def _write(arrays: dict[str, Any], number: int, row: ModelInput, documents: int) -> None:
-    assert row.document_ids is not None
     assert row.cu_seqlens is not None
-    used = row.num_tokens
     arrays["tokens"][number] = row.tokens
     np.multiply(row.targets, row.targets != IGNORE, out=arrays["targets"][number], casting="same_kind")
     arrays["loss_weights"][number] = row.loss_weights
     arrays["positions"][number] = row.positions
-    # Joined documents are one segment.
-    np.add(row.document_ids[:used] if documents > 1 else 0, 1, out=arrays["segment_ids"][number, :used])
-    arrays["segment_ids"][number, used:] = 0
+    arrays["segment_ids"][number] = segments_of(row)
     if row.prefix is not None:
         arrays["prefix"][number] = row.prefix
     _write_borders(arrays, number, row.cu_seqlens[: documents + 1])

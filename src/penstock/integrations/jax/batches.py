@@ -4,7 +4,7 @@ Rows are copied once, into new memory that only JAX holds: the loader reuses its
 keep a NumPy array instead of copying it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from math import prod
 
 import jax
@@ -104,7 +104,7 @@ def batches(
     mesh: Mesh | None = None,
     axis: Axis = "data",
     prefix: bool | None = None,
-) -> Iterator[tuple[Batch, Step]]:
+) -> Generator[tuple[Batch, Step]]:
     """Iterate over the loader's steps, as pairs of a batch and its step.
 
     The step stays on the host: save `step.resume_state` when the step's last batch is trained. A short last step gets
@@ -154,7 +154,7 @@ def _check_prefixes(loader: Loader, prefix: bool | None) -> None:
 
 def _batches(
     loader: Loader, size: int, rows_per_step: int, max_documents: int, mesh: Mesh | None, axis: Axis
-) -> Iterator[tuple[Batch, Step]]:
+) -> Generator[tuple[Batch, Step]]:
     for step in loader:
         first = loader.data_parallel.rank * len(step)
         for begin in range(0, rows_per_step, size):

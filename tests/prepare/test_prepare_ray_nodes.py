@@ -1,0 +1,48 @@
+"""On two nodes, with a worker killed or a node lost meanwhile, prepare gives the bytes of one process."""
+
+import json
+from pathlib import Path
+
+import pytest
+from prepare_cases import contents
+
+from makers.processes import child_environment, run_python
+from makers.texts import write_texts
+from penstock import load_tokenizer, prepare
+from penstock.shards import verify
+
+pytest.importorskip("ray", reason="needs Ray")
+
+SCRIPT = Path(__file__).with_name("ray_nodes_run.py")
+
+
+def unchanged(record):
+    return record
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("event", ["nothing", "worker", "node"])
+def test_the_bytes_of_one_process(tmp_path, corpus, tokenizer, event):
+    lines = (corpus / "2.jsonl").read_text().splitlines()[300:500]
+    write_texts(corpus / "5.jsonl", [json.loads(line)["text"] for line in lines])
+    tokenizer.save(tmp_path / "tokenizer")
+    environment = child_environment(
+        WORKERS=str(tmp_path / "workers"), RAY_USAGE_STATS_ENABLED="0", RAY_memory_monitor_refresh_ms="0"
+    )
+    done = run_python(SCRIPT, corpus, tmp_path / "tokenizer", tmp_path / "there", event, env=environment, check=True)
+    documents, duplicates, nodes = json.loads(done.stdout.splitlines()[-1])
+    report = prepare(
+        corpus, tokenizer=load_tokenizer(tmp_path / "tokenizer"), output=tmp_path / "here", processes=1,
+        transform=unchanged, part_bytes=12_000, validation=0.2, drop_duplicates=True, progress=False,
+    )  # fmt: skip
+    assert (documents, duplicates, nodes) == (report.documents, report.num_duplicates, 2)
+    assert duplicates >= 200
+    names = ("prepare.json", "report.json")  # which name the transform
+    here, there = ({k: v for k, v in contents(tmp_path / one).items() if k not in names} for one in ("here", "there"))
+    assert [name for name in here if "manifest" not in name and here[name] != there[name]] == []
+    for split in ("train", "validation"):
+        one, two = (
+            json.loads((tmp_path / place / split / "manifest.json").read_bytes()) for place in ("here", "there")
+        )
+        assert one["fingerprint"] == two["fingerprint"]
+        verify(tmp_path / "there" / split)
