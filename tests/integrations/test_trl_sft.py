@@ -200,17 +200,16 @@ def test_fractional_weights_are_refused(tmp_path: Path, weighted: Path) -> None:
 
 
 def test_prefixes_are_refused(tmp_path: Path, counting: Path) -> None:
-    denoise = ps.Denoise(noise=0.3, mean_span=3, sentinels=range(50, 64), bidirectional=True)
-    loader = ps.Loader(ps.Source(counting, objective=denoise, too_long="drop"), sequence_length=64, rows_per_step=4)
+    objective = ps.Denoise([ps.objectives.PrefixLM(mode=None)], sentinels=[60])
+    loader = ps.Loader(ps.Source(counting, objective=objective, too_long="drop"), sequence_length=64, rows_per_step=4)
     with pytest.raises(ConfigError, match="bidirectional prefixes"):
-        make_trainer(counting, tmp_path, loader={}, **{}) if False else recording_trainer(
-            model=make_model(), args=settings_of(tmp_path), loader=loader
-        )
+        recording_trainer(args=settings_of(tmp_path), model=make_model(), loader=loader)
 
 
 def test_preferences_are_refused(tmp_path: Path) -> None:
     tree = ps.shards.build_tree([[1, 2, 3], [1, 2, 4]], values={"rank": [0, 1]}, share=False)
-    data = ps.write_dataset(tmp_path / "pairs", [tree.tokens], trees=[tree.tree], vocab_size=VOCABULARY)
+    spans = [[(i, i + 1, float(weight)) for i, weight in enumerate(tree.loss_weights) if weight]]
+    data = ps.write_dataset(tmp_path / "pairs", [tree.tokens], trees=[tree.tree], spans=spans, vocab_size=VOCABULARY)
     with pytest.raises(ConfigError, match="answers that are better or worse"):
         make_trainer(data.path, tmp_path / "run")
 
