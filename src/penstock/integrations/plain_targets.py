@@ -6,6 +6,7 @@ rest when a row has it. Cost: a pass or two of NumPy over the row.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, final
 
 import numpy as np
@@ -107,9 +108,26 @@ def _longest(corpus: Any) -> int:
     return int(lengths.max()) if len(lengths) else 0
 
 
-def joined(rows: Any, name: str) -> Any:
-    """One field of rows, one row after another."""
-    return np.concatenate([getattr(row, name) for row in rows])
+def empty_row(row: ModelInput) -> ModelInput:
+    """A row of padding, which is one document, with the same fields as a row without trees and images."""
+    slots = row.sequence_length
+    borders = row.cu_seqlens
+    if borders is not None:
+        borders = np.full_like(borders, slots)
+        borders[0] = 0
+    return replace(
+        row,
+        tokens=np.zeros_like(row.tokens),
+        targets=np.full_like(row.targets, IGNORE),
+        loss_weights=None if row.loss_weights is None else np.zeros_like(row.loss_weights),
+        positions=None if row.positions is None else np.arange(slots, dtype=row.positions.dtype),
+        document_ids=None if row.document_ids is None else np.zeros_like(row.document_ids),
+        cu_seqlens=borders,
+        max_seqlen=None if row.max_seqlen is None else slots,
+        num_tokens=0,
+        source_ids=row.source_ids[:0],
+        columns={},
+    )
 
 
 def require_fields(who: str, loaders: Mapping[str, Loader], *names: str) -> None:

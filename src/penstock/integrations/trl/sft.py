@@ -25,9 +25,9 @@ from datasets import Dataset
 
 from penstock.inputs import IGNORE
 from penstock.inputs.model_input import ModelInput
-from penstock.integrations.huggingface.batches import blank, refuse_unknown_ids
+from penstock.integrations.huggingface.batches import refuse_unknown_ids
 from penstock.integrations.huggingface.trainer import LoaderTraining
-from penstock.integrations.plain_targets import PlainTargets, require_fields
+from penstock.integrations.plain_targets import PlainTargets, empty_row, require_fields
 from penstock.loader.loader import Loader
 
 _TARGETS = PlainTargets("trl.SFTTrainer", cuts=False)
@@ -98,7 +98,7 @@ class SFTTrainer(LoaderTraining, trl.SFTTrainer):  # type: ignore[misc]
         size = self.args.per_device_train_batch_size
         for step in self._steps():
             rows = list(step)
-            rows += [blank(rows[0])] * (size * self.args.gradient_accumulation_steps - len(rows))
+            rows += [empty_row(rows[0])] * (size * self.args.gradient_accumulation_steps - len(rows))
             for begin in range(0, len(rows), size):
                 some = rows[begin : begin + size]
                 refuse_unknown_ids(some, self._known_ids)
