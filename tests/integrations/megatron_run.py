@@ -1,9 +1,11 @@
 """A GPTModel of megatron-core on the CPU over packed batches, as one of the ranks of a grid: what it saw and computed.
 
 `python megatron_run.py SETTINGS.json OUTPUT.json` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set. Transformer
-Engine's attention for packed sequences needs a GPU; here a core attention that goes by `PackedSeqParams` takes its place.
+Engine's attention for packed sequences needs a GPU; here a core attention by `PackedSeqParams` takes its place.
 Layers, rotary positions in the packed form, tensor parallelism and the division of losses are Megatron's.
 """
+
+# ruff: noqa: E402
 
 import json
 import sys
@@ -69,7 +71,7 @@ def forward_step(data_iterator: Any, model: Any) -> Any:
         batch["tokens"], batch["position_ids"], None, labels=batch["labels"],
         packed_seq_params=ps.megatron.packed_seq_params(batch),
     )  # fmt: skip
-    return batch, output, partial(ps.megatron.loss, batch)
+    return batch, output, partial(ps.megatron.step_loss, batch)
 
 
 def loss_of(model: Any, tokens: Any, targets: Any, weights: Any) -> float:
@@ -89,7 +91,7 @@ def loss_of(model: Any, tokens: Any, targets: Any, weights: Any) -> float:
 
 
 def first_step_alone(model: Any, data: str, rows: int) -> dict[str, float]:
-    """Loss of the first step with each document run by itself, and (as a control) with documents that see each other."""
+    """Loss of the first step, each document by itself; and, as a control, with documents that see each other."""
     step = next(iter(ps.Loader(ps.Source(data, name="data"), sequence_length=64, rows_per_step=rows, seed=3)))
     alone = leaking = 0.0
     for row in step:
@@ -117,7 +119,9 @@ def train(
     place = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
     loader = None
     if tensor_rank == 0:
-        loader = ps.Loader(ps.Source(data, name="data"), sequence_length=64, rows_per_step=rows, seed=3, data_parallel=place)
+        loader = ps.Loader(
+            ps.Source(data, name="data"), sequence_length=64, rows_per_step=rows, seed=3, data_parallel=place
+        )
     group = parallel_state.get_tensor_model_parallel_group() if ranks > 1 else None
     batches = ps.megatron.Batches(loader, group=group, **options)
     if state is not None:
@@ -143,7 +147,9 @@ def train(
             )
             scaled.backward()
             part += float(logged[0]["lm loss"])
-            seen.append({name: batch[name].tolist() for name in ("tokens", "labels", "loss_mask", "position_ids", "cu_seqlens")})
+            seen.append(
+                {name: batch[name].tolist() for name in ("tokens", "labels", "loss_mask", "position_ids", "cu_seqlens")}
+            )
             number += 1
         # What Megatron's DistributedDataParallel does: the mean over data-parallel ranks.
         for weight in model.parameters():

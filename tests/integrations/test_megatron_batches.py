@@ -1,9 +1,9 @@
-"""Packed microbatches for Megatron: their arrays, states, sharing in a group, and what is refused. Needs no Megatron."""
+"""Packed microbatches for Megatron: arrays, states, sharing in a group, and what is refused. Needs no Megatron."""
 
 import json
 import subprocess
 import sys
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ FIELDS = ("tokens", "labels", "position_ids", "loss_mask")
 def documents_of(row: Any) -> list[tuple[int, int]]:
     """[begin, end) of each document of a row, padding left out."""
     borders = sorted({*row.cu_seqlens[row.cu_seqlens <= row.num_tokens].tolist()})
-    return list(zip(borders, borders[1:], strict=False))
+    return list(pairwise(borders))
 
 
 def slot_of(row: Any, slot: int, position: int) -> tuple[int, int, int, float]:
@@ -74,7 +74,9 @@ def test_batches_are_the_rows_with_all_weights(weighted: Path) -> None:
         weights = 0.0
         for first in (0, 2):
             batch = next(batches)
-            assert batch["tokens"].tolist() == [np.concatenate([row.tokens for row in step[first : first + 2]]).tolist()]
+            assert batch["tokens"].tolist() == [
+                np.concatenate([row.tokens for row in step[first : first + 2]]).tolist()
+            ]
             assert batch["denominator"] == step.loss_denominator
             assert (batch["num_microbatches"], batch["data_parallel_size"]) == (2, 1)
             assert batch["cu_seqlens"].dtype == torch.int32
@@ -128,8 +130,8 @@ def test_refusals(counting: Path) -> None:
         ps.megatron.Batches(make_loader(counting), rows_per_microbatch=3)
     with pytest.raises(ConfigError, match="needs 32 slots, but slots=16"):
         next(ps.megatron.Batches(make_loader(counting), slots=16))
+    wanted = ps.InputRequirements(target_distances=2, loss_weights=True, positions=True, cu_seqlens=True)
     with pytest.raises(ConfigError, match="one target for each slot, but the loader gives 2"):
-        wanted = ps.InputRequirements(target_distances=2, loss_weights=True, positions=True, cu_seqlens=True)
         ps.megatron.Batches(make_loader(counting, requirements=wanted))
     with pytest.raises(ConfigError, match="the loader have no positions and no cu_seqlens"):
         ps.megatron.Batches(make_loader(counting, requirements=ps.InputRequirements(loss_weights=True)))
@@ -154,7 +156,8 @@ GRID = """
     found = []
     try:
         for batch in batches:
-            found.append([batch[name].tolist() for name in ("tokens", "labels", "position_ids", "loss_mask", "cu_seqlens")])
+            names = ("tokens", "labels", "position_ids", "loss_mask", "cu_seqlens")
+            found.append([batch[name].tolist() for name in names])
             found[-1] += [batch["denominator"], batch["max_seqlen"], batch["data_parallel_size"]]
             if len(found) % 2 == 0:
                 found[-1].append(batches.state_dict())
@@ -191,7 +194,9 @@ def test_a_grid_of_two_by_two_ranks(tmp_path: Path, weighted: Path) -> None:
     assert found[0] == found[1]
     assert found[2] == found[3]
     steps = list(make_loader(weighted, max_epochs=1))
-    rows = [row for number in range(len(steps)) for group in (0, 2) for row in found[group][2 * number : 2 * number + 2]]
+    rows = [
+        row for number in range(len(steps)) for group in (0, 2) for row in found[group][2 * number : 2 * number + 2]
+    ]
     wanted = [row.tokens.tolist() for step in steps[:-1] for row in step]
     assert len(rows) == 4 * len(steps)
     assert [row[0][0] for row in rows[: len(wanted)]] == wanted

@@ -1,4 +1,4 @@
-"""With megatron-core itself: a GPTModel over packed batches on 1 and 2 × 2 ranks, resumed, and `.bin`/`.idx` both ways."""
+"""With megatron-core: a GPTModel over packed batches on 1 and 2 × 2 ranks, resumed; `.bin` and `.idx` both ways."""
 
 import json
 import subprocess
@@ -12,7 +12,9 @@ import pytest
 import torch
 from tiny_models import VOCABULARY
 
-pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install --no-deps megatron-core==0.16.1")
+pytest.importorskip(
+    "megatron.core", reason="megatron-core is not installed: pip install --no-deps megatron-core==0.16.1"
+)
 
 import penstock as ps
 from makers.processes import free_port, rank_environment
@@ -45,7 +47,9 @@ def test_losses_are_those_of_the_steps(tmp_path: Path, weighted: Path) -> None:
     assert whole["losses"][0] == pytest.approx(whole["alone"], rel=1e-5)
     assert abs(whole["leaking"] - whole["alone"]) > 1e-3
 
-    (again,) = train(tmp_path / "one", 1, data=str(weighted), steps=2, state=whole["states"][1], weights=whole["weights"])
+    (again,) = train(
+        tmp_path / "one", 1, data=str(weighted), steps=2, state=whole["states"][1], weights=whole["weights"]
+    )
     assert again["seen"] == whole["seen"][8:]
     assert again["losses"] == whole["losses"][2:]
 
@@ -88,12 +92,17 @@ def test_parameters_are_megatrons(weighted: Path) -> None:
 
 
 def test_loss_leaves_out_what_has_no_target() -> None:
-    batch = {"loss_mask": torch.tensor([[1.0, 0.0, 0.5]]), "denominator": 3.0, "num_microbatches": 2, "data_parallel_size": 4}
-    scaled, log = ps.megatron.loss(batch, torch.tensor([[1.0, float("inf"), 4.0]]))
+    batch = {
+        "loss_mask": torch.tensor([[1.0, 0.0, 0.5]]),
+        "denominator": 3.0,
+        "num_microbatches": 2,
+        "data_parallel_size": 4,
+    }
+    scaled, log = ps.megatron.step_loss(batch, torch.tensor([[1.0, float("inf"), 4.0]]))
     assert float(scaled) == pytest.approx(2 * 4 * 3.0 / 3.0)
     assert float(log["lm loss"]) == pytest.approx(1.0)
     empty = {**batch, "loss_mask": torch.zeros(1, 3), "denominator": 0.0}
-    assert float(ps.megatron.loss(empty, torch.ones(1, 3))[0]) == 0
+    assert float(ps.megatron.step_loss(empty, torch.ones(1, 3))[0]) == 0
 
 
 def test_a_corpus_of_megatron_is_read_in_place(tmp_path: Path) -> None:

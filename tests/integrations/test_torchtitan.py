@@ -1,4 +1,4 @@
-"""torchtitan's dataloader: microbatches, states and refusals; and its own Trainer on the CPU, resumed, on 1 and 2 ranks."""
+"""torchtitan's dataloader: microbatches, states, refusals; its own Trainer on the CPU, resumed, on 1 and 2 ranks."""
 
 import json
 import shutil
@@ -13,7 +13,9 @@ import pytest
 import torch
 from tiny_models import make_dataset
 
-pytest.importorskip("torchtitan.components.dataloader", reason="torchtitan is not installed: pip install torchtitan==0.3.0")
+pytest.importorskip(
+    "torchtitan.components.dataloader", reason="torchtitan is not installed: pip install torchtitan==0.3.0"
+)
 
 import penstock as ps
 from makers.processes import free_port, rank_environment
@@ -28,7 +30,12 @@ def build(data: Any, *, size: int = 2, rank: int = 0, ranks: int = 1, rows: int 
     given = {"dataset_path": str(data)} if isinstance(data, Path) else {"mixture": data}
     config = ps.torchtitan.DataLoader.Config(rows_per_step=rows, seed=3, **given, **settings)
     return config.build(
-        dp_world_size=ranks, dp_rank=rank, tokenizer=None, seq_len=64, local_batch_size=size, snapshot_every_n_steps=None
+        dp_world_size=ranks,
+        dp_rank=rank,
+        tokenizer=None,
+        seq_len=64,
+        local_batch_size=size,
+        snapshot_every_n_steps=None,
     )
 
 
@@ -123,7 +130,7 @@ def test_last_short_step_is_filled_up(tmp_path: Path) -> None:
 def test_refusals(counting: Path, weighted: Path) -> None:
     with pytest.raises(ConfigError, match=r"rows_per_step is 6, but 2 ranks take microbatches of 2 .* a multiple of 4"):
         build(counting, rows=6, ranks=2)
-    with pytest.raises(ConfigError, match="loss weights other than 0 and 1|weights"):
+    with pytest.raises(ConfigError, match="weights"):
         build(weighted)
     with pytest.raises(ConfigError, match="not both and not none"):
         ps.torchtitan.DataLoader.Config(rows_per_step=8).build(

@@ -1,5 +1,6 @@
 """TRL's DPOTrainer on prepared pairs: the columns, and the loss of one batch against ours."""
 
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,18 @@ def make_pairs(folder: Path, *, share: bool = True, groups: int = 6) -> tuple[An
         prompt = random.integers(3, VOCABULARY, random.integers(2, 6)).tolist()
         common = random.integers(3, VOCABULARY, 2).tolist()
         # The first token that differs is the answer's number, so no two are equal.
-        answers = [[*common, 10 + one, *random.integers(3, VOCABULARY, random.integers(1, 5))] for one in range(2 + number % 2)]
+        answers = [
+            [*common, 10 + one, *random.integers(3, VOCABULARY, random.integers(1, 5))] for one in range(2 + number % 2)
+        ]
         answers = [[int(token) for token in answer] for answer in answers]
         end = [7] if number % 3 == 0 else []
         paths = [[*prompt, *answer, *end] for answer in answers]
         weights = [[0.0] * len(prompt) + [1.0] * len(answer) + [0.0] * len(end) for answer in answers]
         trees.append(ps.shards.build_tree(paths, weights, values={"rank": list(range(len(paths)))}, share=share))
-        for better in range(len(answers)):
-            for worse in range(better + 1, len(answers)):
-                wanted.append({"prompt_ids": prompt, "chosen_ids": answers[better], "rejected_ids": answers[worse]})
+        wanted += [
+            {"prompt_ids": prompt, "chosen_ids": better, "rejected_ids": worse}
+            for better, worse in combinations(answers, 2)
+        ]
     return write(folder, trees), wanted
 
 
@@ -46,7 +50,13 @@ def write(folder: Path, trees: list[Any]) -> Any:
 def make_trainer(output: Path, pairs: Any, *, loss: dict[str, Any] | None = None, **more: Any) -> Any:
     from trl import DPOConfig
 
-    settings = {"max_length": None, "per_device_train_batch_size": 16, "save_strategy": "no", "beta": 0.1, **(loss or {})}
+    settings = {
+        "max_length": None,
+        "per_device_train_batch_size": 16,
+        "save_strategy": "no",
+        "beta": 0.1,
+        **(loss or {}),
+    }
     args = DPOConfig(
         str(output), use_cpu=True, bf16=False, report_to=[], gradient_checkpointing=False, disable_tqdm=True, **settings
     )
@@ -66,7 +76,11 @@ def our_loss(data: Any, kind: str, smoothing: float = 0.0) -> float:
     model = HuggingFaceModel(make_model().eval())
     reference = Reference("initial", HuggingFaceModel(make_model(seed=1).eval()), cpu)
     loader = ps.Loader(
-        ps.Source(data, max_epochs=1), sequence_length=256, rows_per_step=2, requirements=model.requirements(), threads=0
+        ps.Source(data, max_epochs=1),
+        sequence_length=256,
+        rows_per_step=2,
+        requirements=model.requirements(),
+        threads=0,
     )
     settings = TrainSettings(preference=PreferenceSettings(kind=kind, beta=0.1, label_smoothing=smoothing))
     training = PathTraining(model, loader, settings, cpu, reference)

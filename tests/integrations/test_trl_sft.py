@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ def documents_of(step: Any) -> list[tuple[Any, Any]]:
     found = []
     for row in step:
         borders = row.cu_seqlens[row.cu_seqlens <= row.num_tokens]
-        for begin, end in zip(borders, borders[1:], strict=False):
+        for begin, end in pairwise(borders):
             ids, targets = row.tokens[begin:end], row.targets[0][begin:end]
             found.append((ids.tolist(), [-100, *targets[:-1].tolist()]))
     return found
@@ -239,7 +239,9 @@ def test_arguments_that_are_not_the_loaders_are_refused(tmp_path: Path, counting
     with pytest.raises(ConfigError, match=r"no argument 'formatting_func': texts are read by penstock.prepare"):
         make_trainer(counting, tmp_path, formatting_func=str)
     with pytest.raises(ConfigError, match=r"args must be trl.SFTConfig"):
-        ps.trl.SFTTrainer(make_model(), transformers.TrainingArguments(str(tmp_path)), loader=make_rows_loader(counting))
+        ps.trl.SFTTrainer(
+            make_model(), transformers.TrainingArguments(str(tmp_path)), loader=make_rows_loader(counting)
+        )
     with pytest.raises(DistributedError, match="made for rank 1 of 2"):
         make_trainer(counting, tmp_path, loader={"ranks": (1, 2)})
 

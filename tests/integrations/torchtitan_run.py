@@ -2,9 +2,11 @@
 
 `python torchtitan_run.py SETTINGS.json OUTPUT.json` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
 
-torchtitan looks for a GPU. Here it finds a CPU, and its FlexAttention, which is compiled and has no backward there, runs
-as torch's own reference with dense matrices. Everything else is torchtitan's: masks, model, loss, FSDP, checkpoints.
+torchtitan looks for a GPU. Here it finds a CPU, and its FlexAttention, which is compiled and has no backward there,
+runs as torch's own reference with dense matrices. Everything else is torchtitan's: masks, model, loss, FSDP, checkpoints.
 """
+
+# ruff: noqa: E402
 
 import json
 import sys
@@ -104,7 +106,7 @@ def loss_of(model: Any, tokens: torch.Tensor, labels: torch.Tensor, positions: t
 
 
 def first_step_alone(trainer: Any, data: str, rows: int) -> dict[str, float]:
-    """Loss of the first step with each document run by itself, and (as a control) with documents that see each other."""
+    """Loss of the first step, each document by itself; and, as a control, with documents that see each other."""
     model = trainer.model_parts[0]
     step = next(iter(ps.Loader(data, sequence_length=64, rows_per_step=rows, seed=3)))
     alone = leaking = 0.0

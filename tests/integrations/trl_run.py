@@ -3,6 +3,7 @@
 As a program: `python trl_run.py SETTINGS.json OUTPUT.json` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
 """
 
+
 import json
 import os
 import sys
@@ -17,8 +18,9 @@ from tiny_models import VOCABULARY, make_model
 
 
 def make_tokenizer() -> Any:
-    from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
+
+    from tokenizers import Tokenizer, models
 
     words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t0"))
     return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="t1", pad_token="t2")
@@ -27,7 +29,9 @@ def make_tokenizer() -> Any:
 def make_rows_loader(data: str | Path, *, rows: int = 4, ranks: tuple[int, int] = (0, 1), **kwargs: Any) -> Any:
     import penstock as ps
 
-    source = ps.Source(data, name="data", too_long=kwargs.pop("too_long", "drop"), max_epochs=kwargs.pop("epochs", None))
+    source = ps.Source(
+        data, name="data", too_long=kwargs.pop("too_long", "drop"), max_epochs=kwargs.pop("epochs", None)
+    )
     settings = {"sequence_length": 32, "rows_per_step": rows, "seed": 3, **kwargs}
     return ps.Loader(source, data_parallel=ranks, **settings)
 

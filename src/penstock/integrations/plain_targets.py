@@ -98,8 +98,8 @@ class PlainTargets:
 
 
 _FRACTIONAL = (
-    "loss weights other than 0 and 1, which labels cannot express; train with ps.train or penstock.huggingface.Trainer, "
-    "which weigh every target, or prepare with weights of 0 and 1"
+    "loss weights other than 0 and 1, which labels cannot express; train with ps.train or "
+    "penstock.huggingface.Trainer, which weigh every target, or prepare with weights of 0 and 1"
 )
 
 

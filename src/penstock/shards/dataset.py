@@ -17,8 +17,8 @@ from penstock.media.processor import Processor, load_processor
 from penstock.shards import _kernels as k
 from penstock.shards.columns import ExtraTable
 from penstock.shards.document import Document, DocumentTable, Origin, documents_at
-from penstock.shards.for_datasets import TargetColumn, to_datasets
 from penstock.shards.files import check_regular, check_size, checksum, map_file, map_numbers, read_json
+from penstock.shards.for_datasets import TargetColumn, to_datasets
 from penstock.shards.images import PROCESSOR_FOLDER, MediaInfo
 from penstock.shards.layout import TOKENIZER_FOLDER, other_places, read_texts
 from penstock.shards.manifest import BATCHES, FILES, LENGTHS, WEIGHT_SUMS, ChatInfo, Manifest, TokenizerInfo

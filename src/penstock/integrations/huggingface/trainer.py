@@ -52,7 +52,7 @@ LOADER_FILE = "penstock_loader.json"
 
 
 if TYPE_CHECKING:
-    _Trainer = transformers.Trainer
+    from transformers import Trainer as _Trainer
 else:
     _Trainer = object
 

@@ -11,11 +11,11 @@ def forward_step(data_iterator, model):
         batch["tokens"], batch["position_ids"], None, labels=batch["labels"],
         packed_seq_params=ps.megatron.packed_seq_params(batch),
     )
-    return output, partial(ps.megatron.loss, batch)
+    return output, partial(ps.megatron.step_loss, batch)
 ```
 
-It needs `pip install 'penstock[train]' megatron-core`; `Batches` works without Megatron. Corpora in Megatron's `.bin` and
-`.idx` are read in place by `ps.Source`, and written by `penstock convert`.
+It needs `pip install 'penstock[train]' megatron-core`; `Batches` works without Megatron. Corpora in Megatron's `.bin`
+and `.idx` are read in place by `ps.Source`, and written by `penstock convert`.
 """
 
 from typing import TYPE_CHECKING
@@ -24,8 +24,8 @@ from penstock.core.lazy_imports import lazy
 
 if TYPE_CHECKING:
     from penstock.integrations.megatron.batches import Batches
-    from penstock.integrations.megatron.passes import loss, packed_seq_params
+    from penstock.integrations.megatron.passes import packed_seq_params, step_loss
 else:
-    __getattr__, __dir__ = lazy(__name__, {"Batches": "batches", "loss": "passes", "packed_seq_params": "passes"})
+    __getattr__, __dir__ = lazy(__name__, {"Batches": "batches", "packed_seq_params": "passes", "step_loss": "passes"})
 
-__all__ = ["Batches", "loss", "packed_seq_params"]
+__all__ = ["Batches", "packed_seq_params", "step_loss"]

@@ -24,7 +24,7 @@ _ARRAYS = ("tokens", "labels", "position_ids", "loss_mask", "cu_seqlens", "cu_se
 _DTYPES = (torch.int64, torch.int64, torch.int64, torch.float32, torch.int32, torch.int32)
 _BATCH, _END, _FAILED = 0, 1, 2
 _HEAD = 8
-"""What comes, slots, borders, longest document, microbatches of a step, data-parallel ranks, those left, bytes of text."""
+"""What comes, slots, borders, longest document, microbatches of a step, data-parallel ranks, those left, text bytes."""
 
 
 @final
@@ -148,9 +148,7 @@ class Batches:
             rows = self._rows_of(step)
             for begin in range(0, self._rows, self._size):
                 left = (self._rows - begin) // self._size - 1
-                made = pack_rows(
-                    rows[begin : begin + self._size], document_multiple=self._multiple, slots=self._slots
-                )
+                made = pack_rows(rows[begin : begin + self._size], document_multiple=self._multiple, slots=self._slots)
                 yield made, step.loss_denominator, left, step.resume_state if not left else None
 
     def _rows_of(self, step: Step) -> list[Any]:

@@ -30,8 +30,8 @@ def packed_seq_params(batch: dict[str, Any]) -> Any:
     )
 
 
-def loss(batch: dict[str, Any], output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The loss function of Megatron's forward step: `partial(ps.megatron.loss, batch)`.
+def step_loss(batch: dict[str, Any], output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The loss function of Megatron's forward step: `partial(ps.megatron.step_loss, batch)`.
 
     The gradients of the step become those of its weighted cross-entropies, divided by the weights of all targets of
     the whole step, however many microbatches and ranks there are. Megatron divides by the microbatches and averages

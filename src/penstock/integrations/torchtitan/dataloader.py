@@ -1,7 +1,7 @@
 """Steps of a loader as the microbatches that torchtitan's trainer takes, with a state between its optimiser steps.
 
-torchtitan asks for one microbatch at a time, gradient accumulation steps times pipeline microbatches of them a step, and
-saves the dataloader between steps. So the state after the last microbatch of a step is that after the step; in the
+torchtitan asks for one microbatch at a time, gradient accumulation steps times pipeline microbatches of them a step,
+and saves the dataloader between steps. So the state after the last microbatch of a step is that after the step; in the
 middle of a step there is none, and asking for it is an error.
 
 torchtitan finds documents by positions of 0. Positions of padding rise from 0, so the padding of a row is one document.

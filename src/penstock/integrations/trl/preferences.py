@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import ConfigError, MissingExtraError
-from penstock.shards.joined import open_dataset
 from penstock.shards.document import Document
+from penstock.shards.joined import open_dataset
 
 REFERENCE_COLUMN = "reference_log_probabilities"
 """The column that `penstock reference` writes."""
@@ -55,8 +55,8 @@ def pairs_of_document(document: Document) -> Iterator[dict[str, Any]]:
     tree = document.tree
     if tree is None or not tree.num_pairs:
         raise ConfigError(
-            f"{document.origin}: has no answers of different rank, so there is no pair; prepare with answers='tree' from "
-            "records with chosen and rejected answers, or with ranks or scores"
+            f"{document.origin}: has no answers of different rank, so there is no pair; prepare with answers='tree' "
+            "from records with chosen and rejected answers, or with ranks or scores"
         )
     values = document.columns.get(REFERENCE_COLUMN)
     for chosen, rejected in tree.pairs().tolist():
@@ -92,7 +92,7 @@ def _answer(document: Document, path: int) -> tuple[Any, int]:
 
 
 def _behind(slots: Any, begin: int) -> Any:
-    """Where a tree stores weight and columns of tokens `begin` … of a path: behind the slot that each is the target of."""
+    """Where a tree stores weight and columns of tokens `begin` … of a path: behind the slot whose target each is."""
     return slots[begin - 1 : -1] + 1
 
 

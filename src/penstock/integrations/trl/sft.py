@@ -1,11 +1,12 @@
 """TRL's SFTTrainer fed by a loader: rows go to TRL's own collator and loss; state and checkpoints are penstock's.
 
-What keeps documents apart in TRL is set here: `padding_free`, no packing, no `max_length`, no preparation of the dataset,
-and `seq_lengths` of each row, from which TRL's collator makes positions and borders. TRL sums log-probabilities over the
-tokens of all microbatches and ranks and divides once, which with weights of 0 and 1 is the loss of the whole step.
+What keeps documents apart in TRL is set here: `padding_free`, no packing, no `max_length`, no preparation of the
+dataset, and `seq_lengths` of each row, from which TRL's collator makes positions and borders. TRL sums
+log-probabilities over the tokens of all microbatches and ranks and divides once, which with weights of 0 and 1 is the
+loss of the whole step.
 
-TRL's collator drops the label of the first token of each document. That is no target, unless a document was cut: so cuts
-are refused, and so is everything else that labels do not express (`penstock.integrations.plain_targets`).
+TRL's collator drops the label of the first token of each document. That is no target, unless a document was cut: so
+cuts are refused, and so is everything else that labels do not express (`penstock.integrations.plain_targets`).
 """
 
 import copy
