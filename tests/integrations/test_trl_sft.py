@@ -253,6 +253,24 @@ def test_checkpoint_of_other_data_is_refused(tmp_path: Path, counting: Path, tmp
         train_once(str(other), str(tmp_path), resume=str(tmp_path / "checkpoint-2"))
 
 
+def test_trl_reads_prepared_datasets_too(tmp_path: Path) -> None:
+    """`to_datasets` goes into TRL's own trainer: one batch of padded documents, with what is not trained left out."""
+    import trl
+
+    random = np.random.default_rng(5)
+    tokens = [random.integers(3, VOCABULARY, random.integers(4, 30)) for _ in range(8)]
+    spans = [[(len(ids) // 2, len(ids), 1.0)] for ids in tokens]
+    data = ps.write_dataset(tmp_path / "data", tokens, spans=spans, vocab_size=VOCABULARY)
+    model = make_model()
+    wanted = loss_of_documents(
+        model, [(ids, np.where(np.arange(len(ids)) >= len(ids) // 2, ids, -100).tolist()) for ids in tokens]
+    )
+    args = settings_of(tmp_path / "run", max_steps=1, learning_rate=0.0, per_device_train_batch_size=8)
+    trainer = trl.SFTTrainer(model, args, train_dataset=data.to_datasets(), processing_class=make_tokenizer())
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(wanted, rel=1e-4)
+
+
 def test_tokenizer_of_the_run_is_saved(tmp_path: Path, counting: Path) -> None:
     make_trainer(counting, tmp_path, settings={"max_steps": 2}).train()
     assert (tmp_path / "checkpoint-2" / "tokenizer_config.json").exists()

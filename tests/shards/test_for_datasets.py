@@ -40,7 +40,8 @@ def test_tokens_are_not_copied(tmp_path: Path) -> None:
     data, _ = make(tmp_path / "data", spans=None)
     found = data.to_datasets(verify=False)
     assert found.column_names == ["input_ids"]
-    mapped = [(int(a), int(a) + int(n)) for a, n in zip(data.table.shard_addresses, data.table.shard_bytes, strict=True)]
+    begins, sizes = data.table.shard_addresses.tolist(), data.table.shard_bytes.tolist()
+    mapped = [(begin, begin + size) for begin, size in zip(begins, sizes, strict=True)]
     for chunk in found.data.column("input_ids").chunks:
         address = chunk.values.buffers()[1].address
         assert any(begin <= address < end for begin, end in mapped)
