@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.core.errors import PenstockError
     from penstock.inputs.model_input import InputRequirements, ModelInput
     from penstock.inputs.torch_tensors import to_torch
-    from penstock.integrations import huggingface, jax
+    from penstock.integrations import huggingface, jax, megatron, torchtitan, trl
     from penstock.integrations.isolation import check_isolation
     from penstock.loader.data_parallel import DataParallel
     from penstock.loader.loader import Loader
@@ -94,6 +94,7 @@ _MODULES = {
     "integrations": "integrations",
     "jax": "integrations.jax",
     "media": "media",
+    "megatron": "integrations.megatron",
     "models": "models",
     "objectives": "objectives",
     "packing": "packing",
@@ -102,7 +103,9 @@ _MODULES = {
     "shards": "shards",
     "sources": "sources",
     "tokenizers": "tokenizers",
+    "torchtitan": "integrations.torchtitan",
     "training": "training",
+    "trl": "integrations.trl",
 }
 """Public name → the module that it is."""
 
@@ -142,6 +145,7 @@ __all__ = [
     "load_tokenizer",
     "loss",
     "media",
+    "megatron",
     "models",
     "objectives",
     "open_dataset",
@@ -154,9 +158,11 @@ __all__ = [
     "sources",
     "to_torch",
     "tokenizers",
+    "torchtitan",
     "train",
     "train_tokenizer",
     "training",
+    "trl",
     "write_dataset",
 ]
 

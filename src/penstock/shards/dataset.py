@@ -18,6 +18,7 @@ from penstock.shards import _kernels as k
 from penstock.shards.columns import ExtraTable
 from penstock.shards.document import Document, DocumentTable, Origin, documents_at
 from penstock.shards.files import check_regular, check_size, checksum, map_file, map_numbers, read_json
+from penstock.shards.for_datasets import TargetColumn, to_datasets
 from penstock.shards.images import PROCESSOR_FOLDER, MediaInfo
 from penstock.shards.layout import TOKENIZER_FOLDER, other_places, read_texts
 from penstock.shards.manifest import BATCHES, FILES, LENGTHS, WEIGHT_SUMS, ChatInfo, Manifest, TokenizerInfo
@@ -158,6 +159,23 @@ class Dataset:
             self._files = names
         return self._files
 
+    def to_datasets(self, targets: TargetColumn = "assistant_masks", *, verify: bool = True) -> Any:
+        """This dataset as a `datasets.Dataset` of Hugging Face: a row for each document, its ids in `input_ids`.
+
+        Ids are not copied: they are read from the mapped shards. What is trained becomes one more column.
+
+        Args:
+            targets: The column that says what is trained: `assistant_masks` (0 or 1; left out where everything is),
+                `labels` (the id or −100, not shifted) or `loss_weights`.
+            verify: Compare all tokens with their checksums now; where another column is made they always are.
+
+        Raises:
+            ConfigError: The columns cannot express it: weights other than 0 and 1, several answers, images.
+            CorruptionError: It is damaged.
+            MissingExtraError: `datasets` is not installed.
+        """
+        return to_datasets(self, targets, verify=verify)
+
     def __len__(self) -> int:
         return self.table.num_documents
 
@@ -205,7 +223,7 @@ class Dataset:
         file = int(_numbers(data, files, np.int32, row, 1)[0])
         return Document(
             tokens=tokens,
-            loss_weights=_loss_weights(data, line, row, len(tokens))
+            loss_weights=loss_weights_at(data, line, row, len(tokens))
             if self.table.has_spans
             else np.ones_like(tokens, "f4"),
             origin=Origin(
@@ -260,7 +278,7 @@ def _numbers(data: Array, place: int, dtype: Any, first: int, count: int) -> Arr
     return data[begin : begin + count * np.dtype(dtype).itemsize].view(dtype)
 
 
-def _loss_weights(data: Array, line: Array, row: int, length: int) -> Array:
+def loss_weights_at(data: Array, line: Array, row: int, length: int) -> Array:
     """Loss weights of a document, float32 [length]; its spans must have been checked."""
     bitmap = int(line["span_bitmap"])
     if bitmap and not data[bitmap + row // 8] >> (row % 8) & 1:

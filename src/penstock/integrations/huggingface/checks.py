@@ -97,12 +97,14 @@ def refuse_prefixes(every: Mapping[str, Loader]) -> None:
             )
 
 
-def refuse_arguments(args: Any, kwargs: dict[str, Any], has_eval_loader: bool) -> None:
-    """Refuse unknown arguments, what the loader already does, and what the loss does not support."""
+def refuse_arguments(
+    args: Any, kwargs: dict[str, Any], has_eval_loader: bool, trainer: type = transformers.Trainer
+) -> None:
+    """Refuse arguments unknown to `trainer`, what the loader already does, and what the loss does not support."""
     for name, cure in _NOT_OURS.items():
         if kwargs.get(name) is not None:
             raise ConfigError(f"Trainer: {name} does not go with a loader: {cure}")
-    _refuse_unknown(args, kwargs)
+    _refuse_unknown(args, kwargs, trainer)
     if has_eval_loader and kwargs.get("compute_metrics") is not None:
         raise ConfigError(
             "Trainer: compute_metrics does not go with eval_loader, which measures the loss; pass eval_dataset"
@@ -132,8 +134,8 @@ def _refuse_deepspeed_data(args: Any) -> None:
             )
 
 
-def _refuse_unknown(args: Any, kwargs: dict[str, Any]) -> None:
-    known = list(inspect.signature(transformers.Trainer.__init__).parameters)[1:]
+def _refuse_unknown(args: Any, kwargs: dict[str, Any], trainer: type) -> None:
+    known = [name for name in inspect.signature(trainer).parameters if name not in _ELSEWHERE or name == "peft_config"]
     for name in kwargs:
         if name in known:
             continue

@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -51,52 +51,41 @@ LOADER_FILE = "penstock_loader.json"
 """File next to `trainer_state.json` in every checkpoint: the loader's state after the checkpoint's last step."""
 
 
-class Trainer(transformers.Trainer):  # type: ignore[misc]
-    """A `transformers.Trainer` with `loader=` instead of `train_dataset=`.
+if TYPE_CHECKING:
+    from transformers import Trainer as _Trainer
+else:
+    _Trainer = object
 
-    ```python
-    loader = ps.Loader(mixture, sequence_length=4096, rows_per_step=64, data_parallel=ps.DataParallel.from_env())
-    trainer = ps.huggingface.Trainer(model, TrainingArguments("run", max_steps=1000), loader=loader)
-    trainer.train(resume_from_checkpoint=True)
-    ```
 
-    Gradient accumulation follows from the loader: rows of a step on this rank, divided by `rows_per_microbatch`.
-    `max_steps` is required if the loader never ends; otherwise its steps are counted by default. The mixture's
-    `max_epochs` sets the passes over the data; `num_train_epochs` is not used. Settings of `TrainingArguments` about
-    datasets, columns, samplers and data loaders have no effect.
-
-    Args:
-        model: A causal language model of transformers.
-        args: Is copied, not changed.
-        loader: The training data, made for this rank.
-        eval_loader: The data for `evaluate`: a loader that ends, or several by name.
-        rows_per_microbatch: Rows of one forward pass.
-        check_isolation: Refuse a model that lets documents of one row see each other. Skipped for a loader with
-            attention="row", where they are meant to.
-        **kwargs: As for `transformers.Trainer`.
-
-    Raises:
-        ConfigError: Settings contradict each other; the message says what is used.
-        DistributedError: The loader's rank or number of ranks is not that of this process.
-        IsolationError: The model lets documents of one row see each other.
-    """
+class LoaderTraining(_Trainer):  # type: ignore[misc]
+    """What a trainer does with a loader: set-up, state, checkpoints, evaluation. Stands before one of transformers' or
+    TRL's among the bases."""
 
     control: Any
+    loader: Loader
 
-    def __init__(
+    def _take(
         self,
-        model: Any = None,
-        args: Any = None,
-        *,
-        loader: Loader | None = None,
-        eval_loader: Loader | dict[str, Loader] | None = None,
-        rows_per_microbatch: int = 1,
-        check_isolation: bool = True,
-        **kwargs: Any,
+        model: Any,
+        args: Any,
+        kwargs: dict[str, Any],
+        loaders_given: tuple[Any, Any],
+        rows_per_microbatch: int,
+        trainer: type,
     ) -> None:
-        args = transformers.TrainingArguments() if args is None else copy.copy(args)
+        """Check what was given, and fit `args` (a copy of the user's) and `kwargs` to the loader.
+
+        Args:
+            model: As given.
+            args: Is changed.
+            kwargs: Is changed.
+            loaders_given: The loader, and the loader or loaders for evaluation.
+            rows_per_microbatch: Rows of one forward pass.
+            trainer: The class of transformers or TRL whose arguments `kwargs` are.
+        """
+        loader, eval_loader = loaders_given
         refuse_wrong_kinds(model, args)
-        refuse_arguments(args, kwargs, eval_loader is not None)
+        refuse_arguments(args, kwargs, eval_loader is not None, trainer)
         self.loader = loader = require_loaders(loader, eval_loader)
         refuse_prefixes({"loader": loader, **loaders(eval_loader)})
         self._asked_max_steps: int = args.max_steps
@@ -105,16 +94,16 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         args.ignore_data_skip = True
         self._states: dict[int, dict[str, Any]] = {}
         kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), _RunProgress()]
-        super().__init__(
-            model, args, eval_dataset=kwargs.pop("eval_dataset", None) if eval_loader is None else eval_loader, **kwargs
-        )
-        every = {"loader": loader, **loaders(eval_loader)}
+        kwargs["eval_dataset"] = kwargs.pop("eval_dataset", None) if eval_loader is None else eval_loader
+
+    def _check_model(self, eval_loader: Any, check_isolation: bool) -> None:
+        """Check loaders and model against each other, once the trainer has its model."""
+        every = {"loader": self.loader, **loaders(eval_loader)}
         check_ranks(self, [*every.values()])
-        refuse_model(self.model)
         refuse_small_vocabulary(self.model, [*every.values()])
         self._known_ids = known_ids(self.model)
         self._eval_states = {id(each): each.state_dict() for each in loaders(eval_loader).values()}
-        if self.is_world_process_zero():
+        if self.args.process_index == 0:
             warn_if_documents_mix(every)
         blanks = [each.blank_image for each in every.values() if each.blank_image is not None]
         if blanks and not has_vision(self.model):
@@ -148,30 +137,6 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
                 )
         self._states = {trained: self.loader.state_dict()}
         return super().train(resume_from_checkpoint, *args, **kwargs)
-
-    def get_train_dataloader(self) -> Any:
-        """Microbatches of the loader from its current place; Accelerate has nothing to shard."""
-        rows = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
-        return Microbatches(self._steps, rows, self.args.per_device_train_batch_size, self.args.device, self._known_ids)
-
-    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
-        """Forward and backward of one microbatch."""
-        # The loss is already divided by the denominator of the whole step; do not divide by microbatches again.
-        self.current_gradient_accumulation_steps = 1
-        loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
-        return loss
-
-    def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        """This microbatch's part of the step's loss, times the ranks over which gradients will be averaged."""
-        if TARGETS not in inputs:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        inputs = dict(inputs)
-        targets, weights, denominator = (inputs.pop(name) for name in (TARGETS, WEIGHTS, DENOMINATOR))
-        outputs = model(**inputs)
-        loss = weighted_loss(outputs.logits, targets, weights, denominator) * self.loader.data_parallel.size
-        return (loss, outputs) if return_outputs else loss
 
     def _steps(self) -> Iterator[Step]:
         """The loader's steps up to max_steps; stops the training of transformers when there are no more."""
@@ -228,6 +193,78 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
                 tokens, rows, steps = tokens + step.loss_denominator, rows + len(step), steps + 1
         losses = float(self.accelerator.gather(total).sum())
         return losses, tokens, rows * loader.data_parallel.size, steps
+
+
+class Trainer(LoaderTraining, transformers.Trainer):  # type: ignore[misc]
+    """A `transformers.Trainer` with `loader=` instead of `train_dataset=`.
+
+    ```python
+    loader = ps.Loader(mixture, sequence_length=4096, rows_per_step=64, data_parallel=ps.DataParallel.from_env())
+    trainer = ps.huggingface.Trainer(model, TrainingArguments("run", max_steps=1000), loader=loader)
+    trainer.train(resume_from_checkpoint=True)
+    ```
+
+    Gradient accumulation follows from the loader: rows of a step on this rank, divided by `rows_per_microbatch`.
+    `max_steps` is required if the loader never ends; otherwise its steps are counted by default. The mixture's
+    `max_epochs` sets the passes over the data; `num_train_epochs` is not used. Settings of `TrainingArguments` about
+    datasets, columns, samplers and data loaders have no effect.
+
+    Args:
+        model: A causal language model of transformers.
+        args: Is copied, not changed.
+        loader: The training data, made for this rank.
+        eval_loader: The data for `evaluate`: a loader that ends, or several by name.
+        rows_per_microbatch: Rows of one forward pass.
+        check_isolation: Refuse a model that lets documents of one row see each other. Skipped for a loader with
+            attention="row", where they are meant to.
+        **kwargs: As for `transformers.Trainer`.
+
+    Raises:
+        ConfigError: Settings contradict each other; the message says what is used.
+        DistributedError: The loader's rank or number of ranks is not that of this process.
+        IsolationError: The model lets documents of one row see each other.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        args: Any = None,
+        *,
+        loader: Loader | None = None,
+        eval_loader: Loader | dict[str, Loader] | None = None,
+        rows_per_microbatch: int = 1,
+        check_isolation: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        args = transformers.TrainingArguments() if args is None else copy.copy(args)
+        self._take(model, args, kwargs, (loader, eval_loader), rows_per_microbatch, transformers.Trainer)
+        super().__init__(model, args, **kwargs)
+        refuse_model(self.model)
+        self._check_model(eval_loader, check_isolation)
+
+    def get_train_dataloader(self) -> Any:
+        """Microbatches of the loader from its current place; Accelerate has nothing to shard."""
+        rows = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
+        return Microbatches(self._steps, rows, self.args.per_device_train_batch_size, self.args.device, self._known_ids)
+
+    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+        """Forward and backward of one microbatch."""
+        # The loss is already divided by the denominator of the whole step; do not divide by microbatches again.
+        self.current_gradient_accumulation_steps = 1
+        loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
+        return loss
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """This microbatch's part of the step's loss, times the ranks over which gradients will be averaged."""
+        if TARGETS not in inputs:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        inputs = dict(inputs)
+        targets, weights, denominator = (inputs.pop(name) for name in (TARGETS, WEIGHTS, DENOMINATOR))
+        outputs = model(**inputs)
+        loss = weighted_loss(outputs.logits, targets, weights, denominator) * self.loader.data_parallel.size
+        return (loss, outputs) if return_outputs else loss
 
 
 class _RunProgress(transformers.TrainerCallback):  # type: ignore[misc]

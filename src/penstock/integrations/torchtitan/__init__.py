@@ -1,0 +1,19 @@
+"""torchtitan: a dataloader for its trainer, which packs, blends and resumes as a `Loader` does.
+
+```python
+config.dataloader = ps.torchtitan.DataLoader.Config(mixture={"data/web": 0.7, "data/code": 0.3}, rows_per_step=64)
+```
+
+It needs `pip install 'penstock[train]' torchtitan`.
+"""
+
+from typing import TYPE_CHECKING
+
+from penstock.core.lazy_imports import lazy
+
+if TYPE_CHECKING:
+    from penstock.integrations.torchtitan.dataloader import DataLoader
+else:
+    __getattr__, __dir__ = lazy(__name__, {"DataLoader": "dataloader"})
+
+__all__ = ["DataLoader"]
