@@ -3,9 +3,9 @@
     python benchmarks/bench_scale.py [--documents 1000000000] [--sources 100] [--ranks 1024] [--nodes 128]
 
 Sources of documents of lognormal lengths (mean 775 tokens), whose tables are as long as real ones; the shards are one
-shard under many names (hard links), because planning reads no shard. A process of its own opens
-a loader as rank 0 and plans steps of 8 rows of 4,096 tokens a rank. Warm: the tables are in the page cache, if they fit.
-"Memory" is what the process owns; pages of the mapped tables belong to the page cache, once for all ranks of a node.
+shard under many names (hard links), because planning reads no shard. A process of its own opens a loader as rank 0 and
+plans steps of 8 rows of 4,096 tokens a rank. Warm: the tables are in the page cache, if they fit. "Memory" is what the
+process owns; pages of the mapped tables belong to the page cache, once for all ranks of a node.
 
 Then, by simulation of the plan (no files): documents of one source come in the order of each shuffle; the rows of a
 step are spread over the nodes; counted is how many nodes need each run of 256 documents, and how many bytes each node

@@ -29,7 +29,7 @@ from penstock.loader.data_parallel import DataParallel
 from penstock.loader.loader import Loader
 
 try:
-    import lightning.pytorch as pl  # type: ignore[import-not-found]
+    import lightning.pytorch as pl
 except ImportError as error:
     raise MissingExtraError("lightning") from error
 
