@@ -3,7 +3,6 @@
 As a program: `python trl_run.py SETTINGS.json OUTPUT.json` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
 """
 
-
 import json
 import os
 import sys
