@@ -1,5 +1,6 @@
 """The examples for TRL and Megatron: stopped and started again, they print the losses of an uninterrupted run."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -31,10 +32,10 @@ def test_megatron(tmp_path: Path, counting: Path) -> None:
 
 def test_trl(tmp_path: Path) -> None:
     pytest.importorskip("trl", reason="trl is not installed")
-    text = tmp_path / "text.jsonl"
-    text.write_text("".join(f'{{"text": "line {i} counts {i + 1} and {i + 2}"}}\n' for i in range(400)))
-    tokenizer = ps.train_tokenizer(text, vocab_size=300)
-    ps.prepare(text, tokenizer=tokenizer, output=tmp_path / "data")
+    texts = [f"line {i} counts {i + 1} and {i + 2}" for i in range(400)]
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    tokenizer = ps.train_tokenizer(texts, vocab_size=300, output=tmp_path / "tokenizer")
+    ps.prepare(tmp_path / "text.jsonl", tokenizer=tokenizer, output=tmp_path / "data")
     words = ["--steps", 22, "--sequence-length", 64, "--rows-per-step", 4]
     whole = run("trl_sft.py", tmp_path / "data", tmp_path / "run", *words)
     shutil.rmtree(tmp_path / "run" / "checkpoint-22")

@@ -3,8 +3,7 @@
 `python torchtitan_run.py SETTINGS.json OUTPUT.json` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
 
 torchtitan looks for a GPU. Here it finds a CPU, and its FlexAttention, which is compiled and has no backward on CPUs,
-runs as torch's own reference with dense matrices. Everything else is torchtitan's: masks, model, loss, FSDP and
-checkpoints.
+runs as torch's own reference with dense matrices. Masks, model, loss, FSDP and checkpoints are torchtitan's.
 """
 
 # ruff: noqa: E402

@@ -71,10 +71,12 @@ def test_damage_is_found(tmp_path: Path) -> None:
         ps.Dataset.open(data.path).to_datasets()
 
 
-def test_offsets_never_lead_outside(tmp_path: Path) -> None:
+@pytest.mark.parametrize("row", [100, 1024])
+def test_offsets_never_lead_outside(tmp_path: Path, row: int) -> None:
+    """One in the middle, and the last of the batch."""
     data, _ = make(tmp_path / "data", spans=None)
     with open(data.table.paths[0], "r+b") as file:
-        file.seek(int(data.table.batches[0]["token_offsets"]) + 8 * 100)
+        file.seek(int(data.table.batches[0]["token_offsets"]) + 8 * row)
         file.write(np.int64(2**40).tobytes())
     with pytest.raises(CorruptionError, match=r"token offsets of batch 0 leave the file"):
         ps.Dataset.open(data.path).to_datasets(verify=False)
