@@ -125,6 +125,7 @@ def ranks(tmp_path_factory):
     return folder / "data", [json.loads(out.splitlines()[-1]) for out, _ in ended]
 
 
+@pytest.mark.slow
 def test_ranks_of_a_mesh_share_a_step(ranks):
     from penstock import Loader
 
@@ -140,11 +141,13 @@ def test_ranks_of_a_mesh_share_a_step(ranks):
         assert parts[0] + parts[1] == step, "each row once"
 
 
+@pytest.mark.slow
 def test_all_ranks_of_a_mesh_save_the_same_state(ranks):
     _, found = ranks
     assert all(one["state"] == found[0]["state"] for one in found)
 
 
+@pytest.mark.slow
 def test_a_dimension_of_a_mesh(ranks):
     for one in ranks[1]:
         dp, _ = one["place"]
