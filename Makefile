@@ -24,7 +24,9 @@ BENCHMARKS ?= $(wildcard benchmarks/bench_*.py)
 
 # What `tests/integrations` tests besides the extras; a test whose package is not there is skipped, and says so.
 TRAINERS ?= .venv-integrations
-TRAINER_PACKAGES ?= lightning torchdata
+TRAINER_PACKAGES ?= lightning torchdata trl==1.16.0 grain orbax-checkpoint flax optax tyro einops tensorboard
+# Without what they depend on: their lists would bring other versions of what is there, and of torch for CUDA.
+TRAINER_ALONE ?= torchtitan==0.3.0 torch_checkpointing==0.1.1 spmd_types==0.2.3 triton==3.9.0 megatron-core==0.16.1
 # Built against the installed torch, without its compiled operations; tests on CPUs compile one of them with g++.
 TRAINER_SOURCES ?= deepspeed
 
@@ -86,6 +88,7 @@ $(TRAINERS)/.ready-trainers: pyproject.toml Makefile
 	@$(MAKE) --no-print-directory environment VENV=$(TRAINERS)
 	$(TRAINERS)/bin/python -m pip install -qq --no-compile --disable-pip-version-check -c $(TRAINERS)/torch-constraint.txt \
 	  setuptools wheel $(TRAINER_PACKAGES)
+	$(TRAINERS)/bin/python -m pip install -qq --no-compile --disable-pip-version-check --no-deps $(TRAINER_ALONE)
 	@for package in $(TRAINER_SOURCES); do DS_BUILD_OPS=0 $(TRAINERS)/bin/python -m pip install -qq --no-compile \
 	  --disable-pip-version-check --no-build-isolation -c $(TRAINERS)/torch-constraint.txt $$package || \
 	  echo "penstock: $$package could not be built; its tests are skipped"; done
