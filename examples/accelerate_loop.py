@@ -14,7 +14,6 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 
 import penstock as ps
-from penstock.integrations.accelerate import AcceleratorSteps
 
 
 def small_model(vocab_size):
@@ -36,7 +35,7 @@ def train(accelerator, dataset, folder, steps, every=10):
         dataset, sequence_length=64, rows_per_step=4, seed=1, requirements=ps.huggingface.REQUIREMENTS,
         data_parallel=(accelerator.process_index, accelerator.num_processes),
     )  # fmt: skip
-    data = AcceleratorSteps(accelerator, loader)
+    data = ps.accelerate.AcceleratorSteps(accelerator, loader)
     model, optimizer = accelerator.prepare(model, optimizer)
     if (folder / "newest").is_dir():
         accelerator.load_state(folder / "newest")

@@ -14,7 +14,6 @@ import transformers
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 import penstock as ps
-from penstock.integrations.lightning import LoaderDataModule
 
 
 class SmallLlama(pl.LightningModule):
@@ -47,7 +46,7 @@ def train(dataset, folder, steps, processes=1, every=10):
     """Train to a step, from the last checkpoint in the folder if there is one; what this rank has of each loss."""
     pl.seed_everything(0, verbose=False)
     model = SmallLlama(ps.open_dataset(dataset).tokenizer.vocab_size)
-    data = LoaderDataModule(
+    data = ps.lightning.LoaderDataModule(
         lambda ranks: ps.Loader(
             dataset,
             sequence_length=64,

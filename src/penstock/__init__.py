@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.core.errors import PenstockError
     from penstock.inputs.model_input import InputRequirements, ModelInput
     from penstock.inputs.torch_tensors import to_torch
-    from penstock.integrations import huggingface, jax, megatron, torchtitan, trl
+    from penstock.integrations import accelerate, huggingface, jax, lightning, megatron, torchtitan, trl
     from penstock.integrations.isolation import check_isolation
     from penstock.loader.data_parallel import DataParallel
     from penstock.loader.loader import Loader
@@ -85,6 +85,7 @@ _NAMES = {
 """Public name → the module that defines it."""
 
 _MODULES = {
+    "accelerate": "integrations.accelerate",
     "chat": "chat",
     "distillation": "distillation",
     "errors": "core.errors",
@@ -93,6 +94,7 @@ _MODULES = {
     "huggingface": "integrations.huggingface",
     "integrations": "integrations",
     "jax": "integrations.jax",
+    "lightning": "integrations.lightning",
     "media": "media",
     "megatron": "integrations.megatron",
     "models": "models",
@@ -129,6 +131,7 @@ __all__ = [
     "Run",
     "ShareChange",
     "Source",
+    "accelerate",
     "build_model",
     "chat",
     "check_isolation",
@@ -141,6 +144,7 @@ __all__ = [
     "inspect",
     "integrations",
     "jax",
+    "lightning",
     "load_model",
     "load_tokenizer",
     "loss",

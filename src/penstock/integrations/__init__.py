@@ -1,6 +1,6 @@
 """Working parts for other people's trainers, with state, sharding and loss: tensors of the right shape are not enough.
 
-Each integration is a module (`ps.huggingface`, `ps.jax`, `penstock.integrations.lightning`) and needs its package;
+Each integration is a module (`ps.huggingface`, `ps.lightning`, `ps.jax`) and needs its package;
 importing this room needs none. `LoaderState` is for loops of your own.
 """
 

@@ -1,7 +1,7 @@
 """Accelerate: a loader's steps in a loop with an `Accelerator`, with state, ranks and the loss of the whole step.
 
 ```python
-data = AcceleratorSteps(accelerator, loader)                # registered: save_state and load_state include its place
+data = ps.accelerate.AcceleratorSteps(accelerator, loader)  # registered: save_state and load_state include its place
 model, optimizer = accelerator.prepare(model, optimizer)    # the loader needs no preparing: it has this rank's rows
 for step in data:
     for row in data.rows(step, model):                      # gradients are exchanged with the last

@@ -6,7 +6,7 @@ class Model(L.LightningModule):
         loss = ps.huggingface.loss(self.model, step, step.loss_denominator)
         return self.trainer.datamodule.scaled(loss)
 
-data = LoaderDataModule(
+data = ps.lightning.LoaderDataModule(
     lambda ranks: ps.Loader("data/web", sequence_length=4096, rows_per_step=64, data_parallel=ranks)
 )
 L.Trainer(max_steps=1000, strategy="ddp").fit(Model(), data, ckpt_path="last")
