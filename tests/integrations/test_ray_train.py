@@ -21,7 +21,10 @@ STEPS = 14
 def run(dataset, folder, mode):
     """[(step, workers, loss, [[row, digest]])] of each worker, in the order in which they were written."""
     folder.mkdir()
-    environment = child_environment(RAY_USAGE_STATS_ENABLED="0", RAY_memory_monitor_refresh_ms="0")
+    # A busy machine starts workers slowly.
+    environment = child_environment(
+        RAY_USAGE_STATS_ENABLED="0", RAY_memory_monitor_refresh_ms="0", RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S="600"
+    )
     environment["PYTHONPATH"] += f":{EXAMPLES}"
     done = run_python(SCRIPT, dataset, folder, mode, env=environment, check=True)
     assert json.loads(done.stdout.splitlines()[-1])["step"] == STEPS - 1
