@@ -17,7 +17,8 @@ from penstock.core.folders import local_path
 from penstock.objectives import Objective
 from penstock.objectives.objective import Causal
 from penstock.sampling import Shuffle, integer_shares
-from penstock.sampling.order import SHUFFLE_CODES
+from penstock.sampling._kernels import WINDOW_BLOCKS
+from penstock.sampling.order import MOST_RUNS, SHUFFLE_CODES
 from penstock.shards import Corpus
 from penstock.shards.document import is_corpus
 from penstock.shards.joined import corpus_name, open_dataset
@@ -101,6 +102,8 @@ class Source:
     """What happens to documents longer than a row; None is `split`. Not with packing `concat`, which cuts at rows."""
     sides: Sequence[str | Path] = ()
     """Side datasets of this dataset: more columns for the same documents (`penstock.shards.write_side`)."""
+    shuffle_runs: int = WINDOW_BLOCKS
+    """Runs of 256 documents that shuffle `block` mixes, at most: fewer need less room for a remote dataset."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -137,6 +140,13 @@ class Source:
             raise ConfigError(f"{where}: objective must be one such as penstock.Causal(), got {self.objective!r}")
         if self.shuffle not in tuple(SHUFFLE_CODES):
             raise ConfigError(f"{where}: shuffle must be one of {', '.join(SHUFFLE_CODES)}, got {self.shuffle!r}")
+        object.__setattr__(self, "shuffle_runs", whole(f"{where}: shuffle_runs", self.shuffle_runs))
+        if not 1 <= self.shuffle_runs <= MOST_RUNS:
+            raise ConfigError(f"{where}: shuffle_runs must be 1 to {MOST_RUNS:,}, got {self.shuffle_runs}")
+        if self.shuffle != "block" and self.shuffle_runs != WINDOW_BLOCKS:
+            raise ConfigError(
+                f"{where}: shuffle_runs has an effect only with shuffle 'block', not {self.shuffle!r}; leave it out"
+            )
         if self.too_long is not None and self.too_long not in TOO_LONG:
             raise ConfigError(f"{where}: too_long must be one of {', '.join(TOO_LONG)}, got {self.too_long!r}")
 
