@@ -28,6 +28,7 @@ from penstock.loader.extras import Extras, RowExtras, StepExtras
 from penstock.loader.rewriting import Rewriting
 from penstock.shards import Corpus
 from penstock.shards._kernels import BAD_LENGTH, BAD_SPANS, BAD_TOKEN_ID, BAD_TOKENS, OK
+from penstock.shards.document import location_of
 from penstock.shards.joined import part_of
 
 _FAULTS = {
@@ -216,12 +217,12 @@ class Fill:
             )
         if fault == BAD_TOKEN_ID and dataset.table.vocab_size is None:
             raise ConfigError(
-                f"dataset {dataset.name!r} ({dataset.path}): document {document} has a token id of 2^31 or more; "
+                f"dataset {dataset.name!r} ({location_of(dataset)}): document {document} has a token id of 2^31 or more; "
                 f"{self._cure_of_wide_ids(source)}"
             )
         raise CorruptionError(
-            f"dataset {dataset.name!r} ({dataset.path}): document {document}: {_FAULTS[fault]}; the step was not "
-            f"returned. `penstock verify {dataset.path}` names all that is damaged; prepare it again or restore a copy"
+            f"dataset {dataset.name!r} ({location_of(dataset)}): document {document}: {_FAULTS[fault]}; the step was not "
+            f"returned. `penstock verify {location_of(dataset)}` names all that is damaged; prepare it again or restore a copy"
         )
 
 

@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeAlias, cast, final
 import numpy as np
 
 from penstock.core.errors import ConfigError
-from penstock.core.folders import local_path
 from penstock.objectives import Objective
 from penstock.objectives.objective import Causal
 from penstock.sampling import Shuffle, integer_shares
@@ -83,7 +82,7 @@ class Source:
     """One corpus in a mixture: a dataset, or several whose documents are shuffled together."""
 
     path: str | Path | Corpus | Sequence[str | Path | Corpus]
-    """A dataset folder, a Megatron prefix, or an opened dataset; or a list of these or a glob, as one corpus."""
+    """A dataset folder or its URL in a store, a Megatron prefix, or an opened dataset; or a list of these or a glob, as one corpus."""
     share: float | Literal["tokens"] = 1.0
     """Share of the tokens, relative to the other sources'. tokens: the tokens of the documents in use; then of all
     sources."""
@@ -159,14 +158,15 @@ class Source:
             if not given:
                 raise ConfigError("a source needs at least one dataset, got an empty list")
         for path in given if listed else [given]:
-            if isinstance(path, (str, Path)):
-                local_path(path, f"the dataset of {where}")
-            elif not is_corpus(path):
+            if not isinstance(path, (str, Path)) and not is_corpus(path):
                 what = f"{where}: each part" if listed else "a source"
                 raise ConfigError(f"{what} must be a path or an opened dataset, got {path!r}")
 
-    def open(self) -> Corpus:
+    def open(self, cache: str | Path | None = None) -> Corpus:
         """The dataset at the path, or those at the paths joined; an opened one as it is.
+
+        Args:
+            cache: Where copies of remote datasets are kept, as for `penstock.open_dataset`.
 
         Raises:
             FormatError: There is no dataset, or nothing matches a glob.
