@@ -16,24 +16,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-
 from penstock.core.errors import ConfigError, CorruptionError, FormatError
 from penstock.core.folders import base_name, cache_folder
-from penstock.shards.files import checksum, output_errors, read_json, write_file, write_json
+from penstock.shards.copying import fetch_file
+from penstock.shards.files import checksum, map_file, output_errors, read_json, write_file, write_json
 from penstock.shards.images import ASSETS, PROCESSOR_FOLDER
 from penstock.shards.layout import TOKENIZER_FOLDER
 from penstock.shards.manifest import MANIFEST, Manifest
-from penstock.shards.stores import Store, StoredFile
+from penstock.shards.stores import TOKENIZER_FILES, Store, StoredFile
 
 _NOTE = "store.json"
 _READERS = 16
-_HTTP_TOKENIZER = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "vocab.json", "merges.txt",
-    "tekken.json", "penstock.json", "chat_template.jinja",
-)  # fmt: skip
-"""Files of a tokenizer that are asked for where a store cannot list."""
-
 
 def fetch_tables(url: str | os.PathLike[str], cache: str | os.PathLike[str] | None) -> tuple[Store, Path, dict[str, str]]:
     """Have a folder with everything of a remote dataset but the bytes of its shards, which are sparse files.
@@ -54,7 +47,8 @@ def fetch_tables(url: str | os.PathLike[str], cache: str | os.PathLike[str] | No
     """
     store = Store(url)
     with ThreadPoolExecutor(2) as pool:
-        listing, reading = pool.submit(store.list), pool.submit(store.read_if_there, MANIFEST)
+        listing = pool.submit(store.listing, [f"{TOKENIZER_FOLDER}/{name}" for name in TOKENIZER_FILES])
+        reading = pool.submit(store.read_if_there, MANIFEST)
         content, listed = reading.result(), listing.result()
     if content is None:
         raise FormatError(_not_a_dataset(store, listed))
@@ -64,6 +58,8 @@ def fetch_tables(url: str | os.PathLike[str], cache: str | os.PathLike[str] | No
             f"{store.url}: has images, which cannot be read from a store; copy it to this machine: penstock copy "
             f"{store.url} FOLDER"
         )
+    if not store.lists:
+        listed |= store.listing([*manifest.checksums, *(shard.file for shard in manifest.shards)])
     _check_listed(store, manifest, listed)
     digest = hashlib.blake2b(f"{store.url}\n".encode() + content, digest_size=12).hexdigest()
     kept = cache_folder(cache) / f"{base_name(store.url)}-{digest}"
@@ -90,10 +86,8 @@ def _not_a_dataset(store: Store, listed: Mapping[str, StoredFile]) -> str:
 
 
 def _check_listed(store: Store, manifest: Manifest, listed: Mapping[str, StoredFile]) -> None:
-    """Compare what the store lists with the manifest, where it lists."""
-    if not listed:
-        return
-    for name, expected in {**dict.fromkeys(manifest.checksums), **{one.file: one.bytes for one in manifest.shards}}.items():
+    """Compare what the store lists with the manifest."""
+    for name, expected in {**dict.fromkeys(manifest.checksums, None), **{one.file: one.bytes for one in manifest.shards}}.items():
         if name not in listed:
             raise CorruptionError(f"{store.where(name)}: the file is missing; upload it again (`penstock copy`)")
         size = listed[name].size
@@ -104,27 +98,23 @@ def _check_listed(store: Store, manifest: Manifest, listed: Mapping[str, StoredF
             )
 
 
-def _fetch(
-    store: Store, folder: Path, manifest: Manifest, content: bytes, listed: Mapping[str, StoredFile]
-) -> None:
+def _fetch(store: Store, folder: Path, manifest: Manifest, content: bytes, listed: Mapping[str, StoredFile]) -> None:
     """Write all files of the dataset, but of the shards only the sizes; the manifest last."""
     names = [name for name in manifest.checksums if not name.endswith(ASSETS)]
-    more = [name for name in listed if name not in {*names, MANIFEST} and _is_wanted(name)]
-    if not listed:
-        more = [f"{TOKENIZER_FOLDER}/{name}" for name in _HTTP_TOKENIZER]
+    names += [name for name in listed if name not in {*names, MANIFEST} and _is_wanted(name)]
     with ThreadPoolExecutor(_READERS) as pool:
-        files = zip([*names, *more], pool.map(store.read_if_there, [*names, *more]), strict=True)
-        for name, data in files:
-            if data is None and name in manifest.checksums:
-                raise CorruptionError(f"{store.where(name)}: the file is missing; upload it again (`penstock copy`)")
-            if data is None:
-                continue
-            expected = manifest.checksums.get(name)
-            if expected is not None and checksum(np.frombuffer(data, np.uint8)) != expected:
-                raise CorruptionError(f"{store.where(name)}: differs from its checksum; upload it again (`penstock copy`)")
-            with output_errors(folder / name):
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            write_file(folder / name, data)
+        coming = [
+            pool.submit(fetch_file, store, name, listed[name].size, folder / name, listed[name].stamp) for name in names
+        ]
+        for one in coming:
+            one.result()
+    for name, expected in manifest.checksums.items():
+        if name.endswith(ASSETS):
+            continue
+        if not (folder / name).is_file():
+            raise CorruptionError(f"{store.where(name)}: the file is missing; upload it again (`penstock copy`)")
+        if checksum(map_file(folder / name)) != expected:
+            raise CorruptionError(f"{store.where(name)}: differs from its checksum; upload it again (`penstock copy`)")
     for shard in manifest.shards:
         with output_errors(folder / shard.file), open(folder / shard.file, "ab") as file:
             file.truncate(shard.bytes)

@@ -8,7 +8,8 @@ the URL. S3 and HTTP are asked for the object that was listed (`If-Match`), so a
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
@@ -22,6 +23,12 @@ PAUSE_SECONDS = 0.2
 """After the first failure; each later pause is twice as long."""
 
 Result = TypeVar("Result")
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "vocab.json", "merges.txt",
+    "tekken.json", "chat_template.jinja",
+)  # fmt: skip
+"""Files of a tokenizer that are asked for where a store cannot list."""
 
 _STAMPS = (*STAMPS, "blob_id", "commit_hash")
 _CHANGED, _FORBIDDEN = {409, 412}, {400, 401, 403, 405}
@@ -63,14 +70,21 @@ class Store:
         """The URL of a file."""
         return f"{self.url}/{name}" if name else self.url
 
-    def list(self) -> dict[str, StoredFile]:
-        """All files below the folder, by their path in it; empty where the store cannot list (plain HTTP).
+    @property
+    def lists(self) -> bool:
+        """Whether the store can say which files it has; plain HTTP cannot."""
+        return not self._protocols & {"http", "https"}
+
+    def listing(self, guesses: Sequence[str] = ()) -> dict[str, StoredFile]:
+        """All files below the folder, by their path in it; those of `guesses` that are there, if it cannot list.
 
         Raises:
             StoreError: The store cannot be read.
         """
-        if self._protocols & {"http", "https"}:
-            return {}
+        if not self.lists:
+            with ThreadPoolExecutor(len(guesses) or 1) as pool:
+                pairs = zip(guesses, pool.map(self.look_up, guesses), strict=True)
+                return {name: one for name, one in pairs if one is not None}
 
         def find() -> Any:
             self._files.invalidate_cache()
@@ -109,12 +123,14 @@ class Store:
         return None if entry is None or entry.get("type") == "directory" else _stored(entry)
 
     def read(self, name: str) -> bytes:
-        """A whole file.
+        """A whole file that is not empty.
 
         Raises:
             StoreError: The store cannot be read, or there is no such file.
         """
-        data: bytes = self._try(name, lambda: self._files.cat_file(self._path(name)))
+        # From a first byte on, s3fs does not ask for the size before.
+        options = {"start": 0} if self._protocols & {"s3", "s3a"} else {}
+        data: bytes = self._try(name, lambda: self._files.cat_file(self._path(name), **options))
         self._count(len(data))
         return data
 
