@@ -204,7 +204,7 @@ class Need:
     runs: int
     """Runs of 256 documents."""
     run_bytes: int
-    """Mean bytes of a run."""
+    """Mean bytes of a run, with its spans and columns; of several datasets, of the one with the largest."""
     reason: str
 
     @property
@@ -238,8 +238,8 @@ def residency(source: Source, dataset: Corpus, settings: PlanSettings) -> Need:
         )
     if runs >= all_runs:
         runs, reason = all_runs, reason if source.shuffle == "full" else f"all of it ({reason})"
-    total = sum(int(part.table.shard_bytes.sum()) for part in getattr(dataset, "parts", (dataset,)))
-    return Need(runs=runs, run_bytes=-(-total * BLOCK_DOCUMENTS // max(count, 1)), reason=reason)
+    sizes = [part.run_bytes for part, _ in _parts(dataset)]
+    return Need(runs=runs, run_bytes=max(sizes), reason=reason)
 
 
 def _parts(dataset: Any) -> list[tuple[Any, float]]:

@@ -76,24 +76,29 @@ def copy_dataset(source: str | Path, target: str | Path, *, progress: bool = Fal
         raise ConfigError(f"{goal.where('')}: source and target are the same")
     manifests = _manifests(origin)
     listed = origin.listing(manifests)
+    is_finished = True
     for name, content in manifests.items():
         found = goal.read_if_there(name)
         if found is not None and found != content:
             raise OutputError(f"{goal.where(name)}: another dataset is there; choose another place, or remove it")
+        is_finished &= found is not None
     files = [one for name, content in manifests.items() for one in _files_of(origin, name, content, listed)]
     files += [_File(name=name, size=listed[name].size, checksum=None) for name in listed if _is_report(name, manifests)]
     digest = hashlib.blake2b(b"".join(manifests.values()), digest_size=16).hexdigest()
     with Progress("copying", total=sum(one.size or 0 for one in files), unit="B", enabled=progress) as bar:
-        copied = _copy_files(origin, goal, files, digest, bar, check)
-    for name, content in sorted(manifests.items(), reverse=True):
-        goal.write_bytes(name, content)
-        copied += len(content)
-    goal.remove(NOTE)
+        copied = _copy_files(origin, goal, files, digest, bar, check, is_finished)
+    if copied or not is_finished:
+        for name, content in sorted(manifests.items(), reverse=True):
+            goal.write_bytes(name, content)
+            copied += len(content)
+        goal.remove(NOTE)
     return copied
 
 
-def _copy_files(origin: "_Place", goal: "_Place", files: list[_File], digest: str, bar: Progress, check: bool) -> int:
-    done = goal.complete(files, digest)
+def _copy_files(
+    origin: "_Place", goal: "_Place", files: list[_File], digest: str, bar: Progress, check: bool, is_finished: bool
+) -> int:
+    done = goal.complete(files, digest, is_finished)
     lock, copied = threading.Lock(), 0
 
     def copy(one: _File) -> None:
@@ -182,7 +187,7 @@ class _Folder:
             raise CorruptionError(f"{path}: is missing, or not of {one.size} bytes; prepare it again")
         yield path
 
-    def complete(self, files: list[_File], digest: str) -> set[str]:
+    def complete(self, files: list[_File], digest: str, is_finished: bool) -> set[str]:
         return {
             one.name
             for one in files
@@ -239,8 +244,12 @@ class _Remote:
             fetch_file(self._store, one.name, one.size, path)
             yield path
 
-    def complete(self, files: list[_File], digest: str) -> set[str]:
-        """What the note of an interrupted copy lists, if it is still there as it was written."""
+    def complete(self, files: list[_File], digest: str, is_finished: bool) -> set[str]:
+        """What the note of an interrupted copy lists, if it is still there as it was written; if the copy was finished,
+        all files of the right size."""
+        if is_finished:
+            listed = self._store.listing([one.name for one in files])
+            return {one.name for one in files if one.name in listed and listed[one.name].size == one.size}
         note = self._store.read_if_there(NOTE)
         try:
             value = json.loads(note or b"{}")

@@ -92,7 +92,7 @@ class Dataset:
         local = cls._open_local(folder)
         table = replace(local.table, paths=[store.where(path.name) for path in map(Path, local.table.paths)])
         units = UnitMap(table, local.manifest)
-        holder = Residency(store, folder.parent, folder, table, units, stamps)
+        holder = Residency(store, folder.parent.parent, folder, table, units, stamps)
         return cls(folder, local.manifest, replace(table, holder=holder), store.url, cache)
 
     @classmethod

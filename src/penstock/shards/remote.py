@@ -63,7 +63,7 @@ def fetch_tables(url: str | os.PathLike[str], cache: str | os.PathLike[str] | No
     _check_listed(store, manifest, listed)
     digest = hashlib.blake2b(f"{store.url}\n".encode() + content, digest_size=12).hexdigest()
     kept = cache_folder(cache) / f"{base_name(store.url)}-{digest}"
-    folder = kept / base_name(store.url)
+    folder = kept / "data" / base_name(store.url)
     with output_errors(kept):
         folder.mkdir(parents=True, exist_ok=True)
     with _alone(kept):

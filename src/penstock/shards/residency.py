@@ -24,7 +24,7 @@ import numpy as np
 from penstock.core.arrays import Int64
 from penstock.core.errors import CorruptionError, OutputError
 from penstock.shards import _check_kernels as check
-from penstock.shards.document import SPANS, TOKENS, DocumentTable
+from penstock.shards.document import EXTRAS, SPANS, TOKENS, DocumentTable
 
 from penstock.shards.stores import Store
 from penstock.shards.unit_record import ABSENT, PRESENT, UNSURE, UnitRecord, punch
@@ -91,6 +91,17 @@ class Residency:
     def size(self) -> int:
         """Bytes of the dataset's units that are on this machine, or on their way, for all processes."""
         return self._record.used
+
+    @property
+    def run_bytes(self) -> int:
+        """Mean bytes on the disk that a run of documents takes alone, with its spans and columns; of up to 64 runs."""
+        runs = np.unique(np.linspace(0, self.units.runs - 1, 64).astype(np.int64)) if self.units.runs else []
+        kinds = (TOKENS, SPANS, EXTRAS)
+        sizes = [
+            sum(self.units.size(unit) for unit in self.units.of(np.arange(*self.units.documents(run)), kinds).tolist())
+            for run in map(int, runs)
+        ]
+        return -(-sum(sizes) // max(len(sizes), 1))
 
     # What callers use.
 
