@@ -29,7 +29,10 @@ def is_url(location: str | os.PathLike[str]) -> bool:
 
 def normal_url(location: str | os.PathLike[str]) -> str:
     """A URL as users write it, whether or not it has been through `Path`; without a slash at its end."""
-    return re.sub(":/+", "://", os.fspath(location), count=1).rstrip("/")
+    text = os.fspath(location)
+    # The path of a local file begins with a slash of its own.
+    slashes = ":///" if text.startswith(("file:", "local:")) else "://"
+    return re.sub(":/+", slashes, text, count=1).rstrip("/")
 
 
 def base_name(location: str | os.PathLike[str]) -> str:

@@ -136,6 +136,10 @@ def _files_of(origin: "_Place", name: str, content: bytes, listed: Mapping[str, 
     prefix = name.removesuffix(MANIFEST)
     manifest = Manifest.parse(content, origin.where(prefix.rstrip("/")))
     for shard in manifest.shards:
+        here = listed.get(f"{prefix}{shard.file}")
+        if here is None or here.size not in (None, shard.bytes):
+            found = "is missing" if here is None else f"has {here.size} bytes, expected {shard.bytes}"
+            raise CorruptionError(f"{origin.where(prefix + shard.file)}: the file {found}; prepare it again")
         yield _File(name=f"{prefix}{shard.file}", size=shard.bytes, checksum=shard.checksum)
     for file, expected in manifest.checksums.items():
         here = listed.get(f"{prefix}{file}")
@@ -230,7 +234,8 @@ class _Remote:
         guesses = []
         for name, content in manifests.items():
             prefix = name.removesuffix(MANIFEST)
-            guesses += [f"{prefix}{file}" for file in Manifest.parse(content, self.where(prefix)).checksums]
+            manifest = Manifest.parse(content, self.where(prefix))
+            guesses += [f"{prefix}{file}" for file in (*manifest.checksums, *(one.file for one in manifest.shards))]
             guesses += [f"{prefix}{TOKENIZER_FOLDER}/{file}" for file in TOKENIZER_FILES]
         return self._store.listing(guesses)
 

@@ -278,6 +278,8 @@ def _weight_sums(table: DocumentTable) -> Array:
     return table.lengths[:, 1].astype(np.float64) if table.weight_sums is None else table.weight_sums
 
 
+_IN_PLACE = (".npy", ".bin", ".idx")
+"""Endings of foreign corpora, which are read only from local files."""
 _TOGETHER = 1 << 16
 """Documents of which the origins are fetched together."""
 
@@ -434,7 +436,7 @@ def _has_index(path: Path) -> bool:
 def _open_one(
     path: str | Path, dtype: str | None, eos_id: int | None, cache: str | Path | None
 ) -> Dataset | InPlaceCorpus:
-    if is_url(path):
+    if is_url(path) and Path(path).suffix not in _IN_PLACE:
         return Dataset.open(path, cache=cache)
     path = local_path(path, "a dataset")
     if path.suffix == ".npy":

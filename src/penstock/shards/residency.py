@@ -155,17 +155,10 @@ class Residency:
             StoreError, CorruptionError, OutputError: One cannot be brought; names the URL.
         """
         with self._changed:
-            while not (here := self._mine[units] == _HERE).all():
-                for unit in units[~here].tolist():
-                    if self._mine[unit] == _NOT_HERE:
-                        self._raise(unit)
+            while (self._mine[units] == _COMING).any():
                 self._changed.wait()
-
-    def _raise(self, unit: int) -> None:
-        error = self._errors.get(unit)
-        if error is None:
-            raise AssertionError(f"unit {unit} was released while it was waited for")
-        raise error
+            for unit in units[self._mine[units] == _NOT_HERE].tolist():
+                raise self._errors[unit]
 
     def release(self, units: Units) -> None:
         """Let units go that were wanted, once."""
