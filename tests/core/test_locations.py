@@ -12,7 +12,9 @@ from penstock.core.errors import ConfigError
 from penstock.core.folders import is_url, local_path, normal_url
 from penstock.shards import import_corpus, open_megatron, open_npy, write_megatron
 
-MESSAGE = r"s3://bucket/data(\.npy)?: is a URL, but .* must be a local path; write to a local folder and copy it to the store"
+MESSAGE = (
+    r"s3://bucket/data(\.npy)?: is a URL, but .* must be a local path; write to a local folder and copy it to the store"
+)
 URL = "s3://bucket/data"
 
 

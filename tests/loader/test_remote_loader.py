@@ -87,7 +87,12 @@ def test_steps_are_those_of_a_local_copy(store, kind, threads):
     for one, other in zip(here.explain(3), there.explain(3), strict=True):
         assert other.shard.startswith(f"s3://bucket/{name}/0000")
         assert str(one) == str(other)
-        assert (one.document, one.begin, one.num_tokens, one.text) == (other.document, other.begin, other.num_tokens, other.text)
+        assert (one.document, one.begin, one.num_tokens, one.text) == (
+            other.document,
+            other.begin,
+            other.num_tokens,
+            other.text,
+        )
 
 
 def test_mixtures_of_local_and_remote_sources(store, tmp_path):
@@ -135,17 +140,15 @@ def test_a_resume_at_each_step_from_a_cold_cache(store, tmp_path):
 
 def test_the_first_step_needs_one_more_round_trip_and_few_runs(store):
     _, remote = pair(store, "plain", shuffle="block")
-    loader = Loader(remote, threads=1, **{**SETTINGS, "window_rows": 8})
+    loader = Loader(remote, **{**SETTINGS, "window_rows": 8})
+    plan = loader._planner.next()
+    ((holder, units),) = loader._fetching.wanted(plan, *loader._own_rows(plan))
+    assert len(units) == 1
+    assert not any(holder.units.unit(unit).has_more for unit in units.tolist())
     store.forget()
-    gate = store.fail("slow", 10**6, ".arrow")
-    iterator = iter(loader)
-    wait_for(lambda: store.count(".arrow") >= 2)
-    gate.times = 0
-    gate.gate.set()
-    next(iterator)
-    assert loader.datasets[0].table.holder.fetched_bytes < 0.4 * sum(
-        shard.bytes for shard in loader.datasets[0].manifest.shards
-    )
+    with holder.held(units):
+        # Tokens and checksums of one run, in each of the two batches that it touches at most, at the same time.
+        assert store.count(".arrow") <= 4
 
 
 def test_a_rank_fetches_its_own_rows_only(store):
@@ -243,7 +246,7 @@ def test_a_failure_comes_where_its_step_would_have_come(store):
 
 RANK = textwrap.dedent(
     """
-    import hashlib, json, sys
+    import hashlib, json, sys, time
     import penstock as ps
     url, cache, rank, size, budget, skip, out = sys.argv[1:]
     loader = ps.Loader(
@@ -259,6 +262,8 @@ RANK = textwrap.dedent(
                 for name in {names}:
                     rows.update(bytes(getattr(row, name)))
             print(step.index, rows.hexdigest(), file=file, flush=True)
+            while size == "2" and open(out[:-1] + "10"[int(rank)], "a+").seek(0, 2) < file.tell() - 100:
+                time.sleep(0.001)  # ranks of a run wait for each other
             peak = max(peak, loader.datasets[0].table.holder.size)
     print(json.dumps({"peak": peak, "fetched": loader.traffic["plain"].fetched_bytes}))
     """
@@ -296,7 +301,7 @@ def test_two_ranks_share_a_cache_of_a_part_of_the_data(store, tmp_path):
         assert out.read_text().splitlines() == expected_lines(store, rank, 2)
     assert max(one["peak"] for one in found) <= budget
     # Both need nearly every run, and most come once for both.
-    assert sum(one["fetched"] for one in found) < 1.6 * whole
+    assert sum(one["fetched"] for one in found) < 1.5 * whole
 
 
 @pytest.mark.slow

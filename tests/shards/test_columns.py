@@ -172,9 +172,7 @@ def test_columns_behind_the_texts_of_a_part_of_a_block(tmp_path):
             columns={"score": Ragged.from_rows([row / 7 for row in rows], np.float32)},
         )
         shard = writer.finish()
-    finish_dataset(
-        tmp_path, shards=[shard], layout=layout, tokenizer=tokenizer_info(), files=["a"], configuration="c"
-    )
+    finish_dataset(tmp_path, shards=[shard], layout=layout, tokenizer=tokenizer_info(), files=["a"], configuration="c")
     dataset = Dataset.open(tmp_path)
     for n in (0, 1023, 1024, 1499):
         assert dataset[n].text == f"text {n} " * (n % 7)

@@ -148,12 +148,16 @@ def test_failures_that_pass_are_healed(store, kind):
 def test_failures_that_stay_name_the_url(store):
     remote = open_dataset(URL)
     fault = store.fail("500", 10**6, ".arrow")
-    with pytest.raises(StoreError, match=r"s3://bucket/web/00000.arrow: cannot be read, 5 times in a row: .*InternalErr"):
+    with pytest.raises(
+        StoreError, match=r"s3://bucket/web/00000.arrow: cannot be read, 5 times in a row: .*InternalErr"
+    ):
         remote[0]
     fault.times = 0
     assert remote[0] == local_copy(store)[0]
     store.fail("403", 1, ".arrow")
-    with pytest.raises(StoreError, match=r"s3://bucket/web/00001.arrow: the store refuses: PermissionError: AccessDenied"):
+    with pytest.raises(
+        StoreError, match=r"s3://bucket/web/00001.arrow: the store refuses: PermissionError: AccessDenied"
+    ):
         remote[1200]
     store.faults.clear()
     store.fail("403", 1, "manifest.json")
@@ -224,7 +228,9 @@ def test_a_full_disk_names_the_url_and_the_cure(store, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("penstock.shards.residency.os.pwrite", full)
-    with pytest.raises(OutputError, match=r"s3://bucket/web: its cache in .* the disk is full; make room, set cache_byt"):
+    with pytest.raises(
+        OutputError, match=r"s3://bucket/web: its cache in .* the disk is full; make room, set cache_byt"
+    ):
         remote[0]
     monkeypatch.undo()
 

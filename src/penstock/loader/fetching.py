@@ -136,7 +136,9 @@ class Fetching:
             if traffic.used_bytes:
                 _log.info("source %r (%s): %s", name, location_of(self._datasets[number]), traffic)
 
-    def ahead(self, plan: Callable[[], StepPlan | None], own_rows: Callable[[StepPlan], tuple[int, int]]) -> "StepsAhead":
+    def ahead(
+        self, plan: Callable[[], StepPlan | None], own_rows: Callable[[StepPlan], tuple[int, int]]
+    ) -> "StepsAhead":
         """Plan and fetch ahead from now on; `own_rows` says which rows of a step are this rank's."""
         self._ahead = StepsAhead(plan, lambda step: self.wanted(step, *own_rows(step)), self._tokens, self._ahead_bytes)
         return self._ahead

@@ -35,7 +35,9 @@ def prepare_remote(
         StoreError: The store cannot be read or written.
     """
     store = Store(url)
-    folder = cache_folder() / "prepared" / f"{base_name(url)}-{hashlib.blake2b(url.encode(), digest_size=8).hexdigest()}"
+    folder = (
+        cache_folder() / "prepared" / f"{base_name(url)}-{hashlib.blake2b(url.encode(), digest_size=8).hexdigest()}"
+    )
     there = [f"{split}{MANIFEST}" for split in SPLITS if store.read_if_there(f"{split}{MANIFEST}") is not None]
     if there and not overwrite and not folder.is_dir():
         raise OutputError(

@@ -28,7 +28,10 @@ from penstock.shards.stores import TOKENIZER_FILES, Store, StoredFile
 _NOTE = "store.json"
 _READERS = 16
 
-def fetch_tables(url: str | os.PathLike[str], cache: str | os.PathLike[str] | None) -> tuple[Store, Path, dict[str, str]]:
+
+def fetch_tables(
+    url: str | os.PathLike[str], cache: str | os.PathLike[str] | None
+) -> tuple[Store, Path, dict[str, str]]:
     """Have a folder with everything of a remote dataset but the bytes of its shards, which are sparse files.
 
     Args:
@@ -87,7 +90,10 @@ def _not_a_dataset(store: Store, listed: Mapping[str, StoredFile]) -> str:
 
 def _check_listed(store: Store, manifest: Manifest, listed: Mapping[str, StoredFile]) -> None:
     """Compare what the store lists with the manifest."""
-    for name, expected in {**dict.fromkeys(manifest.checksums, None), **{one.file: one.bytes for one in manifest.shards}}.items():
+    for name, expected in {
+        **dict.fromkeys(manifest.checksums, None),
+        **{one.file: one.bytes for one in manifest.shards},
+    }.items():
         if name not in listed:
             raise CorruptionError(f"{store.where(name)}: the file is missing; upload it again (`penstock copy`)")
         size = listed[name].size

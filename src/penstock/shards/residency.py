@@ -177,7 +177,10 @@ class Residency:
         """The threads that bring units, or those that wait for requests; threads do not survive a fork."""
         if self._pools[which] is None or self._process != os.getpid():
             self._process = os.getpid()
-            self._pools = (ThreadPoolExecutor(THREADS, "penstock-units"), ThreadPoolExecutor(THREADS, "penstock-ranges"))
+            self._pools = (
+                ThreadPoolExecutor(THREADS, "penstock-units"),
+                ThreadPoolExecutor(THREADS, "penstock-ranges"),
+            )
         found: Any = self._pools[which]
         return found  # type: ignore[no-any-return]
 
@@ -389,7 +392,9 @@ class Residency:
         if parts.has_more and present:
             theirs = self.units.pages(other, self._table.mappings)
         shared = any(
-            one.shard == mine.shard and one.begin < mine.end and mine.begin < one.end for one in theirs for mine in pages
+            one.shard == mine.shard and one.begin < mine.end and mine.begin < one.end
+            for one in theirs
+            for mine in pages
         )
         return theirs if shared else []
 
@@ -463,5 +468,3 @@ class JoinedResidency:
             mine = units[(low <= units) & (units < high)]
             if mine.size:
                 yield part, mine - low
-
-

@@ -290,7 +290,9 @@ def _stored(entry: dict[str, Any]) -> StoredFile:
 async def _read_s3(files: Any, path: str, begin: int, end: int, stamp: str) -> bytes:
     """As `cat_file` of s3fs, which has no `IfMatch`."""
     bucket, key, _ = files.split_path(path)
-    response = await files._call_s3("get_object", Bucket=bucket, Key=key, Range=f"bytes={begin}-{end - 1}", IfMatch=stamp)
+    response = await files._call_s3(
+        "get_object", Bucket=bucket, Key=key, Range=f"bytes={begin}-{end - 1}", IfMatch=stamp
+    )
     async with response["Body"] as body:
         data: bytes = await body.read()
     return data

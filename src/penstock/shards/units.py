@@ -98,9 +98,7 @@ class UnitMap:
         """Number of units of tokens; they are the first ones."""
         return int(self._firsts[1])
 
-    def of(
-        self, documents: Annotated[Int64, "documents"], kinds: Sequence[int]
-    ) -> Annotated[Int64, "units"]:
+    def of(self, documents: Annotated[Int64, "documents"], kinds: Sequence[int]) -> Annotated[Int64, "units"]:
         """The units of some kinds that hold documents, rising."""
         found = []
         runs = batches = None
@@ -135,7 +133,9 @@ class UnitMap:
         """Shard, first document and number of documents of a batch."""
         table = self._table
         shard = int(np.searchsorted(table.shard_first_batch, batch, side="right")) - 1
-        begin = int(table.shard_starts[shard]) + (batch - int(table.shard_first_batch[shard])) * table.documents_per_batch
+        begin = (
+            int(table.shard_starts[shard]) + (batch - int(table.shard_first_batch[shard])) * table.documents_per_batch
+        )
         return shard, begin, min(table.documents_per_batch, int(table.shard_starts[shard + 1]) - begin)
 
     def _segments(self, begin: int, end: int) -> Iterator[_Segment]:

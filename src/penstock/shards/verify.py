@@ -140,9 +140,7 @@ def _verify_remote(url: str, progress: bool) -> Report:
                 faults=(Fault(file=url, document=None, reason=_without_path(error, Path(url))),),
             )  # fmt: skip
         found = _verify_dataset(folder / "copy", progress)
-        faults = tuple(
-            replace(fault, file=fault.file.replace(str(folder / "copy"), url)) for fault in found.faults
-        )
+        faults = tuple(replace(fault, file=fault.file.replace(str(folder / "copy"), url)) for fault in found.faults)
         return replace(found, path=url, faults=faults)
 
 
