@@ -1,7 +1,6 @@
 """MosaicML streaming: rows of 4,097 tokens in shards of 8 MB, shuffled by py1e, read from a store.
 
-Arguments: the folder of the store's bucket, the store's endpoint. Needs mosaicml-streaming; its vision parts, which want
-torchvision, are not used.
+Arguments: the folder of the store's bucket, the store's endpoint. Needs mosaicml-streaming.
 """
 
 import json

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import penstock as ps
 from penstock import open_dataset, train_tokenizer, write_dataset
 from penstock.config import load_run
 from penstock.core.errors import ConfigError

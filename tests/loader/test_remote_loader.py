@@ -1,4 +1,4 @@
-"""Sources in a store: rows, states and explanations are those of a local copy; little comes twice, and only what is needed."""
+"""Sources in a store: rows, states and explanations are those of a local copy, and only what is needed comes."""
 
 import hashlib
 import json
@@ -238,7 +238,7 @@ def test_a_failure_comes_where_its_step_would_have_come(store):
     given = []
     with pytest.raises(StoreError, match=r"s3://bucket/plain/00001.arrow: cannot be read, 5 times in a row"):
         given.extend(loader)
-    assert 0 < len(given)
+    assert len(given) > 0
     fault.times = 0
     for mine, theirs in zip([*given, *islice(loader, 3)], expected, strict=False):
         assert_same_step(mine, theirs)
@@ -250,8 +250,8 @@ RANK = textwrap.dedent(
     import penstock as ps
     url, cache, rank, size, budget, skip, out = sys.argv[1:]
     loader = ps.Loader(
-        ps.Source(url, name="plain", shuffle="block", shuffle_runs=2, max_epochs=1), sequence_length=256, rows_per_step=8,
-        seed=3, window_rows=32, data_parallel=(int(rank), int(size)), cache=cache, cache_bytes=int(budget), threads=1,
+        ps.Source(url, name="plain", shuffle="block", shuffle_runs=2, max_epochs=1), sequence_length=256,
+        rows_per_step=8, seed=3, window_rows=32, data_parallel=(int(rank), int(size)), cache=cache, cache_bytes=int(budget), threads=1,
     )
     loader.seek(int(skip))
     peak = 0

@@ -1,4 +1,4 @@
-"""Datasets in a store: opened in two round trips, read as from a disk; failures name the URL and never give other data."""
+"""Datasets in a store: opened in two round trips, read as from a disk; failures name the URL and give no other data."""
 
 import errno
 import os

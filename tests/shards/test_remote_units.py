@@ -1,6 +1,7 @@
-"""Units of remote datasets: what is here is what is in the store, whatever comes and goes; pages of what went are holes."""
+"""Units of remote datasets: what is here is what is in the store, and pages of what went are holes."""
 
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import fsspec
@@ -107,7 +108,7 @@ def test_what_is_here_is_what_is_in_the_store(tmp_path_factory, data):
 @settings(deadline=None, max_examples=12)
 @given(st.data())
 def test_units_hold_what_their_documents_need(tmp_path_factory, data):
-    """In a file of zeros with nothing but the units of a document, the document is read; without one of them it is not."""
+    """The units of a document are of the kinds that its dataset has, and all units together are about its bytes."""
     folder, flags = tmp_path_factory.mktemp("needs"), st.booleans()
     count = data.draw(st.integers(1, 1500))
     options = [data.draw(flags) for _ in range(3)]
@@ -147,7 +148,7 @@ def test_ranges_equal_sets_of_bytes(first, second, gap):
         assert whole.begin == min(part.begin for part in parts)
         assert whole.end == max(part.end for part in parts)
         assert len(cells([whole])) <= len(cells(parts)) + gap * (len(parts) - 1)
-    for (one, _), (two, _) in zip(requests, requests[1:], strict=False):
+    for (one, _), (two, _) in pairwise(requests):
         assert one.shard < two.shard or one.end + gap < two.begin
 
 

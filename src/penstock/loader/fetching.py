@@ -1,7 +1,7 @@
-"""Sources in object stores: their documents are fetched ahead, in the order of the plan, and held while rows are filled.
+"""Sources in object stores: documents are fetched ahead, in the order of the plan, and held while rows are filled.
 
-One thread plans steps ahead and asks for the units of this rank's rows (`penstock.shards.units`); it waits where there
-is no room for more. Filling waits for the units of its step, and lets them go afterwards. What other ranks' rows hold is
+One thread plans steps ahead and asks for the units of this rank's rows (`penstock.shards.units`); it waits where no
+room is left. Filling waits for the units of its step, and lets them go afterwards. What other ranks' rows hold is
 fetched only where a sum over the whole step needs it: loss-weight spans of documents that are cut, and counts of trees.
 
 Plan, rows and states are those of the same dataset on a local disk.
@@ -235,8 +235,8 @@ def residency(source: Source, dataset: Corpus, settings: PlanSettings) -> Need:
     if source.shuffle == "block":
         runs = 2 * source.shuffle_runs + packed
         reason = (
-            f"two windows of {source.shuffle_runs} runs that are shuffled, and the documents of {settings.window_rows:,} "
-            "rows that are packed together"
+            f"two windows of {source.shuffle_runs} runs that are shuffled, and the documents of "
+            f"{settings.window_rows:,} rows that are packed together"
         )
     if runs >= all_runs:
         runs, reason = all_runs, reason if source.shuffle == "full" else f"all of it ({reason})"

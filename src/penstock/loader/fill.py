@@ -208,6 +208,7 @@ class Fill:
             return
         source, document = int(pieces["source"][index]), int(pieces["document"][index])
         dataset, document = part_of(self._datasets[source], document)
+        where = location_of(dataset)
         if fault == BAD_MEASURE:
             rewriting, piece = self._rewritings[source], pieces[index]
             raise ConfigError(
@@ -217,12 +218,12 @@ class Fill:
             )
         if fault == BAD_TOKEN_ID and dataset.table.vocab_size is None:
             raise ConfigError(
-                f"dataset {dataset.name!r} ({location_of(dataset)}): document {document} has a token id of 2^31 or more; "
+                f"dataset {dataset.name!r} ({where}): document {document} has a token id of 2^31 or more; "
                 f"{self._cure_of_wide_ids(source)}"
             )
         raise CorruptionError(
-            f"dataset {dataset.name!r} ({location_of(dataset)}): document {document}: {_FAULTS[fault]}; the step was not "
-            f"returned. `penstock verify {location_of(dataset)}` names all that is damaged; prepare it again or restore a copy"
+            f"dataset {dataset.name!r} ({where}): document {document}: {_FAULTS[fault]}; the step was not "
+            f"returned. `penstock verify {where}` names all that is damaged; prepare it again or restore a copy"
         )
 
 

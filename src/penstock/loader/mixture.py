@@ -82,7 +82,8 @@ class Source:
     """One corpus in a mixture: a dataset, or several whose documents are shuffled together."""
 
     path: str | Path | Corpus | Sequence[str | Path | Corpus]
-    """A dataset folder or its URL in a store, a Megatron prefix, or an opened dataset; or a list of these or a glob, as one corpus."""
+    """A dataset folder or its URL in a store, a Megatron prefix, or an opened dataset; or a list of these or a glob, as
+    one corpus."""
     share: float | Literal["tokens"] = 1.0
     """Share of the tokens, relative to the other sources'. tokens: the tokens of the documents in use; then of all
     sources."""

@@ -1,8 +1,8 @@
 """Preparing into an object store: on this machine first, then copied.
 
-The preparation is made in a folder of the cache that belongs to the URL, so a killed one goes on: parts that are finished
-are not prepared again, and files that were copied are not copied again. The manifest is copied last. The folder is
-removed at the end.
+The preparation is made in a folder of the cache that belongs to the URL, so a killed one goes on: parts that are
+finished are not prepared again, and files that were copied are not copied again. The manifest is copied last. The
+folder is removed at the end.
 """
 
 import hashlib

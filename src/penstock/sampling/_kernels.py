@@ -189,7 +189,8 @@ def clear_skipped(counts):
 def _shuffled(index, size, key, mode, schedule, table, outside, out):
     """Write the documents at index, index + 1, … of an epoch's order into `out` (int64), as `permute_range` does.
 
-    `mode` is that of `order.shuffle_mode`. `table` holds the permutation of a small source; `outside` is room for `_permute_block`.
+    `mode` is that of `order.shuffle_mode`. `table` holds the permutation of a small source; `outside` is room for
+    `_permute_block`.
     """
     if mode == SHUFFLE_NONE:
         for i in range(len(out)):

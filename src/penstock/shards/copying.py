@@ -1,7 +1,7 @@
 """Copies datasets between folders and object stores; a copy that was interrupted goes on.
 
-Every file with a checksum is checked on its way, and the manifest is written last, so a copy with a manifest is complete.
-In a store, a note next to the files says which ones are there already; in a folder, their checksums do.
+Every file with a checksum is checked on its way, and the manifest is written last, so a copy with a manifest is
+complete. In a store, a note next to the files says which ones are there already; in a folder, their checksums do.
 """
 
 import hashlib
@@ -322,11 +322,11 @@ def fetch_file(store: Store, name: str, size: int | None, path: Path, stamp: str
             return False
         write_file(path, data)
         return True
-    edges = [*range(0, size, _REQUEST_BYTES), size]
+    begins = range(0, size, _REQUEST_BYTES)
     partial = path.with_name(f"{path.name}.partial")
     with ThreadPoolExecutor(_TOGETHER) as pool, output_errors(path), open(partial, "wb") as file:
-        for first in range(0, len(edges) - 1, _TOGETHER):
-            spans = list(zip(edges, edges[1:], strict=False))[first : first + _TOGETHER]
+        for first in range(0, len(begins), _TOGETHER):
+            spans = [(begin, min(begin + _REQUEST_BYTES, size)) for begin in begins[first : first + _TOGETHER]]
             for data in pool.map(lambda span: store.read_range(name, *span, stamp), spans):
                 file.write(data)
         file.flush()

@@ -187,8 +187,8 @@ def _refuse_differences(parts: Sequence[Part]) -> None:
             other, expected = first.setdefault(fact, (part, value))
             if value != expected:
                 raise ConfigError(
-                    f"{location_of(other)} and {location_of(part)} cannot be one corpus: {fact}: {_shown(expected)} and "
-                    f"{_shown(value)}; {_CURES[fact]}, or make them two sources"
+                    f"{location_of(other)} and {location_of(part)} cannot be one corpus: {fact}: {_shown(expected)} "
+                    f"and {_shown(value)}; {_CURES[fact]}, or make them two sources"
                 )
 
 
@@ -357,9 +357,9 @@ def open_dataset(
     ```
 
     Args:
-        path: A folder that `penstock prepare` made, or its URL in a store; a Megatron corpus (its prefix, `.bin` or `.idx`); an `.npy` file
-            of bare tokens; a glob of these; or a list of paths, globs and opened datasets. Parts of one corpus have
-            one format, tokenizer and template.
+        path: A folder that `penstock prepare` made, or its URL in a store; a Megatron corpus (its prefix, `.bin` or
+            `.idx`); an `.npy` file of bare tokens; a glob of these; or a list of paths, globs and opened datasets.
+            Parts of one corpus have one format, tokenizer and template.
         dtype: Type of the tokens in `.npy` files: "uint16" or "uint32".
         eos_id: The token that ends each document in `.npy` files, or in Megatron corpora if all documents have it.
         cache: Where copies of remote datasets are kept; None: the environment's `PENSTOCK_CACHE`, else the user's cache
@@ -369,8 +369,8 @@ def open_dataset(
         FormatError: There is nothing that penstock can read, or nothing matches a glob.
         StoreError: A store cannot be read.
         CorruptionError: A dataset is damaged.
-        ConfigError: An `.npy` file without `dtype` and `eos_id`, a remote dataset with images, an empty list, a part that is given twice, or
-            two parts that cannot be one corpus.
+        ConfigError: An `.npy` file without `dtype` and `eos_id`, a remote dataset with images, an empty list, a part
+            that is given twice, or two parts that cannot be one corpus.
     """
     if isinstance(path, (str, Path)) and not _is_glob(path):
         return _open_one(path, dtype, eos_id, cache)

@@ -1,9 +1,9 @@
 """Opens a dataset in an object store: tables come first and are kept, shards become sparse files.
 
-Two round trips: the manifest and the list of files; then lengths, batch table, files and tokenizer, in parallel. Nothing
-else is read until a document is needed (`residency`). The tables are kept in a cache folder of this URL and manifest, so
-an opening after the first takes one round trip, and what was fetched of the shards is not fetched again. Lengths are
-checked against their checksum as a whole. A file that is not the one that was opened before is an error.
+Two round trips: the manifest and the list of files; then lengths, batch table, files and tokenizer, in parallel.
+Nothing else is read until a document is needed (`residency`). The tables are kept in a cache folder of this URL and
+manifest, so an opening after the first takes one round trip, and what was fetched of the shards is not fetched again.
+Lengths are checked against their checksum as a whole. A file that is not the one that was opened before is an error.
 
 The lengths take 8 bytes a document on this machine, and are fetched as a whole at the first opening.
 """

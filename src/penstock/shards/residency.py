@@ -25,7 +25,6 @@ from penstock.core.arrays import Int64
 from penstock.core.errors import CorruptionError, OutputError
 from penstock.shards import _check_kernels as check
 from penstock.shards.document import EXTRAS, SPANS, TOKENS, DocumentTable
-
 from penstock.shards.stores import Store
 from penstock.shards.unit_record import ABSENT, PRESENT, UNSURE, UnitRecord, punch
 from penstock.shards.units import PAGE, Range, UnitMap, joined_requests, page_bytes, without

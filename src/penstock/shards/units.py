@@ -126,7 +126,7 @@ class UnitMap:
         if kind in (TOKENS, ORIGINS):
             begin = number * BLOCK_DOCUMENTS
             return begin, min(begin + BLOCK_DOCUMENTS, len(self._table.lengths))
-        shard, begin, rows = self._batch(number)
+        _, begin, rows = self._batch(number)
         return begin, begin + rows
 
     def _batch(self, batch: int) -> tuple[int, int, int]:
