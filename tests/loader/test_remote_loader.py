@@ -251,7 +251,8 @@ RANK = textwrap.dedent(
     url, cache, rank, size, budget, skip, out = sys.argv[1:]
     loader = ps.Loader(
         ps.Source(url, name="plain", shuffle="block", shuffle_runs=2, max_epochs=1), sequence_length=256,
-        rows_per_step=8, seed=3, window_rows=32, data_parallel=(int(rank), int(size)), cache=cache, cache_bytes=int(budget), threads=1,
+        rows_per_step=8, seed=3, window_rows=32, data_parallel=(int(rank), int(size)), threads=1,
+        cache=cache, cache_bytes=int(budget),
     )
     loader.seek(int(skip))
     peak = 0

@@ -318,8 +318,11 @@ class StepsAhead:
         self._plans.put(None)
 
     def join(self) -> None:
-        """Wait until nothing is planned or asked for any more, and let go what was."""
+        """Wait until nothing is planned or asked for any more."""
         self._thread.join()
+
+    def _let_go(self) -> None:
+        """Release what was asked for and will not be filled; a fill under way that finds nothing asks itself."""
         with self._changed:
             left, self._units = list(self._units.values()), {}
         for wanted in left:
@@ -350,6 +353,11 @@ class StepsAhead:
         except BaseException as error:
             self._plans.put(error)
             self._plans.put(None)
+        with self._changed:
+            # At the end of the sources, the last steps are still to be filled.
+            while self._units and not self._stopped:
+                self._changed.wait(_LOOK_SECONDS)
+        self._let_go()
 
 
 _running: "weakref.WeakSet[StepsAhead]" = weakref.WeakSet()

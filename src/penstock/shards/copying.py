@@ -327,7 +327,7 @@ def fetch_file(store: Store, name: str, size: int | None, path: Path, stamp: str
     with ThreadPoolExecutor(_TOGETHER) as pool, output_errors(path), open(partial, "wb") as file:
         for first in range(0, len(begins), _TOGETHER):
             spans = [(begin, min(begin + _REQUEST_BYTES, size)) for begin in begins[first : first + _TOGETHER]]
-            for data in pool.map(lambda span: store.read_range(name, *span, stamp), spans):
+            for data in pool.map(lambda span: store.read_range(name, span[0], span[1], stamp), spans):
                 file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -36,7 +36,7 @@ THREADS = 32
 GAP = 1 << 13
 """Bytes between two ranges that are rather fetched than asked for in two requests."""
 _NOT_HERE, _COMING, _HERE = range(3)
-_OLDEST = 64
+_OLDEST = 256
 _LOOK_SECONDS = 0.1
 
 Units = Annotated[Int64, "units"]
@@ -94,11 +94,11 @@ class Residency:
     @property
     def run_bytes(self) -> int:
         """Mean bytes on the disk that a run of documents takes alone, with its spans and columns; of up to 64 runs."""
-        runs = np.unique(np.linspace(0, self.units.runs - 1, 64).astype(np.int64)) if self.units.runs else []
+        runs = {self.units.runs * number // 64 for number in range(64)} if self.units.runs else set()
         kinds = (TOKENS, SPANS, EXTRAS)
         sizes = [
             sum(self.units.size(unit) for unit in self.units.of(np.arange(*self.units.documents(run)), kinds).tolist())
-            for run in map(int, runs)
+            for run in runs
         ]
         return -(-sum(sizes) // max(len(sizes), 1))
 
@@ -131,6 +131,8 @@ class Residency:
         """
         with self._changed:
             self._pins[units] += 1
+            # What is wanted is not old, for other processes either.
+            self._record.touch(units)
         for unit in units.tolist():
             with self._changed:
                 if self._mine[unit] != _NOT_HERE:
@@ -331,15 +333,13 @@ class Residency:
         if self.budget is None or not self._punches:
             return True
         tried = 0
-        while self._record.used + size > self.budget:
+        while self._record.used + size > self.budget and self._punches:
             if not self._oldest:
                 self._oldest = self._find_oldest()
                 tried += 1
                 if not self._oldest or tried > 2:
                     return False
             self._give_back(self._oldest.pop())
-            if not self._punches:
-                return True
         return True
 
     def _find_oldest(self) -> list[int]:

@@ -271,8 +271,9 @@ class UnitMap:
         found = [self._firsts[TOKENS] + runs, self._firsts[ORIGINS] + runs]
         found += [self._firsts[SPANS] + batches] if self._layout.has_spans else []
         found += [self._firsts[EXTRAS] + batches] if self._layout.extras else []
-        joined: Annotated[Int64, "units"] = np.concatenate(found)
-        return joined[joined != unit]
+        joined = np.concatenate(found)
+        others: Annotated[Int64, "units"] = joined[joined != unit]
+        return others
 
 
 def page_bytes(pages: Sequence[Range]) -> int:

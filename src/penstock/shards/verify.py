@@ -427,7 +427,7 @@ def _extra_faults(path: Path, manifest: Manifest) -> Iterator[Fault]:
             found += 1
             if found <= MAX_DOCUMENTS:
                 shard = dataset.table.paths[dataset.table.locate(document)[0]]
-                reason = _without_path(error, shard).removeprefix(f"document {document}: ").partition("; copy")[0]
+                reason = _without_path(error, Path(shard)).removeprefix(f"document {document}: ").partition("; copy")[0]
                 yield Fault(file=str(shard), document=document, reason=reason)
     if found > MAX_DOCUMENTS:
         yield Fault(file=str(path), document=None, reason=f"{found - MAX_DOCUMENTS:,} more documents are damaged")
