@@ -1,7 +1,6 @@
 """Preparing into a store: the result is that of a local preparation, copied; interrupted, it goes on."""
 
 import pytest
-from prepare_cases import contents
 
 from makers.datasets import prepare_here
 from makers.object_store import s3_store
@@ -55,6 +54,6 @@ def test_a_dataset_that_is_there_is_replaced_only_on_request(store, corpus, toke
     prepare_here(f"{corpus}/*.jsonl", tokenizer, URL)
     with pytest.raises(OutputError, match=r"s3://bucket/web/manifest.json: a dataset is there already; choose another"):
         prepare_here(f"{corpus}/*.jsonl", tokenizer, URL)
-    report = prepare_here(f"{corpus}/*.jsonl", tokenizer, URL, overwrite=True, add_eos=False)
+    report = prepare_here(f"{corpus}/*.jsonl", tokenizer, URL, overwrite=True, add_eos="no")
     assert len(open_dataset(URL)) == report.documents
     assert open_dataset(URL).num_tokens == report.tokens

@@ -58,7 +58,7 @@ def test_an_interrupted_copy_goes_on(store, local, tmp_path):
     fault = store.fail("403", 1, "00002.arrow", "PUT")
     with pytest.raises(StoreError, match=r"s3://bucket/web/00002.arrow: the store refuses: PermissionError"):
         copy_dataset(local.path, "s3://bucket/web")
-    with pytest.raises(FormatError, match="s3://bucket/web: not a dataset: no manifest.json"):
+    with pytest.raises(FormatError, match=r"s3://bucket/web: not a dataset: no manifest.json"):
         open_dataset("s3://bucket/web")
     fault.times = 0
     store.faults.clear()
@@ -99,7 +99,7 @@ def test_damage_is_not_copied(store, local, tmp_path):
 
 
 def test_what_cannot_be_copied(store, local, tmp_path):
-    with pytest.raises(FormatError, match="nothing: not a dataset: no manifest.json"):
+    with pytest.raises(FormatError, match=r"nothing: not a dataset: no manifest.json"):
         copy_dataset(tmp_path / "nothing", "s3://bucket/web")
     with pytest.raises(ConfigError, match="source and target are the same"):
         copy_dataset(local.path, local.path)
