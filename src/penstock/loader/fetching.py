@@ -27,8 +27,8 @@ from penstock.loader.mixture import Source
 from penstock.loader.plan import PlanSettings
 from penstock.loader.rewriting import Rewriting
 from penstock.loader.steps import StepPlan
-from penstock.sampling._kernels import BLOCK_DOCUMENTS
 from penstock.shards import Corpus
+from penstock.shards._kernels import RUN_DOCUMENTS
 from penstock.shards.document import EXTRAS, SPANS, TOKENS, Holder, location_of
 
 _log = logging.getLogger("penstock.loader")
@@ -215,7 +215,7 @@ class Need:
         return self.runs * self.run_bytes
 
     def __str__(self) -> str:
-        return f"{self.bytes:,} for {self.runs:,} runs of {BLOCK_DOCUMENTS} documents: {self.reason}"
+        return f"{self.bytes:,} for {self.runs:,} runs of {RUN_DOCUMENTS} documents: {self.reason}"
 
 
 def residency(source: Source, dataset: Corpus, settings: PlanSettings) -> Need:
@@ -226,9 +226,9 @@ def residency(source: Source, dataset: Corpus, settings: PlanSettings) -> Need:
     """
     count = len(dataset)
     size = max(round(source.slice[1] * count) - round(source.slice[0] * count), 1)
-    all_runs = -(-size // BLOCK_DOCUMENTS) + 1
+    all_runs = -(-size // RUN_DOCUMENTS) + 1
     mean = max(dataset.num_tokens / max(count, 1), 1.0)
-    packed = -(-int(settings.window_rows * settings.sequence_length / mean) // BLOCK_DOCUMENTS) + 2
+    packed = -(-int(settings.window_rows * settings.sequence_length / mean) // RUN_DOCUMENTS) + 2
     runs, reason = all_runs, f"with shuffle {source.shuffle!r} all of it; shuffle 'block' needs less"
     if source.shuffle == "none":
         runs, reason = packed, f"a window of {settings.window_rows:,} rows"
@@ -353,11 +353,14 @@ class StepsAhead:
         except BaseException as error:
             self._plans.put(error)
             self._plans.put(None)
+        self._wait_for_the_last()
+        self._let_go()
+
+    def _wait_for_the_last(self) -> None:
+        """At the end of the sources, some steps are still to be filled."""
         with self._changed:
-            # At the end of the sources, the last steps are still to be filled.
             while self._units and not self._stopped:
                 self._changed.wait(_LOOK_SECONDS)
-        self._let_go()
 
 
 _running: "weakref.WeakSet[StepsAhead]" = weakref.WeakSet()

@@ -12,6 +12,7 @@ import numpy as np
 from penstock.core.compiled import bare, inline_kernel, kernel, view_u32
 from penstock.core.randomness import mix
 from penstock.core.vectors import copy_into, count_up
+from penstock.shards._kernels import RUN_DOCUMENTS
 
 ROUNDS = 6
 SMALL = 256
@@ -43,8 +44,6 @@ ENTRY = np.dtype(
 )
 """A document, or a part of one, in a source's buffer."""
 
-BLOCK_DOCUMENTS = 256
-"""Documents of a run: block shuffle keeps them together, and a store is read in runs."""
 WINDOW_BLOCKS = 512
 """Runs among which block shuffle mixes documents, by default."""
 MODE_BITS = 2
@@ -156,15 +155,15 @@ def block_window(block, most):
 @inline_kernel
 def block_permute(index, size, key, most):
     """Image of `index` under block shuffle: runs permuted over all, documents mixed in windows of `most` runs."""
-    whole = size // BLOCK_DOCUMENTS
-    first, blocks = block_window(index // BLOCK_DOCUMENTS, most)
-    start = first * BLOCK_DOCUMENTS
-    here = min(blocks * BLOCK_DOCUMENTS, size - start)
+    whole = size // RUN_DOCUMENTS
+    first, blocks = block_window(index // RUN_DOCUMENTS, most)
+    start = first * RUN_DOCUMENTS
+    here = min(blocks * RUN_DOCUMENTS, size - start)
     mixed = start + permute(index - start, here, key_schedule(here, mix(key, np.uint64(first))))
-    block = mixed // BLOCK_DOCUMENTS
+    block = mixed // RUN_DOCUMENTS
     if block < whole:
         block = permute(block, whole, key_schedule(whole, key))
-    return block * BLOCK_DOCUMENTS + mixed % BLOCK_DOCUMENTS
+    return block * RUN_DOCUMENTS + mixed % RUN_DOCUMENTS
 
 
 @inline_kernel

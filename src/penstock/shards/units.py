@@ -16,8 +16,7 @@ from typing import Annotated, NamedTuple, final
 import numpy as np
 
 from penstock.core.arrays import Int64
-from penstock.sampling._kernels import BLOCK_DOCUMENTS
-from penstock.shards._kernels import CHUNK_TOKENS
+from penstock.shards._kernels import CHUNK_TOKENS, RUN_DOCUMENTS
 from penstock.shards.document import EXTRAS, ORIGINS, SPANS, TOKENS, DocumentTable
 from penstock.shards.files import Array
 from penstock.shards.manifest import Manifest
@@ -82,7 +81,7 @@ class UnitMap:
 
     def __init__(self, table: DocumentTable, manifest: Manifest) -> None:
         self._table, self._layout = table, manifest.layout
-        runs, batches = -(-len(table.lengths) // BLOCK_DOCUMENTS), len(table.batches)
+        runs, batches = -(-len(table.lengths) // RUN_DOCUMENTS), len(table.batches)
         self._firsts = np.cumsum([0, runs, batches, runs, batches], dtype=np.int64)
         self.unit = lru_cache(_KEPT_UNITS)(self._unit)
 
@@ -106,7 +105,7 @@ class UnitMap:
             if (kind == SPANS and not self._layout.has_spans) or (kind == EXTRAS and not self._layout.extras):
                 continue
             if kind in (TOKENS, ORIGINS):
-                runs = np.unique(documents // BLOCK_DOCUMENTS) if runs is None else runs
+                runs = np.unique(documents // RUN_DOCUMENTS) if runs is None else runs
                 found.append(self._firsts[kind] + runs)
             else:
                 batches = self._batches(documents) if batches is None else batches
@@ -124,8 +123,8 @@ class UnitMap:
         kind = self.kind(unit)
         number = unit - int(self._firsts[kind])
         if kind in (TOKENS, ORIGINS):
-            begin = number * BLOCK_DOCUMENTS
-            return begin, min(begin + BLOCK_DOCUMENTS, len(self._table.lengths))
+            begin = number * RUN_DOCUMENTS
+            return begin, min(begin + RUN_DOCUMENTS, len(self._table.lengths))
         _, begin, rows = self._batch(number)
         return begin, begin + rows
 
@@ -266,7 +265,7 @@ class UnitMap:
         last = min(self._table.locate(end - 1)[1] + 1, len(self._table.batches) - 1)
         _, low, _ = self._batch(first)
         _, start, rows = self._batch(last)
-        runs = np.arange(low // BLOCK_DOCUMENTS, (start + rows - 1) // BLOCK_DOCUMENTS + 1)
+        runs = np.arange(low // RUN_DOCUMENTS, (start + rows - 1) // RUN_DOCUMENTS + 1)
         batches = np.arange(first, last + 1)
         found = [self._firsts[TOKENS] + runs, self._firsts[ORIGINS] + runs]
         found += [self._firsts[SPANS] + batches] if self._layout.has_spans else []
