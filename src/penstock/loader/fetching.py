@@ -328,20 +328,22 @@ class StepsAhead:
         for wanted in left:
             _release(wanted)
 
-    def _has_room(self, size: int) -> bool:
-        return not self._waiting or (self._bytes + size <= self._most and self._waiting < AHEAD_STEPS)
+    def _wait_for_room(self, size: int) -> bool:
+        """Wait until a step of this size may be planned; False if it never may."""
+        with self._changed:
+            while self._waiting and (self._bytes + size > self._most or self._waiting >= AHEAD_STEPS):
+                if self._stopped:
+                    return False
+                self._changed.wait(_LOOK_SECONDS)
+            self._waiting, self._bytes = self._waiting + 1, self._bytes + size
+            self._sizes.put(size)
+        return not self._stopped
 
     def _work(self) -> None:
         try:
             while not self._stopped and (step := self._plan()) is not None:
-                size = self._size(step)
-                with self._changed:
-                    while not self._stopped and not self._has_room(size):
-                        self._changed.wait(_LOOK_SECONDS)
-                    if self._stopped:
-                        break
-                    self._waiting, self._bytes = self._waiting + 1, self._bytes + size
-                    self._sizes.put(size)
+                if not self._wait_for_room(self._size(step)):
+                    break
                 wanted = self._wanted(step)
                 for holder, units in wanted:
                     # The next step to be filled must not wait for room, which only its filling would make.
