@@ -25,6 +25,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 
 import penstock as ps
@@ -129,6 +130,10 @@ def main() -> None:
             return ps.Loader(source("s3://bucket/web", given.runs), **SETTINGS, cache=cache, **options)
 
         with serve(root / "store", given.latency, given.rate) as server:
+            # What a process does once: imports, clients, compiled kernels.
+            fsspec.filesystem("s3").ls("bucket")
+            first_step(cold())
+            server.figures()
             begun = time.monotonic()
             loader = cold()
             opened = time.monotonic() - begun

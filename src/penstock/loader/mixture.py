@@ -175,7 +175,7 @@ class Source:
             ConfigError: One needs more to be opened than a path, or two cannot be one corpus.
         """
         given: Any = self.path
-        return cast(Corpus, given) if is_corpus(given) else open_dataset(given)
+        return cast(Corpus, given) if is_corpus(given) else open_dataset(given, cache=cache)
 
     def count_tokens(self, corpus: Corpus) -> int:
         """Tokens of the documents in use, those that `slice` leaves."""
