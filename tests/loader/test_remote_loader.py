@@ -20,7 +20,7 @@ from makers.object_store import s3_store
 from makers.processes import child_environment
 from makers.trees import tree_dataset
 from patience import PATIENCE_SECONDS, wait_for
-from penstock import Denoise, InputRequirements, Loader, Mixture, Source, write_dataset
+from penstock import Denoise, InputRequirements, Loader, Mixture, Source, open_dataset, write_dataset
 from penstock.config import load_run, make_loader
 from penstock.core.errors import ConfigError, StoreError
 
@@ -323,3 +323,9 @@ def test_killed_in_the_middle_of_a_fetch_and_started_again(store, tmp_path):
         out.write_text("".join(lines))
         done = len(lines)
     assert out.read_text().splitlines() == expected_lines(store, 0, 1)
+
+
+def test_a_run_file_made_of_opened_datasets_has_urls(store):
+    from penstock.runs.run_document import plain
+
+    assert plain(open_dataset("s3://bucket/plain"), ("data", "sources", 0, "path"), {}) == "s3://bucket/plain"
