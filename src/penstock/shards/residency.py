@@ -71,7 +71,7 @@ class Residency:
         self._mine = np.zeros(len(units), np.uint8)
         self._errors: dict[int, BaseException] = {}
         self._changed = threading.Condition()
-        self._oldest: list[int] = []
+        self._oldest: list[tuple[int, int]] = []
         self._process = os.getpid()
         self._pools: tuple[ThreadPoolExecutor | None, ...] = (None, None)
         self._punches = True
@@ -339,17 +339,20 @@ class Residency:
                 tried += 1
                 if not self._oldest or tried > 2:
                     return False
-            self._give_back(self._oldest.pop())
+            unit, use = self._oldest.pop()
+            if self._record.uses[unit] == use:  # else it was used since, and is not old any more
+                self._give_back(unit)
         return True
 
-    def _find_oldest(self) -> list[int]:
-        """Some units that nobody in this process wants, the oldest last."""
+    def _find_oldest(self) -> list[tuple[int, int]]:
+        """Some units that nobody in this process wants, the oldest last; and when each was used last."""
         idle = np.flatnonzero((self._record.states != ABSENT) & (self._mine == _NOT_HERE) & (self._pins == 0))
         ages = (self._record.header["clock"][0] - self._record.uses[idle].astype(np.int64)) & 0xFFFFFFFF
         if len(idle) > _OLDEST:
             some = np.argpartition(-ages, _OLDEST)[:_OLDEST]
             idle, ages = idle[some], ages[some]
-        return [int(unit) for unit in idle[np.argsort(ages, kind="stable")]]
+        idle = idle[np.argsort(ages, kind="stable")]
+        return list(zip(idle.tolist(), self._record.uses[idle].tolist(), strict=True))
 
     def _give_back(self, unit: int) -> None:
         record = self._record
