@@ -17,12 +17,14 @@ import pytest
 from contracts import ARRAYS, assert_same_step
 from makers.datasets import random_documents, tokenizer_info
 from makers.object_store import s3_store
+from makers.objectives import PlainObjective
 from makers.processes import child_environment
 from makers.trees import tree_dataset
 from patience import PATIENCE_SECONDS, wait_for
 from penstock import Denoise, InputRequirements, Loader, Mixture, Source, open_dataset, write_dataset
 from penstock.config import load_run, make_loader
 from penstock.core.errors import ConfigError, StoreError
+from penstock.objectives import Written
 
 DOCUMENTS = 12_000
 SETTINGS = {"sequence_length": 256, "rows_per_step": 8, "seed": 3, "window_rows": 32}
@@ -57,6 +59,13 @@ def pair(store, name, **options):
     )
 
 
+class Reversed(PlainObjective):
+    """Runs in Python."""
+
+    def write(self, tokens, weights, key):
+        return Written(tokens=tokens[::-1].copy(), weights=weights)
+
+
 DENOISE = Denoise.ul2r(modes={"R": 901, "X": 902, "S": 903}, sentinels=range(700, 900))
 NEED = InputRequirements(
     asked_by="a test", loss_weights=True, positions=True, document_ids=True, cu_seqlens=True, prefix=True
@@ -69,6 +78,7 @@ SOURCES = {
     "split": ("chats", BLOCK),
     "truncate": ("chats", {"too_long": "truncate", **BLOCK}),
     "drop": ("chats", {"too_long": "drop"}),
+    "python": ("chats", {"objective": Reversed(), "too_long": "drop", **BLOCK}),
     "denoise": ("chats", {"objective": DENOISE, "too_long": "drop", "shuffle": "none"}),
 }
 

@@ -29,7 +29,7 @@ from penstock.loader.rewriting import Rewriting
 from penstock.loader.steps import StepPlan
 from penstock.shards import Corpus
 from penstock.shards._kernels import RUN_DOCUMENTS
-from penstock.shards.document import EXTRAS, SPANS, TOKENS, Holder, location_of
+from penstock.shards.document import EXTRAS, ORIGINS, SPANS, TOKENS, Holder, location_of
 
 _log = logging.getLogger("penstock.loader")
 
@@ -74,6 +74,7 @@ class Fetching:
         settings: The plan's.
         distances: Target distances.
         budget: Maximum bytes of all remote sources on this machine; None: no limit.
+        rewrites_own: Objectives in Python run for this rank's rows only, not for all of a step.
 
     Raises:
         ConfigError: The budget has no room for what must be here at the same time.
@@ -87,9 +88,11 @@ class Fetching:
         settings: PlanSettings,
         distances: int,
         budget: int | None,
+        *,
+        rewrites_own: bool,
     ) -> None:
         self._datasets, self._rewritings, self._distances = datasets, rewritings, distances
-        self._names = [source.name for source in sources]
+        self._names, self._rewrites_own = [source.name for source in sources], rewrites_own
         self._holders = {
             number: holder for number, dataset in enumerate(datasets) if (holder := dataset.table.holder) is not None
         }
@@ -154,7 +157,11 @@ class Fetching:
         for number, holder in self._holders.items():
             of_source = np.flatnonzero(step.pieces["source"] == number)
             mine = of_source[(first <= of_source) & (of_source < last)]
-            units = [holder.find(step.pieces["document"][mine], (TOKENS, SPANS, EXTRAS))]
+            kinds: tuple[int, ...] = (TOKENS, SPANS, EXTRAS)
+            if self._rewritings[number].runs_in_python:
+                # They get whole documents, those of all ranks if nobody adds up.
+                kinds, mine = (*kinds, ORIGINS), mine if self._rewrites_own else of_source
+            units = [holder.find(step.pieces["document"][mine], kinds)]
             others = self._weighed(number, step.pieces[of_source])
             units.append(holder.find(others, (SPANS,)))
             extras = extras_of(self._datasets[number])

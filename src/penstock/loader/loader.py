@@ -182,14 +182,14 @@ class Loader:
             keep=2 * (prefetch + threads + 2),
             allocate=pinned if pin else heap,
         )
-        self._fetching = Fetching(
-            self.mixture.sources, self.datasets, self._plan.rewritings, self.settings,
-            self.requirements.target_distances or 1, cache_bytes,
-        )  # fmt: skip
-        self._ahead: StepsAhead | None = None
         self._accompany = companions.begin(companion, self.mixture, self.datasets, self._plan.rewritings)
         in_python = any(rewriting.runs_in_python for rewriting in self._plan.rewritings)
         self._sum = sum_over_ranks if in_python and self.data_parallel.size > 1 else None
+        self._fetching = Fetching(
+            self.mixture.sources, self.datasets, self._plan.rewritings, self.settings,
+            self.requirements.target_distances or 1, cache_bytes, rewrites_own=self._sum is not None,
+        )  # fmt: skip
+        self._ahead: StepsAhead | None = None
         self._description = states.describe(self._plan)
         self._planner = StepPlanner(self._plan, self.data_parallel.size)
         self._run: StepPipeline[StepPlan, Step] | None = None
