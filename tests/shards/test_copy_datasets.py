@@ -65,7 +65,8 @@ def test_an_interrupted_copy_goes_on(store, local, tmp_path):
     store.forget()
     copy_dataset(local.path, "s3://bucket/web")
     again = {path for method, path, _ in store.log if method == "PUT" and path.endswith(".arrow")}
-    assert again == {"bucket/web/00002.arrow"}
+    # 00003 may not have begun.
+    assert {"bucket/web/00002.arrow"} <= again <= {"bucket/web/00002.arrow", "bucket/web/00003.arrow"}
     assert contents(store.folder / "bucket" / "web") == contents(local.path)
     (tmp_path / "back").mkdir()
     shutil.copy(local.path / "00001.arrow", tmp_path / "back")

@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ from penstock.shards.stores import TOKENIZER_FILES, Store, StoredFile
 SPLITS = ("", "train/", "validation/")
 """Where a folder may hold datasets."""
 NOTE = "copying.json"
+NOTE_SECONDS = 5.0
+"""How often it is written: a copy that is killed does at most so much again."""
 _TOGETHER = 4
 _REQUEST_BYTES = 32 << 20
 
@@ -114,9 +117,18 @@ def _copy_files(
         with lock:
             bar.advance(one.size or 0)
 
-    with ThreadPoolExecutor(_TOGETHER) as pool:
-        for result in [pool.submit(copy, one) for one in files]:
-            result.result()
+    try:
+        with ThreadPoolExecutor(_TOGETHER) as pool:
+            results = [pool.submit(copy, one) for one in files]
+            try:
+                for result in results:
+                    result.result()
+            finally:
+                # After a failure, what has not begun is left.
+                pool.shutdown(cancel_futures=True)
+    except BaseException:
+        goal.note()
+        raise
     return copied
 
 
@@ -209,6 +221,9 @@ class _Folder:
             sync(partial)
             os.replace(partial, target)
 
+    def note(self) -> None:
+        """Checksums tell what is there."""
+
     def write_bytes(self, name: str, content: bytes) -> None:
         write_file(self._path / name, content)
 
@@ -223,6 +238,7 @@ class _Remote:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._noted: dict[str, list[Any]] = {}
+        self._digest, self._written = "", time.monotonic()
         self._lock = threading.Lock()
 
     def where(self, name: str) -> str:
@@ -277,7 +293,19 @@ class _Remote:
             raise CorruptionError(f"{self.where(one.name)}: has another size than was written; copy it again")
         with self._lock:
             self._noted[one.name] = [found.size, found.stamp]
-            self.write_bytes(NOTE, json.dumps({"dataset": digest, "files": self._noted}).encode())
+            self._digest = digest
+            if time.monotonic() > self._written + NOTE_SECONDS:
+                self._write_note()
+
+    def note(self) -> None:
+        """Write the note, if it lacks something."""
+        with self._lock:
+            if self._digest:
+                self._write_note()
+
+    def _write_note(self) -> None:
+        self.write_bytes(NOTE, json.dumps({"dataset": self._digest, "files": self._noted}).encode())
+        self._digest, self._written = "", time.monotonic()
 
     def write_bytes(self, name: str, content: bytes) -> None:
         with temporary_folder() as folder:
