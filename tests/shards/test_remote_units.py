@@ -196,3 +196,24 @@ def test_more_than_a_token_is_fetched_only_where_it_is_read(tmp_path, kind):
     tokens = int(local.table.lengths[:, 0].sum()) * 2
     assert remote.table.holder.fetched_bytes < 1.3 * tokens
     assert remote[5] == local[5]
+
+
+def test_what_another_holds_stays(tmp_path):
+    """Two openings lock each other out as two processes do."""
+    documents = make_documents(3000)
+    write_dataset(tmp_path / "d", documents, tokenizer=TOKENIZER)
+    url = put_in_memory(tmp_path / "d", "shared")
+    mine, theirs = (Dataset.open(url, cache=tmp_path / "cache") for _ in range(2))
+    units = mine.table.holder.find(np.array([5]), (TOKENS,))
+    theirs.table.holder.budget = 1
+    with mine.table.holder.held(units):
+        for number in (1000, 2000, 2900):
+            assert np.array_equal(theirs.table.read(number, number + 1).values, documents[number])
+        assert theirs.table.holder._record.states[units] == PRESENT
+        before = mine.table.holder.fetched_bytes
+        assert np.array_equal(mine.table.read(5, 6).values, documents[5])
+        assert mine.table.holder.fetched_bytes == before
+    for number in (1000, 2000):
+        assert np.array_equal(theirs.table.read(number, number + 1).values, documents[number])
+    assert mine.table.holder._record.states[units] == ABSENT
+    assert np.array_equal(mine.table.read(5, 6).values, documents[5])
