@@ -21,7 +21,7 @@ COMMAND = [sys.executable, "-m", "penstock"]
 
 def test_help_lists_every_verb_in_the_order_of_their_use():
     shown = run_penstock("--help").stdout
-    places = [shown.find(f" {verb} ") for verb in cli.VERBS]
+    places = [shown.find(f"│ {verb} ") for verb in cli.VERBS]
     assert -1 not in places
     assert places == sorted(places)
 

@@ -5,15 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import penstock as ps
 from penstock import open_dataset, train_tokenizer, write_dataset
-from penstock.cli import build_app
 from penstock.config import load_run
 from penstock.core.errors import ConfigError
-from penstock.core.folders import is_url, local_path
-from penstock.shards import import_corpus, open_megatron, open_npy, verify, write_megatron
+from penstock.core.folders import is_url, local_path, normal_url
+from penstock.shards import import_corpus, open_megatron, open_npy, write_megatron
 
-MESSAGE = r"s3://bucket/data: is a URL, but .* must be a local path: object storage is not supported yet; prepare"
+MESSAGE = (
+    r"s3://bucket/data(\.npy)?: is a URL, but .* must be a local path; write to a local folder and copy it to the store"
+)
 URL = "s3://bucket/data"
 
 
@@ -45,17 +45,12 @@ def corpus(folder):
 
 
 USES = {
-    "open_dataset": lambda url, _: open_dataset(url),
-    "verify": lambda url, _: verify(url),
-    "source": lambda url, _: ps.Source(url),
-    "mixture": lambda url, _: ps.Mixture([url]),
-    "loader": lambda url, _: ps.Loader(url, sequence_length=8, rows_per_step=1),
+    "open_dataset": lambda url, _: open_dataset(f"{url}.npy", dtype="uint16", eos_id=0),
     "open_megatron": lambda url, _: open_megatron(url),
     "open_npy": lambda url, _: open_npy(url, "uint16", 0),
     "write_dataset": lambda url, _: write_dataset(url, [[1, 2]]),
     "import": lambda url, other: import_corpus(corpus(other), url),
     "write_megatron": lambda url, other: write_megatron(corpus(other), url),
-    "prepare": lambda url, _: ps.prepare(iter(["a"]), tokenizer="absent", output=url, progress=False),
     "train_tokenizer": lambda url, _: train_tokenizer(["some text"], vocab_size=270, output=url),
 }
 
@@ -67,22 +62,23 @@ def test_everything_that_takes_a_folder(here, tmp_path_factory, name, kind):
         USES[name](kind(URL), tmp_path_factory.mktemp("other"))
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        ["inspect", URL],
-        ["verify", URL],
-        ["convert", URL, "-o", "out"],
-    ],
-)
-def test_verbs(here, line):
-    with pytest.raises(ConfigError, match=MESSAGE):
-        build_app(line)(args=line, standalone_mode=False)
-
-
 def test_run_files(tmp_path):
     path = tmp_path / "run.yaml"
     loader = "{sequence_length: 8, rows_per_step: 1}"
     path.write_text(f"data:\n  sources: [{{path: '{URL}'}}]\n  loader: {loader}\n")
-    with pytest.raises(ConfigError, match=r"is a URL, but the dataset of source 'data' must be a local path"):
-        load_run(path)
+    source = load_run(path).data.sources[0]
+    assert (source.path, source.name) == (URL, "data")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (Path("s3://a/b"), "s3://a/b"),
+        ("s3://a/b/", "s3://a/b"),
+        ("file:///a/b", "file:///a/b"),
+        (Path("file:///a"), "file:///a"),
+        ("https://a.b/c", "https://a.b/c"),
+    ],
+)
+def test_urls_as_users_write_them(given, expected):
+    assert normal_url(given) == expected

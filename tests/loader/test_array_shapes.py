@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Annotated
 
+import fsspec
 import numpy as np
 import pytest
 from array_checks import UnfitError, arrays_checked, checked
@@ -146,6 +147,13 @@ def use_trees(folder):
             row.paths.value("rank", "the test")
 
 
+def use_store(data, folder):
+    fsspec.filesystem("memory").put(str(data[1].path), "/shapes", recursive=True)
+    loader = Loader("memory://shapes", sequence_length=64, rows_per_step=2, threads=0, cache=folder / "cache")
+    for step in islice(loader, 5):
+        step.arrays()
+
+
 def use_images(folder):
     loader = Loader(Source(folder / "images", max_epochs=1), sequence_length=256, rows_per_step=2, threads=0)
     for step in loader:
@@ -161,6 +169,7 @@ def test_every_array_is_what_its_signature_says(data, tmp_path):
         use_everything(data)
         use_the_rest(data, tmp_path)
         use_trees(tmp_path)
+        use_store(data, tmp_path)
     never = {name for name, count in calls.items() if not count and not name.startswith(tuple(UNUSED))}
     assert not never, "annotated, and never called here"
     assert len(calls) > 50

@@ -8,7 +8,7 @@ from penstock.core.compiled import address_of
 from penstock.core.randomness import mix
 from penstock.sampling import Permutation
 from penstock.sampling._kernels import ENTRY, SKIPPED, draw
-from penstock.sampling.order import SHUFFLE_CODES
+from penstock.sampling.order import SHUFFLE_CODES, shuffle_mode
 
 POLICIES = ("split", "drop", "truncate", "error")
 KEY = 12345
@@ -62,7 +62,7 @@ def test_the_draw_equals_its_twin(lengths, policy, shuffle, limit, capacity, epo
         entries = np.zeros(capacity + 1, ENTRY)
         entries["skipped"][0] = skipped
         count, position, begin, refused = draw(
-            *place, epochs * size, size, first, np.uint64(KEY), SHUFFLE_CODES[shuffle], np.uint64(address_of(stored)),
+            *place, epochs * size, size, first, np.uint64(KEY), shuffle_mode(shuffle), np.uint64(address_of(stored)),
             np.uint64(stored.strides[0]), limit, POLICIES.index(policy), entries,
         )  # fmt: skip
         assert refused == -1
@@ -78,7 +78,7 @@ def test_a_document_that_is_too_long_is_named():
     stored = np.array([[4, 3], [9, 8]], np.uint32)
     entries = np.zeros(8, ENTRY)
     found = draw(
-        0, 0, 2, 2, 0, np.uint64(KEY), SHUFFLE_CODES["none"], np.uint64(address_of(stored)), np.uint64(8), 5,
+        0, 0, 2, 2, 0, np.uint64(KEY), shuffle_mode("none"), np.uint64(address_of(stored)), np.uint64(8), 5,
         POLICIES.index("error"), entries,
     )  # fmt: skip
     assert found == (1, 1, 0, 1)

@@ -54,10 +54,43 @@ def test_cipher_equals_its_twin(size, key):
 
 
 @settings(deadline=None, max_examples=80)
-@given(st.integers(1, 3000), st.integers(0, MASK), st.sampled_from(["full", "block", "none"]))
-def test_every_element_once(size, key, shuffle):
-    images = Permutation(size=size, key=key, shuffle=shuffle).images()
+@given(st.integers(1, 3000), st.integers(0, MASK), st.sampled_from(["full", "block", "none"]), st.integers(1, 9))
+def test_every_element_once(size, key, shuffle, runs):
+    images = Permutation(size=size, key=key, shuffle=shuffle, shuffle_runs=runs).images()
     assert np.array_equal(np.sort(images), np.arange(size))
+
+
+def slow_block_order(size: int, key: int, runs: int) -> list[int]:
+    """Block shuffle written from its description: windows one after another, then where their runs lie."""
+    images, start, sizes, whole = [], 0, [1], size // 256
+    while start < size:
+        here = min(256 * sizes[-1], size - start)
+        window_key = slow_mix(key, start // 256)
+        mixed = [start + slow_permute(i, here, window_key) for i in range(here)]
+        for place in mixed:
+            block = place // 256
+            block = slow_permute(block, whole, key) if block < whole else block
+            images.append(block * 256 + place % 256)
+        start += here
+        sizes.append(min(2 * sizes[-1], runs))
+    return images
+
+
+@settings(deadline=None, max_examples=12)
+@given(st.integers(257, 6000), st.integers(0, MASK), st.integers(1, 9))
+def test_block_shuffle_equals_its_twin(size, key, runs):
+    permutation = Permutation(size=size, key=key, shuffle="block", shuffle_runs=runs)
+    assert permutation.images().tolist() == slow_block_order(size, key, runs)
+
+
+def test_the_first_documents_of_block_shuffle_come_from_few_runs():
+    images = Permutation(size=1_000_000, key=5, shuffle="block").images(0, 256 * 1023)
+    seen = [len(np.unique(images[:count] // 256)) for count in (256, 265, 768, 1792)]
+    assert seen[0] == 1
+    assert seen[1] <= 3
+    assert seen[2:] == [3, 7]
+    # The window after 1, 2, … 256 runs has 512, and those after it, too.
+    assert len(np.unique(images[256 * 511 :] // 256)) <= 513
 
 
 def test_a_range_is_a_part_of_the_whole():
@@ -85,8 +118,9 @@ def test_small_sizes_reach_many_orders():
 
 def test_block_shuffle_keeps_blocks_and_mixes_windows():
     images = Permutation(size=300_000, key=9, shuffle="block").images()
-    blocks_in_a_window = len(np.unique(images[: 256 * 512] // 256))
-    assert blocks_in_a_window <= 513
+    window = images[256 * 511 : 256 * 1023]
+    assert len(np.unique(window // 256)) <= 513
+    assert np.mean([len(np.unique(part // 256)) for part in window[: 265 * 400].reshape(400, 265)]) > 190
     assert np.mean(np.diff(images) == 1) < 0.001
 
 
@@ -105,5 +139,7 @@ def test_bad_settings_are_refused():
         Permutation(size=0, key=1)
     with pytest.raises(ConfigError, match="shuffle must be one of full, block, none, got 'random'"):
         Permutation(size=5, key=1, shuffle="random")
+    with pytest.raises(ConfigError, match="shuffle_runs must be 1 to 1,048,576, got 0"):
+        Permutation(size=5, key=1, shuffle="block", shuffle_runs=0)
     with pytest.raises(IndexError, match="not inside"):
         Permutation(size=5, key=1).images(3, 9)

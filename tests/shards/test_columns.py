@@ -3,14 +3,18 @@
 import pickle
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from makers.datasets import tokenizer_info
 from makers.trees import tree_dataset
-from penstock import open_dataset, write_dataset
+from penstock import Dataset, open_dataset, write_dataset
+from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError, CorruptionError
-from penstock.shards import extend_dataset
+from penstock.shards import ShardLayout, ShardWriter, extend_dataset, finish_dataset
+from penstock.shards.layout import Column
 from penstock.shards.manifest import MANIFEST
 from penstock.shards.trees import build_tree
 from penstock.shards.verify import verify
@@ -152,3 +156,25 @@ def test_a_copy_with_more_columns(tmp_path):
         assert other == one
     with pytest.raises(ConfigError, match="has a column"):
         extend_dataset(dataset, tmp_path / "c", {"order": more})
+
+
+def test_columns_behind_the_texts_of_a_part_of_a_block(tmp_path):
+    """Arrow pads what it writes of a slice, which moved what lies behind it."""
+    count = 1500
+    layout = ShardLayout(vocab_size=1000, has_text=True, columns=(Column(name="score", dtype="float32"),))
+    rows = [np.arange(n % 5 + 1) for n in range(count)]
+    with ShardWriter(tmp_path, "0.arrow", layout) as writer:
+        writer.write(
+            Ragged.from_rows(rows, np.int64),
+            files=0,
+            lines=np.arange(count),
+            texts=pa.array([f"text {n} " * (n % 7) for n in range(count)], pa.large_string()),
+            columns={"score": Ragged.from_rows([row / 7 for row in rows], np.float32)},
+        )
+        shard = writer.finish()
+    finish_dataset(tmp_path, shards=[shard], layout=layout, tokenizer=tokenizer_info(), files=["a"], configuration="c")
+    dataset = Dataset.open(tmp_path)
+    for n in (0, 1023, 1024, 1499):
+        assert dataset[n].text == f"text {n} " * (n % 7)
+        np.testing.assert_allclose(dataset[n].columns["score"], rows[n] / 7, rtol=1e-6)
+    assert verify(tmp_path).sound

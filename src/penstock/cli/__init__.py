@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import typer
 
 VERBS = (
-    "tokenizer", "prepare", "convert", "verify", "inspect", "plan",
+    "tokenizer", "prepare", "convert", "copy", "verify", "inspect", "plan",
     "train", "distill", "reference", "rollouts", "plot", "eval", "generate", "chat", "serve", "export", "schema",
     "doctor",
 )  # fmt: skip

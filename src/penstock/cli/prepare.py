@@ -33,7 +33,10 @@ def run(
         ),
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for the dataset, new or empty.")
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="Folder for the dataset, new or empty; or a URL in a store (s3://…)."
+        ),
     ],
     format: Format = None,
     text_field: TextField = "text",

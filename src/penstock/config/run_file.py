@@ -50,12 +50,19 @@ class DataSettings:
     """Maximum bytes of that folder; beyond it, what was used least recently goes."""
     prefetch_bytes: int = PREFETCH_BYTES
     """Maximum bytes of processed images in steps that are prepared ahead; one step is always made."""
+    cache: str | None = None
+    """Folder for what is fetched of sources in object stores; None: the environment's PENSTOCK_CACHE, else the user's
+    cache folder."""
+    cache_bytes: int | None = None
+    """Maximum bytes of remote sources in that folder; None: no limit."""
 
     def __post_init__(self) -> None:
         self.loader.require_effect(self.mixture)
         for name in ("image_cache_bytes", "prefetch_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        if self.cache_bytes is not None and self.cache_bytes < 1:
+            raise ConfigError(f"cache_bytes must be 1 or more, got {self.cache_bytes}")
 
     @property
     def mixture(self) -> Mixture:
@@ -148,7 +155,7 @@ def make_loader(
         ConfigError: A dataset cannot be opened from its path alone, or sources disagree.
     """
     settings = {field.name: getattr(data.loader, field.name) for field in fields(data.loader)}
-    own = ("image_cache", "image_cache_bytes", "prefetch_bytes")
+    own = ("image_cache", "image_cache_bytes", "prefetch_bytes", "cache", "cache_bytes")
     filling = {**{name: getattr(data, name) for name in own}, **filling}
     distances = InputRequirements(asked_by="target_distances", target_distances=data.target_distances)
     data = open_sources(data, run_file)
@@ -178,7 +185,7 @@ def open_sources(data: DataSettings, run_file: str = "run file") -> DataSettings
     opened = []
     for source in data.sources:
         try:
-            opened.append(replace(source, path=source.open()))
+            opened.append(replace(source, path=source.open(data.cache)))
         except (FormatError, ConfigError) as error:
             raise type(error)(f"{run_file}: source {source.name!r}: {error}") from error
     return replace(data, sources=opened)

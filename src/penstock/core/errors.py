@@ -9,6 +9,7 @@
     ├── FormatError     (ValueError)         a dataset, shard or manifest on disk breaks the format
     │   └── CorruptionError                  bytes differ from their checksum, or a file was cut
     ├── StateError      (ValueError)         a saved state does not fit these data or settings
+    ├── StoreError      (OSError)            an object store refuses, fails, or lacks a file of a dataset
     ├── OutputError     (OSError)            the output folder cannot be used: full, read-only, holds other files
     ├── DistributedError (RuntimeError)      ranks disagree, or a rank was left at its default
     ├── IsolationError  (RuntimeError)       a model lets documents of one row see each other
@@ -52,6 +53,10 @@ class CorruptionError(FormatError):
 
 class StateError(PenstockError, ValueError):
     """A saved state does not fit the data or the settings it is loaded into."""
+
+
+class StoreError(PenstockError, OSError):
+    """An object store refuses or fails, or lacks a file of a dataset; names the URL."""
 
 
 class OutputError(PenstockError, OSError):

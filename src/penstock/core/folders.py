@@ -7,6 +7,7 @@ Locks a folder for one process at a time; the system releases the lock when its 
 
 import os
 import re
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +27,34 @@ def is_url(location: str | os.PathLike[str]) -> bool:
     return _SCHEME.match(os.fspath(location)) is not None
 
 
+def normal_url(location: str | os.PathLike[str]) -> str:
+    """A URL as users write it, whether or not it has been through `Path`; without a slash at its end."""
+    text = os.fspath(location)
+    # The path of a local file begins with a slash of its own.
+    slashes = ":///" if text.startswith(("file:", "local:")) else "://"
+    return re.sub(":/+", slashes, text, count=1).rstrip("/")
+
+
+def base_name(location: str | os.PathLike[str]) -> str:
+    """The last part of a path or URL."""
+    return Path(os.fspath(location)).name
+
+
+def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
+    """Where copies of remote datasets are kept: as given, else `PENSTOCK_CACHE`, else in the user's cache folder.
+
+    Raises:
+        ConfigError: It is a URL.
+    """
+    found = given or os.environ.get("PENSTOCK_CACHE")
+    if not found:
+        home = os.environ.get("XDG_CACHE_HOME")
+        if not home and sys.platform == "darwin":
+            home = "~/Library/Caches"
+        found = Path(home or "~/.cache").expanduser() / "penstock"
+    return local_path(found, "the cache of remote datasets")
+
+
 def local_path(location: str | os.PathLike[str], what: str) -> Path:
     """A location that must be a path on this machine.
 
@@ -37,10 +66,9 @@ def local_path(location: str | os.PathLike[str], what: str) -> Path:
         ConfigError: It is a URL.
     """
     if is_url(location):
-        url = re.sub(":/+", "://", os.fspath(location), count=1)
         raise ConfigError(
-            f"{url}: is a URL, but {what} must be a local path: object storage is not supported yet; prepare (or "
-            "write) to a local folder and copy it to the store; to read it, copy it here or mount the store"
+            f"{normal_url(location)}: is a URL, but {what} must be a local path; write to a local folder and copy it "
+            "to the store (`penstock copy` copies datasets); to read it, copy it here or mount the store"
         )
     return Path(location)
 

@@ -120,7 +120,7 @@ def summarise(dataset: Any) -> DatasetSummary:
 
 def _path_of(dataset: Any) -> str:
     others = f" and {len(dataset.parts) - 1} more" if isinstance(dataset, JoinedCorpus) else ""
-    return f"{getattr(dataset, 'path', '')}{others}"
+    return f"{getattr(dataset, 'url', None) or getattr(dataset, 'path', '')}{others}"
 
 
 def length_histogram(lengths: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[LengthBin, ...]:

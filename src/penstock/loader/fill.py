@@ -28,6 +28,7 @@ from penstock.loader.extras import Extras, RowExtras, StepExtras
 from penstock.loader.rewriting import Rewriting
 from penstock.shards import Corpus
 from penstock.shards._kernels import BAD_LENGTH, BAD_SPANS, BAD_TOKEN_ID, BAD_TOKENS, OK
+from penstock.shards.document import location_of
 from penstock.shards.joined import part_of
 
 _FAULTS = {
@@ -207,6 +208,7 @@ class Fill:
             return
         source, document = int(pieces["source"][index]), int(pieces["document"][index])
         dataset, document = part_of(self._datasets[source], document)
+        where = location_of(dataset)
         if fault == BAD_MEASURE:
             rewriting, piece = self._rewritings[source], pieces[index]
             raise ConfigError(
@@ -216,12 +218,12 @@ class Fill:
             )
         if fault == BAD_TOKEN_ID and dataset.table.vocab_size is None:
             raise ConfigError(
-                f"dataset {dataset.name!r} ({dataset.path}): document {document} has a token id of 2^31 or more; "
+                f"dataset {dataset.name!r} ({where}): document {document} has a token id of 2^31 or more; "
                 f"{self._cure_of_wide_ids(source)}"
             )
         raise CorruptionError(
-            f"dataset {dataset.name!r} ({dataset.path}): document {document}: {_FAULTS[fault]}; the step was not "
-            f"returned. `penstock verify {dataset.path}` names all that is damaged; prepare it again or restore a copy"
+            f"dataset {dataset.name!r} ({where}): document {document}: {_FAULTS[fault]}; the step was not "
+            f"returned. `penstock verify {where}` names all that is damaged; prepare it again or restore a copy"
         )
 
 

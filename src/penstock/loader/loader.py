@@ -28,6 +28,7 @@ from penstock.loader.companion import Companion
 from penstock.loader.data_parallel import DataParallel, refuse_worker_process
 from penstock.loader.explain import PieceOrigin, explain
 from penstock.loader.extras import Extras
+from penstock.loader.fetching import Fetching, StepsAhead, Traffic
 from penstock.loader.fill import Fill
 from penstock.loader.image_cache import BYTES, PREFETCH_BYTES
 from penstock.loader.mixture import Mixture, Sources, whole
@@ -88,6 +89,10 @@ class Loader:
         image_cache_bytes: Maximum bytes of that folder, 64 GiB by default; beyond it, what was least used goes.
         prefetch_bytes: Maximum bytes of processed images in steps that are prepared ahead, 4 GiB by default; one step
             is always made.
+        cache: Folder for what is fetched of sources in object stores; ranks and runs may share it. None: the
+            environment's `PENSTOCK_CACHE`, else the user's cache folder.
+        cache_bytes: Maximum bytes of all remote sources in that folder; beyond it, what was used least recently goes.
+            Ranks of one machine share the folder, and should have the same number. None: no limit.
 
     Raises:
         ConfigError: A setting is out of range, or two disagree; or the companion refuses a source.
@@ -116,6 +121,8 @@ class Loader:
         image_cache: str | Path | None = None,
         image_cache_bytes: int = BYTES,
         prefetch_bytes: int = PREFETCH_BYTES,
+        cache: str | Path | None = None,
+        cache_bytes: int | None = None,
     ) -> None:
         given: Mixture = mixture if isinstance(mixture, Mixture) else Mixture(cast(Any, mixture))
         self.settings = PlanSettings(
@@ -140,7 +147,9 @@ class Loader:
             own = InputRequirements(asked_by=f"Loader(attention={attention!r})", attention=attention)
             self.requirements = self.requirements.merge(own)
         self.requirements.require_effect()
-        self.datasets: list[Any] = [source.open() for source in given.sources]
+        if cache_bytes is not None and (cache_bytes := whole("cache_bytes", cache_bytes)) < 1:
+            raise ConfigError(f"cache_bytes must be at least 1, got {cache_bytes}")
+        self.datasets: list[Any] = [source.open(cache) for source in given.sources]
         self.mixture = given.weighed(self.datasets)
         _require_one_tokenizer(self.mixture, self.datasets)
         self._threads, self._prefetch_steps, self._companion = threads, prefetch, companion
@@ -156,6 +165,8 @@ class Loader:
         }
         if image_cache is not None:
             self._for_pickling |= {"image_cache": str(image_cache), "image_cache_bytes": image_cache_bytes}
+        if cache is not None or cache_bytes is not None:
+            self._for_pickling |= {"cache": None if cache is None else str(cache), "cache_bytes": cache_bytes}
         pin = _cuda_in_use() if pin_memory is None else pin_memory
         self._plan = Plan(self.mixture, self.datasets, self.settings)
         self._extras = Extras(
@@ -175,6 +186,11 @@ class Loader:
         self._accompany = companions.begin(companion, self.mixture, self.datasets, self._plan.rewritings)
         in_python = any(rewriting.runs_in_python for rewriting in self._plan.rewritings)
         self._sum = sum_over_ranks if in_python and self.data_parallel.size > 1 else None
+        self._fetching = Fetching(
+            self.mixture.sources, self.datasets, self._plan.rewritings, self.settings,
+            self.requirements.target_distances or 1, cache_bytes, rewrites_own=self._sum is not None,
+        )  # fmt: skip
+        self._ahead: StepsAhead | None = None
         self._description = states.describe(self._plan)
         self._planner = StepPlanner(self._plan, self.data_parallel.size)
         self._run: StepPipeline[StepPlan, Step] | None = None
@@ -201,8 +217,12 @@ class Loader:
         watch = TargetWatch([source.name for source in self.mixture.sources], self._plan.sizes, self._after)
         # Only images are counted: other arrays are as large in every step.
         size = None if self._extras.media is None else _image_bytes
+        plan_next = self._planner.next
+        if self._fetching:
+            ahead = self._ahead = self._fetching.ahead(self._planner.next, self._own_rows)
+            plan_next = ahead.next
         run = self._run = StepPipeline(
-            self._planner.next, self._build_step, self._threads, self._prefetch_steps, size, self._prefetch_bytes
+            plan_next, self._build_step, self._threads, self._prefetch_steps, size, self._prefetch_bytes
         )
         try:
             while (item := run.next()) is not None:
@@ -216,6 +236,9 @@ class Loader:
         finally:
             # What was planned ahead and not taken is forgotten when the loader is used again.
             run.stop()
+            if self._fetching:
+                ahead.stop()
+                self._fetching.report()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled are settings and state; datasets are opened again where it is unpickled.
@@ -280,6 +303,11 @@ class Loader:
     def filling(self) -> dict[str, Any]:
         """The arguments that change no plan: `pad_id`, `threads`, `prefetch`, `pin_memory`, and those of a cache."""
         return dict(self._for_pickling)
+
+    @property
+    def traffic(self) -> dict[str, Traffic]:
+        """Source name → bytes fetched and used so far by this process, of each source in an object store."""
+        return self._fetching.traffic
 
     @property
     def companion(self) -> Companion | None:
@@ -400,17 +428,32 @@ class Loader:
         """Make `state` the current one; an iterator that works ahead ends, and says so when it is asked again."""
         if self._run is not None:
             self._run.stop()
+            if self._ahead is not None:
+                self._ahead.stop()
             self._run.join()
-            self._run = None
+            if self._ahead is not None:
+                self._ahead.join()
+            self._run = self._ahead = None
         self._after, self._skipped, self._giver = state, state.window_start.skipped, None
         self._planner.start(state)
 
+    def _own_rows(self, plan: StepPlan) -> tuple[int, int]:
+        """This rank's rows of a step."""
+        return self.data_parallel.rows(len(plan.row_starts) - 1)
+
     def _build_step(self, plan: StepPlan) -> Step:
+        """Build one step, with its documents on this machine."""
+        if not self._fetching:
+            return self._fill_step(plan)
+        with self._fetching.held(plan, *self._own_rows(plan)):
+            return self._fill_step(plan)
+
+    def _fill_step(self, plan: StepPlan) -> Step:
         """Build one step: run Python objectives, fill this rank's rows, sum loss weights.
 
         The weights are those of all ranks' rows, or of this rank's if others will be added.
         """
-        begin, end = self.data_parallel.rows(len(plan.row_starts) - 1)
+        begin, end = self._own_rows(plan)
         self._fill.check_capacity(plan.pieces, plan.row_starts)
         pieces, row_starts, tokens = plan.pieces, plan.row_starts[begin : end + 1], None
         if self._sum is not None:

@@ -13,11 +13,11 @@ from typing import Any, Literal, TypeAlias, cast, final
 import numpy as np
 
 from penstock.core.errors import ConfigError
-from penstock.core.folders import local_path
 from penstock.objectives import Objective
 from penstock.objectives.objective import Causal
 from penstock.sampling import Shuffle, integer_shares
-from penstock.sampling.order import SHUFFLE_CODES
+from penstock.sampling._kernels import WINDOW_BLOCKS
+from penstock.sampling.order import MOST_RUNS, SHUFFLE_CODES
 from penstock.shards import Corpus
 from penstock.shards.document import is_corpus
 from penstock.shards.joined import corpus_name, open_dataset
@@ -82,7 +82,8 @@ class Source:
     """One corpus in a mixture: a dataset, or several whose documents are shuffled together."""
 
     path: str | Path | Corpus | Sequence[str | Path | Corpus]
-    """A dataset folder, a Megatron prefix, or an opened dataset; or a list of these or a glob, as one corpus."""
+    """A dataset folder or its URL in a store, a Megatron prefix, or an opened dataset; or a list of these or a glob, as
+    one corpus."""
     share: float | Literal["tokens"] = 1.0
     """Share of the tokens, relative to the other sources'. tokens: the tokens of the documents in use; then of all
     sources."""
@@ -101,6 +102,8 @@ class Source:
     """What happens to documents longer than a row; None is `split`. Not with packing `concat`, which cuts at rows."""
     sides: Sequence[str | Path] = ()
     """Side datasets of this dataset: more columns for the same documents (`penstock.shards.write_side`)."""
+    shuffle_runs: int = WINDOW_BLOCKS
+    """Runs of 256 documents that shuffle `block` mixes, at most: fewer need less room for a remote dataset."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -137,6 +140,13 @@ class Source:
             raise ConfigError(f"{where}: objective must be one such as penstock.Causal(), got {self.objective!r}")
         if self.shuffle not in tuple(SHUFFLE_CODES):
             raise ConfigError(f"{where}: shuffle must be one of {', '.join(SHUFFLE_CODES)}, got {self.shuffle!r}")
+        object.__setattr__(self, "shuffle_runs", whole(f"{where}: shuffle_runs", self.shuffle_runs))
+        if not 1 <= self.shuffle_runs <= MOST_RUNS:
+            raise ConfigError(f"{where}: shuffle_runs must be 1 to {MOST_RUNS:,}, got {self.shuffle_runs}")
+        if self.shuffle != "block" and self.shuffle_runs != WINDOW_BLOCKS:
+            raise ConfigError(
+                f"{where}: shuffle_runs has an effect only with shuffle 'block', not {self.shuffle!r}; leave it out"
+            )
         if self.too_long is not None and self.too_long not in TOO_LONG:
             raise ConfigError(f"{where}: too_long must be one of {', '.join(TOO_LONG)}, got {self.too_long!r}")
 
@@ -149,14 +159,15 @@ class Source:
             if not given:
                 raise ConfigError("a source needs at least one dataset, got an empty list")
         for path in given if listed else [given]:
-            if isinstance(path, (str, Path)):
-                local_path(path, f"the dataset of {where}")
-            elif not is_corpus(path):
+            if not isinstance(path, (str, Path)) and not is_corpus(path):
                 what = f"{where}: each part" if listed else "a source"
                 raise ConfigError(f"{what} must be a path or an opened dataset, got {path!r}")
 
-    def open(self) -> Corpus:
+    def open(self, cache: str | Path | None = None) -> Corpus:
         """The dataset at the path, or those at the paths joined; an opened one as it is.
+
+        Args:
+            cache: Where copies of remote datasets are kept, as for `penstock.open_dataset`.
 
         Raises:
             FormatError: There is no dataset, or nothing matches a glob.
@@ -164,7 +175,7 @@ class Source:
             ConfigError: One needs more to be opened than a path, or two cannot be one corpus.
         """
         given: Any = self.path
-        return cast(Corpus, given) if is_corpus(given) else open_dataset(given)
+        return cast(Corpus, given) if is_corpus(given) else open_dataset(given, cache=cache)
 
     def count_tokens(self, corpus: Corpus) -> int:
         """Tokens of the documents in use, those that `slice` leaves."""

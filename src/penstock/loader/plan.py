@@ -37,7 +37,7 @@ from penstock.packing import PACKINGS, Packing
 from penstock.packing.pack import scratch
 from penstock.sampling import Permutation, integer_shares
 from penstock.sampling._kernels import ENTRY, SKIPPED, draw
-from penstock.sampling.order import SHUFFLE_CODES, UNIT
+from penstock.sampling.order import UNIT, shuffle_mode
 from penstock.shards import Corpus
 
 FIRST_WINDOW_ROWS = 16
@@ -367,6 +367,7 @@ class _Draw:
                 f"source {source.name!r}: max_epochs {source.max_epochs} of {self.size} documents is no document"
             )
         self.key = key_for(settings.seed, "source", source.name)
+        self.mode = shuffle_mode(source.shuffle, source.shuffle_runs)
         self.rewriting = Rewriting(source, dataset, self.size, settings.seed, settings.sequence_length)
         self.limit = self.rewriting.limit
         if settings.packing == "concat":
@@ -416,7 +417,7 @@ class _Draw:
         stop, before = min(self.last, int(position) + max(2 * self.size, len(entries))), position
         known = self._left_out(entries[:1])
         count, position, begin, refused = draw(
-            position, begin, stop, self.size, self.first, np.uint64(self.key), SHUFFLE_CODES[self.source.shuffle],
+            position, begin, stop, self.size, self.first, np.uint64(self.key), self.mode,
             np.uint64(address_of(self.lengths)), np.uint64(self.lengths.strides[0]), self.limit,
             TOO_LONG.index(self.too_long), entries,
         )  # fmt: skip
@@ -442,7 +443,9 @@ class _Draw:
             epoch, index = divmod(begin, self.size)
             number = min(end - begin, self.size - index, _TOGETHER)
             key = int(mix(np.uint64(self.key), np.uint64(epoch)))
-            order = Permutation(size=self.size, key=key, shuffle=self.source.shuffle).images(index, index + number)
+            order = Permutation(
+                size=self.size, key=key, shuffle=self.source.shuffle, shuffle_runs=self.source.shuffle_runs
+            ).images(index, index + number)
             left = np.isin(np.arange(begin, begin + number), taken, invert=True)
             self.dataset.table.check_lengths(self.first + order[left])
             begin += number

@@ -21,6 +21,7 @@ from penstock.core.arrays import Int64, Records
 from penstock.core.errors import StateError
 from penstock.loader._plan_kernels import CURSOR
 from penstock.loader.extras import too_long_of
+from penstock.loader.mixture import Source
 from penstock.loader.plan import Plan, PlanState
 from penstock.loader.steps import StepState
 from penstock.sampling._kernels import SKIPPED
@@ -86,6 +87,11 @@ def _digest(*parts: Any) -> bytes:
     return hashlib.blake2b(json.dumps(parts, default=repr).encode(), digest_size=_DIGEST_BYTES).digest()
 
 
+def _order(source: Source) -> str:
+    """How a source is shuffled. Windows of block shuffle grow since runs are said here: older states are refused."""
+    return f"{source.shuffle}, windows of {source.shuffle_runs}" if source.shuffle == "block" else source.shuffle
+
+
 def describe(plan: Plan) -> dict[str, Any]:
     """What the plan was made from: settings by name, and digests of the sources.
 
@@ -95,8 +101,8 @@ def describe(plan: Plan) -> dict[str, Any]:
     whole, hints = [], b""
     for source, dataset, rewriting in zip(plan.mixture.sources, plan.datasets, plan.rewritings, strict=True):
         how = (
-            source.name, source.share, repr(rewriting.objective), source.max_epochs, list(source.slice), source.shuffle,
-            too_long_of(source, dataset), *(Dataset.open(side).fingerprint for side in source.sides),
+            source.name, source.share, repr(rewriting.objective), source.max_epochs, list(source.slice),
+            _order(source), too_long_of(source, dataset), *(Dataset.open(side).fingerprint for side in source.sides),
         )  # fmt: skip
         whole.append((dataset.fingerprint, how))
         hints += _digest(dataset.fingerprint)[:1] + _digest(how)[:1]

@@ -16,7 +16,7 @@ from typing import Any, Unpack, final
 
 from penstock.chat import Template
 from penstock.core.errors import ConfigError, OutputError, RecordError
-from penstock.core.folders import local_path
+from penstock.core.folders import is_url, local_path, normal_url
 from penstock.core.system import usable_processors
 from penstock.core.terminal import Progress, short_number
 from penstock.prepare.chat_summary import describe_template
@@ -32,6 +32,7 @@ from penstock.prepare.recipe import ChatRecipe, TextRecipe
 from penstock.prepare.report import SHOWN, PrepareReport, describe_changes, finish, input_of, read_report
 from penstock.prepare.settings import PrepareOptions, PrepareSettings, fingerprint, merge_options
 from penstock.prepare.transform import Transform, describe_transform, load_transform, require_picklable
+from penstock.prepare.upload import prepare_remote
 from penstock.shards import ShardLayout
 from penstock.shards.files import output_errors
 from penstock.sources import Part, open_records, open_sources
@@ -127,7 +128,8 @@ def prepare(
         source: Paths, folders, globs, URLs, one or several; or an iterator of texts or of dicts.
         tokenizer: A tokenizer, or its path.
         output: Folder for the result: new, empty, or with an earlier run of this preparation. With a validation share,
-            the datasets are its folders `train` and `validation`.
+            the datasets are its folders `train` and `validation`. A URL (`s3://bucket/web`): the result is prepared on
+            this machine, in the cache folder, and then copied there.
         template: Records are conversations, and this chat template renders them: a .jinja file, a folder with a
             tokenizer, the text of a template, or "auto", the tokenizer's own.
         settings: Settings that determine the result; its fields can also be given as keywords.
@@ -146,9 +148,21 @@ def prepare(
             rejected; or there is no document.
         DamagedFileError: A file was cut or is damaged, and `on_damaged_file` is "stop".
         OutputError: The folder cannot be used.
-        ConfigError: A setting is out of range, or the output is a URL.
+        ConfigError: A setting is out of range.
+        StoreError: The output is a URL, and its store cannot be written.
         TokenizerError: The tokenizer cannot be loaded, or has no byte table for loss weights.
     """
+    if is_url(output):
+        return prepare_remote(
+            normal_url(output),
+            overwrite,
+            progress,
+            lambda folder: prepare(
+                source, tokenizer=tokenizer, output=folder, template=template, settings=settings, transform=transform,
+                processes=processes, executor=executor, overwrite=overwrite, progress=progress, verbose=verbose,
+                **options,
+            ),
+        )  # fmt: skip
     started, output = time.monotonic(), local_path(output, "the output of prepare")
     settings = merge_options(settings, options if template is None else {"template": template, **options})
     loaded = tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(os.fspath(tokenizer))

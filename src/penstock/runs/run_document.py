@@ -205,7 +205,9 @@ def plain(value: Any, place: Place, objects: dict[Place, Any]) -> Any:
         return [plain(one, (*place, number), objects) for number, one in enumerate(value)]
     if is_dataclass(value) and not isinstance(value, type) and type(value).__module__.startswith("penstock."):
         return _plain_settings(value, place, objects)
-    if place[-1:] == ("path",) and isinstance(path := getattr(value, "path", None), str | Path):
+    if place[-1:] == ("path",) and isinstance(
+        path := getattr(value, "url", None) or getattr(value, "path", None), str | Path
+    ):
         return str(path)
     if (name := name_of(value)) is not None:
         return name

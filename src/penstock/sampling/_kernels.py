@@ -12,6 +12,7 @@ import numpy as np
 from penstock.core.compiled import bare, inline_kernel, kernel, view_u32
 from penstock.core.randomness import mix
 from penstock.core.vectors import copy_into, count_up
+from penstock.shards._kernels import RUN_DOCUMENTS
 
 ROUNDS = 6
 SMALL = 256
@@ -43,10 +44,10 @@ ENTRY = np.dtype(
 )
 """A document, or a part of one, in a source's buffer."""
 
-BLOCK_DOCUMENTS = 256
-"""Documents that block shuffle keeps together, so that a remote store is read in runs."""
 WINDOW_BLOCKS = 512
-"""Blocks among which block shuffle mixes documents."""
+"""Runs among which block shuffle mixes documents, by default."""
+MODE_BITS = 2
+"""The lowest bits of a mode say how documents are shuffled; those above, the runs of a window of block shuffle."""
 
 _ONE = np.uint64(1)
 _SHIFT = np.uint64(32)
@@ -137,18 +138,32 @@ def small_permutation(size, key, table):
 
 
 @inline_kernel
-def block_permute(index, size, key):
-    """Image of `index` under block shuffle: blocks permuted over all, documents mixed in windows of blocks."""
-    whole = size // BLOCK_DOCUMENTS
-    window_size = BLOCK_DOCUMENTS * WINDOW_BLOCKS
-    window = index // window_size
-    start = window * window_size
-    here = min(window_size, size - start)
-    mixed = start + permute(index - start, here, key_schedule(here, mix(key, np.uint64(window))))
-    block = mixed // BLOCK_DOCUMENTS
+def block_window(block, most):
+    """(first run, runs) of the window that a run of an epoch's order is in, int64 each.
+
+    Windows have 1, 2, 4, … runs, and from then on `most`: so the first documents come from few runs.
+    """
+    size = np.int64(1)
+    # The windows before the one of `size` runs have size − 1 runs together.
+    while size < most and block >= 2 * size - 1:
+        size *= 2
+    if size < most:
+        return size - 1, size
+    return size - 1 + (block - size + 1) // most * most, np.int64(most)
+
+
+@inline_kernel
+def block_permute(index, size, key, most):
+    """Image of `index` under block shuffle: runs permuted over all, documents mixed in windows of `most` runs."""
+    whole = size // RUN_DOCUMENTS
+    first, blocks = block_window(index // RUN_DOCUMENTS, most)
+    start = first * RUN_DOCUMENTS
+    here = min(blocks * RUN_DOCUMENTS, size - start)
+    mixed = start + permute(index - start, here, key_schedule(here, mix(key, np.uint64(first))))
+    block = mixed // RUN_DOCUMENTS
     if block < whole:
         block = permute(block, whole, key_schedule(whole, key))
-    return block * BLOCK_DOCUMENTS + mixed % BLOCK_DOCUMENTS
+    return block * RUN_DOCUMENTS + mixed % RUN_DOCUMENTS
 
 
 @inline_kernel
@@ -173,16 +188,17 @@ def clear_skipped(counts):
 def _shuffled(index, size, key, mode, schedule, table, outside, out):
     """Write the documents at index, index + 1, … of an epoch's order into `out` (int64), as `permute_range` does.
 
-    `table` holds the permutation of a small source; `outside` is room for `_permute_block`.
+    `mode` is that of `order.shuffle_mode`. `table` holds the permutation of a small source; `outside` is room for
+    `_permute_block`.
     """
     if mode == SHUFFLE_NONE:
         for i in range(len(out)):
             out[i] = index + i
     elif size <= SMALL:
         copy_into(table[index:], out)
-    elif mode == SHUFFLE_BLOCK:
+    elif mode != SHUFFLE_FULL:
         for i in range(len(out)):
-            out[i] = block_permute(index + i, size, key)
+            out[i] = block_permute(index + i, size, key, mode >> MODE_BITS)
     else:
         _permute_block(index, size, schedule, outside, out)
 

@@ -13,13 +13,28 @@ import numpy as np
 
 from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError
-from penstock.sampling._kernels import SHUFFLE_BLOCK, SHUFFLE_FULL, SHUFFLE_NONE, permute_range
+from penstock.sampling._kernels import (
+    MODE_BITS,
+    SHUFFLE_BLOCK,
+    SHUFFLE_FULL,
+    SHUFFLE_NONE,
+    WINDOW_BLOCKS,
+    permute_range,
+)
 
 Shuffle = Literal["full", "block", "none"]
-"""`full`: any document may follow any other. `block`: runs of 256 documents stay near each other, for remote
-stores. `none`: the order on disk, every epoch."""
+"""`full`: any document may follow any other. `block`: documents of runs of 256 are mixed in windows of 1, 2, 4, … runs,
+for datasets in object storage. `none`: the order on disk, every epoch."""
 
 SHUFFLE_CODES: dict[str, int] = {"full": SHUFFLE_FULL, "block": SHUFFLE_BLOCK, "none": SHUFFLE_NONE}
+MOST_RUNS = 1 << 20
+"""Of a window of block shuffle."""
+
+
+def shuffle_mode(shuffle: Shuffle, runs: int = WINDOW_BLOCKS) -> int:
+    """How documents are shuffled, as one number for kernels; `runs`: of the largest window of block shuffle."""
+    code = SHUFFLE_CODES[shuffle]
+    return code | runs << MODE_BITS if code == SHUFFLE_BLOCK else code
 
 
 @final
@@ -32,12 +47,16 @@ class Permutation:
     key: int
     """64-bit key, from `penstock.core.randomness.key_for`."""
     shuffle: Shuffle = "full"
+    shuffle_runs: int = WINDOW_BLOCKS
+    """Runs of the largest window of block shuffle."""
 
     def __post_init__(self) -> None:
         if self.size < 1:
             raise ConfigError(f"a permutation needs a size of at least 1, got {self.size}")
         if self.shuffle not in SHUFFLE_CODES:
             raise ConfigError(f"shuffle must be one of {', '.join(SHUFFLE_CODES)}, got {self.shuffle!r}")
+        if not 1 <= self.shuffle_runs <= MOST_RUNS:
+            raise ConfigError(f"shuffle_runs must be 1 to {MOST_RUNS:,}, got {self.shuffle_runs}")
 
     def images(self, begin: int = 0, end: int | None = None) -> Annotated[Int64, "images"]:
         """Images of begin … end − 1 (to the end when None)."""
@@ -45,7 +64,7 @@ class Permutation:
         if not 0 <= begin <= end <= self.size:
             raise IndexError(f"[{begin}, {end}) is not inside [0, {self.size})")
         out = np.empty(end - begin, np.int64)
-        permute_range(begin, self.size, np.uint64(self.key), SHUFFLE_CODES[self.shuffle], out)
+        permute_range(begin, self.size, np.uint64(self.key), shuffle_mode(self.shuffle, self.shuffle_runs), out)
         return out
 
 

@@ -6,6 +6,7 @@ of other rooms read documents by address through `DocumentTable`.
 
 from penstock.core.lazy_imports import public_names
 from penstock.shards.convert import import_corpus, write_megatron
+from penstock.shards.copying import copy_dataset
 from penstock.shards.document import Corpus, Document, DocumentTable, Origin
 from penstock.shards.extend import extend_dataset, write_side
 from penstock.shards.finish import finish_dataset
@@ -38,6 +39,7 @@ __all__ = [
     "Tree",
     "TreeDocument",
     "build_tree",
+    "copy_dataset",
     "extend_dataset",
     "finish_dataset",
     "import_corpus",

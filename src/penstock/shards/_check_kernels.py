@@ -3,22 +3,29 @@
 
 import numpy as np
 
-from penstock.core.compiled import kernel, view_f32, view_u16, view_u32
+from penstock.core.compiled import kernel, view_f32, view_u16, view_u32, view_u64
 from penstock.shards._kernels import (
     BAD_LENGTH,
     BAD_SPAN_ORDER,
     BAD_TRAINED,
+    CHUNK_TOKENS,
     OK,
     batch_at,
     check_document,
+    checksums_of,
     has_span_list,
+    line_of,
+    locate,
+    num_chunks,
     offsets_of,
+    spans_are_right,
     spans_of,
     spans_summary,
+    token_checksum,
     tokens_of,
 )
 
-_2 = np.uint64(2)
+_2, _3 = np.uint64(2), np.uint64(3)
 
 
 @kernel
@@ -149,3 +156,36 @@ def first_outside(tokens, vocab_size):
         if np.int64(tokens[i]) >= vocab_size:
             return i
     return -1
+
+
+@kernel
+def wrong_tokens(places, batches, layout, lengths, first, last):
+    """The first of the documents [first, last) whose tokens or spans differ from their checksums, or −1.
+
+    Args:
+        places, batches: As in `_kernels.wrong_document`.
+        layout: (token_bytes int64, has_spans bool, spans_only bool: check spans rather than tokens).
+        lengths: uint32 [N, 2].
+    """
+    shard_starts, shard_first_batch, shard_addresses, shard_bytes, documents_per_batch = places
+    token_bytes, has_spans, spans_only = layout
+    for document in range(first, last):
+        number, index, row = locate(document, shard_starts, shard_first_batch, documents_per_batch)
+        shard, size, line = shard_addresses[number], shard_bytes[number], line_of(batches, index)
+        length, batch = np.int64(lengths[document, 0]), batch_at(line)
+        chunks = num_chunks(length)
+        begin, count = tokens_of(shard, size, line, row, token_bytes, has_spans)
+        word, words = checksums_of(shard, size, line, row)
+        if count != length or words != chunks + np.int64(has_spans):
+            return document
+        stored = view_u64(shard + batch.checksums + (np.uint64(word) << _3), words)
+        if spans_only:
+            if not spans_are_right(shard, size, line, row, length, stored[chunks]):
+                return document
+            continue
+        address = shard + batch.tokens + np.uint64(begin) * np.uint64(token_bytes)
+        for chunk in range(chunks):
+            part = min(CHUNK_TOKENS, length - chunk * CHUNK_TOKENS)
+            if token_checksum(address, token_bytes, chunk, part) != stored[chunk]:
+                return document
+    return np.int64(-1)

@@ -62,6 +62,10 @@ MULTIPLIERS = np.frombuffer(hashlib.shake_256(b"penstock shards 1").digest(1024)
 DOCUMENTS_PER_BATCH = 1024
 """Documents in every batch of a shard but its last; part of the format."""
 
+RUN_DOCUMENTS = 256
+"""Documents of a run, counted from the first of a dataset: block shuffle keeps them together, and a store is read in
+runs."""
+
 _0, _1, _2, _3, _7, _8, _16 = (np.uint64(number) for number in (0, 1, 2, 3, 7, 8, 16))
 _CHUNK = np.uint64(CHUNK_TOKENS)
 _SPAN_KEY = np.uint64(0x5350414E53)

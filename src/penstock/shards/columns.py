@@ -4,7 +4,8 @@ A column is a number for each token of each document (float32 or int32), with a 
 the table reads a few numbers of each batch of 1,024 documents.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, final
 
@@ -15,7 +16,7 @@ from penstock.core.compiled import address_of
 from penstock.core.errors import CorruptionError
 from penstock.shards import _column_kernels as ck
 from penstock.shards import _kernels as k
-from penstock.shards.document import DocumentTable
+from penstock.shards.document import EXTRAS, DocumentTable
 from penstock.shards.images import IMAGE, WORDS, ImageOf, image_of, records_of
 from penstock.shards.layout import ShardLayout, extra_places
 from penstock.shards.trees import UNITS, Tree
@@ -48,23 +49,44 @@ class ExtraTable:
     def __init__(self, table: DocumentTable, layout: ShardLayout, path_values: tuple[str, ...]) -> None:
         self._table, self.columns, self.path_values = table, layout.columns, path_values
         self.has_trees, self.has_images = layout.has_trees, layout.has_images
-        self._first = layout.first_column
+        self._first, self._layout = layout.first_column, layout
         self._lists = np.zeros((len(table.batches), 3, len(layout.extras)), np.int64)
-        for shard in range(len(table.shard_starts) - 1):
+        self._found = np.zeros(len(table.batches), np.bool_)
+        if table.holder is None:
+            self._find(np.arange(len(table.batches)))
+
+    def _find(self, batches: Any) -> None:
+        """Find the lists of batches, int64 [n]; those of a remote dataset must be held."""
+        table = self._table
+        shards = np.searchsorted(table.shard_first_batch, batches, side="right") - 1
+        for shard, batch in zip(shards.tolist(), batches.tolist(), strict=True):
             data, address = table.mappings[shard], address_of(table.mappings[shard])
             documents = int(table.shard_starts[shard + 1] - table.shard_starts[shard])
-            begin, end = table.shard_first_batch[shard : shard + 2].tolist()
-            for batch in range(begin, end):
-                rows = min(table.documents_per_batch, documents - (batch - begin) * table.documents_per_batch)
-                try:
-                    places = extra_places(data, table.batches[batch], rows, layout)
-                except CorruptionError as error:
-                    raise CorruptionError(f"{table.paths[shard]}: batch {batch - begin}: {error}") from None
-                self._lists[batch, 0] = [place + address for place in places]
-                self._lists[batch, 1] = [
-                    int(data[place + 8 * rows : place + 8 * rows + 8].view(np.int64)[0]) for place in places
-                ]
-                self._lists[batch, 2] = rows
+            begin = int(table.shard_first_batch[shard])
+            rows = min(table.documents_per_batch, documents - (batch - begin) * table.documents_per_batch)
+            try:
+                places = extra_places(data, table.batches[batch], rows, self._layout)
+            except CorruptionError as error:
+                raise CorruptionError(f"{table.paths[shard]}: batch {batch - begin}: {error}") from None
+            self._lists[batch, 0] = [place + address for place in places]
+            self._lists[batch, 1] = [
+                int(data[place + 8 * rows : place + 8 * rows + 8].view(np.int64)[0]) for place in places
+            ]
+            self._lists[batch, 2] = rows
+        self._found[batches] = True
+
+    @contextmanager
+    def _held(self, documents: Any) -> Iterator[None]:
+        """Have the lists of documents, int64 [n], on this machine, and found."""
+        if self._table.holder is None:
+            yield
+            return
+        with self._table.held(documents, (EXTRAS,)):
+            shards = np.searchsorted(self._table.shard_starts, documents, side="right") - 1
+            local = documents - self._table.shard_starts[shards]
+            batches = np.unique(self._table.shard_first_batch[shards] + local // self._table.documents_per_batch)
+            self._find(batches[~self._found[batches]])
+            yield
 
     def tree(self, document: int) -> Tree | None:
         """The tree of a document; None: it is an ordinary one without values.
@@ -126,6 +148,11 @@ class ExtraTable:
 
     def _words(self, document: int, number: int) -> Any:
         """Words of one of the first lists, of a document."""
+        with self._held(np.array([document])):
+            words = self._held_words(document, number)
+            return words if self._table.holder is None else words.copy()
+
+    def _held_words(self, document: int, number: int) -> Any:
         shard, batch, row = self._table.locate(document)
         data = self._table.mappings[shard]
         address, count, rows = self._lists[batch, :, number].tolist()
@@ -164,10 +191,12 @@ class ExtraTable:
             CorruptionError: They are not what was written; names the file and the document.
         """
         table = self._table
-        fault, piece = ck.copy_columns(
-            pieces, row_starts, slots, source, self._lists, table.shard_starts, table.shard_first_batch,
-            table.documents_per_batch, table.lengths, wanted, self._first, addresses,
-        )  # fmt: skip
+        here = pieces[int(row_starts[0]) : int(row_starts[-1])]
+        with self._held(here[here[:, ck.SOURCE] == source, ck.DOCUMENT]):
+            fault, piece = ck.copy_columns(
+                pieces, row_starts, slots, source, self._lists, table.shard_starts, table.shard_first_batch,
+                table.documents_per_batch, table.lengths, wanted, self._first, addresses,
+            )  # fmt: skip
         if fault != k.OK:
             raise self._fault(int(pieces[piece, ck.DOCUMENT]), "its columns differ from their checksums")
 

@@ -3,6 +3,7 @@
 `read_origins` reads where all documents came from; it costs a few microseconds per batch of 1,024.
 """
 
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, final
@@ -11,12 +12,22 @@ import numpy as np
 
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, CorruptionError
-from penstock.core.folders import local_path
+from penstock.core.folders import is_url, local_path
 from penstock.core.notebook import bars, card
 from penstock.media.processor import Processor, load_processor
 from penstock.shards import _kernels as k
 from penstock.shards.columns import ExtraTable
-from penstock.shards.document import Document, DocumentTable, Origin, documents_at
+from penstock.shards.document import (
+    EXTRAS,
+    ORIGINS,
+    SPANS,
+    TOKENS,
+    Document,
+    DocumentTable,
+    Origin,
+    documents_at,
+    location_of,
+)
 from penstock.shards.files import check_regular, check_size, checksum, map_file, map_numbers, read_json
 from penstock.shards.for_datasets import TargetColumn, to_datasets
 from penstock.shards.images import PROCESSOR_FOLDER, MediaInfo
@@ -36,22 +47,57 @@ class Dataset:
     fingerprints are: the same tokens and loss weights, wherever they lie.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, table: DocumentTable) -> None:
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        table: DocumentTable,
+        url: str | None = None,
+        cache: str | Path | None = None,
+    ) -> None:
         self.path, self.manifest, self.table = path, manifest, table
+        self.url = url
+        """Where it is, if that is a store; `path` is then the folder with what is here of it."""
+        self._cache = cache
         self._files: list[str] | None = None
 
     @classmethod
-    def open(cls, path: str | Path) -> Self:
+    def open(cls, path: str | Path, *, cache: str | Path | None = None) -> Self:
         """Map a dataset: O(shards), and O(documents / 1024) for the batch table, which is checked because addresses
         come from it. Other contents are checked as they are used, and all by `penstock verify`.
 
+        Args:
+            path: Its folder, or the URL of a folder in a store (`s3://bucket/folder`): then lengths and batch table are
+                fetched now, and documents when they are read.
+            cache: Where copies of a remote dataset are kept; None: the environment's `PENSTOCK_CACHE`, else the user's
+                cache folder.
+
         Raises:
-            ConfigError: The path is a URL.
+            ConfigError: A remote dataset has images.
+            StoreError: A store cannot be read.
             FormatError: Not a dataset, unfinished, or of another format version.
             CorruptionError: A file is missing, a link, or has another size than it should; or the manifest or the batch
                 table is damaged, or contradicts itself.
         """
-        path = local_path(path, "a dataset")
+        if is_url(path):
+            return cls._open_remote(path, cache)
+        return cls._open_local(local_path(path, "a dataset"))
+
+    @classmethod
+    def _open_remote(cls, url: str | Path, cache: str | Path | None) -> Self:
+        from penstock.shards.remote import fetch_tables
+        from penstock.shards.residency import Residency
+        from penstock.shards.units import UnitMap
+
+        store, folder, stamps = fetch_tables(url, cache)
+        local = cls._open_local(folder)
+        table = replace(local.table, paths=[store.where(path.name) for path in map(Path, local.table.paths)])
+        units = UnitMap(table, local.manifest)
+        holder = Residency(store, folder.parent.parent, folder, table, units, stamps)
+        return cls(folder, local.manifest, replace(table, holder=holder), store.url, cache)
+
+    @classmethod
+    def _open_local(cls, path: Path) -> Self:
         manifest = Manifest.load(path)
         for shard in manifest.shards:
             check_size(path / shard.file, shard.bytes)
@@ -67,7 +113,7 @@ class Dataset:
         return cls(path, manifest, table)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Dataset.open, (self.path,)
+        return _reopened, (self.url or self.path, self._cache)
 
     @property
     def name(self) -> str:
@@ -186,14 +232,14 @@ class Dataset:
         return hash(self.fingerprint)
 
     def __repr__(self) -> str:
-        return f"Dataset({str(self.path)!r}, {len(self)} documents, {self.manifest.tokens} tokens)"
+        return f"Dataset({location_of(self)!r}, {len(self)} documents, {self.manifest.tokens} tokens)"
 
     def _repr_html_(self) -> str:
         """What a notebook shows: totals, and a histogram of at most 100,000 lengths spread over all documents."""
         lengths = self.table.lengths[:: max(len(self) // 100_000, 1), 0]
         counts = np.bincount(np.log2(np.maximum(lengths, 1)).astype(np.int64)).tolist()
         facts = [
-            ("folder", self.path),
+            ("folder", location_of(self)),
             ("documents", f"{len(self):,}"),
             ("tokens", f"{self.manifest.tokens:,}"),
             ("longest document", f"{self.longest:,} tokens"),
@@ -207,6 +253,10 @@ class Dataset:
     __getitem__ = documents_at
 
     def _read(self, document: int) -> Document:
+        with self.table.held(np.array([document]), (TOKENS, SPANS, ORIGINS, EXTRAS)):
+            return self._read_held(document)
+
+    def _read_held(self, document: int) -> Document:
         shard, batch, row = self.table.locate(document)
         tokens = self.table.read(document, document + 1).values
         data, line = self.table.mappings[shard], self.table.batches[batch]
@@ -235,6 +285,10 @@ class Dataset:
             tree=None if extras is None else extras.tree(document),
             images=() if extras is None else tuple(extras.images(document)),
         )
+
+
+def _reopened(location: str | Path, cache: str | Path | None) -> Dataset:
+    return Dataset.open(location, cache=cache)
 
 
 def check_batches(path: Path, manifest: Manifest, batches: Array) -> None:

@@ -4,7 +4,8 @@ The plan and the fill read the table (`DocumentTable`), not the objects.
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Protocol, final, overload
@@ -32,6 +33,42 @@ FAULTS = {
     k.BAD_CHECKSUM_COUNT: "its number of checksums does not fit its length",
 }
 """What is wrong with a document, in words."""
+
+
+TOKENS, SPANS, ORIGINS, EXTRAS = range(4)
+"""Kinds of what is fetched of a remote dataset: tokens and their checksums; loss-weight spans; origins and texts; trees
+and columns. See `penstock.shards.units`."""
+
+
+class Holder(Protocol):
+    """Has documents of a remote dataset on this machine, in units of fetching; units are numbers."""
+
+    def find(self, documents: Annotated[Int64, "documents"], kinds: Sequence[int]) -> Annotated[Int64, "units"]:
+        """The units that hold some kinds of data of documents, rising."""
+
+    def is_remote(self, documents: Annotated[Int64, "documents"]) -> Any:
+        """bool [documents], whether each lies in a store."""
+
+    def held(self, units: Annotated[Int64, "units"]) -> AbstractContextManager[None]:
+        """Have units here, and keep them, while the block runs."""
+
+    def want(self, units: Annotated[Int64, "units"], may_wait: Callable[[], bool] | None = None) -> None:
+        """Begin to bring units; each stays until it is released as often as it was wanted.
+
+        Args:
+            units: Their numbers, each once.
+            may_wait: Asked while there is no room: False brings a unit nevertheless. None: never wait for room.
+        """
+
+    def wait(self, units: Annotated[Int64, "units"]) -> None:
+        """Wait until wanted units are here.
+
+        Raises:
+            StoreError, CorruptionError, OutputError: One cannot be brought; names the URL.
+        """
+
+    def release(self, units: Annotated[Int64, "units"]) -> None:
+        """Let units go that were wanted, once."""
 
 
 @final
@@ -69,10 +106,21 @@ class DocumentTable:
     has_spans: bool
     vocab_size: int | None
     """One more than the highest id that a token may have; None where that is not known, and for foreign corpora."""
-    paths: Sequence[Path]
-    """The shards' files [S], for messages."""
+    paths: Sequence[Path | str]
+    """The shards' files [S], for messages; URLs of a remote dataset."""
     mappings: Sequence[Array]
     """What the addresses point into; the first S are the shards."""
+    holder: "Holder | None" = None
+    """Brings documents to this machine; None: they are there. Bytes of a shard may be read only while they are held."""
+
+    def held(self, documents: Annotated[Int64, "documents"], kinds: Sequence[int]) -> AbstractContextManager[None]:
+        """Have some kinds of units (`penstock.shards.units`) of documents on this machine while the block runs.
+
+        Raises:
+            StoreError, CorruptionError, OutputError: They cannot be brought; names the URL.
+        """
+        holder = self.holder
+        return nullcontext() if holder is None else holder.held(holder.find(documents, kinds))
 
     def locate(self, document: int) -> tuple[int, int, int]:
         """(shard, batch, row in the batch) of a document."""
@@ -87,10 +135,13 @@ class DocumentTable:
         Raises:
             CorruptionError: One is not what was written; names the file and the document.
         """
-        self._refuse(k.BAD_LENGTH, k.wrong_length(*self._where, self.lengths, documents))
+        if self.holder is not None:
+            # The lengths of remote datasets are checked as a whole when they come.
+            documents = documents[~self.holder.is_remote(documents)]
+        self._refuse(k.BAD_LENGTH, k.wrong_length(*self.kernel_view, self.lengths, documents))
 
     @property
-    def _where(self) -> tuple[Any, Any, Any]:
+    def kernel_view(self) -> tuple[Any, Any, Any]:
         """What the kernels need to find a document."""
         places = (
             self.shard_starts, self.shard_first_batch, self.shard_addresses, self.shard_bytes, self.documents_per_batch,
@@ -113,12 +164,16 @@ class DocumentTable:
         Raises:
             CorruptionError: They are not what was written; names the file and the document.
         """
-        self._refuse(k.BAD_LENGTH, k.wrong_document(*self._where, self.lengths, first, last))
+        with self.held(np.arange(first, last), (TOKENS, SPANS)):
+            return self._read_held(first, last)
+
+    def _read_held(self, first: int, last: int) -> Ragged:
+        self._refuse(k.BAD_LENGTH, k.wrong_document(*self.kernel_view, self.lengths, first, last))
         offsets = np.zeros(last - first + 1, np.int64)
         np.cumsum(self.lengths[first:last, 0], out=offsets[1:])
         tokens = np.empty(offsets[-1], np.uint32)
         vocab_size = 2**32 if self.vocab_size is None else self.vocab_size
-        fault, document = k.read_documents(*self._where, vocab_size, first, offsets, tokens)
+        fault, document = k.read_documents(*self.kernel_view, vocab_size, first, offsets, tokens)
         self._refuse(fault, document if fault != k.OK else -1)
         return Ragged(tokens, offsets)
 
@@ -258,6 +313,11 @@ class Corpus(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, document: int) -> Document: ...
+
+
+def location_of(corpus: Any) -> str:
+    """Where a corpus is, for messages: its URL or path."""
+    return str(getattr(corpus, "url", None) or corpus.path)
 
 
 def is_corpus(value: Any) -> bool:

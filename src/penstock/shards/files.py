@@ -26,7 +26,7 @@ from typing import Any, Literal, TypeVar, final, get_args, get_origin
 import numpy as np
 
 from penstock.core.compiled import address_of
-from penstock.core.errors import CorruptionError, OutputError
+from penstock.core.errors import CorruptionError, OutputError, PenstockError
 from penstock.core.folders import local_path
 from penstock.core.system import mapped
 from penstock.shards import _kernels as k
@@ -143,7 +143,7 @@ def output_errors(path: Path) -> Iterator[None]:
     """Turn a failure to write into an error with the path and the cure."""
     try:
         yield
-    except OutputError:
+    except PenstockError:
         raise
     except OSError as error:
         raise OutputError(

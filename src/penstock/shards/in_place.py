@@ -68,7 +68,7 @@ class InPlaceCorpus:
     @property
     def path(self) -> Path:
         """Its (first) file of tokens."""
-        return self.table.paths[0]
+        return Path(self.table.paths[0])
 
     @property
     def longest(self) -> int:

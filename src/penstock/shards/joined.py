@@ -18,11 +18,11 @@ from typing import Any, TypeAlias, final
 import numpy as np
 
 from penstock.core.errors import ConfigError, FormatError
-from penstock.core.folders import is_url, local_path
+from penstock.core.folders import is_url, local_path, normal_url
 from penstock.media.processor import Processor
 from penstock.shards.columns import ExtraTable
 from penstock.shards.dataset import Dataset
-from penstock.shards.document import Document, DocumentTable, documents_at, is_corpus
+from penstock.shards.document import ORIGINS, Document, DocumentTable, Holder, documents_at, is_corpus, location_of
 from penstock.shards.files import Array
 from penstock.shards.images import MediaInfo
 from penstock.shards.in_place import InPlaceCorpus, open_npy
@@ -158,7 +158,7 @@ def part_of(corpus: Any, document: int) -> tuple[Any, int]:
 
 
 def _refuse_twice(parts: Sequence[Part]) -> None:
-    places = [part.path.resolve() for part in parts]
+    places = [getattr(part, "url", None) or part.path.resolve() for part in parts]
     if len(set(places)) < len(places):
         twice = next(place for place in places if places.count(place) > 1)
         raise ConfigError(f"{twice}: is given twice in one corpus; leave one out (a larger share reads it more often)")
@@ -187,8 +187,8 @@ def _refuse_differences(parts: Sequence[Part]) -> None:
             other, expected = first.setdefault(fact, (part, value))
             if value != expected:
                 raise ConfigError(
-                    f"{other.path} and {part.path} cannot be one corpus: {fact}: {_shown(expected)} and "
-                    f"{_shown(value)}; {_CURES[fact]}, or make them two sources"
+                    f"{location_of(other)} and {location_of(part)} cannot be one corpus: {fact}: {_shown(expected)} "
+                    f"and {_shown(value)}; {_CURES[fact]}, or make them two sources"
                 )
 
 
@@ -249,7 +249,17 @@ def _join_tables(tables: Sequence[DocumentTable]) -> DocumentTable:
         batches=_joined(tables, lambda table: table.batches),
         paths=[path for table in tables for path in table.paths],
         mappings=[mapping for group in (*mappings, *others) for mapping in group],
+        holder=_joined_holder(tables),
     )
+
+
+def _joined_holder(tables: Sequence[DocumentTable]) -> Holder | None:
+    if all(table.holder is None for table in tables):
+        return None
+    from penstock.shards.residency import JoinedResidency
+
+    starts = np.cumsum([0, *(table.num_documents for table in tables)], dtype=np.int64)
+    return JoinedResidency(starts.tolist(), [table.holder for table in tables])
 
 
 def _joined(tables: Sequence[DocumentTable], column: Callable[[DocumentTable], Array]) -> Array:
@@ -267,6 +277,11 @@ def _weight_sums(table: DocumentTable) -> Array:
     """float64 [documents]; the trained tokens where all weights are 0 or 1."""
     return table.lengths[:, 1].astype(np.float64) if table.weight_sums is None else table.weight_sums
 
+
+_IN_PLACE = (".npy", ".bin", ".idx")
+"""Endings of foreign corpora, which are read only from local files."""
+_TOGETHER = 1 << 16
+"""Documents of which the origins are fetched together."""
 
 Origins = tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.int64]]]
 
@@ -295,6 +310,8 @@ def read_origins(corpus: Dataset | JoinedCorpus) -> Origins:
 def _read_origins(dataset: Dataset) -> Origins:
     table, manifest = dataset.table, dataset.manifest
     files, lines = np.empty(len(dataset), np.int32), np.empty(len(dataset), np.int64)
+    if table.holder is not None:
+        return _read_remote_origins(table, files, lines)
     for shard, data in enumerate(table.mappings[: len(manifest.shards)]):
         first, last = table.shard_starts[shard : shard + 2].tolist()
         for batch, begin in enumerate(range(first, last, manifest.documents_per_batch), table.shard_first_batch[shard]):
@@ -305,8 +322,30 @@ def _read_origins(dataset: Dataset) -> Origins:
     return files, lines
 
 
+def _read_remote_origins(table: DocumentTable, files: Array, lines: Array) -> Origins:
+    """As `_read_origins`, a few runs of documents at a time."""
+    for begin in range(0, table.num_documents, _TOGETHER):
+        end = min(begin + _TOGETHER, table.num_documents)
+        with table.held(np.arange(begin, end), (ORIGINS,)):
+            while begin < end:
+                shard, batch, row = table.locate(begin)
+                left = int(table.shard_starts[shard + 1]) - begin
+                rows = min(table.documents_per_batch, row + left)
+                count = min(rows - row, end - begin)
+                file_place, line_place, _ = other_places(table.mappings[shard], table.batches[batch], rows)
+                data = table.mappings[shard]
+                files[begin : begin + count] = data[file_place + 4 * row :][: 4 * count].view(np.int32)
+                lines[begin : begin + count] = data[line_place + 8 * row :][: 8 * count].view(np.int64)
+                begin += count
+    return files, lines
+
+
 def open_dataset(
-    path: str | Path | Sequence[Any], *, dtype: str | None = None, eos_id: int | None = None
+    path: str | Path | Sequence[Any],
+    *,
+    dtype: str | None = None,
+    eos_id: int | None = None,
+    cache: str | Path | None = None,
 ) -> Dataset | InPlaceCorpus | JoinedCorpus:
     """Open a dataset in place, or several as one corpus.
 
@@ -314,29 +353,33 @@ def open_dataset(
     open_dataset("data/web")
     open_dataset(["data/web-00", "data/web-01"])  # the documents of both, in this order
     open_dataset("data/web-*")  # those of all that match, sorted by path
+    open_dataset("s3://bucket/web")  # in a store: documents come when they are read
     ```
 
     Args:
-        path: A folder that `penstock prepare` made; a Megatron corpus (its prefix, `.bin` or `.idx`); an `.npy` file
-            of bare tokens; a glob of these; or a list of paths, globs and opened datasets. Parts of one corpus have
-            one format, tokenizer and template.
+        path: A folder that `penstock prepare` made, or its URL in a store; a Megatron corpus (its prefix, `.bin` or
+            `.idx`); an `.npy` file of bare tokens; a glob of these; or a list of paths, globs and opened datasets.
+            Parts of one corpus have one format, tokenizer and template.
         dtype: Type of the tokens in `.npy` files: "uint16" or "uint32".
         eos_id: The token that ends each document in `.npy` files, or in Megatron corpora if all documents have it.
+        cache: Where copies of remote datasets are kept; None: the environment's `PENSTOCK_CACHE`, else the user's cache
+            folder.
 
     Raises:
         FormatError: There is nothing that penstock can read, or nothing matches a glob.
+        StoreError: A store cannot be read.
         CorruptionError: A dataset is damaged.
-        ConfigError: An `.npy` file without `dtype` and `eos_id`, a URL, an empty list, a part that is given twice, or
-            two parts that cannot be one corpus.
+        ConfigError: An `.npy` file without `dtype` and `eos_id`, a remote dataset with images, an empty list, a part
+            that is given twice, or two parts that cannot be one corpus.
     """
     if isinstance(path, (str, Path)) and not _is_glob(path):
-        return _open_one(path, dtype, eos_id)
+        return _open_one(path, dtype, eos_id, cache)
     found = list(_expanded([path] if isinstance(path, (str, Path)) else path))
     if not found:
         raise ConfigError("a corpus needs at least one dataset, got an empty list")
     parts: list[Any] = []
     for one in found:
-        opened = one if is_corpus(one) else _open_one(one, dtype, eos_id)
+        opened = one if is_corpus(one) else _open_one(one, dtype, eos_id, cache)
         parts += opened.parts if isinstance(opened, JoinedCorpus) else [opened]
     return parts[0] if len(parts) == 1 else JoinedCorpus(parts, corpus_name(path))
 
@@ -352,14 +395,16 @@ def corpus_name(path: Any) -> str:
     return str(getattr(path, "name", None))
 
 
-def dataset_paths(path: str | Path) -> list[Path]:
-    """The path itself, or what a glob matches, sorted by path; of a Megatron corpus its prefix, once.
+def dataset_paths(path: str | Path) -> list[str | Path]:
+    """The path or URL itself, or what a glob matches, sorted by path; of a Megatron corpus its prefix, once.
 
     A path that exists is no glob, whatever characters it has.
 
     Raises:
         FormatError: Nothing matches the glob.
     """
+    if is_url(path):
+        return [normal_url(path)]
     if not _is_glob(path):
         return [Path(path)]
     matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
@@ -388,7 +433,11 @@ def _has_index(path: Path) -> bool:
     return prefix.with_name(prefix.name + ".idx").is_file()
 
 
-def _open_one(path: str | Path, dtype: str | None, eos_id: int | None) -> Dataset | InPlaceCorpus:
+def _open_one(
+    path: str | Path, dtype: str | None, eos_id: int | None, cache: str | Path | None
+) -> Dataset | InPlaceCorpus:
+    if is_url(path) and Path(path).suffix not in _IN_PLACE:
+        return Dataset.open(path, cache=cache)
     path = local_path(path, "a dataset")
     if path.suffix == ".npy":
         if dtype is None or eos_id is None:

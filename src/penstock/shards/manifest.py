@@ -163,10 +163,24 @@ class Manifest:
             FormatError: There is none, it is not penstock's, or it has another version.
             CorruptionError: It is damaged.
         """
-        value = _read(folder)
+        return cls._checked(_read(folder), str(folder))
+
+    @classmethod
+    def parse(cls, content: bytes, folder: str) -> Self:
+        """As `load`, of the bytes of the file; `folder` is for messages."""
+        try:
+            value = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise CorruptionError(
+                f"{folder}/{MANIFEST}: damaged: not JSON: {error}; copy it again, or prepare again"
+            ) from None
+        return cls._checked(value if isinstance(value, dict) else {}, folder)
+
+    @classmethod
+    def _checked(cls, value: dict[str, Any], folder: str) -> Self:
         if value.get("format") != FORMAT:
             raise FormatError(
-                f"{folder / MANIFEST}: not a manifest of penstock; give a folder that `penstock prepare` made"
+                f"{folder}/{MANIFEST}: not a manifest of penstock; give a folder that `penstock prepare` made"
             )
         if value.get("version") != VERSION:
             raise FormatError(
@@ -176,7 +190,7 @@ class Manifest:
         try:
             return cls._from_json(value)
         except (ValueError, ConfigError, RecursionError) as error:
-            raise CorruptionError(f"{folder / MANIFEST}: damaged: {error}; copy it again, or prepare again") from None
+            raise CorruptionError(f"{folder}/{MANIFEST}: damaged: {error}; copy it again, or prepare again") from None
 
     @classmethod
     def _from_json(cls, value: dict[str, Any]) -> Self:

@@ -5,7 +5,7 @@ nothing. Every document is read, every count in the manifest is made again, and 
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -13,10 +13,11 @@ import numpy as np
 
 from penstock.core.compiled import address_of
 from penstock.core.errors import CorruptionError, FormatError, PenstockError
-from penstock.core.folders import local_path
+from penstock.core.folders import is_url, local_path, normal_url
 from penstock.core.terminal import Progress
 from penstock.shards import _check_kernels as check
 from penstock.shards import _kernels as k
+from penstock.shards.copying import copy_dataset, temporary_folder
 from penstock.shards.dataset import Dataset, load_saved_tokenizer
 from penstock.shards.document import FAULTS
 from penstock.shards.files import Array, check_regular, check_size, checksum, map_file, map_numbers
@@ -35,6 +36,7 @@ from penstock.shards.manifest import (
     ShardInfo,
     TokenizerInfo,
 )
+from penstock.shards.stores import Store
 
 _CHECKED = (
     "presence and size of every file",
@@ -104,7 +106,8 @@ def verify(
     """Check everything that can be checked in a dataset. Reads all its bytes once.
 
     Args:
-        path: A dataset's folder, a Megatron prefix, or an `.npy` file.
+        path: A dataset's folder, a Megatron prefix, or an `.npy` file; or the URL of a dataset, which is then copied to
+            a temporary folder on the disk of the cache.
         dtype: As for `open_dataset`.
         eos_id: As for `open_dataset`.
         vocab_size: For a Megatron or `.npy` corpus: check that every token id is below it.
@@ -113,6 +116,8 @@ def verify(
     Raises:
         FormatError: It is not a dataset, or is unfinished, so there is nothing to check.
     """
+    if is_url(path):
+        return _verify_remote(normal_url(path), progress)
     path = local_path(path, "a dataset")
     if path.is_dir():
         return _verify_dataset(path, progress)
@@ -120,6 +125,23 @@ def verify(
     if not isinstance(corpus, InPlaceCorpus):
         raise FormatError(f"{path}: several datasets; verify each of its own (`penstock verify` takes a glob)")
     return _verify_in_place(corpus, vocab_size)
+
+
+def _verify_remote(url: str, progress: bool) -> Report:
+    """Check a dataset in a store: every byte of it is fetched."""
+    with temporary_folder() as folder:
+        try:
+            copy_dataset(url, folder / "copy", progress=progress, check=False)
+        except CorruptionError as error:
+            manifest = Manifest.parse(Store(url).read(MANIFEST), url)
+            return Report(
+                path=url, kind="penstock", documents=manifest.documents, tokens=manifest.tokens, bytes=0,
+                checked=_CHECKED[:1], unchecked=_CHECKED[1:],
+                faults=(Fault(file=url, document=None, reason=_without_path(error, Path(url))),),
+            )  # fmt: skip
+        found = _verify_dataset(folder / "copy", progress)
+        faults = tuple(replace(fault, file=fault.file.replace(str(folder / "copy"), url)) for fault in found.faults)
+        return replace(found, path=url, faults=faults)
 
 
 def _verify_dataset(path: Path, progress: bool) -> Report:
@@ -405,7 +427,7 @@ def _extra_faults(path: Path, manifest: Manifest) -> Iterator[Fault]:
             found += 1
             if found <= MAX_DOCUMENTS:
                 shard = dataset.table.paths[dataset.table.locate(document)[0]]
-                reason = _without_path(error, shard).removeprefix(f"document {document}: ").partition("; copy")[0]
+                reason = _without_path(error, Path(shard)).removeprefix(f"document {document}: ").partition("; copy")[0]
                 yield Fault(file=str(shard), document=document, reason=reason)
     if found > MAX_DOCUMENTS:
         yield Fault(file=str(path), document=None, reason=f"{found - MAX_DOCUMENTS:,} more documents are damaged")

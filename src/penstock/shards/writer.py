@@ -396,7 +396,7 @@ class ShardWriter:
             "tokens": large_list(block.tokens.offsets, from_numpy(block.tokens.values)),
             "checksums": self._checksums(block, valid, offsets, spans),
             "origin": pa.StructArray.from_arrays(origins, names=["file", "line"]),
-            "text": block.texts,
+            "text": block.texts if block.texts is None else _without_rest(block.texts),
         }
         if block.spans is not None:
             values = pa.StructArray.from_arrays([from_numpy(part) for part in spans], names=list(SPAN.names or ()))
@@ -451,6 +451,17 @@ class ShardWriter:
         address = np.uint64(address_of(tokens.values))
         k.checksum_batch(address, tokens.values.itemsize, tokens.offsets, starts, (valid, offsets, addresses), words)
         return large_list(starts, from_numpy(words))
+
+
+def _without_rest(texts: Any) -> Any:
+    """The same texts with buffers of their own size: Arrow writes up to 63 bytes behind those of a slice."""
+    import pyarrow as pa
+
+    _, places, values = texts.buffers()
+    offsets = np.frombuffer(places, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    first, last = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
+    kept = pa.py_buffer(b"") if values is None else values.slice(first, last - first)
+    return pa.LargeStringArray.from_buffers(len(texts), pa.py_buffer(offsets - first), kept)
 
 
 def _bytes_of(texts: Any) -> int:

@@ -27,7 +27,7 @@ def store_errors(url: str) -> Iterator[None]:
     except (PenstockError, Unreadable):
         raise
     except Exception as error:  # each store has an error tree of its own
-        cause = _cause(error)
+        cause = true_cause(error)
         if isinstance(cause, FileNotFoundError):
             reason = f"is not in the store: {cause}; check the spelling, then run it again"
         else:
@@ -38,7 +38,7 @@ def store_errors(url: str) -> Iterator[None]:
         raise RecordError(f"{url}: {reason}: finished parts are kept") from error
 
 
-def _cause(error: BaseException) -> BaseException:
+def true_cause(error: BaseException) -> BaseException:
     """The true cause: some stores report a missing file when the request failed or was refused."""
     cause: BaseException | None = error
     while isinstance(error, FileNotFoundError) and (cause := cause.__cause__ if cause else None) is not None:
@@ -56,7 +56,7 @@ def find_remote(url: str) -> list[tuple[str, int, str]]:
     Raises:
         RecordError: The store's package is missing, or the store cannot be read.
     """
-    filesystem, path = _filesystem(url)
+    filesystem, path = file_system(url)
     filesystem.invalidate_cache()  # a file may have changed since this process last looked
     with store_errors(url):
         found = _list(filesystem, path)
@@ -69,7 +69,7 @@ def _list(filesystem: Any, path: str) -> dict[str, dict[str, Any]]:
     try:
         whole = filesystem.info(path)
     except FileNotFoundError as error:
-        if _cause(error) is not error:
+        if true_cause(error) is not error:
             raise
         whole = {"type": "absent"}
     if whole["type"] == "file":
@@ -92,7 +92,12 @@ def _stamp(entry: dict[str, Any]) -> str:
     return next((str(entry[name]) for name in STAMPS if entry.get(name)), "")
 
 
-def _filesystem(url: str) -> tuple[Any, str]:
+def file_system(url: str) -> tuple[Any, str]:
+    """The file system of a URL, and the path in it.
+
+    Raises:
+        RecordError: The store's package is missing.
+    """
     import fsspec
 
     try:
@@ -110,7 +115,7 @@ def read_range(url: str, begin: int, amount: int) -> bytes:
         RecordError: The store cannot be read, or does not support ranges.
         Unreadable: The file has become shorter.
     """
-    filesystem, path = _filesystem(url)
+    filesystem, path = file_system(url)
     with store_errors(url):
         data: bytes = filesystem.cat_file(path, start=begin, end=begin + amount)
     if len(data) > amount:
@@ -135,7 +140,7 @@ class RemoteFile:
 
     def __init__(self, url: str, *, ahead: bool) -> None:
         self._url = url
-        filesystem, path = _filesystem(url)
+        filesystem, path = file_system(url)
         with store_errors(url):
             self._file: Any = filesystem.open(path, "rb", **({} if ahead else {"cache_type": "none"}))
 

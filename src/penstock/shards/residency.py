@@ -1,0 +1,472 @@
+"""Brings the units of a remote dataset to this machine, keeps them while they are read, and gives back what is old.
+
+The shards lie in the cache folder as sparse files of their full size, which are mapped once. A unit is requested by
+ranges, written into its place, checked against its checksums, and then noted as present (`unit_record`): what a killed
+process had begun counts as absent. Beyond the budget, the units that were used least recently go: their pages become
+holes, so that the disk shrinks although the files stay mapped. A unit that is wanted or read by any process stays.
+
+Reading ahead (`want`) waits for room; reading (`hold`) never does, and exceeds the budget rather than wait for itself.
+"""
+
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, final
+
+import numpy as np
+
+from penstock.core.arrays import Int64
+from penstock.core.errors import CorruptionError, OutputError
+from penstock.shards import _check_kernels as check
+from penstock.shards.document import EXTRAS, SPANS, TOKENS, DocumentTable
+from penstock.shards.stores import Store
+from penstock.shards.unit_record import ABSENT, PRESENT, UNSURE, UnitRecord, punch
+from penstock.shards.units import PAGE, Range, UnitMap, joined_requests, page_bytes, without
+
+_log = logging.getLogger("penstock.shards")
+
+THREADS = 32
+"""Units that are brought at the same time."""
+GAP = 1 << 13
+"""Bytes between two ranges that are rather fetched than asked for in two requests."""
+_NOT_HERE, _COMING, _HERE = range(3)
+_OLDEST = 256
+_LOOK_SECONDS = 0.1
+
+Units = Annotated[Int64, "units"]
+
+
+@final
+class Residency:
+    """The units of one remote dataset on this machine.
+
+    Args:
+        store: Where the dataset is.
+        folder: Its cache folder; `folder / units` and `folder / locks` are shared with other processes.
+        shards: The folder with the sparse shards.
+        table: Its document table, over the sparse shards.
+        units: What they are.
+        stamps: File → stamp that it must have.
+    """
+
+    def __init__(
+        self, store: Store, folder: Path, shards: Path, table: DocumentTable, units: UnitMap, stamps: dict[str, str]
+    ) -> None:
+        self.store, self.folder, self.units = store, folder, units
+        self._shards, self._table, self._stamps = shards, table, stamps
+        self._record = UnitRecord(folder, len(units))
+        self._record.join(self._size_here)
+        self._before = store.bytes, store.requests
+        self.budget: int | None = None
+        """Maximum bytes on the disk; None: no limit."""
+        self.used_bytes = 0
+        """Bytes of tokens that were read."""
+        self._pins = np.zeros(len(units), np.int32)
+        self._mine = np.zeros(len(units), np.uint8)
+        self._errors: dict[int, BaseException] = {}
+        self._changed = threading.Condition()
+        self._oldest: list[tuple[int, int]] = []
+        self._process = os.getpid()
+        self._pools: tuple[ThreadPoolExecutor | None, ...] = (None, None)
+        self._punches = True
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Bytes of shards that this process fetched."""
+        return self.store.bytes - self._before[0]
+
+    @property
+    def requests(self) -> int:
+        """Requests for shards that this process made."""
+        return self.store.requests - self._before[1]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the dataset's units that are on this machine, or on their way, for all processes."""
+        return self._record.used
+
+    @property
+    def run_bytes(self) -> int:
+        """Mean bytes on the disk that a run of documents takes alone, with its spans and columns; of up to 64 runs."""
+        runs = {self.units.runs * number // 64 for number in range(64)} if self.units.runs else set()
+        kinds = (TOKENS, SPANS, EXTRAS)
+        sizes = [
+            sum(self.units.size(unit) for unit in self.units.of(np.arange(*self.units.documents(run)), kinds).tolist())
+            for run in runs
+        ]
+        return -(-sum(sizes) // max(len(sizes), 1))
+
+    # What callers use.
+
+    def find(self, documents: Annotated[Int64, "documents"], kinds: Sequence[int]) -> Units:
+        """The units that hold documents."""
+        return self.units.of(documents, kinds)
+
+    def is_remote(self, documents: Annotated[Int64, "documents"]) -> Any:
+        """bool [documents], whether each is one of a store."""
+        return np.ones(len(documents), np.bool_)
+
+    @contextmanager
+    def held(self, units: Units) -> Iterator[None]:
+        """Have units here, and keep them, while the block runs."""
+        self.want(units)
+        try:
+            self.wait(units)
+            yield
+        finally:
+            self.release(units)
+
+    def want(self, units: Units, may_wait: Callable[[], bool] | None = None) -> None:
+        """Begin to bring units, in this order; each stays until it is released as often as it was wanted.
+
+        Args:
+            units: Their numbers.
+            may_wait: Asked while there is no room: False brings the unit nevertheless. None: never wait.
+        """
+        with self._changed:
+            self._pins[units] += 1
+            # What is wanted is not old, for other processes either.
+            self._record.touch(units)
+        for unit in units.tolist():
+            with self._changed:
+                if self._mine[unit] != _NOT_HERE:
+                    continue
+                reserved = 0
+                if self._record.states[unit] == ABSENT:
+                    reserved = self.units.size(unit)
+                    while not self._make_room(reserved) and may_wait is not None and may_wait():
+                        self._changed.wait(_LOOK_SECONDS)
+                    if self._mine[unit] != _NOT_HERE:
+                        continue  # another thread wanted it meanwhile
+                    self._record.account(reserved, begun=1)
+                self._mine[unit] = _COMING
+                self._errors.pop(unit, None)
+            self._pool(0).submit(self._bring, unit, reserved)
+
+    def wait(self, units: Units) -> None:
+        """Wait until wanted units are here.
+
+        Raises:
+            StoreError, CorruptionError, OutputError: One cannot be brought; names the URL.
+        """
+        with self._changed:
+            while (self._mine[units] == _COMING).any():
+                self._changed.wait()
+            for unit in units[self._mine[units] == _NOT_HERE].tolist():
+                raise self._errors[unit]
+
+    def release(self, units: Units) -> None:
+        """Let units go that were wanted, once."""
+        with self._changed:
+            self._pins[units] -= 1
+            done = units[(self._pins[units] == 0) & (self._mine[units] == _HERE)]
+            self._record.touch(units)
+            self._mine[done] = _NOT_HERE
+            for unit in done.tolist():
+                self._record.free(unit)
+            self._changed.notify_all()
+
+    # Bringing.
+
+    def _pool(self, which: int) -> ThreadPoolExecutor:
+        """The threads that bring units, or those that wait for requests; threads do not survive a fork."""
+        if self._pools[which] is None or self._process != os.getpid():
+            self._process = os.getpid()
+            self._pools = (
+                ThreadPoolExecutor(THREADS, "penstock-units"),
+                ThreadPoolExecutor(THREADS, "penstock-ranges"),
+            )
+        found: Any = self._pools[which]
+        return found  # type: ignore[no-any-return]
+
+    def _bring(self, unit: int, reserved: int) -> None:
+        error: BaseException | None = None
+        try:
+            self._lock_present(unit, reserved)
+        except BaseException as caught:
+            error = caught
+        with self._changed:
+            if error is not None:
+                self._mine[unit], self._errors[unit] = _NOT_HERE, error
+            elif self._pins[unit] == 0:
+                self._mine[unit] = _NOT_HERE
+                self._record.free(unit)
+            else:
+                self._mine[unit] = _HERE
+            self._changed.notify_all()
+
+    def _lock_present(self, unit: int, reserved: int) -> None:
+        """Have a shared lock on a unit that is present; another process may be bringing it."""
+        record = self._record
+        while True:
+            record.share(unit)
+            if record.states[unit] == PRESENT:
+                break
+            record.free(unit)
+            if record.own(unit):
+                if record.states[unit] == PRESENT:
+                    record.share(unit)
+                    break
+                self._fetch_locked(unit, reserved)
+                return
+            time.sleep(0.001)
+        self._give_up(reserved)
+
+    def _give_up(self, reserved: int) -> None:
+        """What was reserved for a unit is not needed."""
+        if reserved:
+            with self._changed:
+                self._record.account(-reserved, begun=-1)
+
+    def _fetch_locked(self, unit: int, reserved: int) -> None:
+        """Bring a unit that this process alone has locked."""
+        record, size = self._record, self.units.size(unit)
+        if record.states[unit] == UNSURE:
+            if self._wrong(unit) < 0 and self.units.kind(unit) in (TOKENS, SPANS):
+                record.states[unit] = PRESENT
+                record.share(unit)
+                self._give_up(reserved)
+                return
+            with self._changed:
+                record.account(-self._size_here(unit))
+            record.states[unit] = ABSENT
+        if not reserved:
+            with self._changed:
+                self._make_room(size)
+                record.account(size, begun=1)
+        try:
+            more = self._load(unit)
+        except BaseException:
+            with self._changed:
+                record.account(-size, begun=-1)
+            record.free(unit)
+            raise
+        record.states[unit] = PRESENT
+        with self._changed:
+            record.account(more, begun=-1)
+        record.share(unit)
+
+    def _load(self, unit: int) -> int:
+        """Fetch a unit, and write it into its shards; returns bytes that `size` does not count."""
+        parts = self.units.unit(unit)
+        for last in (False, True):
+            self._fetch(parts.fetched)
+            for made in parts.made:
+                self._write(made.shard, made.begin, made.content)
+            if later := self.units.later(unit, self._table.mappings):
+                self._fetch(later)
+            wrong = self._wrong(unit)
+            if wrong < 0:
+                break
+            if last:
+                shard = self._name(self._table.locate(wrong)[0])
+                raise CorruptionError(
+                    f"{self.store.where(shard)}: document {wrong} is not what was prepared: its bytes differ from "
+                    "their checksums; upload the dataset again (`penstock verify` lists all faults)"
+                )
+        return self._size_here(unit) - self.units.size(unit) if later else 0
+
+    def _fetch(self, ranges: Sequence[Range]) -> None:
+        requests = joined_requests(ranges, GAP)
+        others = [self._pool(1).submit(self._request, *one) for one in requests[1:]]
+        try:
+            if requests:
+                self._request(*requests[0])
+        finally:
+            for other in others:
+                other.exception()
+        for other in others:
+            other.result()
+
+    def _request(self, whole: Range, parts: Sequence[Range]) -> None:
+        name = self._name(whole.shard)
+        data = self.store.read_range(name, whole.begin, whole.end, self._stamps.get(name, ""))
+        for part in parts:
+            self._write(part.shard, part.begin, data[part.begin - whole.begin : part.end - whole.begin])
+
+    def _name(self, shard: int) -> str:
+        return os.path.basename(str(self._table.paths[shard]))
+
+    def _file(self, shard: int) -> Path:
+        return self._shards / self._name(shard)
+
+    def _size_here(self, unit: int) -> int:
+        """Bytes of the pages of a present unit."""
+        return page_bytes(self.units.pages(unit, self._table.mappings))
+
+    def _write(self, shard: int, begin: int, data: bytes) -> None:
+        try:
+            handle = os.open(self._file(shard), os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                view = memoryview(data)
+                while view:
+                    written = os.pwrite(handle, view, begin)
+                    view, begin = view[written:], begin + written
+            finally:
+                os.close(handle)
+        except OSError as error:
+            cure = "make room, set cache_bytes, or choose another folder (PENSTOCK_CACHE)"
+            what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
+            raise OutputError(
+                f"{self.store.url}: its cache in {self.folder} cannot be written: {what}; {cure}"
+            ) from error
+
+    def _wrong(self, unit: int) -> int:
+        """A document of a unit that differs from its checksums, or −1."""
+        kind = self.units.kind(unit)
+        if kind not in (TOKENS, SPANS):
+            return -1
+        places, batches, (token_bytes, _, _, has_spans) = self._table.kernel_view
+        layout = (token_bytes, has_spans, kind == SPANS)
+        return int(check.wrong_tokens(places, batches, layout, self._table.lengths, *self.units.documents(unit)))
+
+    # Giving back. All of it runs under `_changed`.
+
+    def _make_room(self, size: int) -> bool:
+        """Give back what was used least recently, until `size` bytes fit; whether they do."""
+        if self.budget is None or not self._punches:
+            return True
+        tried = 0
+        while self._record.used + size > self.budget and self._punches:
+            if not self._oldest:
+                self._oldest = self._find_oldest()
+                tried += 1
+                if not self._oldest or tried > 2:
+                    return False
+            unit, use = self._oldest.pop()
+            if self._record.uses[unit] == use:  # else it was used since, and is not old any more
+                self._give_back(unit)
+        return True
+
+    def _find_oldest(self) -> list[tuple[int, int]]:
+        """Some units that nobody in this process wants, the oldest last; and when each was used last."""
+        idle = np.flatnonzero((self._record.states != ABSENT) & (self._mine == _NOT_HERE) & (self._pins == 0))
+        ages = (self._record.header["clock"][0] - self._record.uses[idle].astype(np.int64)) & 0xFFFFFFFF
+        if len(idle) > _OLDEST:
+            some = np.argpartition(-ages, _OLDEST)[:_OLDEST]
+            idle, ages = idle[some], ages[some]
+        idle = idle[np.argsort(ages, kind="stable")]
+        return list(zip(idle.tolist(), self._record.uses[idle].tolist(), strict=True))
+
+    def _give_back(self, unit: int) -> None:
+        record = self._record
+        if self._mine[unit] != _NOT_HERE or self._pins[unit] or not record.own(unit):
+            return
+        locked = [unit]
+        try:
+            if record.states[unit] == ABSENT:
+                return
+            pages = self.units.pages(unit, self._table.mappings)
+            record.states[unit] = ABSENT
+            record.account(-page_bytes(pages))
+            self._punch(without(pages, self._kept_pages(unit, pages, locked)))
+        finally:
+            for one in locked:
+                record.free(one)
+
+    def _kept_pages(self, unit: int, pages: Sequence[Range], locked: list[int]) -> list[Range]:
+        """Pages of other units near a unit that must stay; absent ones are locked, so that nobody brings them now."""
+        kept: list[Range] = []
+        record = self._record
+        for other in self.units.neighbours(unit).tolist():
+            theirs = self._pages_if_near(other, pages)
+            if not theirs:
+                continue
+            if record.states[other] == ABSENT and self._mine[other] == _NOT_HERE and record.own(other):
+                locked.append(other)
+                if record.states[other] == ABSENT:
+                    continue
+            kept += theirs
+        return kept
+
+    def _pages_if_near(self, other: int, pages: Sequence[Range]) -> list[Range]:
+        """The pages of a unit, if any of them is among `pages`."""
+        present = self._record.states[other] != ABSENT
+        parts = self.units.unit(other)
+        bare = [*parts.fetched, *(Range(one.shard, one.begin, one.begin + len(one.content)) for one in parts.made)]
+        theirs = [Range(one.shard, one.begin // PAGE, -(-one.end // PAGE)) for one in bare]
+        if parts.has_more and present:
+            theirs = self.units.pages(other, self._table.mappings)
+        shared = any(
+            one.shard == mine.shard and one.begin < mine.end and mine.begin < one.end
+            for one in theirs
+            for mine in pages
+        )
+        return theirs if shared else []
+
+    def _punch(self, pages: Sequence[Range]) -> None:
+        for one in pages:
+            path = self._file(one.shard)
+            if not punch(path, one.begin * PAGE, one.end * PAGE):
+                self._punches = False
+                _log.warning(
+                    "%s: its file system cannot give back parts of files, so the cache of %s grows beyond cache_bytes",
+                    self.folder, self.store.url,
+                )  # fmt: skip
+                return
+
+
+@final
+class JoinedResidency:
+    """The residencies of the parts of a joined corpus, as one: units are numbered through, part after part.
+
+    Args:
+        starts: First document of each part, and the number of all.
+        parts: One for each part; None: it is on this machine.
+    """
+
+    def __init__(self, starts: Sequence[int], parts: Sequence[Any]) -> None:
+        self._starts, self.parts = np.array(starts, np.int64), parts
+        self._firsts = np.cumsum([0, *(0 if part is None else len(part.units) for part in parts)], dtype=np.int64)
+
+    def find(self, documents: Annotated[Int64, "documents"], kinds: Sequence[int]) -> Units:
+        """As in `Residency`."""
+        found = [np.empty(0, np.int64)]
+        of = np.searchsorted(self._starts, documents, side="right") - 1
+        for number, part in enumerate(self.parts):
+            if part is not None and (mine := documents[of == number]).size:
+                found.append(self._firsts[number] + part.find(mine - self._starts[number], kinds))
+        return np.concatenate(found)
+
+    def is_remote(self, documents: Annotated[Int64, "documents"]) -> Any:
+        """As in `Residency`."""
+        remote = np.array([part is not None for part in self.parts])
+        return remote[np.searchsorted(self._starts, documents, side="right") - 1]
+
+    @contextmanager
+    def held(self, units: Units) -> Iterator[None]:
+        """As in `Residency`."""
+        self.want(units)
+        try:
+            self.wait(units)
+            yield
+        finally:
+            self.release(units)
+
+    def want(self, units: Units, may_wait: Callable[[], bool] | None = None) -> None:
+        """As in `Residency`."""
+        for part, mine in self._split(units):
+            part.want(mine, may_wait)
+
+    def wait(self, units: Units) -> None:
+        """As in `Residency`."""
+        for part, mine in self._split(units):
+            part.wait(mine)
+
+    def release(self, units: Units) -> None:
+        """As in `Residency`."""
+        for part, mine in self._split(units):
+            part.release(mine)
+
+    def _split(self, units: Units) -> Iterator[tuple[Any, Units]]:
+        for number, part in enumerate(self.parts):
+            low, high = self._firsts[number : number + 2].tolist()
+            mine = units[(low <= units) & (units < high)]
+            if mine.size:
+                yield part, mine - low

@@ -1,0 +1,298 @@
+"""Datasets in object stores: lists, reads and writes their files through fsspec, with retries.
+
+A request that fails for a moment (a server's error, a reset, a body that was cut) is repeated with growing pauses. One
+that cannot succeed (no such object, no permission, another object than before) is an error at once. Each error names
+the URL. S3 and HTTP are asked for the object that was listed (`If-Match`), so a replaced object is never read.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar, final
+
+from penstock.core.errors import CorruptionError, PenstockError, StoreError
+from penstock.core.folders import normal_url
+from penstock.sources.remote import STAMPS, file_system, true_cause
+
+TRIES = 5
+"""Of a request."""
+PAUSE_SECONDS = 0.2
+"""After the first failure; each later pause is twice as long."""
+
+Result = TypeVar("Result")
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "vocab.json", "merges.txt",
+    "tekken.json", "chat_template.jinja",
+)  # fmt: skip
+"""Files of a tokenizer that are asked for where a store cannot list."""
+
+_STAMPS = (*STAMPS, "blob_id", "commit_hash")
+_CHANGED, _FORBIDDEN = {409, 412}, {400, 401, 403, 405}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """A file of a store, as it was listed."""
+
+    size: int | None
+    """Bytes; None: the store does not say."""
+    stamp: str
+    """Changes with the content, such as an ETag; empty: the store has none."""
+
+
+@final
+class Store:
+    """The folder of a store that a URL names.
+
+    Args:
+        url: Such as `s3://bucket/folder`.
+
+    Raises:
+        RecordError: The store's package is not installed.
+    """
+
+    def __init__(self, url: str | os.PathLike[str]) -> None:
+        self.url = normal_url(url)
+        self._files, root = file_system(self.url)
+        self._root = root.rstrip("/")
+        protocol = self._files.protocol
+        self._protocols = {protocol} if isinstance(protocol, str) else set(protocol)
+        self._counting = threading.Lock()
+        self.requests = self.bytes = 0
+        """What was read so far."""
+
+    def where(self, name: str) -> str:
+        """The URL of a file."""
+        return f"{self.url}/{name}" if name else self.url
+
+    @property
+    def lists(self) -> bool:
+        """Whether the store can say which files it has; plain HTTP cannot."""
+        return not self._protocols & {"http", "https"}
+
+    def listing(self, guesses: Sequence[str] = ()) -> dict[str, StoredFile]:
+        """All files below the folder, by their path in it; those of `guesses` that are there, if it cannot list.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        if not self.lists:
+            with ThreadPoolExecutor(len(guesses) or 1) as pool:
+                pairs = zip(guesses, pool.map(self.look_up, guesses), strict=True)
+                return {name: one for name, one in pairs if one is not None}
+
+        def find() -> Any:
+            self._files.invalidate_cache()
+            try:
+                return self._files.find(self._root, detail=True)
+            except FileNotFoundError as error:
+                if true_cause(error) is not error:
+                    raise
+                return {}
+
+        found = self._try("", find)
+        prefix = f"{self._root}/"
+        return {
+            name.removeprefix(prefix): _stored(entry)
+            for name, entry in found.items()
+            if name.startswith(prefix) and not name.endswith("/")
+        }
+
+    def look_up(self, name: str) -> StoredFile | None:
+        """One file; None: there is none.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+
+        def look() -> Any:
+            self._files.invalidate_cache()
+            try:
+                return self._files.info(self._path(name))
+            except FileNotFoundError as error:
+                if true_cause(error) is not error:
+                    raise
+                return None
+
+        entry = self._try(name, look)
+        return None if entry is None or entry.get("type") == "directory" else _stored(entry)
+
+    def read(self, name: str) -> bytes:
+        """A whole file that is not empty.
+
+        Raises:
+            StoreError: The store cannot be read, or there is no such file.
+        """
+        # From a first byte on, s3fs does not ask for the size before.
+        options = {"start": 0} if self._protocols & {"s3", "s3a"} else {}
+        data: bytes = self._try(name, lambda: self._files.cat_file(self._path(name), **options))
+        self._count(len(data))
+        return data
+
+    def read_if_there(self, name: str) -> bytes | None:
+        """A whole file; None: there is none.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        try:
+            return self.read(name)
+        except StoreError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            raise
+
+    def read_range(self, name: str, begin: int, end: int, stamp: str = "") -> bytes:
+        """Bytes [begin, end) of a file, in one request if nothing fails.
+
+        Args:
+            name: The file.
+            begin: First byte.
+            end: One after the last byte.
+            stamp: The stamp that it must have; empty: any.
+
+        Raises:
+            StoreError: The store cannot be read, there is no such file, or it does not support ranges.
+            CorruptionError: The file has another stamp, or ends before.
+        """
+        if end <= begin:
+            return b""
+
+        def read() -> bytes:
+            data = self._request(name, begin, end, stamp)
+            if len(data) > end - begin:
+                raise StoreError(
+                    f"{self.where(name)}: {end - begin} bytes were requested, and {len(data)} came: the store does not "
+                    "support ranges; copy the dataset to this machine (`penstock copy`)"
+                )
+            if len(data) < end - begin:
+                raise _CutError(f"{len(data)} of {end - begin} bytes from byte {begin} on came")
+            return data
+
+        data = self._try(name, read)
+        self._count(len(data))
+        return data
+
+    def write(self, name: str, local: str | os.PathLike[str]) -> None:
+        """Put a local file; readers see it complete or not at all, where the store does so (all but local disks).
+
+        Raises:
+            StoreError: The store cannot be written.
+        """
+
+        def put() -> None:
+            if "file" in self._protocols:
+                self._files.makedirs(os.path.dirname(self._path(name)), exist_ok=True)
+            self._files.put_file(os.fspath(local), self._path(name))
+
+        self._try(name, put, doing="written")
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if there is one.
+
+        Raises:
+            StoreError: The store cannot be written.
+        """
+        self._try(name, lambda: self._files.rm_file(self._path(name)) if self.look_up(name) else None, doing="written")
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+    def _count(self, size: int) -> None:
+        with self._counting:
+            self.requests, self.bytes = self.requests + 1, self.bytes + size
+
+    def _request(self, name: str, begin: int, end: int, stamp: str) -> bytes:
+        path = self._path(name)
+        matched = stamp.startswith('"')  # a strong ETag: only such are compared by If-Match
+        if matched and self._protocols & {"s3", "s3a"}:
+            import fsspec
+
+            found: bytes = fsspec.asyn.sync(self._files.loop, _read_s3, self._files, path, begin, end, stamp)
+            return found
+        if matched and self._protocols & {"http", "https"}:
+            return bytes(self._files.cat_file(path, start=begin, end=end, headers={"If-Match": stamp}))
+        return bytes(self._files.cat_file(path, start=begin, end=end))
+
+    def _try(self, name: str, request: Callable[[], Result], doing: str = "read") -> Result:
+        """Make a request, again if it fails for a moment."""
+        for attempt in range(TRIES):
+            try:
+                return request()
+            except PenstockError:
+                raise
+            except Exception as error:  # each store has an error tree of its own
+                cause = true_cause(error)
+                self._refuse(name, cause, error)
+                if attempt == TRIES - 1:
+                    raise StoreError(
+                        f"{self.where(name)}: cannot be {doing}, {TRIES} times in a row: {_shown(cause)}; check the "
+                        "network and the store, then run it again: nothing that was fetched is lost"
+                    ) from error
+            time.sleep(PAUSE_SECONDS * 2**attempt)
+        raise AssertionError("not reached")
+
+    def _refuse(self, name: str, cause: BaseException, error: BaseException) -> None:
+        """Raise for failures that no repetition heals."""
+        status = _status(cause)
+        where = self.where(name)
+        if status in _CHANGED:
+            raise CorruptionError(
+                f"{where}: was replaced by another object since it was opened; open the dataset again, and if it was "
+                "changed on purpose, start a new run"
+            ) from error
+        if isinstance(cause, FileNotFoundError) or status in (404, 410):
+            raise StoreError(
+                f"{where}: is not in the store: {_shown(cause)}; check the spelling, or upload it again"
+            ) from (cause if isinstance(cause, FileNotFoundError) else FileNotFoundError(str(cause)))
+        if isinstance(cause, PermissionError) or status in _FORBIDDEN or type(cause).__name__ in _NO_CREDENTIALS:
+            raise StoreError(
+                f"{where}: the store refuses: {_shown(cause)}; check the credentials and their rights"
+            ) from error
+
+
+class _CutError(Exception):
+    """A body ended early."""
+
+
+_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ClientAuthenticationError", "RefreshError"}
+
+
+def _shown(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+
+
+def _status(error: BaseException | None) -> int | None:
+    """The HTTP status behind an error."""
+    while error is not None:
+        response = getattr(error, "response", None)
+        found = getattr(error, "status", None) or getattr(response, "status_code", None)
+        if isinstance(response, dict):
+            found = response.get("ResponseMetadata", {}).get("HTTPStatusCode", found)
+        if isinstance(found, int):
+            return found
+        error = error.__cause__
+    return None
+
+
+def _stored(entry: dict[str, Any]) -> StoredFile:
+    size = entry.get("size")
+    stamp = next((str(entry[name]) for name in _STAMPS if entry.get(name)), "")
+    return StoredFile(size=None if size is None else int(size), stamp=stamp)
+
+
+async def _read_s3(files: Any, path: str, begin: int, end: int, stamp: str) -> bytes:
+    """As `cat_file` of s3fs, which has no `IfMatch`."""
+    bucket, key, _ = files.split_path(path)
+    response = await files._call_s3(
+        "get_object", Bucket=bucket, Key=key, Range=f"bytes={begin}-{end - 1}", IfMatch=stamp
+    )
+    async with response["Body"] as body:
+        data: bytes = await body.read()
+    return data

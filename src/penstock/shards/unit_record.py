@@ -1,0 +1,168 @@
+"""Which units of a remote dataset are on this machine, shared by all processes that use the same cache folder.
+
+A file has a byte for each unit: absent, present, or of an earlier start of the machine, and to be checked. It is
+mapped, and changed only under locks. Locks are byte ranges of another file, one byte for each unit ("open file
+description" locks): shared while a process wants or reads a unit, exclusive while one brings it or gives it back. The
+system releases them when a process ends, however it ends. Each takes about 2 µs.
+"""
+
+import ctypes
+import errno
+import fcntl
+import hashlib
+import os
+import struct
+import sys
+import weakref
+from pathlib import Path
+from typing import Annotated, Any, final
+
+import numpy as np
+
+from penstock.core.arrays import UInt32
+from penstock.core.errors import OutputError
+from penstock.shards.files import Array, output_errors
+
+ABSENT, PRESENT, UNSURE = range(3)
+"""State of a unit. UNSURE: present before the machine was started again, so its bytes may not have reached the disk."""
+
+_LINUX = sys.platform.startswith("linux")
+_SET, _SET_WAITING = (37, 38) if _LINUX else (90, 91)
+"""F_OFD_SETLK and F_OFD_SETLKW of Linux and of macOS."""
+_HEADER = np.dtype([("used", "<i8"), ("boot", "<u8"), ("begun", "<i8"), ("clock", "<i8")])
+_PUNCH_HOLE, _KEEP_SIZE = 2, 1
+_MAC_PUNCH_HOLE = 99
+
+
+@final
+class UnitRecord:
+    """The states, last uses and locks of the units of a cache folder.
+
+    Args:
+        folder: Holds the files `units` and `locks`; they are made if they are missing.
+        units: Number of units.
+
+    Raises:
+        OutputError: They cannot be written, or the file system has no such locks.
+    """
+
+    def __init__(self, folder: Path, units: int) -> None:
+        self._folder, self._units = folder, units
+        path = folder / "units"
+        with output_errors(path):
+            self._locks = os.open(folder / "locks", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            weakref.finalize(self, os.close, self._locks)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                os.ftruncate(handle, _HEADER.itemsize + 5 * units)
+            finally:
+                os.close(handle)
+            data: Any = np.memmap(path, np.uint8, "r+")
+        self.header = data[: _HEADER.itemsize].view(_HEADER)
+        self.uses: Annotated[UInt32, "units"] = data[_HEADER.itemsize :][: 4 * units].view(np.uint32)
+        """[units] when each was used last; larger is later."""
+        self.states: Array = data[_HEADER.itemsize + 4 * units :]
+        """uint8 [units]."""
+
+    def join(self, size_of: Any) -> None:
+        """Begin to use the record; the first of several processes corrects what a killed one may have left wrong.
+
+        Args:
+            size_of: Bytes of a unit (int → int).
+        """
+        alone = self._units + 1
+        if self._lock(alone, fcntl.F_WRLCK):
+            boot = _boot()
+            if int(self.header["boot"][0]) != boot:
+                self.states[self.states == PRESENT] = UNSURE
+            if self.header["begun"][0]:
+                self.header["used"] = sum(map(size_of, np.flatnonzero(self.states).tolist()))
+            self.header["begun"], self.header["boot"] = 0, boot
+        self._lock(alone, fcntl.F_RDLCK, wait=True)
+
+    @property
+    def used(self) -> int:
+        """Bytes of all units that are present, or on their way."""
+        return int(self.header["used"][0])
+
+    def account(self, size: int, begun: int = 0) -> None:
+        """Add to `used`, and to the number of units that are being brought. One thread of a process at a time."""
+        self._lock(self._units, fcntl.F_WRLCK, wait=True)
+        self.header["used"] += size
+        self.header["begun"] += begun
+        self._lock(self._units, fcntl.F_UNLCK)
+
+    def touch(self, units: Array) -> None:
+        """Note that units were used now."""
+        clock = int(self.header["clock"][0]) + 1
+        self.header["clock"] = clock
+        self.uses[units] = clock & 0xFFFFFFFF
+
+    def share(self, unit: int) -> None:
+        """Lock a unit with others; waits while another process brings it or gives it back."""
+        self._lock(unit, fcntl.F_RDLCK, wait=True)
+
+    def own(self, unit: int) -> bool:
+        """Lock a unit alone, at once; whether that was possible."""
+        return self._lock(unit, fcntl.F_WRLCK)
+
+    def free(self, unit: int) -> None:
+        """Unlock a unit."""
+        self._lock(unit, fcntl.F_UNLCK)
+
+    def _lock(self, at: int, kind: int, wait: bool = False) -> bool:
+        if _LINUX:
+            request = struct.pack("hhqqi4x", kind, os.SEEK_SET, at, 1, 0)
+        else:
+            request = struct.pack("qqihh", at, 1, 0, kind, os.SEEK_SET)
+        try:
+            fcntl.fcntl(self._locks, _SET_WAITING if wait else _SET, request)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            raise OutputError(
+                f"{self._folder}: cannot be locked: {error.strerror}; put the cache of remote datasets on a local disk "
+                "(PENSTOCK_CACHE)"
+            ) from error
+        return True
+
+
+def _boot() -> int:
+    """A number that changes when the machine is started again; 0 where the system does not say."""
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    except OSError:
+        return 0
+    return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
+
+
+def punch(path: Path, begin: int, end: int) -> bool:
+    """Give back the disk space of bytes [begin, end) of a file, which read as zeros from then on.
+
+    Returns:
+        Whether the system and the file system do that.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if _LINUX:
+            return _fallocate(handle, begin, end - begin)
+        fcntl.fcntl(handle, _MAC_PUNCH_HOLE, struct.pack("IIqq", 0, 0, begin, end - begin))
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOTTY):
+            return False
+        raise
+    finally:
+        os.close(handle)
+    return True
+
+
+def _fallocate(handle: int, begin: int, size: int) -> bool:
+    libc = ctypes.CDLL(None, use_errno=True)
+    call = libc.fallocate
+    call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    if call(handle, _PUNCH_HOLE | _KEEP_SIZE, begin, size) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EOPNOTSUPP, errno.ENOSYS):
+        return False
+    raise OSError(code, os.strerror(code))

@@ -1,0 +1,219 @@
+"""Units of remote datasets: what is here is what is in the store, and pages of what went are holes."""
+
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shard_data import TOKENIZER, VOCAB, make_documents, make_spans
+
+from penstock import Dataset, write_dataset
+from penstock.core.arrays import Ragged
+from penstock.shards import ShardLayout, ShardWriter, finish_dataset
+from penstock.shards.document import EXTRAS, ORIGINS, SPANS, TOKENS
+from penstock.shards.layout import Column
+from penstock.shards.residency import Residency
+from penstock.shards.unit_record import ABSENT, PRESENT
+from penstock.shards.units import PAGE, Range, joined_requests, without
+
+KINDS = (TOKENS, SPANS, ORIGINS, EXTRAS)
+
+
+def make(folder: Path, count: int, per_shard: int, longest: int, spans: bool, text: bool, columns: bool) -> Dataset:
+    """A dataset with any of spans, texts and columns."""
+    layout = ShardLayout(
+        vocab_size=VOCAB, has_spans=spans, has_text=text,
+        columns=(Column(name="score", dtype="float32"),) if columns else (),
+    )  # fmt: skip
+    documents = make_documents(count, longest=longest)
+    folder.mkdir()
+    shards = []
+    for begin in range(0, count, per_shard):
+        part = documents[begin : begin + per_shard]
+        with ShardWriter(folder, f"{len(shards):05}.arrow", layout) as writer:
+            writer.write(
+                Ragged.from_rows(part, np.int64), files=0, lines=np.arange(begin, begin + len(part)),
+                spans=None if not spans else _span_block(part),
+                texts=pa.array([f"text {n} " * (n % 7) for n in range(len(part))], pa.large_string()) if text else None,
+                columns={"score": Ragged.from_rows([one / 7 for one in part], np.float32)} if columns else {},
+            )  # fmt: skip
+            shards.append(writer.finish())
+    finish_dataset(folder, shards=shards, layout=layout, tokenizer=TOKENIZER, files=["a"], configuration="c")
+    return Dataset.open(folder)
+
+
+def _span_block(part):
+    from penstock.shards.writer import spans_of
+
+    return spans_of(Ragged.from_rows([np.arange(len(one)) % 3 == 1 for one in part], np.float32))
+
+
+def put_in_memory(folder: Path, name: str) -> str:
+    filesystem = fsspec.filesystem("memory")
+    if filesystem.exists(f"/{name}"):
+        filesystem.rm(f"/{name}", recursive=True)
+    filesystem.put(str(folder), f"/{name}", recursive=True)
+    return f"memory://{name}"
+
+
+def ranges_of(holder: Residency, unit: int) -> list[Range]:
+    parts = holder.units.unit(unit)
+    made = [Range(one.shard, one.begin, one.begin + len(one.content)) for one in parts.made]
+    return [*parts.fetched, *made, *holder.units.later(unit, holder._table.mappings)]
+
+
+def check_disk(holder: Residency, originals: list[bytes]) -> None:
+    """Present units hold the store's bytes, and pages that no present unit lies on are zeros."""
+    files = [holder._file(shard).read_bytes() for shard in range(len(originals))]
+    kept = [np.zeros(-(-len(one) // PAGE), bool) for one in originals]
+    for unit in np.flatnonzero(holder._record.states == PRESENT).tolist():
+        for shard, begin, end in ranges_of(holder, unit):
+            assert files[shard][begin:end] == originals[shard][begin:end], (unit, holder.units.kind(unit))
+        for shard, begin, end in holder.units.pages(unit, holder._table.mappings):
+            kept[shard][begin:end] = True
+    for pages, file in zip(kept, files, strict=True):
+        for page in np.flatnonzero(~pages).tolist():
+            assert not file[page * PAGE : (page + 1) * PAGE].strip(b"\0")
+
+
+@settings(deadline=None, max_examples=12)
+@given(st.data())
+def test_what_is_here_is_what_is_in_the_store(tmp_path_factory, data):
+    folder, flags = tmp_path_factory.mktemp("units"), st.booleans()
+    count, longest = data.draw(st.integers(1, 2600)), data.draw(st.sampled_from([3, 60, 700]))
+    options = [data.draw(flags) for _ in range(3)]
+    local = make(folder / "d", count, data.draw(st.sampled_from([90, 1300, 5000])), longest, *options)
+    remote = Dataset.open(put_in_memory(folder / "d", "units"), cache=folder / "cache")
+    holder = remote.table.holder
+    assert isinstance(holder, Residency)
+    originals = [Path(path).read_bytes() for path in map(str, local.table.paths)]
+    holder.budget = data.draw(st.sampled_from([1, 100_000, 10**9]))
+    for number in data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=25)):
+        if data.draw(flags):
+            assert remote[number] == local[number]
+        else:
+            last = min(number + data.draw(st.integers(1, 600)), count)
+            assert np.array_equal(remote.table.read(number, last).values, local.table.read(number, last).values)
+    check_disk(holder, originals)
+    present = np.flatnonzero(holder._record.states != ABSENT).tolist()
+    assert holder.size == sum(holder._size_here(unit) for unit in present)
+    assert int(holder._record.header["begun"][0]) == 0
+
+
+@settings(deadline=None, max_examples=12)
+@given(st.data())
+def test_units_hold_what_their_documents_need(tmp_path_factory, data):
+    """The units of a document are of the kinds that its dataset has, and all units together are about its bytes."""
+    folder, flags = tmp_path_factory.mktemp("needs"), st.booleans()
+    count = data.draw(st.integers(1, 1500))
+    options = [data.draw(flags) for _ in range(3)]
+    local = make(folder / "d", count, data.draw(st.sampled_from([90, 5000])), 300, *options)
+    remote = Dataset.open(put_in_memory(folder / "d", "needs"), cache=folder / "cache")
+    holder = remote.table.holder
+    assert isinstance(holder, Residency)
+    for number in data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=3)):
+        assert remote[number] == local[number]
+        found = holder.find(np.array([number]), KINDS)
+        kinds = [holder.units.kind(unit) for unit in found.tolist()]
+        assert kinds == [TOKENS, *([SPANS] if options[0] else []), ORIGINS, *([EXTRAS] if options[2] else [])]
+        for unit in found.tolist():
+            first, last = holder.units.documents(unit)
+            assert first <= number < last
+            assert last - first <= 1024
+    units = holder.find(np.arange(count), KINDS).tolist()
+    requested = sum(one.end - one.begin for unit in units for one in holder.units.unit(unit).fetched)
+    assert requested <= 1.2 * sum(shard.bytes for shard in local.manifest.shards)
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.integers(0, 40), st.integers(1, 9)), max_size=6),
+    st.lists(st.tuples(st.integers(0, 1), st.integers(0, 40), st.integers(1, 9)), max_size=6),
+    st.integers(0, 5),
+)
+def test_ranges_equal_sets_of_bytes(first, second, gap):
+    def cells(ranges):
+        return {(one.shard, at) for one in ranges for at in range(one.begin, one.end)}
+
+    ranges, others = ([Range(s, b, b + n) for s, b, n in given] for given in (first, second))
+    assert cells(without(ranges, others)) == cells(ranges) - cells(others)
+    requests = joined_requests(ranges, gap)
+    assert cells(part for _, parts in requests for part in parts) == cells(ranges)
+    for whole, parts in requests:
+        assert whole.begin == min(part.begin for part in parts)
+        assert whole.end == max(part.end for part in parts)
+        assert len(cells([whole])) <= len(cells(parts)) + gap * (len(parts) - 1)
+    for (one, _), (two, _) in pairwise(requests):
+        assert one.shard < two.shard or one.end + gap < two.begin
+
+
+def test_a_file_system_without_holes_is_said_once(tmp_path, caplog, monkeypatch):
+    documents = make_documents(1200)
+    write_dataset(tmp_path / "d", documents, spans=make_spans(documents), tokenizer=TOKENIZER)
+    monkeypatch.setattr("penstock.shards.residency.punch", lambda *_: False)
+    remote = Dataset.open(put_in_memory(tmp_path / "d", "no-holes"), cache=tmp_path / "cache")
+    remote.table.holder.budget = 1
+    for number in range(0, 1200, 100):
+        assert np.array_equal(remote[number].tokens, documents[number])
+    said = [record.message for record in caplog.records if "cannot give back parts of files" in record.message]
+    assert len(said) == 1
+    assert "memory://no-holes" in said[0]
+
+
+def test_disk_space_is_given_back_while_files_are_mapped(tmp_path):
+    documents = make_documents(3000)
+    write_dataset(tmp_path / "d", documents, tokenizer=TOKENIZER)
+    remote = Dataset.open(put_in_memory(tmp_path / "d", "holes"), cache=tmp_path / "cache")
+    holder = remote.table.holder
+
+    def blocks():
+        return sum(os.stat(path).st_blocks * 512 for path in remote.path.glob("*.arrow"))
+
+    remote.table.read(0, 3000)
+    whole = blocks()
+    assert whole > 1_000_000
+    holder.budget = whole // 4
+    assert np.array_equal(remote[2999].tokens, documents[2999])
+    remote.table.read(0, 256)
+    assert blocks() <= holder.size <= whole // 4
+    before = holder.fetched_bytes
+    assert np.array_equal(remote.table.read(128, 129).values, documents[128])
+    assert holder.fetched_bytes == before
+    assert np.array_equal(remote.table.read(1500, 1501).values, documents[1500])
+    assert holder.fetched_bytes > before
+
+
+@pytest.mark.parametrize("kind", ["text", "columns"])
+def test_more_than_a_token_is_fetched_only_where_it_is_read(tmp_path, kind):
+    local = make(tmp_path / "d", 600, 5000, 200, False, kind == "text", kind == "columns")
+    remote = Dataset.open(put_in_memory(tmp_path / "d", f"only-{kind}"), cache=tmp_path / "cache")
+    remote.table.read(0, 600)
+    tokens = int(local.table.lengths[:, 0].sum()) * 2
+    assert remote.table.holder.fetched_bytes < 1.3 * tokens
+    assert remote[5] == local[5]
+
+
+def test_what_another_holds_stays(tmp_path):
+    """Two openings lock each other out as two processes do."""
+    documents = make_documents(3000)
+    write_dataset(tmp_path / "d", documents, tokenizer=TOKENIZER)
+    url = put_in_memory(tmp_path / "d", "shared")
+    mine, theirs = (Dataset.open(url, cache=tmp_path / "cache") for _ in range(2))
+    units = mine.table.holder.find(np.array([5]), (TOKENS,))
+    theirs.table.holder.budget = 1
+    with mine.table.holder.held(units):
+        for number in (1000, 2000, 2900):
+            assert np.array_equal(theirs.table.read(number, number + 1).values, documents[number])
+        assert theirs.table.holder._record.states[units] == PRESENT
+        before = mine.table.holder.fetched_bytes
+        assert np.array_equal(mine.table.read(5, 6).values, documents[5])
+        assert mine.table.holder.fetched_bytes == before
+    for number in (1000, 2000):
+        assert np.array_equal(theirs.table.read(number, number + 1).values, documents[number])
+    assert mine.table.holder._record.states[units] == ABSENT
+    assert np.array_equal(mine.table.read(5, 6).values, documents[5])
