@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -30,6 +31,7 @@ import numpy as np
 
 import penstock as ps
 from common import Peer, arguments, lognormal_lengths, table
+from penstock.shards.residency import THREADS
 
 SERVER = """
 import sys, time
@@ -109,6 +111,17 @@ def first_step(loader: ps.Loader) -> float:
     return time.monotonic() - begun
 
 
+def bare_reads(dataset: ps.Dataset, requests: int, size: int) -> float:
+    """Seconds of s3fs for so many ranges of so many bytes together, by as many threads as ours."""
+    files, each = fsspec.filesystem("s3"), size // requests
+    shards = [(f"bucket/web/{shard.file}", shard.bytes) for shard in dataset.manifest.shards]
+    ranges = [(name, begin) for name, whole in shards for begin in range(0, whole - each, each)][:requests]
+    begun = time.monotonic()
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(lambda one: files.cat_file(one[0], start=one[1], end=one[1] + each), ranges))
+    return (time.monotonic() - begun) * requests / len(ranges)
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--megabytes", type=float, default=200.0)
@@ -133,6 +146,8 @@ def main() -> None:
             # What a process does once: imports, clients, compiled kernels.
             fsspec.filesystem("s3").ls("bucket")
             first_step(cold())
+            time.sleep(1.0)  # what was fetched ahead for it has come
+            shutil.rmtree(root / "cache")
             server.figures()
             begun = time.monotonic()
             loader = cold()
@@ -147,6 +162,10 @@ def main() -> None:
             requests, fetched = server.figures()
             share = fetched / spent / given.rate
             rows.append(("epoch, empty cache", f"{share:.2f} of the line", f"{requests} requests, {spent:.1f} s"))
+            bare = bare_reads(local, requests, fetched)
+            rows.append(
+                ("the same requests by s3fs alone", f"{fetched / bare / given.rate:.2f} of the line", f"{bare:.1f} s")
+            )
             middle = next(islice(ps.Loader(source(local, given.runs), **SETTINGS), tokens // 32768 // 2, None))
             loader = cold()
             loader.load_state_dict(middle.resume_state)
