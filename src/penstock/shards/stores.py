@@ -4,8 +4,8 @@ A request that fails for a moment (a server's error, a reset, a body that was cu
 that cannot succeed (no such object, no permission, another object than before) is an error at once. Each error names
 the URL. S3 and HTTP are asked for the object that was listed (`If-Match`), so a replaced object is never read.
 
-Ranges of S3 objects are read by obstore where it is installed: a request costs it a tenth of the CPU time that s3fs needs.
-Where it fails, s3fs makes the request again, so errors, and what is odd about a store, are those of s3fs.
+Ranges of S3 objects are read by obstore where it is installed: a request costs it a sixth of the CPU time that s3fs
+needs. Where it fails, s3fs makes the request again, so errors, and what is odd about a store, are those of s3fs.
 """
 
 import logging
