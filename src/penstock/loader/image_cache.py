@@ -67,6 +67,10 @@ class ImageCache:
         self._write(path, made)
         return made
 
+    def __contains__(self, digest: bytes) -> bool:
+        """Whether an image is there; another process may forget it."""
+        return self._path(digest).exists()
+
     def _path(self, digest: bytes) -> Path:
         name = f"{digest.hex()}-{self._kind}"
         return self._folder / name[:2] / name

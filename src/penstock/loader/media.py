@@ -5,7 +5,8 @@ Nothing of it is in the plan or in a state: pixels depend on the image and the p
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +26,8 @@ from penstock.shards.columns import ExtraTable
 from penstock.shards.images import ImageOf
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_REQUESTS = 32
+"""Images of a store that are fetched at the same time."""
 
 
 @final
@@ -87,11 +90,36 @@ class MediaRows:
         Raises:
             CorruptionError: An image is missing or damaged; names its source and document.
         """
+        images = [
+            [self._images(one["source"], one["document"]) for one in pieces[begin:end]]
+            for begin, end in pairwise(row_starts.tolist())
+        ]
+        self._fetch(image for row in images for of_document in row for image in of_document)
         return [
-            self._row(pieces[begin:end], tokens[row]) for row, (begin, end) in enumerate(pairwise(row_starts.tolist()))
+            self._row(pieces[begin:end], images[row], tokens[row])
+            for row, (begin, end) in enumerate(pairwise(row_starts.tolist()))
         ]
 
-    def _row(self, pieces: Annotated[Records, PIECE, "documents"], tokens: Array) -> RowMedia:
+    def _images(self, source: int, document: int) -> list[ImageOf]:
+        table = self._tables[source]
+        return [] if table is None else table.images(int(document))
+
+    def _fetch(self, images: Iterable[ImageOf]) -> None:
+        """Bring images from stores, several at once; what fails is asked for again, and raises, where it is read."""
+        kept = [cache for cache in self._caches if cache is not None]
+        wanted = [
+            image.fetch
+            for image in images
+            if image.fetch is not None and not any(image.digest in cache for cache in kept)
+        ]
+        if wanted:
+            with ThreadPoolExecutor(min(_REQUESTS, len(wanted)), "penstock-images") as pool:
+                for coming in [pool.submit(fetch) for fetch in wanted]:
+                    coming.exception()
+
+    def _row(
+        self, pieces: Annotated[Records, PIECE, "documents"], images_of: Sequence[list[ImageOf]], tokens: Array
+    ) -> RowMedia:
         found: list[tuple[int, int, ImageOf]] = []
         arrays, slots, keys = [], [], []
         ends = np.cumsum(pieces["length"], dtype=np.int64)
@@ -106,8 +134,7 @@ class MediaRows:
                 strict=True,
             )
         ):
-            table, begin = self._tables[source], end - length
-            images = [] if table is None else table.images(document)
+            images, begin = images_of[number], end - length
             made = [self._arrays(image, source, document) for image in images]
             places = [
                 begin

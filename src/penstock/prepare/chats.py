@@ -357,7 +357,7 @@ def _images(chat: EncodedChat, storage: str) -> list[ImageOf]:
             width=image.size[1],
             digest=image.digest,
             read=image.read,
-            name=image.origin,
+            origin=image.origin,
             reference=image.reference() if storage == "reference" and not image.is_embedded else None,
         )
         for image, place in chat.images

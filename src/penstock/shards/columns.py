@@ -17,11 +17,13 @@ from penstock.core.errors import CorruptionError
 from penstock.shards import _column_kernels as ck
 from penstock.shards import _kernels as k
 from penstock.shards.document import EXTRAS, DocumentTable
-from penstock.shards.images import IMAGE, WORDS, ImageOf, image_of, records_of
+from penstock.shards.images import ASSETS, IMAGE, WORDS, ImageOf, image_of, records_of
 from penstock.shards.layout import ShardLayout, extra_places
 from penstock.shards.trees import UNITS, Tree
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_TOGETHER = 64
+"""Batches of a remote dataset whose lists are read together."""
 
 
 def column_checksums(offsets: Array, columns: Sequence[Ragged]) -> Ragged:
@@ -123,10 +125,12 @@ class ExtraTable:
         if not self.has_images:
             return []
         words = self._words(document, int(self.has_trees))
-        shard = self._table.paths[self._table.locate(document)[0]]
+        shard, holder = self._table.paths[self._table.locate(document)[0]], self._table.holder
+        remote = holder is not None and holder.is_remote(np.array([document]))[0]
+        beside = holder.beside(document, ASSETS) if holder is not None and remote else None
         try:
             records = records_of(words, int(self._table.lengths[document, 0]))
-            return [image_of(record, Path(shard)) for record in records]
+            return [image_of(record, Path(shard), beside) for record in records]
         except CorruptionError as error:
             raise self._fault(document, str(error)) from None
 
@@ -135,16 +139,27 @@ class ExtraTable:
         table, number = self._table, int(self.has_trees)
         found = np.zeros(len(table.lengths), np.int64)
         for shard in range(len(table.shard_starts) - 1) if self.has_images else ():
-            data, first = table.mappings[shard], int(table.shard_starts[shard])
-            for batch in range(*table.shard_first_batch[shard : shard + 2].tolist()):
-                address, count, rows = self._lists[batch, :, number].tolist()
-                place = address - address_of(data)
-                ends = data[place : place + 8 * (rows + 1)].view(np.int64) // WORDS
-                values = data[place + 8 * (rows + 1) :][: 4 * count].view(IMAGE)["patches"]
-                sums = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
-                found[first : first + rows] = np.diff(sums[np.clip(ends, 0, len(values))])
-                first += rows
+            begin, end = table.shard_starts[shard : shard + 2].tolist()
+            # Of a remote dataset, some batches at a time.
+            for first in range(begin, end, _TOGETHER * table.documents_per_batch):
+                documents = np.arange(first, min(first + _TOGETHER * table.documents_per_batch, end))
+                with self._held(documents):
+                    self._add_patches(found, shard, first, int(documents[-1]) + 1, number)
         return found
+
+    def _add_patches(self, found: Array, shard: int, first: int, end: int, number: int) -> None:
+        """Patches of documents [first, end) of whole batches, whose lists are here."""
+        table, data = self._table, self._table.mappings[shard]
+        local = first - int(table.shard_starts[shard])
+        batch = int(table.shard_first_batch[shard]) + local // table.documents_per_batch
+        while first < end:
+            address, count, rows = self._lists[batch, :, number].tolist()
+            place = address - address_of(data)
+            ends = data[place : place + 8 * (rows + 1)].view(np.int64) // WORDS
+            values = data[place + 8 * (rows + 1) :][: 4 * count].view(IMAGE)["patches"]
+            sums = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
+            found[first : first + rows] = np.diff(sums[np.clip(ends, 0, len(values))])
+            first, batch = first + rows, batch + 1
 
     def _words(self, document: int, number: int) -> Any:
         """Words of one of the first lists, of a document."""

@@ -73,7 +73,6 @@ class Dataset:
                 cache folder.
 
         Raises:
-            ConfigError: A remote dataset has images.
             StoreError: A store cannot be read.
             FormatError: Not a dataset, unfinished, or of another format version.
             CorruptionError: A file is missing, a link, or has another size than it should; or the manifest or the batch

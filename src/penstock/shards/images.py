@@ -5,6 +5,7 @@ followed by its name. A document lists its images as records (`IMAGE`), with a c
 are checked by its digest whenever they are read.
 """
 
+import functools
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -52,10 +53,17 @@ class ImageOf:
     """Of its original bytes; see `penstock.media.loading.digest_of`."""
     read: Callable[[], bytes]
     """Its original bytes; raises CorruptionError or RecordError where they are not what they were."""
-    name: str = ""
-    """Path or URL that it came from, as far as that is known."""
+    origin: str | Callable[[], str] = ""
+    """Path or URL that it came from, as far as that is known, or what finds it; see `name`."""
     reference: bytes | None = None
     """What is stored instead of the bytes; None: the bytes."""
+    fetch: Callable[[], object] | None = None
+    """Brings its bytes from a store, for `read`; None: they are on this machine."""
+
+    @property
+    def name(self) -> str:
+        """Path or URL that it came from; empty: unknown."""
+        return self.origin if isinstance(self.origin, str) else self.origin()
 
     @property
     def key(self) -> tuple[int, int, int, int, bytes]:
@@ -213,18 +221,34 @@ def records_of(words: Any, length: int) -> Any:
     return records
 
 
-def image_of(record: Any, shard: Path) -> ImageOf:
-    """An image of a document from its record."""
+def image_of(record: Any, shard: Path, beside: tuple[str, Callable[[int, int], bytes]] | None = None) -> ImageOf:
+    """An image of a document from its record.
+
+    Args:
+        record: Of `records_of`.
+        shard: The shard's file.
+        beside: URL of the file next to the shard, and (first byte, number) → bytes of it; None: it is here.
+    """
     is_reference = bool(record["is_reference"])
     begin, size, name_size = (int(record[name]) for name in ("offset", "size", "name_size"))
     digest, path = record["digest"].tobytes(), assets_path(shard)
 
+    @functools.cache
+    def fetched() -> bytes:
+        assert beside is not None
+        return beside[1](begin, size + name_size)
+
+    def at(first: int, count: int) -> bytes:
+        if beside is None:
+            return _stored(path, begin + first, count)
+        return fetched()[first : first + count]
+
     def read() -> bytes:
-        stored = _stored(path, begin, size)
+        stored = at(0, size)
         if is_reference:
             content, where = read_reference(stored), json.loads(stored)["path"]
         else:
-            content, where = stored, str(path)
+            content, where = stored, str(path) if beside is None else beside[0]
         if digest_of(content) != digest:
             what = "is not the one that was prepared" if is_reference else "differs from its digest"
             raise CorruptionError(f"{where}: the image {digest.hex()} {what}; restore the file, or prepare again")
@@ -234,8 +258,9 @@ def image_of(record: Any, shard: Path) -> ImageOf:
         **{name: int(record[name]) for name in ("begin", "end", "slots", "patches", "height", "width")},
         digest=digest,
         read=read,
-        name=_stored(path, begin + size, name_size).decode("utf-8", "replace"),
-        reference=_stored(path, begin, size) if is_reference else None,
+        origin=lambda: at(size, name_size).decode("utf-8", "replace"),
+        reference=at(0, size) if is_reference else None,
+        fetch=None if beside is None else fetched,
     )
 
 

@@ -16,11 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from penstock.core.errors import ConfigError, CorruptionError, FormatError
+from penstock.core.errors import CorruptionError, FormatError
 from penstock.core.folders import base_name, cache_folder
 from penstock.shards.copying import fetch_file
 from penstock.shards.files import checksum, map_file, output_errors, read_json, write_file, write_json
-from penstock.shards.images import ASSETS, PROCESSOR_FOLDER
+from penstock.shards.images import ASSETS, PROCESSOR_FOLDER, assets_path
 from penstock.shards.layout import TOKENIZER_FOLDER
 from penstock.shards.manifest import MANIFEST, Manifest
 from penstock.shards.stores import TOKENIZER_FILES, Store, StoredFile
@@ -45,7 +45,6 @@ def fetch_tables(
         StoreError: The store cannot be read.
         FormatError: There is no dataset.
         CorruptionError: A file is missing, or is not what the manifest or the cache says.
-        ConfigError: The dataset has images.
         OutputError: The cache cannot be written.
     """
     store = Store(url)
@@ -56,11 +55,6 @@ def fetch_tables(
     if content is None:
         raise FormatError(_not_a_dataset(store, listed))
     manifest = Manifest.parse(content, store.url)
-    if manifest.has_images:
-        raise ConfigError(
-            f"{store.url}: has images, which cannot be read from a store; copy it to this machine: penstock copy "
-            f"{store.url} FOLDER"
-        )
     if not store.lists:
         listed |= store.listing([*manifest.checksums, *(shard.file for shard in manifest.shards)])
     _check_listed(store, manifest, listed)
@@ -72,7 +66,7 @@ def fetch_tables(
     with _alone(kept):
         if not (kept / _NOTE).is_file():
             _fetch(store, folder, manifest, content, listed)
-            stamps = {shard.file: listed[shard.file].stamp for shard in manifest.shards if shard.file in listed}
+            stamps = {name: listed[name].stamp for name in _ranged(manifest) if name in listed}
             write_json(kept / _NOTE, {"url": store.url, "fingerprint": manifest.fingerprint, "stamps": stamps})
         return store, folder, _stamps(store, kept, manifest, listed)
 
@@ -92,7 +86,7 @@ def _check_listed(store: Store, manifest: Manifest, listed: Mapping[str, StoredF
     """Compare what the store lists with the manifest."""
     for name, expected in {
         **dict.fromkeys(manifest.checksums, None),
-        **{one.file: one.bytes for one in manifest.shards},
+        **_ranged(manifest),
     }.items():
         if name not in listed:
             raise CorruptionError(f"{store.where(name)}: the file is missing; upload it again (`penstock copy`)")
@@ -121,10 +115,16 @@ def _fetch(store: Store, folder: Path, manifest: Manifest, content: bytes, liste
             raise CorruptionError(f"{store.where(name)}: the file is missing; upload it again (`penstock copy`)")
         if checksum(map_file(folder / name)) != expected:
             raise CorruptionError(f"{store.where(name)}: differs from its checksum; upload it again (`penstock copy`)")
-    for shard in manifest.shards:
-        with output_errors(folder / shard.file), open(folder / shard.file, "ab") as file:
-            file.truncate(shard.bytes)
+    for name, size in _ranged(manifest).items():
+        with output_errors(folder / name), open(folder / name, "ab") as file:
+            file.truncate(size)
     write_file(folder / MANIFEST, content)
+
+
+def _ranged(manifest: Manifest) -> dict[str, int]:
+    """The files that are read by ranges, with their bytes: shards, and their images."""
+    found = {one.file: one.bytes for one in manifest.shards}
+    return found | {assets_path(Path(one.file)).name: one.assets for one in manifest.shards if one.assets}
 
 
 def _is_wanted(name: str) -> bool:
@@ -140,11 +140,11 @@ def _stamps(store: Store, kept: Path, manifest: Manifest, listed: Mapping[str, S
         CorruptionError: A shard was replaced since.
     """
     stamps: dict[str, str] = read_json(kept / _NOTE, f"remove {kept}")["stamps"]
-    for shard in manifest.shards:
-        before, now = stamps.get(shard.file, ""), listed[shard.file].stamp if shard.file in listed else ""
+    for name in _ranged(manifest):
+        before, now = stamps.get(name, ""), listed[name].stamp if name in listed else ""
         if before and now and before != now:
             raise CorruptionError(
-                f"{store.where(shard.file)}: was replaced since {kept} was begun ({before} then, {now} now), but the "
+                f"{store.where(name)}: was replaced since {kept} was begun ({before} then, {now} now), but the "
                 f"manifest was not; restore it, or remove {kept} if its content is the same"
             )
     return stamps
