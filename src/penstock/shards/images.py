@@ -243,6 +243,9 @@ def image_of(record: Any, shard: Path, beside: tuple[str, Callable[[int, int], b
             return _stored(path, begin + first, count)
         return fetched()[first : first + count]
 
+    def name() -> str:
+        return at(size, name_size).decode("utf-8", "replace")
+
     def read() -> bytes:
         stored = at(0, size)
         if is_reference:
@@ -258,7 +261,7 @@ def image_of(record: Any, shard: Path, beside: tuple[str, Callable[[int, int], b
         **{name: int(record[name]) for name in ("begin", "end", "slots", "patches", "height", "width")},
         digest=digest,
         read=read,
-        origin=lambda: at(size, name_size).decode("utf-8", "replace"),
+        origin=name() if beside is None else name,
         reference=at(0, size) if is_reference else None,
         fetch=None if beside is None else fetched,
     )
