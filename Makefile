@@ -45,7 +45,8 @@ test: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-integrations: $(TRAINERS)/.ready-trainers
-	$(TRAINERS)/bin/python -m pytest -n $(WORKERS) --dist worksteal --slow -rs tests/integrations $(ARGS)
+	PENSTOCK_INTEGRATIONS=1 $(TRAINERS)/bin/python -m pytest -n $(WORKERS) --dist worksteal --slow -rs \
+	  tests/integrations $(ARGS)
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import sys
 from itertools import islice
 from pathlib import Path
@@ -44,6 +45,7 @@ def expected(counting):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif("PENSTOCK_INTEGRATIONS" not in os.environ, reason="takes minutes: make test-integrations runs it")
 @pytest.mark.parametrize("mode", ["kill", "node"])
 def test_the_steps_are_those_of_an_undisturbed_run(counting, tmp_path, expected, mode):
     lines = run(counting, tmp_path / mode, mode)
