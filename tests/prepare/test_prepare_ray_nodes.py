@@ -30,7 +30,8 @@ def test_the_bytes_of_one_process(tmp_path, corpus, tokenizer, event):
         WORKERS=str(tmp_path / "workers"), RAY_USAGE_STATS_ENABLED="0", RAY_memory_monitor_refresh_ms="0"
     )
     done = run_python(SCRIPT, corpus, tmp_path / "tokenizer", tmp_path / "there", event, env=environment, check=True)
-    documents, duplicates, nodes = json.loads(done.stdout.splitlines()[-1])
+    # Ray may write lines of its own behind it.
+    documents, duplicates, nodes = json.loads(next(one for one in done.stdout.splitlines() if one.startswith("[")))
     report = prepare(
         corpus, tokenizer=load_tokenizer(tmp_path / "tokenizer"), output=tmp_path / "here", processes=1,
         transform=unchanged, part_bytes=12_000, validation=0.2, drop_duplicates=True, progress=False,
