@@ -20,7 +20,7 @@ try:
     import tyro
     from torchtitan.components.dataloader import BaseDataLoader
 except ModuleNotFoundError as error:
-    raise MissingExtraError(error.name or "torchtitan") from error
+    raise MissingExtraError("torchtitan") from error
 
 import numpy as np
 import torch
