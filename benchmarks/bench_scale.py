@@ -138,10 +138,11 @@ def main() -> None:
         found = fetching(shuffle, runs, flags.nodes, flags.ranks, 256 * 65_536)
         label = shuffle if shuffle == "full" else f"{shuffle}, windows of {runs} runs"
         lines += [
-            (f"{label}: nodes that need a run", f"{found['nodes']:.0f}", f"of {flags.nodes}"),
+            (f"{label}: nodes that need a run", f"{found['nodes']:.0f}" if found["nodes"] > 0 else "-",
+             f"of {flags.nodes}; - if no run is used up in the steps that are looked at"),
             (f"{label}: bytes of whole runs / used", f"{found['runs']:.0f}", ""),
             (f"{label}: requests / document", f"{found['requests']:.2f}", "if each node fetches each run once"),
-        ]
+        ]  # fmt: skip
     table(f"fetching, {flags.nodes} nodes, one source", lines)
 
 
