@@ -308,15 +308,15 @@ def _packing_way(trainer: "Trainer") -> str:
     """How rows of several documents run, and what the first row costs more than one pass."""
     import numpy as np
 
-    way = trainer.model.packing(trainer.loader.settings.sequence_length).way
-    # Only models of transformers have a choice.
-    cost = getattr(trainer.model, "packing_cost", None)
-    if cost is None:
+    model: Any = trainer.model
+    way: str = model.packing(trainer.loader.settings.sequence_length).way
+    # Only models of transformers may. Where they do not, the plan need not be replayed.
+    if not getattr(model, "runs_several_passes", False):
         return way
     pieces = trainer.loader.explain(trainer.loader.step, row=0)
     begins = np.array([piece.begin for piece in pieces], np.int64)
-    costs = cost(begins, begins + np.array([piece.num_tokens for piece in pieces], np.int64))
-    return f"{way} (the first row: {costs})" if costs else way
+    ends = begins + np.array([piece.num_tokens for piece in pieces], np.int64)
+    return f"{way} (the first row: {model.packing_cost(begins, ends)})"
 
 
 def _shared(ranks: "Ranks") -> str:

@@ -330,6 +330,17 @@ def _text_config(model: Any) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
+def asks_for_router_loss(model: Any) -> bool:
+    """Whether a model of transformers asks for its auxiliary router loss.
+
+    That loss counts padding as tokens, and the documents of a row as one; no loss of ours includes it.
+    """
+    return any(
+        getattr(config, "output_router_logits", False)
+        for config in (getattr(model, "config", None), _text_config(model))
+    )
+
+
 def rotary_limit(model: Any) -> tuple[int, str] | None:
     """Document length above which the rotary frequencies of the whole batch change, and the responsible type.
 

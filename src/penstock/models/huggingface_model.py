@@ -157,7 +157,12 @@ class HuggingFaceModel(nn.Module):
 
     def packing_cost(self, begins: Annotated[Int64, "documents"], ends: Annotated[Int64, "documents"]) -> str:
         """What a row of documents costs more than one pass, in words; empty: nothing."""
-        return self._packed.cost(begins, ends)
+        return self._packed.cost(begins, ends) if self.runs_several_passes else ""
+
+    @property
+    def runs_several_passes(self) -> bool:
+        """Whether a row of several documents takes several passes; known once `packing` was asked."""
+        return self._packed.several_passes
 
     @property
     def has_vision(self) -> bool:

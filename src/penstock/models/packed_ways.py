@@ -91,15 +91,18 @@ class PackedWays:
         by = f" ({self._model.operations.describe()})" if self._model.operations.backends else ""
         return f"{also}our recurrent functions{by} in place of {', '.join(ours)}"
 
+    @property
+    def several_passes(self) -> bool:
+        """Whether a row takes several passes, with padding."""
+        return self._ways[0] in ("batch", "equal")
+
     def cost(self, begins: Any, ends: Any) -> str:
-        """What a row of documents costs more than one pass, in words; empty: nothing.
+        """What a row that takes several passes costs, in words.
 
         Args:
             begins: int64 [documents], first slot of each.
             ends: int64 [documents], the slot after the last of each.
         """
-        if self._ways[0] not in ("batch", "equal"):
-            return ""
         batches = self._batches(begins, ends, int(ends.max(initial=0)))
         run, real = sum(inside.size for _, inside in batches), sum(int(inside.sum()) for _, inside in batches)
         return f"{len(batches)} passes, {(run - real) / max(run, 1):.0%} padding"
@@ -169,7 +172,7 @@ class PackedWays:
             call: Arguments of transformers → hidden states [B, n, width].
         """
         inner, device = self._model.inner, self._model.device
-        if self._ways[0] in ("batch", "equal"):
+        if self.several_passes:
             return self._in_batches(row, call)
         given = model_inputs(row.source, device)
         if self._ways[0] == "own":

@@ -127,10 +127,10 @@ class ExtraTable:
         words = self._words(document, int(self.has_trees))
         shard, holder = self._table.paths[self._table.locate(document)[0]], self._table.holder
         remote = holder is not None and holder.is_remote(np.array([document]))[0]
-        beside = holder.beside(document, ASSETS) if holder is not None and remote else None
+        near = holder.file_near(document, ASSETS) if holder is not None and remote else None
         try:
             records = records_of(words, int(self._table.lengths[document, 0]))
-            return [image_of(record, Path(shard), beside) for record in records]
+            return [image_of(record, Path(shard), near) for record in records]
         except CorruptionError as error:
             raise self._fault(document, str(error)) from None
 

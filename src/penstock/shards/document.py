@@ -49,7 +49,7 @@ class Holder(Protocol):
     def is_remote(self, documents: Annotated[Int64, "documents"]) -> Any:
         """bool [documents], whether each lies in a store."""
 
-    def beside(self, document: int, suffix: str) -> tuple[str, Callable[[int, int], bytes]]:
+    def file_near(self, document: int, suffix: str) -> tuple[str, Callable[[int, int], bytes]]:
         """The URL of the file with a suffix next to a document's shard, and (first byte, number) → bytes of it.
 
         These raise StoreError or CorruptionError if they cannot be read.

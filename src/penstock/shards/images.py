@@ -221,13 +221,13 @@ def records_of(words: Any, length: int) -> Any:
     return records
 
 
-def image_of(record: Any, shard: Path, beside: tuple[str, Callable[[int, int], bytes]] | None = None) -> ImageOf:
+def image_of(record: Any, shard: Path, near: tuple[str, Callable[[int, int], bytes]] | None = None) -> ImageOf:
     """An image of a document from its record.
 
     Args:
         record: Of `records_of`.
         shard: The shard's file.
-        beside: URL of the file next to the shard, and (first byte, number) → bytes of it; None: it is here.
+        near: URL of the file next to the shard, and (first byte, number) → bytes of it; None: it is here.
     """
     is_reference = bool(record["is_reference"])
     begin, size, name_size = (int(record[name]) for name in ("offset", "size", "name_size"))
@@ -235,11 +235,11 @@ def image_of(record: Any, shard: Path, beside: tuple[str, Callable[[int, int], b
 
     @functools.cache
     def fetched() -> bytes:
-        assert beside is not None
-        return beside[1](begin, size + name_size)
+        assert near is not None
+        return near[1](begin, size + name_size)
 
     def at(first: int, count: int) -> bytes:
-        if beside is None:
+        if near is None:
             return _stored(path, begin + first, count)
         return fetched()[first : first + count]
 
@@ -251,7 +251,7 @@ def image_of(record: Any, shard: Path, beside: tuple[str, Callable[[int, int], b
         if is_reference:
             content, where = read_reference(stored), json.loads(stored)["path"]
         else:
-            content, where = stored, str(path) if beside is None else beside[0]
+            content, where = stored, str(path) if near is None else near[0]
         if digest_of(content) != digest:
             what = "is not the one that was prepared" if is_reference else "differs from its digest"
             raise CorruptionError(f"{where}: the image {digest.hex()} {what}; restore the file, or prepare again")
@@ -261,9 +261,9 @@ def image_of(record: Any, shard: Path, beside: tuple[str, Callable[[int, int], b
         **{name: int(record[name]) for name in ("begin", "end", "slots", "patches", "height", "width")},
         digest=digest,
         read=read,
-        origin=name() if beside is None else name,
+        origin=name() if near is None else name,
         reference=at(0, size) if is_reference else None,
-        fetch=None if beside is None else fetched,
+        fetch=None if near is None else fetched,
     )
 
 

@@ -112,7 +112,7 @@ class Residency:
         """bool [documents], whether each is one of a store."""
         return np.ones(len(documents), np.bool_)
 
-    def beside(self, document: int, suffix: str) -> tuple[str, Callable[[int, int], bytes]]:
+    def file_near(self, document: int, suffix: str) -> tuple[str, Callable[[int, int], bytes]]:
         """The URL of the file with a suffix next to a document's shard, and what reads it; nothing of it is kept."""
         name = os.path.splitext(self._name(self._table.locate(document)[0]))[0] + suffix
 
@@ -443,10 +443,10 @@ class JoinedResidency:
                 found.append(self._firsts[number] + part.find(mine - self._starts[number], kinds))
         return np.concatenate(found)
 
-    def beside(self, document: int, suffix: str) -> tuple[str, Callable[[int, int], bytes]]:
+    def file_near(self, document: int, suffix: str) -> tuple[str, Callable[[int, int], bytes]]:
         """As in `Residency`."""
         number = int(np.searchsorted(self._starts, document, side="right")) - 1
-        found: tuple[str, Any] = self.parts[number].beside(document - int(self._starts[number]), suffix)
+        found: tuple[str, Any] = self.parts[number].file_near(document - int(self._starts[number]), suffix)
         return found
 
     def is_remote(self, documents: Annotated[Int64, "documents"]) -> Any:

@@ -19,6 +19,7 @@ import torch
 from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.inputs import IGNORE
 from penstock.inputs.model_input import ModelInput
+from penstock.integrations.isolation import asks_for_router_loss
 from penstock.loader import PlanSettings
 from penstock.loader.loader import Loader
 from penstock.models import LanguageModel, ModelSettings
@@ -220,10 +221,7 @@ def check_ids(model: LanguageModel, loader: Loader) -> None:
 
 
 def _check_router_loss(model: LanguageModel) -> None:
-    """transformers' router loss counts padding as tokens and all documents of a row as one, so it is not computed."""
-    config = getattr(getattr(model, "inner", None), "config", None)
-    text = None if config is None else config.get_text_config()
-    if any(getattr(one, "output_router_logits", False) for one in (config, text)):
+    if asks_for_router_loss(model):
         raise ConfigError(
             "model: its config.json asks for an auxiliary router loss (output_router_logits), which the loss of a step "
             "does not include; set it to false there"

@@ -15,6 +15,7 @@ import transformers
 from penstock.core.errors import ConfigError, DistributedError
 from penstock.core.suggestions import did_you_mean
 from penstock.integrations.huggingface.batches import is_finite, known_ids
+from penstock.integrations.isolation import asks_for_router_loss
 from penstock.loader.loader import Loader
 
 _log = logging.getLogger("penstock.huggingface")
@@ -225,7 +226,7 @@ def check_ranks(trainer: Any, all_loaders: list[Loader]) -> None:
 
 def refuse_model(model: Any) -> None:
     """Refuse a model with a loss term that is not computed here."""
-    if getattr(getattr(model, "config", None), "output_router_logits", False):
+    if asks_for_router_loss(model):
         raise ConfigError(
             "Trainer: the model asks for an auxiliary router loss (config.output_router_logits), which the loss "
             "of a step does not include; set it to False"

@@ -166,19 +166,21 @@ def calls(pieces: list[list[int]], device: torch.device, dtype: torch.dtype) -> 
             yield Call(slice(end, reach), slice(begin, end), causal=False, adds=True)
 
 
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def _heads(x: Tensor) -> Tensor:
+def heads_first(x: Tensor) -> Tensor:
+    """[tokens, heads, dim] → [1, heads, tokens, dim]."""
     return x.transpose(0, 1).unsqueeze(0)
 
 
-def _tokens(x: Tensor) -> Tensor:
+def tokens_first(x: Tensor) -> Tensor:
+    """[1, heads, tokens, dim] → [tokens, heads, dim]."""
     return x.squeeze(0).transpose(0, 1)
 
 
-def _plain(x: Tensor) -> Tensor:
+def plain_heads(x: Tensor) -> Tensor:
     """`x` with contiguous heads, which the kernel assumes."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
@@ -196,23 +198,23 @@ def attend_documents(q: Tensor, k: Tensor, v: Tensor, pieces: Tensor) -> tuple[T
     Returns:
         [T, heads, dim], and the log-sum-exp that the backward pass needs, [heads, T].
     """
-    q, k, v = _plain(q), _plain(k), _plain(v)
+    q, k, v = plain_heads(q), plain_heads(k), plain_heads(v)
     sums = _empty_sums(q)
     made = list(calls(pieces.tolist(), q.device, q.dtype))
     # Outputs to which others are added must not be rounded in between.
     out = torch.empty(q.shape, dtype=sums.dtype if made[-1].adds else q.dtype)
     for call in made:
-        keys, values = _heads(k[call.keys]), _heads(v[call.keys])
-        found, logs = _flash(_heads(q[call.queries]), keys, values, 0.0, call.causal, attn_mask=call.mask)
+        keys, values = heads_first(k[call.keys]), heads_first(v[call.keys])
+        found, logs = flash(heads_first(q[call.queries]), keys, values, 0.0, call.causal, attn_mask=call.mask)
         if call.adds:
-            _add(out[call.queries], sums[:, call.queries], _tokens(found), logs[0])
+            join_attention(out[call.queries], sums[:, call.queries], tokens_first(found), logs[0])
         else:
-            out[call.queries] = _tokens(found)
+            out[call.queries] = tokens_first(found)
             sums[:, call.queries] = logs[0]
     return out.to(q.dtype), sums
 
 
-def _add(out: Tensor, sums: Tensor, found: Tensor, logs: Tensor) -> None:
+def join_attention(out: Tensor, sums: Tensor, found: Tensor, logs: Tensor) -> None:
     """Join attention over more keys into `out` [queries, heads, dim] with its log-sum-exps [heads, queries]."""
     joined = torch.logaddexp(sums, logs)
     out.mul_((sums - joined).exp().T[..., None]).add_(found * (logs - joined).exp().T[..., None])
@@ -228,26 +230,26 @@ def attend_documents_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, pieces: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v; those of keys that both a prefix and its rest see are summed."""
-    gradient, q, k, v = gradient.contiguous(), _plain(q), _plain(k), _plain(v)
+    gradient, q, k, v = gradient.contiguous(), plain_heads(q), plain_heads(k), plain_heads(v)
     q_gradient, k_gradient, v_gradient = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     for call in calls(pieces.tolist(), q.device, q.dtype):
-        of_q, of_k, of_v = _flash_backward(
-            _heads(gradient[call.queries]),
-            _heads(q[call.queries]),
-            _heads(k[call.keys]),
-            _heads(v[call.keys]),
-            _heads(out[call.queries]),
+        of_q, of_k, of_v = flash_backward(
+            heads_first(gradient[call.queries]),
+            heads_first(q[call.queries]),
+            heads_first(k[call.keys]),
+            heads_first(v[call.keys]),
+            heads_first(out[call.queries]),
             sums[None, :, call.queries],
             0.0,
             call.causal,
             attn_mask=call.mask,
         )
         if call.adds:
-            q_gradient[call.queries] += _tokens(of_q)
+            q_gradient[call.queries] += tokens_first(of_q)
         else:
-            q_gradient[call.queries] = _tokens(of_q)
-        k_gradient[call.keys] += _tokens(of_k)
-        v_gradient[call.keys] += _tokens(of_v)
+            q_gradient[call.queries] = tokens_first(of_q)
+        k_gradient[call.keys] += tokens_first(of_k)
+        v_gradient[call.keys] += tokens_first(of_v)
     return q_gradient, k_gradient, v_gradient
 
 

@@ -23,11 +23,19 @@ from torch import Tensor
 
 from penstock.core.errors import ConfigError
 from penstock.inputs import RowSlice
-from penstock.models.attention.backends import VARLEN, Attend, attend_heads, causal_settings
+from penstock.models.attention.backends import (
+    VARLEN,
+    Attend,
+    attend_heads,
+    causal_settings,
+    flash,
+    flash_backward,
+    heads_first,
+    join_attention,
+    plain_heads,
+    tokens_first,
+)
 from penstock.models.attention.softcap import capped_attention
-
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 BACKENDS = ("per_document", "varlen", "dense")
 """Names of what can attend for a slice."""
@@ -207,37 +215,15 @@ def attend_runs(q: Tensor, k: Tensor, v: Tensor, calls: Tensor) -> tuple[Tensor,
     Returns:
         [t, heads, dim], and the log-sum-exp that the backward pass needs, [heads, t].
     """
-    q, k, v = _plain(q), _plain(k), _plain(v)
+    q, k, v = plain_heads(q), plain_heads(k), plain_heads(v)
     sums = _no_sums(q)
     # Parts must not be rounded before they are joined.
     out = torch.zeros(q.shape, dtype=sums.dtype)
     for begin, end, first, last, causal in calls.tolist():
-        keys, values = _heads(k[first:last]), _heads(v[first:last])
-        found, logs = _flash(_heads(q[begin:end]), keys, values, 0.0, bool(causal))
-        _join(out[begin:end], sums[:, begin:end], _tokens(found), logs[0])
+        keys, values = heads_first(k[first:last]), heads_first(v[first:last])
+        found, logs = flash(heads_first(q[begin:end]), keys, values, 0.0, bool(causal))
+        join_attention(out[begin:end], sums[:, begin:end], tokens_first(found), logs[0])
     return out.to(q.dtype), sums
-
-
-def _heads(x: Tensor) -> Tensor:
-    """[tokens, heads, dim] → [1, heads, tokens, dim]."""
-    return x.transpose(0, 1).unsqueeze(0)
-
-
-def _tokens(x: Tensor) -> Tensor:
-    """[1, heads, tokens, dim] → [tokens, heads, dim]."""
-    return x.squeeze(0).transpose(0, 1)
-
-
-def _plain(x: Tensor) -> Tensor:
-    """`x` with contiguous heads, which the kernel assumes."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _join(out: Tensor, sums: Tensor, found: Tensor, logs: Tensor) -> None:
-    """Join attention over more keys into `out` [queries, heads, dim] with its log-sum-exps [heads, queries]."""
-    joined = torch.logaddexp(sums, logs)
-    out.mul_((sums - joined).exp().T[..., None]).add_(found * (logs - joined).exp().T[..., None])
-    sums.copy_(joined)
 
 
 def _no_sums(q: Tensor) -> Tensor:
@@ -251,22 +237,22 @@ def attend_runs_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, calls: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, summed over calls in float32 or wider."""
-    gradient, q, k, v = gradient.contiguous(), _plain(q), _plain(k), _plain(v)
+    gradient, q, k, v = gradient.contiguous(), plain_heads(q), plain_heads(k), plain_heads(v)
     totals = [torch.zeros(x.shape, dtype=sums.dtype) for x in (q, k, v)]
     for begin, end, first, last, causal in calls.tolist():
         queries, keys = slice(begin, end), slice(first, last)
-        found = _flash_backward(
-            _heads(gradient[queries]),
-            _heads(q[queries]),
-            _heads(k[keys]),
-            _heads(v[keys]),
-            _heads(out[queries]),
+        found = flash_backward(
+            heads_first(gradient[queries]),
+            heads_first(q[queries]),
+            heads_first(k[keys]),
+            heads_first(v[keys]),
+            heads_first(out[queries]),
             sums[None, :, queries],
             0.0,
             bool(causal),
         )
         for total, slots, more in zip(totals, (queries, keys, keys), found, strict=True):
-            total[slots] += _tokens(more)
+            total[slots] += tokens_first(more)
     of_q, of_k, of_v = (total.to(x.dtype) for total, x in zip(totals, (q, k, v), strict=True))
     return of_q, of_k, of_v
 
