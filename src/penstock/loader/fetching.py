@@ -3,6 +3,8 @@
 One thread plans steps ahead and asks for the units of this rank's rows (`penstock.shards.units`); it waits where no
 room is left. Filling waits for the units of its step, and lets them go afterwards. What other ranks' rows hold is
 fetched only where a sum over the whole step needs it: loss-weight spans of documents that are cut, and counts of trees.
+Once all of the sources is on this machine and within the budget, all of it is held by a few locks, and steps are made
+as those of local sources.
 
 Plan, rows and states are those of the same dataset on a local disk.
 """
@@ -11,6 +13,7 @@ import atexit
 import logging
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -39,6 +42,8 @@ AHEAD_STEPS = 256
 _LEAST_SHARE = 4
 """Steps ahead take at most this part of the cache: a quarter."""
 _LOOK_SECONDS = 0.1
+_ALL_SECONDS = 0.5
+"""How often it is looked whether all units are here."""
 
 Wanted = list[tuple[Holder, Annotated[Int64, "units"]]]
 
@@ -99,10 +104,12 @@ class Fetching:
         self._used = dict.fromkeys(self._holders, 0)
         self._counting = threading.Lock()
         self._ahead: StepsAhead | None = None
+        self._all: Wanted = []
         self._ahead_bytes = AHEAD_BYTES
         if budget is not None:
             self._ahead_bytes = min(AHEAD_BYTES, budget // _LEAST_SHARE)
             self._divide(budget, {n: residency(sources[n], datasets[n], settings) for n in self._holders})
+        self._documents = {n: _documents(sources[n], datasets[n]) for n in self._holders}
 
     def __bool__(self) -> bool:
         return bool(self._holders)
@@ -139,11 +146,36 @@ class Fetching:
             if traffic.used_bytes:
                 _log.info("source %r (%s): %s", name, location_of(self._datasets[number]), traffic)
 
+    def hold_all(self) -> bool:
+        """Hold all that any step may read, if it is here already: steps need no look at units then. Whether it is."""
+        taken: Wanted = []
+        for number, holder in self._holders.items():
+            units = holder.hold_all(*self._documents[number], self._kinds(number))
+            if units is None:
+                _release(taken)
+                return False
+            taken.append((holder, units))
+        self._all = taken
+        return True
+
+    def let_go(self) -> None:
+        """Release what `hold_all` holds; nothing is planned, fetched or filled now."""
+        held, self._all, self._ahead = self._all, [], None
+        _release(held)
+
+    def _kinds(self, number: int) -> tuple[int, ...]:
+        """The kinds of units that rows of a source are made of."""
+        # Objectives in Python get whole documents.
+        more = (ORIGINS,) if self._rewritings[number].runs_in_python else ()
+        return (TOKENS, SPANS, EXTRAS, *more)
+
     def ahead(
         self, plan: Callable[[], StepPlan | None], own_rows: Callable[[StepPlan], tuple[int, int]]
     ) -> "StepsAhead":
         """Plan and fetch ahead from now on; `own_rows` says which rows of a step are this rank's."""
-        self._ahead = StepsAhead(plan, lambda step: self.wanted(step, *own_rows(step)), self._tokens, self._ahead_bytes)
+        self._ahead = StepsAhead(
+            plan, lambda step: self.wanted(step, *own_rows(step)), self._tokens, self._ahead_bytes, self.hold_all
+        )
         return self._ahead
 
     def _tokens(self, step: StepPlan) -> int:
@@ -157,11 +189,9 @@ class Fetching:
         for number, holder in self._holders.items():
             of_source = np.flatnonzero(step.pieces["source"] == number)
             mine = of_source[(first <= of_source) & (of_source < last)]
-            kinds: tuple[int, ...] = (TOKENS, SPANS, EXTRAS)
-            if self._rewritings[number].runs_in_python:
-                # They get whole documents, those of all ranks if nobody adds up.
-                kinds, mine = (*kinds, ORIGINS), mine if self._rewrites_own else of_source
-            units = [holder.find(step.pieces["document"][mine], kinds)]
+            if self._rewritings[number].runs_in_python and not self._rewrites_own:
+                mine = of_source  # nobody adds up what each rank rewrites
+            units = [holder.find(step.pieces["document"][mine], self._kinds(number))]
             others = self._weighed(number, step.pieces[of_source])
             units.append(holder.find(others, (SPANS,)))
             extras = extras_of(self._datasets[number])
@@ -185,24 +215,30 @@ class Fetching:
     def held(self, step: StepPlan, begin: int, end: int) -> Iterator[None]:
         """Have on this machine what filling rows `begin` … `end` − 1 of a step reads, while the block runs."""
         wanted = None if self._ahead is None else self._ahead.take(step)
-        if wanted is None:
-            wanted = self.wanted(step, begin, end)
-            for holder, units in wanted:
-                holder.want(units)
-        try:
-            for holder, units in wanted:
-                holder.wait(units)
+        if wanted is None and self._all:
             yield
-        finally:
-            _release(wanted)
-            if self._ahead is not None:
-                self._ahead.done()
-        first, last = step.row_starts[[begin, end]].tolist()
-        mine = step.pieces[first:last]
-        with self._counting:
-            for number in self._used:
-                tokens = int(mine["tokens"][mine["source"] == number].sum())
-                self._used[number] += tokens * self._datasets[number].table.token_bytes
+        else:
+            if wanted is None:
+                wanted = self.wanted(step, begin, end)
+                for holder, units in wanted:
+                    holder.want(units)
+            try:
+                for holder, units in wanted:
+                    holder.wait(units)
+                yield
+            finally:
+                _release(wanted)
+                if self._ahead is not None:
+                    self._ahead.done()
+        self._count(step.pieces[step.row_starts[begin] : step.row_starts[end]])
+
+    def _count(self, mine: Annotated[Records, PIECE, "pieces"]) -> None:
+        """Add to the bytes that were used."""
+        tokens, sources = mine["tokens"], mine["source"]
+        for number in self._used:
+            used = int((tokens if len(self._names) == 1 else tokens[sources == number]).sum())
+            with self._counting:
+                self._used[number] += used * self._datasets[number].table.token_bytes
 
 
 @final
@@ -232,8 +268,8 @@ def residency(source: Source, dataset: Corpus, settings: PlanSettings) -> Need:
     as a window of rows is open.
     """
     count = len(dataset)
-    size = max(round(source.slice[1] * count) - round(source.slice[0] * count), 1)
-    all_runs = -(-size // RUN_DOCUMENTS) + 1
+    begin, end = _documents(source, dataset)
+    all_runs = -(-max(end - begin, 1) // RUN_DOCUMENTS) + 1
     mean = max(dataset.num_tokens / max(count, 1), 1.0)
     packed = -(-int(settings.window_rows * settings.sequence_length / mean) // RUN_DOCUMENTS) + 2
     runs, reason = all_runs, f"with shuffle {source.shuffle!r} all of it; shuffle 'block' needs less"
@@ -249,6 +285,12 @@ def residency(source: Source, dataset: Corpus, settings: PlanSettings) -> Need:
         runs, reason = all_runs, reason if source.shuffle == "full" else f"all of it ({reason})"
     sizes = [part.run_bytes for part, _ in _parts(dataset)]
     return Need(runs=runs, run_bytes=max(sizes), reason=reason)
+
+
+def _documents(source: Source, dataset: Corpus) -> tuple[int, int]:
+    """First and last (exclusive) document that a source has."""
+    begin, end = (round(edge * len(dataset)) for edge in source.slice)
+    return begin, end
 
 
 def _parts(dataset: Any) -> list[tuple[Any, float]]:
@@ -268,15 +310,22 @@ def _release(wanted: Wanted) -> None:
         holder.release(units)
 
 
+class _AllHere:
+    """Stands in the queue of plans where the thread that plans ahead ended."""
+
+
 @final
 class StepsAhead:
     """Plans steps in a thread of its own, and asks for their units; `next` gives the plans, in order.
+
+    As soon as all is here, the thread ends, and `next` plans itself: there is nothing to ask for any more.
 
     Args:
         plan: Gives the next plan; None at the end. From now on called by this thread only.
         wanted: The units of a step.
         size: Bytes of a step.
         most: Maximum bytes of the steps that are planned and not filled; one is always planned.
+        hold_all: Holds all units, if all are here; whether they are.
     """
 
     def __init__(
@@ -285,9 +334,11 @@ class StepsAhead:
         wanted: Callable[[StepPlan], Wanted],
         size: Callable[[StepPlan], int],
         most: int,
+        hold_all: Callable[[], bool],
     ) -> None:
         self._plan, self._wanted, self._size, self._most = plan, wanted, size, most
-        self._plans: queue.SimpleQueue[StepPlan | BaseException | None] = queue.SimpleQueue()
+        self._hold_all, self._look = hold_all, 0.0
+        self._plans: queue.SimpleQueue[StepPlan | BaseException | _AllHere | None] = queue.SimpleQueue()
         self._units: dict[int, Wanted] = {}
         self._sizes: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._changed = threading.Condition()
@@ -297,11 +348,11 @@ class StepsAhead:
         self._thread.start()
 
     def next(self) -> StepPlan | None:
-        """The next plan; None at the end, or after `stop`."""
+        """The next plan; None at the end, or after `stop`. Never called by two threads at once."""
         item = self._plans.get()
-        if item is None:
-            self._plans.put(None)
-            return None
+        if item is None or isinstance(item, _AllHere):
+            self._plans.put(item)
+            return None if item is None or self._stopped else self._plan()
         if isinstance(item, BaseException):
             raise item
         return item
@@ -348,7 +399,13 @@ class StepsAhead:
 
     def _work(self) -> None:
         try:
-            while not self._stopped and (step := self._plan()) is not None:
+            while not self._stopped:
+                if self._is_all_here():
+                    self._plans.put(_AllHere())
+                    break
+                if (step := self._plan()) is None:
+                    self._plans.put(None)
+                    break
                 if not self._wait_for_room(self._size(step)):
                     break
                 wanted = self._wanted(step)
@@ -358,12 +415,22 @@ class StepsAhead:
                 with self._changed:
                     self._units[step.index] = wanted
                 self._plans.put(step)
-            self._plans.put(None)
+            else:
+                self._plans.put(None)
         except BaseException as error:
             self._plans.put(error)
             self._plans.put(None)
         self._wait_for_the_last()
         self._let_go()
+
+    def _is_all_here(self) -> bool:
+        """Whether all units are here, asked now and then; if so, they are held."""
+        now = time.monotonic()
+        if now < self._look:
+            return False
+        found = self._hold_all()
+        self._look = now + max(_ALL_SECONDS, 100 * (time.monotonic() - now))
+        return found
 
     def _wait_for_the_last(self) -> None:
         """At the end of the sources, some steps are still to be filled."""

@@ -217,8 +217,8 @@ class Loader:
         watch = TargetWatch([source.name for source in self.mixture.sources], self._plan.sizes, self._after)
         # Only images are counted: other arrays are as large in every step.
         size = None if self._extras.media is None else _image_bytes
-        plan_next = self._planner.next
-        if self._fetching:
+        plan_next, ahead = self._planner.next, None
+        if self._fetching and not self._fetching.hold_all():
             ahead = self._ahead = self._fetching.ahead(self._planner.next, self._own_rows)
             plan_next = ahead.next
         run = self._run = StepPipeline(
@@ -232,13 +232,14 @@ class Loader:
                 watch.see(plan.after, step.loss_denominators)
                 self._after, self._skipped, self._giver = plan.after, plan.skipped, itself[0]
                 yield step
+            self._fetching.let_go()
             watch.end()
         finally:
             # What was planned ahead and not taken is forgotten when the loader is used again.
             run.stop()
-            if self._fetching:
+            if ahead is not None:
                 ahead.stop()
-                self._fetching.report()
+            self._fetching.report()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled are settings and state; datasets are opened again where it is unpickled.
@@ -434,6 +435,7 @@ class Loader:
             if self._ahead is not None:
                 self._ahead.join()
             self._run = self._ahead = None
+            self._fetching.let_go()
         self._after, self._skipped, self._giver = state, state.window_start.skipped, None
         self._planner.start(state)
 

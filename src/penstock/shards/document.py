@@ -58,6 +58,13 @@ class Holder(Protocol):
     def held(self, units: Annotated[Int64, "units"]) -> AbstractContextManager[None]:
         """Have units here, and keep them, while the block runs."""
 
+    def hold_all(self, begin: int, end: int, kinds: Sequence[int]) -> Annotated[Int64, "units"] | None:
+        """Hold some kinds of data of documents [begin, end), if all of it is here and none has to go.
+
+        Returns:
+            The units, which the caller must release; None: not all is here.
+        """
+
     def want(self, units: Annotated[Int64, "units"], may_wait: Callable[[], bool] | None = None) -> None:
         """Begin to bring units; each stays until it is released as often as it was wanted.
 

@@ -177,9 +177,36 @@ class Residency:
             done = units[(self._pins[units] == 0) & (self._mine[units] == _HERE)]
             self._record.touch(units)
             self._mine[done] = _NOT_HERE
-            for unit in done.tolist():
-                self._record.free(unit)
+            self._record.free_all(done)
             self._changed.notify_all()
+
+    def hold_all(self, begin: int, end: int, kinds: Sequence[int]) -> Units | None:
+        """Hold some kinds of units of documents [begin, end) with a few locks, if all of them are here already.
+
+        Returns:
+            What the caller must release, once; None: some are not here, or what is here exceeds the budget.
+        """
+        record = self._record
+        with self._changed:
+            ranges = self.units.ranges(begin, end, kinds)
+            if (self.budget is not None and record.used > self.budget) or not self._all_here(ranges):
+                return None
+            locked = [one for one in ranges if record.share_all(*one)]
+            # Before they were locked, another process may have given one back.
+            if len(locked) < len(ranges) or not self._all_here(ranges):
+                for first, last in locked:
+                    record.free_all(first + np.flatnonzero(self._mine[first:last] == _NOT_HERE))
+                return None
+            units = np.concatenate([np.empty(0, np.int64), *(np.arange(*one) for one in ranges)])
+            self._pins[units] += 1
+            self._mine[units] = _HERE
+            record.touch(units)
+            return units
+
+    def _all_here(self, ranges: Sequence[tuple[int, int]]) -> bool:
+        """Whether units are present, and no thread of this process is about to lock one."""
+        states, mine = self._record.states, self._mine
+        return all((states[a:b] == PRESENT).all() and (mine[a:b] != _COMING).all() for a, b in ranges)
 
     # Bringing.
 
@@ -473,6 +500,20 @@ class JoinedResidency:
         """As in `Residency`."""
         for part, mine in self._split(units):
             part.wait(mine)
+
+    def hold_all(self, begin: int, end: int, kinds: Sequence[int]) -> Units | None:
+        """As in `Residency`."""
+        found = [np.empty(0, np.int64)]
+        for number, part in enumerate(self.parts):
+            first, last = (np.clip([begin, end], *self._starts[number : number + 2]) - self._starts[number]).tolist()
+            if part is None or first == last:
+                continue
+            units = part.hold_all(first, last, kinds)
+            if units is None:
+                self.release(np.concatenate(found))
+                return None
+            found.append(self._firsts[number] + units)
+        return np.concatenate(found)
 
     def release(self, units: Units) -> None:
         """As in `Residency`."""

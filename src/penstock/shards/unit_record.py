@@ -110,11 +110,21 @@ class UnitRecord:
         """Unlock a unit."""
         self._lock(unit, fcntl.F_UNLCK)
 
-    def _lock(self, at: int, kind: int, wait: bool = False) -> bool:
+    def share_all(self, begin: int, end: int) -> bool:
+        """Lock units [begin, end) with others, at once and in one call; whether that was possible."""
+        return self._lock(begin, fcntl.F_RDLCK, count=end - begin)
+
+    def free_all(self, units: Array) -> None:
+        """Unlock some units, with a call for each range of them."""
+        if len(units):
+            for part in np.split(units, np.flatnonzero(np.diff(units) != 1) + 1):
+                self._lock(int(part[0]), fcntl.F_UNLCK, count=len(part))
+
+    def _lock(self, at: int, kind: int, wait: bool = False, count: int = 1) -> bool:
         if _LINUX:
-            request = struct.pack("hhqqi4x", kind, os.SEEK_SET, at, 1, 0)
+            request = struct.pack("hhqqi4x", kind, os.SEEK_SET, at, count, 0)
         else:
-            request = struct.pack("qqihh", at, 1, 0, kind, os.SEEK_SET)
+            request = struct.pack("qqihh", at, count, 0, kind, os.SEEK_SET)
         try:
             fcntl.fcntl(self._locks, _SET_WAITING if wait else _SET, request)
         except OSError as error:

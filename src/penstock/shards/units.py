@@ -112,6 +112,12 @@ class UnitMap:
                 found.append(self._firsts[kind] + batches)
         return np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
 
+    def ranges(self, begin: int, end: int, kinds: Sequence[int]) -> list[tuple[int, int]]:
+        """The units of some kinds that hold documents [begin, end), as ranges of numbers; those of `of`."""
+        ends = np.array([begin, end - 1])
+        found = [self.of(ends, [kind]) for kind in kinds] if begin < end else []
+        return [(int(units[0]), int(units[-1]) + 1) for units in found if units.size]
+
     def _batches(self, documents: Annotated[Int64, "documents"]) -> Annotated[Int64, "batches"]:
         table = self._table
         shards = np.searchsorted(table.shard_starts, documents, side="right") - 1
