@@ -243,7 +243,7 @@ def test_after_a_restart_of_the_machine_what_is_here_is_checked(store):
     remote = open_dataset("s3://bucket/plain")
     remote.table.read(0, 1500)
     holder = remote.table.holder
-    path, record = holder._file(0), holder._record
+    path, record = Path(holder._files[0]), holder._record
     record.header["boot"] = 12345
     run = holder.units.unit(2).fetched[0]
     with open(path, "r+b") as file:

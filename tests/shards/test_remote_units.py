@@ -69,7 +69,7 @@ def ranges_of(holder: Residency, unit: int) -> list[Range]:
 
 def check_disk(holder: Residency, originals: list[bytes]) -> None:
     """Present units hold the store's bytes, and pages that no present unit lies on are zeros."""
-    files = [holder._file(shard).read_bytes() for shard in range(len(originals))]
+    files = [Path(file).read_bytes() for file in holder._files]
     kept = [np.zeros(-(-len(one) // PAGE), bool) for one in originals]
     for unit in np.flatnonzero(holder._record.states == PRESENT).tolist():
         for shard, begin, end in ranges_of(holder, unit):

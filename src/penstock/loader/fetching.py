@@ -342,7 +342,7 @@ class StepsAhead:
         self._units: dict[int, Wanted] = {}
         self._sizes: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._changed = threading.Condition()
-        self._stopped, self._waiting, self._bytes = False, 0, 0
+        self._stopped, self._waiting, self._bytes, self._few = False, 0, 0, 0
         self._thread = threading.Thread(target=self._work, name="penstock-ahead", daemon=True)
         _running.add(self)
         self._thread.start()
@@ -368,7 +368,9 @@ class StepsAhead:
             if self._waiting:
                 self._waiting -= 1
                 self._bytes -= self._sizes.get()
-            self._changed.notify_all()
+            # The thread that plans would take turns with the filling ones for each step; it plans some in a row.
+            if self._waiting <= self._few:
+                self._changed.notify_all()
 
     def stop(self) -> None:
         """End soon; never waits, because the garbage collector may call it."""
@@ -392,6 +394,7 @@ class StepsAhead:
             while self._waiting and (self._bytes + size > self._most or self._waiting >= AHEAD_STEPS):
                 if self._stopped:
                     return False
+                self._few = self._waiting * 3 // 4
                 self._changed.wait(_LOOK_SECONDS)
             self._waiting, self._bytes = self._waiting + 1, self._bytes + size
             self._sizes.put(size)
@@ -435,6 +438,7 @@ class StepsAhead:
     def _wait_for_the_last(self) -> None:
         """At the end of the sources, some steps are still to be filled."""
         with self._changed:
+            self._few = self._waiting
             while self._units and not self._stopped:
                 self._changed.wait(_LOOK_SECONDS)
 

@@ -27,7 +27,7 @@ from penstock.shards import _check_kernels as check
 from penstock.shards.document import EXTRAS, SPANS, TOKENS, DocumentTable
 from penstock.shards.stores import Store
 from penstock.shards.unit_record import ABSENT, PRESENT, UNSURE, UnitRecord, punch
-from penstock.shards.units import PAGE, Range, UnitMap, joined_requests, page_bytes, without
+from penstock.shards.units import PAGE, Made, Range, UnitMap, joined_requests, page_bytes, without
 
 _log = logging.getLogger("penstock.shards")
 
@@ -59,7 +59,10 @@ class Residency:
         self, store: Store, folder: Path, shards: Path, table: DocumentTable, units: UnitMap, stamps: dict[str, str]
     ) -> None:
         self.store, self.folder, self.units = store, folder, units
-        self._shards, self._table, self._stamps = shards, table, stamps
+        self._table, self._stamps = table, stamps
+        self._names = [os.path.basename(path) for path in map(str, table.paths)]
+        self._files = [os.path.join(shards, name) for name in self._names]
+        self._kernel_view = table.kernel_view
         self._record = UnitRecord(folder, len(units))
         self._record.join(self._size_here)
         self._before = store.bytes, store.requests
@@ -114,7 +117,7 @@ class Residency:
 
     def file_near(self, document: int, suffix: str) -> tuple[str, Callable[[int, int], bytes]]:
         """The URL of the file with a suffix next to a document's shard, and what reads it; nothing of it is kept."""
-        name = os.path.splitext(self._name(self._table.locate(document)[0]))[0] + suffix
+        name = os.path.splitext(self._names[self._table.locate(document)[0]])[0] + suffix
 
         def read(begin: int, size: int) -> bytes:
             return self.store.read_range(name, begin, begin + size, self._stamps.get(name, ""))
@@ -147,6 +150,8 @@ class Residency:
                 if self._mine[unit] != _NOT_HERE:
                     continue
                 reserved = 0
+                if self._take_present(unit):
+                    continue
                 if self._record.states[unit] == ABSENT:
                     reserved = self.units.size(unit)
                     while not self._make_room(reserved) and may_wait is not None and may_wait():
@@ -157,6 +162,18 @@ class Residency:
                 self._mine[unit] = _COMING
                 self._errors.pop(unit, None)
             self._pool(0).submit(self._bring, unit, reserved)
+
+    def _take_present(self, unit: int) -> bool:
+        """Lock a unit that is here, at once; whether it is here, and was locked."""
+        record = self._record
+        if record.states[unit] != PRESENT or not record.share_now(unit):
+            return False
+        if record.states[unit] != PRESENT:  # given back by another process, before it was locked
+            record.free(unit)
+            return False
+        self._mine[unit] = _HERE
+        self._errors.pop(unit, None)
+        return True
 
     def wait(self, units: Units) -> None:
         """Wait until wanted units are here.
@@ -292,60 +309,59 @@ class Residency:
         """Fetch a unit, and write it into its shards; returns bytes that `size` does not count."""
         parts = self.units.unit(unit)
         for last in (False, True):
-            self._fetch(parts.fetched)
-            for made in parts.made:
-                self._write(made.shard, made.begin, made.content)
+            self._fetch(parts.fetched, parts.made)
             if later := self.units.later(unit, self._table.mappings):
                 self._fetch(later)
             wrong = self._wrong(unit)
             if wrong < 0:
                 break
             if last:
-                shard = self._name(self._table.locate(wrong)[0])
+                shard = self._names[self._table.locate(wrong)[0]]
                 raise CorruptionError(
                     f"{self.store.where(shard)}: document {wrong} is not what was prepared: its bytes differ from "
                     "their checksums; upload the dataset again (`penstock verify` lists all faults)"
                 )
         return self._size_here(unit) - self.units.size(unit) if later else 0
 
-    def _fetch(self, ranges: Sequence[Range]) -> None:
+    def _fetch(self, ranges: Sequence[Range], made: Sequence[Made] = ()) -> None:
+        """Request ranges at the same time, and write them and what was made."""
         requests = joined_requests(ranges, GAP)
-        others = [self._pool(1).submit(self._request, *one) for one in requests[1:]]
+        others = [self._pool(1).submit(self._request, one.shard, one.begin, one.end) for one, _ in requests[1:]]
+        bodies = []
         try:
             if requests:
-                self._request(*requests[0])
+                whole = requests[0][0]
+                bodies.append(self._request(whole.shard, whole.begin, whole.end))
         finally:
             for other in others:
                 other.exception()
-        for other in others:
-            other.result()
+        bodies += [other.result() for other in others]
+        pieces = [
+            Made(part.shard, part.begin, body[part.begin - whole.begin : part.end - whole.begin])
+            for (whole, parts), body in zip(requests, map(memoryview, bodies), strict=True)
+            for part in parts
+        ]
+        self._write([*pieces, *made])
 
-    def _request(self, whole: Range, parts: Sequence[Range]) -> None:
-        name = self._name(whole.shard)
-        data = self.store.read_range(name, whole.begin, whole.end, self._stamps.get(name, ""))
-        for part in parts:
-            self._write(part.shard, part.begin, data[part.begin - whole.begin : part.end - whole.begin])
-
-    def _name(self, shard: int) -> str:
-        return os.path.basename(str(self._table.paths[shard]))
-
-    def _file(self, shard: int) -> Path:
-        return self._shards / self._name(shard)
+    def _request(self, shard: int, begin: int, end: int) -> bytes:
+        name = self._names[shard]
+        return self.store.read_range(name, begin, end, self._stamps.get(name, ""))
 
     def _size_here(self, unit: int) -> int:
         """Bytes of the pages of a present unit."""
         return page_bytes(self.units.pages(unit, self._table.mappings))
 
-    def _write(self, shard: int, begin: int, data: bytes) -> None:
+    def _write(self, pieces: Sequence[Made]) -> None:
+        """Write bytes into their places."""
         try:
-            handle = os.open(self._file(shard), os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                view = memoryview(data)
-                while view:
-                    written = os.pwrite(handle, view, begin)
-                    view, begin = view[written:], begin + written
-            finally:
-                os.close(handle)
+            for shard in {piece.shard for piece in pieces}:
+                handle = os.open(self._files[shard], os.O_WRONLY | os.O_CLOEXEC)
+                try:
+                    for piece in pieces:
+                        if piece.shard == shard:
+                            _write_at(handle, piece.begin, piece.content)
+                finally:
+                    os.close(handle)
         except OSError as error:
             cure = "make room, set cache_bytes, or choose another folder (PENSTOCK_CACHE)"
             what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
@@ -358,7 +374,7 @@ class Residency:
         kind = self.units.kind(unit)
         if kind not in (TOKENS, SPANS):
             return -1
-        places, batches, (token_bytes, _, _, has_spans) = self._table.kernel_view
+        places, batches, (token_bytes, _, _, has_spans) = self._kernel_view
         layout = (token_bytes, has_spans, kind == SPANS)
         return int(check.wrong_tokens(places, batches, layout, self._table.lengths, *self.units.documents(unit)))
 
@@ -438,14 +454,20 @@ class Residency:
 
     def _punch(self, pages: Sequence[Range]) -> None:
         for one in pages:
-            path = self._file(one.shard)
-            if not punch(path, one.begin * PAGE, one.end * PAGE):
+            if not punch(self._files[one.shard], one.begin * PAGE, one.end * PAGE):
                 self._punches = False
                 _log.warning(
                     "%s: its file system cannot give back parts of files, so the cache of %s grows beyond cache_bytes",
                     self.folder, self.store.url,
                 )  # fmt: skip
                 return
+
+
+def _write_at(handle: int, begin: int, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(handle, view, begin)
+        view, begin = view[written:], begin + written
 
 
 @final

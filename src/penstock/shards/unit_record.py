@@ -57,7 +57,8 @@ class UnitRecord:
                 os.ftruncate(handle, _HEADER.itemsize + 5 * units)
             finally:
                 os.close(handle)
-            data: Any = np.memmap(path, np.uint8, "r+")
+            # A plain view: each index into a memmap makes another memmap, which costs more than the reading.
+            data: Any = np.memmap(path, np.uint8, "r+").view(np.ndarray)
         self.header = data[: _HEADER.itemsize].view(_HEADER)
         self.uses: Annotated[UInt32, "units"] = data[_HEADER.itemsize :][: 4 * units].view(np.uint32)
         """[units] when each was used last; larger is later."""
@@ -110,6 +111,10 @@ class UnitRecord:
         """Unlock a unit."""
         self._lock(unit, fcntl.F_UNLCK)
 
+    def share_now(self, unit: int) -> bool:
+        """Lock a unit with others, at once; whether that was possible."""
+        return self._lock(unit, fcntl.F_RDLCK)
+
     def share_all(self, begin: int, end: int) -> bool:
         """Lock units [begin, end) with others, at once and in one call; whether that was possible."""
         return self._lock(begin, fcntl.F_RDLCK, count=end - begin)
@@ -146,7 +151,7 @@ def _boot() -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
 
 
-def punch(path: Path, begin: int, end: int) -> bool:
+def punch(path: str | os.PathLike[str], begin: int, end: int) -> bool:
     """Give back the disk space of bytes [begin, end) of a file, which read as zeros from then on.
 
     Returns:

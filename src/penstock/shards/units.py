@@ -35,11 +35,11 @@ class Range(NamedTuple):
 
 
 class Made(NamedTuple):
-    """Bytes of a shard that follow from the lengths."""
+    """Bytes for a place in a shard, such as those that follow from the lengths."""
 
     shard: int
     begin: int
-    content: bytes
+    content: bytes | memoryview
 
 
 @final
