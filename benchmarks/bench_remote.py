@@ -1,27 +1,36 @@
-"""A dataset in an object store against the same on the disk, over a line of stated latency and rate.
+"""A dataset in an object store against the same on the disk, and against other libraries that stream from stores.
 
 The store is a server with S3's protocol on the loopback interface (`tests/makers/object_store.py`), in a process of its
-own. Every request takes `--latency` seconds, and all bodies together `--rate` bytes a second. Documents have lognormal
-lengths (mean 500 tokens, two bytes each); steps are 8 rows of 4,096 tokens; one epoch with shuffle `block`.
+own on the same cores. Documents have lognormal lengths (mean 500 tokens, two bytes each); rows have 4,096 tokens; one
+epoch. Epochs are whole: the arrays of each step are made, and the tokens and targets in them are added up. Figures are
+medians of runs in turn; the first turn is not counted.
 
-Printed: round trips to the tables and to the first step; the share of the line's rate while an epoch is read with an
-empty cache; the time of that epoch against the local one, where the line is not the limit; the time to resume in the
-middle with an empty cache; and bytes fetched over bytes used with a cache of a tenth of the data.
+Over a line on which every request takes `--latency` seconds, and all bodies together `--rate` bytes a second: round
+trips to the tables and to the first step; the share of the line while an epoch is read with an empty cache; the time to
+resume in the middle; and bytes fetched over bytes used with a cache of a tenth of the data.
 
-    python benchmarks/bench_remote.py [--megabytes 60] [--peers PYTHON]   # a Python with mosaicml-streaming
+Over a line without limits: an epoch with an empty cache, and one with all of it here, over the local epoch; the same
+over a local epoch whose pages the system had dropped; and the requests of that epoch alone, with nothing done to their
+bytes, which is the line of that setting.
 
-With `--peers`, MosaicML streaming reads rows of 4,097 tokens of the same tokens over the same line.
+    python benchmarks/bench_remote.py [--megabytes 200] [--peers PYTHON]  # a Python with mosaicml-streaming and litdata
+
+With `--peers`, MosaicML streaming and litdata read rows of 4,097 of the same tokens over both lines, in shards of 8 MB,
+shuffled, with 0 and with 2 worker processes, of which the better counts; batches and steps have 32 rows. `whole` is
+from construction with an empty cache to the last batch, `steady` what comes after the first batch.
 """
 
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import astuple, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,7 +40,9 @@ import numpy as np
 
 import penstock as ps
 from common import Peer, arguments, lognormal_lengths, table
-from penstock.shards.residency import THREADS
+from penstock.shards.residency import GAP, THREADS
+from penstock.shards.stores import Store
+from penstock.shards.units import joined_requests
 
 SERVER = """
 import sys, time
@@ -45,6 +56,8 @@ for line in sys.stdin:
     store.forget()
 """
 SETTINGS: dict[str, Any] = {"sequence_length": 4096, "rows_per_step": 8, "seed": 1, "window_rows": 64}
+BATCH_ROWS = 32
+SCRIPTS = {"MosaicML streaming": "mosaicml_streaming.py", "litdata": "litdata_streaming.py"}
 
 
 class Server:
@@ -85,24 +98,92 @@ def serve(folder: Path, latency: float, rate: float) -> Iterator[Server]:
         server.process.wait()
 
 
-def make_data(folder: Path, megabytes: float) -> ps.Dataset:
-    """Documents of random tokens; runs of 12,288 a shard."""
-    lengths = lognormal_lengths(max(int(megabytes * 1e6 / 1000), 2000), mean=500.0)
-    tokens = np.random.default_rng(0).integers(0, 50_000, int(lengths.sum()), dtype=np.uint32)
-    documents = np.split(tokens, np.cumsum(lengths)[:-1])
-    return ps.write_dataset(folder, documents, documents_per_shard=12_288)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One epoch, from construction."""
+
+    seconds: float
+    tokens: float
+    first: float
+    """Seconds to the first batch."""
+    rest: float
+    """Tokens after the first batch."""
+    cpu: float
+    """CPU seconds of this process and of the workers that it started; not of the server."""
+
+    @property
+    def steady(self) -> float:
+        """Tokens a second after the first batch."""
+        return self.rest / (self.seconds - self.first)
 
 
-def source(path: Any, runs: int) -> ps.Source:
-    return ps.Source(path, name="web", shuffle="block", shuffle_runs=runs, max_epochs=1)
+Rivals = dict[str, Callable[[], Run]]
 
 
-def epoch(loader: ps.Loader) -> tuple[float, int]:
-    """Seconds of an iteration, and tokens of its rows."""
-    begun, tokens = time.monotonic(), 0
-    for step in loader:
+class Bench:
+    """The data, and loaders of it."""
+
+    def __init__(self, root: Path, megabytes: float, runs: int) -> None:
+        self.root, self.runs, self.bucket = root, runs, root / "store" / "bucket"
+        lengths = lognormal_lengths(max(int(megabytes * 1e6 / 1000), 2000), mean=500.0)
+        tokens = np.random.default_rng(0).integers(0, 50_000, int(lengths.sum()), dtype=np.uint32)
+        documents = np.split(tokens, np.cumsum(lengths)[:-1])
+        self.dataset = ps.write_dataset(self.bucket / "web", documents, documents_per_shard=12_288)
+        self.bytes = sum(shard.bytes for shard in self.dataset.manifest.shards)
+        self.stream = root / "tokens"
+        tokens.astype(np.uint16).tofile(self.stream)
+        self.cache = root / "cache"
+
+    def loader(self, path: Any, runs: int | None = None, **options: Any) -> ps.Loader:
+        """Of one epoch."""
+        source = ps.Source(path, name="web", shuffle="block", shuffle_runs=runs or self.runs, max_epochs=1)
+        return ps.Loader(source, **(SETTINGS | {"cache": self.cache} | options))
+
+    def local(self, **options: Any) -> ps.Loader:
+        """Of the folder itself."""
+        return self.loader(self.bucket / "web", **options)
+
+    def here(self, **options: Any) -> ps.Loader:
+        """With what is in the cache."""
+        return self.loader("s3://bucket/web", **options)
+
+    def cold(self, **options: Any) -> ps.Loader:
+        """With an empty cache."""
+        shutil.rmtree(self.cache, ignore_errors=True)
+        return self.here(**options)
+
+    def dropped(self, **options: Any) -> ps.Loader:
+        """Local, with no page of the shards in memory."""
+        for file in (self.bucket / "web").glob("*.arrow"):
+            handle = os.open(file, os.O_RDONLY)
+            os.fsync(handle)
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(handle)
+        return self.local(**options)
+
+
+def epoch(make: Callable[[], ps.Loader]) -> Run:
+    """Make a loader, and read all of its rows."""
+    begun, cpu = time.monotonic(), time.process_time()
+    first, early, tokens, check = 0.0, 0, 0, 0
+    for step in make():
+        arrays = step.arrays()
+        check += int(arrays["tokens"].sum()) + int(arrays["targets"].sum())
         tokens += step.num_tokens
-    return time.monotonic() - begun, tokens
+        if not first:
+            first, early = time.monotonic() - begun, tokens
+    seconds, cpu = time.monotonic() - begun, time.process_time() - cpu
+    return Run(seconds=seconds, tokens=tokens, first=first, rest=tokens - early, cpu=cpu)
+
+
+def in_turn(rivals: Rivals, repeats: int) -> dict[str, Run]:
+    """Medians of runs in turn; the first turn is not counted."""
+    turns = [{name: run() for name, run in rivals.items()} for _ in range(repeats + 1)][1:]
+    return {name: Run(**_medians([turn[name] for turn in turns])) for name in rivals}
+
+
+def _medians(runs: Sequence[Run]) -> dict[str, float]:
+    return dict(zip(Run.__slots__, map(statistics.median, zip(*map(astuple, runs), strict=True)), strict=True))
 
 
 def first_step(loader: ps.Loader) -> float:
@@ -111,90 +192,146 @@ def first_step(loader: ps.Loader) -> float:
     return time.monotonic() - begun
 
 
-def bare_reads(dataset: ps.Dataset, requests: int, size: int) -> float:
-    """Seconds of s3fs for so many ranges of so many bytes together, by as many threads as ours."""
-    files, each = fsspec.filesystem("s3"), size // requests
-    shards = [(f"bucket/web/{shard.file}", shard.bytes) for shard in dataset.manifest.shards]
-    ranges = [(name, begin) for name, whole in shards for begin in range(0, whole - each, each)][:requests]
+def bare_reads(bench: Bench) -> float:
+    """Seconds of the requests of an epoch alone, by as many threads as ours."""
+    holder, store = bench.here().datasets[0].table.holder, Store("s3://bucket/web")
+    units = map(holder.units.unit, np.random.default_rng(0).permutation(holder.units.runs).tolist())
+    ranges = [whole for unit in units for whole, _ in joined_requests(unit.fetched, GAP)]
+    files = [shard.file for shard in bench.dataset.manifest.shards]
     begun = time.monotonic()
     with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(lambda one: files.cat_file(one[0], start=one[1], end=one[1] + each), ranges))
-    return (time.monotonic() - begun) * requests / len(ranges)
+        list(pool.map(lambda one: len(store.read_range(files[one.shard], one.begin, one.end)), ranges))
+    return time.monotonic() - begun
+
+
+def with_limits(bench: Bench, server: Server, latency: float, rate: float, repeats: int) -> list[tuple[str, str, str]]:
+    """What users wait for over a line with limits."""
+    # What a process does once: imports, clients, compiled kernels.
+    fsspec.filesystem("s3").ls("bucket")
+    first_step(bench.cold())
+    time.sleep(1.0)  # what was fetched ahead for it has come
+    shutil.rmtree(bench.cache)
+    server.figures()
+    begun = time.monotonic()
+    loader = bench.cold()
+    opened = time.monotonic() - begun
+    requests, _ = server.figures()
+    rows = [("tables", f"{opened / latency:.1f} latencies", f"{requests} requests, {opened:.2f} s")]
+    first = first_step(loader)
+    rows.append(("first step after that", f"{first / latency:.1f} latencies", f"{first:.2f} s"))
+    fetched = []
+
+    def cold() -> Run:
+        server.figures()
+        run = epoch(bench.cold)
+        fetched.append(server.figures())
+        return run
+
+    run = in_turn({"ours": cold}, repeats)["ours"]
+    requests, size = fetched[-1]
+    rows.append(("epoch, empty cache", _line(size, run.seconds, rate), f"{requests} requests, {run.seconds:.2f} s"))
+    bare = statistics.median(bare_reads(bench) for _ in range(repeats))
+    rows.append(("the same requests alone", _line(size, bare, rate), f"{bare:.2f} s"))
+    middle = next(islice(bench.local(), int(run.tokens) // 32768 // 2, None))
+    loader = bench.cold()
+    loader.load_state_dict(middle.resume_state)
+    rows.append(("resume in the middle, empty cache", f"{first_step(loader):.2f} s", "to the next step"))
+    loader = bench.cold(cache_bytes=max(bench.bytes // 10, 1))
+    run = epoch(lambda: loader)
+    (traffic,) = loader.traffic.values()
+    ratio = traffic.fetched_bytes / traffic.used_bytes
+    rows.append(("cache of a tenth", f"{ratio:.3f} x", f"bytes fetched over used; {run.seconds:.1f} s"))
+    return rows
+
+
+def _line(size: float, seconds: float, rate: float) -> str:
+    return f"{size / seconds / rate:.2f} of the line"
+
+
+def without_limits(bench: Bench, repeats: int) -> list[tuple[str, str, str]]:
+    """The local epoch, and what a store adds to it where the line is not the limit."""
+    ways = {
+        "local epoch": bench.local,
+        "local epoch, its pages not in memory": bench.dropped,
+        "epoch, empty cache": bench.cold,
+        "epoch, all of it here": bench.here,
+    }
+    runs = in_turn({name: lambda make=make: epoch(make) for name, make in ways.items()}, repeats)
+    bare = statistics.median(bare_reads(bench) for _ in range(repeats))
+    whole = runs["local epoch"].seconds
+    return [
+        *(
+            (
+                name,
+                f"{whole / run.seconds:.2f} of local",
+                f"{run.seconds:.2f} s, {run.tokens / run.seconds / 1e6:.0f} M tok/s, {run.cpu:.2f} CPU s",
+            )
+            for name, run in runs.items()
+        ),
+        ("the requests of an empty cache alone", f"{bare:.2f} s", f"{bench.bytes / bare / 1e6:.0f} MB/s"),
+    ]
+
+
+def with_peers(bench: Bench, server: Server, python: str, repeats: int, rate: float) -> list[tuple[str, str, str]]:
+    """Ours and theirs, from an empty cache."""
+    peers: dict[str, Peer] = {}
+    words = [str(bench.bucket), server.endpoint, str(bench.stream), str(SETTINGS["sequence_length"] + 1)]
+
+    def theirs(name: str, script: str, workers: int) -> Run:
+        # Made in its turn, since the first of each library writes the data.
+        if name not in peers:
+            peers[name] = Peer(python, script, *words, str(BATCH_ROWS), str(workers))
+        peers[name]()
+        return Run(**{key: peers[name].last[key] for key in Run.__slots__})
+
+    rivals: Rivals = {"penstock": lambda: epoch(lambda: bench.cold(runs=512, rows_per_step=BATCH_ROWS))}
+    for library, script in SCRIPTS.items():
+        for workers in (0, 2):
+            name = f"{library}, {workers} workers"
+            rivals[name] = lambda name=name, script=script, workers=workers: theirs(name, script, workers)
+    runs = in_turn(rivals, repeats)
+    for peer in peers.values():
+        peer.close()
+    ours, rows = runs["penstock"], []
+    for name, run in runs.items():
+        figure = f"{run.tokens / run.seconds / 1e6:.1f} M tok/s"
+        note = f"whole; steady {run.steady / 1e6:.1f}, first batch {run.first:.2f} s, {run.cpu:.2f} CPU s"
+        if rate:
+            note += f"; {_line(2 * run.tokens, run.seconds, rate)}"
+        rows.append((name, figure, note))
+    for library in SCRIPTS:
+        best = [run for name, run in runs.items() if name.startswith(library)]
+        whole, steady = max(run.tokens / run.seconds for run in best), max(run.steady for run in best)
+        figure = f"{ours.tokens / ours.seconds / whole:.2f} x"
+        cpu = min(run.cpu for run in best) / ours.cpu
+        note = f"whole; steady {ours.steady / steady:.2f} x, tokens a CPU second {cpu:.2f} x"
+        rows.append((f"penstock over {library}", figure, note))
+    return rows
 
 
 def main() -> None:
     parser = arguments(__doc__)
+    parser.set_defaults(repeats=3)
     parser.add_argument("--megabytes", type=float, default=200.0)
     parser.add_argument("--latency", type=float, default=0.03, help="seconds of a request")
     parser.add_argument("--rate", type=float, default=50e6, help="bytes a second")
     parser.add_argument("--runs", type=int, default=16, help="runs of a window of the shuffle")
+    parser.add_argument("--no-limits", action="store_true", help="only the line without limits")
     given = parser.parse_args()
-    rows: list[tuple[str, str, str]] = []
     with tempfile.TemporaryDirectory() as name:
-        root = Path(name)
-        local = make_data(root / "store" / "bucket" / "web", given.megabytes)
-        size = sum(shard.bytes for shard in local.manifest.shards)
-        whole, tokens = min(epoch(ps.Loader(source(local, given.runs), **SETTINGS)) for _ in range(2))
-        rows.append(("local epoch", f"{tokens / whole / 1e6:.1f} M tok/s", f"{size / 1e6:.0f} MB of shards"))
-
-        def cold(**options: Any) -> ps.Loader:
-            cache = root / "cache"
-            shutil.rmtree(cache, ignore_errors=True)
-            return ps.Loader(source("s3://bucket/web", given.runs), **SETTINGS, cache=cache, **options)
-
-        with serve(root / "store", given.latency, given.rate) as server:
-            # What a process does once: imports, clients, compiled kernels.
-            fsspec.filesystem("s3").ls("bucket")
-            first_step(cold())
-            time.sleep(1.0)  # what was fetched ahead for it has come
-            shutil.rmtree(root / "cache")
-            server.figures()
-            begun = time.monotonic()
-            loader = cold()
-            opened = time.monotonic() - begun
-            requests, _ = server.figures()
-            rows.append(("tables", f"{opened / given.latency:.1f} latencies", f"{requests} requests, {opened:.2f} s"))
-            first = first_step(loader)
-            rows.append(("first step after that", f"{first / given.latency:.1f} latencies", f"{first:.2f} s"))
-            loader = cold()
-            server.figures()
-            spent, _ = epoch(loader)
-            requests, fetched = server.figures()
-            share = fetched / spent / given.rate
-            rows.append(("epoch, empty cache", f"{share:.2f} of the line", f"{requests} requests, {spent:.1f} s"))
-            bare = bare_reads(local, requests, fetched)
-            rows.append(
-                ("the same requests by s3fs alone", f"{fetched / bare / given.rate:.2f} of the line", f"{bare:.1f} s")
-            )
-            middle = next(islice(ps.Loader(source(local, given.runs), **SETTINGS), tokens // 32768 // 2, None))
-            loader = cold()
-            loader.load_state_dict(middle.resume_state)
-            rows.append(("resume in the middle, empty cache", f"{first_step(loader):.2f} s", "to the next step"))
-            loader = cold(cache_bytes=max(size // 10, 1))
-            spent, _ = epoch(loader)
-            (traffic,) = loader.traffic.values()
-            ratio = traffic.fetched_bytes / traffic.used_bytes
-            rows.append(("cache of a tenth", f"{ratio:.3f} x", f"bytes fetched over used; {spent:.1f} s"))
-            if given.peers:
-                streaming = Peer(given.peers, "mosaicml_streaming.py", str(root / "store" / "bucket"), server.endpoint)
-                seconds = streaming()
-                rate = streaming.last["tokens"] / seconds
-                rows.append(
-                    (
-                        "MosaicML streaming, py1e",
-                        f"{rate / 1e6:.1f} M tok/s",
-                        f"first batch {streaming.last['first']:.2f} s",
-                    )
-                )
-        with serve(root / "store", 0.0, 0.0):
-            spent, _ = epoch(cold())
-            rows.append(
-                ("epoch, a line without limits", f"{whole / spent:.2f} of local", f"{spent:.1f} s, empty cache")
-            )
-            warm = ps.Loader(source("s3://bucket/web", given.runs), **SETTINGS, cache=root / "cache")
-            spent, _ = epoch(warm)
-            rows.append(("epoch, all of it here", f"{whole / spent:.2f} of local", f"{spent:.1f} s"))
-    table(f"A store with {given.latency * 1000:.0f} ms a request and {given.rate / 1e6:.0f} MB/s", rows)
+        bench = Bench(Path(name), given.megabytes, given.runs)
+        print(f"{bench.bytes / 1e6:.0f} MB of shards")
+        for latency, rate in ((given.latency, given.rate), (0.0, 0.0))[given.no_limits :]:
+            with serve(bench.root / "store", latency, rate) as server:
+                title = "A line without limits"
+                if rate:
+                    title = f"A line with {latency * 1000:.0f} ms a request and {rate / 1e6:.0f} MB/s"
+                    table(title, with_limits(bench, server, latency, rate, given.repeats))
+                else:
+                    table(title, without_limits(bench, given.repeats))
+                if given.peers:
+                    rows = with_peers(bench, server, given.peers, given.repeats, rate)
+                    table(f"{title}: rows from an empty cache", rows)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,12 @@ class Peer:
                 return float(self.last["seconds"])
         raise RuntimeError(f"{self._process.args!r} ended without an answer")
 
+    def close(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
     """The flags that all benchmarks have."""

@@ -1,45 +1,75 @@
-"""MosaicML streaming: rows of 4,097 tokens in shards of 8 MB, shuffled by py1e, read from a store.
+"""MosaicML streaming: rows of tokens in shards of MDS, shuffled by py1e, read from a store into batches of int32.
 
-Arguments: the folder of the store's bucket, the store's endpoint. Needs mosaicml-streaming.
+Arguments: the store's bucket folder and endpoint, a file of uint16 tokens, tokens of a row, rows of a batch, workers.
+Needs torch and mosaicml-streaming; torchvision, which it imports for images, may be missing.
 """
 
 import json
+import logging
 import os
 import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
-from streaming import MDSWriter, StreamingDataset
+import torch
 from torch.utils.data import DataLoader
 
-bucket, endpoint = Path(sys.argv[1]), sys.argv[2]
+try:
+    import torchvision  # noqa: F401
+except ImportError:
+    import transformers.feature_extraction_utils  # noqa: F401  # looks for torchvision, and must not find this one
+
+    for name in ("torchvision", "torchvision.datasets", "torchvision.transforms", "torchvision.transforms.functional"):
+        sys.modules[name] = ModuleType(name)
+    sys.modules["torchvision.datasets"].VisionDataset = object  # type: ignore[attr-defined]
+    sys.modules["torchvision.transforms.functional"].to_tensor = None  # type: ignore[attr-defined]
+
+from streaming import MDSWriter, StreamingDataset
+from streaming.base.util import clean_stale_shared_memory
+
+bucket, endpoint, stream = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+slots, rows, workers = map(int, sys.argv[4:7])
 os.environ |= {"S3_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench"}
-SLOTS = 4097
-ROWS = 60_000_000 // (2 * SLOTS)
-if not (bucket / "mds").exists():
-    tokens = np.random.default_rng(0).integers(0, 50_000, ROWS * SLOTS, dtype=np.uint16)
-    with MDSWriter(out=str(bucket / "mds"), columns={"tokens": "bytes"}, size_limit=8_000_000) as writer:
-        for row in tokens.reshape(ROWS, SLOTS):
-            writer.write({"tokens": row.tobytes()})
+logging.getLogger("streaming").setLevel(logging.ERROR)
+SHARD_BYTES = 8 << 20
+
+if not (bucket / "mds" / "index.json").exists():
+    tokens = np.fromfile(stream, np.uint16)
+    with MDSWriter(out=str(bucket / "mds"), columns={"tokens": "ndarray:uint16"}, size_limit=SHARD_BYTES) as writer:
+        for row in tokens[: len(tokens) // slots * slots].reshape(-1, slots):
+            writer.write({"tokens": row})
 
 
-def rows_of(batch: list) -> np.ndarray:
-    return np.stack([np.frombuffer(one["tokens"], np.uint16) for one in batch])
+def batch_of(samples: list) -> torch.Tensor:
+    return torch.from_numpy(np.stack([one["tokens"] for one in samples]).astype(np.int32))
 
 
 for _ in sys.stdin:
     local = tempfile.mkdtemp()
-    begun = time.monotonic()
+    clean_stale_shared_memory()
+    begun, cpu = time.monotonic(), sum(os.times()[:4])
     data = StreamingDataset(
-        remote="s3://bucket/mds", local=local, shuffle=True, shuffle_algo="py1e", batch_size=32, predownload=1024,
-        num_canonical_nodes=1,
+        remote="s3://bucket/mds", local=local, shuffle=True, shuffle_algo="py1e", batch_size=rows,
+        predownload=64 * rows, num_canonical_nodes=1,
     )  # fmt: skip
-    first, count = 0.0, 0
-    for batch in DataLoader(data, batch_size=32, num_workers=0, collate_fn=rows_of):
-        first = first or time.monotonic() - begun
-        count += batch.size
-    print(json.dumps({"seconds": time.monotonic() - begun, "tokens": count, "first": first}), flush=True)
+    first, early, count, check = 0.0, 0, 0, 0
+    for batch in DataLoader(data, batch_size=rows, num_workers=workers, collate_fn=batch_of):
+        check += int(batch.sum())
+        count += batch.numel()
+        if not first:
+            first, early = time.monotonic() - begun, count
+    seconds = time.monotonic() - begun
+    answer = {
+        "seconds": seconds,
+        "tokens": count,
+        "first": first,
+        "rest": count - early,
+        "cpu": sum(os.times()[:4]) - cpu,
+    }
+    print(json.dumps(answer), flush=True)
+    del data
     shutil.rmtree(local, ignore_errors=True)

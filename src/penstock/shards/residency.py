@@ -279,7 +279,7 @@ class Residency:
 
     def _fetch_locked(self, unit: int, reserved: int) -> None:
         """Bring a unit that this process alone has locked."""
-        record, size = self._record, self.units.size(unit)
+        record, size = self._record, reserved or self.units.size(unit)
         if record.states[unit] == UNSURE:
             if self._wrong(unit) < 0 and self.units.kind(unit) in (TOKENS, SPANS):
                 record.states[unit] = PRESENT
@@ -338,14 +338,14 @@ class Residency:
         bodies += [other.result() for other in others]
         pieces = [
             Made(part.shard, part.begin, body[part.begin - whole.begin : part.end - whole.begin])
-            for (whole, parts), body in zip(requests, map(memoryview, bodies), strict=True)
+            for (whole, parts), body in zip(requests, bodies, strict=True)
             for part in parts
         ]
         self._write([*pieces, *made])
 
-    def _request(self, shard: int, begin: int, end: int) -> bytes:
+    def _request(self, shard: int, begin: int, end: int) -> memoryview:
         name = self._names[shard]
-        return self.store.read_range(name, begin, end, self._stamps.get(name, ""))
+        return self.store.read_view(name, begin, end, self._stamps.get(name, ""))
 
     def _size_here(self, unit: int) -> int:
         """Bytes of the pages of a present unit."""

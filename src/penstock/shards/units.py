@@ -8,6 +8,7 @@ where they are needed: spans and columns of a batch of 1,024 documents, origins 
 Units share pages of a file at their borders. A page is given back when no unit on it is present.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -83,6 +84,7 @@ class UnitMap:
         self._table, self._layout = table, manifest.layout
         runs, batches = -(-len(table.lengths) // RUN_DOCUMENTS), len(table.batches)
         self._firsts = np.cumsum([0, runs, batches, runs, batches], dtype=np.int64)
+        self._ends = self._firsts[1:].tolist()
         self.unit = lru_cache(_KEPT_UNITS)(self._unit)
 
     def __len__(self) -> int:
@@ -90,7 +92,7 @@ class UnitMap:
 
     def kind(self, unit: int) -> int:
         """TOKENS or ORIGINS (units are runs), SPANS or EXTRAS (units are batches)."""
-        return int(np.searchsorted(self._firsts, unit, side="right")) - 1
+        return bisect_right(self._ends, unit)
 
     @property
     def runs(self) -> int:
