@@ -254,6 +254,51 @@ def test_a_failure_comes_where_its_step_would_have_come(store):
         assert_same_step(mine, theirs)
 
 
+@pytest.mark.parametrize("threads", [0, 2])
+def test_once_all_is_here_steps_are_made_as_from_a_local_disk(store, threads, monkeypatch):
+    """In the middle of an iteration, and from the beginning of the next; with what is behind the slice not here."""
+    monkeypatch.setattr("penstock.loader.fetching._ALL_SECONDS", 0.0)
+    local, remote = pair(store, "chats", max_epochs=4, slice=(0.0, 0.7), too_long="drop", **BLOCK)
+    here, there = (Loader(one, threads=threads, **SETTINGS) for one in (local, remote))
+    asked = []
+    wanted = there._fetching.wanted
+    monkeypatch.setattr(there._fetching, "wanted", lambda *given: asked.append(given) or wanted(*given))
+    expected = list(here)
+    for mine, theirs in zip(expected, there, strict=True):
+        assert_same_step(mine, theirs)
+    assert 0 < len(asked) < len(expected)
+    used = there.traffic["chats"].used_bytes
+    assert not there._fetching._all
+    other = Loader(remote, **SETTINGS).datasets[0].table.holder
+    again = Loader(remote, threads=threads, **SETTINGS)
+    monkeypatch.setattr(again._fetching, "wanted", None)
+    for number, (mine, theirs) in enumerate(zip(expected, again, strict=True)):
+        assert_same_step(mine, theirs)
+        if number == 3:
+            other.budget = 1
+            other.want(other.find(np.arange(2990, 3000), (0,)))  # makes room, as far as others let it
+            assert not other._record.own(0)
+    assert again.traffic["chats"].used_bytes == used
+    assert again.traffic["chats"].fetched_bytes == 0
+    assert other._record.own(0)
+
+
+def test_a_loader_that_is_left_and_moved_lets_all_go(store):
+    local, remote = pair(store, "plain", max_epochs=1, **BLOCK)
+    expected = list(Loader(local, **SETTINGS))
+    for _ in Loader(remote, **SETTINGS):
+        pass
+    loader, other = Loader(remote, **SETTINGS), Loader(remote, **SETTINGS).datasets[0].table.holder
+    for _ in range(2):
+        assert_same_step(next(iter(loader.seek(7))), expected[7])
+        assert not other._record.own(3)
+    loader.seek(0)
+    assert other._record.own(3)
+    other._record.free(3)
+    for mine, theirs in zip(expected, loader, strict=True):
+        assert_same_step(mine, theirs)
+
+
 RANK = textwrap.dedent(
     """
     import hashlib, json, sys, time

@@ -18,7 +18,7 @@ from penstock.shards import ShardLayout, ShardWriter, finish_dataset
 from penstock.shards.document import EXTRAS, ORIGINS, SPANS, TOKENS
 from penstock.shards.layout import Column
 from penstock.shards.residency import Residency
-from penstock.shards.unit_record import ABSENT, PRESENT
+from penstock.shards.unit_record import ABSENT, PRESENT, UnitRecord
 from penstock.shards.units import PAGE, Range, joined_requests, without
 
 KINDS = (TOKENS, SPANS, ORIGINS, EXTRAS)
@@ -217,3 +217,82 @@ def test_what_another_holds_stays(tmp_path):
         assert np.array_equal(theirs.table.read(number, number + 1).values, documents[number])
     assert mine.table.holder._record.states[units] == ABSENT
     assert np.array_equal(mine.table.read(5, 6).values, documents[5])
+
+
+@settings(deadline=None, max_examples=12)
+@given(st.data())
+def test_ranges_of_units_are_the_units_of_all_documents(tmp_path_factory, data):
+    folder, flags = tmp_path_factory.mktemp("ranges"), st.booleans()
+    count = data.draw(st.integers(1, 2600))
+    make(folder / "d", count, data.draw(st.sampled_from([90, 1300, 5000])), 20, *(data.draw(flags) for _ in range(3)))
+    holder = Dataset.open(put_in_memory(folder / "d", "ranges"), cache=folder / "cache").table.holder
+    assert isinstance(holder, Residency)
+    for _ in range(5):
+        begin = data.draw(st.integers(0, count))
+        end = data.draw(st.integers(begin, count))
+        kinds = data.draw(st.lists(st.sampled_from(KINDS), unique=True))
+        found = [unit for first, last in holder.units.ranges(begin, end, kinds) for unit in range(first, last)]
+        assert sorted(found) == holder.find(np.arange(begin, end), kinds).tolist()
+
+
+def test_all_is_held_only_where_all_is_here(tmp_path):
+    documents = make_documents(3000)
+    write_dataset(tmp_path / "d", documents, tokenizer=TOKENIZER)
+    url = put_in_memory(tmp_path / "d", "all")
+    mine, theirs = (Dataset.open(url, cache=tmp_path / "cache").table for _ in range(2))
+    holder, other = mine.holder, theirs.holder
+    assert isinstance(holder, Residency)
+    assert isinstance(other, Residency)
+    mine.read(0, 2000)
+    kinds, runs = (TOKENS, SPANS, EXTRAS), holder.units.runs
+    assert holder.hold_all(0, 3000, kinds) is None
+    part = holder.hold_all(300, 1800, kinds)
+    assert part.tolist() == list(range(1, 8))
+    assert holder.hold_all(0, 256, (TOKENS, ORIGINS)) is None
+    other.budget = 1
+    theirs.read(2000, 3000)  # gives back all that is not held
+    theirs.read(0, 1)
+    assert (other._record.states == PRESENT).nonzero()[0].tolist() == list(range(8))
+    holder.release(part)
+    theirs.read(2999, 3000)
+    assert (other._record.states == PRESENT).nonzero()[0].tolist() == [runs - 1]
+    other.budget = None
+    theirs.read(0, 3000)
+    holder.budget = holder.size - 1  # something has to go
+    assert holder.hold_all(0, 3000, kinds) is None
+    holder.budget = holder.size
+    assert other._record.own(5)  # another process is about to give it back, or to bring it
+    assert holder.hold_all(0, 3000, kinds) is None
+    assert all(other._record.own(unit) for unit in range(runs))  # nothing stays locked
+    other._record.free_all(np.arange(runs))
+    whole = holder.hold_all(0, 3000, kinds)
+    with holder.held(whole[2:5]):
+        pass
+    assert not any(other._record.own(unit) for unit in range(runs))
+    holder.release(whole)
+    assert all(other._record.own(unit) for unit in range(runs))
+
+
+def test_nothing_stays_locked_where_a_part_cannot_be(tmp_path):
+    make(tmp_path / "d", 1500, 5000, 40, True, False, False)
+    url = put_in_memory(tmp_path / "d", "part")
+    remote, other = Dataset.open(url, cache=tmp_path / "cache"), Dataset.open(url, cache=tmp_path / "cache")
+    holder, theirs = remote.table.holder, other.table.holder
+    units, tokens = (holder.find(np.arange(1500), kinds) for kinds in ((TOKENS, SPANS), (TOKENS,)))
+    with holder.held(units):
+        pass
+    assert theirs._record.own(int(units[-1]))
+    with holder.held(tokens[2:4]):
+        assert holder.hold_all(0, 1500, (TOKENS, SPANS)) is None
+        assert [unit for unit in tokens.tolist() if not theirs._record.own(unit)] == tokens[2:4].tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 30), unique=True), st.lists(st.integers(0, 30), unique=True))
+def test_unlocking_in_ranges_equals_unlocking_one_by_one(tmp_path_factory, locked, freed):
+    folder = tmp_path_factory.mktemp("locks")
+    mine, other = UnitRecord(folder, 31), UnitRecord(folder, 31)
+    for unit in locked:
+        mine.share(unit)
+    mine.free_all(np.array(freed, np.int64))
+    assert {unit for unit in range(31) if not other.own(unit)} == set(locked) - set(freed)

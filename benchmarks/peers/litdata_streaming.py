@@ -1,0 +1,73 @@
+"""litdata: rows of tokens in chunks, shuffled, read from a store into batches of int32.
+
+Arguments: the store's bucket folder and endpoint, a file of uint16 tokens, tokens of a row, rows of a batch, workers.
+Needs torch and litdata. Its obstore reads only TLS unless it is told otherwise, for which litdata has no setting.
+"""
+
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+os.environ |= {
+    "AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench", "AWS_DEFAULT_REGION": "us-east-1",
+    "DISABLE_VERSION_CHECK": "1",
+}  # fmt: skip
+from litdata import StreamingDataLoader, StreamingDataset, TokensLoader, optimize
+from litdata.streaming import downloader
+
+bucket, endpoint, stream = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+slots, rows, workers = map(int, sys.argv[4:7])
+downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
+logging.disable(logging.WARNING)
+CHUNK_BYTES = 8 << 20
+
+
+def parts_of(part: int):
+    tokens = np.fromfile(stream, np.uint16)
+    chunk = CHUNK_BYTES // 2 // slots * slots
+    for begin in range(0, len(tokens) // slots * slots, chunk):
+        yield torch.from_numpy(tokens[begin : begin + chunk][: len(tokens[begin : begin + chunk]) // slots * slots])
+
+
+def batch_of(samples: list) -> torch.Tensor:
+    return torch.stack(samples).to(torch.int32)
+
+
+if __name__ == "__main__":
+    if not (bucket / "litdata" / "index.json").exists():
+        optimize(
+            parts_of, [0], str(bucket / "litdata"), chunk_bytes=CHUNK_BYTES, num_workers=1, verbose=False,
+            item_loader=TokensLoader(block_size=slots),
+        )  # fmt: skip
+    for _ in sys.stdin:
+        local = tempfile.mkdtemp()
+        begun, cpu = time.monotonic(), sum(os.times()[:4])
+        data = StreamingDataset(
+            "s3://bucket/litdata", cache_dir=local, item_loader=TokensLoader(block_size=slots), shuffle=True,
+            storage_options={"endpoint_url": endpoint}, max_pre_download=4,
+        )  # fmt: skip
+        first, early, count, check = 0.0, 0, 0, 0
+        for batch in StreamingDataLoader(data, batch_size=rows, num_workers=workers, collate_fn=batch_of):
+            check += int(batch.sum())
+            count += batch.numel()
+            if not first:
+                first, early = time.monotonic() - begun, count
+        seconds = time.monotonic() - begun
+        answer = {
+            "seconds": seconds,
+            "tokens": count,
+            "first": first,
+            "rest": count - early,
+            "cpu": sum(os.times()[:4]) - cpu,
+        }
+        print(json.dumps(answer), flush=True)
+        del data
+        shutil.rmtree(local, ignore_errors=True)
