@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,7 @@ for line in sys.stdin:
 SETTINGS: dict[str, Any] = {"sequence_length": 4096, "rows_per_step": 8, "seed": 1, "window_rows": 64}
 BATCH_ROWS = 32
 SCRIPTS = {"MosaicML streaming": "mosaicml_streaming.py", "litdata": "litdata_streaming.py"}
+WORKERS = (0, 2)
 
 
 class Server:
@@ -277,18 +279,19 @@ def with_peers(bench: Bench, server: Server, python: str, repeats: int, rate: fl
     peers: dict[str, Peer] = {}
     words = [str(bench.bucket), server.endpoint, str(bench.stream), str(SETTINGS["sequence_length"] + 1)]
 
-    def theirs(name: str, script: str, workers: int) -> Run:
-        # Made in its turn, since the first of each library writes the data.
+    def theirs(library: str, workers: int) -> Run:
+        # Made in its turn, since the first of each library writes the data. Two processes of MosaicML streaming disturb
+        # each other's shared memory; litdata reads more slowly in workers of a process that has read itself.
+        name = f"{library} {workers}" if library == "litdata" else library
         if name not in peers:
-            peers[name] = Peer(python, script, *words, str(BATCH_ROWS), str(workers))
-        peers[name]()
+            peers[name] = Peer(python, SCRIPTS[library], *words, str(BATCH_ROWS))
+        peers[name](str(workers))
         return Run(**{key: peers[name].last[key] for key in Run.__slots__})
 
     rivals: Rivals = {"penstock": lambda: epoch(lambda: bench.cold(runs=512, rows_per_step=BATCH_ROWS))}
-    for library, script in SCRIPTS.items():
-        for workers in (0, 2):
-            name = f"{library}, {workers} workers"
-            rivals[name] = lambda name=name, script=script, workers=workers: theirs(name, script, workers)
+    for library in SCRIPTS:
+        for workers in WORKERS:
+            rivals[f"{library}, {workers} workers"] = partial(theirs, library, workers)
     runs = in_turn(rivals, repeats)
     for peer in peers.values():
         peer.close()
@@ -312,7 +315,7 @@ def with_peers(bench: Bench, server: Server, python: str, repeats: int, rate: fl
 def main() -> None:
     parser = arguments(__doc__)
     parser.set_defaults(repeats=3)
-    parser.add_argument("--megabytes", type=float, default=200.0)
+    parser.add_argument("--megabytes", type=float, default=200.0, help="of tokens, at least 100")
     parser.add_argument("--latency", type=float, default=0.03, help="seconds of a request")
     parser.add_argument("--rate", type=float, default=50e6, help="bytes a second")
     parser.add_argument("--runs", type=int, default=16, help="runs of a window of the shuffle")

@@ -1,6 +1,7 @@
 """litdata: rows of tokens in chunks, shuffled, read from a store into batches of int32.
 
-Arguments: the store's bucket folder and endpoint, a file of uint16 tokens, tokens of a row, rows of a batch, workers.
+Arguments: the store's bucket folder and endpoint, a file of uint16 tokens, tokens of a row, rows of a batch. Each line
+of the input is a number of workers.
 Needs torch and litdata. Its obstore reads only TLS unless it is told otherwise, for which litdata has no setting.
 """
 
@@ -23,15 +24,15 @@ os.environ |= {
 from litdata import StreamingDataLoader, StreamingDataset, TokensLoader, optimize
 from litdata.streaming import downloader
 
-bucket, endpoint, stream = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-slots, rows, workers = map(int, sys.argv[4:7])
+bucket, endpoint, tokens_file = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+slots, rows = map(int, sys.argv[4:6])
 downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
 logging.disable(logging.WARNING)
 CHUNK_BYTES = 8 << 20
 
 
 def parts_of(part: int):
-    tokens = np.fromfile(stream, np.uint16)
+    tokens = np.fromfile(tokens_file, np.uint16)
     chunk = CHUNK_BYTES // 2 // slots * slots
     for begin in range(0, len(tokens) // slots * slots, chunk):
         yield torch.from_numpy(tokens[begin : begin + chunk][: len(tokens[begin : begin + chunk]) // slots * slots])
@@ -47,7 +48,7 @@ if __name__ == "__main__":
             parts_of, [0], str(bucket / "litdata"), chunk_bytes=CHUNK_BYTES, num_workers=1, verbose=False,
             item_loader=TokensLoader(block_size=slots),
         )  # fmt: skip
-    for _ in sys.stdin:
+    for line in sys.stdin:
         local = tempfile.mkdtemp()
         begun, cpu = time.monotonic(), sum(os.times()[:4])
         data = StreamingDataset(
@@ -55,7 +56,7 @@ if __name__ == "__main__":
             storage_options={"endpoint_url": endpoint}, max_pre_download=4,
         )  # fmt: skip
         first, early, count, check = 0.0, 0, 0, 0
-        for batch in StreamingDataLoader(data, batch_size=rows, num_workers=workers, collate_fn=batch_of):
+        for batch in StreamingDataLoader(data, batch_size=rows, num_workers=int(line), collate_fn=batch_of):
             check += int(batch.sum())
             count += batch.numel()
             if not first:
@@ -69,5 +70,5 @@ if __name__ == "__main__":
             "cpu": sum(os.times()[:4]) - cpu,
         }
         print(json.dumps(answer), flush=True)
-        del data
+        del data, batch
         shutil.rmtree(local, ignore_errors=True)

@@ -1,9 +1,11 @@
 """MosaicML streaming: rows of tokens in shards of MDS, shuffled by py1e, read from a store into batches of int32.
 
-Arguments: the store's bucket folder and endpoint, a file of uint16 tokens, tokens of a row, rows of a batch, workers.
+Arguments: the store's bucket folder and endpoint, a file of uint16 tokens, tokens of a row, rows of a batch. Each line
+of the input is a number of workers.
 Needs torch and mosaicml-streaming; torchvision, which it imports for images, may be missing.
 """
 
+import gc
 import json
 import logging
 import os
@@ -31,14 +33,14 @@ except ImportError:
 from streaming import MDSWriter, StreamingDataset
 from streaming.base.util import clean_stale_shared_memory
 
-bucket, endpoint, stream = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-slots, rows, workers = map(int, sys.argv[4:7])
+bucket, endpoint, tokens_file = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+slots, rows = map(int, sys.argv[4:6])
 os.environ |= {"S3_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench"}
 logging.getLogger("streaming").setLevel(logging.ERROR)
 SHARD_BYTES = 8 << 20
 
 if not (bucket / "mds" / "index.json").exists():
-    tokens = np.fromfile(stream, np.uint16)
+    tokens = np.fromfile(tokens_file, np.uint16)
     with MDSWriter(out=str(bucket / "mds"), columns={"tokens": "ndarray:uint16"}, size_limit=SHARD_BYTES) as writer:
         for row in tokens[: len(tokens) // slots * slots].reshape(-1, slots):
             writer.write({"tokens": row})
@@ -48,7 +50,7 @@ def batch_of(samples: list) -> torch.Tensor:
     return torch.from_numpy(np.stack([one["tokens"] for one in samples]).astype(np.int32))
 
 
-for _ in sys.stdin:
+for line in sys.stdin:
     local = tempfile.mkdtemp()
     clean_stale_shared_memory()
     begun, cpu = time.monotonic(), sum(os.times()[:4])
@@ -56,8 +58,11 @@ for _ in sys.stdin:
         remote="s3://bucket/mds", local=local, shuffle=True, shuffle_algo="py1e", batch_size=rows,
         predownload=64 * rows, num_canonical_nodes=1,
     )  # fmt: skip
+    for stream in data.streams:
+        # Forked workers would share the connection that brought the index, and read each other's answers.
+        stream._downloader.clean_up()
     first, early, count, check = 0.0, 0, 0, 0
-    for batch in DataLoader(data, batch_size=rows, num_workers=workers, collate_fn=batch_of):
+    for batch in DataLoader(data, batch_size=rows, num_workers=int(line), collate_fn=batch_of):
         check += int(batch.sum())
         count += batch.numel()
         if not first:
@@ -71,5 +76,6 @@ for _ in sys.stdin:
         "cpu": sum(os.times()[:4]) - cpu,
     }
     print(json.dumps(answer), flush=True)
-    del data
+    del data, batch
+    gc.collect()  # what is left of it removes shared memory by name
     shutil.rmtree(local, ignore_errors=True)

@@ -17,6 +17,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 CHUNK = 1 << 16
+BURST_SECONDS = 0.02
+"""Of the line's rate that a thread may make up for, which woke up late: a client with one request would pay for it."""
 
 
 @dataclass
@@ -106,7 +108,7 @@ class ObjectStore:
             self.bytes += size
             if self.bandwidth is None:
                 return
-            self._free = max(time.monotonic(), self._free) + size / self.bandwidth
+            self._free = max(time.monotonic() - BURST_SECONDS, self._free) + size / self.bandwidth
             wait = self._free - time.monotonic()
         if wait > 0:
             time.sleep(wait)
