@@ -31,8 +31,8 @@ from penstock.shards.units import PAGE, Made, Range, UnitMap, joined_requests, p
 
 _log = logging.getLogger("penstock.shards")
 
-THREADS = 32
-"""Units that are brought at the same time."""
+THREADS = 64
+"""Units that are brought at the same time, at most."""
 GAP = 1 << 13
 """Bytes between two ranges that are rather fetched than asked for in two requests."""
 _NOT_HERE, _COMING, _HERE = range(3)
@@ -72,6 +72,7 @@ class Residency:
         """Bytes of tokens that were read."""
         self._pins = np.zeros(len(units), np.int32)
         self._mine = np.zeros(len(units), np.uint8)
+        self._coming = 0
         self._errors: dict[int, BaseException] = {}
         self._changed = threading.Condition()
         self._oldest: list[tuple[int, int]] = []
@@ -163,6 +164,7 @@ class Residency:
                     if not is_reserved:
                         self._record.account(reserved, begun=1)
                 self._mine[unit] = _COMING
+                self._coming += 1
                 self._errors.pop(unit, None)
             self._pool(0).submit(self._bring, unit, reserved)
 
@@ -248,6 +250,7 @@ class Residency:
         except BaseException as caught:
             error = caught
         with self._changed:
+            self._coming -= 1
             if error is not None:
                 self._mine[unit], self._errors[unit] = _NOT_HERE, error
             elif self._pins[unit] == 0:
@@ -327,18 +330,9 @@ class Residency:
         return self._size_here(unit) - self.units.size(unit) if later else 0
 
     def _fetch(self, ranges: Sequence[Range], made: Sequence[Made] = ()) -> None:
-        """Request ranges at the same time, and write them and what was made."""
+        """Request ranges, and write them and what was made."""
         requests = joined_requests(ranges, GAP)
-        others = [self._pool(1).submit(self._request, one.shard, one.begin, one.end) for one, _ in requests[1:]]
-        bodies = []
-        try:
-            if requests:
-                whole = requests[0][0]
-                bodies.append(self._request(whole.shard, whole.begin, whole.end))
-        finally:
-            for other in others:
-                other.exception()
-        bodies += [other.result() for other in others]
+        bodies = self._bodies([whole for whole, _ in requests])
         pieces = [
             Made(part.shard, part.begin, body[part.begin - whole.begin : part.end - whole.begin])
             for (whole, parts), body in zip(requests, bodies, strict=True)
@@ -346,9 +340,21 @@ class Residency:
         ]
         self._write([*pieces, *made])
 
-    def _request(self, shard: int, begin: int, end: int) -> memoryview:
-        name = self._names[shard]
-        return self.store.read_view(name, begin, end, self._stamps.get(name, ""))
+    def _bodies(self, ranges: Sequence[Range]) -> list[memoryview]:
+        """The bytes of ranges, requested at the same time, unless other units keep all threads busy anyway."""
+        if self._coming > THREADS:
+            return [self._request(one) for one in ranges]
+        others = [self._pool(1).submit(self._request, one) for one in ranges[1:]]
+        try:
+            bodies = [self._request(one) for one in ranges[:1]]
+        finally:
+            for other in others:
+                other.exception()
+        return bodies + [other.result() for other in others]
+
+    def _request(self, one: Range) -> memoryview:
+        name = self._names[one.shard]
+        return self.store.read_view(name, one.begin, one.end, self._stamps.get(name, ""))
 
     def _size_here(self, unit: int) -> int:
         """Bytes of the pages of a present unit."""
