@@ -283,6 +283,23 @@ def test_once_all_is_here_steps_are_made_as_from_a_local_disk(store, threads, mo
     assert other._record.own(0)
 
 
+def test_more_units_are_wanted_than_there_are_threads(store, monkeypatch):
+    """Their ranges come one after another, and an answer that fails comes again."""
+    monkeypatch.setattr("penstock.shards.residency.THREADS", 1)
+    local, remote = pair(store, "chats", max_epochs=1, shuffle="full")
+    loader, coming = Loader(remote, **SETTINGS), []
+    holder = loader.datasets[0].table.holder
+    bodies = holder._bodies
+    monkeypatch.setattr(holder, "_bodies", lambda ranges: coming.append(holder._coming) or bodies(ranges))
+    store.latency = 0.01
+    store.fail("500", 3, "00001.arrow")
+    store.fail("cut", 3, "00000.arrow")
+    for mine, theirs in zip(Loader(local, **SETTINGS), loader, strict=True):
+        assert_same_step(mine, theirs)
+    assert max(coming) > 1
+    assert holder._coming == 0
+
+
 def test_a_loader_that_is_left_and_moved_lets_all_go(store):
     local, remote = pair(store, "plain", max_epochs=1, **BLOCK)
     expected = list(Loader(local, **SETTINGS))
