@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, final
 
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
@@ -48,7 +49,14 @@ class _File:
     """None: it has none."""
 
 
-def copy_dataset(source: str | Path, target: str | Path, *, progress: bool = False, check: bool = True) -> int:
+def copy_dataset(
+    source: str | Path,
+    target: str | Path,
+    *,
+    progress: bool = False,
+    check: bool = True,
+    stored: Mapping[str, StoredFile] = MappingProxyType({}),
+) -> int:
     """Copy a dataset, or a folder with the datasets `train` and `validation`, from anywhere to anywhere.
 
     ```python
@@ -63,6 +71,7 @@ def copy_dataset(source: str | Path, target: str | Path, *, progress: bool = Fal
         target: A new folder, or a URL; or one with an interrupted copy of the same dataset.
         progress: Show a bar.
         check: Refuse files that differ from their checksums; else only those of another size.
+        stored: Files that are in the target already, and need not be in the source, by name.
 
     Returns:
         Bytes that were copied.
@@ -78,7 +87,7 @@ def copy_dataset(source: str | Path, target: str | Path, *, progress: bool = Fal
     if origin.where("") == goal.where(""):
         raise ConfigError(f"{goal.where('')}: source and target are the same")
     manifests = _manifests(origin)
-    listed = origin.listing(manifests)
+    listed = {**origin.listing(manifests), **stored}
     is_finished = True
     for name, content in manifests.items():
         found = goal.read_if_there(name)
@@ -87,6 +96,7 @@ def copy_dataset(source: str | Path, target: str | Path, *, progress: bool = Fal
         is_finished &= found is not None
     files = [one for name, content in manifests.items() for one in _files_of(origin, name, content, listed)]
     files += [_File(name=name, size=listed[name].size, checksum=None) for name in listed if _is_report(name, manifests)]
+    files = [one for one in files if one.name not in stored]
     digest = hashlib.blake2b(b"".join(manifests.values()), digest_size=16).hexdigest()
     with Progress("copying", total=sum(one.size or 0 for one in files), unit="B", enabled=progress) as bar:
         copied = _copy_files(origin, goal, files, digest, bar, check, is_finished)
@@ -170,7 +180,7 @@ def _is_report(name: str, manifests: Mapping[str, bytes]) -> bool:
         f"{prefix}{file}"
         for manifest in manifests
         for prefix in (manifest.removesuffix(MANIFEST), "")
-        for file in ("report.json", "prepare.json", "parts.json", "rejected.jsonl")
+        for file in ("report.json", "prepare.json", "parts.json", "rejected.jsonl", "hashes.bin")
     }
     return name in known
 
@@ -287,10 +297,7 @@ class _Remote:
         return set(self._noted)
 
     def write(self, one: _File, path: Path, digest: str) -> None:
-        self._store.write(one.name, path)
-        found, size = self._store.look_up(one.name), path.stat().st_size
-        if found is None or found.size not in (None, size):
-            raise CorruptionError(f"{self.where(one.name)}: has another size than was written; copy it again")
+        found = self._store.put(one.name, path)
         with self._lock:
             self._noted[one.name] = [found.size, found.stamp]
             self._digest = digest
