@@ -98,7 +98,7 @@ def main(data: str, run: Path, tensor: int, steps: int, sequence_length: int, ro
                 batch["tokens"], batch["position_ids"], None, labels=batch["labels"],
                 packed_seq_params=ps.megatron.packed_seq_params(batch),
             )  # fmt: skip
-            scaled, logged = ps.megatron.step_loss(batch, output)
+            scaled, logged = ps.megatron.step_loss(model.config, batch, output)
             (scaled / count).backward()
             loss += logged["lm loss"]
         data_group = parallel_state.get_data_parallel_group()

@@ -71,7 +71,7 @@ def forward_step(data_iterator: Any, model: Any) -> Any:
         batch["tokens"], batch["position_ids"], None, labels=batch["labels"],
         packed_seq_params=ps.megatron.packed_seq_params(batch),
     )  # fmt: skip
-    return batch, output, partial(ps.megatron.step_loss, batch)
+    return batch, output, partial(ps.megatron.step_loss, model.config, batch)
 
 
 def loss_of(model: Any, tokens: Any, targets: Any, weights: Any) -> float:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ pytest.importorskip(
 import penstock as ps
 from makers.processes import free_port, rank_environment
 from patience import PATIENCE_SECONDS
+from penstock.core.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -92,17 +94,22 @@ def test_parameters_are_megatrons(weighted: Path) -> None:
 
 
 def test_loss_leaves_out_what_has_no_target() -> None:
+    from megatron.core.transformer import TransformerConfig
+
+    config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1)
     batch = {
         "loss_mask": torch.tensor([[1.0, 0.0, 0.5]]),
         "denominator": 3.0,
         "num_microbatches": 2,
         "data_parallel_size": 4,
     }
-    scaled, log = ps.megatron.step_loss(batch, torch.tensor([[1.0, float("inf"), 4.0]]))
+    scaled, log = ps.megatron.step_loss(config, batch, torch.tensor([[1.0, float("inf"), 4.0]]))
     assert float(scaled) == pytest.approx(2 * 4 * 3.0 / 3.0)
     assert float(log["lm loss"]) == pytest.approx(1.0)
     empty = {**batch, "loss_mask": torch.zeros(1, 3), "denominator": 0.0}
-    assert float(ps.megatron.step_loss(empty, torch.ones(1, 3))[0]) == 0
+    assert float(ps.megatron.step_loss(config, empty, torch.ones(1, 3))[0]) == 0
+    with pytest.raises(ConfigError, match="calculate_per_token_loss is on: Megatron would divide"):
+        ps.megatron.step_loss(replace(config, calculate_per_token_loss=True), batch, torch.ones(1, 3))
 
 
 def test_a_corpus_of_megatron_is_read_in_place(tmp_path: Path) -> None:

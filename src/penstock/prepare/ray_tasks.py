@@ -15,6 +15,7 @@ import fcntl
 import os
 import pickle
 import queue
+import signal
 import socket
 import sys
 import tempfile
@@ -83,16 +84,19 @@ def serve(place: Place, state: list[Any], work: bytes) -> Iterator[tuple[str, An
 
 
 def _work(place: Place, state: Any, work: bytes, send: Callable[[tuple[str, Any]], None]) -> None:
+    last: tuple[str, Any]
     try:
         name = "a task"
         with _hold(place) as sees_output, contextlib.chdir(place.folder if os.path.isdir(place.folder) else "."):
             sys.path += [path for path in place.paths if path not in sys.path]
             name, function, argument = pickle.loads(work)
-            send(_do(_fetch(state), function, argument, send, place, sees_output))
+            last = _do(_fetch(state), function, argument, send, place, sees_output)
     except PenstockError as error:
-        send(("failed", error))
+        last = "failed", error
     except BaseException as error:  # any error must be sent: nothing else would report it
-        send(("failed", PenstockError(f"{name}: failed on node {_node()}: {last_line(error)}")))
+        last = "failed", PenstockError(f"{name}: failed on node {_node()}: {last_line(error)}")
+    # Only now: Ray may begin the next task in this process at once, and the working folder is the whole process's.
+    send(last)
 
 
 def _do(
@@ -295,28 +299,28 @@ class RayTasks:
         self._running[stream] = (number, name, function, argument)
 
     def receive(self) -> Iterator[Message]:
-        """The next messages of the tasks, at least one."""
-        ready, _ = self._ray.wait(list(self._running), num_returns=1)
-        for stream in ready:
-            number, name, function, argument = self._running[stream]
-            try:
-                kind, value = self._ray.get(next(stream))
-                if kind == "file":
-                    self._incoming.setdefault(stream, Incoming(self._state.output)).add(*value)
-                    continue
-                if kind == "unseen":
-                    # Its node does not have the files that it needs; they are here.
-                    kind, value = "done", function(self._state, argument, lambda *_: None)
-            except self._ray.exceptions.RayError as error:
-                text = f"{name}: Ray could not finish it: {last_line(error)}; run it again: finished parts are kept"
-                kind, value = "failed", PenstockError(text)
-            except PenstockError as error:
-                kind, value = "failed", error
-            if kind != "report":
-                del self._running[stream]
-                if (incoming := self._incoming.pop(stream, None)) is not None:
-                    incoming.abandon()
-            yield number, kind, value
+        """The next message of a task."""
+        (stream,), _ = self._ray.wait(list(self._running), num_returns=1)
+        number, name, function, argument = self._running[stream]
+        try:
+            kind, value = self._ray.get(next(stream))
+            if kind == "file":
+                self._incoming.setdefault(stream, Incoming(self._state.output)).add(*value)
+                return
+            if kind == "unseen":
+                # Its node does not have the files that it needs; they are here.
+                kind, value = "done", function(self._state, argument, lambda *_: None)
+        except self._ray.exceptions.RayError as error:
+            text = f"{name}: Ray could not finish it: {last_line(error)}; run it again: finished parts are kept"
+            kind, value = "failed", PenstockError(text)
+        except PenstockError as error:
+            kind, value = "failed", error
+        if kind != "report":
+            if (incoming := self._incoming.pop(stream, None)) is not None:
+                incoming.abandon()
+            with _interrupts_later():
+                del self._running[stream], stream
+        yield number, kind, value
 
     def renew(self) -> None:
         """Give later tasks the state at that time."""
@@ -333,6 +337,22 @@ class RayTasks:
             self._ray.shutdown()
         with contextlib.suppress(OutputError):  # the marker stays then, and the next run waits for it
             end_run(self._place.marker)
+
+
+@contextlib.contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Hold back Ctrl-C meanwhile: Python ignores one that arrives in a destructor, and Ray's streams have one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def import_ray() -> Any:

@@ -149,11 +149,14 @@ class Residency:
                 reserved = 0
                 if self._record.states[unit] == ABSENT:
                     reserved = self.units.size(unit)
-                    while not self._make_room(reserved) and may_wait is not None and may_wait():
+                    while not (is_reserved := self._reserve(reserved)) and may_wait is not None and may_wait():
                         self._changed.wait(_LOOK_SECONDS)
-                    if self._mine[unit] != _NOT_HERE:
-                        continue  # another thread wanted it meanwhile
-                    self._record.account(reserved, begun=1)
+                    if self._mine[unit] != _NOT_HERE:  # another thread wanted it meanwhile
+                        if is_reserved:
+                            self._record.account(-reserved, begun=-1)
+                        continue
+                    if not is_reserved:
+                        self._record.account(reserved, begun=1)
                 self._mine[unit] = _COMING
                 self._errors.pop(unit, None)
             self._pool(0).submit(self._bring, unit, reserved)
@@ -247,8 +250,8 @@ class Residency:
             record.states[unit] = ABSENT
         if not reserved:
             with self._changed:
-                self._make_room(size)
-                record.account(size, begun=1)
+                if not self._reserve(size):
+                    record.account(size, begun=1)
         try:
             more = self._load(unit)
         except BaseException:
@@ -337,12 +340,10 @@ class Residency:
 
     # Giving back. All of it runs under `_changed`.
 
-    def _make_room(self, size: int) -> bool:
-        """Give back what was used least recently, until `size` bytes fit; whether they do."""
-        if self.budget is None or not self._punches:
-            return True
+    def _reserve(self, size: int) -> bool:
+        """Account for a unit that will be brought, if it fits once what was used least recently is given back."""
         tried = 0
-        while self._record.used + size > self.budget and self._punches:
+        while not self._record.account(size, begun=1, limit=self.budget if self._punches else None):
             if not self._oldest:
                 self._oldest = self._find_oldest()
                 tried += 1

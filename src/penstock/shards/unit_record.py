@@ -85,12 +85,24 @@ class UnitRecord:
         """Bytes of all units that are present, or on their way."""
         return int(self.header["used"][0])
 
-    def account(self, size: int, begun: int = 0) -> None:
-        """Add to `used`, and to the number of units that are being brought. One thread of a process at a time."""
+    def account(self, size: int, begun: int = 0, limit: int | None = None) -> bool:
+        """Add to `used`, and to the number of units that are being brought. One thread of a process at a time.
+
+        Args:
+            size: Bytes.
+            begun: Units.
+            limit: Maximum of `used`: if this would exceed it, nothing is added.
+
+        Returns:
+            Whether it was added.
+        """
         self._lock(self._units, fcntl.F_WRLCK, wait=True)
-        self.header["used"] += size
-        self.header["begun"] += begun
+        fits = limit is None or self.used + size <= limit
+        if fits:
+            self.header["used"] += size
+            self.header["begun"] += begun
         self._lock(self._units, fcntl.F_UNLCK)
+        return fits
 
     def touch(self, units: Array) -> None:
         """Note that units were used now."""

@@ -11,7 +11,7 @@ def forward_step(data_iterator, model):
         batch["tokens"], batch["position_ids"], None, labels=batch["labels"],
         packed_seq_params=ps.megatron.packed_seq_params(batch),
     )
-    return output, partial(ps.megatron.step_loss, batch)
+    return output, partial(ps.megatron.step_loss, model.config, batch)
 ```
 
 It needs `pip install 'penstock[train]' megatron-core`; `Batches` works without Megatron. Corpora in Megatron's `.bin`
