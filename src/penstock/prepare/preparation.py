@@ -241,11 +241,9 @@ def _prepare_folder(
         if progress and place.earlier and changes:
             say(f"since the last run {describe_changes(changes)}; only changed parts are prepared again")
         with _keeping(copies, shop.copies), _without_leftovers(folder.path / WORK):
-            done = _prepare_parts(shop, parts, make_crew, folder, place, progress, verbose)
+            done = _prepare_parts(shop, parts, make_crew, folder, place, store, progress, verbose)
             if known is not None:
                 _refuse_changes(plan, source, settings)
-        if store is not None:
-            store.settle(shop.output, settings.splits, (record.shards for record in done.records))
         report = _settle(shop, done, folder, place, fingerprint(plan_settings))
         folder.close_work()
     if progress and (line := report.untrained()):
@@ -414,6 +412,7 @@ def _prepare_parts(
     make_crew: MakeCrew,
     folder: OutputFolder,
     place: Place,
+    store: StoreOutput | None,
     progress: bool,
     verbose: bool,
 ) -> _Done:
@@ -465,18 +464,27 @@ def _prepare_parts(
 
             records.update(pool.run(_prepare_one, todo(), advance))
         interrupted.keep_only(records)
-        if shop.settings.drop_duplicates:
 
-            def prepare_again(numbers: Sequence[int]) -> Iterator[tuple[int, PartRecord]]:
-                if not listed:
-                    raise OutputError(f"{shop.output}: a process died while it wrote a shard; run it again")
-                for number in numbers:
-                    interrupted.forget(number)
-                    stayed.discard(number)
-                tasks = [(listed[n].name, Task(n, listed[n], tuple(records[n].files))) for n in numbers]
-                return pool.run(_prepare_one, tasks, lambda *_: None)
+        def prepare_again(numbers: Sequence[int]) -> Iterator[tuple[int, PartRecord]]:
+            if not listed:
+                raise OutputError(f"{shop.output}: a shard was lost while it was written; run it again")
+            for number in numbers:
+                interrupted.forget(number)
+                stayed.discard(number)
+            tasks = [(listed[n].name, Task(n, listed[n], tuple(records[n].files))) for n in numbers]
+            return pool.run(_prepare_one, tasks, lambda *_: None)
 
-            records = drop_duplicates(shop, pool, records, prepare_again, interrupted.reopen, progress)
+        def without_duplicates() -> dict[int, PartRecord]:
+            if not shop.settings.drop_duplicates:
+                return records
+            return drop_duplicates(shop, pool, records, prepare_again, interrupted.reopen, progress)
+
+        records = without_duplicates()
+        if store is not None:
+            while lost := store.find_lost(shop.output, records):
+                records.update(prepare_again(lost))
+                records = without_duplicates()
+            store.keep_only(shop.output, records, shop.settings.splits)
     finished = len(finished_records(folder.path)) if (folder.path / REPORT).is_file() else -1
     unchanged = place.path != folder.path and finished == len(records) == len(stayed)
     return _Done([records[number] for number in sorted(records)], resumed, list(names), unchanged)

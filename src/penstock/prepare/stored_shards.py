@@ -7,11 +7,11 @@ that was uploaded: objects that are missing or were replaced, by tasks of a kill
 
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from penstock.core.errors import CorruptionError, OutputError
 from penstock.shards import Manifest, ShardInfo, ShardLayout
@@ -29,11 +29,16 @@ from penstock.shards.manifest import MANIFEST
 from penstock.shards.stores import Store, StoredFile
 from penstock.shards.stubs import ENDING, Stub, load_stub, save_stub, stub_path, upload_shard
 
+if TYPE_CHECKING:
+    from penstock.prepare.part import PartRecord
+
 MAKING = "making-"
 """Prefix of temporary folders in the working folder."""
 
 _SHARDS = re.compile(rf"part-\d{{6}}(\.arrow|{re.escape(ASSETS)})")
 _TOGETHER = 16
+_MOST_LOSSES = 5
+"""How often shards may be lost in one run."""
 
 
 @contextmanager
@@ -112,6 +117,7 @@ class StoreOutput:
     def __init__(self, url: str, replaced: Sequence[str], complete: Sequence[str]) -> None:
         self.url, self._store = url, Store(url)
         self._replaced, self._complete = replaced, complete
+        self._losses = 0
 
     def begin(self, home: Path, *, is_finished: bool) -> bool:
         """Make the store ready, before the first shard comes.
@@ -138,30 +144,36 @@ class StoreOutput:
         shards = [path.with_name(path.name.removesuffix(ENDING)) for path in home.rglob(f"part-*{ENDING}")]
         return not self._forget_lost(shards, self._store.listing()) if shards else True
 
-    def settle(self, output: Path, splits: Sequence[str], parts: Iterable[Mapping[str, str]]) -> None:
-        """Check that the shards of all parts are there, and remove those of no part.
+    def find_lost(self, output: Path, records: Mapping[int, "PartRecord"]) -> list[int]:
+        """Numbers of the parts of which shards are no longer in the store as they were uploaded; forgets these stubs.
 
-        Args:
-            output: The folder of the preparation.
-            splits: Names of the splits.
-            parts: Split → file name, for the splits of each part.
+        A task that Ray runs again may have replaced them by equal ones, a task of a killed run by others.
 
         Raises:
-            OutputError: Some are not: they were removed or replaced meanwhile.
+            OutputError: Again and again.
         """
-        listed = self._store.listing()
-        shards = [output / split / file for part in parts for split, file in part.items()]
-        lost = self._forget_lost(shards, listed)
-        if lost:
+        owners = {output / split / file: n for n, record in records.items() for split, file in record.shards.items()}
+        lost = self._forget_lost(list(owners), self._store.listing())
+        self._losses += bool(lost)
+        if self._losses > _MOST_LOSSES:
             raise OutputError(
-                f"{self._store.where(lost[0])}: was removed or replaced meanwhile{_more(len(lost) - 1)}; run it again: "
-                "all other parts are kept"
+                f"{self._store.where(_object_of(output, lost[0]))}: is removed or replaced again and again; let no "
+                "other program write there, then run it again: finished parts are kept"
             )
-        expected = {name for shard in shards for name in _objects(shard)}
+        return sorted({owners[shard] for shard in lost})
+
+    def keep_only(self, output: Path, records: Mapping[int, "PartRecord"], splits: Sequence[str]) -> None:
+        """Remove the shards in the store that belong to no part: a killed run may have had other or more of them."""
+        expected = {
+            name
+            for record in records.values()
+            for split, file in record.shards.items()
+            for name in _objects(output / split / file)
+        }
         old = [
             name
-            for name in listed
-            if name not in expected and _SHARDS.fullmatch(Path(name).name) and _folder(name) in splits
+            for name in self._store.listing()
+            if name not in expected and _SHARDS.fullmatch(Path(name).name) and name.rpartition("/")[0] in splits
         ]
         with ThreadPoolExecutor(_TOGETHER) as pool:
             list(pool.map(self._store.remove, old))
@@ -176,19 +188,18 @@ class StoreOutput:
                     found |= {} if shard.is_file() else _objects(shard)
         return found
 
-    def _forget_lost(self, shards: Sequence[Path], listed: dict[str, StoredFile]) -> list[str]:
-        """Remove the stubs of some shards whose objects are not there as they were uploaded; returns their names."""
+    def _forget_lost(self, shards: Sequence[Path], listed: dict[str, StoredFile]) -> list[Path]:
+        """Remove the stubs of those shards whose objects are not there as they were uploaded; returns the shards."""
 
-        def lost(shard: Path) -> list[str]:
-            return [name for name, one in _objects(shard).items() if not self._has(name, one, listed)]
+        def is_there(shard: Path) -> bool:
+            return all(self._has(name, one, listed) for name, one in _objects(shard).items())
 
         with ThreadPoolExecutor(_TOGETHER) as pool:
-            found = list(zip(shards, pool.map(lost, shards), strict=True))
-        for shard, names in found:
-            if names:
-                with output_errors(shard):
-                    stub_path(shard).unlink(missing_ok=True)
-        return [name for _, names in found for name in names]
+            lost = [shard for shard, there in zip(shards, pool.map(is_there, shards), strict=True) if not there]
+        for shard in lost:
+            with output_errors(shard):
+                stub_path(shard).unlink(missing_ok=True)
+        return lost
 
     def _has(self, name: str, expected: StoredFile, listed: dict[str, StoredFile]) -> bool:
         if name not in listed or listed[name] == expected:
@@ -202,10 +213,5 @@ def _objects(shard: Path) -> dict[str, StoredFile]:
     return {} if stub is None else stub.objects()
 
 
-def _folder(name: str) -> str:
-    """The split of an object."""
-    return name.rpartition("/")[0]
-
-
-def _more(count: int) -> str:
-    return f", and {count} more" if count else ""
+def _object_of(output: Path, shard: Path) -> str:
+    return str(shard.relative_to(output))
