@@ -7,7 +7,8 @@ Each run puts its own marker into the output's working folder. A task looks for 
 task writes to the output, and holds a lock on the marker meanwhile, so that a later run waits until the tasks of a
 killed run have ended. The locks are `flock`: they are released however a process ends, but the shared file system must
 support them. On any other node, the task works in a temporary folder and sends its files to this program, which writes
-them to the output; a part's record comes last.
+them to the output; a part's record comes last. If the output is a store, its shards go there from any node
+(`prepare/stored_shards.py`), so what is sent is small.
 """
 
 import contextlib

@@ -37,9 +37,7 @@ def prepare_remote(
         StoreError: The store cannot be read or written.
     """
     store = Store(url)
-    folder = (
-        cache_folder() / "prepared" / f"{base_name(url)}-{hashlib.blake2b(url.encode(), digest_size=8).hexdigest()}"
-    )
+    folder = folder_of(url)
     found = {name: store.read_if_there(name) for name in (f"{split}{MANIFEST}" for split in SPLITS)}
     there = {name: content for name, content in found.items() if content is not None}
     if not overwrite and (strange := [name for name, content in there.items() if not _is(folder / name, content)]):
@@ -57,6 +55,11 @@ def prepare_remote(
     shutil.rmtree(folder)
     splits = {split: replace(one, path=f"{url}/{split}".rstrip("/")) for split, one in report.splits.items()}
     return replace(report, output=url, splits=splits)
+
+
+def folder_of(url: str) -> Path:
+    """The folder of this machine for a preparation into a URL."""
+    return cache_folder() / "prepared" / f"{base_name(url)}-{hashlib.blake2b(url.encode(), digest_size=8).hexdigest()}"
 
 
 def _is(file: Path, content: bytes) -> bool:
