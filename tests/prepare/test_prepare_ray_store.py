@@ -16,6 +16,7 @@ from makers.ray_clusters import begin_cluster
 from makers.texts import write_texts
 from patience import PATIENCE_SECONDS, wait_for
 from penstock import load_tokenizer, prepare
+from penstock.core.errors import StoreError
 from penstock.prepare import ray_tasks
 from penstock.prepare.upload import folder_of
 from penstock.shards import verify
@@ -129,6 +130,14 @@ def test_a_worker_is_killed_in_the_middle(store, tmp_path, corpus, tokenizer, mo
     assert bucket(store) == contents(tmp_path / "here")
     for split in ("train", "validation"):
         assert verify(f"{URL}/{split}").sound
+
+
+@pytest.mark.slow
+def test_a_node_that_the_store_refuses_is_named(store, corpus, tokenizer):
+    store.fail("403", 1, "part-000001.arrow", "PUT")
+    due = r"s3://bucket/web/train/part-000001.arrow: the store refuses: .* rights \(on node \S+ \(process \d+\)\)$"
+    with pytest.raises(StoreError, match=due):
+        prepare(corpus, tokenizer=tokenizer, output=URL, executor="ray", **OPTIONS)
 
 
 @pytest.mark.slow

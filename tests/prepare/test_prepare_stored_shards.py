@@ -296,6 +296,8 @@ def test_a_copy_is_a_preparation_too(store, repeated, tokenizer, tmp_path):
     expected = contents(tmp_path / "local")
     assert {"hashes.bin", "rejected.jsonl", "parts.json", "prepare.json", "report.json"} < set(expected)
     assert contents(tmp_path / "back") == bucket(store) == expected
+    copy_dataset(f"{store.endpoint}/bucket/web", tmp_path / "http")  # which cannot list
+    assert contents(tmp_path / "http") == expected
     assert prepare_parts(repeated, tokenizer, tmp_path / "back", **options).seconds is None
     write_texts(repeated / "6.jsonl", ["more", "pipes"])
     report = prepare_parts(repeated, tokenizer, tmp_path / "back", **options)

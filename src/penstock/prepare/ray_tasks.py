@@ -29,7 +29,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, final
 
-from penstock.core.errors import MissingExtraError, OutputError, PenstockError
+from penstock.core.errors import MissingExtraError, OutputError, PenstockError, StoreError
 from penstock.prepare.part import WORK
 from penstock.prepare.pool import Function, Message
 from penstock.shards.files import output_errors
@@ -92,6 +92,8 @@ def _work(place: Place, state: Any, work: bytes, send: Callable[[tuple[str, Any]
             sys.path += [path for path in place.paths if path not in sys.path]
             name, function, argument = pickle.loads(work)
             last = _do(_fetch(state), function, argument, send, place, sees_output)
+    except StoreError as error:
+        last = "failed", StoreError(f"{error} (on node {_node()})")  # each has credentials of its own
     except PenstockError as error:
         last = "failed", error
     except BaseException as error:  # any error must be sent: nothing else would report it

@@ -30,6 +30,8 @@ from penstock.shards.stores import TOKENIZER_FILES, Store, StoredFile
 
 SPLITS = ("", "train/", "validation/")
 """Where a folder may hold datasets."""
+REPORTS = ("report.json", "prepare.json", "parts.json", "rejected.jsonl", "hashes.bin")
+"""Files of a preparation, with which a later one in the same place goes on."""
 NOTE = "copying.json"
 NOTE_SECONDS = 5.0
 """How often it is written: a copy that is killed does at most so much again."""
@@ -176,13 +178,8 @@ def _files_of(origin: "_Place", name: str, content: bytes, listed: Mapping[str, 
 
 def _is_report(name: str, manifests: Mapping[str, bytes]) -> bool:
     """Whether a file describes the preparation of a dataset; these have no checksums."""
-    known = {
-        f"{prefix}{file}"
-        for manifest in manifests
-        for prefix in (manifest.removesuffix(MANIFEST), "")
-        for file in ("report.json", "prepare.json", "parts.json", "rejected.jsonl", "hashes.bin")
-    }
-    return name in known
+    prefixes = {"", *(manifest.removesuffix(MANIFEST) for manifest in manifests)}
+    return name in {f"{prefix}{file}" for prefix in prefixes for file in REPORTS}
 
 
 @final
@@ -263,6 +260,8 @@ class _Remote:
             manifest = Manifest.parse(content, self.where(prefix))
             guesses += [f"{prefix}{file}" for file in (*manifest.checksums, *(one.file for one in manifest.shards))]
             guesses += [f"{prefix}{TOKENIZER_FOLDER}/{file}" for file in TOKENIZER_FILES]
+            guesses += [f"{prefix}{file}" for file in REPORTS]
+        guesses += [file for file in REPORTS if file not in guesses]
         return self._store.listing(guesses)
 
     def read_if_there(self, name: str) -> bytes | None:

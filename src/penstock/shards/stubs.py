@@ -1,8 +1,8 @@
 """Shards whose bytes are in a store: a stub stands for each in the folder of a dataset that is being made.
 
-`part.arrow.stored` is a line of JSON, then what the fingerprint of the dataset needs of the shard (about 2 % of its
-bytes: the checksums of its tokens, and trees, images and checksums of columns). A stub belongs to one version of an
-object: if another object takes its place, the stub stands for nothing any more.
+`part.arrow.stored` is a line of JSON, then what the fingerprint of the dataset needs of the shard: the checksums of its
+tokens (2 % of its bytes for long documents), its trees, its records of images, and the checksums of its columns. A stub
+belongs to one version of an object: if another object takes its place, the stub stands for nothing any more.
 """
 
 import json
