@@ -108,7 +108,7 @@ def test_shards_do_not_pass_through_the_driver(store, tmp_path, corpus, tokenize
 def test_duplicates_are_dropped_on_the_nodes(store, tmp_path, corpus, tokenizer, monkeypatch, sent, sees):
     blind(monkeypatch, lambda number: sees)
     lines = (corpus / "2.jsonl").read_text().splitlines()[300:500]
-    write_texts(corpus / "5.jsonl", [json.loads(line)["text"] for line in lines])
+    write_texts(corpus / "5.jsonl", [f"water {n}" for n in range(90)] + [json.loads(line)["text"] for line in lines])
     (corpus / "4.jsonl").write_bytes((corpus / "0.jsonl").read_bytes())
     options = {**OPTIONS, "drop_duplicates": True}
     report = prepare(corpus, tokenizer=tokenizer, output=URL, executor="ray", **options)

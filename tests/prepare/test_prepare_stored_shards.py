@@ -22,7 +22,7 @@ prepare_parts = partial(prepare_here, part_bytes=12_000)
 def repeated(corpus):
     """The corpus, with documents that occur again: all of a file, and some of another."""
     lines = (corpus / "2.jsonl").read_text().splitlines()[300:500]
-    write_texts(corpus / "5.jsonl", [json.loads(line)["text"] for line in lines])
+    write_texts(corpus / "5.jsonl", [f"water {n}" for n in range(90)] + [json.loads(line)["text"] for line in lines])
     (corpus / "4.jsonl").write_bytes((corpus / "0.jsonl").read_bytes())
     return corpus
 
@@ -120,7 +120,7 @@ def test_killed_at_every_step_it_goes_on(store, repeated, tokenizer, tmp_path, m
     ):  # fmt: skip
         monkeypatch.setattr(module, name, dying(getattr(module, name), steps))
     count = 0
-    for die_at in range(1, 1000, 7):
+    for die_at in range(2, 1000, 11):
         steps[:] = [0, die_at]
         try:
             prepare_here(repeated, tokenizer, URL, **options)
@@ -139,9 +139,23 @@ def test_killed_at_every_step_it_goes_on(store, repeated, tokenizer, tmp_path, m
                 path.unlink()
         else:
             break
-    assert count > 5
+    assert count > 3
     assert bucket(store) == expected
     assert not list((tmp_path / "cache").rglob("making-*"))
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_killed_while_a_shard_loses_documents(store, repeated, tokenizer, tmp_path, monkeypatch, step):
+    """The second step is when the new shard is there, and its part's record is not."""
+    (repeated / "4.jsonl").unlink()
+    options = {"drop_duplicates": True}
+    with monkeypatch.context() as patch:
+        patch.setattr(duplicates, "save_record", dying(duplicates.save_record, [0, step]))
+        with pytest.raises(Killed, match=r"^$"):
+            prepare_here(repeated, tokenizer, URL, **options)
+    prepare_here(repeated, tokenizer, URL, **options)
+    prepare_here(repeated, tokenizer, tmp_path / "local", **options)
+    assert bucket(store) == contents(tmp_path / "local")
 
 
 def killed_before_the_copy(store, *arguments, **options):
