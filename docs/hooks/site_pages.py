@@ -1,5 +1,7 @@
-"""Hooks of MkDocs: adds the generated pages, and leads links to files of the repository to their pages."""
+"""Hooks of MkDocs: generated pages, links to files of the repository, drawings, and the selector of versions."""
 
+import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from generated import generated_pages  # noqa: E402  (MkDocs knows this folder only while it loads this file)
 from mkdocs.structure.files import File  # noqa: E402
-from repository_pages import moved_links  # noqa: E402
+from repository_pages import ROOT, moved_links  # noqa: E402
+
+_DRAWING = re.compile(r"^!\[([^\]]*)\]\((\S+\.svg)\)$", re.MULTILINE)
+
+
+def on_config(config: Any) -> Any:
+    """A build without `mike` has no list of versions; the page would ask for one in vain."""
+    if "MIKE_DOCS_VERSION" not in os.environ:
+        config.extra.pop("version", None)
+    return config
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -20,6 +31,23 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Lead links to files outside `docs` to their pages."""
+    """Lead links to files outside `docs` to their pages, and put drawings into the page."""
     where = page.file.src_uri
-    return markdown if where in generated_pages() else moved_links(markdown, f"docs/{where}", where)
+    if where in generated_pages():
+        return markdown
+    text = _DRAWING.sub(lambda found: _drawing(where, *found.groups()), moved_links(markdown, f"docs/{where}", where))
+    if 'class="picture"' in text:
+        page.meta.setdefault("hide", []).append("toc")
+    return text
+
+
+def _drawing(where: str, text: str, target: str) -> str:
+    """A drawing as part of the page, where it follows the reader's choice of light or dark.
+
+    As a file of its own it has colours of its own; here those of `assets/site.css` apply.
+    """
+    svg = (ROOT / "docs" / where).parent.joinpath(target).read_text(encoding="utf-8")
+    if 'class="drawing"' not in svg:
+        return f"![{text}]({target})"
+    plain = re.sub(r"<style>.*?</style>|^ +|\n(?=\n)", "", svg, flags=re.DOTALL | re.MULTILINE)
+    return f'<figure class="picture">\n{plain.strip()}\n</figure>\n'
