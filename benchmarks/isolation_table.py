@@ -1,4 +1,4 @@
-"""Which models of transformers run packed rows and caches exactly here, and how: the table of docs/reference/isolation.md.
+"""Which models of transformers run packed rows and caches exactly, and how: the table of docs/reference/isolation.md.
 
 python benchmarks/isolation_table.py [model type …]    prints Markdown; about 3 min on one core, no downloads.
 python benchmarks/isolation_table.py --write           puts the table into docs/reference/isolation.md.

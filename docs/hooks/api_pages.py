@@ -161,14 +161,14 @@ def all_names() -> tuple[PublicName, ...]:
 def _index() -> Iterator[str]:
     yield "# Python reference"
     yield ""
-    yield "Every public name, by what one wants to do. `import penstock as ps` loads a name when it is first used, so it"
-    yield "takes milliseconds and needs neither torch nor transformers."
+    yield "Every public name, by what one wants to do. `import penstock as ps` loads a name when it is first used, so"
+    yield "it takes milliseconds and needs neither torch nor transformers."
     for topic in TOPICS:
         yield f"\n## [{topic.title}]({topic.file}.md)\n"
         yield "| name | what it is |"
         yield "|---|---|"
         for name in _names_of(topic):
-            yield f"| [`{name.shown}`]({topic.file}.md#{_anchor(name)}) | {cell(name.summary)} |"
+            yield f"| [`{name.shown}`]({topic.file}.md#{entry_anchor(name)}) | {cell(name.summary)} |"
 
 
 def _names_of(topic: Topic) -> list[PublicName]:
@@ -193,14 +193,14 @@ def _order(name: PublicName) -> tuple[bool, bool]:
     return name.kind == "module", name.kind == "value"
 
 
-def _anchor(name: PublicName) -> str:
+def entry_anchor(name: PublicName) -> str:
     """What mkdocstrings calls the entry of a name: a module is shown at the place that defines it."""
     return name.home if name.kind == "module" else name.path
 
 
 def _entry(name: PublicName, level: int) -> Iterator[str]:
     shown = name.shown if name.door == TOP else name.name
-    yield f"\n::: {_anchor(name)}"
+    yield f"\n::: {entry_anchor(name)}"
     yield "    options:"
     yield f"      heading_level: {level}"
     yield f'      heading: "{shown}"'

@@ -24,8 +24,8 @@ def cli_pages() -> dict[str, str]:
 def _page(top: Any, groups: dict[str, Any]) -> Iterator[str]:
     yield "# Command line"
     yield "\nMade from the commands themselves; `penstock VERB --help` shows the same in the terminal."
-    yield "[Work from the shell](../how-to/command-line.md) shows them in use. Exit codes: 0 success; 1 an error, printed"
-    yield "without a traceback; 2 a wrong command line; 130 stopped by Ctrl-C."
+    yield "[Work from the shell](../how-to/command-line.md) shows them in use. Exit codes: 0 success; 1 an error,"
+    yield "printed without a traceback; 2 a wrong command line; 130 stopped by Ctrl-C."
     for group, verbs in groups.items():
         yield f"\n**{group}**\n"
         yield "| verb | what it does |"

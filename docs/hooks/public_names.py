@@ -1,4 +1,4 @@
-"""The public names of penstock, read from the source without importing it: each with its door and its first sentence."""
+"""The public names of penstock, read from the source without importing it: each with door and first sentence."""
 
 import ast
 import re

@@ -36,6 +36,8 @@ def place(name: str) -> str:
         return name.removeprefix("docs/")
     if name == "README.md":
         return HOME
+    if name == "examples":
+        return f"{EXAMPLES}/index.md"
     if name.startswith("examples/"):
         return f"{EXAMPLES}/{name.removeprefix('examples/')}.md"
     return DOCUMENTS.get(name, f"files/{name}.md")
@@ -49,12 +51,16 @@ def moved_links(text: str, name: str, where: str) -> str:
         if not path or re.match(r"[a-z]+:", path):
             return found[0]
         target = os.path.normpath(os.path.join(os.path.dirname(name), path))
-        if (name.startswith("docs/") and target.startswith("docs/")) or not (ROOT / target).is_file():
+        if (name.startswith("docs/") and target.startswith("docs/")) or not _has_page(target):
             return found[0]
         relative = os.path.relpath(place(target), os.path.dirname(where) or ".")
         return f"{found[1]}[{found[2]}]({relative}{sign}{rest})"
 
     return LINK.sub(moved, text)
+
+
+def _has_page(name: str) -> bool:
+    return name == "examples" or (ROOT / name).is_file()
 
 
 def _linked() -> set[str]:
@@ -100,8 +106,8 @@ def _examples_page(names: list[str]) -> str:
         purpose = " ".join(_purpose(path, path.read_text(encoding="utf-8")).split()).replace("|", "&#124;")
         shown = name.removeprefix("examples/")
         rows.append(f"| [`{shown}`]({shown}.md) | {purpose} |")
-    head = "# Examples\n\nWhole programs and configurations, from the folder `examples` of the repository. They run as they stand.\n"
-    return "\n".join([head, "| file | what it does |", "|---|---|", *rows]) + "\n"
+    text = "Whole programs and configurations, from the folder `examples` of the repository. They run as they stand."
+    return "\n".join([f"# Examples\n\n{text}\n", "| file | what it does |", "|---|---|", *rows]) + "\n"
 
 
 def _is_text(path: Path) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from api_pages import all_names
+from markdown_links import anchor
 from markdown_text import cell
 
 PAGE = "reference/run-file.md"
@@ -34,7 +35,7 @@ class _Page:
         yield from self._table(self._schema, "")
         pending = [(key, self._classes(value)) for key, value in self._schema["properties"].items()]
         for key, classes in pending:
-            self._sections.update(dict.fromkeys(classes, _anchor(key)))
+            self._sections.update(dict.fromkeys(classes, anchor(key)))
         for key, classes in pending:
             yield f"\n## {key}\n"
             for name in classes:
@@ -52,7 +53,7 @@ class _Page:
             for inner in self._classes(value):
                 if inner not in self._sections:
                     heading = inside if len(self._classes(value)) == 1 else f"{inside}: {_kind(self._schema, inner)}"
-                    self._sections[inner] = _anchor(heading)
+                    self._sections[inner] = anchor(heading)
                     below.append((inner, heading, inside))
         yield from self._table(settings, place)
         for inner, heading, inside in below:
@@ -65,7 +66,7 @@ class _Page:
         yield "|---|---|---|---|"
         for key, value in settings["properties"].items():
             default = "**required**" if key in required else _shown(value.get("default"))
-            link = f"[`{key}`](#{_anchor(key)})" if not place else f"`{key}`"
+            link = f"[`{key}`](#{anchor(key)})" if not place else f"`{key}`"
             yield f"| {link} | {self._type(value)} | {default} | {cell(value.get('description', ''))} |"
 
     def _type(self, value: dict[str, Any]) -> str:
@@ -135,19 +136,12 @@ def _kind(schema: dict[str, Any], name: str) -> str:
     return str(kind.get("const", name))
 
 
-def _anchor(heading: str) -> str:
-    """The anchor that Python-Markdown gives a heading."""
-    from markdown_links import anchor
-
-    return anchor(heading)
-
-
 INTRODUCTION = """
-A run file is YAML: the data, the model and the training of a run. It is validated as a whole before anything starts, and an
-unknown key is an error that suggests the likely one. `--set data.loader.seed=7` overrides a key, from any command that
-reads a run file. `penstock schema --output penstock.schema.json` writes the JSON Schema from which this page is made; with
-`# yaml-language-server: $schema=penstock.schema.json` as its first line, editors complete and check a run file. `None` in a
-meaning is YAML's `null`; `[]` in a heading stands for each entry of a list, `NAME` for a name that you choose.
+A run file is YAML: the data, the model and the training of a run. It is validated as a whole before anything starts,
+and an unknown key is an error that suggests the likely one. `--set data.loader.seed=7` overrides a key, from any command
+that reads a run file. `penstock schema --output penstock.schema.json` writes the JSON Schema from which this page is
+made; with `# yaml-language-server: $schema=penstock.schema.json` as its first line, editors complete and check a run
+file. `None` in a meaning is YAML's `null`; `[]` in a heading stands for each entry of a list, `NAME` for a name that you choose.
 
 ```yaml
 data:

@@ -2,15 +2,17 @@
 
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File
+from mkdocs.utils import get_relative_url
 
-from generated import generated_pages  # noqa: E402  (MkDocs knows this folder only while it loads this file)
-from mkdocs.structure.files import File  # noqa: E402
-from repository_pages import ROOT, moved_links  # noqa: E402
+from api_pages import FOLDER
+from generated import generated_pages
+from name_links import link_names
+from repository_pages import ROOT, moved_links
 
 _DRAWING = re.compile(r"^!\[([^\]]*)\]\((\S+\.svg)\)$", re.MULTILINE)
 
@@ -39,6 +41,20 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     if 'class="picture"' in text:
         page.meta.setdefault("hide", []).append("toc")
     return text
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Link the names of the reference."""
+    url = get_relative_url(f"{FOLDER}/", page.url)
+    return link_names(html, url, inside_reference=page.file.src_uri.startswith("reference/"))
+
+
+def on_post_build(config: Any) -> None:
+    """Refuse a site that asks another host for anything; links that a reader follows are no such thing."""
+    asks = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|srcset|href)=[\"']?(?:https?:)?//[^\"'> ]+")
+    for page in Path(config.site_dir).rglob("*.html"):
+        if found := asks.search(page.read_text(encoding="utf-8")):
+            raise PluginError(f"{page}: asks another host: {found[0]}")
 
 
 def _drawing(where: str, text: str, target: str) -> str:
