@@ -225,9 +225,9 @@ def test_names_in_text_become_links_and_others_stay():
     once = "<code>ps.train</code>"
     html = f"<p>{once} <code>Loader</code> <code>x</code></p><h2>{once}</h2><pre>{once}</pre><a href='x'>{once}</a>"
     found = name_links.link_names(html, "../api/", inside_reference=False)
-    assert found.count("<a ") == 1
+    assert found.count('class="name"') == 1
     assert '<a class="name" href="../api/train/#penstock.train"><code>ps.train</code></a>' in found
-    assert name_links.link_names(html, "", inside_reference=True).count("<a ") == 2
+    assert name_links.link_names(html, "", inside_reference=True).count('class="name"') == 2
     assert 'href="trainers/#penstock.integrations.trl.SFTTrainer"' in name_links.link_names(
         "<code>ps.trl.SFTTrainer</code>", "", inside_reference=False
     )

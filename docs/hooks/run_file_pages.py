@@ -138,10 +138,11 @@ def _kind(schema: dict[str, Any], name: str) -> str:
 
 INTRODUCTION = """
 A run file is YAML: the data, the model and the training of a run. It is validated as a whole before anything starts,
-and an unknown key is an error that suggests the likely one. `--set data.loader.seed=7` overrides a key, from any command
-that reads a run file. `penstock schema --output penstock.schema.json` writes the JSON Schema from which this page is
-made; with `# yaml-language-server: $schema=penstock.schema.json` as its first line, editors complete and check a run
-file. `None` in a meaning is YAML's `null`; `[]` in a heading stands for each entry of a list, `NAME` for a name that you choose.
+and an unknown key is an error that suggests the likely one. `--set data.loader.seed=7` overrides a key, from any
+command that reads a run file. `penstock schema --output penstock.schema.json` writes the JSON Schema from which this
+page is made; with `# yaml-language-server: $schema=penstock.schema.json` as its first line, editors complete and check
+a run file. `None` in a meaning is YAML's `null`; `[]` in a heading stands for each entry of a list, `NAME` for a name
+that you choose.
 
 ```yaml
 data:
