@@ -54,7 +54,7 @@ test-integrations: $(TRAINERS)/.ready-trainers
 	  tests/integrations $(ARGS)
 
 docs: $(DOCS)/.ready-docs
-	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs --quiet build --clean
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --clean
 	@echo "penstock: the site is in build/site"
 
 docs-serve: $(DOCS)/.ready-docs
