@@ -183,7 +183,7 @@ def _page(topic: Topic) -> Iterator[str]:
         by_door.setdefault(name.door, []).append(name)
     for door, names in by_door.items():
         if door != TOP:
-            yield f"\n## {door}\n\n{module_docstring(door)}"
+            yield f"\n## {names[0].shown.rpartition('.')[0]}\n\n{module_docstring(door)}"
         for name in sorted(names, key=_order):
             yield from _entry(name, 2 if door == TOP else 3)
 

@@ -5,7 +5,6 @@ from collections import Counter
 from functools import cache
 
 from api_pages import all_names, entry_anchor, topic_of
-from public_names import TOP
 
 _TOKEN = re.compile(
     r"<(?P<end>/?)(?P<tag>a|autoref|pre|h[1-6]|summary)\b[^>]*>|<code>(?P<name>[\w.]+)(?P<call>\(\))?</code>"
@@ -38,15 +37,7 @@ def link_names(html: str, url: str, *, inside_reference: bool) -> str:
 def _full_names() -> dict[str, str]:
     """`ps.chat.encode` and `penstock.chat.encode` → their place below the reference."""
     places = {name: f"{topic_of(name).file}/#{entry_anchor(name)}" for name in all_names()}
-    return {
-        shown: place for name, place in places.items() for shown in (name.shown, name.path, *_integration(name.path))
-    }
-
-
-def _integration(path: str) -> list[str]:
-    """`ps.huggingface.Trainer`: integrations are modules of the top."""
-    head = f"{TOP}.integrations."
-    return [f"ps.{path.removeprefix(head)}"] if path.startswith(head) and path.count(".") > 2 else []
+    return {shown: place for name, place in places.items() for shown in (name.shown, name.path)}
 
 
 @cache

@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal, final
 
@@ -36,10 +37,11 @@ class PublicName:
 
     @property
     def shown(self) -> str:
-        """Its address as users write it, such as `ps.chat.encode`."""
-        return self.path.replace(TOP, "ps", 1)
+        """Its address as users write it, such as `ps.chat.encode`; `penstock.prepare.…` where `ps` has no such room."""
+        return f"{_address(self.door)}.{self.name}"
 
 
+@cache
 def doors() -> list[str]:
     """The packages that list public names, the top first."""
     inits = sorted((SOURCE / TOP).rglob("__init__.py"), key=lambda path: path.parts)
@@ -53,6 +55,18 @@ def public_names(door: str) -> Iterator[PublicName]:
     homes = _imports(tree)
     for name in _listed(tree):
         yield _public(door, name, homes.get(name, (door, name)))
+
+
+@cache
+def _address(door: str) -> str:
+    """How users reach a door: as a name of another one, from `ps` down, else by its full name."""
+    if door == TOP:
+        return "ps"
+    for other in (TOP, door.rpartition(".")[0]):
+        names = public_names(other) if other in doors() else ()
+        if found := next((one for one in names if one.home == door), None):
+            return f"{_address(other)}.{found.name}"
+    return door
 
 
 def first_sentence(text: str | None) -> str:
@@ -125,5 +139,6 @@ def _path(module: str) -> Path:
     return folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
 
 
+@cache
 def _tree(module: str) -> ast.Module:
     return ast.parse(_path(module).read_text(encoding="utf-8"))
