@@ -25,7 +25,7 @@ import name_links  # noqa: E402
 import public_names  # noqa: E402
 import run_file_pages  # noqa: E402
 from generated import generated_pages  # noqa: E402
-from markdown_links import anchor, anchors, links  # noqa: E402
+from markdown_links import anchor, anchors, links, requests  # noqa: E402
 from repository_pages import ROOT as REPOSITORY  # noqa: E402
 from repository_pages import moved_links, place  # noqa: E402
 
@@ -245,6 +245,17 @@ def test_drawings_say_what_they_show_and_need_nothing_else(path):
     used = {name for element in root.iter() for name in element.get("class", "").split()} - {"drawing"}
     styles = (DOCS / "assets" / "site.css").read_text(encoding="utf-8")
     assert {name for name in used if f".drawing .{name} " not in styles or f".{name}{{" not in text} == set()
+
+
+def test_requests_to_other_hosts_are_found():
+    own = '<link rel="canonical" href="https://a.b/"><script src="x.js"></script><a href="https://a.b">a</a>'
+    asked = [
+        '<script async src="https://a.b/c.js">',
+        "<link rel=stylesheet href=//a.b/c.css>",
+        '<img src="http://a.b/c.png"/>',
+    ]
+    assert requests(own) == []
+    assert requests(own + "".join(asked)) == asked
 
 
 def test_the_site_takes_nothing_from_other_hosts():

@@ -9,6 +9,17 @@ LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(<?([^)\s>]+)>?(?: \"[^\"]
 HTML_LINK = re.compile(r"<(?:a|img|source)\b[^>]*?\b(?:href|src|srcset)=\"([^\"]+)\"")
 
 
+_REQUEST = re.compile(
+    r"<(?:script|link|img|iframe|source|video|audio)\b[^>]*?\b(?:src|srcset|href)=[\"']?(?:https?:)?//[^>]+>"
+)
+_NAMED_ONLY = re.compile(r"\brel=[\"']?(?:canonical|prev|next|alternate)\b")
+
+
+def requests(html: str) -> list[str]:
+    """The tags of a page for which a browser asks another host; links that a reader follows are no such tags."""
+    return [tag for tag in _REQUEST.findall(html) if not _NAMED_ONLY.search(tag)]
+
+
 def anchor(heading: str) -> str:
     """The anchor of a heading without markup; equal ones get `_1`, `_2`, … on a page."""
     plain = unicodedata.normalize("NFKD", heading).encode("ascii", "ignore").decode()

@@ -5,6 +5,7 @@ from collections import Counter
 from functools import cache
 
 from api_pages import all_names, entry_anchor, topic_of
+from public_names import TOP
 
 _TOKEN = re.compile(
     r"<(?P<end>/?)(?P<tag>a|autoref|pre|h[1-6]|summary)\b[^>]*>|<code>(?P<name>[\w.]+)(?P<call>\(\))?</code>"
@@ -37,7 +38,11 @@ def link_names(html: str, url: str, *, inside_reference: bool) -> str:
 def _full_names() -> dict[str, str]:
     """`ps.chat.encode` and `penstock.chat.encode` → their place below the reference."""
     places = {name: f"{topic_of(name).file}/#{entry_anchor(name)}" for name in all_names()}
-    return {shown: place for name, place in places.items() for shown in (name.shown, name.path)}
+    return {
+        shown: place
+        for name, place in places.items()
+        for shown in (name.shown, name.path, re.sub(r"^ps\.", f"{TOP}.", name.shown))
+    }
 
 
 @cache

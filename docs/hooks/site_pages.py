@@ -11,6 +11,7 @@ from mkdocs.utils import get_relative_url
 
 from api_pages import FOLDER
 from generated import generated_pages
+from markdown_links import requests
 from name_links import link_names
 from repository_pages import ROOT, moved_links
 
@@ -44,16 +45,18 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
-    """Link the names of the reference."""
+    """Link the names of the reference, and leave source code and labels out of the search."""
     url = get_relative_url(f"{FOLDER}/", page.url)
+    html = re.sub(
+        r'<(details class="mkdocstrings-source"|small class="doc doc-labels")', r"<\1 data-search-exclude", html
+    )
     return link_names(html, url, inside_reference=page.file.src_uri.startswith("reference/"))
 
 
 def on_post_build(config: Any) -> None:
     """Refuse a site that asks another host for anything; links that a reader follows are no such thing."""
-    asks = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|srcset|href)=[\"']?(?:https?:)?//[^\"'> ]+")
     for page in Path(config.site_dir).rglob("*.html"):
-        if found := asks.search(page.read_text(encoding="utf-8")):
+        if found := requests(page.read_text(encoding="utf-8")):
             raise PluginError(f"{page}: asks another host: {found[0]}")
 
 
