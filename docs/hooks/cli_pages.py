@@ -1,7 +1,9 @@
 """The page of the command line, made from the commands themselves: every verb with all its arguments and options."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from inspect import cleandoc
 from typing import Any
 
@@ -17,11 +19,20 @@ def cli_pages() -> dict[str, str]:
     from penstock import cli
 
     top = get_command(cli.build_app([]))
-    groups: dict[str, Any] = getattr(cli, "GROUPS", None) or {"Verbs": cli.VERBS}
-    return {PAGE: "\n".join(_page(top, groups))}
+    return {PAGE: "\n".join(_page(top, _groups()))}
 
 
-def _page(top: Any, groups: dict[str, Any]) -> Iterator[str]:
+def _groups() -> Mapping[str, Iterable[str]]:
+    """What one wants to do → its verbs, as `penstock --help` shows them."""
+    from penstock import cli
+
+    if find_spec("penstock.cli.help_pages") is None:
+        return {"Verbs": cli.VERBS}
+    groups: Mapping[str, Iterable[str]] = import_module("penstock.cli.help_pages").GROUPS
+    return groups
+
+
+def _page(top: Any, groups: Mapping[str, Iterable[str]]) -> Iterator[str]:
     yield "# Command line"
     yield "\nMade from the commands themselves; `penstock VERB --help` shows the same in the terminal."
     yield "[Work from the shell](../how-to/command-line.md) shows them in use. Exit codes: 0 success; 1 an error,"
@@ -51,7 +62,7 @@ def _command(command: Any, name: str, level: int) -> Iterator[str]:
     yield from _arguments(command)
     yield from _options(command)
     if examples:
-        yield f"\n```bash\n{examples}\n```"
+        yield f"\nFor example:\n\n```bash\n{examples}\n```"
     if command.epilog:
         yield f"\n{command.epilog}"
 
