@@ -3,6 +3,8 @@
 #   make demo [SOURCE=path]   text → datasets → packed rows → a small model that learns, then chats (5 minutes at most)
 #   make test [ARGS=...]      the tests; ARGS go to pytest
 #   make test-integrations    the tests of other people's trainers, with all of them installed (an environment of their own)
+#   make docs                 the documentation site, strictly, into build/site (an environment of its own; half a minute)
+#   make docs-serve           the site on http://127.0.0.1:8000, built again when a page changes
 #   make check                lint, format, types, import contract
 #   make package              sdist and wheel, built and used in environments of their own (3 minutes)
 #   make kernels              compiled kernels for a wheel (1 minute); a build takes those that it finds
@@ -30,12 +32,15 @@ TRAINER_ALONE ?= torchtitan==0.3.0 torch_checkpointing==0.1.1 spmd_types==0.2.3 
 # Built against the installed torch, without its compiled operations; tests on CPUs compile one of them with g++.
 TRAINER_SOURCES ?= deepspeed
 
+# The site needs no torch: its reference is read from the source.
+DOCS ?= .venv-docs
+
 BIN := $(VENV)/bin
 # Modules are compiled when first imported: compiling all of torch would cost more than the tests need.
 PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
 PINNED := $(VENV)/torch-constraint.txt
 
-.PHONY: demo test test-integrations check package kernels bench clean environment
+.PHONY: demo test test-integrations docs docs-serve check package kernels bench clean environment
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready-demo
@@ -47,6 +52,13 @@ test: $(VENV)/.ready-dev
 test-integrations: $(TRAINERS)/.ready-trainers
 	PENSTOCK_INTEGRATIONS=1 $(TRAINERS)/bin/python -m pytest -n $(WORKERS) --dist worksteal --slow -rs \
 	  tests/integrations $(ARGS)
+
+docs: $(DOCS)/.ready-docs
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --clean
+	@echo "penstock: the site is in build/site"
+
+docs-serve: $(DOCS)/.ready-docs
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs serve $(ARGS)
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
@@ -64,7 +76,7 @@ bench: $(VENV)/.ready-dev
 	@for script in $(BENCHMARKS); do echo "── $$script"; $(BIN)/python $$script $(ARGS) || exit 1; done
 
 clean:
-	rm -rf .demo .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist $(VENV) $(TRAINERS)
+	rm -rf .demo .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist $(VENV) $(TRAINERS) $(DOCS)
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 environment: $(VENV)/.ready-dev
@@ -83,6 +95,12 @@ $(VENV)/.ready-dev: pyproject.toml $(PINNED)
 	$(PIP) -c $(PINNED) -e '.[train,huggingface,vision,dev]'
 	$(BIN)/python tests/packaging/fit_torchvision.py
 	@touch $(VENV)/.ready-demo $@
+
+$(DOCS)/.ready-docs: pyproject.toml
+	@echo "penstock: making $(DOCS) (once)"
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install -qq --no-compile --disable-pip-version-check -e '.[docs]'
+	@touch $@
 
 # The same rules make the environment of the trainers, in its own folder; then it gets their packages.
 $(TRAINERS)/.ready-trainers: pyproject.toml Makefile

@@ -1,7 +1,7 @@
-"""Which models of transformers run packed rows and caches exactly here, and how: the table of docs/isolation.md.
+"""Which models of transformers run packed rows and caches exactly, and how: the table of docs/reference/isolation.md.
 
 python benchmarks/isolation_table.py [model type …]    prints Markdown; about 3 min on one core, no downloads.
-python benchmarks/isolation_table.py --write           puts the table into docs/isolation.md.
+python benchmarks/isolation_table.py --write           puts the table into docs/reference/isolation.md.
 
 Small random models in float32 of every causal architecture of the installed transformers that a few settings can make
 small (`tests/makers/architectures.py`), with one layer of each kind. Gaps are largest differences from transformers'
@@ -62,7 +62,7 @@ def main() -> None:
     print(text)
     print(f"not made small, {len(left_out)}: {'; '.join(left_out)}", file=sys.stderr)
     if asked.write:
-        page = HOME / "docs" / "isolation.md"
+        page = HOME / "docs" / "reference" / "isolation.md"
         before, rest = page.read_text().split(BEGIN)
         page.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}")
 

@@ -140,7 +140,7 @@ def test_the_map_of_files_is_the_tree():
 
 
 @pytest.mark.parametrize(
-    "page", sorted({*(ROOT / "docs").glob("*.md")} - {ROOT / "docs" / "log.md"}), ids=lambda page: page.stem
+    "page", sorted({*(ROOT / "docs").rglob("*.md")} - {ROOT / "docs" / "log.md"}), ids=lambda page: page.stem
 )
 def test_files_that_a_page_names_exist(page):
     """Paths of the package in backticks, such as `loader/plan.py`; the log keeps those of its day."""

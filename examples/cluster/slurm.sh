@@ -25,7 +25,7 @@ port=$((20000 + SLURM_JOB_ID % 20000))
 
 # Threads of the loader come out of each process's share of the cores.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((SLURM_CPUS_PER_TASK / processes))}
-# Kernels are compiled once, where all nodes find them; an image has them already (docs/clusters.md).
+# Kernels are compiled once, where all nodes find them; an image has them already (docs/how-to/clusters.md).
 export NUMBA_CACHE_DIR=${NUMBA_CACHE_DIR:-$HOME/.cache/penstock-kernels}
 
 srun --kill-on-bad-exit=1 torchrun \

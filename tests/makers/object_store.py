@@ -50,6 +50,10 @@ class ObjectStore:
         self.log: list[tuple[str, str, str | None]] = []
         """Method, path and range of each request."""
         self.bytes = 0
+        self.received: list[tuple[str, int]] = []
+        """Path and bytes of each upload, or piece of one, that was taken."""
+        self.uploads: dict[str, dict[int, bytes]] = {}
+        """Unfinished uploads in pieces."""
         self.faults: list[Fault] = []
         self._lock, self._free = threading.Lock(), 0.0
         handler = type("Handler", (_Handler,), {"store": self})
@@ -91,6 +95,7 @@ class ObjectStore:
         """Begin the log again."""
         with self._lock:
             self.log.clear()
+            self.received.clear()
             self.bytes = 0
 
     def begin(self, method: str, path: str, span: str | None) -> Fault | None:
@@ -137,32 +142,75 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(False)
 
     def do_PUT(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if self.headers.get("x-amz-content-sha256", "").startswith("STREAMING"):
-            body = _unframed(body)
-        path = self._path()
-        if (fault := self.store.begin("PUT", path, None)) is not None:
+        body, path, query = self._body(), self._path(), self._query()
+        fault = self.store.begin("PUT", path, None)
+        if fault is not None and fault.kind == "slow":
+            fault.gate.wait()
+            fault = None
+        if fault is not None:
             return self._refuse(fault)
         if self.headers.get("x-amz-copy-source"):
             return self._send(501)
-        file = self.store.folder / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_name(f".{file.name}.partial")
-        partial.write_bytes(body)
-        partial.replace(file)
-        return self._send(200, extra=[("ETag", _etag(file))])
+        self.store.received.append((path, len(body)))
+        if "uploadId" not in query:
+            return self._send(200, extra=[("ETag", self._keep(path, body))])
+        pieces = self.store.uploads.get(query["uploadId"][0])
+        if pieces is None:
+            return self._error(404, "NoSuchUpload")
+        pieces[int(query["partNumber"][0])] = body
+        return self._send(200, extra=[("ETag", f'"{hashlib.md5(body).hexdigest()}"')])
+
+    def do_POST(self) -> None:
+        """Begins and ends uploads in pieces."""
+        body, path, query = self._body(), self._path(), self._query()
+        if (fault := self.store.begin("POST", path, None)) is not None:
+            return self._refuse(fault)
+        xml = [("Content-Type", "application/xml")]
+        if "uploads" in query:
+            name = str(len(self.store.log))
+            self.store.uploads[name] = {}
+            answer = f"<InitiateMultipartUploadResult><UploadId>{name}</UploadId></InitiateMultipartUploadResult>"
+            return self._send(200, answer.encode(), xml)
+        pieces = self.store.uploads.pop(query["uploadId"][0], None)
+        if pieces is None:
+            return self._error(404, "NoSuchUpload")
+        if body.count(b"<PartNumber>") != len(pieces):
+            return self._error(400, "InvalidPart")
+        etag = self._keep(path, b"".join(pieces[number] for number in sorted(pieces)))
+        answer = f"<CompleteMultipartUploadResult><ETag>{escape(etag)}</ETag></CompleteMultipartUploadResult>"
+        return self._send(200, answer.encode(), xml)
 
     def do_DELETE(self) -> None:
-        path = self._path()
+        path, query = self._path(), self._query()
         self.store.begin("DELETE", path, None)
-        (self.store.folder / path).unlink(missing_ok=True)
+        if "uploadId" in query:
+            self.store.uploads.pop(query["uploadId"][0], None)
+        else:
+            (self.store.folder / path).unlink(missing_ok=True)
         self._send(204)
+
+    def _body(self) -> bytes:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        framed = self.headers.get("x-amz-content-sha256", "").startswith("STREAMING")
+        return _unframed(body) if framed else body
+
+    def _keep(self, path: str, body: bytes) -> str:
+        """Write an object at once; returns its ETag."""
+        file = self.store.folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_name(f".{file.name}.{threading.get_ident()}.partial")
+        partial.write_bytes(body)
+        partial.replace(file)
+        return _etag(file)
+
+    def _query(self) -> dict[str, list[str]]:
+        return parse_qs(urlsplit(self.path).query, keep_blank_values=True)
 
     def _path(self) -> str:
         return unquote(urlsplit(self.path).path).lstrip("/")
 
     def _answer(self, with_body: bool) -> None:
-        query, path = parse_qs(urlsplit(self.path).query, keep_blank_values=True), self._path()
+        query, path = self._query(), self._path()
         fault = self.store.begin(self.command, path, self.headers.get("Range"))
         if fault is not None and fault.kind == "slow":
             fault.gate.wait()

@@ -1,9 +1,11 @@
-"""Small tokenizers and a small corpus."""
+"""Small tokenizers, a small corpus, and a store."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from makers.object_store import ObjectStore, s3_store
 from makers.texts import WATER, make_texts, write_texts
 from makers.tokenizers import CHAT_CONTROLS, tiny_tokenizer
 from penstock.tokenizers import Tokenizer
@@ -35,3 +37,14 @@ def chat_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """A small one with the control tokens of ChatML."""
     controls = ["<|endoftext|>", *CHAT_CONTROLS]
     return tiny_tokenizer(tmp_path_factory.mktemp("chat tokenizer"), numbered_texts(200), 400, controls)
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    """The S3 of this process, with an empty bucket of the name `bucket`."""
+    pytest.importorskip("s3fs")
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("penstock.shards.stores.PAUSE_SECONDS", 0.01)
+    (tmp_path / "store" / "bucket").mkdir(parents=True)
+    with s3_store(tmp_path / "store", monkeypatch) as found:
+        yield found

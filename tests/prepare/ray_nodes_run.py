@@ -1,7 +1,8 @@
 """Run by test_prepare_ray_nodes.py: prepares on a cluster of two nodes of this machine, and disturbs it.
 
 Arguments: the source, the tokenizer, the output, and what happens: `nothing`, `worker` (one is killed) or `node` (one
-is lost). Prints one JSON line: the report's numbers and the nodes that worked.
+is lost); for a URL, also its folder on this machine, which nodes then do not see. Prints one JSON line: the report's
+numbers and the nodes that worked.
 """
 
 import json
@@ -11,8 +12,10 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import ray
+from prepare_cases import blind
 
 import penstock as ps
 from makers.ray_clusters import begin_cluster
@@ -45,11 +48,14 @@ def nodes():
 
 
 def main():
-    source, tokenizer, output, event = sys.argv[1:]
+    source, tokenizer, output, event, *folder = sys.argv[1:]
+    if folder:
+        blind(SimpleNamespace(setattr=setattr))
+    work = Path(*folder or [output], ".prepare")
     cluster, (_, second) = begin_cluster()
 
     def disturb():
-        while len(nodes()) < 2 or len(list(Path(output).glob(".prepare/part-*.json"))) < 2:
+        while len(nodes()) < 2 or len(list(work.glob("part-*.json"))) < 2:
             time.sleep(0.05)
         if event == "worker":
             os.kill(int(workers()[-1][0]), signal.SIGKILL)

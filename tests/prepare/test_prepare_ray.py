@@ -8,11 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from prepare_cases import contents, slowly
+from prepare_cases import blind, contents, slowly
 
 from makers.processes import child_environment
 from patience import PATIENCE_SECONDS, wait_for
@@ -95,34 +94,27 @@ def test_a_bad_record_is_named_with_its_line(tmp_path, corpus, tokenizer, cluste
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("blind", [0, 1])
-def test_nodes_that_do_not_see_the_output_send_their_parts(tmp_path, corpus, tokenizer, cluster, monkeypatch, blind):
+@pytest.mark.parametrize("seeing", [0, 1])
+def test_nodes_that_do_not_see_the_output_send_their_parts(tmp_path, corpus, tokenizer, cluster, monkeypatch, seeing):
     """All of them, or every other task: the same bytes as processes."""
     (corpus / "1.jsonl").write_text('{"text": "pipe", "w": [{"begin": 1, "end": 3, "weight": 0.5}]}\n{broken\n')
     shutil.copy(corpus / "0.jsonl", corpus / "3.jsonl")
     options = {**OPTIONS, "drop_duplicates": True}
     prepare(corpus, tokenizer=tokenizer, output=tmp_path / "here", processes=1, **options)
-    start, sent = RayTasks.start, []
-
-    def start_elsewhere(self, number, *work):
-        place = self._place
-        if number % 2 >= blind:
-            self._place = replace(place, marker=place.marker.with_name("none"))
-        start(self, number, *work)
-        self._place = place
+    sent = []
+    blind(monkeypatch, lambda number: number % 2 < seeing)
 
     class Watched(ray_node.Incoming):
         def add(self, name, data, is_last):
             sent.append(name)
             super().add(name, data, is_last)
 
-    monkeypatch.setattr(RayTasks, "start", start_elsewhere)
     monkeypatch.setattr(ray_node, "Incoming", Watched)
     report = prepare(corpus, tokenizer=tokenizer, output=tmp_path / "there", executor="ray", **options)
     assert contents(tmp_path / "here") == contents(tmp_path / "there")
     assert report.num_duplicates > 600
     records = [name for name in sent if name.startswith(".prepare/part-") and name.endswith(".json")]
-    assert len(records) == (report.parts if blind == 0 else report.parts // 2)
+    assert len(records) == (report.parts if seeing == 0 else report.parts // 2)
 
 
 def test_files_arrive_in_pieces_and_marks_last(tmp_path, monkeypatch):

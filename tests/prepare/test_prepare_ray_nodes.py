@@ -8,7 +8,8 @@ from prepare_cases import contents
 
 from makers.processes import child_environment, run_python
 from makers.texts import write_texts
-from penstock import load_tokenizer, prepare
+from penstock import load_tokenizer, open_dataset, prepare
+from penstock.prepare.upload import folder_of
 from penstock.shards import verify
 
 pytest.importorskip("ray", reason="needs Ray")
@@ -47,3 +48,31 @@ def test_the_bytes_of_one_process(tmp_path, corpus, tokenizer, event):
         )
         assert one["fingerprint"] == two["fingerprint"]
         verify(tmp_path / "there" / split)
+
+
+@pytest.mark.slow
+def test_a_node_is_lost_that_sends_its_shards_to_a_store(tmp_path, corpus, tokenizer, store):
+    (corpus / "4.jsonl").write_bytes((corpus / "0.jsonl").read_bytes())
+    tokenizer.save(tmp_path / "tokenizer")
+    environment = child_environment(
+        WORKERS=str(tmp_path / "workers"), RAY_USAGE_STATS_ENABLED="0", RAY_memory_monitor_refresh_ms="0"
+    )
+    words = (corpus, tmp_path / "tokenizer", "s3://bucket/web", "node", folder_of("s3://bucket/web"))
+    done = run_python(SCRIPT, *words, env=environment, check=True)
+    documents, duplicates, nodes = json.loads(next(one for one in done.stdout.splitlines() if one.startswith("[")))
+    report = prepare(
+        corpus, tokenizer=load_tokenizer(tmp_path / "tokenizer"), output=tmp_path / "here", processes=1,
+        transform=unchanged, part_bytes=12_000, validation=0.2, drop_duplicates=True, progress=False,
+    )  # fmt: skip
+    assert (documents, duplicates, nodes) == (report.documents, report.num_duplicates, 2)
+    assert duplicates >= 700
+    names = ("prepare.json", "report.json", "train/manifest.json", "validation/manifest.json")  # name the transform
+    here, there = (
+        {k: v for k, v in contents(place).items() if k not in names}
+        for place in (tmp_path / "here", store.folder / "bucket/web")
+    )
+    assert here == there
+    for split in ("train", "validation"):
+        assert (
+            open_dataset(f"s3://bucket/web/{split}").fingerprint == open_dataset(tmp_path / "here" / split).fingerprint
+        )

@@ -3,21 +3,10 @@
 import pytest
 
 from makers.datasets import prepare_here
-from makers.object_store import s3_store
 from penstock import open_dataset
 from penstock.core.errors import OutputError, StoreError
 
 URL = "s3://bucket/web"
-
-
-@pytest.fixture
-def store(tmp_path, monkeypatch):
-    pytest.importorskip("s3fs")
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("penstock.shards.stores.PAUSE_SECONDS", 0.01)
-    (tmp_path / "store" / "bucket").mkdir(parents=True)
-    with s3_store(tmp_path / "store", monkeypatch) as found:
-        yield found
 
 
 def names(folder):

@@ -34,7 +34,7 @@ PADDING = 5
 
 CURE = (
     "Train it with one document per row, Loader(packing='none'), or take another attention implementation or model; "
-    "docs/isolation.md lists those that were measured"
+    "docs/reference/isolation.md lists those that were measured"
 )
 
 _TOLERANCES = {"float64": 1e-6, "float32": 1e-3, "float16": 0.05, "bfloat16": 0.2}

@@ -11,6 +11,8 @@ document that is dropped.
 
 A part's record says which of its documents were dropped. If the input changes, a part of which other documents would
 be dropped is prepared again. A part whose shards were being written when the run was killed, too.
+
+Shards that are in a store are read from there, and their new bytes go there, by any node.
 """
 
 import hashlib
@@ -21,15 +23,17 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from penstock.core.errors import OutputError
+from penstock.core.errors import CorruptionError, OutputError
 from penstock.core.terminal import Progress
 from penstock.prepare.answers import PATH_VALUES
 from penstock.prepare.hashes import HASH
 from penstock.prepare.part import UNSETTLED, PartRecord, Workshop, has_hashes, hashes_path, load_record, save_record
 from penstock.prepare.pool import Pool
+from penstock.prepare.stored_shards import get_shard
 from penstock.shards.dropping import count_origins, drop_documents
 from penstock.shards.files import Array, output_errors
 from penstock.shards.finish import load_shard
+from penstock.shards.stubs import Stub, load_stub
 
 BUCKET = 1 << 20
 """Documents that are compared at once, about."""
@@ -45,6 +49,30 @@ class Drop:
     dropped: Array
     needs_output: ClassVar[bool] = True
     """It reads the output, so not every node of a cluster can do it."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a shard in a store loses."""
+
+    stub: Stub
+    dropped: Array
+    """Numbers of documents in the shard."""
+    text_bytes: int
+    """UTF-8 bytes that the remaining documents represent."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StoredDrop:
+    """The task of dropping documents from a finished part whose shards are in a store; needs nothing of the output."""
+
+    number: int
+    record: PartRecord
+    dropped: Array
+    losses: dict[str, Loss]
+    """By split, for those that lose documents."""
 
 
 def find_duplicates(parts: Sequence[Array]) -> list[Array]:
@@ -123,16 +151,60 @@ def drop_duplicates(
         reopen()
     with Progress("dropping duplicates", total=len(todo), unit="parts", enabled=progress and bool(todo)) as bar:
         while todo:
-            tasks = [(f"duplicates of {done[n].identity}", Drop(n, done[n], drops[n])) for n in todo]
+            tasks = ((f"duplicates of {done[n].identity}", _task(shop, n, done[n], drops[n])) for n in todo)
             done.update(pool.run(_drop, tasks, lambda: None))
-            todo = [n for n in todo if done[n].drops == UNSETTLED]
-            bar.advance(len(tasks) - len(todo))
+            again = [n for n in todo if done[n].drops == UNSETTLED]
+            bar.advance(len(todo) - len(again))
+            todo = again
             if todo:
                 done.update(prepare_again(todo))
     return done
 
 
-def _drop(shop: Workshop, task: Drop, report: Any) -> tuple[int, PartRecord]:
+def _task(shop: Workshop, number: int, record: PartRecord, dropped: Array) -> Drop | StoredDrop:
+    """The task for one part. If its shards are in a store, the record says from now on that they may be changing."""
+    losses = {}
+    for split, inside, text_bytes in _by_split(record, _map_hashes(shop.output, number, record), dropped):
+        if len(inside):
+            path = shop.output / split / record.shards[split]
+            if path.is_file() or (stub := load_stub(path)) is None:
+                return Drop(number, record, dropped)
+            losses[split] = Loss(stub, inside, text_bytes)
+    save_record(shop.output, number, replace(record, drops=UNSETTLED))
+    return StoredDrop(number, record, dropped, losses)
+
+
+def _drop(shop: Workshop, task: Drop | StoredDrop, report: Any) -> tuple[int, PartRecord]:
+    return _drop_here(shop, task) if isinstance(task, Drop) else _drop_stored(shop, task)
+
+
+def _drop_stored(shop: Workshop, task: StoredDrop) -> tuple[int, PartRecord]:
+    """Bring the shards of one part from the store, and put them there without the dropped documents.
+
+    If another object is there, a task of a lost node has replaced it: the record stays unsettled.
+    """
+    sources, shards = {}, dict(task.record.shards)
+    with shop.making() as made:
+        for split, loss in task.losses.items():
+            name, folder = shards[split], made / split
+            try:
+                get_shard(shop.store or "", loss.stub, folder / name)
+            except CorruptionError:
+                return task.number, replace(task.record, drops=UNSETTLED)
+            sources[split] = _origins(folder / name, loss.dropped)
+            info = drop_documents(
+                folder, name, shop.layout, loss.dropped, text_bytes=loss.text_bytes, path_values=_path_values(shop)
+            )
+            if info is None:
+                del shards[split]
+            else:
+                shop.keep(made, split, info)
+    new = _without(task.record, task.dropped, sources, shards)
+    save_record(shop.output, task.number, new)
+    return task.number, new
+
+
+def _drop_here(shop: Workshop, task: Drop) -> tuple[int, PartRecord]:
     """Write the shards of one part again.
 
     Ray runs a task again if its node is lost. If that was while a shard got its new bytes, the record stays unsettled.
@@ -154,17 +226,27 @@ def _drop(shop: Workshop, task: Drop, report: Any) -> tuple[int, PartRecord]:
         documents = 0 if info is None else info.documents
         if documents == record.hashed[split]:
             drop_documents(
-                shop.output / split, name, shop.layout, inside, text_bytes=text_bytes,
-                path_values=PATH_VALUES if shop.layout.has_trees else (),
-            )  # fmt: skip
+                shop.output / split, name, shop.layout, inside, text_bytes=text_bytes, path_values=_path_values(shop)
+            )
         elif documents != remaining:
             return number, replace(record, drops=UNSETTLED)
-    new = replace(
+    new = _without(record, dropped, sources, shards)
+    save_record(shop.output, number, new)
+    return number, new
+
+
+def _without(
+    record: PartRecord, dropped: Array, sources: dict[str, dict[str, int]], shards: dict[str, str]
+) -> PartRecord:
+    """The record of a part once its duplicates are dropped."""
+    return replace(
         record, documents=record.documents - len(dropped), duplicates=len(dropped), dropped_from=sources,
         drops=_describe(dropped), shards=shards,
     )  # fmt: skip
-    save_record(shop.output, number, new)
-    return number, new
+
+
+def _path_values(shop: Workshop) -> tuple[str, ...]:
+    return PATH_VALUES if shop.layout.has_trees else ()
 
 
 def _origins(path: Path, documents: Array) -> dict[str, int]:

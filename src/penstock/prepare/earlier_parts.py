@@ -26,6 +26,7 @@ from penstock.prepare.part import (
     Workshop,
     copy_lines,
     digest_of,
+    files_of,
     finished_numbers,
     forget_part,
     has_hashes,
@@ -37,7 +38,6 @@ from penstock.prepare.part import (
     stamp_of,
 )
 from penstock.shards.files import output_errors
-from penstock.shards.images import assets_path
 from penstock.shards.store import ShardStore, reopen_dataset
 from penstock.sources import Part
 
@@ -202,7 +202,7 @@ class Interrupted:
                 self.forget(number)
         for split, folder in self._folders.items():
             expected = {name for record in records.values() if (name := record.shards.get(split)) is not None}
-            expected |= {assets_path(folder / name).name for name in expected}
+            expected = {path.name for name in expected for path in files_of(folder / name)}
             with output_errors(folder):
                 for path in folder.glob("part-*"):
                     if path.name not in expected:

@@ -24,6 +24,7 @@ from penstock.prepare.part import HASHES, PARTS, REJECTED, REPORT, WORK
 from penstock.prepare.settings import RETIRED, fingerprint
 from penstock.shards import Manifest
 from penstock.shards.files import output_errors, write_json
+from penstock.shards.stubs import stub_path
 
 PLAN, MANIFEST, LOCK = "prepare.json", "manifest.json", "lock"
 NEXT = "next-"
@@ -172,7 +173,8 @@ class OutputFolder:
             (self.path / REJECTED).unlink(missing_ok=True)
         for folder in (self.path / split for split in SPLITS if (self.path / split / MANIFEST).is_file()):
             manifest = Manifest.load(folder)
-            kept = {shard.file for shard in manifest.shards} | set(manifest.checksums)
+            shards = [folder / shard.file for shard in manifest.shards]
+            kept = {path.name for path in (*shards, *map(stub_path, shards))} | set(manifest.checksums)
             for name in os.listdir(folder):
                 if name not in kept and (name.startswith("part-") or name == "weight_sums.f64"):
                     (folder / name).unlink()

@@ -22,10 +22,12 @@ from penstock.prepare.chat_summary import ChatSummary
 from penstock.prepare.hashes import HASH, HashFile
 from penstock.prepare.recipe import Recipe
 from penstock.prepare.settings import PrepareSettings
+from penstock.prepare.stored_shards import made_apart, put_shard
 from penstock.prepare.transform import Transform
-from penstock.shards import ShardLayout, ShardWriter
+from penstock.shards import ShardInfo, ShardLayout, ShardWriter
 from penstock.shards.files import checksum, output_errors, write_json
 from penstock.shards.images import assets_path
+from penstock.shards.stubs import stub_path
 from penstock.sources import Part, Reject
 from penstock.sources.copies import Copies, copied
 from penstock.sources.files import open_ranges
@@ -178,6 +180,10 @@ class Workshop:
     recipe: Recipe
     copies: Path | None = None
     """Folder of copies of remote files, which all processes share; None: there are none."""
+    store: str | None = None
+    """URL where shards go; None: to the output."""
+    scratch: Path | None = None
+    """Folder of this machine for shards on their way to the store; None: that for temporary files."""
 
     def elsewhere(self, folder: Path) -> "Workshop":
         """The same work in another folder, which has no copies."""
@@ -185,6 +191,16 @@ class Workshop:
         for split in self.settings.splits:
             (folder / split).mkdir(exist_ok=True)
         return replace(self, output=folder, copies=None)
+
+    def making(self) -> AbstractContextManager[Path]:
+        """The folder where shards are made; `keep` takes them from there."""
+        return nullcontext(self.output) if self.store is None else made_apart(self.scratch, self.settings.splits)
+
+    def keep(self, made: Path, split: str, info: ShardInfo) -> str:
+        """Take a finished shard from the folder where it was made; returns its name."""
+        if self.store is not None:
+            put_shard(self.store, split, made, self.output, info, self.layout)
+        return info.file
 
 
 @final
@@ -293,6 +309,7 @@ def prepare_part(shop: Workshop, task: Task, report: Progressed) -> PartRecord:
     hashes = HashFile(shop.layout, shop.settings.splits) if shop.settings.drop_duplicates else None
     with ExitStack() as stack:
         rejects = stack.enter_context(RejectFile(rejects_path(shop.output, task.number), shop.settings))
+        made = stack.enter_context(shop.making())
         for block in shop.recipe.blocks(task.part, shop.settings.on_damage(record.damaged)):
             record.records += len(block) + len(block.rejects)
             record.raw_bytes += block.size_bytes
@@ -308,7 +325,7 @@ def prepare_part(shop: Workshop, task: Task, report: Progressed) -> PartRecord:
             tokens = 0
             for split, documents in encoded.splits.items():
                 if split not in writers:
-                    writer = ShardWriter(shop.output / split, shard_name(task.number), shop.layout)
+                    writer = ShardWriter(made / split, shard_name(task.number), shop.layout)
                     writers[split] = stack.enter_context(writer)
                 writers[split].write(
                     documents.tokens,
@@ -336,7 +353,7 @@ def prepare_part(shop: Workshop, task: Task, report: Progressed) -> PartRecord:
             report(block.size_bytes, tokens, len(found))
         record.rejects = rejects.count
         record.chats = chats.as_json() if chats is not None else None
-        record.shards = {split: writer.finish().file for split, writer in sorted(writers.items())}
+        record.shards = {split: shop.keep(made, split, writer.finish()) for split, writer in sorted(writers.items())}
         rejects.finish()
     if hashes is not None:
         record.hashed, record.hashes_checksum = hashes.finish(hashes_path(shop.output, task.number))
@@ -370,8 +387,13 @@ def forget_part(output: Path, number: int, record: PartRecord) -> None:
         rejects_path(output, number).unlink(missing_ok=True)
         hashes_path(output, number).unlink(missing_ok=True)
         for split, name in record.shards.items():
-            (output / split / name).unlink(missing_ok=True)
-            assets_path(output / split / name).unlink(missing_ok=True)
+            for path in files_of(output / split / name):
+                path.unlink(missing_ok=True)
+
+
+def files_of(shard: Path) -> tuple[Path, Path, Path]:
+    """The files that a shard may have: its own, that of its images, and its stub."""
+    return shard, assets_path(shard), stub_path(shard)
 
 
 def finished_numbers(output: Path) -> list[int]:

@@ -31,6 +31,7 @@ from penstock.prepare.ray_tasks import RayTasks, end_earlier_runs, import_ray
 from penstock.prepare.recipe import ChatRecipe, TextRecipe
 from penstock.prepare.report import SHOWN, PrepareReport, describe_changes, finish, input_of, read_report
 from penstock.prepare.settings import PrepareOptions, PrepareSettings, fingerprint, merge_options
+from penstock.prepare.stored_shards import MAKING, StoreOutput
 from penstock.prepare.transform import Transform, describe_transform, load_transform, require_picklable
 from penstock.prepare.upload import prepare_remote
 from penstock.shards import ShardLayout
@@ -128,15 +129,15 @@ def prepare(
         source: Paths, folders, globs, URLs, one or several; or an iterator of texts or of dicts.
         tokenizer: A tokenizer, or its path.
         output: Folder for the result: new, empty, or with an earlier run of this preparation. With a validation share,
-            the datasets are its folders `train` and `validation`. A URL (`s3://bucket/web`): the result is prepared on
-            this machine, in the cache folder, and then copied there.
+            the datasets are its folders `train` and `validation`. A URL (`s3://bucket/web`): shards go there from
+            where they are made, the rest of the result at the end.
         template: Records are conversations, and this chat template renders them: a .jinja file, a folder with a
             tokenizer, the text of a template, or "auto", the tokenizer's own.
         settings: Settings that determine the result; its fields can also be given as keywords.
         transform: Function, or `"module:function"`, that changes records (dicts) or drops them (None).
         processes: Parts at once; None: one per core, fewer for a few megabytes.
         executor: `processes` of this machine, or `ray`: the cluster of RAY_ADDRESS or of `ray.init`, otherwise a new
-            one on this machine; nodes that do not see the output send their parts here.
+            one on this machine; nodes that do not see the output send their parts here, or their shards to the URL.
         overwrite: Discard existing results and start again; required to change settings.
         progress: Show progress on standard error, after one line on what is read and how.
         verbose: For chats, also print all settings in effect, and the layout of the first record.
@@ -157,13 +158,37 @@ def prepare(
             normal_url(output),
             overwrite,
             progress,
-            lambda folder: prepare(
-                source, tokenizer=tokenizer, output=folder, template=template, settings=settings, transform=transform,
+            lambda folder, store: _prepare_folder(
+                source, folder, store, tokenizer=tokenizer, template=template, settings=settings, transform=transform,
                 processes=processes, executor=executor, overwrite=overwrite, progress=progress, verbose=verbose,
                 **options,
             ),
         )  # fmt: skip
-    started, output = time.monotonic(), local_path(output, "the output of prepare")
+    return _prepare_folder(
+        source, local_path(output, "the output of prepare"), None, tokenizer=tokenizer, template=template,
+        settings=settings, transform=transform, processes=processes, executor=executor, overwrite=overwrite,
+        progress=progress, verbose=verbose, **options,
+    )  # fmt: skip
+
+
+def _prepare_folder(
+    source: Any,
+    output: Path,
+    store: StoreOutput | None,
+    *,
+    tokenizer: Paths | Tokenizer,
+    template: Paths | Template | None,
+    settings: PrepareSettings | None,
+    transform: str | Transform | None,
+    processes: int | None,
+    executor: str,
+    overwrite: bool,
+    progress: bool,
+    verbose: bool,
+    **options: Unpack[PrepareOptions],
+) -> PrepareReport:
+    """`prepare` into a folder, or its shards into a store."""
+    started = time.monotonic()
     settings = merge_options(settings, options if template is None else {"template": template, **options})
     loaded = tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(os.fspath(tokenizer))
     function = load_transform(transform)
@@ -185,9 +210,10 @@ def prepare(
     with OutputFolder(output) as folder:
         changes = {} if overwrite else input_changes(folder.plan(), plan)
         place = folder.adopt(plan, overwrite=overwrite)
+        is_whole = store is None or store.begin(folder.path, is_finished=place.finished and known is not None)
         if place.finished:
             report = read_report((folder.path / REPORT).read_bytes(), str(folder.path))
-            if known is not None and settings.accepts(report.rejects, report.damaged):
+            if known is not None and is_whole and settings.accepts(report.rejects, report.damaged):
                 folder.close_work()
                 return report
             place = folder.renew(plan)
@@ -207,13 +233,15 @@ def prepare(
             layout=layout,
             recipe=recipe,
             copies=_room_for_copies(folder, parts, progress),
+            store=None if store is None else store.url,
+            scratch=folder.path / WORK if executor == "processes" else None,
         )
         if progress:
-            say(_describe_work(source, parts, shop, output))
+            say(_describe_work(source, parts, shop, output if store is None else store.url))
         if progress and place.earlier and changes:
             say(f"since the last run {describe_changes(changes)}; only changed parts are prepared again")
-        with _keeping(copies, shop.copies):
-            done = _prepare_parts(shop, parts, make_crew, folder, place, progress, verbose)
+        with _keeping(copies, shop.copies), _without_leftovers(folder.path / WORK):
+            done = _prepare_parts(shop, parts, make_crew, folder, place, store, progress, verbose)
             if known is not None:
                 _refuse_changes(plan, source, settings)
         report = _settle(shop, done, folder, place, fingerprint(plan_settings))
@@ -255,8 +283,23 @@ def _keeping(copies: Copies, folder: Path | None) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _describe_work(source: Any, parts: list[Part] | Iterator[Part], shop: Workshop, output: Path) -> str:
-    """One line: what is read, with which tokenizer and template, into which folder."""
+@contextmanager
+def _without_leftovers(work: Path) -> Iterator[None]:
+    """Remove unfinished shards of workers that were killed, before and after."""
+
+    def remove() -> None:
+        for path in work.glob(f"{MAKING}*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    remove()
+    try:
+        yield
+    finally:
+        remove()
+
+
+def _describe_work(source: Any, parts: list[Part] | Iterator[Part], shop: Workshop, output: Path | str) -> str:
+    """One line: what is read, with which tokenizer and template, where it goes."""
     paths = [os.fspath(path) for path in _paths(source) or ()]
     read = ", ".join(paths[:SHOWN]) + (f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else "")
     if isinstance(parts, list):
@@ -369,6 +412,7 @@ def _prepare_parts(
     make_crew: MakeCrew,
     folder: OutputFolder,
     place: Place,
+    store: StoreOutput | None,
     progress: bool,
     verbose: bool,
 ) -> _Done:
@@ -387,7 +431,8 @@ def _prepare_parts(
                 pool.renew()  # the workers that counted lines have the old tokenizer
             found = [(interrupted.find(n, part), earlier.find(part)) for n, part in enumerate(parts)]
             missing = [part for part, (there, kept) in zip(parts, found, strict=True) if there is None and kept is None]
-            _check_room(shop, missing)
+            if shop.store is None:
+                _check_room(shop, missing)
             listed = parts
         else:
             parts, found, listed = checked_first(shop, parts, progress, verbose), None, []
@@ -419,18 +464,27 @@ def _prepare_parts(
 
             records.update(pool.run(_prepare_one, todo(), advance))
         interrupted.keep_only(records)
-        if shop.settings.drop_duplicates:
 
-            def prepare_again(numbers: Sequence[int]) -> Iterator[tuple[int, PartRecord]]:
-                if not listed:
-                    raise OutputError(f"{shop.output}: a process died while it wrote a shard; run it again")
-                for number in numbers:
-                    interrupted.forget(number)
-                    stayed.discard(number)
-                tasks = [(listed[n].name, Task(n, listed[n], tuple(records[n].files))) for n in numbers]
-                return pool.run(_prepare_one, tasks, lambda *_: None)
+        def prepare_again(numbers: Sequence[int]) -> Iterator[tuple[int, PartRecord]]:
+            if not listed:
+                raise OutputError(f"{shop.output}: a shard was lost while it was written; run it again")
+            for number in numbers:
+                interrupted.forget(number)
+                stayed.discard(number)
+            tasks = [(listed[n].name, Task(n, listed[n], tuple(records[n].files))) for n in numbers]
+            return pool.run(_prepare_one, tasks, lambda *_: None)
 
-            records = drop_duplicates(shop, pool, records, prepare_again, interrupted.reopen, progress)
+        def without_duplicates() -> dict[int, PartRecord]:
+            if not shop.settings.drop_duplicates:
+                return records
+            return drop_duplicates(shop, pool, records, prepare_again, interrupted.reopen, progress)
+
+        records = without_duplicates()
+        if store is not None:
+            while lost := store.find_lost(shop.output, records):
+                records.update(prepare_again(lost))
+                records = without_duplicates()
+            store.keep_only(shop.output, records, shop.settings.splits)
     finished = len(finished_records(folder.path)) if (folder.path / REPORT).is_file() else -1
     unchanged = place.path != folder.path and finished == len(records) == len(stayed)
     return _Done([records[number] for number in sorted(records)], resumed, list(names), unchanged)

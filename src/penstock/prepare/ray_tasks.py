@@ -7,7 +7,8 @@ Each run puts its own marker into the output's working folder. A task looks for 
 task writes to the output, and holds a lock on the marker meanwhile, so that a later run waits until the tasks of a
 killed run have ended. The locks are `flock`: they are released however a process ends, but the shared file system must
 support them. On any other node, the task works in a temporary folder and sends its files to this program, which writes
-them to the output; a part's record comes last.
+them to the output; a part's record comes last. If the output is a store, its shards go there from any node
+(`prepare/stored_shards.py`), so what is sent is small.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, final
 
-from penstock.core.errors import MissingExtraError, OutputError, PenstockError
+from penstock.core.errors import MissingExtraError, OutputError, PenstockError, StoreError
 from penstock.prepare.part import WORK
 from penstock.prepare.pool import Function, Message
 from penstock.shards.files import output_errors
@@ -91,6 +92,8 @@ def _work(place: Place, state: Any, work: bytes, send: Callable[[tuple[str, Any]
             sys.path += [path for path in place.paths if path not in sys.path]
             name, function, argument = pickle.loads(work)
             last = _do(_fetch(state), function, argument, send, place, sees_output)
+    except StoreError as error:
+        last = "failed", StoreError(f"{error} (on node {_node()})")  # each has credentials of its own
     except PenstockError as error:
         last = "failed", error
     except BaseException as error:  # any error must be sent: nothing else would report it

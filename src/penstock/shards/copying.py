@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, final
 
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
@@ -29,6 +30,8 @@ from penstock.shards.stores import TOKENIZER_FILES, Store, StoredFile
 
 SPLITS = ("", "train/", "validation/")
 """Where a folder may hold datasets."""
+REPORTS = ("report.json", "prepare.json", "parts.json", "rejected.jsonl", "hashes.bin")
+"""Files of a preparation, with which a later one in the same place goes on."""
 NOTE = "copying.json"
 NOTE_SECONDS = 5.0
 """How often it is written: a copy that is killed does at most so much again."""
@@ -48,7 +51,14 @@ class _File:
     """None: it has none."""
 
 
-def copy_dataset(source: str | Path, target: str | Path, *, progress: bool = False, check: bool = True) -> int:
+def copy_dataset(
+    source: str | Path,
+    target: str | Path,
+    *,
+    progress: bool = False,
+    check: bool = True,
+    stored: Mapping[str, StoredFile] = MappingProxyType({}),
+) -> int:
     """Copy a dataset, or a folder with the datasets `train` and `validation`, from anywhere to anywhere.
 
     ```python
@@ -63,6 +73,7 @@ def copy_dataset(source: str | Path, target: str | Path, *, progress: bool = Fal
         target: A new folder, or a URL; or one with an interrupted copy of the same dataset.
         progress: Show a bar.
         check: Refuse files that differ from their checksums; else only those of another size.
+        stored: Files that are in the target already, and need not be in the source, by name.
 
     Returns:
         Bytes that were copied.
@@ -78,7 +89,7 @@ def copy_dataset(source: str | Path, target: str | Path, *, progress: bool = Fal
     if origin.where("") == goal.where(""):
         raise ConfigError(f"{goal.where('')}: source and target are the same")
     manifests = _manifests(origin)
-    listed = origin.listing(manifests)
+    listed = {**origin.listing(manifests), **stored}
     is_finished = True
     for name, content in manifests.items():
         found = goal.read_if_there(name)
@@ -87,6 +98,7 @@ def copy_dataset(source: str | Path, target: str | Path, *, progress: bool = Fal
         is_finished &= found is not None
     files = [one for name, content in manifests.items() for one in _files_of(origin, name, content, listed)]
     files += [_File(name=name, size=listed[name].size, checksum=None) for name in listed if _is_report(name, manifests)]
+    files = [one for one in files if one.name not in stored]
     digest = hashlib.blake2b(b"".join(manifests.values()), digest_size=16).hexdigest()
     with Progress("copying", total=sum(one.size or 0 for one in files), unit="B", enabled=progress) as bar:
         copied = _copy_files(origin, goal, files, digest, bar, check, is_finished)
@@ -166,13 +178,8 @@ def _files_of(origin: "_Place", name: str, content: bytes, listed: Mapping[str, 
 
 def _is_report(name: str, manifests: Mapping[str, bytes]) -> bool:
     """Whether a file describes the preparation of a dataset; these have no checksums."""
-    known = {
-        f"{prefix}{file}"
-        for manifest in manifests
-        for prefix in (manifest.removesuffix(MANIFEST), "")
-        for file in ("report.json", "prepare.json", "parts.json", "rejected.jsonl")
-    }
-    return name in known
+    prefixes = {"", *(manifest.removesuffix(MANIFEST) for manifest in manifests)}
+    return name in {f"{prefix}{file}" for prefix in prefixes for file in REPORTS}
 
 
 @final
@@ -253,6 +260,8 @@ class _Remote:
             manifest = Manifest.parse(content, self.where(prefix))
             guesses += [f"{prefix}{file}" for file in (*manifest.checksums, *(one.file for one in manifest.shards))]
             guesses += [f"{prefix}{TOKENIZER_FOLDER}/{file}" for file in TOKENIZER_FILES]
+            guesses += [f"{prefix}{file}" for file in REPORTS]
+        guesses += [file for file in REPORTS if file not in guesses]
         return self._store.listing(guesses)
 
     def read_if_there(self, name: str) -> bytes | None:
@@ -287,10 +296,7 @@ class _Remote:
         return set(self._noted)
 
     def write(self, one: _File, path: Path, digest: str) -> None:
-        self._store.write(one.name, path)
-        found, size = self._store.look_up(one.name), path.stat().st_size
-        if found is None or found.size not in (None, size):
-            raise CorruptionError(f"{self.where(one.name)}: has another size than was written; copy it again")
+        found = self._store.put(one.name, path)
         with self._lock:
             self._noted[one.name] = [found.size, found.stamp]
             self._digest = digest

@@ -4,9 +4,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,7 @@ from penstock.shards.manifest import (
     shard_as_json,
     shard_from_json,
 )
+from penstock.shards.stubs import fingerprint_of, load_stub
 
 UNFINISHED = "unfinished"
 """Folder of the side files inside the dataset's folder; removed when the dataset is finished."""
@@ -113,9 +115,10 @@ def load_shard(folder: Path, name: str) -> ShardInfo | None:
 
 
 def has_files(path: Path, info: ShardInfo) -> bool:
-    """Whether a shard and the file of its images exist, of the right sizes."""
+    """Whether a shard and the file of its images exist, of the right sizes, here or in a store."""
     if not path.is_file() or path.stat().st_size != info.bytes:
-        return False
+        stub = load_stub(path)
+        return stub is not None and stub.fits(info)
     assets = assets_path(path)
     return not info.assets or (assets.is_file() and assets.stat().st_size == info.assets)
 
@@ -162,7 +165,7 @@ def finish_dataset(
     the same shards. Reads the shards' checksums (1.6 % of their bytes) for the fingerprint.
 
     Args:
-        folder: The dataset's folder, with the shards and their side files.
+        folder: The dataset's folder, with the shards, or stubs of those that are in a store, and their side files.
         shards: Results of `ShardWriter.finish` or `load_shard`, in the order of the dataset.
         layout: The layout of all shards.
         tokenizer: The tokenizer of the ids.
@@ -193,13 +196,14 @@ def finish_dataset(
         else:
             (folder / WEIGHT_SUMS).unlink(missing_ok=True)  # from an earlier attempt with other shards
         fingerprint = content_fingerprint(
-            ((map_file(folder / s.file), side_batches(folder, s), side_lengths(folder, s)) for s in kept), layout
+            ((_pieces(folder, shard, layout), side_lengths(folder, shard)) for shard in kept), layout
         )
     except FileNotFoundError as error:
         raise OutputError(f"{error.filename}: missing, so the dataset cannot be finished; prepare again") from None
     write_json(folder / FILES, list(files))
-    assets = [assets_path(folder / shard.file).name for shard in kept if shard.assets]
-    names = [LENGTHS, BATCHES, FILES, *([WEIGHT_SUMS] if fractional else []), *sealed, *assets]
+    names = [LENGTHS, BATCHES, FILES, *([WEIGHT_SUMS] if fractional else []), *sealed]
+    checksums = {name: checksum(map_file(folder / name)) for name in names}
+    checksums |= dict(_asset_checksum(folder / shard.file) for shard in kept if shard.assets)
     manifest = Manifest(
         documents=sum(shard.documents for shard in kept),
         tokens=sum(shard.tokens for shard in kept),
@@ -218,7 +222,7 @@ def finish_dataset(
         fingerprint=fingerprint,
         histogram=add_histograms(kept),
         ends=common_ends(kept),
-        checksums={name: checksum(map_file(folder / name)) for name in names},
+        checksums=checksums,
         damaged=tuple(damaged),
         duplicates=dict(duplicates),
         columns=layout.columns,
@@ -235,32 +239,22 @@ def finish_dataset(
     return manifest
 
 
-def content_fingerprint(shards: Iterable[tuple[Array, Array, Array]], layout: ShardLayout) -> str:
+def content_fingerprint(shards: Iterable[tuple[Iterable[tuple[int, Any]], Array]], layout: ShardLayout) -> str:
     """A hash of all tokens and loss weights, by their checksums, in order; independent of shards and batches.
 
     Args:
-        shards: (file uint8 [bytes], batch table `BATCH` [batches], lengths uint32 [documents, 2]) of each.
+        shards: (`fingerprint_pieces`, lengths uint32 [documents, 2]) of each.
         layout: The layout of all shards.
 
     Returns:
         32 hexadecimal digits.
     """
-    words = hashlib.blake2b(digest_size=16)
+    words, extras = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
     counts = hashlib.blake2b(digest_size=16)
-    extras = hashlib.blake2b(digest_size=16)
-    for data, batches, lengths in shards:
+    for pieces, lengths in shards:
         counts.update(np.ascontiguousarray(lengths[:, 0]).data)
-        for number, line in enumerate(batches):
-            rows = min(DOCUMENTS_PER_BATCH, len(lengths) - number * DOCUMENTS_PER_BATCH)
-            total = int(data[int(line["checksum_offsets"]) :][: 8 * (rows + 1)].view("<i8")[-1])
-            words.update(data[int(line["checksums"]) :][: 8 * total].data)
-            for (name, dtype), place in zip(layout.extras, extra_places(data, line, rows, layout), strict=True):
-                # Trees, images, and the checksums of columns: all of what was written, independent of batches.
-                if name in (TREE, IMAGES, COLUMN_CHECKSUMS):
-                    begin = place + 8 * (rows + 1)
-                    count = int(data[begin - 8 : begin].view("<i8")[0])
-                    found = data[begin : begin + count * np.dtype(dtype).itemsize]
-                    extras.update(portable(found.view(IMAGE)) if name == IMAGES else found.data)
+        for place, piece in pieces:
+            (words, extras)[place].update(piece)
     kind = f"penstock 1, {layout.token_dtype.itemsize} bytes, spans {layout.has_spans}"
     whole = hashlib.blake2b(kind.encode(), digest_size=16)
     whole.update(words.digest())
@@ -268,6 +262,44 @@ def content_fingerprint(shards: Iterable[tuple[Array, Array, Array]], layout: Sh
     if layout.extras:
         whole.update(repr(layout.extras).encode() + extras.digest())
     return whole.hexdigest()
+
+
+def fingerprint_pieces(data: Array, batches: Array, lengths: Array, layout: ShardLayout) -> Iterator[tuple[int, Any]]:
+    """The bytes of a shard that its dataset's fingerprint hashes: (0, checksums of tokens and loss weights), or (1,
+    trees, images and checksums of columns).
+
+    Args:
+        data: The shard, uint8 [bytes].
+        batches: `BATCH` [batches].
+        lengths: uint32 [documents, 2].
+        layout: Its layout.
+    """
+    for number, line in enumerate(batches):
+        rows = min(DOCUMENTS_PER_BATCH, len(lengths) - number * DOCUMENTS_PER_BATCH)
+        total = int(data[int(line["checksum_offsets"]) :][: 8 * (rows + 1)].view("<i8")[-1])
+        yield 0, data[int(line["checksums"]) :][: 8 * total].data
+        for (name, dtype), place in zip(layout.extras, extra_places(data, line, rows, layout), strict=True):
+            # All of what was written, independent of batches.
+            if name in (TREE, IMAGES, COLUMN_CHECKSUMS):
+                begin = place + 8 * (rows + 1)
+                count = int(data[begin - 8 : begin].view("<i8")[0])
+                found = data[begin : begin + count * np.dtype(dtype).itemsize]
+                yield 1, portable(found.view(IMAGE)) if name == IMAGES else found.data
+
+
+def _pieces(folder: Path, shard: ShardInfo, layout: ShardLayout) -> Iterable[tuple[int, Any]]:
+    path = folder / shard.file
+    if not path.is_file():
+        return fingerprint_of(path)
+    return fingerprint_pieces(map_file(path), side_batches(folder, shard), side_lengths(folder, shard), layout)
+
+
+def _asset_checksum(shard: Path) -> tuple[str, int]:
+    """The name and the checksum of the file with a shard's images."""
+    path = assets_path(shard)
+    if not path.is_file() and (stub := load_stub(shard)) is not None:
+        return path.name, stub.assets_checksum
+    return path.name, checksum(map_file(path))
 
 
 def _join_sides(path: Path, shards: Sequence[ShardInfo], part: Callable[[Path, ShardInfo], Array]) -> None:

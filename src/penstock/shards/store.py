@@ -23,6 +23,7 @@ from penstock.shards.finish import has_files, load_shard, save_sides, side_batch
 from penstock.shards.images import assets_path
 from penstock.shards.layout import other_places
 from penstock.shards.manifest import BATCHES, LENGTHS, MANIFEST, WEIGHT_SUMS, Manifest, ShardInfo
+from penstock.shards.stubs import stub_path
 
 _NO_LINKS = {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES}
 
@@ -78,7 +79,8 @@ class ShardStore:
             files: Number of each origin file here → its number in the other dataset.
 
         Returns:
-            Whether the other dataset has it now; False if it is missing or damaged here.
+            Whether the other dataset has it now; False if it is missing or damaged here, or is in a store and would
+            need another name or other numbers.
 
         Raises:
             OutputError: The other folder cannot be written.
@@ -88,14 +90,19 @@ class ShardStore:
             return False
         lengths, batches, weight_sums = self.sides(info)
         target = folder / new_name
-        if all(old == new for old, new in files.items()):
+        if not (self._folder / name).is_file():
+            # In a store, it keeps its name and its bytes.
+            if name != new_name or any(old != new for old, new in files.items()):
+                return False
+            _link(stub_path(self._folder / name), stub_path(target))
+        elif all(old == new for old, new in files.items()):
             _link(self._folder / name, target)
         elif (data := _renumbered(self._folder / name, info, batches, files)) is not None:
             write_file(target, data)
             info = replace(info, checksum=checksum(data))
         else:
             return False
-        if info.assets:
+        if info.assets and assets_path(self._folder / name).is_file():
             _link(assets_path(self._folder / name), assets_path(target))
         sync(folder)
         save_sides(folder, replace(info, file=new_name), lengths, batches, [weight_sums])

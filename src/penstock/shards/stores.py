@@ -28,6 +28,8 @@ TRIES = 5
 """Of a request."""
 PAUSE_SECONDS = 0.2
 """After the first failure; each later pause is twice as long."""
+UPLOAD_BYTES = 16 << 20
+"""Bytes of one request of an upload to S3; files of twice as much and more are sent in several, ten at a time."""
 
 Result = TypeVar("Result")
 
@@ -39,6 +41,10 @@ TOKENIZER_FILES = (
 
 _STAMPS = (*STAMPS, "blob_id", "commit_hash")
 _CHANGED, _FORBIDDEN = {409, 412}, {400, 401, 403, 405}
+_MOST_UPLOADS = 10_000
+"""Requests that S3 allows for one file."""
+_ALONE = {"file", "local", "memory", "http", "https", "hf"}
+"""Protocols of places that other machines do not see, or that do not take files from several at once."""
 
 
 @final
@@ -82,6 +88,11 @@ class Store:
     def lists(self) -> bool:
         """Whether the store can say which files it has; plain HTTP cannot."""
         return not self._protocols & {"http", "https"}
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several machines may write files at the same time."""
+        return not self._protocols & _ALONE
 
     def listing(self, guesses: Sequence[str] = ()) -> dict[str, StoredFile]:
         """All files below the folder, by their path in it; those of `guesses` that are there, if it cannot list.
@@ -200,9 +211,22 @@ class Store:
         def put() -> None:
             if "file" in self._protocols:
                 self._files.makedirs(os.path.dirname(self._path(name)), exist_ok=True)
-            self._files.put_file(os.fspath(local), self._path(name))
+            self._files.put_file(os.fspath(local), self._path(name), **self._pieces(os.path.getsize(local)))
 
         self._try(name, put, doing="written")
+
+    def put(self, name: str, local: str | os.PathLike[str]) -> StoredFile:
+        """Put a local file as `write` does, and return how the store lists it.
+
+        Raises:
+            StoreError: The store cannot be written.
+            CorruptionError: It has another size there.
+        """
+        self.write(name, local)
+        found = self.look_up(name)
+        if found is None or found.size not in (None, os.path.getsize(local)):
+            raise CorruptionError(f"{self.where(name)}: has another size than was written; run it again")
+        return found
 
     def remove(self, name: str) -> None:
         """Remove a file, if there is one.
@@ -211,6 +235,12 @@ class Store:
             StoreError: The store cannot be written.
         """
         self._try(name, lambda: self._files.rm_file(self._path(name)) if self.look_up(name) else None, doing="written")
+
+    def _pieces(self, size: int) -> dict[str, Any]:
+        """How s3fs sends a file: its own pieces need 500 MB of memory."""
+        if not self._protocols & {"s3", "s3a"}:
+            return {}
+        return {"chunksize": max(UPLOAD_BYTES, -(-size // _MOST_UPLOADS))}
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root

@@ -21,7 +21,7 @@ from penstock.shards.copying import copy_dataset, temporary_folder
 from penstock.shards.dataset import Dataset, load_saved_tokenizer
 from penstock.shards.document import FAULTS
 from penstock.shards.files import Array, check_regular, check_size, checksum, map_file, map_numbers
-from penstock.shards.finish import content_fingerprint, describe_shard
+from penstock.shards.finish import content_fingerprint, describe_shard, fingerprint_pieces
 from penstock.shards.images import assets_path
 from penstock.shards.in_place import InPlaceCorpus
 from penstock.shards.joined import open_dataset
@@ -447,14 +447,13 @@ def _whole_faults(path: Path, manifest: Manifest, sides: _Sides) -> Iterator[Fau
         yield Fault(file=str(path), document=None, reason=f"does not open: {error}")
         return
     table = dataset.table
-    parts = (
-        (
-            table.mappings[i],
-            table.batches[table.shard_first_batch[i] : table.shard_first_batch[i + 1]],
-            table.lengths[table.shard_starts[i] : table.shard_starts[i + 1]],
-        )
-        for i in range(len(manifest.shards))
-    )
+
+    def pieces(i: int) -> tuple[Iterator[tuple[int, Any]], Array]:
+        batches = table.batches[table.shard_first_batch[i] : table.shard_first_batch[i + 1]]
+        lengths = table.lengths[table.shard_starts[i] : table.shard_starts[i + 1]]
+        return fingerprint_pieces(table.mappings[i], batches, lengths, manifest.layout), lengths
+
+    parts = map(pieces, range(len(manifest.shards)))
     if content_fingerprint(parts, manifest.layout) != manifest.fingerprint:
         yield Fault(file=str(path), document=None, reason="the content does not have the manifest's fingerprint")
 

@@ -49,7 +49,11 @@ class BatchIterator:
 
     Args:
         loader: As in `batches`; nothing else may iterate it.
-        options: The other arguments of `batches`.
+        batch_size: As in `batches`.
+        max_documents: As in `batches`.
+        mesh: As in `batches`.
+        axis: As in `batches`.
+        prefix: As in `batches`.
 
     Raises:
         ConfigError, DistributedError: As `batches`.
