@@ -265,13 +265,15 @@ class Session:
 
 
 def _environment() -> dict[str, str]:
+    """Pages are tested on the CPU, without the network, and as wide as a page shows."""
     here = str(Path(sys.executable).parent)
     chosen = {
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
         "NO_COLOR": "1",
         "COLUMNS": "88",
-        "PYTHONIOENCODING": "utf-8",
+        "PYTHONUTF8": "1",
+        "CUDA_VISIBLE_DEVICES": "",
     }
     return {**os.environ, **chosen, "PATH": f"{here}{os.pathsep}{os.environ.get('PATH', '')}"}
 
