@@ -99,6 +99,8 @@ def test_outputs_are_compared_with_the_page(tmp_path: Path) -> None:
     page.write_text(PAGE, encoding="utf-8")
     line = next(block.line for block in read_blocks(page) if block.language == "python")
     shown = {"text/plain": "3", "text/html": "<b>3</b>"}
-    check_outputs(page, notebook(page, {line: Output(shown=shown)}, tmp_path)["cells"])
+    with pytest.raises(PageError, match=r"page\.md:15: printed\n3\nexpected\n2"):
+        check_outputs(page, notebook(page, {line: Output(shown=shown)}, tmp_path)["cells"])
+    check_outputs(page, notebook(page, {line: Output(shown=shown | {"text/plain": "2"})}, tmp_path)["cells"])
     with pytest.raises(PageError, match=r"page\.md:15: printed\ntwo\nexpected\n2"):
         check_outputs(page, notebook(page, {line: Output(printed="two\n")}, tmp_path)["cells"])
