@@ -33,8 +33,12 @@ def run(
             max=1,
         ),
     ] = 0.01,
-    log_x: Annotated[bool, typer.Option("--log-x", help="Logarithmic horizontal axis; the page has a switch.")] = False,
-    log_y: Annotated[bool, typer.Option("--log-y", help="Logarithmic vertical axes; the page has a switch.")] = False,
+    log_x: Annotated[
+        bool, typer.Option("--log-x", metavar="", help="Logarithmic horizontal axis; the page has a switch.")
+    ] = False,
+    log_y: Annotated[
+        bool, typer.Option("--log-y", metavar="", help="Logarithmic vertical axes; the page has a switch.")
+    ] = False,
 ) -> None:
     """Draw loss, throughput, learning rate and evaluations of one or several runs.
 
