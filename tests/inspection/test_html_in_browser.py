@@ -10,6 +10,7 @@ import pytest
 from test_html_page import ATTACK, ROLES, make_document, make_row
 
 from makers.browser import Browser
+from patience import wait_for
 from penstock.inspection.page import write_html
 from penstock.inspection.page_model import Note, PageData
 from penstock.inspection.rows import Stretch
@@ -452,7 +453,7 @@ def test_a_phone_gives_the_document_the_room_and_opens_the_list_when_asked(see):
     browser = see(documents=several(), rows=[make_row()])
     browser.look(width=390, height=760)
     top = "document.querySelector('.head').getBoundingClientRect().top"
-    assert browser.run(top) < 70
+    wait_for(lambda: browser.run("innerWidth") == 390 and browser.run(top) < 70)
     assert browser.run("side.offsetHeight") == 0
     browser.point("#open-list", click=True)
     assert browser.run("side.offsetHeight") > 300
@@ -465,5 +466,5 @@ def test_a_phone_gives_the_document_the_room_and_opens_the_list_when_asked(see):
     browser.key("Escape")
     assert browser.run("side.offsetHeight") == 0
     browser.look(width=1300)
-    assert browser.run("side.offsetHeight") > 300
+    wait_for(lambda: browser.run("side.offsetHeight") > 300)
     assert browser.run("document.getElementById('open-list').offsetHeight") == 0
