@@ -6,6 +6,7 @@
 #   make check                lint, format, types, import contract
 #   make package              sdist and wheel, built and used in environments of their own (3 minutes)
 #   make kernels              compiled kernels for a wheel (1 minute); a build takes those that it finds
+#   make pictures [ARGS=...]  the pictures of docs/gallery.md and docs/benchmarks.md, with a Chromium (3 minutes); ARGS name some
 #   make bench [BENCHMARKS=benchmarks/bench_packing.py] [ARGS=...]   the benchmarks, all of them or one
 #   make clean                remove what these commands made
 #
@@ -35,7 +36,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
 PINNED := $(VENV)/torch-constraint.txt
 
-.PHONY: demo test test-integrations check package kernels bench clean environment
+.PHONY: demo test test-integrations check package kernels pictures bench clean environment
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready-demo
@@ -60,11 +61,15 @@ package: $(VENV)/.ready-dev
 kernels: $(VENV)/.ready-dev
 	$(BIN)/python tests/packaging/ship_kernels.py
 
+pictures: $(VENV)/.ready-dev
+	$(BIN)/python benchmarks/bars.py
+	$(BIN)/python examples/pictures/make.py $(ARGS)
+
 bench: $(VENV)/.ready-dev
 	@for script in $(BENCHMARKS); do echo "── $$script"; $(BIN)/python $$script $(ARGS) || exit 1; done
 
 clean:
-	rm -rf .demo .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist $(VENV) $(TRAINERS)
+	rm -rf .demo .pictures .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist $(VENV) $(TRAINERS)
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 environment: $(VENV)/.ready-dev

@@ -152,7 +152,7 @@ function drawPanel(panel, asked, width) {
   for (const y of axes.ys) picture.append(
     drawing("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: axes.down(y), y2: axes.down(y) }),
     drawing("text", { x: LEFT - 6, y: axes.down(y) + 4, "text-anchor": "end" }, short(y)));
-  for (const x of axes.xs) picture.append(drawing("text", { x: axes.across(x), y: HEIGHT - 9, "text-anchor": "middle" }, short(x)));
+  for (const x of axes.xs) picture.append(drawing("text", { class: "x", x: axes.across(x), y: HEIGHT - 9, "text-anchor": "middle" }, short(x)));
   picture.append(drawing("text", { x: 2, y: HEIGHT - 9 }, page.over));
   for (const curve of curves) picture.append(drawCurve(curve, half, axes));
   return { picture, curves, axes, half };
@@ -203,9 +203,10 @@ function nearest(curve, at) {
 /** Lines, dots and values at the chosen place, in all panels; the last values where none is chosen. */
 function showAt() {
   figures.forEach((figure, k) => {
-    const { curves, axes, over, lines, width, half } = shown[k];
+    const { picture, curves, axes, over, lines, width, half } = shown[k];
     const values = [];
     over.replaceChildren();
+    for (const tick of picture.querySelectorAll(".x")) tick.removeAttribute("visibility");
     for (const curve of curves) {
       const i = view.at === null ? curve.x.length - 1 : nearest(curve, view.at), line = lines.get(curve);
       const made = element("span", { class: styleOf(curve.run), title: names.get(curve.run) }, element("b", {}));
@@ -222,6 +223,8 @@ function showAt() {
     if (x < LEFT - 0.5 || x > width - RIGHT + 0.5) return;
     const label = `${page.over} ${exact(view.at)}`, size = 7 * label.length + 10;
     const begin = Math.max(2, Math.min(width - size - 2, x - size / 2));
+    for (const tick of picture.querySelectorAll(".x"))
+      if (Math.abs(Number(tick.getAttribute("x")) - begin - size / 2) < size / 2 + 16) tick.setAttribute("visibility", "hidden");
     over.prepend(drawing("line", { class: "cross", x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM }));
     over.append(drawing("g", { class: "tip" }, drawing("rect", { x: begin, y: HEIGHT - BOTTOM + 6, width: size, height: 18, rx: 4 }),
       drawing("text", { x: begin + size / 2, y: HEIGHT - 9, "text-anchor": "middle" }, label)));
