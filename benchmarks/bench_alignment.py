@@ -17,7 +17,7 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
-from common import arguments, compare, cpu_seconds, standard_library, take_turns
+from common import against, arguments, cpu_seconds, standard_library, take_turns
 from penstock import load_tokenizer
 from penstock.tokenizers import Aligner, Tokenizer
 from penstock.tokenizers.alignment_sides import has_byte_table
@@ -141,7 +141,7 @@ def main() -> None:
         if "plain" in found["seconds"]:
             work = f"aligning {kind}, {student} and {teacher}"
             times = {"ours": found["seconds"]["ours"], "theirs": found["seconds"]["plain"]}
-            compare("Chats and tokenizers", work, "a plain Python walk over bytes", **times)
+            against("Chats and tokenizers", work, "a plain Python walk over bytes", **times)
     print(f"{'pair':17} {'text':13} {'tokens':>11} {'in chunks':>9} {'ours':>9} {'plain':>9} {'ratio':>6}  published")
     for row in rows:
         spent = {name: f"{1e6 * value:,.0f} µs" for name, value in row["seconds"].items()}

@@ -67,8 +67,13 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--peers", metavar="PYTHON", help="a Python in which the peers are installed")
+    return with_json(parser)
+
+
+def with_json(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add the flag that keeps what `against` and `table` get."""
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", action=_Kept, help="write comparisons and tables there, too"
+        "--json", type=Path, metavar="FILE", action=_Kept, help="also write comparisons and tables there"
     )
     return parser
 
@@ -85,7 +90,7 @@ class _Kept(argparse.Action):
         atexit.register(_write, values)
 
 
-def compare(group: str, what: str, peer: str, *, ours: float, theirs: float) -> None:
+def against(group: str, what: str, peer: str, *, ours: float, theirs: float) -> None:
     """A comparison with a peer, in seconds for the same work; `bars.py` draws it.
 
     Args:

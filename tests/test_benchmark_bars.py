@@ -106,9 +106,9 @@ def test_a_slower_one_points_to_the_left():
 BENCHMARK = """
 import sys
 sys.path.insert(0, {folder!r})
-from common import arguments, compare, table
+from common import against, arguments, table
 flags = arguments(None).parse_args()
-compare("Data", "work", "them 1.0", ours=2.0, theirs=5.0)
+against("Data", "work", "them 1.0", ours=2.0, theirs=5.0)
 table("title", [("what", "figure", "note")])
 {end}
 """
