@@ -12,7 +12,7 @@ Training is timed as a whole, from an iterator of texts to the finished tokenize
 package, which learns the same merges, and rustbpe, with our pattern. rustbpe breaks ties between pairs differently. Our
 kernels are compiled before.
 
-    python benchmarks/bench_tokenizers.py [--blocks 10] [--tokenizer PATH] [--json]
+    python benchmarks/bench_tokenizers.py [--blocks 10] [--tokenizer PATH] [--json FILE]
     python benchmarks/bench_tokenizers.py --train [--megabytes 22] [--repeats 3] [--peers PYTHON]   # with rustbpe
 """
 
