@@ -8,7 +8,7 @@ import pytest
 
 from makers.texts import write_json_lines
 from patience import wait_for
-from penstock.training.curve_page import page, svg
+from penstock.training.curve_page import notes_of, page, svg
 from penstock.training.curves import View, read_panels
 
 VIEWS = [View(smoothing=s, log_x=x, log_y=y) for s in (0, 0.01) for x in (False, True) for y in (False, True)]
@@ -95,8 +95,10 @@ def test_the_crosshair_tells_all_curves_at_one_step(see, panels):
     browser.key(*["ArrowRight"] * 20)
     a, b = panels[0].curves
     assert now(browser) == [f"{float(f'{curve.mean[19]:.4g}'):g}" for curve in (a, b)]
-    # The same step in another panel; and the spoken line.
-    assert browser.run("document.querySelectorAll('.cross').length") == len(panels) - 1
+    # The same step in all panels, at the same place; and the spoken line.
+    places = browser.run("[...document.querySelectorAll('.cross')].map(line => Number(line.getAttribute('x1')))")
+    assert max(places) - min(places) < 1
+    assert browser.run("document.querySelectorAll('.cross').length") == len(panels)
     assert browser.run("document.querySelector('.tip text').textContent") == "step 20"
     assert browser.run("document.getElementById('spoken').textContent").startswith("step 20: a ")
     browser.key("End")
@@ -105,6 +107,15 @@ def test_the_crosshair_tells_all_curves_at_one_step(see, panels):
     assert now(browser) == before
     browser.point("svg")
     assert browser.run("document.querySelectorAll('.cross').length") >= 1
+
+
+def test_notes_are_those_of_python(see, panels):
+    browser = see()
+    for view in VIEWS:
+        asked = f"{{ smoothing: 0, logX: {json.dumps(view.log_x)}, logY: {json.dumps(view.log_y)}, hidden: new Set() }}"
+        for number, panel in enumerate(panels):
+            told = "(p, a) => notesOf(p.curves, a, drawPanel(p, a, 560).axes)"
+            assert browser.run(f"({told})(page.panels[{number}], {asked})") == "; ".join(notes_of(panel, view))
 
 
 def test_runs_are_switched_by_their_names(see):

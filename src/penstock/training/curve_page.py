@@ -70,7 +70,7 @@ def svg(panel: Panel, view: View) -> str:
 def x_axis(panel: Panel, view: View) -> tuple[Scale, list[float]]:
     """The horizontal scale and its ticks."""
     is_log = is_log_x(panel, view)
-    values = [x for curve in panel.curves for x in curve.x if x > 0 or not is_log]
+    values = [x for x in panel.places if x > 0 or not is_log]
     low, high = min(values), max(values)
     ticks = log_ticks(low, high, 6) if is_log else nice_ticks(low, high, 6)
     return Scale(low, high, LEFT, WIDTH - RIGHT, is_log=is_log), ticks
@@ -120,12 +120,12 @@ def notes_of(panel: Panel, view: View) -> list[str]:
     """What a panel does not show as a line."""
     lost = sum(curve.lost_count for curve in panel.curves)
     found = [f"{lost:,} {'value was no number' if lost == 1 else 'values were no numbers'} (×)"] if lost else []
-    for wanted, values, axis in (
-        (view.log_x, [x for curve in panel.curves for x in curve.x], "horizontal"),
-        (view.log_y, [y for curve in panel.curves for y in curve.mean], "vertical"),
+    for wanted, is_log, values, axis in (
+        (view.log_x, is_log_x(panel, view), [x for curve in panel.curves for x in curve.x], "horizontal"),
+        (view.log_y, is_log_y(panel, view), [y for curve in panel.curves for y in curve.mean], "vertical"),
     ):
         hidden = sum(value <= 0 for value in values)
-        if wanted and hidden == len(values):
+        if wanted and not is_log:
             found.append(f"no number is above 0, so the {axis} axis stays linear")
         elif wanted and hidden:
             found.append(f"{hidden:,} of {len(values):,} points are not above 0, and not on the {axis} axis")

@@ -5,7 +5,7 @@ A page (`curve_page.py`) stands alone: nothing is fetched. The PNG needs matplot
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, final
@@ -95,6 +95,13 @@ class Panel:
     """One for each run that has the figure."""
     is_smoothed: bool = True
     """Whether its curves are smoothed; what a schedule sets has no noise."""
+    shared: tuple[float, ...] = ()
+    """Steps or tokens that the horizontal axis also covers, so that all panels have the same one."""
+
+    @property
+    def places(self) -> list[float]:
+        """All that the horizontal axis covers."""
+        return [*self.shared, *(x for curve in self.curves for x in curve.x)]
 
 
 def read_panels(runs: Sequence[str | Path], *, over: Over = "step") -> list[Panel]:
@@ -116,7 +123,9 @@ def read_panels(runs: Sequence[str | Path], *, over: Over = "step") -> list[Pane
     ]
     if not found:
         raise ConfigError(f"{', '.join(map(str, runs))}: no figures yet; plot again after the first steps")
-    return found
+    places = [x for panel in found for x in panel.places]
+    shared = (min(places), min((x for x in places if x > 0), default=max(places)), max(places))
+    return [replace(panel, shared=shared) for panel in found]
 
 
 def _curves(records: dict[str, list[dict[str, Any]]], figure: str, over: Over) -> tuple[Curve, ...]:
@@ -211,7 +220,7 @@ def smoothed(curve: Curve, half: float, *, is_log: bool = False) -> tuple[float,
 
 def half_life(panel: Panel, view: View) -> float:
     """The half-life of a panel's smoothing, for all of its runs: steps or tokens, or powers of ten of these."""
-    xs = [x for curve in panel.curves for x in curve.x]
+    xs = panel.places
     if is_log_x(panel, view):
         xs = [math.log10(x) for x in xs if x > 0]
     return view.smoothing * (max(xs) - min(xs)) if panel.is_smoothed else 0.0
@@ -219,7 +228,7 @@ def half_life(panel: Panel, view: View) -> float:
 
 def is_log_x(panel: Panel, view: View) -> bool:
     """Whether the horizontal axis is logarithmic: as asked, unless no number is above 0."""
-    return view.log_x and any(x > 0 for curve in panel.curves for x in curve.x)
+    return view.log_x and any(x > 0 for x in panel.places)
 
 
 def is_log_y(panel: Panel, view: View) -> bool:

@@ -32,8 +32,12 @@ function smoothed(curve, half, isLog) {
   });
 }
 
+/** What the horizontal axis covers: the same in all panels, for the visible runs. */
+const placesOfAll = hidden => page.panels.flatMap(panel =>
+  panel.curves.filter(curve => !hidden.has(curve.run)).flatMap(curve => curve.x));
+
 function halfLife(panel, asked) {
-  let xs = panel.curves.flatMap(curve => curve.x);
+  let xs = placesOfAll(new Set());
   if (asked.logX && xs.some(x => x > 0)) xs = xs.filter(x => x > 0).map(Math.log10);
   return panel.isSmoothed ? asked.smoothing * (most(xs) - least(xs)) : 0;
 }
@@ -84,7 +88,7 @@ const most = values => values.reduce((a, b) => Math.max(a, b), -Infinity);
 
 /** The axes of a panel for its visible curves. */
 function axesOf(curves, width, asked) {
-  const xs = curves.flatMap(curve => curve.x), above = xs.filter(x => x > 0), logX = asked.logX && above.length > 0;
+  const xs = placesOfAll(asked.hidden), above = xs.filter(x => x > 0), logX = asked.logX && above.length > 0;
   const left = least(logX ? above : xs), right = most(xs), about = Math.max(2, Math.min(6, Math.floor(width / 75)));
   const means = curves.flatMap(curve => [...curve.low, ...curve.mean]).filter(y => y > 0);
   const logY = asked.logY && means.length > 0;
@@ -158,13 +162,13 @@ function drawPanel(panel, asked, width) {
   return { picture, curves, axes, half };
 }
 
-function notesOf(curves, asked) {
+function notesOf(curves, asked, axes) {
   const lost = curves.reduce((sum, curve) => sum + (curve.lostCount ?? 0), 0), found = [];
   if (lost) found.push(`${exact(lost)} ${lost === 1 ? "value was no number" : "values were no numbers"} (×)`);
-  for (const [wanted, values, axis] of [[asked.logX, curves.flatMap(curve => curve.x), "horizontal"],
-                                        [asked.logY, curves.flatMap(curve => curve.mean), "vertical"]]) {
+  for (const [wanted, isLog, values, axis] of [[asked.logX, axes.logX, curves.flatMap(curve => curve.x), "horizontal"],
+                                               [asked.logY, axes.logY, curves.flatMap(curve => curve.mean), "vertical"]]) {
     const hidden = values.filter(value => value <= 0).length;
-    if (wanted && hidden && hidden === values.length) found.push(`no number is above 0, so the ${axis} axis stays linear`);
+    if (wanted && !isLog) found.push(`no number is above 0, so the ${axis} axis stays linear`);
     else if (wanted && hidden) found.push(`${exact(hidden)} of ${exact(values.length)} points are not above 0, and not on the ${axis} axis`);
   }
   return found.join("; ");
@@ -186,7 +190,7 @@ function redraw() {
     old.replaceWith(shown[i].picture);
     listen(shown[i]);
     if (hadFocus) shown[i].picture.focus();
-    figure.querySelector(".told").textContent = shown[i].curves.length ? notesOf(shown[i].curves, view) : "all runs with this figure are hidden";
+    figure.querySelector(".told").textContent = shown[i].curves.length ? notesOf(shown[i].curves, view, shown[i].axes) : "all runs with this figure are hidden";
   });
   showAt();
 }
