@@ -459,7 +459,8 @@ def test_a_phone_gives_the_document_the_room_and_opens_the_list_when_asked(see):
     assert browser.run("side.offsetHeight") > 300
     assert browser.run("document.getElementById('open-list').getAttribute('aria-expanded')") == "true"
     assert browser.run("main.offsetHeight") == 0
-    browser.point("#list li:nth-child(3)", click=True)
+    # Items get their real heights a frame after they are seen, so a pointer might meet another one.
+    browser.run("document.querySelector('#list li:nth-child(3)').click()")
     assert (chosen(browser), browser.run("side.offsetHeight")) == (2, 0)
     assert browser.run(top) < 70
     browser.point("#open-list", click=True)
