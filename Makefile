@@ -8,6 +8,8 @@
 #   make check                lint, format, types, import contract
 #   make package              sdist and wheel, built and used in environments of their own (3 minutes)
 #   make kernels              compiled kernels for a wheel (1 minute); a build takes those that it finds
+#   make notebooks            runs tutorials, and writes their notebooks and pictures again
+#   make pictures [ARGS=...]  the pictures of docs/gallery.md and docs/benchmarks.md, with a Chromium (3 minutes); ARGS name some
 #   make bench [BENCHMARKS=benchmarks/bench_packing.py] [ARGS=...]   the benchmarks, all of them or one
 #   make clean                remove what these commands made
 #
@@ -40,7 +42,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
 PINNED := $(VENV)/torch-constraint.txt
 
-.PHONY: demo test test-integrations docs docs-serve check package kernels bench clean environment
+.PHONY: demo test test-integrations docs docs-serve notebooks pictures check package kernels bench clean environment
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready-demo
@@ -72,11 +74,22 @@ package: $(VENV)/.ready-dev
 kernels: $(VENV)/.ready-dev
 	$(BIN)/python tests/packaging/ship_kernels.py
 
+notebooks: $(VENV)/.ready-dev
+	$(BIN)/python tests/notebooks.py $(ARGS)
+
+notebooks: $(VENV)/.ready-dev
+	$(BIN)/python tests/notebooks.py $(ARGS)
+
+pictures: $(VENV)/.ready-dev
+	$(BIN)/python benchmarks/bars.py
+	$(BIN)/python examples/pictures/make.py $(ARGS)
+
 bench: $(VENV)/.ready-dev
 	@for script in $(BENCHMARKS); do echo "── $$script"; $(BIN)/python $$script $(ARGS) || exit 1; done
 
 clean:
-	rm -rf .demo .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist $(VENV) $(TRAINERS) $(DOCS)
+	rm -rf .demo .pictures .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist \
+	  $(VENV) $(TRAINERS) $(DOCS)
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 environment: $(VENV)/.ready-dev

@@ -5,21 +5,19 @@ that a normaliser changed it cannot align, so for that only ours is timed. Besid
 programming over token strings on such pairs and texts (`PUBLISHED`); our texts are cut to the
 student's number of tokens there.
 
-    python benchmarks/bench_alignment.py --tokenizers FOLDER --text FOLDER [--repeats 7] [--json]
+    python benchmarks/bench_alignment.py --tokenizers FOLDER --text FOLDER [--repeats 7] [--json FILE]
 
 `--tokenizers` holds gpt2, qwen2.5 and llama (or phi-3-mini, which has Llama 2's vocabulary), each a folder with a
 tokenizer.json; they may lie deeper. `--text` holds any of prose, digits, multilingual and code as NAME.txt; what is
 missing is made from the standard library, from random numbers, and from the names of characters.
 """
 
-import json
 import random
-import time
 import unicodedata
 from pathlib import Path
 from typing import Any
 
-from common import arguments, cpu_seconds, standard_library, take_turns
+from common import against, arguments, cpu_seconds, standard_library, take_turns
 from penstock import load_tokenizer
 from penstock.tokenizers import Aligner, Tokenizer
 from penstock.tokenizers.alignment_sides import has_byte_table
@@ -129,7 +127,6 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--tokenizers", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--text", type=Path, metavar="FOLDER", help="with prose.txt, digits.txt, …")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     loaded = {name: find_tokenizer(options.tokenizers, name) for name in ALIASES}
     assert all(has_byte_table(one) for one in loaded.values())
@@ -141,9 +138,10 @@ def main() -> None:
             text = unicodedata.normalize("NFD", text)
         found = measure(text, loaded[student], loaded[teacher], tokens, options.repeats)
         rows.append({"pair": f"{student} → {teacher}", "text": kind, "published_seconds": published or None, **found})
-    if options.json:
-        print(json.dumps({"time": time.strftime("%Y-%m-%d"), "rows": rows}))
-        return
+        if "plain" in found["seconds"]:
+            work = f"aligning {kind}, {student} and {teacher}"
+            times = {"ours": found["seconds"]["ours"], "theirs": found["seconds"]["plain"]}
+            against("Chats and tokenizers", work, "a plain Python walk over bytes", **times)
     print(f"{'pair':17} {'text':13} {'tokens':>11} {'in chunks':>9} {'ours':>9} {'plain':>9} {'ratio':>6}  published")
     for row in rows:
         spent = {name: f"{1e6 * value:,.0f} µs" for name, value in row["seconds"].items()}

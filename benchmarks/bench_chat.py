@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 
 import penstock as ps
-from common import Peer, arguments, cpu_seconds, standard_library, table, take_turns
+from common import Peer, against, arguments, cpu_seconds, standard_library, table, take_turns
 from penstock.chat.masks.boundaries import Boundary, resolve
 from penstock.chat.masks.scanning import scan
 
@@ -190,6 +190,8 @@ def bench_prepare(folder: Path, tokenizer: Path, trl: str | None, repeats: int) 
     if trl:
         assert peers["TRL many"].last["trained"] == trained, (peers["TRL many"].last, trained)
         rows.append(("penstock / TRL", f"{spent['TRL'] / spent['penstock']:.1f}", "due: >= 5"))
+        times = {"ours": spent["penstock"], "theirs": spent["TRL"]}
+        against("Chats and tokenizers", "prepare chats, certificates included", "TRL", **times)
     table(f"{conversations} conversations prepared, a CPU second", rows)
 
 
@@ -226,6 +228,8 @@ def bench_render(folder: Path, tokenizer: Path, more: str | None, repeats: int) 
     rows.append(
         (f"median of {len(ratios)} templates", f"{statistics.median(ratios):.2f}", f"due: <= 2; {over} are over 2")
     )
+    work, median = "render a chat; ours with the origin of each character", statistics.median(ratios)
+    against("Chats and tokenizers", work, "transformers' plain rendering", ours=median, theirs=1.0)
     table("Rendering with provenance, a conversation", rows)
 
 

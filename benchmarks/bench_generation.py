@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from common import Work, arguments, cpu_seconds, standard_library, table, take_turns
+from common import Work, against, arguments, cpu_seconds, standard_library, table, take_turns
 from penstock import train_tokenizer
 from penstock.generation import Engine, Sampling
 from penstock.models import ModelSettings
@@ -124,6 +124,7 @@ def step_lines(model: Any, peer: Any, repeats: int) -> list[tuple[str, str, str]
         seconds = take_turns(rivals, repeats)
         mine, other = (1e3 * seconds[who] / STEPS for who in rivals)
         lines.append((f"a step, {name}", f"{other / mine:.2f} ×", f"{mine:.1f} against {other:.1f} ms"))
+        against("Generation", f"a decoding step, {name}", "transformers", ours=mine, theirs=other)
         del rivals
         gc.collect()
     shares = {"mixed": mixed, "short": [16] * 8, "one": [16], "long": [2000]}
@@ -152,6 +153,7 @@ def shared_lines(model: Any, peer: Any, tokenizer: Any, repeats: int) -> list[tu
 
     seconds = take_turns({"ours": partial(cpu_seconds, ours), "theirs": partial(cpu_seconds, theirs)}, repeats)
     note = f"{seconds['ours']:.2f} against {seconds['theirs']:.2f} s"
+    against("Generation", "8 samples after one prompt of 1,024 tokens", "transformers", **seconds)
     return [("8 samples of 16 after one prompt of 1,024", f"{seconds['theirs'] / seconds['ours']:.2f} ×", note)]
 
 
@@ -217,6 +219,7 @@ def main() -> None:
             step, own = 1e3 * seconds["ours"] / WRITTEN, share_of_ours(ours)
             note = f"{mine:.0f} against {other:.0f} tokens/s; step {step:.1f} ms, ours {100 * own:.0f} %"
             rows.append((f"{way}, {count} at once", f"{mine / other:.2f} ×", note))
+            against("Generation", f"whole calls of generate, {way}, {count} at once", "transformers", **seconds)
     rows += step_lines(model, peer, flags.repeats)
     rows += shared_lines(model, peer, tokenizer, flags.repeats)
     table(f"penstock against transformers.generate, 12 M parameters, {flags.threads} thread(s)", rows)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import penstock as ps
-from common import Peer, arguments, cpu_seconds, lognormal_lengths, standard_library, table, take_turns
+from common import Peer, against, arguments, cpu_seconds, lognormal_lengths, standard_library, table, take_turns
 from penstock.loader import Plan, PlanSettings
 from penstock.shards._kernels import CHUNK_TOKENS
 
@@ -310,6 +310,7 @@ def main() -> None:
             for ours in ("steps to torch", "steps to torch, 2 held", *same) if rival in rate else ():
                 ratio = rate[ours] / rate[rival]
                 rows.append((f"{ours} / {rival}", f"{ratio:.1f}", f"target: ≥ {target}"))
+                against("Data", ours, rival, ours=1 / rate[ours], theirs=1 / rate[rival])
         for packing in ("best_fit", "concat"):
             rows.append(
                 (f"tokens checked / used, {packing}", f"{checked_over_used(dataset, packing):.3f}", "target: ≤ 1.1")

@@ -25,7 +25,7 @@ import transformers
 from PIL import Image
 
 import penstock as ps
-from common import arguments, cpu_seconds, lognormal_lengths, table, take_turns
+from common import against, arguments, cpu_seconds, lognormal_lengths, table, take_turns
 from penstock.inspection.datasets import dry_run
 from penstock.loader.image_cache import ImageCache
 from penstock.media.images import ImageSettings, read_picture
@@ -226,6 +226,8 @@ def bench_training(folder: Path, processor: Path, repeats: int) -> list[tuple[st
         other = useful[1] / found[f"padded {size}"]
         said = f"{1 - useful[1] / slots:.0%} of slots are padding; goal 3"
         rows_of_table.append((f"  padded, {size} a batch", f"{other:,.0f}: {rate / other:.2f} x", said))
+        peer = f"transformers, padded batches of {size}"
+        against("Training", "chats with images", peer, ours=1 / rate, theirs=1 / other)
     return rows_of_table
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import penstock as ps
-from common import arguments, cpu_seconds, lognormal_lengths, table, take_turns
+from common import against, arguments, cpu_seconds, lognormal_lengths, table, take_turns
 from peers.jax_denoise import jitted_denoiser
 from peers.numpy_denoise import numpy_denoiser
 from penstock.core.compiled import kernel
@@ -107,6 +107,9 @@ def main() -> None:
         for name in cost
         if name.endswith("a call")
     ]
+    for name in cost:
+        if name.endswith("a call"):
+            against("Data", "denoised rows (UL2R)", name, ours=cost["rows, denoised"], theirs=cost[name])
     table("UL2R, per token", rows)
 
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import penstock as ps
-from common import Peer, arguments, cpu_seconds, lognormal_lengths, table, take_turns
+from common import Peer, against, arguments, cpu_seconds, lognormal_lengths, table, take_turns
 from penstock.packing import pack
 
 SLOTS = 4096
@@ -119,7 +119,9 @@ def main() -> None:
         whole = seconds["trl's pack_dataset"]
         padding = 100 * (1 - lengths.sum() / (peer.last["rows"] * SLOTS))
         rows[-1] = (*rows[-1][:2], f"{rows[-1][2]}, padding {padding:.2f} %")
-        rows += [(f"{name} / trl", f"{whole / spent:.1f}", "") for name, spent in list(seconds.items())[:-1]]
+        for name, spent in list(seconds.items())[:-1]:
+            rows.append((f"{name} / trl", f"{whole / spent:.1f}", ""))
+            against("Data", f"documents in, packed rows out, {name}", "TRL's pack_dataset", ours=spent, theirs=whole)
         assigned = DOCUMENTS / peer.last["assigned"]
         rows.append(("trl's assignment alone", f"{assigned / 1e3:,.0f} k/s", ""))
         rows.append(("best_fit_decreasing / trl, assignment", f"{rate['best_fit_decreasing'] / assigned:.0f}", ""))

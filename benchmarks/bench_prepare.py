@@ -22,6 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from common import against, with_json
 from penstock import train_tokenizer
 from penstock.prepare.pool import WORKER_MEMORY
 from penstock.sources import open_sources, read_texts
@@ -39,7 +40,7 @@ def main() -> None:
     options.add_argument("--tokenizer", help="tokenizer.json; by default a small one is trained on the same text")
     options.add_argument("--processes", type=int, default=2)
     options.add_argument("--repeats", type=int, default=5, help="turns of what is not encoding and what is")
-    chosen = options.parse_args()
+    chosen = with_json(options).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         print(json.dumps(run(Path(folder), chosen), indent=1))
 
@@ -64,6 +65,8 @@ def run(folder: Path, chosen: argparse.Namespace) -> dict[str, float]:
     peer_start, _ = cpu_seconds(PEER, tiny, tokenizer, folder / "cache2", chosen.processes)
     scale = whole.stat().st_size / piece.stat().st_size
     peer_whole = peer_start + (peer - peer_start) * scale
+    work = f"prepare {whole.stat().st_size / 1e6:,.0f} MB of JSON lines"
+    against("Data", work, "datasets.map with tokenizers", ours=ours, theirs=peer_whole)
     return {
         "mb": whole.stat().st_size / 1e6,
         "penstock_cpu_s": ours,

@@ -25,7 +25,7 @@ from transformers.models.mamba import modeling_mamba as mamba
 from transformers.models.mamba2 import modeling_mamba2 as mamba2
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
-from common import arguments, cpu_seconds, table, take_turns
+from common import against, arguments, cpu_seconds, table, take_turns
 from penstock.inputs.model_input import ModelInput
 from penstock.models.huggingface_model import HuggingFaceModel
 from penstock.models.recurrent import (
@@ -157,6 +157,8 @@ def time_operations(repeats: int) -> None:
             found = take_turns(rivals, repeats if length else max(1, repeats // 2))
             best = min(value for rival, value in found.items() if rival != "ours")
             note = ", ".join(f"{rival} {1000 * value:.0f} ms" for rival, value in found.items())
+            peer = "a loop over documents" if length else "transformers' function"
+            against("Recurrent layers", f"{name}, {title}", peer, ours=found["ours"], theirs=best)
             rows.append((title, f"{best / found['ours']:.2f} x", f"goal {GOALS.get(length, ALONE[name])}; {note}"))
         table(f"{name}, {one.slots} slots", rows)
 

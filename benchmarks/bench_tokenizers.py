@@ -12,7 +12,7 @@ Training is timed as a whole, from an iterator of texts to the finished tokenize
 package, which learns the same merges, and rustbpe, with our pattern. rustbpe breaks ties between pairs differently. Our
 kernels are compiled before.
 
-    python benchmarks/bench_tokenizers.py [--blocks 10] [--tokenizer PATH] [--json]
+    python benchmarks/bench_tokenizers.py [--blocks 10] [--tokenizer PATH] [--json FILE]
     python benchmarks/bench_tokenizers.py --train [--megabytes 22] [--repeats 3] [--peers PYTHON]   # with rustbpe
 """
 
@@ -36,7 +36,7 @@ from typing import Any
 import pyarrow as pa
 
 import common
-from common import Peer, cpu_seconds, table, take_turns
+from common import Peer, against, cpu_seconds, table, take_turns, with_json
 from penstock import load_tokenizer, train_tokenizer
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.training import SPLIT_PATTERN, _train_small
@@ -118,6 +118,9 @@ def measure_training(megabytes: int, repeats: int, peers: str | None) -> None:
                 )
             seconds = take_turns(rivals, repeats)
             for name, spent in seconds.items():
+                if name != "penstock":
+                    work = f"training a byte-level BPE of {vocab_size:,} ids"
+                    against("Chats and tokenizers", work, name, ours=seconds["penstock"], theirs=spent)
                 ratio = f"{spent / seconds['penstock']:.2f} x penstock"
                 rows.append((f"{vocab_size} ids, {name}", f"{spent:.2f} s", ratio))
     table(f"training on {size:.1f} MB of the standard library, CPU seconds", rows)
@@ -127,7 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=10, help="megabytes of text")
     parser.add_argument("--tokenizer", help="a tokenizer.json or its folder; trained here if not given")
-    parser.add_argument("--json", action="store_true")
+    with_json(parser)
     parser.add_argument("--train", action="store_true", help="measure training instead")
     parser.add_argument("--megabytes", type=int, default=22, help="text to train on")
     parser.add_argument("--repeats", type=int, default=3)
@@ -144,9 +147,9 @@ def main() -> None:
             else train_tokenizer(blocks[0] + blocks[1], vocab_size=16000, output=f"{folder}/trained", progress=False)
         )
         found = measure(tokenizer, blocks)
-    if options.json:
-        print(json.dumps(found))
-        return
+    for name in ("tokenizers", "tokenizers, fast"):
+        ours, theirs = (1 / found["mb_per_s"][who] for who in ("penstock", name))
+        against("Chats and tokenizers", "encoding new text, one thread", name, ours=ours, theirs=theirs)
     print(f"{found['tokenizer']}; {found['blocks']} MB of the standard library, one thread")
     for name, rate in found["mb_per_s"].items():
         print(f"  {name:27} {rate:8.1f} MB/s")

@@ -39,7 +39,7 @@ import torch
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 import penstock as ps
-from common import Peer, arguments, standard_library, table
+from common import Peer, against, arguments, standard_library, table
 from penstock import open_dataset, prepare, train_tokenizer
 from penstock.config import load_run
 from penstock.config.run_file import resolved_text
@@ -294,6 +294,7 @@ def report(title: str, rates: dict[str, list[float]], goals: dict[str, tuple[str
         note = f"{min(found):.0f} to {max(found):.0f}"
         if goal:
             note += f"; {ours} is {medians[ours] / medians[rival]:.2f} × this (goal: {goal})"
+            against("Training", f"{title}, {ours}", rival, ours=1 / medians[ours], theirs=1 / medians[rival])
         lines.append((rival, f"{medians[rival]:.0f} tok/s", note))
     table(title, lines)
 

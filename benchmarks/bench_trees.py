@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import penstock as ps
-from common import Peer, arguments, cpu_seconds, table, take_turns
+from common import Peer, against, arguments, cpu_seconds, table, take_turns
 from penstock.models.exporting import export
 from penstock.shards import build_tree
 from penstock.shards.dataset import Dataset
@@ -217,6 +217,7 @@ def against_trl(python: str, groups: list[tuple[int, list[list[int]]]], repeats:
                 )
             )
         ratio = seconds["trl"] / seconds["ours"]
+        against("Training", "DPO on pairs, reference included", "TRL", ours=seconds["ours"], theirs=seconds["trl"])
         padded = peer.last["tokens"]
         lines.append(
             (

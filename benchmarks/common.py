@@ -1,9 +1,12 @@
 """What benchmarks share: CPU time, turns between rivals, medians, peers in their own Python, and text to work on."""
 
 import argparse
+import atexit
 import json
+import platform
 import statistics
 import subprocess
+import sys
 import sysconfig
 import time
 from collections.abc import Callable
@@ -70,7 +73,55 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--peers", metavar="PYTHON", help="a Python in which the peers are installed")
+    return with_json(parser)
+
+
+def with_json(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add the flag that keeps what `against` and `table` get."""
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", action=_Kept, help="also write comparisons and tables there"
+    )
     return parser
+
+
+_BARS: list[dict[str, Any]] = []
+_TABLES: list[dict[str, Any]] = []
+
+
+class _Kept(argparse.Action):
+    """Writes what was compared when the benchmark has ended without an error."""
+
+    def __call__(self, parser: Any, options: argparse.Namespace, values: Any, option: str | None = None) -> None:
+        setattr(options, self.dest, values)
+        atexit.register(_write, values)
+
+
+def against(group: str, what: str, peer: str, *, ours: float, theirs: float) -> None:
+    """A comparison with a peer, in seconds for the same work; `bars.py` draws it.
+
+    Args:
+        group: Its picture: Data, Chats and tokenizers, Training, Generation or Recurrent layers.
+        what: The work.
+        peer: Name and version of the peer.
+        ours: Our seconds.
+        theirs: The peer's.
+    """
+    _BARS.append({"group": group, "what": what, "peer": peer, "seconds": [ours, theirs]})
+
+
+def _write(path: Path) -> None:
+    if hasattr(sys, "last_value"):
+        return
+    words = [Path(word).name if word.startswith(("/", "~")) else word for word in sys.argv]
+    found = {
+        "command": f"python benchmarks/{' '.join([Path(words[0]).name, *words[1:]])}",
+        "machine": f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}",
+        "entered": time.strftime("%Y-%m-%d"),
+        "source": "measured",
+        "bars": _BARS,
+        "tables": _TABLES,
+    }
+    path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def standard_library(most_bytes: int) -> list[str]:
@@ -91,6 +142,7 @@ def lognormal_lengths(count: int, mean: float = 775.0, sigma: float = 1.0, large
 
 def table(title: str, rows: list[tuple[str, str, str]]) -> None:
     """Print (what, figure, note) lines."""
+    _TABLES.append({"title": title, "rows": rows})
     print(f"\n{title}")
     for what, figure, note in rows:
         print(f"  {what:44} {figure:>14}  {note}")

@@ -58,6 +58,22 @@ def test_raw_conversations_in_the_terminal(inspect):
     assert "mask_history no" in out
 
 
+def test_a_list_has_a_line_for_each_conversation_with_its_first_words(inspect, folder, capsys):
+    code, out, err = inspect("chats.jsonl", "--tokenizer", "tokenizer", "--list")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()[1:]
+    assert len(lines) == 13
+    assert re.match(r"✓ conversation 4 +\d+ +\d+%  Gate 4\?", lines[4])
+    assert lines[12].startswith("✗ conversation 12")
+    assert len(inspect("chats.jsonl", "--tokenizer", "tokenizer", "--list", "--documents", "3")[1].splitlines()) == 4
+    listed = inspect("chats", "--list", "--document", "2", "--document", "5")[1]
+    assert [line.split()[1] for line in listed.splitlines()[1:]] == ["2", "5"]
+    assert "Gate 2?" in listed
+    ps.inspect(folder / "chats", listed=True, document=[2, 5])
+    assert capsys.readouterr().out == listed
+    assert "Water level 0, gate shut." in inspect("texts", "--list", "--documents", "1")[1]
+
+
 def test_a_page_of_conversations_and_its_comparison(inspect, tmp_path):
     page = tmp_path / "chats.html"
     code, out, _ = inspect(
@@ -181,6 +197,8 @@ def test_settings_of_chats_come_from_options(inspect):
         (["none.jsonl", "-t", "tokenizer"], "none.jsonl: no such file"),
         (["chats", "--html", "nowhere/page.html"], "nowhere/page.html: the page cannot be written"),
         (["run.yaml", "--html", "page.html", "--row", "9"], "row 9: the step has rows 0 to 3"),
+        (["run.yaml", "--list"], "--list is a list of documents in a terminal"),
+        (["chats", "--list", "--json"], "leave out --rows, --json and run files"),
     ],
 )
 def test_errors_name_the_cure(inspect, arguments, message):

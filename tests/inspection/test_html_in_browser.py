@@ -10,6 +10,7 @@ import pytest
 from test_html_page import ATTACK, ROLES, make_document, make_row
 
 from makers.browser import Browser
+from patience import wait_for
 from penstock.inspection.page import write_html
 from penstock.inspection.page_model import Note, PageData
 from penstock.inspection.rows import Stretch
@@ -430,3 +431,41 @@ def test_a_page_of_nothing_and_a_document_of_nothing_are_told(see):
         ]
     )
     assert "no tokens" in browser.text("#main")
+
+
+def test_the_list_shows_first_words_and_then_which_document_it_is(see):
+    pieces = ["<|im_start|>", "user", "\n", "How  high", " is\nit?", "<|im_end|>"]
+    told = make_document(
+        7,
+        pieces=pieces,
+        ids=np.arange(6),
+        loss_weights=np.zeros(6),
+        roles=np.zeros(6, np.int64),
+        role_names=("user",),
+        is_control=np.array([True, False, False, False, False, True]),
+    )
+    browser = see(documents=[told])
+    assert browser.text("#list .name span:last-child") == "How high is it?"
+    assert browser.text("#list .which") == browser.text("h2")
+
+
+def test_a_phone_gives_the_document_the_room_and_opens_the_list_when_asked(see):
+    browser = see(documents=several(), rows=[make_row()])
+    browser.look(width=390, height=760)
+    top = "document.querySelector('.head').getBoundingClientRect().top"
+    wait_for(lambda: browser.run("innerWidth") == 390 and browser.run(top) < 70)
+    assert browser.run("side.offsetHeight") == 0
+    browser.point("#open-list", click=True)
+    assert browser.run("side.offsetHeight") > 300
+    assert browser.run("document.getElementById('open-list').getAttribute('aria-expanded')") == "true"
+    assert browser.run("main.offsetHeight") == 0
+    # Items get their real heights a frame after they are seen, so a pointer might meet another one.
+    browser.run("document.querySelector('#list li:nth-child(3)').click()")
+    assert (chosen(browser), browser.run("side.offsetHeight")) == (2, 0)
+    assert browser.run(top) < 70
+    browser.point("#open-list", click=True)
+    browser.key("Escape")
+    assert browser.run("side.offsetHeight") == 0
+    browser.look(width=1300)
+    wait_for(lambda: browser.run("side.offsetHeight") > 300)
+    assert browser.run("document.getElementById('open-list').offsetHeight") == 0

@@ -96,7 +96,13 @@ def make_tokenizer(folder: Path) -> Tokenizer:
 
 
 def make_model(
-    tokenizer: Tokenizer, *, context_length: int = 256, chat: bool = True, images: Any = None, **engine: Any
+    tokenizer: Tokenizer,
+    *,
+    context_length: int = 256,
+    chat: bool = True,
+    images: Any = None,
+    parameters: int | None = None,
+    **engine: Any,
 ) -> ServedModel:
     return ServedModel(
         name="tiny",
@@ -105,6 +111,7 @@ def make_model(
         template=load_template(TEMPLATE, tokenizer=tokenizer) if chat else None,
         context_length=context_length,
         images=images,
+        parameters=parameters,
     )
 
 

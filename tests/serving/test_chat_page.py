@@ -97,6 +97,7 @@ def test_enter_during_a_reply_keeps_the_words_and_says_when_they_go(browser, tok
         assert page.run("input.value") == "and then?"
         assert page.text("#status").startswith("The reply is still being generated. Enter sends this when it is done")
         assert page.run("document.querySelectorAll('.message').length") == 2
+        assert page.run("document.querySelector('#status').className") == "quiet"
         page.key("Escape")
         answered(page, 1)
         assert page.text("#status") == ""
@@ -152,3 +153,60 @@ def test_a_model_without_chats_writes_on(browser, tokenizer):
         say(page, "Once")
         answered(page, 1)
         assert words(page) == ["Once", "Hello wörld 🙂!"]
+
+
+def test_the_name_and_size_of_the_model_are_shown(browser, tokenizer):
+    with running(make_model(tokenizer, parameters=12_345_678)) as server:
+        page = visit(browser, server.url)
+        assert page.text("#model") == "tiny · 12.3 M parameters · context of 256 tokens"
+        assert (page.text("#name"), page.run("document.title")) == ("tiny", "tiny · penstock chat")
+        sizes = {7: "7", 1234: "1.23 k", 999_999: "1000 k", 7_241_732_096: "7.24 B", 1_040_000_000_000: "1.04 T"}
+        assert {count: page.run(f"inShort({count})") for count in sizes} == sizes
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_two_messages_to_begin_with(browser, tokenizer, chat):
+    with running(make_model(tokenizer, chat=chat)) as server:
+        page = visit(browser, server.url)
+        offered = page.run("[...document.querySelectorAll('#starters button')].map(button => button.textContent)")
+        assert len(set(offered)) == 2
+        assert all(offered)
+        page.point("#starters button:last-child", click=True)
+        answered(page, 1)
+        assert words(page) == [offered[1], "Hello wörld 🙂!"]
+        assert page.run("empty.hidden")
+        page.point("#new", click=True)
+        assert page.text("#starters button") == offered[0]
+        assert page.complaints() == []
+
+
+def test_what_happens_before_the_first_word_is_told(browser, tokenizer):
+    with running(make_model(tokenizer, seconds=1.6)) as server:
+        page = visit(browser, server.url)
+        say(page, "Hi")
+        until(page, "document.querySelectorAll('.note')[1]?.textContent === 'reading the prompt, 1 s'")
+        assert page.text("#status") == "A reply is being written: Enter waits for it, Escape stops it."
+        until(page, "document.querySelectorAll('.words')[1].textContent.length > 0")
+        assert page.run("document.querySelectorAll('.note')[1].textContent") == ""
+        page.key("Escape")
+        answered(page, 1)
+        assert page.text("#status") == ""
+
+
+def test_a_server_that_loads_its_model_is_waited_for(browser, tokenizer):
+    with running(make_model(tokenizer)) as server:
+        page = visit(browser, server.url)
+        page.run(
+            "window.answers = fetch; model = null; fetch = async () => { throw new TypeError('no answer'); };"
+            "connecting = connect().finally(() => { connecting = null; }); 0"
+        )
+        until(page, "document.querySelector('#status').textContent.includes('it may still load its model')")
+        say(page, "Hi")
+        assert page.text("#status") == "The model is not there yet. Enter sends this when it is."
+        assert page.run("input.value") == "Hi"
+        page.run("fetch = window.answers; 0")
+        until(page, "model !== null && connecting === null")
+        assert page.text("#status") == ""
+        page.key("Enter")
+        answered(page, 1)
+        assert words(page)[0] == "Hi"

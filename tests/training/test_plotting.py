@@ -1,9 +1,11 @@
 """Curves of runs: what is drawn, and pages that are whole and safe."""
 
 import json
+import math
 import re
 import sys
 import xml.etree.ElementTree as Xml
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -12,7 +14,20 @@ from hypothesis import strategies as st
 from makers.texts import write_json_lines
 from penstock.cli import plot
 from penstock.core.errors import ConfigError, FormatError, MissingExtraError, OutputError
-from penstock.training.curves import POINTS, nice_ticks, plot_runs, read_panels, short
+from penstock.training.curve_page import log_ticks, nice_ticks, notes_of, short, svg
+from penstock.training.curves import (
+    EVEN,
+    POINTS,
+    Curve,
+    Panel,
+    View,
+    bin_edges,
+    half_life,
+    plot_runs,
+    read_panels,
+    shown_parts,
+    smoothed,
+)
 
 
 def make_run(folder, steps: int, **more):
@@ -38,26 +53,137 @@ def test_panels_are_the_figures_that_runs_have(tmp_path):
 def test_many_steps_become_bins_that_lose_no_extreme(tmp_path):
     make_run(tmp_path / "a", 1001)
     curve = read_panels([tmp_path / "a"])[0].curves[0]
-    assert len(curve.x) <= POINTS
-    assert curve.x[-1] == 1001
-    assert curve.high[0] == 9.0
-    assert curve.low[0] == 3.0
-    assert curve.mean[0] == pytest.approx((9 + 4.5 + 3) / 3)
+    assert EVEN <= len(curve.x) <= POINTS
+    assert (curve.x[0], curve.x[-1]) == (1, 1001)
+    assert (max(curve.high), min(curve.low)) == (9.0, 9 / 1001)
+    assert sum(curve.count) == 1001
+    total = sum(mean * count for mean, count in zip(curve.mean, curve.count, strict=True))
+    assert total == pytest.approx(sum(9 / s for s in range(1, 1002)))
+
+
+@given(st.one_of(st.integers(0, 3 * POINTS), st.integers(0, 10**7)))
+def test_bins_cover_all_points_once(count):
+    edges = bin_edges(count)
+    assert (edges[0], edges[-1]) == (0, count)
+    assert edges == sorted(set(edges))
+    assert len(edges) - 1 <= POINTS
+    # A linear axis of 400 places shows each bin, and so does the left of a logarithmic one.
+    assert max((b - a for a, b in pairwise(edges)), default=0) <= max(1, -(-count // EVEN))
 
 
 def test_a_page_needs_nothing_else_and_holds_names_as_text(tmp_path):
     run = make_run(tmp_path / "<script>alert(1)<", 5)
     out = plot_runs([run], tmp_path / "curves.html").read_text()
-    assert "<script>" not in out
-    assert "&lt;script&gt;" in out
+    assert "<script>alert" not in out
+    assert "&lt;script&gt;alert" in out
+    assert "\\u003cscript>alert" in out
     assert not re.search(r"(src|href)=|url\(|@import", out)
     drawings = re.findall(r"<svg.*?</svg>", out)
     assert len(drawings) == 2
-    assert len(Xml.fromstring(drawings[0]).findall("circle")) == 5
+    assert len(Xml.fromstring(drawings[0]).findall(".//circle")) == 5
 
 
 def test_one_step_can_be_drawn(tmp_path):
-    plot_runs([make_run(tmp_path / "a", 1)], tmp_path / "curves.html")
+    for view in (View(), View(log_x=True, log_y=True), View(smoothing=0)):
+        out = plot_runs([make_run(tmp_path / "a", 1)], tmp_path / "curves.html", view=view).read_text()
+        assert out.count("<circle") == 2
+
+
+def make_curve(x, mean, count=None, **more):
+    values = {"run": "a", "number": 0, "x": tuple(x), "mean": tuple(mean), "low": tuple(mean), "high": tuple(mean)}
+    return Curve(**values, count=tuple(count or [1] * len(values["x"])), **more)
+
+
+def panel_of(*curves):
+    return Panel(title="loss", over="step", curves=curves)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.floats(-1e3, 1e3), st.integers(1, 9)), min_size=1, max_size=30),
+    st.floats(0.5, 100),
+    st.booleans(),
+)
+def test_smoothing_is_the_weighted_mean_of_all_values_so_far(points, half, is_log):
+    x, at = [], 0
+    for gap, _, _ in points:
+        x.append(at := at + gap)
+    y, count = [point[1] for point in points], [point[2] for point in points]
+    places = [math.log10(value) for value in x] if is_log else x
+    for i, found in enumerate(smoothed(make_curve(x, y, count), half, is_log=is_log)):
+        weights = [count[j] * 2 ** (-(places[i] - places[j]) / half) for j in range(i + 1)]
+        expected = sum(w * v for w, v in zip(weights, y, strict=False)) / sum(weights)
+        assert found == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_smoothing_at_equal_distances_is_adams_corrected_average():
+    values, decay, average = [3.0, 1.0, 4.0, 1.0, 5.0], 2 ** (-1 / 3), 0.0
+    found = smoothed(make_curve(range(1, 6), values), 3)
+    for step, value in enumerate(values, 1):
+        average = decay * average + (1 - decay) * value
+        assert found[step - 1] == pytest.approx(average / (1 - decay**step))
+
+
+def test_few_points_and_schedules_are_not_smoothed(tmp_path):
+    run = make_run(tmp_path / "a", 8)
+    loss, rate = read_panels([run])
+    assert smoothed(loss.curves[0], half_life(loss, View())) == pytest.approx(loss.curves[0].mean, rel=1e-3)
+    assert half_life(rate, View(smoothing=0.5)) == 0
+    with pytest.raises(ConfigError, match=r"smoothing is 1\.5; expected a share"):
+        View(smoothing=1.5)
+
+
+def test_values_that_are_no_numbers_interrupt_the_line_and_are_counted(tmp_path):
+    run = make_run(tmp_path / "a", 9)
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    for step, text in ((1, "NaN"), (4, "null"), (5, "Infinity"), (9, "null")):
+        lines[step - 1] = f'{{"step": {step}, "tokens": {step}, "loss": {text}}}'
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    panel = read_panels([run])[0]
+    curve = panel.curves[0]
+    assert curve.x == (2, 3, 6, 7, 8)
+    assert (curve.breaks, curve.lost, curve.lost_count) == ((2,), (1, 4, 5, 9), 4)
+    assert shown_parts(curve, False, False) == [[0, 1], [2, 3, 4]]
+    assert notes_of(panel, View()) == ["4 values were no numbers (×)"]
+    drawn = Xml.fromstring(svg(panel, View()))
+    assert len(drawn.findall(".//polyline[@class='line']")) == 2
+    assert len(drawn.findall(".//path[@class='lost']")) == 4
+
+
+def test_a_restart_replaces_the_steps_that_it_repeats(tmp_path):
+    run = make_run(tmp_path / "a", 6)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps({"step": s, "tokens": 50 * s, "loss": 100.0 + s}) + "\n" for s in (4, 5))
+        file.write(json.dumps({"step": 5, "held/loss": 7.0}) + "\n")
+    panels = read_panels([run])
+    assert panels[0].curves[0].x == (1, 2, 3, 4, 5)
+    assert panels[0].curves[0].mean[2:] == (3.0, 104.0, 105.0)
+    assert panels[-1].curves[0].x == (5,)
+
+
+def test_zeros_have_no_place_on_a_logarithmic_axis_and_that_is_told():
+    curve = make_curve([0, 1, 2, 3], [5.0, 0.0, 2.0, 8.0])
+    view = View(log_x=True, log_y=True, smoothing=0)
+    assert shown_parts(curve, True, True) == [[2, 3]]
+    assert notes_of(panel_of(curve), view) == [
+        "1 of 4 points are not above 0, and not on the horizontal axis",
+        "1 of 4 points are not above 0, and not on the vertical axis",
+    ]
+    assert [p.get("points") for p in Xml.fromstring(svg(panel_of(curve), view)).iter("polyline")] == [
+        "367.4,232.0 546.0,10.0"
+    ]
+    nothing = panel_of(make_curve([1, 2], [0.0, -1.0]))
+    assert notes_of(nothing, view) == ["no number is above 0, so the vertical axis stays linear"]
+    assert "polyline" in svg(nothing, view)
+
+
+@given(st.floats(-300, 300), st.floats(0, 40))
+def test_logarithmic_ticks_are_few_and_inside(power, decades):
+    low, high = 10.0**power, 10.0 ** min(power + decades, 300)
+    ticks = log_ticks(low, high, 5)
+    assert 1 <= len(ticks) <= 8
+    assert all(low * (1 - 1e-6) <= tick <= high * (1 + 1e-6) for tick in ticks)
+    assert log_ticks(1, 1000, 5) == [1, 10, 100, 1000]
+    assert log_ticks(2, 20, 5) == [2, 5, 10, 20]
 
 
 def test_runs_of_the_same_name_are_told_apart(tmp_path):
@@ -129,8 +255,12 @@ ABSURD = (
 LITERALS = ("NaN", "Infinity", "-Infinity", "1e999", "[" * 500)
 
 
-@given(st.lists(st.tuples(*[st.sampled_from(ABSURD)] * 4), min_size=1, max_size=6), st.sampled_from(["step", "tokens"]))
-def test_absurd_numbers_are_left_out(tmp_path_factory, rows, over):
+@given(
+    st.lists(st.tuples(*[st.sampled_from(ABSURD)] * 4), min_size=1, max_size=6),
+    st.sampled_from(["step", "tokens"]),
+    st.builds(View, smoothing=st.sampled_from([0, 0.01, 0.2]), log_x=st.booleans(), log_y=st.booleans()),
+)
+def test_absurd_numbers_are_left_out(tmp_path_factory, rows, over, view):
     run = tmp_path_factory.mktemp("absurd") / "run"
     run.mkdir()
     names = ("step", "tokens", "loss", "held/loss")
@@ -139,11 +269,12 @@ def test_absurd_numbers_are_left_out(tmp_path_factory, rows, over):
     ]
     lines += [json.dumps({"step": row[0], "tokens": row[1], "loss": row[2]}) for row in rows if type(row[0]) is int]
     (run / "metrics.jsonl").write_text("\n".join([*lines, json.dumps({"step": 1, "tokens": 2, "loss": 3.0})]) + "\n")
-    drawn = plot_runs([run], run / "curves.html", over=over).read_text()
+    drawn = plot_runs([run], run / "curves.html", over=over, view=view).read_text()
     points = [n for text in re.findall(r'points="([^"]*)"', drawn) for n in re.split("[ ,]", text)]
     assert points
     assert all(-1e4 < float(number) < 1e4 for number in points)
-    assert not re.search(r"\b(nan|inf)\b", drawn)
+    assert not re.search(r"\b(nan|inf)\b", "".join(re.findall(r"<svg.*?</svg>", drawn)))
+    assert "NaN" not in drawn.partition('id="data">')[2].partition("</script>")[0]
 
 
 @pytest.mark.parametrize("literal", LITERALS)

@@ -1,6 +1,7 @@
 """Training from Python: the steps of `penstock train`, its folder, its resume, and what is done with a run."""
 
 import json
+import shutil
 import signal
 from dataclasses import dataclass
 
@@ -213,7 +214,11 @@ def test_what_is_done_with_a_run(data, made, tmp_path):
     assert text == made.generate(["the cat", "a"], max_tokens=6, device="cpu")[0]
     with pytest.raises(ConfigError, match=r"Run.generate: unknown argument 'max_token'; did you mean 'max_tokens'"):
         made.generate("", max_token=3)
-    assert made.plot(tmp_path / "curves.html").stat().st_size > 1000
+    (tmp_path / "other").mkdir()
+    shutil.copyfile(made.path / "metrics.jsonl", tmp_path / "other" / "metrics.jsonl")
+    page = made.plot(tmp_path / "curves.html", beside=[tmp_path / "other", made], smoothing=0, log_y=True).read_text()
+    assert page.count("<li class=") == 2  # the same run twice is one
+    assert '"smoothing":0,"logX":false,"logY":true' in page
     exported = made.export(tmp_path / "exported")
     assert (exported.step, exported.context_length) == (12, 64)
     again = ps.open_run(tmp_path / "exported")

@@ -15,11 +15,13 @@ from penstock.runs.inspecting import (
     TOKENS,
     TOKENS_OF_CHATS,
     chat_settings_of,
+    chosen_documents,
     is_raw,
     load_conversations,
     open_loader,
     print_conversations,
     print_dataset,
+    print_list,
     print_rows,
     refuse_raw,
     report_page,
@@ -54,10 +56,16 @@ def run(
         int | None,
         typer.Option(
             metavar="N",
-            help=f"Number of documents to show, spread evenly. [default: {IN_TERMINAL}, in a page {IN_PAGE}]",
+            help=f"Number of documents to show, spread evenly. [default: {IN_TERMINAL}, in a page or a list {IN_PAGE}]",
             min=0,
         ),
     ] = None,
+    listed: Annotated[
+        bool,
+        typer.Option(
+            "--list", metavar="", help="A line for each document: tokens, trained share, and its first words."
+        ),
+    ] = False,
     step: Annotated[int, typer.Option(metavar="NUMBER", help="Show rows of this step.", min=0)] = 0,
     row: Annotated[
         list[int] | None,
@@ -133,7 +141,7 @@ def run(
         chats = chat_settings_of(chat_options, chat_config, assignments or [], compare or [])
         count = documents if html is not None else max(COUNTED, documents or 0)
         shown, other = load_conversations(target, override, chats, (format, document, count))
-        print_conversations(shown, other, target, html, (documents, tokens or TOKENS_OF_CHATS), as_json)
+        print_conversations(shown, other, target, html, (documents, tokens or TOKENS_OF_CHATS), as_json, listed=listed)
         return
     refuse_raw(target)
     is_run_file = Path(target).suffix in RUN_FILES
@@ -142,6 +150,8 @@ def run(
         raise ConfigError(
             f"--set {assignments[0]}: {target} is not a run file, and no chats are rendered; --set has nothing to set"
         )
+    if listed and (has_rows or as_json):
+        raise ConfigError("--list is a list of documents in a terminal; leave out --rows, --json and run files")
     if slots is not None and not has_rows:
         raise ConfigError("--slots needs rows; add --rows")
     opened = None if is_run_file else open_dataset(target, dtype=dtype, eos_id=eos_id)
@@ -153,7 +163,10 @@ def run(
         report_page(html, as_json)
         if not as_json:
             return
-    if has_rows:
+    if listed:
+        chosen = chosen_documents(opened, document, IN_PAGE if documents is None else documents)
+        print_list(opened, chosen, override)
+    elif has_rows:
         print_rows(loader, step, row or [0], _slot_range(slots), tokens or TOKENS, override, as_json)
     else:
         print_dataset(opened, document, documents, tokens, override, as_json)

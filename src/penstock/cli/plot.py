@@ -23,10 +23,31 @@ def run(
     over: Annotated[
         Literal["step", "tokens"], typer.Option(metavar="AXIS", help="Horizontal axis: steps, or tokens trained.")
     ] = "step",
+    smoothing: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE",
+            help="Share of the horizontal axis after which a value weighs half in the smoothed curve; 0: the values "
+            "alone. The page has a slider for it.",
+            min=0,
+            max=1,
+        ),
+    ] = 0.01,
+    log_x: Annotated[
+        bool, typer.Option("--log-x", metavar="", help="Logarithmic horizontal axis; the page has a switch.")
+    ] = False,
+    log_y: Annotated[
+        bool, typer.Option("--log-y", metavar="", help="Logarithmic vertical axes; the page has a switch.")
+    ] = False,
 ) -> None:
-    """Draw loss, throughput, learning rate and evaluations of one or several runs."""
-    from penstock.training.curves import plot_runs
+    """Draw loss, throughput, learning rate and evaluations of one or several runs.
+
+    Smoothed curves over faint values; in the page a crosshair with the values of all runs at one step, and runs to
+    switch on and off.
+    """
+    from penstock.training.curves import View, plot_runs
 
     first = Path(runs[0])
     default = (first.parent if first.is_file() else first) / "curves.html"
-    print(plot_runs(runs, output or default, over=over))
+    view = View(smoothing=smoothing, log_x=log_x, log_y=log_y)
+    print(plot_runs(runs, output or default, over=over, view=view))

@@ -13,7 +13,7 @@ from rich.text import Text
 from penstock.inspection.conversations import REFUSED, ShownConversations, reason_of
 from penstock.inspection.page_model import Note, PageData, PageDocument, histograms_of, shares_of
 from penstock.inspection.rows import RowView
-from penstock.inspection.terminal_tokens import Style, conversation_view, legend
+from penstock.inspection.terminal_tokens import Style, conversation_view, documents_list, legend
 
 NAMED = 5
 """Maximum number of reasons for refusal that a terminal lists."""
@@ -98,6 +98,11 @@ def conversations_view(
     parts.append(table)
     parts += [Text(line, style="red") for line in _reasons(shown.refused)]
     return Group(*parts)
+
+
+def conversations_list(shown: ShownConversations, count: int) -> Table:
+    """A line for each document of at most `count` conversations, evenly spread."""
+    return documents_list([each for place in spread(count, len(shown.documents)) for each in shown.documents[place]])
 
 
 def conversations_as_json(shown: ShownConversations) -> dict[str, Any]:

@@ -24,7 +24,7 @@ import numpy as np
 from penstock.core.errors import OutputError
 from penstock.inputs import IGNORE
 from penstock.inspection.images import MOST_PICTURES, ShownImage
-from penstock.inspection.page_model import PageData, PageDocument, histograms_of, shares_of
+from penstock.inspection.page_model import PageData, PageDocument, first_words, histograms_of, shares_of
 from penstock.inspection.rows import RowDocument, RowView
 
 Key = tuple[int, str, bool]
@@ -181,6 +181,7 @@ def _document(
     table = np.array([*(names.index(name) for name in document.role_names), -1], np.int64)
     return {
         "title": document.title,
+        "words": readable(first_words(document)),
         "origin": document.origin,
         "length": count,
         "trained": document.trained,

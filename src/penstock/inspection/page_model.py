@@ -4,6 +4,7 @@ A file of conversations, a dataset and a mixture share one page: `from_chat` and
 `histograms_of` and `shares_of` compute the default figures: lengths, trained shares, and tokens by role.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, final
@@ -21,6 +22,12 @@ Array = np.ndarray[Any, Any]
 
 
 BINS = 24
+WORDS = 90
+"""Maximum characters of a document's first words."""
+SAID_BEFORE = ("system", "developer")
+"""Roles whose messages often begin all conversations alike."""
+HEADERS = "user|human|assistant|model|gpt"
+"""Names that templates write around turns, besides the role itself."""
 STRADDLING = 6
 """Maximum number of straddling tokens of a conversation to list."""
 
@@ -165,6 +172,47 @@ def shares_of(documents: Sequence[PageDocument]) -> dict[str, dict[str, float]]:
                 if count:
                     found[name] = found.get(name, 0) + count
     return {name: parts for name, parts in (("tokens by role", read), ("trained tokens by role", trained)) if parts}
+
+
+def first_words(document: PageDocument, most: int = WORDS) -> str:
+    """How a document begins: of a conversation, the first message that no system wrote, without its header.
+
+    Args:
+        document: The document.
+        most: Maximum number of characters; white space counts once.
+    """
+    begin, end, role = _opening(document)
+    control = np.zeros(len(document.ids), bool) if document.is_control is None else np.asarray(document.is_control)
+    header = re.compile(rf"\s*(?:{re.escape(role) or HEADERS}|{HEADERS})\s*(?:[:\n]\s*|$)", re.IGNORECASE)
+    text, in_header = "", bool(role)
+    for place in range(begin, end):
+        if not control[place]:
+            text += document.pieces[place]
+        elif text.strip() and not (in_header and header.fullmatch(text)):
+            break
+        else:
+            text = ""
+        if len(text) > 4 * most:
+            break
+    words = " ".join((header.sub("", text, count=1) if in_header and header.match(text) else text).split())
+    return words if len(words) <= most else words[: most - 1].rstrip() + "…"
+
+
+def _opening(document: PageDocument) -> tuple[int, int, str]:
+    """[begin, end) and the role of the message that a document is known by; all of it if there are no roles."""
+    if document.roles is None or not len(document.ids):
+        return 0, len(document.ids), ""
+    roles = np.asarray(document.roles)
+    before = [number for number, name in enumerate(document.role_names) if name in SAID_BEFORE]
+    said = (roles >= 0) & ~np.isin(roles, before)
+    if not said.any():
+        said = roles >= 0
+    if not said.any():
+        return 0, len(roles), ""
+    begin = int(np.argmax(said))
+    turns = roles if document.turns is None else np.asarray(document.turns)
+    ended = (roles[begin:] != roles[begin]) | (turns[begin:] != turns[begin])
+    return begin, begin + int(np.argmax(ended)) if ended.any() else len(roles), document.role_names[int(roles[begin])]
 
 
 def _round_up(value: float) -> int:

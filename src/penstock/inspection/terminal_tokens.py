@@ -7,11 +7,12 @@ from typing import Any, final
 import numpy as np
 from rich.console import Console, Group
 from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from penstock.core.terminal import safe_console
 from penstock.inspection.page import readable
-from penstock.inspection.page_model import PageDocument, with_blanks
+from penstock.inspection.page_model import PageDocument, first_words, with_blanks
 from penstock.shards.trees import BranchView
 
 COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
@@ -90,6 +91,21 @@ def print_document(document: PageDocument, console: Console | None = None, *, ma
     style = Style(console)
     console.print(conversation_view(document, style, max_tokens))
     console.print(legend(style))
+
+
+def documents_list(documents: Sequence[PageDocument]) -> Table:
+    """A line for each document: its title, whether its mask is proven, tokens, trained share, and first words."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("", no_wrap=True)
+    table.add_column("tokens", justify="right", no_wrap=True)
+    table.add_column("trained", justify="right", no_wrap=True)
+    table.add_column("first words", no_wrap=True, overflow="ellipsis")
+    for document in documents:
+        mark = {None: "", True: "✓ ", False: "✗ "}[document.ok]
+        title = Text.assemble((mark, "green" if document.ok else "red"), document.title)
+        words = Text(readable(first_words(document)))
+        table.add_row(title, f"{len(document.ids):,}", f"{document.trained_share:.0%}", words)
+    return table
 
 
 def conversation_view(document: PageDocument, style: Style, max_tokens: int) -> Group:

@@ -280,6 +280,7 @@ def serve(open_model: Callable[[OpeningKeywords], Opened], name: str | None, set
         template=writer.template,
         context_length=writer.engine.context_length,
         images=None if writer.images is None else writer.images.within(chosen.image_folder),
+        parameters=writer.parameters,
     )
     if chosen.image_folder is not None and writer.images is None:
         raise ConfigError(f"image_folder: the model {writer.name} reads no images")

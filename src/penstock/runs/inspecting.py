@@ -24,6 +24,7 @@ def inspect(
     row: Sequence[int] | None = None,
     document: Sequence[int] | None = None,
     documents: int | None = None,
+    listed: bool = False,
     tokens: int | None = None,
     tokenizer: Any = None,
     sequence_length: int = 1024,
@@ -39,7 +40,8 @@ def inspect(
         step: The step to show rows of.
         row: Numbers of the step's rows to show; None: the first, in a page the first eight.
         document: Numbers of documents to show in full.
-        documents: Number of documents to show, spread over all; None: three, in a page 500.
+        documents: Number of documents to show, spread over all; None: three, in a page or a list 500.
+        listed: Print a line for each document instead: its number, tokens, trained share and first words.
         tokens: Maximum tokens of a document to print.
         tokenizer: Decodes instead of the dataset's own, and encodes raw conversations; an object or its path.
         sequence_length: Slots per row, if the target is a dataset.
@@ -61,7 +63,7 @@ def inspect(
         count = documents if page is not None else max(COUNTED, documents or 0)
         numbers = None if document is None else list(document)
         shown, _ = load_conversations(name, override, chat_settings_of(chat, None, [], []), (None, numbers, count))
-        print_conversations(shown, None, name, page, (documents, tokens or TOKENS_OF_CHATS), False)
+        print_conversations(shown, None, name, page, (documents, tokens or TOKENS_OF_CHATS), False, listed=listed)
         return
     if chat:
         raise ConfigError(f"ps.inspect: {', '.join(chat)}: settings of raw conversations, and {name} is none")
@@ -83,6 +85,8 @@ def inspect(
         report_page(page, False)
     if loader is not None and (rows or is_file or given):
         print_rows(loader, step, chosen or [0], None, tokens or TOKENS, override, False)
+    elif listed:
+        print_list(dataset, chosen_documents(dataset, numbers, IN_PAGE if documents is None else documents), override)
     else:
         print_dataset(dataset, numbers, documents, tokens, override, False)
 
@@ -193,6 +197,15 @@ def print_dataset(
         console.print(document_view(view, style, (tokens or TOKENS) if numbers is None else len(view.tokens) + 1))
     if views:
         console.print(style.legend())
+
+
+def print_list(dataset: Any, numbers: list[int], override: Any) -> None:
+    """Print a line for each of some documents of a dataset."""
+    from penstock.inspection import make_console, tokenizer_of
+    from penstock.inspection.pages import pages_of
+    from penstock.inspection.terminal_tokens import documents_list
+
+    make_console().print(documents_list(pages_of(dataset, numbers, override or tokenizer_of(dataset))))
 
 
 def print_chats(console: Any, style: Any, dataset: Any, numbers: list[int], decoder: Any, tokens: int | None) -> None:
@@ -319,13 +332,25 @@ def load_conversations(
 
 
 def print_conversations(
-    shown: Any, other: Any, target: str, html: Path | None, amounts: tuple[int | None, int], as_json: bool
+    shown: Any,
+    other: Any,
+    target: str,
+    html: Path | None,
+    amounts: tuple[int | None, int],
+    as_json: bool,
+    *,
+    listed: bool = False,
 ) -> None:
-    """Show conversations in a page, in a terminal, or as JSON."""
+    """Show conversations in a page, in a terminal (in full, or as a list), or as JSON."""
     import json
 
     from penstock.inspection import Style, make_console
-    from penstock.inspection.conversation_views import conversations_as_json, conversations_view, page_of_conversations
+    from penstock.inspection.conversation_views import (
+        conversations_as_json,
+        conversations_list,
+        conversations_view,
+        page_of_conversations,
+    )
     from penstock.inspection.page import write_html
 
     count, tokens = amounts
@@ -333,6 +358,8 @@ def print_conversations(
         write_html(html, page_of_conversations(Path(target).name, shown, other))
     if as_json:
         print(json.dumps(conversations_as_json(shown), ensure_ascii=False))
+    elif listed:
+        make_console().print(conversations_list(shown, IN_PAGE if count is None else count))
     else:
         console = make_console()
         count = 0 if html is not None else IN_TERMINAL if count is None else count

@@ -129,6 +129,8 @@ class Writer:
     """Chat template; None if there is none."""
     images: Any = None
     """An `ImageReader` for images that messages themselves hold; None: the model reads no images."""
+    parameters: int | None = None
+    """Number of the model's weights; None: unknown."""
 
 
 def load_opened(
@@ -204,6 +206,7 @@ def writer_of(found: Opened, slots: int) -> Writer:
         tokenizer=found.tokenizer,
         template=found.template,
         images=images,
+        parameters=sum(weight.numel() for weight in found.model.parameters()),
     )
 
 

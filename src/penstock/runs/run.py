@@ -227,22 +227,37 @@ class Run(RunFolder):
 
         return export_run(self, Path(output), context_length, overwrite=overwrite, adapter=adapter)
 
-    def plot(self, output: str | Path | None = None, *, over: str = "step") -> Path:
+    def plot(
+        self,
+        output: str | Path | None = None,
+        *,
+        over: str = "step",
+        beside: Sequence["Run | str | Path"] = (),
+        smoothing: float = 0.01,
+        log_x: bool = False,
+        log_y: bool = False,
+    ) -> Path:
         """Draw loss, throughput, learning rate and evaluations.
 
         Args:
             output: A page (.html) or a picture (.png, needs matplotlib); None: curves.html in the run's folder.
             over: step, or tokens.
+            beside: Other runs, or their folders, to draw on the same axes.
+            smoothing: Share of the horizontal axis after which a value weighs half in the smoothed curve; 0: none.
+            log_x: Logarithmic horizontal axis.
+            log_y: Logarithmic vertical axes.
 
         Raises:
             ConfigError: The suffix is another one, or there is nothing to draw.
         """
         from penstock.core.errors import ConfigError
-        from penstock.training.curves import plot_runs
+        from penstock.training.curves import View, plot_runs
 
         if over not in ("step", "tokens"):
             raise ConfigError(f"Run.plot: over is {over!r}; expected step or tokens")
-        return plot_runs([self.path], output or self.path / "curves.html", over=over)  # type: ignore[arg-type]
+        others = [run.path if isinstance(run, Run) else run for run in beside]
+        view = View(smoothing=smoothing, log_x=log_x, log_y=log_y)
+        return plot_runs([self.path, *others], output or self.path / "curves.html", over=over, view=view)  # type: ignore[arg-type]
 
     def resume(
         self,

@@ -35,16 +35,19 @@ class ServedModel:
     """Maximum tokens of prompt and reply together."""
     images: ImageReader | None = None
     """Reads the images of messages; None: they are refused."""
+    parameters: int | None = None
+    """Number of weights, which the chat page shows; None: unknown."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def described(self) -> dict[str, Any]:
-        """The entry in `/v1/models`; the last three fields are our additions."""
+        """The entry in `/v1/models`; the last four fields are our additions."""
         return {
             "id": self.name,
             "object": "model",
             "created": self.created,
             "owned_by": "penstock",
             "context_length": self.context_length,
+            "parameters": self.parameters,
             "has_chat": self.template is not None,
             "reads_images": self.images is not None and self.images.processor.medium == "image",
         }

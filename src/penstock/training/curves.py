@@ -1,22 +1,24 @@
-"""Curves of runs from `metrics.jsonl`, as an HTML page (inline SVG) or as a PNG. No torch.
+"""Curves of runs from `metrics.jsonl`: read, thinned, smoothed, and written as an HTML page or as a PNG. No torch.
 
-The page stands alone: no network, no scripts. The PNG needs matplotlib.
+A page (`curve_page.py`) stands alone: nothing is fetched. The PNG needs matplotlib.
 """
 
 import math
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from html import escape
-from importlib import import_module
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, final
 
-from penstock.core.errors import ConfigError, MissingExtraError, OutputError
+from penstock.core.errors import ConfigError, OutputError
 from penstock.training.metrics import DISTANCE, PARTS, SOURCE, TASK, is_evaluation, read_metrics
 
-POINTS = 400
-"""Maximum points per curve: more than a screen can show separately."""
+EVEN, EARLY = 400, 200
+"""Bins of a long curve: of equal size, as many as a screen can show; and growing ones, for a logarithmic axis."""
+POINTS = EVEN + EARLY
+"""Maximum points per curve."""
+SMOOTHING = 0.01
+"""Default half-life of the smoothing, as a share of the horizontal axis: a curve of few points stays as it is."""
 
 PANELS = (
     ("Loss, nats per target", "loss"),
@@ -25,6 +27,7 @@ PANELS = (
     ("Gradient norm, before clipping", "gradient_norm"),
 )
 """(title, figure) of the first panels; each part of the loss and each figure of an evaluation follows in its own."""
+SCHEDULED = "learning_rate"
 LARGEST = 1e30
 """Largest value that is drawn; larger steps, tokens and figures are left out, like values that are not numbers."""
 
@@ -48,6 +51,35 @@ class Curve:
     """Minimum in each bin."""
     high: tuple[float, ...]
     """Maximum in each bin."""
+    count: tuple[int, ...]
+    """Values in each bin."""
+    breaks: tuple[int, ...] = ()
+    """Bins before which the line is interrupted, because values there were no numbers."""
+    lost: tuple[float, ...] = ()
+    """Steps or tokens of values that were no numbers, at most one a bin."""
+    lost_count: int = 0
+    """Number of all such values."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """How curves are drawn.
+
+    Raises:
+        ConfigError: The smoothing is not from 0 to 1.
+    """
+
+    smoothing: float = SMOOTHING
+    """Share of the horizontal axis after which a value weighs half in the smoothed curve; 0 draws only the values."""
+    log_x: bool = False
+    """Whether the horizontal axis is logarithmic."""
+    log_y: bool = False
+    """Whether the vertical axes are logarithmic; a panel without a value above 0 stays linear."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.smoothing <= 1:
+            raise ConfigError(f"smoothing is {self.smoothing}; expected a share of the axis, from 0 to 1")
 
 
 @final
@@ -61,6 +93,15 @@ class Panel:
     """Horizontal axis."""
     curves: tuple[Curve, ...]
     """One for each run that has the figure."""
+    is_smoothed: bool = True
+    """Whether its curves are smoothed; what a schedule sets has no noise."""
+    shared: tuple[float, ...] = ()
+    """Steps or tokens that the horizontal axis also covers, so that all panels have the same one."""
+
+    @property
+    def places(self) -> list[float]:
+        """All that the horizontal axis covers."""
+        return [*self.shared, *(x for curve in self.curves for x in curve.x)]
 
 
 def read_panels(runs: Sequence[str | Path], *, over: Over = "step") -> list[Panel]:
@@ -74,15 +115,17 @@ def read_panels(runs: Sequence[str | Path], *, over: Over = "step") -> list[Pane
         ConfigError: No run has any figure yet.
         FormatError: A path is not a run.
     """
-    records = {name: read_metrics(Path(run)) for name, run in zip(_names(runs), runs, strict=True)}
+    records = {name: _continued(read_metrics(Path(run))) for name, run in zip(_names(runs), runs, strict=True)}
     found = [
-        Panel(title=title, over=over, curves=curves)
+        Panel(title=title, over=over, curves=curves, is_smoothed=figure != SCHEDULED)
         for title, figure in (*PANELS, *((_title(name), name) for name in _others(records)))
         if (curves := _curves(records, figure, over))
     ]
     if not found:
         raise ConfigError(f"{', '.join(map(str, runs))}: no figures yet; plot again after the first steps")
-    return found
+    places = [x for panel in found for x in panel.places]
+    shared = (min(places), min((x for x in places if x > 0), default=max(places)), max(places))
+    return [replace(panel, shared=shared) for panel in found]
 
 
 def _curves(records: dict[str, list[dict[str, Any]]], figure: str, over: Over) -> tuple[Curve, ...]:
@@ -90,31 +133,138 @@ def _curves(records: dict[str, list[dict[str, Any]]], figure: str, over: Over) -
     return tuple(curve for curve in made if curve is not None)
 
 
+def _continued(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Records with rising steps: where a restart repeats steps, the later records replace the earlier ones."""
+    kept: list[dict[str, Any]] = []
+    for record in records:
+        while kept and kept[-1]["step"] > record["step"]:
+            kept.pop()
+        if kept and kept[-1]["step"] == record["step"]:
+            kept[-1] = {**kept[-1], **record}
+        else:
+            kept.append(record)
+    return kept
+
+
 def _curve(run: str, number: int, records: list[dict[str, Any]], figure: str, over: Over) -> Curve | None:
-    """The figure's points in bins of equal size; None if it has none."""
+    """The figure's values in bins; None if it has no number."""
     points = [
-        (float(record[over]), float(record[figure]))
+        (float(record[over]), float(value) if _is_drawn(value) else None)
         for record in records
-        if _is_drawn(record.get(figure)) and _is_drawn(record.get(over))
+        if _is_drawn(record.get(over)) and _is_figure(value := record.get(figure, ""))
     ]
-    if not points:
+    points.sort(key=lambda point: point[0])
+    bins: list[list[tuple[float, float]]] = []
+    breaks: list[int] = []
+    lost: list[float] = []
+    is_broken = False
+    for begin, end in pairwise(bin_edges(len(points))):
+        part = points[begin:end]
+        lost += [x for x, y in part if y is None][:1]
+        if values := [(x, y) for x, y in part if y is not None]:
+            if bins and (is_broken or part[0][1] is None):
+                breaks.append(len(bins))
+            bins.append(values)
+        is_broken = part[-1][1] is None
+    if not bins:
         return None
-    size = math.ceil(len(points) / POINTS)
-    bins = [points[begin : begin + size] for begin in range(0, len(points), size)]
-    values = [[y for _, y in part] for part in bins]
+    heights = [[y for _, y in part] for part in bins]
     return Curve(
         run=run,
         number=number,
         x=tuple(part[-1][0] for part in bins),
-        mean=tuple(sum(ys) / len(ys) for ys in values),
-        low=tuple(map(min, values)),
-        high=tuple(map(max, values)),
+        mean=tuple(sum(ys) / len(ys) for ys in heights),
+        low=tuple(map(min, heights)),
+        high=tuple(map(max, heights)),
+        count=tuple(map(len, heights)),
+        breaks=tuple(breaks),
+        lost=tuple(lost),
+        lost_count=sum(y is None for _, y in points),
     )
+
+
+def bin_edges(count: int) -> list[int]:
+    """Edges of at most `POINTS` bins of `count` points: fine enough for a linear and for a logarithmic axis."""
+    if count <= POINTS:
+        return [*range(count + 1)]
+    even = (count * number // EVEN for number in range(EVEN + 1))
+    early = (round(count ** (number / EARLY)) for number in range(EARLY))
+    return sorted({*even, *early})
+
+
+def smoothed(curve: Curve, half: float, *, is_log: bool = False) -> tuple[float, ...]:
+    """The exponential average of a curve, without the bias of a first value: at distance `half` a value weighs half.
+
+    Distances are those on the axis, so runs with records at other steps are smoothed alike. With values at distance 1
+    it is Adam's corrected average (Kingma and Ba 2015) with a decay of 2^(-1 / half).
+
+    Args:
+        curve: The curve.
+        half: The half-life, in steps or tokens; with `is_log`, in powers of ten of these. 0: the values themselves.
+        is_log: Whether the axis is logarithmic; the values at 0 and below have no place there, and are as they are.
+    """
+    if half <= 0:
+        return curve.mean
+    total = weight = 0.0
+    before, found = None, []
+    for x, y, count in zip(curve.x, curve.mean, curve.count, strict=True):
+        if is_log and x <= 0:
+            found.append(y)
+            continue
+        place = math.log10(x) if is_log else x
+        kept = 0.5 ** ((place - before) / half) if before is not None else 1.0
+        total, weight, before = total * kept + count * y, weight * kept + count, place
+        found.append(total / weight)
+    return tuple(found)
+
+
+def half_life(panel: Panel, view: View) -> float:
+    """The half-life of a panel's smoothing, for all of its runs: steps or tokens, or powers of ten of these."""
+    xs = panel.places
+    if is_log_x(panel, view):
+        xs = [math.log10(x) for x in xs if x > 0]
+    return view.smoothing * (max(xs) - min(xs)) if panel.is_smoothed else 0.0
+
+
+def is_log_x(panel: Panel, view: View) -> bool:
+    """Whether the horizontal axis is logarithmic: as asked, unless no number is above 0."""
+    return view.log_x and any(x > 0 for x in panel.places)
+
+
+def is_log_y(panel: Panel, view: View) -> bool:
+    """Whether the vertical axis is logarithmic: as asked, unless no value is above 0."""
+    return view.log_y and any(y > 0 for curve in panel.curves for y in curve.mean)
+
+
+def shown_parts(curve: Curve, log_x: bool, log_y: bool) -> list[list[int]]:
+    """The bins of each line without an interruption; a logarithmic axis leaves out numbers that are not above 0."""
+    parts: list[list[int]] = [[]]
+    for i in range(len(curve.x)):
+        if i in curve.breaks:
+            parts.append([])
+        if (log_x and curve.x[i] <= 0) or (log_y and curve.mean[i] <= 0):
+            parts.append([])
+        else:
+            parts[-1].append(i)
+    return [part for part in parts if part]
+
+
+def range_ends(curve: Curve, part: Sequence[int], log_y: bool) -> list[float]:
+    """Lower ends of ranges; on a logarithmic axis a range that reaches 0 ends at the lowest one that does not."""
+    if not log_y:
+        return [curve.low[i] for i in part]
+    lowest = min((curve.low[i] for i in part if curve.low[i] > 0), default=math.inf)
+    return [curve.low[i] if curve.low[i] > 0 else min(lowest, curve.mean[i]) for i in part]
 
 
 def _is_drawn(value: Any) -> bool:
     """Whether the value is a number that can be drawn: small enough that differences and sums stay finite."""
     return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
+
+
+def _is_figure(value: Any) -> bool:
+    """Whether the value is a number, or stands for one that was not finite; texts and flags are neither."""
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def _others(records: dict[str, list[dict[str, Any]]]) -> list[str]:
@@ -146,80 +296,6 @@ def _names(runs: Sequence[str | Path]) -> list[str]:
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b88a00", "#56b4e9", "#7f7f7f", "#7a4fb5")
 """Eight colours that colour-blind readers can distinguish (after Okabe and Ito 2008)."""
-WIDTH, HEIGHT = 560, 260
-LEFT, RIGHT, TOP, BOTTOM = 62, 12, 10, 34
-
-
-@final
-class Scale:
-    """Maps numbers to coordinates of the drawing, rounded to a tenth."""
-
-    def __init__(self, low: float, high: float, begin: float, end: float) -> None:
-        self._low, self._begin, self._size, self._span = low, begin, end - begin, (high - low) or 1.0
-
-    def __call__(self, value: float) -> float:
-        """The coordinate of a number."""
-        return round(self._begin + (value - self._low) / self._span * self._size, 1)
-
-
-def svg(panel: Panel) -> str:
-    """Draw one panel: for each run a line of means, and the range from minimum to maximum of each bin."""
-    xs = [x for curve in panel.curves for x in curve.x]
-    across = Scale(min(xs), max(xs), LEFT, WIDTH - RIGHT)
-    low = min(y for curve in panel.curves for y in curve.low)
-    high = max(y for curve in panel.curves for y in curve.high)
-    ticks = nice_ticks(low, high, 5)
-    down = Scale(min(low, ticks[0]), max(high, ticks[-1]), HEIGHT - BOTTOM, TOP)
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(panel.title)}">']
-    for value in ticks:
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{down(value)}" y2="{down(value)}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{down(value) + 4:.1f}" text-anchor="end">{short(value)}</text>')
-    parts += [
-        f'<text x="{across(value)}" y="{HEIGHT - 16}" text-anchor="middle">{short(value)}</text>'
-        for value in nice_ticks(min(xs), max(xs), 6)
-    ]
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{panel.over}</text>')
-    parts += [_drawn(curve, across, down) for curve in panel.curves]
-    return "".join(parts) + "</svg>"
-
-
-def _drawn(curve: Curve, across: Scale, down: Scale) -> str:
-    hue = colour(curve.number)
-    xs = [across(x) for x in curve.x]
-    line = " ".join(f"{x},{down(y)}" for x, y in zip(xs, curve.mean, strict=True))
-    upper = [f"{x},{down(y)}" for x, y in zip(xs, curve.high, strict=True)]
-    lower = [f"{x},{down(y)}" for x, y in zip(xs, curve.low, strict=True)]
-    last = f"<title>{escape(curve.run)}: {short(curve.mean[-1])} at {short(curve.x[-1])}</title>"
-    dots = ""
-    if len(xs) <= 40:
-        dots = "".join(
-            f'<circle cx="{x}" cy="{down(y)}" r="2.2" fill="{hue}"><title>{short(at)}: {short(y)}</title></circle>'
-            for x, y, at in zip(xs, curve.mean, curve.x, strict=True)
-        )
-    return (
-        f'<polygon class="range" fill="{hue}" points="{" ".join(upper + lower[::-1])}"/>'
-        f'<polyline class="mean" stroke="{hue}" points="{line}">{last}</polyline>{dots}'
-    )
-
-
-def nice_ticks(low: float, high: float, about: int) -> list[float]:
-    """About `about` round numbers between `low` and `high`, both included; one number if they are equal."""
-    raw = (high - low) / about
-    if not raw > sys.float_info.min:
-        # Both are equal, or too close for floating point to fit a step between them.
-        return [low]
-    size = 10.0 ** math.floor(math.log10(raw))
-    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= raw * 0.999)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [number * step for number in range(first, last + 1)] or [low]
-
-
-def short(value: float) -> str:
-    """12500 → '12.5k', 0.0003 → '0.0003', 2e-7 → '2e-07'."""
-    for size, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.4g}{suffix}"
-    return f"{value:.4g}"
 
 
 def colour(number: int) -> str:
@@ -227,82 +303,34 @@ def colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
 
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1f2328; --faint: #8884; --page: #fff; }
-@media (prefers-color-scheme: dark) { :root { --ink: #d8dee4; --page: #16191d; } }
-body { font: 14px/1.4 system-ui, sans-serif; color: var(--ink); background: var(--page); margin: 24px; }
-h1 { font-size: 18px; } h2 { font-size: 14px; margin: 0 0 4px; }
-main { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 28px; }
-svg { width: 100%; height: auto; } text { fill: var(--ink); font-size: 11px; font-variant-numeric: tabular-nums; }
-.grid { stroke: var(--faint); } .mean { fill: none; stroke-width: 1.6; stroke-linejoin: round; }
-.range { opacity: .18; stroke: none; } .legend { margin: 0 0 20px; padding: 0; list-style: none; }
-.legend li { display: inline-block; margin-right: 18px; } .legend b { display: inline-block; width: 16px; height: 4px;
-vertical-align: middle; margin-right: 6px; border-radius: 2px; }
-"""
-
-
-def plot_runs(runs: Sequence[str | Path], output: str | Path, *, over: Over = "step") -> Path:
+def plot_runs(runs: Sequence[str | Path], output: str | Path, *, over: Over = "step", view: View | None = None) -> Path:
     """Draw the curves of runs.
 
     Args:
         runs: Their folders.
         output: `.html`, or `.png`, which needs matplotlib.
         over: The horizontal axis, steps or tokens.
+        view: Smoothing and logarithmic axes; in the page, what it begins with.
 
     Raises:
         ConfigError: The suffix is another one, or there is nothing to draw.
         MissingExtraError: `.png` was given and matplotlib is not installed.
         OutputError: The file cannot be written.
     """
-    output = Path(output)
+    from penstock.training.curve_page import page
+    from penstock.training.curve_picture import write_png
+
+    output, view = Path(output), view or View()
     if output.suffix not in (".html", ".png"):
         raise ConfigError(f"{output}: the name must end in .html or .png")
     panels = read_panels(runs, over=over)
     try:
         if output.suffix == ".html":
-            output.write_text(page(panels), encoding="utf-8")
+            output.write_text(page(panels, view), encoding="utf-8")
         else:
-            _write_png(panels, output)
+            write_png(panels, output, view)
     except OSError as error:
         raise OutputError(
             f"{output}: cannot be written: {error.strerror}; name a file in a folder that exists"
         ) from error
     return output
-
-
-def page(panels: Sequence[Panel]) -> str:
-    """The HTML page."""
-    names = {curve.number: curve.run for panel in panels for curve in panel.curves}
-    legend = "".join(
-        f'<li><b style="background:{colour(number)}"></b>{escape(name)}</li>' for number, name in sorted(names.items())
-    )
-    figures = "".join(
-        f"<figure style='margin:0'><h2>{escape(panel.title)}</h2>{svg(panel)}</figure>" for panel in panels
-    )
-    title = escape(", ".join(names[number] for number in sorted(names)))
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>{title}</title><style>{_STYLE}</style><h1>{title}</h1>"
-        f'<ul class="legend">{legend}</ul><main>{figures}</main></html>\n'
-    )
-
-
-def _write_png(panels: Sequence[Panel], output: Path) -> None:
-    try:
-        figure_of: Any = import_module("matplotlib.figure").Figure
-    except ImportError:
-        raise MissingExtraError("matplotlib", "plot") from None
-    columns = min(2, len(panels))
-    rows = math.ceil(len(panels) / columns)
-    figure = figure_of(figsize=(6.4 * columns, 3.4 * rows), layout="constrained")
-    for axes, panel in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=False):
-        for curve in panel.curves:
-            axes.fill_between(curve.x, curve.low, curve.high, color=colour(curve.number), alpha=0.18, linewidth=0)
-            axes.plot(curve.x, curve.mean, color=colour(curve.number), linewidth=1.4, label=curve.run)
-        axes.set_title(panel.title, fontsize=10)
-        axes.set_xlabel(panel.over)
-        axes.grid(alpha=0.3)
-    figure.axes[0].legend(fontsize=8)
-    for axes in figure.axes[len(panels) :]:
-        axes.remove()
-    figure.savefig(output, dpi=130)

@@ -90,8 +90,9 @@ function documentItem(each, i) {
   const marks = [...new Set(each.notes.map(note => note[0]))];
   const differs = comparing && page.changed[i] !== 0;
   return [
-    element("div", { class: "name" }, verdictMark(each), element("span", {}, each.title || each.origin)),
+    element("div", { class: "name" }, verdictMark(each), element("span", { dir: "auto" }, each.words || each.title || each.origin)),
     element("div", { class: "line quiet" }, meter(share), element("span", {}, `${percent(share)} of ${counted(each.length)}`),
+      each.words ? element("span", { class: "which" }, each.title || each.origin) : null,
       differs ? element("span", { class: "note other" }, page.changed[i] < 0 ? "≠ text" : `≠ ${counted(page.changed[i])}`) : null,
       ...marks.slice(0, 2).map(kind => element("span", { class: "note" }, kind)),
       marks.length > 2 ? element("span", { class: "note" }, `+${marks.length - 2}`) : null),

@@ -14,8 +14,16 @@ function steppers() {
     button("›", { "aria-label": "Next (j)", title: "Next (j)", onclick: () => move(1) }));
 }
 
+/** In a narrow window the list covers the text while it is open; a wide one shows both. */
+function openList(now) {
+  document.body.classList.toggle("listing", now);
+  byId("open-list").setAttribute("aria-expanded", String(now));
+  if (now) byId(`item-${places[current]}`)?.scrollIntoView({ block: "center" });
+}
+
 function openTab(name) {
   if (!open.includes(name)) return;
+  openList(false);
   current = name;
   for (const each of byId("tabs").children) each.setAttribute("aria-current", each.dataset.tab === name ? "page" : "false");
   document.body.dataset.tab = name;
@@ -62,6 +70,7 @@ function show(i) {
   markItem();
   redraw();
   byId("main").scrollTop = 0;
+  scrollTo(0, 0); // a narrow window scrolls as a whole
   const place = current === "figures" ? "#figures" : `#${current}-${i + 1}`;
   history.replaceState(null, "", place);
 }
@@ -135,7 +144,7 @@ function onKey(event) {
   if (token && /^(Arrow|Home$|End$)/.test(key)) act = () => moveToken(token, key);
   else if (item && key === "ArrowDown") act = actions.j;
   else if (item && key === "ArrowUp") act = actions.k;
-  else if (item && (key === "Enter" || key === " ")) act = () => focusToken(byId("main").querySelector(".t"));
+  else if (item && (key === "Enter" || key === " ")) act = () => { openList(false); focusToken(byId("main").querySelector(".t")); };
   if (!act) return;
   event.preventDefault();
   act();
@@ -144,7 +153,7 @@ function onKey(event) {
 function leave(target, token) {
   if (token) { hideCard(); byId(`item-${places[current]}`)?.focus(); }
   else if (target.id === "search") { target.value = ""; target.dispatchEvent(new Event("input")); target.blur(); byId("main").focus(); }
-  else hideCard();
+  else { openList(false); hideCard(); }
 }
 
 // -- start --------------------------------------------------------------------------------------------------------
@@ -174,13 +183,14 @@ function start() {
   byId("manual").append(...manual());
   byId("help").onclick = actions["?"];
   byId("theme").onclick = nextTheme;
+  byId("open-list").onclick = () => openList(!document.body.classList.contains("listing"));
   byId("edges").onclick = event => {
     const now = document.body.classList.toggle("edged");
     event.currentTarget.setAttribute("aria-pressed", String(now));
   };
   byId("list").onclick = event => {
     const item = event.target.closest("li");
-    if (item) { show(Number(item.dataset.i)); byId(`item-${item.dataset.i}`).focus(); }
+    if (item) { openList(false); show(Number(item.dataset.i)); byId(`item-${item.dataset.i}`).focus(); }
   };
   const main = byId("main");
   main.addEventListener("pointerover", event => { const token = tokenOf(event.target); if (token) showCard(token, false); });

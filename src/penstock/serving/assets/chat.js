@@ -2,7 +2,16 @@
 // The conversation is stored only in this page. All texts become text nodes: nothing here writes HTML.
 const $ = id => document.getElementById(id);
 const WAIT = "The reply is still being generated. Enter sends this when it is done; Escape stops it.";
-let messages = [], model = null, running = null, attached = [];
+const WRITING = "A reply is being written: Enter waits for it, Escape stops it.";
+const LOADING = "The server does not answer: it may still load its model. This page asks again every two seconds.";
+const NOT_YET = "The model is not there yet. Enter sends this when it is.";
+const AGAIN = 2000; // milliseconds
+/** Two messages to begin with; a model without a chat template gets the beginning of a text. */
+const STARTERS = {
+  true: ["Explain in two sentences why rivers bend.", "Write four lines about the sea at night."],
+  false: ["Once upon a time there was", "The most important thing about water is"],
+};
+let messages = [], model = null, running = null, attached = [], connecting = null;
 
 const headers = () => ({
   "content-type": "application/json",
@@ -14,15 +23,46 @@ async function problem(response) {
   catch { return `the server answered ${response.status}`; }
 }
 
+function tell(text, isProblem = true) {
+  $("status").textContent = text;
+  $("status").classList.toggle("quiet", !isProblem);
+}
+
+/** 12345678 → "12.3 M". */
+function inShort(count) {
+  const [size, unit] = [[1e12, " T"], [1e9, " B"], [1e6, " M"], [1e3, " k"], [1, ""]].find(([size]) => count >= size) ?? [1, ""];
+  return Number((count / size).toPrecision(3)) + unit;
+}
+
 async function findModel() {
   const response = await fetch("/v1/models", {headers: headers()});
   if (response.status === 401) openSettings(true);
   if (!response.ok) throw new Error(await problem(response));
   model = (await response.json()).data[0];
-  $("model").textContent = `${model.id} · context of ${model.context_length.toLocaleString("en")} tokens`
-    + (model.has_chat ? "" : " · no chat template: it continues your text");
+  const size = [model.parameters ? `${inShort(model.parameters)} parameters` : "",
+                `context of ${model.context_length.toLocaleString("en")} tokens`,
+                model.has_chat ? "" : "no chat template: it continues your text"].filter(Boolean).join(" · ");
+  $("model").textContent = `${model.id} · ${size}`;
+  $("name").textContent = model.id;
+  $("size").textContent = size;
+  document.title = `${model.id} · penstock chat`;
+  [...$("starters").children].forEach((button, i) => { button.textContent = STARTERS[model.has_chat][i]; });
+  $("starters").hidden = false;
   $("attach").hidden = !(model.reads_images && model.has_chat);
-  $("status").textContent = "";
+  tell("");
+}
+
+/** Ask for the model until the server answers. */
+async function connect() {
+  for (;;) {
+    try { return await findModel(); }
+    catch (error) {
+      // `fetch` throws a TypeError if there is no answer at all.
+      if (!(error instanceof TypeError)) return tell(error.message);
+      tell(LOADING, false);
+      await new Promise(done => setTimeout(done, AGAIN));
+    }
+  }
 }
 
 // -- images of the next message -------------------------------------------------------------------------------------
@@ -56,11 +96,11 @@ function asUrl(file) {
 async function attach(files) {
   const images = [...files].filter(file => file.type.startsWith("image/"));
   if (!images.length) return false;
-  if ($("attach").hidden) { $("status").textContent = "This model reads no images."; return true; }
+  if ($("attach").hidden) { tell("This model reads no images."); return true; }
   try {
     attached.push(...await Promise.all(images.map(asUrl)));
-    $("status").textContent = "";
-  } catch (error) { $("status").textContent = error.message; }
+    tell("");
+  } catch (error) { tell(error.message); }
   showAttached();
   $("input").focus();
   return true;
@@ -125,14 +165,16 @@ async function ask(reply, signal) {
   const body = JSON.stringify({...what, ...settings()});
   const begun = performance.now(), written = {text: "", notes: []};
   reply.written = written;
+  reply.phase = "waiting for a place in the batch";
   const response = await fetch(path, {method: "POST", headers: headers(), body, signal});
   if (!response.ok) throw new Error(await problem(response));
+  reply.phase = "reading the prompt";
   for await (const event of events(response)) {
     if (event.tokens_dropped) written.notes.push(`${event.tokens_dropped} tokens of earlier turns did not fit`);
     const choice = event.choices[0];
     const text = choice ? choice.delta ? choice.delta.content ?? "" : choice.text : "";
     written.text += text;
-    if (text) follow(() => reply.words.append(text));
+    if (text) follow(() => { reply.phase = ""; reply.note.textContent = ""; reply.words.append(text); });
     if (choice?.finish_reason === "length") written.notes.push("cut at the maximum of tokens");
     if (event.usage) {
       const seconds = (performance.now() - begun) / 1000, count = event.usage.completion_tokens;
@@ -149,13 +191,14 @@ function rate(count, seconds) {
 
 async function send() {
   const text = $("input").value.trim(), images = attached;
-  if ((text || images.length) && running) $("status").textContent = WAIT;
+  if ((text || images.length) && running) tell(WAIT, false);
   if (!(text || images.length) || running) return;
+  if (connecting) return tell(NOT_YET, false);
   running = new AbortController();
-  $("status").textContent = "";
+  tell(WRITING, false);
   $("send").hidden = true; $("stop").hidden = false;
-  let reply = null;
-  const turns = messages;
+  let reply = null, ticking = 0;
+  const turns = messages, begun = performance.now();
   try {
     if (!model) await findModel();
     const parts = images.map(url => ({type: "image_url", image_url: {url}}));
@@ -166,19 +209,28 @@ async function send() {
     follow(() => { show("user").words.append(...images.map(picture), text); reply = show("assistant"); });
     $("conversation").scrollTop = $("conversation").scrollHeight;
     reply.item.classList.add("writing");
+    ticking = setInterval(() => tick(reply, begun), 250);
     await ask(reply, running.signal);
   } catch (error) {
     const stopped = error.name === "AbortError";
-    if (reply) (reply.written ??= {text: "", notes: []}).notes.push(stopped ? "stopped" : error.message);
-    else $("status").textContent = error.message;
+    const said = error instanceof TypeError ? "the server does not answer" : error.message;
+    if (reply) (reply.written ??= {text: "", notes: []}).notes.push(stopped ? "stopped" : said);
+    else tell(said);
     if (reply && !stopped) reply.item.classList.add("failed");
   } finally {
     running = null;
-    if ($("status").textContent === WAIT) $("status").textContent = "";
+    clearInterval(ticking);
+    if ([WAIT, WRITING].includes($("status").textContent)) tell("");
     $("send").hidden = false; $("stop").hidden = true;
     if (reply) finish(reply, text, images, turns);
     $("input").focus();
   }
+}
+
+/** What happens before the first word, and for how long. */
+function tick(reply, begun) {
+  const seconds = Math.floor((performance.now() - begun) / 1000);
+  if (reply.phase && seconds) reply.note.textContent = `${reply.phase}, ${seconds} s`;
 }
 
 function finish(reply, text, images, turns) {
@@ -232,12 +284,14 @@ $("new").addEventListener("click", () => {
   $("empty").hidden = false;
   $("input").focus();
 });
-$("key").addEventListener("change", () => findModel().catch(error => { $("status").textContent = error.message; }));
+$("key").addEventListener("change", () => findModel().catch(error => tell(error.message)));
+for (const button of $("starters").children)
+  button.addEventListener("click", () => { $("input").value = button.textContent; fit(); send(); });
 for (const output of document.querySelectorAll("output")) {
   const range = $(output.htmlFor.value), update = () => { output.value = range.value; };
   range.addEventListener("input", update);
   update();
 }
-findModel()
-  .catch(error => { $("status").textContent = error.message; })
+connecting = connect().finally(() => { connecting = null; });
+Promise.race([connecting, new Promise(done => setTimeout(done, AGAIN))])
   .finally(() => { document.documentElement.dataset.ready = String(Math.round(performance.now())); });

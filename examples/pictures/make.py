@@ -1,0 +1,152 @@
+"""Makes the pictures of `docs/gallery.md`: `make pictures`, or some of them, `make pictures ARGS="curves tree"`.
+
+Everything is made here: conversations about water, a tokenizer, three small runs, pages, and pictures of them in a
+headless Chromium (on the path, or named in PENSTOCK_BROWSER). What is made once is kept in `.pictures/`; training takes
+two minutes. A test compares the gallery with this list.
+"""
+
+import argparse
+import contextlib
+import io
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE), str(ROOT / "tests")]
+
+import shots  # noqa: E402
+import water  # noqa: E402
+
+from penstock.runs.inspecting import inspect  # noqa: E402
+
+PICTURES = ROOT / "docs" / "pictures"
+WORK = Path("water")
+"""In the folder of work, so that no page shows where that is."""
+
+
+def row(camera: shots.Camera) -> None:
+    """A packed row, and what one slot of it sees."""
+    page = _page("row", WORK / "chats", sequence_length=256)
+    # Taking the picture moves the pointer to half of its place, which is in the list.
+    still = "byId('list').style.pointerEvents = 'none'; byId('main').scrollTop = 0"
+    steps = ("openTab('rows')", "hover .attention svg", still)
+    camera.look(page, 1100, 800, *steps)
+    camera.save(PICTURES / "row.png")
+
+
+def proof(camera: shots.Camera) -> None:
+    """A conversation with a call of a function, and the proof of its mask."""
+    page = _page("proof", WORK / "chats.jsonl", tokenizer=WORK / "tokenizer", template="chat.jinja", document=range(24))
+    camera.look(page, 1100, 800, "show(3)")
+    camera.save(PICTURES / "proof.png")
+
+
+def chat(camera: shots.Camera) -> None:
+    """The chat page, and a model of 0.5 M parameters that answers."""
+    from penstock.runs.opening import load_opened, writer_of
+    from penstock.serving import ServedModel, Server, ServeSettings
+
+    writer = writer_of(load_opened(WORK / next(iter(water.RATES))), 2)
+    model = ServedModel(
+        name="water", engine=writer.engine, tokenizer=writer.tokenizer, template=writer.template,
+        context_length=writer.engine.context_length, parameters=writer.parameters,
+    )  # fmt: skip
+    ready = threading.Event()
+    server = Server(model, ServeSettings(port=0), on_ready=lambda _: ready.set())
+    thread = threading.Thread(target=server.serve_until_stopped)
+    thread.start()
+    try:
+        ready.wait()
+        camera.look(
+            server.address, 1100, 640, "temperature.value = 0", *_say("What is a penstock?", 1), *_say("And a weir?", 2)
+        )
+        camera.save(PICTURES / "chat.png")
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def _say(words: str, turn: int) -> list[str]:
+    done = f"until document.querySelectorAll('.message').length === {2 * turn} && !running"
+    return [f"document.getElementById('input').value = {words!r}; send(); 0", done]
+
+
+def curves(camera: shots.Camera) -> None:
+    """Three runs on one page, and the values of one step."""
+    from penstock.training.curves import View, plot_runs
+
+    page = Path("curves.html")
+    plot_runs([WORK / name for name in water.RATES], page, view=View(log_y=True))
+    camera.look(page.resolve().as_uri(), 1100, 768, "view.at = 60; showAt(); 0")
+    camera.save(PICTURES / "curves.png")
+
+
+def tree(camera: shots.Camera) -> None:
+    """Four answers to one question, stored and computed as one tree."""
+    page = _page("tree", WORK / "rankings")
+    camera.look(page, 1100, 800)
+    camera.save(PICTURES / "tree.png")
+
+
+def image(camera: shots.Camera) -> None:
+    """A conversation with an image at its slots."""
+    page = _page("image", WORK / "pictures", sequence_length=256)
+    camera.look(page, 1100, 640)
+    camera.save(PICTURES / "image.png")
+
+
+def audit(camera: shots.Camera) -> None:
+    """What a student can learn from a teacher with another tokenizer."""
+    command = f"penstock distill audit {WORK}/tokenizer {WORK}/teacher --text {WORK}/texts.jsonl"
+    shots.session(PICTURES / "audit.svg", "distill audit", [command])
+
+
+def terminal(camera: shots.Camera) -> None:
+    """Raw conversations in a terminal: a list, then one of them in full."""
+    common = f"penstock inspect {WORK}/chats.jsonl -t {WORK}/tokenizer --template chat.jinja"
+    shots.session(PICTURES / "terminal.svg", "inspect", [f"{common} --list --documents 8", f"{common} --document 3"])
+
+
+MADE: tuple[Callable[[shots.Camera], None], ...] = (row, proof, chat, curves, tree, image, audit, terminal)
+"""Each makes the picture of its name."""
+
+
+def _page(name: str, target: Path, **options: Any) -> str:
+    with contextlib.redirect_stdout(io.StringIO()):
+        inspect(str(target), html=f"{name}.html", **options)
+    return Path(f"{name}.html").resolve().as_uri()
+
+
+def main() -> None:
+    """Make the data that is missing, then the pictures."""
+    names = [each.__name__ for each in MADE]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"pictures to make: {', '.join(names)}; default: all")
+    parser.add_argument("--work", type=Path, default=ROOT / ".pictures", help="folder of data, runs and pages")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(names):
+        parser.error(f"no picture {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    shots.find_chromium()
+    options.work.mkdir(parents=True, exist_ok=True)
+    os.chdir(options.work)
+    shutil.copyfile(water.CHATML_WITH_TOOLS, "chat.jinja")
+    if not (WORK / "made").is_file():
+        water.make_data(WORK)
+        water.make_shapes(WORK)
+        (WORK / "made").touch()
+    water.make_runs(WORK)
+    with shots.camera() as camera:
+        for make in MADE:
+            if not options.names or make.__name__ in options.names:
+                make(camera)
+                print(make.__name__, flush=True)
+
+
+if __name__ == "__main__":
+    main()
