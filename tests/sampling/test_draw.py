@@ -12,6 +12,7 @@ from penstock.sampling.order import SHUFFLE_CODES, shuffle_mode
 
 POLICIES = ("split", "drop", "truncate", "error")
 KEY = 12345
+ALL_HERE = np.empty(0, np.uint8)
 
 
 def slow_draw(lengths, first, size, shuffle, policy, limit, epochs):
@@ -63,7 +64,7 @@ def test_the_draw_equals_its_twin(lengths, policy, shuffle, limit, capacity, epo
         entries["skipped"][0] = skipped
         count, position, begin, refused = draw(
             *place, epochs * size, size, first, np.uint64(KEY), shuffle_mode(shuffle), np.uint64(address_of(stored)),
-            np.uint64(stored.strides[0]), limit, POLICIES.index(policy), entries,
+            np.uint64(stored.strides[0]), limit, POLICIES.index(policy), entries, ALL_HERE, 1,
         )  # fmt: skip
         assert refused == -1
         found += entries[:count].tolist()
@@ -79,7 +80,7 @@ def test_a_document_that_is_too_long_is_named():
     entries = np.zeros(8, ENTRY)
     found = draw(
         0, 0, 2, 2, 0, np.uint64(KEY), shuffle_mode("none"), np.uint64(address_of(stored)), np.uint64(8), 5,
-        POLICIES.index("error"), entries,
+        POLICIES.index("error"), entries, ALL_HERE, 1,
     )  # fmt: skip
     assert found == (1, 1, 0, 1)
     assert entries[0].tolist() == (0, 0, 0, 4, 4, 4, (0, 0, 0, 0))

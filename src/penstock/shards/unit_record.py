@@ -136,6 +136,27 @@ def _boot() -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
 
 
+def write_at(path: Path, begin: int, data: bytes, url: str) -> None:
+    """Write bytes from byte `begin` on into a file of the cache of a dataset.
+
+    Raises:
+        OutputError: It cannot be written; names the dataset's URL.
+    """
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            view = memoryview(data)
+            while view:
+                written = os.pwrite(handle, view, begin)
+                view, begin = view[written:], begin + written
+        finally:
+            os.close(handle)
+    except OSError as error:
+        cure = "make room, set cache_bytes, or choose another folder (PENSTOCK_CACHE)"
+        what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
+        raise OutputError(f"{url}: its cache in {path.parent} cannot be written: {what}; {cure}") from error
+
+
 def punch(path: Path, begin: int, end: int) -> bool:
     """Give back the disk space of bytes [begin, end) of a file, which read as zeros from then on.
 
