@@ -54,8 +54,8 @@ def require_targets(
     if longest is not None:
         reasons += f", or is longer than {longest} tokens with too_long='drop'"
     raise ConfigError(
-        f"{where}: nothing can be trained: each of its {end - documents[0]} documents {reasons}; prepare it with other loss "
-        "weights or longer documents, or leave the source out"
+        f"{where}: nothing can be trained: each of its {end - documents[0]} documents {reasons}; prepare it with other "
+        "loss weights or longer documents, or leave the source out"
     )
 
 

@@ -174,7 +174,9 @@ class OutputFolder:
             manifest = Manifest.load(folder)
             kept = {shard.file for shard in manifest.shards} | set(manifest.checksums)
             for name in os.listdir(folder):
-                if name not in kept and (name.startswith("part-") or name in ("weight_sums.f64", "range_checksums.u64")):
+                if name not in kept and (
+                    name.startswith("part-") or name in ("weight_sums.f64", "range_checksums.u64")
+                ):
                     (folder / name).unlink()
             shutil.rmtree(folder / "unfinished", ignore_errors=True)
 

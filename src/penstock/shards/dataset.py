@@ -69,7 +69,8 @@ class Dataset:
 
         Args:
             path: Its folder, or the URL of a folder in a store (`s3://bucket/folder`): then the batch table and the
-                lengths are fetched now (those of a large dataset when they are needed), and documents when they are read.
+                lengths are fetched now (lengths of a large dataset when they are needed), and documents when they are
+                read.
             cache: Where copies of a remote dataset are kept; None: the environment's `PENSTOCK_CACHE`, else the user's
                 cache folder.
 
@@ -354,9 +355,7 @@ def loss_weights_at(data: Array, line: Array, row: int, length: int) -> Array:
     return weights
 
 
-def _table(
-    path: Path, manifest: Manifest, numbers: tuple[LazyNumbers, LazyNumbers | None] | None
-) -> DocumentTable:
+def _table(path: Path, manifest: Manifest, numbers: tuple[LazyNumbers, LazyNumbers | None] | None) -> DocumentTable:
     lengths, weight_sums = numbers or (
         map_numbers(path / LENGTHS, "<u4", (manifest.documents, 2)),
         map_numbers(path / WEIGHT_SUMS, "<f8", (manifest.documents,)) if manifest.fractional_weights else None,

@@ -146,9 +146,7 @@ class DocumentTable:
         if self.holder is not None:
             # The lengths of remote datasets are checked when they come.
             documents = documents[~self.holder.is_remote(documents)]
-        self._refuse(
-            k.BAD_LENGTH, k.wrong_length(*self.kernel_view, for_kernel(self.lengths, documents), documents)
-        )
+        self._refuse(k.BAD_LENGTH, k.wrong_length(*self.kernel_view, for_kernel(self.lengths, documents), documents))
 
     @property
     def kernel_view(self) -> tuple[Any, Any, Any]:

@@ -129,10 +129,8 @@ class StoredRanges:
 
     def need(self, begins: Documents, ends: Documents) -> None:
         """As in `Ranges`."""
-        ranges = self._absent(begins, ends)
-        if len(ranges):
-            self._start(ranges)
-            self._wait(ranges)
+        if len(absent := self._absent(begins, ends)) and len(coming := self._start(absent)):
+            self._wait(coming)
 
     def has(self, begin: int, end: int) -> bool:
         """Whether documents `begin` … `end` − 1 are on this machine, whoever brought them."""
@@ -171,11 +169,12 @@ class StoredRanges:
                 self._record.account(0)
                 self.here[found] = 1
 
-    def _start(self, ranges: RangeNumbers) -> None:
-        """Begin to bring ranges that are neither here nor on their way."""
+    def _start(self, ranges: RangeNumbers) -> RangeNumbers:
+        """Begin to bring ranges that are neither here nor on their way; returns those that are not here yet."""
         self._adopt(ranges)
         with self._changed:
-            missing = ranges[(self.here[ranges] == 0) & (self._coming[ranges] == 0)]
+            ranges = ranges[self.here[ranges] == 0]
+            missing = ranges[self._coming[ranges] == 0]
             self._coming[missing] = 1
             for number in missing.tolist() if self._errors else ():
                 self._errors.pop(number, None)
@@ -184,6 +183,7 @@ class StoredRanges:
                 self._pool().submit(self._bring, group)
             except RuntimeError as error:  # the interpreter ends; whoever waits must not wait for ever
                 self._end(group, error)
+        return ranges
 
     def _wait(self, ranges: RangeNumbers) -> None:
         """Wait until ranges that were started are here."""

@@ -62,7 +62,7 @@ class LazyNumbers:
         self.shape, self.dtype = array.shape, array.dtype
 
     def __len__(self) -> int:
-        return self.shape[0]
+        return int(self.shape[0])
 
     def __repr__(self) -> str:
         return f"LazyNumbers({self.shape}, {self.dtype}, {100 * self.ranges.here.mean():.3g}% here)"
@@ -87,7 +87,8 @@ class LazyNumbers:
 
 def for_kernel(numbers: Any, documents: Documents) -> Array:
     """An array as it is; of `LazyNumbers` the array, of which these documents may be read."""
-    return numbers.for_kernel(documents) if isinstance(numbers, LazyNumbers) else numbers  # type: ignore[no-any-return]
+    found: Array = numbers.for_kernel(documents) if isinstance(numbers, LazyNumbers) else numbers
+    return found
 
 
 def places_of(numbers: Any) -> tuple[np.uint64, np.uint64]:
@@ -111,7 +112,7 @@ def _named(key: Any, count: int) -> tuple[Documents, Documents]:
     documents = np.flatnonzero(documents) if documents.dtype == np.bool_ else documents.ravel().astype(np.int64)
     # What is out of range is the array's own error.
     documents = np.where(documents < 0, documents + count, documents)
-    documents = documents[(0 <= documents) & (documents < count)]
+    documents = documents[(documents >= 0) & (documents < count)]
     return documents, documents + 1
 
 

@@ -184,7 +184,7 @@ def _verify_in_place(corpus: InPlaceCorpus, vocab_size: int | None) -> Report:
         path=str(corpus.path),
         kind=corpus.kind,
         documents=len(corpus),
-        tokens=int(table.lengths.sum(dtype=np.int64)),
+        tokens=corpus.num_tokens,
         bytes=int(table.shard_bytes.sum()),
         checked=_IN_PLACE_CHECKED + (() if vocab_size is None else ids),
         unchecked=_IN_PLACE_UNCHECKED + (ids if vocab_size is None else ()),
@@ -463,7 +463,9 @@ def _whole_faults(path: Path, manifest: Manifest, sides: _Sides) -> Iterator[Fau
         stored = np.fromfile(path / RANGE_CHECKSUMS, "<u8")
         size = int(stored[0]) if len(stored) else 0
         if not 0 < size < 1 << 40 or not np.array_equal(range_checksums(tables, size), stored):
-            yield Fault(file=str(path / RANGE_CHECKSUMS), document=None, reason=f"is not of {LENGTHS} and {WEIGHT_SUMS}")
+            yield Fault(
+                file=str(path / RANGE_CHECKSUMS), document=None, reason=f"is not of {LENGTHS} and {WEIGHT_SUMS}"
+            )
     if content_fingerprint(parts, manifest.layout) != manifest.fingerprint:
         yield Fault(file=str(path), document=None, reason="the content does not have the manifest's fingerprint")
 
