@@ -8,6 +8,10 @@ Printed: round trips to the tables and to the first step; the share of the line'
 empty cache; the time of that epoch against the local one, where the line is not the limit; the time to resume in the
 middle with an empty cache; and bytes fetched over bytes used with a cache of a tenth of the data.
 
+Then a dataset of `--documents` documents (one shard under many names): requests, bytes and seconds to the tables and to
+the first step, and trips, the most requests that had to wait for one another; with the lengths in ranges, and as a
+whole, as datasets without checksums of ranges have them. Last, resumed in the middle.
+
     python benchmarks/bench_remote.py [--megabytes 60] [--peers PYTHON]   # a Python with mosaicml-streaming
 
 With `--peers`, MosaicML streaming reads rows of 4,097 tokens of the same tokens over the same line.
@@ -30,6 +34,7 @@ import fsspec
 import numpy as np
 
 import penstock as ps
+from bench_opening import repeated
 from common import Peer, arguments, lognormal_lengths, table
 from penstock.shards.residency import THREADS
 
@@ -39,10 +44,23 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from makers.object_store import ObjectStore
 store = ObjectStore(Path(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]) or None)
+begin, waits = store.begin, []
+
+def noted(*request):
+    came, found = time.monotonic(), begin(*request)
+    waits.append((time.monotonic(), came))
+    return found
+
+store.begin = noted
 print(store.endpoint, flush=True)
 for line in sys.stdin:
-    print(len(store.log), store.bytes, flush=True)
+    trips, last = 0, 0.0
+    for went, came in sorted(waits):
+        if came >= last:
+            trips, last = trips + 1, went
+    print(len(store.log), store.bytes, trips, flush=True)
     store.forget()
+    waits.clear()
 """
 SETTINGS: dict[str, Any] = {"sequence_length": 4096, "rows_per_step": 8, "seed": 1, "window_rows": 64}
 
@@ -57,14 +75,14 @@ class Server:
         assert self.process.stdout is not None
         self.endpoint = self.process.stdout.readline().strip()
 
-    def figures(self) -> tuple[int, int]:
-        """Requests and bytes since the last call."""
+    def figures(self) -> tuple[int, int, int]:
+        """Requests and bytes since the last call, and the most requests that came one after the other had waited."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
-        requests, size = map(int, self.process.stdout.readline().split())
-        return requests, size
+        requests, size, trips = map(int, self.process.stdout.readline().split())
+        return requests, size, trips
 
 
 @contextmanager
@@ -122,78 +140,133 @@ def bare_reads(dataset: ps.Dataset, requests: int, size: int) -> float:
     return (time.monotonic() - begun) * requests / len(ranges)
 
 
+def small(root: Path, given: Any) -> list[tuple[str, str, str]]:
+    """What a dataset of some megabytes costs, up to an epoch."""
+    rows: list[tuple[str, str, str]] = []
+    local = make_data(root / "store" / "bucket" / "web", given.megabytes)
+    size = sum(shard.bytes for shard in local.manifest.shards)
+    whole, tokens = min(epoch(ps.Loader(source(local, given.runs), **SETTINGS)) for _ in range(2))
+    rows.append(("local epoch", f"{tokens / whole / 1e6:.1f} M tok/s", f"{size / 1e6:.0f} MB of shards"))
+
+    def cold(**options: Any) -> ps.Loader:
+        cache = root / "cache"
+        shutil.rmtree(cache, ignore_errors=True)
+        return ps.Loader(source("s3://bucket/web", given.runs), **SETTINGS, cache=cache, **options)
+
+    with serve(root / "store", given.latency, given.rate) as server:
+        # What a process does once: imports, clients, compiled kernels.
+        fsspec.filesystem("s3").ls("bucket")
+        first_step(cold())
+        time.sleep(1.0)  # what was fetched ahead for it has come
+        shutil.rmtree(root / "cache")
+        server.figures()
+        begun = time.monotonic()
+        loader = cold()
+        opened = time.monotonic() - begun
+        requests, _, trips = server.figures()
+        note = f"{requests} requests in {trips} trips, {opened:.2f} s"
+        rows.append(("tables", f"{opened / given.latency:.1f} latencies", note))
+        first = first_step(loader)
+        rows.append(("first step after that", f"{first / given.latency:.1f} latencies", f"{first:.2f} s"))
+        loader = cold()
+        server.figures()
+        spent, _ = epoch(loader)
+        requests, fetched, _ = server.figures()
+        share = fetched / spent / given.rate
+        rows.append(("epoch, empty cache", f"{share:.2f} of the line", f"{requests} requests, {spent:.1f} s"))
+        bare = bare_reads(local, requests, fetched)
+        rows.append(
+            ("the same requests by s3fs alone", f"{fetched / bare / given.rate:.2f} of the line", f"{bare:.1f} s")
+        )
+        middle = next(islice(ps.Loader(source(local, given.runs), **SETTINGS), tokens // 32768 // 2, None))
+        loader = cold()
+        loader.load_state_dict(middle.resume_state)
+        rows.append(("resume in the middle, empty cache", f"{first_step(loader):.2f} s", "to the next step"))
+        loader = cold(cache_bytes=max(size // 10, 1))
+        spent, _ = epoch(loader)
+        (traffic,) = loader.traffic.values()
+        ratio = traffic.fetched_bytes / traffic.used_bytes
+        rows.append(("cache of a tenth", f"{ratio:.3f} x", f"bytes fetched over used; {spent:.1f} s"))
+        if given.peers:
+            streaming = Peer(given.peers, "mosaicml_streaming.py", str(root / "store" / "bucket"), server.endpoint)
+            seconds = streaming()
+            rate = streaming.last["tokens"] / seconds
+            rows.append(
+                (
+                    "MosaicML streaming, py1e",
+                    f"{rate / 1e6:.1f} M tok/s",
+                    f"first batch {streaming.last['first']:.2f} s",
+                )
+            )
+    with serve(root / "store", 0.0, 0.0):
+        spent, _ = epoch(cold())
+        rows.append(("epoch, a line without limits", f"{whole / spent:.2f} of local", f"{spent:.1f} s, empty cache"))
+        warm = ps.Loader(source("s3://bucket/web", given.runs), **SETTINGS, cache=root / "cache")
+        spent, _ = epoch(warm)
+        rows.append(("epoch, all of it here", f"{whole / spent:.2f} of local", f"{spent:.1f} s"))
+    return rows
+
+
+def large(root: Path, documents: int, latency: float, rate: float) -> list[tuple[str, str, str]]:
+    """What a dataset of many documents costs up to its first step."""
+    lengths = np.maximum(lognormal_lengths(102_400), 2)
+    tokens = np.arange(lengths.max()) % 50
+    ps.write_dataset(root / "one", [tokens[:length] for length in lengths], vocab_size=50)
+    rows: list[tuple[str, str, str]] = []
+    for name in ("ranges", "whole"):
+        repeated(root / "one", root / "many" / "bucket" / name, max(documents // 102_400, 1), name == "ranges")
+
+    def loader(name: str) -> ps.Loader:
+        shutil.rmtree(root / "cache", ignore_errors=True)
+        return ps.Loader(
+            ps.Source(f"s3://bucket/{name}", name="web", shuffle="block"), **SETTINGS, cache=root / "cache"
+        )
+
+    for name in ("ranges", "whole"):
+        with serve(root / "many", latency, rate) as server:
+            fsspec.filesystem("s3").ls("bucket")
+            server.figures()
+            begun = time.monotonic()
+            opened = loader(name)
+            seconds = time.monotonic() - begun
+            requests, size, trips = server.figures()
+            note = f"{requests:,} requests in {trips} trips, {size / 1e6:,.1f} MB"
+            rows.append((f"{name}: tables", f"{seconds:.2f} s", note))
+            # Without threads, so that nothing is filled for later steps; what is planned ahead is counted.
+            seconds = first_step(opened)
+            requests, size, trips = server.figures()
+            note = f"{requests:,} requests in {trips} trips, {size / 1e6:,.1f} MB, with those for steps ahead"
+            rows.append((f"{name}: first step after that", f"{seconds:.2f} s", note))
+            held = opened.datasets[0].path.parent.parent
+            blocks = sum(512 * file.stat().st_blocks for file in held.rglob("*") if "lengths" in str(file))
+            rows.append((f"{name}: lengths on the disk", f"{blocks / 1e6:,.1f} MB", ""))
+    local = ps.Loader(
+        ps.Source(root / "many" / "bucket" / "ranges", name="web", shuffle="block"), **SETTINGS
+    )  # fmt: skip
+    state = next(iter(local.seek(20_000))).resume_state
+    with serve(root / "many", latency, rate) as server:
+        resumed = loader("ranges")
+        server.figures()
+        resumed.load_state_dict(state)
+        seconds = first_step(resumed)
+        rows.append(("ranges: resumed at step 20,000", f"{seconds:.2f} s", f"{server.figures()[2]} trips, empty cache"))
+    return rows
+
+
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--megabytes", type=float, default=200.0)
+    parser.add_argument("--megabytes", type=float, default=200.0, help="of the small dataset; 0: none")
     parser.add_argument("--latency", type=float, default=0.03, help="seconds of a request")
     parser.add_argument("--rate", type=float, default=50e6, help="bytes a second")
+    parser.add_argument("--documents", type=int, default=100_000_000, help="of the large dataset; 0: none")
     parser.add_argument("--runs", type=int, default=16, help="runs of a window of the shuffle")
     given = parser.parse_args()
     rows: list[tuple[str, str, str]] = []
     with tempfile.TemporaryDirectory() as name:
-        root = Path(name)
-        local = make_data(root / "store" / "bucket" / "web", given.megabytes)
-        size = sum(shard.bytes for shard in local.manifest.shards)
-        whole, tokens = min(epoch(ps.Loader(source(local, given.runs), **SETTINGS)) for _ in range(2))
-        rows.append(("local epoch", f"{tokens / whole / 1e6:.1f} M tok/s", f"{size / 1e6:.0f} MB of shards"))
-
-        def cold(**options: Any) -> ps.Loader:
-            cache = root / "cache"
-            shutil.rmtree(cache, ignore_errors=True)
-            return ps.Loader(source("s3://bucket/web", given.runs), **SETTINGS, cache=cache, **options)
-
-        with serve(root / "store", given.latency, given.rate) as server:
-            # What a process does once: imports, clients, compiled kernels.
-            fsspec.filesystem("s3").ls("bucket")
-            first_step(cold())
-            time.sleep(1.0)  # what was fetched ahead for it has come
-            shutil.rmtree(root / "cache")
-            server.figures()
-            begun = time.monotonic()
-            loader = cold()
-            opened = time.monotonic() - begun
-            requests, _ = server.figures()
-            rows.append(("tables", f"{opened / given.latency:.1f} latencies", f"{requests} requests, {opened:.2f} s"))
-            first = first_step(loader)
-            rows.append(("first step after that", f"{first / given.latency:.1f} latencies", f"{first:.2f} s"))
-            loader = cold()
-            server.figures()
-            spent, _ = epoch(loader)
-            requests, fetched = server.figures()
-            share = fetched / spent / given.rate
-            rows.append(("epoch, empty cache", f"{share:.2f} of the line", f"{requests} requests, {spent:.1f} s"))
-            bare = bare_reads(local, requests, fetched)
-            rows.append(
-                ("the same requests by s3fs alone", f"{fetched / bare / given.rate:.2f} of the line", f"{bare:.1f} s")
-            )
-            middle = next(islice(ps.Loader(source(local, given.runs), **SETTINGS), tokens // 32768 // 2, None))
-            loader = cold()
-            loader.load_state_dict(middle.resume_state)
-            rows.append(("resume in the middle, empty cache", f"{first_step(loader):.2f} s", "to the next step"))
-            loader = cold(cache_bytes=max(size // 10, 1))
-            spent, _ = epoch(loader)
-            (traffic,) = loader.traffic.values()
-            ratio = traffic.fetched_bytes / traffic.used_bytes
-            rows.append(("cache of a tenth", f"{ratio:.3f} x", f"bytes fetched over used; {spent:.1f} s"))
-            if given.peers:
-                streaming = Peer(given.peers, "mosaicml_streaming.py", str(root / "store" / "bucket"), server.endpoint)
-                seconds = streaming()
-                rate = streaming.last["tokens"] / seconds
-                rows.append(
-                    (
-                        "MosaicML streaming, py1e",
-                        f"{rate / 1e6:.1f} M tok/s",
-                        f"first batch {streaming.last['first']:.2f} s",
-                    )
-                )
-        with serve(root / "store", 0.0, 0.0):
-            spent, _ = epoch(cold())
-            rows.append(
-                ("epoch, a line without limits", f"{whole / spent:.2f} of local", f"{spent:.1f} s, empty cache")
-            )
-            warm = ps.Loader(source("s3://bucket/web", given.runs), **SETTINGS, cache=root / "cache")
-            spent, _ = epoch(warm)
-            rows.append(("epoch, all of it here", f"{whole / spent:.2f} of local", f"{spent:.1f} s"))
+        if given.megabytes:
+            rows += small(Path(name), given)
+        if given.documents:
+            rows += large(Path(name), given.documents, given.latency, given.rate)
     table(f"A store with {given.latency * 1000:.0f} ms a request and {given.rate / 1e6:.0f} MB/s", rows)
 
 

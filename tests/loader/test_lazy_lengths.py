@@ -15,7 +15,7 @@ from penstock import Denoise, InputRequirements, Loader, Mixture, Source, open_d
 from penstock.core.errors import ConfigError, CorruptionError, StoreError
 from penstock.core.randomness import mix
 from penstock.inspection.datasets import summarise
-from penstock.loader.lengths_ahead import _STRETCH, LengthsAhead
+from penstock.loader.lengths_ahead import LengthsAhead
 from penstock.objectives import Written
 from penstock.sampling import Permutation
 from penstock.shards.convert import write_megatron
@@ -220,26 +220,29 @@ def test_failures_come_where_their_step_would_have_come(store):
 
 
 class Recorded:
-    """Ranges of one document each, which note what is asked for."""
+    """Ranges of one document each, which note when each was asked for."""
 
     size = 1
 
     def __init__(self, documents):
-        self.wanted, self.here = np.zeros(documents, bool), np.zeros(documents, np.uint8)
-        self.late = 0
+        self.here, self.asked_at = np.zeros(documents, np.uint8), np.full(documents, -1)
+        self.now, self.late = 0, []
 
     def want(self, begins, ends):
         assert (ends == begins + 1).all()
-        self.wanted[begins] = True
+        self.asked_at[begins[self.asked_at[begins] < 0]] = self.now
 
     def need(self, begins, ends):
-        self.late += int((~self.wanted[begins]).sum())
+        if (self.asked_at[begins] == self.now).any():
+            self.late.append(self.now)
+        assert (self.asked_at[begins] >= 0).all()
         self.here[begins] = 1
 
 
 @pytest.mark.parametrize(("shuffle", "runs"), [("block", 4), ("block", 16), ("none", 512)])
-def test_lengths_are_asked_for_before_the_plan_is_there(monkeypatch, shuffle, runs):
-    """A stretch is never waited for that was not asked for while the plan was in the stretch before."""
+@pytest.mark.parametrize("start", [0, 12_345])
+def test_lengths_are_asked_for_before_the_plan_is_there(monkeypatch, shuffle, runs, start):
+    """Nothing is waited for that was not asked for before, but what a run begins with."""
     monkeypatch.setattr("penstock.loader.lengths_ahead._STRETCH", 2000)
     size, first, epochs = 30_000, 50, 2
     source = Source("somewhere", shuffle=shuffle, **({"shuffle_runs": runs} if shuffle == "block" else {}))
@@ -248,20 +251,30 @@ def test_lengths_are_asked_for_before_the_plan_is_there(monkeypatch, shuffle, ru
     for epoch in range(epochs):
         key = int(mix(np.uint64(77), np.uint64(epoch)))
         order = first + Permutation(size=size, key=key, shuffle=shuffle, shuffle_runs=source.shuffle_runs).images()
-        ranges.wanted[:], ranges.here[:] = ranges.wanted & (epoch > 0), 0
-        for index in range(0, size, 90):
-            position = epoch * size + index
-            ahead.look(position)
-            assert ranges.wanted[order[index : index + 90 + 4000]].all()
+        if epoch:
+            # As if nothing had come but what was asked for in this epoch.
+            ranges.here[:] = 0
+        for index in range(0 if epoch else start, size, 90):
+            ranges.now = epoch * size + index
+            ahead.look(ranges.now)
             if not ranges.here[order[index : index + 90]].all():
-                ahead.bring(position)
+                ahead.bring(ranges.now)
                 assert ranges.here[order[index]]
-        assert not ranges.here[:first].any()
-        assert not ranges.here[first + size :].any()
-    assert ranges.late == 0
+        if epoch == 0:
+            assert ranges.late == [start]
+            assert (ranges.asked_at[order[start:]] >= 0).all()
+    assert not ranges.here[:first].any()
+    assert not ranges.here[first + size :].any()
+    # Back again, as a plan that tries another packing does.
+    ranges.here[:] = 0
     ahead.look(17)
     ahead.bring(17)
-    assert _STRETCH == 1 << 17
+    assert ranges.here[
+        first
+        + Permutation(
+            size=size, key=int(mix(np.uint64(77), np.uint64(0))), shuffle=shuffle, shuffle_runs=source.shuffle_runs
+        ).images(17, 18)[0]
+    ]
 
 
 def test_other_ways_to_read_a_dataset(store, tmp_path):

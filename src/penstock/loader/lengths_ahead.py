@@ -18,7 +18,7 @@ from penstock.shards.lengths import Ranges
 
 _STRETCH = 1 << 17
 """Documents whose lengths are waited for together, at most: 512 runs of 256."""
-_LEAST = 4096
+_LEAST = 1024
 """Documents after those whose lengths are asked for, at least."""
 
 
@@ -44,13 +44,17 @@ class LengthsAhead:
             self._here = self._asked = 0, last
 
     def look(self, position: int) -> None:
-        """Ask for the lengths from a position of the plan on, once for each stretch; never waits."""
+        """Ask for the lengths of the stretch at a position of the plan, and the next time for those after it.
+
+        It never waits. When a run begins, nothing is asked for before what it begins with.
+        """
         if self._here[0] <= position < self._here[1]:
-            return
-        self._here = self._stretch(position)
-        if not self._asked[0] <= position <= self._asked[1]:
-            self._asked = position, position
-        end = min(self._here[1] + max(2 * (self._here[1] - self._here[0]), _LEAST), self._last)
+            end = min(self._here[1] + max(2 * (self._here[1] - self._here[0]), _LEAST), self._last)
+        else:
+            self._here = self._stretch(position)
+            end = self._here[1]
+            if not self._asked[0] <= position <= self._asked[1]:
+                self._asked = position, position
         while self._asked[1] < end:
             begin, stop = self._asked[1], self._stretch(self._asked[1])[1]
             documents = self._documents(begin, stop)

@@ -11,6 +11,7 @@ bringing, another leaves out, and waits for at the end.
 
 import os
 import threading
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,6 +35,7 @@ REQUEST_BYTES = 4 << 20
 SHOWN_BYTES = 256 << 20
 """From so many bytes on that are waited for, progress is shown."""
 _LOOK_SECONDS = 0.2
+_TOGETHER = 4096
 
 RangeNumbers = Annotated[Int64, "ranges"]
 
@@ -120,16 +122,18 @@ class StoredRanges:
         self._errors: dict[int, BaseException] = {}
         self._changed = threading.Condition()
         self._process = os.getpid()
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads = ThreadPoolExecutor(THREADS, "penstock-lengths")
+        self._queue: deque[RangeNumbers] = deque()
+        self._running = 0
         self._complete = False
 
     def want(self, begins: Documents, ends: Documents) -> None:
         """As in `Ranges`."""
-        self._start(self._absent(*self._whole_batches(begins, ends)))
+        self._start(self._absent(*self._whole_batches(begins, ends)), is_urgent=False)
 
     def need(self, begins: Documents, ends: Documents) -> None:
         """As in `Ranges`."""
-        if len(absent := self._absent(begins, ends)) and len(coming := self._start(absent)):
+        if len(absent := self._absent(begins, ends)) and len(coming := self._start(absent, is_urgent=True)):
             self._wait(coming)
 
     def has(self, begin: int, end: int) -> bool:
@@ -169,20 +173,25 @@ class StoredRanges:
                 self._record.account(0)
                 self.here[found] = 1
 
-    def _start(self, ranges: RangeNumbers) -> RangeNumbers:
-        """Begin to bring ranges that are neither here nor on their way; returns those that are not here yet."""
+    def _start(self, ranges: RangeNumbers, *, is_urgent: bool) -> RangeNumbers:
+        """Begin to bring ranges that are neither here nor on their way; returns those that are not here yet.
+
+        What is urgent goes before what is only wanted.
+        """
         self._adopt(ranges)
+        self._forget_parent()
         with self._changed:
             ranges = ranges[self.here[ranges] == 0]
             missing = ranges[self._coming[ranges] == 0]
             self._coming[missing] = 1
             for number in missing.tolist() if self._errors else ():
                 self._errors.pop(number, None)
-        for group in runs_of(missing, max(REQUEST_BYTES // (DOCUMENT_BYTES * self.size), 1)):
-            try:
-                self._pool().submit(self._bring, group)
-            except RuntimeError as error:  # the interpreter ends; whoever waits must not wait for ever
-                self._end(group, error)
+            self._queue.extend(runs_of(missing, max(REQUEST_BYTES // (DOCUMENT_BYTES * self.size), 1)))
+            if is_urgent and self._queue:
+                marks = np.zeros(len(self.here), np.bool_)
+                marks[ranges] = True
+                self._queue = deque(sorted(self._queue, key=lambda group: not marks[group].any()))
+        self._begin()
         return ranges
 
     def _wait(self, ranges: RangeNumbers) -> None:
@@ -203,11 +212,26 @@ class StoredRanges:
             if shown:
                 self._record.free(len(self.here) + 2)
 
-    def _pool(self) -> ThreadPoolExecutor:
-        """The threads that bring ranges; threads do not survive a fork."""
-        if self._threads is None or self._process != os.getpid():
-            self._process, self._threads = os.getpid(), ThreadPoolExecutor(THREADS, "penstock-lengths")
-        return self._threads
+    def _forget_parent(self) -> None:
+        """In a forked process: its parent's threads are not here, so nothing is on its way."""
+        if self._process != os.getpid():
+            self._process, self._changed = os.getpid(), threading.Condition()
+            self._threads = ThreadPoolExecutor(THREADS, "penstock-lengths")
+            self._queue, self._running = deque(), 0
+            self._coming[:] = 0
+
+    def _begin(self) -> None:
+        """Give the threads as much as they have room for: at the end of the interpreter, the rest is never begun."""
+        while True:
+            with self._changed:
+                if self._running >= THREADS or not self._queue:
+                    return
+                group = self._queue.popleft()
+                self._running += 1
+            try:
+                self._threads.submit(self._bring, group)
+            except RuntimeError as error:  # the interpreter ends; whoever waits must not wait for ever
+                self._end(group, error)
 
     def _bring(self, group: RangeNumbers) -> None:
         error: BaseException | None = None
@@ -216,6 +240,7 @@ class StoredRanges:
         except BaseException as caught:
             error = caught
         self._end(group, error)
+        self._begin()
 
     def _end(self, group: RangeNumbers, error: BaseException | None) -> None:
         """Ranges are not on their way any more: they are here, or there is an error."""
@@ -224,6 +249,7 @@ class StoredRanges:
             if error is not None:
                 self._errors.update(dict.fromkeys(group[self.here[group] == 0].tolist(), error))
             self._coming[group] = 0
+            self._running -= 1
             self._changed.notify_all()
 
     def _bring_shared(self, group: RangeNumbers) -> None:
@@ -327,7 +353,9 @@ class JoinedRanges:
         if not len(ranges):
             return
         firsts = ranges * self._size
-        self.want(firsts, np.minimum(firsts + self._size, len(self._lengths)))
+        if len(ranges) <= _TOGETHER:
+            # Of all parts at the same time; of many ranges, one part alone fills the line.
+            self.want(firsts, np.minimum(firsts + self._size, len(self._lengths)))
         for group in runs_of(ranges, len(ranges)):
             self._copy(int(group[0]) * self._size, min((int(group[-1]) + 1) * self._size, len(self._lengths)))
             with self._lock:

@@ -84,6 +84,7 @@ class UnitMap:
         self._table, self._layout = table, manifest.layout
         runs, batches = -(-len(table.lengths) // RUN_DOCUMENTS), len(table.batches)
         self._firsts = np.cumsum([0, runs, batches, runs, batches], dtype=np.int64)
+        self._has_lengths = np.zeros(len(self), np.bool_)
         self.unit = lru_cache(_KEPT_UNITS)(self._unit)
 
     def __len__(self) -> int:
@@ -140,9 +141,10 @@ class UnitMap:
 
     def need_lengths(self, units: Annotated[Int64, "units"]) -> None:
         """Have the lengths that tell where units lie, of all at once; without it, each unit fetches its own."""
-        if isinstance(self._table.lengths, LazyNumbers) and len(units):
+        if isinstance(self._table.lengths, LazyNumbers) and len(units := units[~self._has_lengths[units]]):
             begins, ends = np.array([self._whole_batches(unit) for unit in units.tolist()]).T
             self._table.lengths.ranges.need(begins, ends)
+            self._has_lengths[units] = True
 
     def has_lengths(self, unit: int) -> bool:
         """Whether the lengths that tell where a unit lies are on this machine; if not, nobody has brought the unit."""
