@@ -345,6 +345,39 @@ def test_a_range_that_another_is_bringing_is_waited_for(store):
     assert mine.here[2:6].tolist() == [1, 1, 1, 1]
 
 
+def test_what_is_only_wanted_waits_and_is_left_at_the_end(store):
+    """What is needed goes first; when the interpreter ends, what has not begun never begins."""
+    store.latency = 0.2
+    code = """
+        import sys, numpy as np, penstock as ps, penstock.shards.length_ranges as ranges
+        ranges.THREADS, ranges.REQUEST_BYTES = 2, 800
+        table = ps.open_dataset(sys.argv[1]).table
+        table.lengths.ranges.want(np.array([0]), np.array([2300]))
+        print(table.lengths[2250].tolist())
+    """
+    expected = local_copy(store).table.lengths[2250].tolist()
+    assert run_code(code, URL, check=True).stdout == f"{expected}\n"
+    asked = [span for _, path, span in store.log if path.endswith("lengths.u32")]
+    assert "bytes=17600-18399" in asked[:4]
+    assert len(asked) < 12
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_fetches_by_itself(store):
+    code = """
+        import os, sys, warnings, numpy as np, penstock as ps
+        warnings.simplefilter("ignore")
+        table = ps.open_dataset(sys.argv[1]).table
+        table.lengths.ranges._coming[5] = 1  # as if the parent was bringing it
+        table.lengths.ranges._forget_parent()
+        if (child := os.fork()) == 0:
+            table.lengths.ranges._forget_parent()
+            os._exit(int(table.lengths.ranges._coming.any()) + 2 * (table.lengths.ranges._process != os.getpid()))
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), table.lengths.ranges._coming[5])
+    """
+    assert run_code(code, URL, check=True).stdout == "0 1\n"
+
+
 def test_large_requests_are_divided_and_shown(store, monkeypatch, capsys):
     monkeypatch.setattr("penstock.shards.length_ranges.REQUEST_BYTES", 8 * 500)
     monkeypatch.setattr("penstock.shards.length_ranges.SHOWN_BYTES", 8 * 4000)
