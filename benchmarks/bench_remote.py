@@ -54,9 +54,9 @@ def noted(*request):
 store.begin = noted
 print(store.endpoint, flush=True)
 for line in sys.stdin:
-    trips, last = 0, 0.0
+    trips, last, until = 0, 0.0, float(line)
     for went, came in sorted(waits):
-        if came >= last:
+        if came >= last and went <= until:
             trips, last = trips + 1, went
     print(len(store.log), store.bytes, trips, flush=True)
     store.forget()
@@ -75,11 +75,11 @@ class Server:
         assert self.process.stdout is not None
         self.endpoint = self.process.stdout.readline().strip()
 
-    def figures(self) -> tuple[int, int, int]:
-        """Requests and bytes since the last call, and the most requests that came one after the other had waited."""
+    def figures(self, until: float = float("inf")) -> tuple[int, int, int]:
+        """Requests and bytes since the last call; of those up to a time, how many waited for one another at most."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write("\n")
+        self.process.stdin.write(f"{until}\n")
         self.process.stdin.flush()
         requests, size, trips = map(int, self.process.stdout.readline().split())
         return requests, size, trips
@@ -232,24 +232,19 @@ def large(root: Path, documents: int, latency: float, rate: float) -> list[tuple
             requests, size, trips = server.figures()
             note = f"{requests:,} requests in {trips} trips, {size / 1e6:,.1f} MB"
             rows.append((f"{name}: tables", f"{seconds:.2f} s", note))
-            # Without threads, so that nothing is filled for later steps; what is planned ahead is counted.
             seconds = first_step(opened)
-            requests, size, trips = server.figures()
-            note = f"{requests:,} requests in {trips} trips, {size / 1e6:,.1f} MB, with those for steps ahead"
+            requests, size, trips = server.figures(time.monotonic())
+            note = f"{trips} trips; with those for steps ahead {requests:,} requests, {size / 1e6:,.1f} MB"
             rows.append((f"{name}: first step after that", f"{seconds:.2f} s", note))
             held = opened.datasets[0].path.parent.parent
             blocks = sum(512 * file.stat().st_blocks for file in held.rglob("*") if "lengths" in str(file))
             rows.append((f"{name}: lengths on the disk", f"{blocks / 1e6:,.1f} MB", ""))
-    local = ps.Loader(
-        ps.Source(root / "many" / "bucket" / "ranges", name="web", shuffle="block"), **SETTINGS
-    )  # fmt: skip
+    local = ps.Loader(ps.Source(root / "many" / "bucket" / "ranges", name="web", shuffle="block"), **SETTINGS)
     state = next(iter(local.seek(20_000))).resume_state
     with serve(root / "many", latency, rate) as server:
         resumed = loader("ranges")
-        server.figures()
         resumed.load_state_dict(state)
-        seconds = first_step(resumed)
-        rows.append(("ranges: resumed at step 20,000", f"{seconds:.2f} s", f"{server.figures()[2]} trips, empty cache"))
+        rows.append(("ranges: resumed at step 20,000", f"{first_step(resumed):.2f} s", "to the next step, empty cache"))
     return rows
 
 

@@ -164,6 +164,18 @@ def test_seek_and_a_budget(store):
     assert there.datasets[0].table.holder.size <= 1_200_000
 
 
+def test_filling_has_lengths_that_its_own_plan_did_not_read(store):
+    """What a plan of another loader says is filled from a cold cache: kernels never see a length that is not here."""
+    sources = pair(store, "plain", shuffle="block")
+    here, there = (Loader(one, requirements=NEED, data_parallel=(1, 8), **SETTINGS) for one in sources)
+    plans = [here._planner.next() for _ in range(60)]
+    assert not there.datasets[0].table.lengths.ranges.here.all()
+    for plan in plans[40:]:
+        assert_same_step(here._build_step(plan), there._build_step(plan))
+        # Also those of other ranks' documents, which the denominator needs.
+        assert there.datasets[0].table.lengths.ranges.here[plan.pieces["document"] // RANGE].all()
+
+
 def test_shares_by_tokens_read_the_lengths_of_the_slice(store):
     pairs = [pair(store, name, share="tokens", slice=(0.2, 0.6), **BLOCK) for name in ("plain", "chats")]
     here, there = (Loader([one[number] for one in pairs], **SETTINGS) for number in (0, 1))

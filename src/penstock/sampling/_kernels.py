@@ -218,10 +218,10 @@ NOT_REFUSED, NOT_HERE = -1, -2
 
 
 @inline_kernel
-def _known(documents, here, range_documents):
-    """How many of some documents (int64), from the first on, have lengths that may be read."""
+def _known(documents, first, here, range_documents):
+    """How many of some documents (int64, counted from `first`), from the first on, have lengths that may be read."""
     for i in range(len(documents)):
-        if here[documents[i] // range_documents] == 0:
+        if here[(documents[i] + first) // range_documents] == 0:
             return i
     return len(documents)
 
@@ -270,13 +270,12 @@ def draw(
             index = position - epoch * size
             used, ready = 0, min(SMALL, size - index, last_position - position, capacity - count)
             _shuffled(index, size, epoch_key, mode, schedule, table, outside, documents[:ready])
-            for i in range(ready):
-                documents[i] += first
             if len(here) > 0:
-                ready = _known(documents[:ready], here, range_documents)
+                ready = _known(documents[:ready], first, here, range_documents)
                 if ready == 0:
                     return count, position, begin, np.int64(NOT_HERE)
             for i in range(ready):
+                documents[i] += first
                 address = lengths_address + np.uint64(documents[i]) * lengths_stride
                 totals[i] = np.int64(view_u32(address, 1)[0])
         document, total = documents[used], totals[used]
