@@ -179,6 +179,17 @@ def test_checksums_of_other_ranges(store, words):
     assert [fault.reason for fault in faults] == ["is not of lengths.u32 and weight_sums.f64"]
 
 
+def test_checksums_that_were_damaged_here(store):
+    path = open_dataset(URL).path / "range_checksums.u64"
+    words = np.fromfile(path, np.uint64)
+    words[5] ^= np.uint64(1)
+    words.tofile(path)
+    with pytest.raises(
+        CorruptionError, match=r"range_checksums.u64: differs from its checksum; remove .*, and it is f"
+    ):
+        open_dataset(URL)
+
+
 @pytest.mark.parametrize("kind", ["500", "reset", "cut"])
 def test_failures_that_pass_are_healed(store, kind):
     remote, faults = open_dataset(URL), [store.fail(kind, 3, name) for name in ("lengths.u32", "weight_sums.f64")]
@@ -350,7 +361,7 @@ def test_what_is_only_wanted_waits_and_is_left_at_the_end(store):
     store.latency = 0.2
     code = """
         import sys, numpy as np, penstock as ps, penstock.shards.length_ranges as ranges
-        ranges.THREADS, ranges.REQUEST_BYTES = 2, 800
+        ranges.THREADS, ranges.THREADS_AHEAD, ranges.REQUEST_BYTES = 4, 2, 800
         table = ps.open_dataset(sys.argv[1]).table
         table.lengths.ranges.want(np.array([0]), np.array([2300]))
         print(table.lengths[2250].tolist())
@@ -363,19 +374,20 @@ def test_what_is_only_wanted_waits_and_is_left_at_the_end(store):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_process_fetches_by_itself(store):
+def test_a_forked_process_waits_for_nothing_of_its_parent(store):
     code = """
         import os, sys, warnings, numpy as np, penstock as ps
         warnings.simplefilter("ignore")
         table = ps.open_dataset(sys.argv[1]).table
-        table.lengths.ranges._coming[5] = 1  # as if the parent was bringing it
-        table.lengths.ranges._forget_parent()
+        ranges = table.lengths.ranges
+        ranges._coming[5], ranges._running = 1, ranges.size  # as if the parent was bringing it, and had no room
+        ranges._changed.acquire()
         if (child := os.fork()) == 0:
-            table.lengths.ranges._forget_parent()
-            os._exit(int(table.lengths.ranges._coming.any()) + 2 * (table.lengths.ranges._process != os.getpid()))
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), table.lengths.ranges._coming[5])
+            ranges._adopt(np.arange(4))
+            os._exit(10 + int(ranges._coming.any()) + 2 * ranges._running)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), ranges._coming[5])
     """
-    assert run_code(code, URL, check=True).stdout == "0 1\n"
+    assert run_code(code, URL, check=True).stdout == "10 1\n"
 
 
 def test_large_requests_are_divided_and_shown(store, monkeypatch, capsys):

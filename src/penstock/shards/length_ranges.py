@@ -28,8 +28,8 @@ from penstock.shards.manifest import LENGTHS, RANGE_CHECKSUMS, WEIGHT_SUMS, Mani
 from penstock.shards.stores import Store
 from penstock.shards.unit_record import PRESENT, UNSURE, UnitRecord, write_at
 
-THREADS = 32
-"""Requests at the same time."""
+THREADS, THREADS_AHEAD = 32, 8
+"""Requests at the same time: for what somebody waits for, and for what is only wanted, next to documents' own."""
 REQUEST_BYTES = 4 << 20
 """Of one table, at most."""
 SHOWN_BYTES = 256 << 20
@@ -66,6 +66,10 @@ def open_tables(
     """
     names = list(lazy_tables(manifest))
     words = map_numbers(folder / RANGE_CHECKSUMS, "<u8", ((folder / RANGE_CHECKSUMS).stat().st_size // 8,))
+    if checksum(words) != manifest.checksums[RANGE_CHECKSUMS]:
+        raise CorruptionError(
+            f"{folder / RANGE_CHECKSUMS}: differs from its checksum; remove {kept}, and it is fetched again"
+        )
     size = int(words[0]) if len(words) else 0
     count = -(-manifest.documents // size) if size else 0
     if not size or len(words) != 1 + count * len(names):
@@ -123,7 +127,8 @@ class StoredRanges:
         self._changed = threading.Condition()
         self._process = os.getpid()
         self._threads = ThreadPoolExecutor(THREADS, "penstock-lengths")
-        self._queue: deque[RangeNumbers] = deque()
+        self._needed: deque[RangeNumbers] = deque()
+        self._wanted: deque[RangeNumbers] = deque()
         self._running = 0
         self._complete = False
 
@@ -166,6 +171,7 @@ class StoredRanges:
 
     def _adopt(self, ranges: RangeNumbers) -> None:
         """Note what other processes, or earlier ones, have brought."""
+        self._forget_parent()
         found = ranges[(self.here[ranges] == 0) & (self._record.states[ranges] == PRESENT)]
         if len(found):
             with self._changed:
@@ -179,18 +185,19 @@ class StoredRanges:
         What is urgent goes before what is only wanted.
         """
         self._adopt(ranges)
-        self._forget_parent()
         with self._changed:
             ranges = ranges[self.here[ranges] == 0]
             missing = ranges[self._coming[ranges] == 0]
             self._coming[missing] = 1
             for number in missing.tolist() if self._errors else ():
                 self._errors.pop(number, None)
-            self._queue.extend(runs_of(missing, max(REQUEST_BYTES // (DOCUMENT_BYTES * self.size), 1)))
-            if is_urgent and self._queue:
+            self._wanted.extend(runs_of(missing, max(REQUEST_BYTES // (DOCUMENT_BYTES * self.size), 1)))
+            if is_urgent and self._wanted:
                 marks = np.zeros(len(self.here), np.bool_)
                 marks[ranges] = True
-                self._queue = deque(sorted(self._queue, key=lambda group: not marks[group].any()))
+                waiting, self._wanted = self._wanted, deque()
+                for group in waiting:
+                    (self._needed if marks[group].any() else self._wanted).append(group)
         self._begin()
         return ranges
 
@@ -217,16 +224,21 @@ class StoredRanges:
         if self._process != os.getpid():
             self._process, self._changed = os.getpid(), threading.Condition()
             self._threads = ThreadPoolExecutor(THREADS, "penstock-lengths")
-            self._queue, self._running = deque(), 0
+            self._needed.clear()
+            self._wanted.clear()
+            self._running = 0
             self._coming[:] = 0
 
     def _begin(self) -> None:
         """Give the threads as much as they have room for: at the end of the interpreter, the rest is never begun."""
         while True:
             with self._changed:
-                if self._running >= THREADS or not self._queue:
+                if self._needed and self._running < THREADS:
+                    group = self._needed.popleft()
+                elif self._wanted and self._running < THREADS_AHEAD:
+                    group = self._wanted.popleft()
+                else:
                     return
-                group = self._queue.popleft()
                 self._running += 1
             try:
                 self._threads.submit(self._bring, group)
