@@ -41,11 +41,13 @@ print(json.dumps({"seconds": time.perf_counter() - begun, "megabytes": private_m
 """
 
 
-def repeated(folder: Path, target: Path, copies: int) -> None:
-    """A dataset of `copies` times the documents of a dataset of one shard, by links."""
+def repeated(folder: Path, target: Path, copies: int, ranged: bool = True) -> None:
+    """A dataset of `copies` times the documents of a dataset of one shard, by links; `ranged`: as new ones are made."""
     import penstock as ps
     from penstock.shards.files import checksum, map_file
-    from penstock.shards.manifest import add_histograms
+    from penstock.shards.finish import LAZY_DOCUMENTS
+    from penstock.shards.lengths import RANGE_DOCUMENTS, range_checksums
+    from penstock.shards.manifest import LENGTHS, RANGE_CHECKSUMS, add_histograms
 
     manifest = ps.open_dataset(folder).manifest
     (shard,) = manifest.shards
@@ -59,6 +61,10 @@ def repeated(folder: Path, target: Path, copies: int) -> None:
                 for _ in range(copies if path.name in ("lengths.u32", "batches.u64") else 1):
                     file.write(path.read_bytes())
     shards = tuple(replace(shard, file=name) for name in names)
+    tables = list(manifest.checksums)
+    if ranged and manifest.documents * copies > LAZY_DOCUMENTS:
+        range_checksums([map_file(target / LENGTHS)], RANGE_DOCUMENTS).tofile(target / RANGE_CHECKSUMS)
+        tables.append(RANGE_CHECKSUMS)
     replace(
         manifest,
         documents=manifest.documents * copies,
@@ -67,7 +73,7 @@ def repeated(folder: Path, target: Path, copies: int) -> None:
         text_bytes=manifest.text_bytes * copies,
         shards=shards,
         histogram=add_histograms(shards),
-        checksums={name: checksum(map_file(target / name)) for name in manifest.checksums},
+        checksums={name: checksum(map_file(target / name)) for name in tables},
     ).save(target)
 
 

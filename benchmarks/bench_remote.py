@@ -13,6 +13,10 @@ Over a line without limits: an epoch with an empty cache, and one with all of it
 over a local epoch whose pages the system had dropped; and the requests of that epoch alone, with nothing done to their
 bytes, which is the line of that setting.
 
+Then a dataset of `--documents` documents (one shard under many names): requests, bytes and seconds to the tables and to
+the first step, and trips, the most requests that had to wait for one another; with the lengths in ranges, and as a
+whole, as datasets without checksums of ranges have them. Last, resumed in the middle.
+
     python benchmarks/bench_remote.py [--megabytes 200] [--peers PYTHON]  # a Python with mosaicml-streaming and litdata
 
 With `--peers`, MosaicML streaming and litdata read rows of 4,097 of the same tokens over both lines, in shards of 8 MB,
@@ -40,6 +44,7 @@ import fsspec
 import numpy as np
 
 import penstock as ps
+from bench_opening import repeated
 from common import Peer, arguments, lognormal_lengths, table
 from penstock.shards.residency import GAP, THREADS
 from penstock.shards.stores import Store
@@ -51,10 +56,23 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from makers.object_store import ObjectStore
 store = ObjectStore(Path(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]) or None)
+begin, waits = store.begin, []
+
+def noted(*request):
+    came, found = time.monotonic(), begin(*request)
+    waits.append((time.monotonic(), came))
+    return found
+
+store.begin = noted
 print(store.endpoint, flush=True)
 for line in sys.stdin:
-    print(len(store.log), store.bytes, flush=True)
+    trips, last, until = 0, 0.0, float(line)
+    for went, came in sorted(waits):
+        if came >= last and went <= until:
+            trips, last = trips + 1, went
+    print(len(store.log), store.bytes, trips, flush=True)
     store.forget()
+    waits.clear()
 """
 SETTINGS: dict[str, Any] = {"sequence_length": 4096, "rows_per_step": 8, "seed": 1, "window_rows": 64}
 BATCH_ROWS = 32
@@ -72,14 +90,14 @@ class Server:
         assert self.process.stdout is not None
         self.endpoint = self.process.stdout.readline().strip()
 
-    def figures(self) -> tuple[int, int]:
-        """Requests and bytes since the last call."""
+    def figures(self, until: float = float("inf")) -> tuple[int, int, int]:
+        """Requests and bytes since the last call; of those up to a time, how many waited for one another at most."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write("\n")
+        self.process.stdin.write(f"{until}\n")
         self.process.stdin.flush()
-        requests, size = map(int, self.process.stdout.readline().split())
-        return requests, size
+        requests, size, trips = map(int, self.process.stdout.readline().split())
+        return requests, size, trips
 
 
 @contextmanager
@@ -217,11 +235,12 @@ def with_limits(bench: Bench, server: Server, latency: float, rate: float, repea
     begun = time.monotonic()
     loader = bench.cold()
     opened = time.monotonic() - begun
-    requests, _ = server.figures()
-    rows = [("tables", f"{opened / latency:.1f} latencies", f"{requests} requests, {opened:.2f} s")]
+    requests, _, trips = server.figures()
+    note = f"{requests} requests in {trips} trips, {opened:.2f} s"
+    rows = [("tables", f"{opened / latency:.1f} latencies", note)]
     first = first_step(loader)
     rows.append(("first step after that", f"{first / latency:.1f} latencies", f"{first:.2f} s"))
-    fetched = []
+    fetched: list[tuple[int, int, int]] = []
 
     def cold() -> Run:
         server.figures()
@@ -230,7 +249,7 @@ def with_limits(bench: Bench, server: Server, latency: float, rate: float, repea
         return run
 
     run = in_turn({"ours": cold}, repeats)["ours"]
-    requests, size = fetched[-1]
+    requests, size, _ = fetched[-1]
     rows.append(("epoch, empty cache", _line(size, run.seconds, rate), f"{requests} requests, {run.seconds:.2f} s"))
     bare = statistics.median(bare_reads(bench) for _ in range(repeats))
     rows.append(("the same requests alone", _line(size, bare, rate), f"{bare:.2f} s"))
@@ -312,29 +331,80 @@ def with_peers(bench: Bench, server: Server, python: str, repeats: int, rate: fl
     return rows
 
 
+def small(root: Path, given: Any) -> None:
+    """Print what a dataset of some megabytes costs, up to an epoch, over both lines."""
+    bench = Bench(root, given.megabytes, given.runs)
+    print(f"{bench.bytes / 1e6:.0f} MB of shards")
+    for latency, rate in ((given.latency, given.rate), (0.0, 0.0))[given.no_limits :]:
+        with serve(root / "store", latency, rate) as server:
+            title = "A line without limits"
+            if rate:
+                title = f"A line with {latency * 1000:.0f} ms a request and {rate / 1e6:.0f} MB/s"
+                table(title, with_limits(bench, server, latency, rate, given.repeats))
+            else:
+                table(title, without_limits(bench, given.repeats))
+            if given.peers:
+                rows = with_peers(bench, server, given.peers, given.repeats, rate)
+                table(f"{title}: rows from an empty cache", rows)
+
+
+def large(root: Path, documents: int, latency: float, rate: float) -> list[tuple[str, str, str]]:
+    """What a dataset of many documents costs up to its first step."""
+    lengths = np.maximum(lognormal_lengths(102_400), 2)
+    tokens = np.arange(lengths.max()) % 50
+    ps.write_dataset(root / "one", [tokens[:length] for length in lengths], vocab_size=50)
+    rows: list[tuple[str, str, str]] = []
+    for name in ("ranges", "whole"):
+        repeated(root / "one", root / "many" / "bucket" / name, max(documents // 102_400, 1), name == "ranges")
+
+    def loader(name: str) -> ps.Loader:
+        shutil.rmtree(root / "cache", ignore_errors=True)
+        return ps.Loader(
+            ps.Source(f"s3://bucket/{name}", name="web", shuffle="block"), **SETTINGS, cache=root / "cache"
+        )
+
+    for name in ("ranges", "whole"):
+        with serve(root / "many", latency, rate) as server:
+            fsspec.filesystem("s3").ls("bucket")
+            server.figures()
+            begun = time.monotonic()
+            opened = loader(name)
+            seconds = time.monotonic() - begun
+            requests, size, trips = server.figures()
+            note = f"{requests:,} requests in {trips} trips, {size / 1e6:,.1f} MB"
+            rows.append((f"{name}: tables", f"{seconds:.2f} s", note))
+            seconds = first_step(opened)
+            requests, size, trips = server.figures(time.monotonic())
+            note = f"{trips} trips; with those for steps ahead {requests:,} requests, {size / 1e6:,.1f} MB"
+            rows.append((f"{name}: first step after that", f"{seconds:.2f} s", note))
+            held = opened.datasets[0].path.parent.parent
+            blocks = sum(512 * file.stat().st_blocks for file in held.rglob("*") if "lengths" in str(file))
+            rows.append((f"{name}: lengths on the disk", f"{blocks / 1e6:,.1f} MB", ""))
+    local = ps.Loader(ps.Source(root / "many" / "bucket" / "ranges", name="web", shuffle="block"), **SETTINGS)
+    state = next(iter(local.seek(20_000))).resume_state
+    with serve(root / "many", latency, rate) as server:
+        resumed = loader("ranges")
+        resumed.load_state_dict(state)
+        rows.append(("ranges: resumed at step 20,000", f"{first_step(resumed):.2f} s", "to the next step, empty cache"))
+    return rows
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.set_defaults(repeats=3)
-    parser.add_argument("--megabytes", type=float, default=200.0, help="of tokens, at least 100")
+    parser.add_argument("--megabytes", type=float, default=200.0, help="of tokens, at least 100; 0: none")
     parser.add_argument("--latency", type=float, default=0.03, help="seconds of a request")
     parser.add_argument("--rate", type=float, default=50e6, help="bytes a second")
+    parser.add_argument("--documents", type=int, default=100_000_000, help="of the large dataset; 0: none")
     parser.add_argument("--runs", type=int, default=16, help="runs of a window of the shuffle")
     parser.add_argument("--no-limits", action="store_true", help="only the line without limits")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        bench = Bench(Path(name), given.megabytes, given.runs)
-        print(f"{bench.bytes / 1e6:.0f} MB of shards")
-        for latency, rate in ((given.latency, given.rate), (0.0, 0.0))[given.no_limits :]:
-            with serve(bench.root / "store", latency, rate) as server:
-                title = "A line without limits"
-                if rate:
-                    title = f"A line with {latency * 1000:.0f} ms a request and {rate / 1e6:.0f} MB/s"
-                    table(title, with_limits(bench, server, latency, rate, given.repeats))
-                else:
-                    table(title, without_limits(bench, given.repeats))
-                if given.peers:
-                    rows = with_peers(bench, server, given.peers, given.repeats, rate)
-                    table(f"{title}: rows from an empty cache", rows)
+        if given.megabytes:
+            small(Path(name), given)
+        if given.documents:
+            title = f"{given.documents:,} documents, {given.latency * 1000:.0f} ms a request and {given.rate / 1e6:.0f} MB/s"
+            table(title, large(Path(name), given.documents, given.latency, given.rate))
 
 
 if __name__ == "__main__":

@@ -149,9 +149,14 @@ def use_trees(folder):
 
 def use_store(data, folder):
     fsspec.filesystem("memory").put(str(data[1].path), "/shapes", recursive=True)
-    loader = Loader("memory://shapes", sequence_length=64, rows_per_step=2, threads=0, cache=folder / "cache")
-    for step in islice(loader, 5):
-        step.arrays()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.shards.finish.LAZY_DOCUMENTS", 0)
+        write_dataset(folder / "large", [np.arange(number % 70 + 2) for number in range(300)], vocab_size=99)
+    fsspec.filesystem("memory").put(str(folder / "large"), "/large", recursive=True)
+    for source in ("memory://shapes", Source("memory://large", shuffle="block")):
+        loader = Loader(source, sequence_length=64, rows_per_step=2, threads=0, cache=folder / "cache")
+        for step in islice(loader, 5):
+            step.arrays()
 
 
 def use_images(folder):

@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 from penstock.core.compiled import address_of
 from penstock.core.randomness import mix
 from penstock.sampling import Permutation
-from penstock.sampling._kernels import ENTRY, SKIPPED, draw
+from penstock.sampling._kernels import ENTRY, NOT_HERE, NOT_REFUSED, SKIPPED, draw
 from penstock.sampling.order import SHUFFLE_CODES, shuffle_mode
 
 POLICIES = ("split", "drop", "truncate", "error")
 KEY = 12345
+ALL_HERE = np.empty(0, np.uint8)
 
 
 def slow_draw(lengths, first, size, shuffle, policy, limit, epochs):
@@ -63,9 +64,9 @@ def test_the_draw_equals_its_twin(lengths, policy, shuffle, limit, capacity, epo
         entries["skipped"][0] = skipped
         count, position, begin, refused = draw(
             *place, epochs * size, size, first, np.uint64(KEY), shuffle_mode(shuffle), np.uint64(address_of(stored)),
-            np.uint64(stored.strides[0]), limit, POLICIES.index(policy), entries,
+            np.uint64(stored.strides[0]), limit, POLICIES.index(policy), entries, ALL_HERE, 1,
         )  # fmt: skip
-        assert refused == -1
+        assert refused == NOT_REFUSED
         found += entries[:count].tolist()
         place, skipped = (position, begin), entries["skipped"][count].copy()
         if not count:
@@ -79,7 +80,57 @@ def test_a_document_that_is_too_long_is_named():
     entries = np.zeros(8, ENTRY)
     found = draw(
         0, 0, 2, 2, 0, np.uint64(KEY), shuffle_mode("none"), np.uint64(address_of(stored)), np.uint64(8), 5,
-        POLICIES.index("error"), entries,
+        POLICIES.index("error"), entries, ALL_HERE, 1,
     )  # fmt: skip
     assert found == (1, 1, 0, 1)
     assert entries[0].tolist() == (0, 0, 0, 4, 4, 4, (0, 0, 0, 0))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=40),
+    st.sampled_from(POLICIES[:3]),
+    st.sampled_from(sorted(SHUFFLE_CODES)),
+    st.integers(1, 20),
+    st.integers(1, 30),
+    st.integers(1, 7),
+    st.randoms(use_true_random=False),
+)
+def test_lengths_that_come_late_change_nothing(lengths, policy, shuffle, limit, capacity, width, random):
+    """Whatever order ranges come in, and whichever others come meanwhile; lengths that are not here are wrong."""
+    *expected, at_end = slow_draw(lengths, 0, len(lengths), shuffle, policy, limit, 2)
+    stored = np.full((len(lengths), 2), 7, np.uint32)
+    here = np.zeros(-(-len(lengths) // width), np.uint8)
+
+    def arrive(number):
+        begin, end = number * width, (number + 1) * width
+        stored[begin:end, 0] = lengths[begin:end]
+        here[number] = 1
+
+    found, place, skipped, stops = [], (0, 0), np.zeros((), SKIPPED), 0
+    while True:
+        entries = np.zeros(capacity + 1, ENTRY)
+        entries["skipped"][0] = skipped
+        count = 0
+        while True:
+            more, position, begin, refused = draw(
+                *place, 2 * len(lengths), len(lengths), 0, np.uint64(KEY), shuffle_mode(shuffle),
+                np.uint64(address_of(stored)), np.uint64(stored.strides[0]), limit, POLICIES.index(policy),
+                entries[count:], here, width,
+            )  # fmt: skip
+            count, place = count + more, (position, begin)
+            if refused != NOT_HERE:
+                break
+            stops += 1
+            epoch, index = divmod(position, len(lengths))
+            key = int(mix(np.uint64(KEY), np.uint64(epoch)))
+            arrive(int(Permutation(size=len(lengths), key=key, shuffle=shuffle).images(index, index + 1)[0]) // width)
+            arrive(random.randrange(len(here)))
+        assert refused == NOT_REFUSED
+        found += entries[:count].tolist()
+        skipped = entries["skipped"][count].copy()
+        if not count:
+            break
+    assert found == expected
+    assert skipped.tolist() == at_end
+    assert 1 <= stops <= len(here)

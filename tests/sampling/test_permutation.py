@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from penstock.core.errors import ConfigError
 from penstock.core.randomness import MULTIPLIER_1, MULTIPLIER_2, key_for, mix, mix_array
 from penstock.sampling import Permutation
+from penstock.sampling._kernels import block_window
+from penstock.sampling.order import mixed_with
 
 MASK = (1 << 64) - 1
 
@@ -143,3 +145,19 @@ def test_bad_settings_are_refused():
         Permutation(size=5, key=1, shuffle="block", shuffle_runs=0)
     with pytest.raises(IndexError, match="not inside"):
         Permutation(size=5, key=1).images(3, 9)
+
+
+@settings(deadline=None)
+@given(st.integers(257, 60_000), st.integers(1, 70), st.data())
+def test_documents_are_mixed_with_those_of_their_window(size, runs, data):
+    index = data.draw(st.integers(0, size - 1))
+    begin, end = mixed_with(index, size, "block", runs)
+    first, blocks = block_window(index // 256, runs)
+    assert (begin, end) == (256 * first, min(256 * (first + blocks), size))
+    # Together they are whole runs, but for what is left at the end.
+    images = Permutation(size=size, key=7, shuffle="block", shuffle_runs=runs).images(begin, end)
+    counts = np.bincount(images // 256)
+    assert (counts[: size // 256][counts[: size // 256] > 0] == 256).all()
+    assert mixed_with(index, size, "full") == (0, size)
+    assert mixed_with(index, size, "none") == (index, index + 1)
+    assert mixed_with(3, 200, "block", runs) == (0, 200)

@@ -67,12 +67,12 @@ class PlainTargets:
                 )
             if not self._fractional and corpus.table.weight_sums is not None:
                 raise ConfigError(f"{who}: source {source.name!r} has {_FRACTIONAL}")
-            cut = source.too_long in (None, "split") and _longest(corpus) > slots
+            cut = source.too_long in (None, "split") and corpus.longest > slots
             if not self._cuts and (cut or loader.settings.packing == "concat"):
                 why = "packing='concat' cuts" if loader.settings.packing == "concat" else "too_long='split' would cut"
                 raise ConfigError(
                     f"{who} drops the target at the end of each part of a document that is cut, and {why} documents of "
-                    f"source {source.name!r} (the longest has {_longest(corpus):,} tokens, a row {slots:,}); take "
+                    f"source {source.name!r} (the longest has {corpus.longest:,} tokens, a row {slots:,}); take "
                     "another packing and Source(too_long='drop') or 'truncate', or longer rows"
                 )
 
@@ -101,11 +101,6 @@ _FRACTIONAL = (
     "loss weights other than 0 and 1, which labels cannot express; train with ps.train or "
     "penstock.huggingface.Trainer, which weigh every target, or prepare with weights of 0 and 1"
 )
-
-
-def _longest(corpus: Any) -> int:
-    lengths = corpus.table.lengths[:, 0]
-    return int(lengths.max()) if len(lengths) else 0
 
 
 def empty_row(row: ModelInput) -> ModelInput:

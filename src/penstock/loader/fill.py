@@ -30,6 +30,7 @@ from penstock.shards import Corpus
 from penstock.shards._kernels import BAD_LENGTH, BAD_SPANS, BAD_TOKEN_ID, BAD_TOKENS, OK
 from penstock.shards.document import location_of
 from penstock.shards.joined import part_of
+from penstock.shards.lengths import LazyNumbers, places_of
 
 _FAULTS = {
     BAD_LENGTH: "its length in the shard is not that of the lengths file",
@@ -77,6 +78,11 @@ class Fill:
         integer, floating = np.dtype(requirements.dtype or "int32"), np.dtype(np.float32)
         self._sources = source_records(datasets, rewritings, integer)
         self._raw_sources = self._sources.view(np.uint64)
+        self._lazy_lengths = {
+            number: dataset.table.lengths
+            for number, dataset in enumerate(datasets)
+            if isinstance(dataset.table.lengths, LazyNumbers)
+        }
         self._require_narrow_vocabularies()
         compiled = any(not rewriting.is_causal and not rewriting.runs_in_python for rewriting in rewritings)
         self._scratch_size = scratch_size(sequence_length) if compiled else 0
@@ -138,6 +144,7 @@ class Fill:
             ConfigError: As `rows`.
         """
         sums = np.empty(self._distances + 1)
+        self._need_lengths(pieces)
         outcome = weigh_rows(
             self._raw_sources, pieces, sums, python_output.starts, python_output.weights, self._scratch()
         )
@@ -173,6 +180,7 @@ class Fill:
         arrays, addresses = self._pool.take(rows)
         _, _, _, borders = metadata_offsets(rows, count)
         metadata = np.empty(borders + (rows * capacity or count + 2 * rows), np.int32)
+        self._need_lengths(pieces[row_starts.item(0) : row_starts.item(-1)])
         outcome = fill_rows(
             self._raw_sources, pieces, row_starts, self._pad_id, arrays[0], self._distances, addresses, capacity,
             metadata, python_output.addresses, self._scratch(),
@@ -185,6 +193,11 @@ class Fill:
         own = len(ROW_ARRAYS.names or ())
         extras = self._extras.add(pieces, row_starts, arrays[0], arrays[3], arrays[4], arrays[own:], addresses[own:])
         return FilledRows(need, row_starts, arrays[:own], metadata, extras)
+
+    def _need_lengths(self, pieces: Annotated[Records, PIECE, "pieces"]) -> None:
+        """Have the lengths that a kernel will read; the plan has read those of its pieces, so this costs a look."""
+        for number, lengths in self._lazy_lengths.items():
+            lengths.for_kernel(pieces["document"][pieces["source"] == number])
 
     def check_capacity(
         self, pieces: Annotated[Records, PIECE, "pieces"], row_starts: Annotated[Int64, "rows+1"]
@@ -520,13 +533,13 @@ def source_records(
         table = dataset.table
         if table.has_spans and not table.has_checksums:
             raise FormatError(f"dataset {dataset.name!r} has loss weights but no checksums: unknown format")
-        for name in ("shard_starts", "shard_first_batch", "shard_addresses", "shard_bytes", "batches", "lengths"):
+        for name in ("shard_starts", "shard_first_batch", "shard_addresses", "shard_bytes", "batches"):
             record[name] = address_of(getattr(table, name))
+        record["lengths"], record["lengths_stride"] = places_of(table.lengths)
         for name in ("documents_per_batch", "token_bytes", "offset_bytes", "has_checksums", "has_spans"):
             record[name] = getattr(table, name)
         record["num_shards"] = len(table.shard_starts) - 1
-        record["lengths_stride"] = table.lengths.strides[0]
-        record["weight_sums"] = 0 if table.weight_sums is None else address_of(table.weight_sums)
+        record["weight_sums"] = 0 if table.weight_sums is None else places_of(table.weight_sums)[0]
         narrow = integer.itemsize == 4 or not rewriting.is_causal
         id_limit = min(table.vocab_size or 2**32, _NARROW_IDS if narrow else 2**32)
         record["id_limit"] = 0 if id_limit >= 2 ** (8 * table.token_bytes) else id_limit

@@ -13,7 +13,6 @@ from typing import Annotated, final
 import numpy as np
 
 from penstock.core.arrays import Int64, Records
-from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, RecordError, StateError
 from penstock.core.randomness import key_for, mix
 from penstock.inputs import Attention
@@ -30,15 +29,17 @@ from penstock.loader._plan_kernels import (
     sort_by_row,
 )
 from penstock.loader.extras import extras_of, too_long_of
+from penstock.loader.lengths_ahead import LengthsAhead
 from penstock.loader.mixture import TOO_LONG, Mixture, Source
 from penstock.loader.rewriting import Rewriting
 from penstock.loader.untrained import require_targets
 from penstock.packing import PACKINGS, Packing
 from penstock.packing.pack import scratch
 from penstock.sampling import Permutation, integer_shares
-from penstock.sampling._kernels import ENTRY, SKIPPED, draw
+from penstock.sampling._kernels import ENTRY, NOT_HERE, SKIPPED, draw
 from penstock.sampling.order import UNIT, shuffle_mode
 from penstock.shards import Corpus
+from penstock.shards.lengths import LazyNumbers, places_of
 
 FIRST_WINDOW_ROWS = 16
 """Rows of the first window; each later one is twice as large, up to `window_rows`: the first row comes at once."""
@@ -49,6 +50,7 @@ _TOO_MANY_PATCHES = np.iinfo(np.uint32).max
 """Length in place of that of a document with more patches than a row may have."""
 _TOGETHER = 1 << 20
 """Skipped documents that are looked at together, for the memory."""
+_ALL_HERE = np.empty(0, np.uint8)
 
 
 @final
@@ -162,6 +164,9 @@ class Plan:
         self._draws = [
             _Draw(source, dataset, settings) for source, dataset in zip(mixture.sources, self.datasets, strict=True)
         ]
+        # Lengths that come from stores were asked for now, those of all sources at the same time.
+        for source_draw in self._draws:
+            source_draw.require_targets()
         phases = mixture.phases()
         self._phase_rows = [step * settings.rows_per_step for step, _ in phases]
         self._phase_shares = [shares for _, shares in phases]
@@ -384,9 +389,19 @@ class _Draw:
         self.image_patches = extras.patches() if extras is not None and extras.has_images else None
         """[N] patches of each document's images; None: it has none."""
         self.patches = self._limit_patches(settings.patches_per_row)
+        self._ahead: LengthsAhead | None = None
+        if isinstance(self.lengths, LazyNumbers):
+            self._ahead = LengthsAhead(source, self.lengths.ranges, self.first, self.size, self.key, self.last)
+            self._ahead.look(0)
+
+    def require_targets(self) -> None:
+        """Refuse a source of which no document can be trained."""
+        if self._ahead is not None and self.source.shuffle == "full":
+            self._ahead.bring(0)
         require_targets(
-            f"source {source.name!r}",
-            self.lengths[self.first : self.first + self.size],
+            f"source {self.source.name!r}",
+            self.lengths,
+            (self.first, self.first + self.size),
             self.limit if self.too_long == "drop" else None,
             by_weights=self.rewriting.is_causal,
         )
@@ -397,6 +412,7 @@ class _Draw:
         if limit is None or patches is None:
             return None
         if (patches > limit).any():
+            # Of all documents: their images were read, too.
             self.lengths = np.array(self.lengths)
             self.lengths[patches > limit, 0] = _TOO_MANY_PATCHES
         return patches
@@ -416,11 +432,7 @@ class _Draw:
         # At most two epochs, in which there is a document that may be used: some are nearly all skipped.
         stop, before = min(self.last, int(position) + max(2 * self.size, len(entries))), position
         known = self._left_out(entries[:1])
-        count, position, begin, refused = draw(
-            position, begin, stop, self.size, self.first, np.uint64(self.key), self.mode,
-            np.uint64(address_of(self.lengths)), np.uint64(self.lengths.strides[0]), self.limit,
-            TOO_LONG.index(self.too_long), entries,
-        )  # fmt: skip
+        count, position, begin, refused = self._draw(position, begin, stop, entries)
         if self._left_out(entries[: count + 1]) > known:
             self._check_skipped(before, position, entries["position"][:count])
         if refused >= 0 and count == 0:
@@ -428,6 +440,25 @@ class _Draw:
         if count and not self.rewriting.is_causal:
             self.rewriting.measure(entries[:count])
         return count, position, begin
+
+    def _draw(
+        self, position: int, begin: int, stop: int, entries: Annotated[Records, ENTRY, "entries"]
+    ) -> tuple[int, int, int, int]:
+        """`draw` of entries, with all lengths that it reads on this machine."""
+        ranges = None if self._ahead is None else self._ahead.ranges
+        here, size = (_ALL_HERE, 1) if ranges is None else (ranges.here, ranges.size)
+        if self._ahead is not None:
+            self._ahead.look(int(position))
+        count, refused = 0, NOT_HERE
+        while True:
+            more, position, begin, refused = draw(
+                position, begin, stop, self.size, self.first, np.uint64(self.key), self.mode, *places_of(self.lengths),
+                self.limit, TOO_LONG.index(self.too_long), entries[count:], here, size,
+            )  # fmt: skip
+            count += more
+            if self._ahead is None or refused != NOT_HERE:
+                return count, position, begin, refused
+            self._ahead.bring(int(position))
 
     @staticmethod
     def _left_out(entries: Annotated[Records, ENTRY, "entries"]) -> int:

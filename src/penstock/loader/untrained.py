@@ -7,9 +7,9 @@ what lengths do not say, such as an objective that writes no targets. Both depen
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, final
+from typing import TYPE_CHECKING, Annotated, Any, final
 
-from penstock.core.arrays import Int64, UInt32
+from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _FIRST_LOOK, _LONGEST_LOOK = 1 << 10, 1 << 20
 
 
 def require_targets(
-    where: str, lengths: Annotated[UInt32, "documents columns"], longest: int | None, *, by_weights: bool
+    where: str, lengths: Any, documents: tuple[int, int], longest: int | None, *, by_weights: bool
 ) -> None:
     """Refuse a source if its lengths say that none of its documents can be trained.
 
@@ -30,16 +30,18 @@ def require_targets(
 
     Args:
         where: The source, for the message.
-        lengths: Tokens and trained tokens of its documents [n, 2]; [n, 1] where all but the first are trained.
+        lengths: Tokens and trained tokens of all documents [n, 2]; [n, 1] where all but the first are trained. An array
+            or `LazyNumbers`.
+        documents: The first of its documents, and the one after the last.
         longest: Documents of more tokens are dropped; None: none are.
         by_weights: Whether targets are the trained tokens; else any document with tokens may have some.
 
     Raises:
         ConfigError: None can.
     """
-    begin, count = 0, _FIRST_LOOK
-    while begin < len(lengths):
-        part = lengths[begin : begin + count]
+    (begin, end), count = documents, _FIRST_LOOK
+    while begin < end:
+        part = lengths[begin : min(begin + count, end)]
         usable = part[:, 0] > 0
         if by_weights:
             usable = part[:, 1] > 0 if part.shape[1] > 1 else part[:, 0] > 1
@@ -52,8 +54,8 @@ def require_targets(
     if longest is not None:
         reasons += f", or is longer than {longest} tokens with too_long='drop'"
     raise ConfigError(
-        f"{where}: nothing can be trained: each of its {len(lengths)} documents {reasons}; prepare it with other loss "
-        "weights or longer documents, or leave the source out"
+        f"{where}: nothing can be trained: each of its {end - documents[0]} documents {reasons}; prepare it with other "
+        "loss weights or longer documents, or leave the source out"
     )
 
 

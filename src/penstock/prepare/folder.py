@@ -33,7 +33,7 @@ NEXT = "next-"
 SPLITS = ("", "train", "validation")
 OURS = (
     WORK, PLAN, REPORT, PARTS, REJECTED, HASHES, MANIFEST, "lengths.u32", "batches.u64", "weight_sums.f64",
-    "files.json", "unfinished", "tokenizer", "chat.json", "chat_template.jinja", *SPLITS[1:],
+    "range_checksums.u64", "files.json", "unfinished", "tokenizer", "chat.json", "chat_template.jinja", *SPLITS[1:],
 )  # fmt: skip
 """Names that a preparation creates, in addition to its shards."""
 
@@ -176,7 +176,9 @@ class OutputFolder:
             shards = [folder / shard.file for shard in manifest.shards]
             kept = {path.name for path in (*shards, *map(stub_path, shards))} | set(manifest.checksums)
             for name in os.listdir(folder):
-                if name not in kept and (name.startswith("part-") or name == "weight_sums.f64"):
+                if name not in kept and (
+                    name.startswith("part-") or name in ("weight_sums.f64", "range_checksums.u64")
+                ):
                     (folder / name).unlink()
             shutil.rmtree(folder / "unfinished", ignore_errors=True)
 

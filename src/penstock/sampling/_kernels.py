@@ -213,9 +213,23 @@ def permute_range(begin, size, key, mode, out):
         _shuffled(begin + i, size, key, mode, schedule, table, outside, out[i : i + SMALL])
 
 
+NOT_REFUSED, NOT_HERE = -1, -2
+"""What `draw` returns in place of a refused document: there is none; or the next document's length is not here yet."""
+
+
+@inline_kernel
+def _known(documents, first, here, range_documents):
+    """How many of some documents (int64, counted from `first`), from the first on, have lengths that may be read."""
+    for i in range(len(documents)):
+        if here[(documents[i] + first) // range_documents] == 0:
+            return i
+    return len(documents)
+
+
 @kernel
 def draw(
-    position, begin, last_position, size, first, key, mode, lengths_address, lengths_stride, limit, too_long, entries
+    position, begin, last_position, size, first, key, mode, lengths_address, lengths_stride, limit, too_long, entries,
+    here, range_documents,
 ):  # fmt: skip
     """Fill `entries` (`ENTRY` [capacity + 1]) with the next documents of one source.
 
@@ -227,10 +241,13 @@ def draw(
     Documents are looked up many at a time: their lengths lie anywhere in memory, and the processor waits for several
     look-ups at once where none depends on another.
 
+    Lengths that come in ranges of `range_documents` documents are read where `here` (uint8 [ranges]) is not 0; an empty
+    `here` means that all are there. At the first one that is not, the draw stops: it goes on from what it returns.
+
     Returns:
-        (entries written, next position, next begin, number of a document that is refused or −1). A document is
-        refused that is too long, or that ends before `begin`, which only a damaged state or length can say. The entry
-        after the last one written holds what was skipped since.
+        (entries written, next position, next begin, number of a document that is refused, NOT_REFUSED or NOT_HERE). A
+        document is refused that is too long, or that ends before `begin`, which only a damaged state or length can say.
+        The entry after the last one written holds what was skipped since.
     """
     entries = bare(entries)
     count = 0
@@ -253,6 +270,10 @@ def draw(
             index = position - epoch * size
             used, ready = 0, min(SMALL, size - index, last_position - position, capacity - count)
             _shuffled(index, size, epoch_key, mode, schedule, table, outside, documents[:ready])
+            if len(here) > 0:
+                ready = _known(documents[:ready], first, here, range_documents)
+                if ready == 0:
+                    return count, position, begin, np.int64(NOT_HERE)
             for i in range(ready):
                 documents[i] += first
                 address = lengths_address + np.uint64(documents[i]) * lengths_stride
@@ -292,7 +313,7 @@ def draw(
             position += 1
             used += 1
             begin = 0
-    return count, position, begin, np.int64(-1)
+    return count, position, begin, np.int64(NOT_REFUSED)
 
 
 @inline_kernel

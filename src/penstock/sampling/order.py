@@ -18,9 +18,11 @@ from penstock.sampling._kernels import (
     SHUFFLE_BLOCK,
     SHUFFLE_FULL,
     SHUFFLE_NONE,
+    SMALL,
     WINDOW_BLOCKS,
     permute_range,
 )
+from penstock.shards._kernels import RUN_DOCUMENTS
 
 Shuffle = Literal["full", "block", "none"]
 """`full`: any document may follow any other. `block`: documents of runs of 256 are mixed in windows of 1, 2, 4, … runs,
@@ -66,6 +68,24 @@ class Permutation:
         out = np.empty(end - begin, np.int64)
         permute_range(begin, self.size, np.uint64(self.key), shuffle_mode(self.shuffle, self.shuffle_runs), out)
         return out
+
+
+def mixed_with(index: int, size: int, shuffle: Shuffle, runs: int = WINDOW_BLOCKS) -> tuple[int, int]:
+    """(first, last + 1) of the places of an order of `size` documents whose documents are mixed with that at `index`.
+
+    They are all of them with shuffle `full`, a window of the runs with `block`, one with `none`.
+    """
+    if shuffle == "none":
+        return index, index + 1
+    if shuffle == "full" or size <= SMALL:
+        return 0, size
+    block = index // RUN_DOCUMENTS
+    begin, blocks = 0, 1
+    while block >= begin + blocks and blocks < runs:
+        begin, blocks = begin + blocks, 2 * blocks
+    if blocks >= runs:
+        begin, blocks = begin + (block - begin) // runs * runs, runs
+    return begin * RUN_DOCUMENTS, min((begin + blocks) * RUN_DOCUMENTS, size)
 
 
 UNIT = 1 << 30

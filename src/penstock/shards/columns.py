@@ -19,6 +19,7 @@ from penstock.shards import _kernels as k
 from penstock.shards.document import EXTRAS, DocumentTable
 from penstock.shards.images import ASSETS, IMAGE, WORDS, ImageOf, image_of, records_of
 from penstock.shards.layout import ShardLayout, extra_places
+from penstock.shards.lengths import for_kernel
 from penstock.shards.trees import UNITS, Tree
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -207,10 +208,12 @@ class ExtraTable:
         """
         table = self._table
         here = pieces[int(row_starts[0]) : int(row_starts[-1])]
-        with self._held(here[here[:, ck.SOURCE] == source, ck.DOCUMENT]):
+        documents = here[here[:, ck.SOURCE] == source, ck.DOCUMENT]
+        lengths = for_kernel(table.lengths, documents)
+        with self._held(documents):
             fault, piece = ck.copy_columns(
                 pieces, row_starts, slots, source, self._lists, table.shard_starts, table.shard_first_batch,
-                table.documents_per_batch, table.lengths, wanted, self._first, addresses,
+                table.documents_per_batch, lengths, wanted, self._first, addresses,
             )  # fmt: skip
         if fault != k.OK:
             raise self._fault(int(pieces[piece, ck.DOCUMENT]), "its columns differ from their checksums")

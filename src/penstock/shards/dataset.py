@@ -32,6 +32,7 @@ from penstock.shards.files import check_regular, check_size, checksum, map_file,
 from penstock.shards.for_datasets import TargetColumn, to_datasets
 from penstock.shards.images import PROCESSOR_FOLDER, MediaInfo
 from penstock.shards.layout import TOKENIZER_FOLDER, other_places, read_texts
+from penstock.shards.lengths import LazyNumbers
 from penstock.shards.manifest import BATCHES, FILES, LENGTHS, WEIGHT_SUMS, ChatInfo, Manifest, TokenizerInfo
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
@@ -67,8 +68,9 @@ class Dataset:
         come from it. Other contents are checked as they are used, and all by `penstock verify`.
 
         Args:
-            path: Its folder, or the URL of a folder in a store (`s3://bucket/folder`): then lengths and batch table are
-                fetched now, and documents when they are read.
+            path: Its folder, or the URL of a folder in a store (`s3://bucket/folder`): then the batch table and the
+                lengths are fetched now (lengths of a large dataset when they are needed), and documents when they are
+                read.
             cache: Where copies of a remote dataset are kept; None: the environment's `PENSTOCK_CACHE`, else the user's
                 cache folder.
 
@@ -84,26 +86,33 @@ class Dataset:
 
     @classmethod
     def _open_remote(cls, url: str | Path, cache: str | Path | None) -> Self:
+        from penstock.shards.length_ranges import lazy_tables, open_tables
         from penstock.shards.remote import fetch_tables
         from penstock.shards.residency import Residency
         from penstock.shards.units import UnitMap
 
         store, folder, stamps = fetch_tables(url, cache)
-        local = cls._open_local(folder)
+        manifest, kept = Manifest.load(folder), folder.parent.parent
+        # Earlier versions have fetched the lengths of all datasets as a whole.
+        is_lazy = lazy_tables(manifest) and not (folder / LENGTHS).is_file()
+        numbers = open_tables(store, kept, folder, manifest, stamps) if is_lazy else None
+        local = cls._open_local(folder, numbers)
         table = replace(local.table, paths=[store.where(path.name) for path in map(Path, local.table.paths)])
         units = UnitMap(table, local.manifest)
-        holder = Residency(store, folder.parent.parent, folder, table, units, stamps)
+        holder = Residency(store, kept, folder, table, units, stamps)
         return cls(folder, local.manifest, replace(table, holder=holder), store.url, cache)
 
     @classmethod
-    def _open_local(cls, path: Path) -> Self:
+    def _open_local(cls, path: Path, numbers: tuple[LazyNumbers, LazyNumbers | None] | None = None) -> Self:
+        """Open a folder; `numbers` are its lengths and weight sums, if they are not in it."""
         manifest = Manifest.load(path)
         for shard in manifest.shards:
             check_size(path / shard.file, shard.bytes)
         for name in manifest.checksums:
-            check_regular(path / name)
+            if numbers is None or name not in (LENGTHS, WEIGHT_SUMS):
+                check_regular(path / name)
         try:
-            table = _table(path, manifest)
+            table = _table(path, manifest, numbers)
         except OSError as error:
             raise CorruptionError(f"{error.filename or path}: cannot be read: {error.strerror or error}") from None
         if checksum(table.batches) != manifest.checksums[BATCHES]:
@@ -234,9 +243,10 @@ class Dataset:
         return f"Dataset({location_of(self)!r}, {len(self)} documents, {self.manifest.tokens} tokens)"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: totals, and a histogram of at most 100,000 lengths spread over all documents."""
-        lengths = self.table.lengths[:: max(len(self) // 100_000, 1), 0]
-        counts = np.bincount(np.log2(np.maximum(lengths, 1)).astype(np.int64)).tolist()
+        """What a notebook shows: totals, and a histogram of the lengths."""
+        # The manifest counts numbers of no, one, two, … bits; no token and one token are shown as one.
+        bits = np.trim_zeros(np.array(self.manifest.histogram), "b")
+        counts = [int(bits[:2].sum()), *bits[2:].tolist()]
         facts = [
             ("folder", location_of(self)),
             ("documents", f"{len(self):,}"),
@@ -345,15 +355,17 @@ def loss_weights_at(data: Array, line: Array, row: int, length: int) -> Array:
     return weights
 
 
-def _table(path: Path, manifest: Manifest) -> DocumentTable:
+def _table(path: Path, manifest: Manifest, numbers: tuple[LazyNumbers, LazyNumbers | None] | None) -> DocumentTable:
+    lengths, weight_sums = numbers or (
+        map_numbers(path / LENGTHS, "<u4", (manifest.documents, 2)),
+        map_numbers(path / WEIGHT_SUMS, "<f8", (manifest.documents,)) if manifest.fractional_weights else None,
+    )
     mappings = [map_file(path / shard.file) for shard in manifest.shards]
     documents, batches = ([getattr(shard, name) for shard in manifest.shards] for name in ("documents", "batches"))
     return DocumentTable(
         num_documents=manifest.documents,
-        lengths=map_numbers(path / LENGTHS, "<u4", (manifest.documents, 2)),
-        weight_sums=(
-            map_numbers(path / WEIGHT_SUMS, "<f8", (manifest.documents,)) if manifest.fractional_weights else None
-        ),
+        lengths=lengths,
+        weight_sums=weight_sums,
         token_bytes=manifest.token_bytes,
         documents_per_batch=manifest.documents_per_batch,
         shard_starts=np.cumsum([0, *documents], dtype=np.int64),

@@ -17,6 +17,7 @@ from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, CorruptionError
 from penstock.shards import _kernels as k
 from penstock.shards.images import ImageOf
+from penstock.shards.lengths import LazyNumbers, for_kernel
 from penstock.shards.manifest import TokenizerInfo
 from penstock.shards.trees import Tree
 from penstock.tokenizers import Tokenizer
@@ -96,10 +97,11 @@ class DocumentTable:
     """
 
     num_documents: int
-    lengths: Annotated[UInt32, "documents columns"]
-    """[N, 2] tokens, trained tokens; [N, 1] where every token but the first is trained."""
-    weight_sums: Annotated[Float64, "documents"] | None
-    """[N] sum of loss weights over tokens[1:]; None when all weights are 0 or 1."""
+    lengths: Annotated[UInt32, "documents columns"] | LazyNumbers
+    """[N, 2] tokens, trained tokens; [N, 1] where every token but the first is trained. Of a large remote dataset they
+    come when they are indexed; kernels take them from `penstock.shards.lengths.for_kernel`."""
+    weight_sums: Annotated[Float64, "documents"] | LazyNumbers | None
+    """[N] sum of loss weights over tokens[1:]; None when all weights are 0 or 1. As `lengths`."""
     token_bytes: int
     """2 or 4."""
     documents_per_batch: int
@@ -149,9 +151,9 @@ class DocumentTable:
             CorruptionError: One is not what was written; names the file and the document.
         """
         if self.holder is not None:
-            # The lengths of remote datasets are checked as a whole when they come.
+            # The lengths of remote datasets are checked when they come.
             documents = documents[~self.holder.is_remote(documents)]
-        self._refuse(k.BAD_LENGTH, k.wrong_length(*self.kernel_view, self.lengths, documents))
+        self._refuse(k.BAD_LENGTH, k.wrong_length(*self.kernel_view, for_kernel(self.lengths, documents), documents))
 
     @property
     def kernel_view(self) -> tuple[Any, Any, Any]:
@@ -181,7 +183,8 @@ class DocumentTable:
             return self._read_held(first, last)
 
     def _read_held(self, first: int, last: int) -> Ragged:
-        self._refuse(k.BAD_LENGTH, k.wrong_document(*self.kernel_view, self.lengths, first, last))
+        lengths = for_kernel(self.lengths, np.arange(first, last))
+        self._refuse(k.BAD_LENGTH, k.wrong_document(*self.kernel_view, lengths, first, last))
         offsets = np.zeros(last - first + 1, np.int64)
         np.cumsum(self.lengths[first:last, 0], out=offsets[1:])
         tokens = np.empty(offsets[-1], np.uint32)

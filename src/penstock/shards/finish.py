@@ -26,11 +26,13 @@ from penstock.shards.files import (
 )
 from penstock.shards.images import IMAGE, assets_path, portable
 from penstock.shards.layout import COLUMN_CHECKSUMS, IMAGES, TREE, ShardLayout, extra_places
+from penstock.shards.lengths import RANGE_DOCUMENTS, range_checksums
 from penstock.shards.manifest import (
     BATCHES,
     FILES,
     HISTOGRAM_BINS,
     LENGTHS,
+    RANGE_CHECKSUMS,
     WEIGHT_SUMS,
     DamagedSource,
     Manifest,
@@ -43,6 +45,8 @@ from penstock.shards.manifest import (
 )
 from penstock.shards.stubs import fingerprint_of, load_stub
 
+LAZY_DOCUMENTS = 1 << 22
+"""From more documents on, ranges of the lengths get checksums, so that a remote dataset opens without all of them."""
 UNFINISHED = "unfinished"
 """Folder of the side files inside the dataset's folder; removed when the dataset is finished."""
 
@@ -200,9 +204,11 @@ def finish_dataset(
         )
     except FileNotFoundError as error:
         raise OutputError(f"{error.filename}: missing, so the dataset cannot be finished; prepare again") from None
+    ranged = sum(shard.documents for shard in kept) > LAZY_DOCUMENTS
+    _write_range_checksums(folder, [LENGTHS, *([WEIGHT_SUMS] if fractional else [])] if ranged else [])
     write_json(folder / FILES, list(files))
-    names = [LENGTHS, BATCHES, FILES, *([WEIGHT_SUMS] if fractional else []), *sealed]
-    checksums = {name: checksum(map_file(folder / name)) for name in names}
+    names = [LENGTHS, BATCHES, FILES, *([WEIGHT_SUMS] if fractional else []), *([RANGE_CHECKSUMS] if ranged else [])]
+    checksums = {name: checksum(map_file(folder / name)) for name in [*names, *sealed]}
     checksums |= dict(_asset_checksum(folder / shard.file) for shard in kept if shard.assets)
     manifest = Manifest(
         documents=sum(shard.documents for shard in kept),
@@ -237,6 +243,14 @@ def finish_dataset(
             (folder / shard.file).unlink(missing_ok=True)
     shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
     return manifest
+
+
+def _write_range_checksums(folder: Path, names: Sequence[str]) -> None:
+    """Write the checksums of ranges of some tables; without tables, remove those of an earlier attempt."""
+    if not names:
+        (folder / RANGE_CHECKSUMS).unlink(missing_ok=True)
+        return
+    write_file(folder / RANGE_CHECKSUMS, range_checksums([map_file(folder / name) for name in names], RANGE_DOCUMENTS))
 
 
 def content_fingerprint(shards: Iterable[tuple[Iterable[tuple[int, Any]], Array]], layout: ShardLayout) -> str:

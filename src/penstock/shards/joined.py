@@ -1,8 +1,8 @@
 """Several datasets as one corpus: their documents follow one another, and one document table leads to all of them.
 
 Plan and fill see one table, so all that a loader does with a dataset it does with a joined one. Joining copies the
-lengths (8 bytes a document, 4 of foreign corpora) and the batch tables (72 bytes for 1,024 documents); tokens stay
-where they lie.
+lengths (8 bytes a document, 4 of foreign corpora; of large remote datasets those that come) and the batch tables
+(72 bytes for 1,024 documents); tokens stay where they lie.
 
 Opens a dataset of any supported format, or all datasets of a list or a glob as one corpus.
 """
@@ -27,6 +27,7 @@ from penstock.shards.files import Array
 from penstock.shards.images import MediaInfo
 from penstock.shards.in_place import InPlaceCorpus, open_npy
 from penstock.shards.layout import other_places
+from penstock.shards.length_ranges import join_numbers
 from penstock.shards.manifest import ChatInfo, TokenizerInfo
 from penstock.shards.megatron import megatron_prefix, open_megatron
 from penstock.tokenizers import Tokenizer
@@ -232,13 +233,11 @@ def _join_tables(tables: Sequence[DocumentTable]) -> DocumentTable:
     shards = [len(table.shard_addresses) for table in tables]
     mappings = [table.mappings[:count] for table, count in zip(tables, shards, strict=True)]
     others = [table.mappings[count:] for table, count in zip(tables, shards, strict=True)]
-    sums = None
-    if any(table.weight_sums is not None for table in tables):
-        sums = np.concatenate([_weight_sums(table) for table in tables])
+    lengths, sums = join_numbers([(table.lengths, table.weight_sums) for table in tables])
     return replace(
         tables[0],
         num_documents=sum(table.num_documents for table in tables),
-        lengths=_joined(tables, lambda table: table.lengths),
+        lengths=lengths,
         weight_sums=sums,
         # In place, a shard is one batch of any size.
         documents_per_batch=max(table.documents_per_batch for table in tables),
@@ -271,11 +270,6 @@ def _cumulated(starts: Sequence[Array]) -> Array:
     offsets = np.cumsum([0, *(int(part[-1]) for part in starts)])
     shifted = [part[:-1] + offset for part, offset in zip(starts, offsets, strict=False)]
     return np.concatenate([*shifted, offsets[-1:]]).astype(np.int64)
-
-
-def _weight_sums(table: DocumentTable) -> Array:
-    """float64 [documents]; the trained tokens where all weights are 0 or 1."""
-    return table.lengths[:, 1].astype(np.float64) if table.weight_sums is None else table.weight_sums
 
 
 _IN_PLACE = (".npy", ".bin", ".idx")

@@ -24,6 +24,8 @@ FORMAT = "penstock dataset"
 VERSION = 1
 MANIFEST, FILES = "manifest.json", "files.json"
 LENGTHS, BATCHES, WEIGHT_SUMS = "lengths.u32", "batches.u64", "weight_sums.f64"
+RANGE_CHECKSUMS = "range_checksums.u64"
+"""Checksums of ranges of the lengths and weight sums, of large datasets only (`penstock.shards.lengths`)."""
 LEAST_BYTES = 28
 """Bytes of an empty document in its shard: two offsets, its file and its line."""
 HISTOGRAM_BINS = 33

@@ -5,7 +5,8 @@ Nothing else is read until a document is needed (`residency`). The tables are ke
 manifest, so an opening after the first takes one round trip, and what was fetched of the shards is not fetched again.
 Lengths are checked against their checksum as a whole. A file that is not the one that was opened before is an error.
 
-The lengths take 8 bytes a document on this machine, and are fetched as a whole at the first opening.
+The lengths take 8 bytes a document on this machine. Those of a dataset with checksums of ranges are sparse files, too,
+and come before they are read (`length_ranges`); others are fetched as a whole at the first opening.
 """
 
 import fcntl
@@ -22,6 +23,7 @@ from penstock.shards.copying import fetch_file
 from penstock.shards.files import checksum, map_file, output_errors, read_json, write_file, write_json
 from penstock.shards.images import ASSETS, PROCESSOR_FOLDER, assets_path
 from penstock.shards.layout import TOKENIZER_FOLDER
+from penstock.shards.length_ranges import lazy_tables
 from penstock.shards.manifest import MANIFEST, Manifest
 from penstock.shards.stores import TOKENIZER_FILES, Store, StoredFile
 
@@ -100,8 +102,9 @@ def _check_listed(store: Store, manifest: Manifest, listed: Mapping[str, StoredF
 
 def _fetch(store: Store, folder: Path, manifest: Manifest, content: bytes, listed: Mapping[str, StoredFile]) -> None:
     """Write all files of the dataset, but of the shards only the sizes; the manifest last."""
-    names = [name for name in manifest.checksums if not name.endswith(ASSETS)]
-    names += [name for name in listed if name not in {*names, MANIFEST} and _is_wanted(name)]
+    lazy = lazy_tables(manifest)
+    names = [name for name in manifest.checksums if not name.endswith(ASSETS) and name not in lazy]
+    names += [name for name in listed if name not in {*names, *lazy, MANIFEST} and _is_wanted(name)]
     with ThreadPoolExecutor(_READERS) as pool:
         coming = [
             pool.submit(fetch_file, store, name, listed[name].size, folder / name, listed[name].stamp) for name in names
@@ -109,20 +112,25 @@ def _fetch(store: Store, folder: Path, manifest: Manifest, content: bytes, liste
         for one in coming:
             one.result()
     for name, expected in manifest.checksums.items():
-        if name.endswith(ASSETS):
+        if name.endswith(ASSETS) or name in lazy:
             continue
         if not (folder / name).is_file():
             raise CorruptionError(f"{store.where(name)}: the file is missing; upload it again (`penstock copy`)")
         if checksum(map_file(folder / name)) != expected:
             raise CorruptionError(f"{store.where(name)}: differs from its checksum; upload it again (`penstock copy`)")
-    for name, size in _ranged(manifest).items():
+    for name, size in _shards(manifest).items():
         with output_errors(folder / name), open(folder / name, "ab") as file:
             file.truncate(size)
     write_file(folder / MANIFEST, content)
 
 
 def _ranged(manifest: Manifest) -> dict[str, int]:
-    """The files that are read by ranges, with their bytes: shards, and their images."""
+    """The files that are read by ranges, with their bytes: shards, their images, and lengths of large datasets."""
+    return _shards(manifest) | lazy_tables(manifest)
+
+
+def _shards(manifest: Manifest) -> dict[str, int]:
+    """The shards and the files of their images, with their bytes."""
     found = {one.file: one.bytes for one in manifest.shards}
     return found | {assets_path(Path(one.file)).name: one.assets for one in manifest.shards if one.assets}
 

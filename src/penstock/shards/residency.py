@@ -8,7 +8,6 @@ holes, so that the disk shrinks although the files stay mapped. A unit that is w
 Reading ahead (`want`) waits for room; reading (`hold`) never does, and exceeds the budget rather than wait for itself.
 """
 
-import errno
 import logging
 import os
 import threading
@@ -22,11 +21,12 @@ from typing import Annotated, Any, final
 import numpy as np
 
 from penstock.core.arrays import Int64
-from penstock.core.errors import CorruptionError, OutputError
+from penstock.core.errors import CorruptionError
 from penstock.shards import _check_kernels as check
 from penstock.shards.document import EXTRAS, SPANS, TOKENS, DocumentTable
+from penstock.shards.lengths import for_kernel
 from penstock.shards.stores import Store
-from penstock.shards.unit_record import ABSENT, PRESENT, UNSURE, UnitRecord, punch
+from penstock.shards.unit_record import ABSENT, PRESENT, UNSURE, UnitRecord, cache_errors, punch, write_at
 from penstock.shards.units import PAGE, Made, Range, UnitMap, joined_requests, page_bytes, without
 
 _log = logging.getLogger("penstock.shards")
@@ -100,6 +100,7 @@ class Residency:
         """Mean bytes on the disk that a run of documents takes alone, with its spans and columns; of up to 64 runs."""
         runs = {self.units.runs * number // 64 for number in range(64)} if self.units.runs else set()
         kinds = (TOKENS, SPANS, EXTRAS)
+        self.units.need_lengths(np.array(sorted(runs), np.int64))
         sizes = [
             sum(self.units.size(unit) for unit in self.units.of(np.arange(*self.units.documents(run)), kinds).tolist())
             for run in runs
@@ -142,6 +143,7 @@ class Residency:
             units: Their numbers.
             may_wait: Asked while there is no room: False brings the unit nevertheless. None: never wait.
         """
+        self.units.need_lengths(units[self._mine[units] == _NOT_HERE])
         with self._changed:
             self._pins[units] += 1
             # What is wanted is not old, for other processes either.
@@ -362,21 +364,15 @@ class Residency:
 
     def _write(self, pieces: Sequence[Made]) -> None:
         """Write bytes into their places."""
-        try:
+        with cache_errors(self.store.url, self.folder):
             for shard in {piece.shard for piece in pieces}:
                 handle = os.open(self._files[shard], os.O_WRONLY | os.O_CLOEXEC)
                 try:
                     for piece in pieces:
                         if piece.shard == shard:
-                            _write_at(handle, piece.begin, piece.content)
+                            write_at(handle, piece.begin, piece.content)
                 finally:
                     os.close(handle)
-        except OSError as error:
-            cure = "make room, set cache_bytes, or choose another folder (PENSTOCK_CACHE)"
-            what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
-            raise OutputError(
-                f"{self.store.url}: its cache in {self.folder} cannot be written: {what}; {cure}"
-            ) from error
 
     def _wrong(self, unit: int) -> int:
         """A document of a unit that differs from its checksums, or −1."""
@@ -385,7 +381,9 @@ class Residency:
             return -1
         places, batches, (token_bytes, _, _, has_spans) = self._kernel_view
         layout = (token_bytes, has_spans, kind == SPANS)
-        return int(check.wrong_tokens(places, batches, layout, self._table.lengths, *self.units.documents(unit)))
+        begin, end = self.units.documents(unit)
+        lengths = for_kernel(self._table.lengths, np.arange(begin, end))
+        return int(check.wrong_tokens(places, batches, layout, lengths, begin, end))
 
     # Giving back. All of it runs under `_changed`.
 
@@ -434,14 +432,17 @@ class Residency:
         kept: list[Range] = []
         record = self._record
         for other in self.units.neighbours(unit).tolist():
-            theirs = self._pages_if_near(other, pages)
-            if not theirs:
-                continue
+            theirs: list[Range] | None = None
+            if self.units.has_lengths(other):
+                theirs = self._pages_if_near(other, pages)
+                if not theirs:
+                    continue
             if record.states[other] == ABSENT and self._mine[other] == _NOT_HERE and record.own(other):
                 locked.append(other)
                 if record.states[other] == ABSENT:
                     continue
-            kept += theirs
+            # Whoever brings it has its lengths, so asking for them now does not wait.
+            kept += self._pages_if_near(other, pages) if theirs is None else theirs
         return kept
 
     def _pages_if_near(self, other: int, pages: Sequence[Range]) -> list[Range]:
@@ -468,13 +469,6 @@ class Residency:
                     self.folder, self.store.url,
                 )  # fmt: skip
                 return
-
-
-def _write_at(handle: int, begin: int, data: bytes | memoryview) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(handle, view, begin)
-        view, begin = view[written:], begin + written
 
 
 @final

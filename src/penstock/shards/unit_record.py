@@ -14,6 +14,8 @@ import os
 import struct
 import sys
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, final
 
@@ -161,6 +163,29 @@ def _boot() -> int:
     except OSError:
         return 0
     return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
+
+
+@contextmanager
+def cache_errors(url: str, folder: Path) -> Iterator[None]:
+    """Tell what to do where a file of the cache of a dataset cannot be written.
+
+    Raises:
+        OutputError: Names the dataset's URL.
+    """
+    try:
+        yield
+    except OSError as error:
+        cure = "make room, set cache_bytes, or choose another folder (PENSTOCK_CACHE)"
+        what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
+        raise OutputError(f"{url}: its cache in {folder} cannot be written: {what}; {cure}") from error
+
+
+def write_at(handle: int, begin: int, data: Any) -> None:
+    """Write bytes from byte `begin` of an open file on."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(handle, view, begin)
+        view, begin = view[written:], begin + written
 
 
 def punch(path: str | os.PathLike[str], begin: int, end: int) -> bool:

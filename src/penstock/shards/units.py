@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, NamedTuple, final
+from typing import Annotated, Any, NamedTuple, final
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from penstock.core.arrays import Int64
 from penstock.shards._kernels import CHUNK_TOKENS, RUN_DOCUMENTS
 from penstock.shards.document import EXTRAS, ORIGINS, SPANS, TOKENS, DocumentTable
 from penstock.shards.files import Array
+from penstock.shards.lengths import LazyNumbers
 from penstock.shards.manifest import Manifest
 
 PAGE = 4096
@@ -85,6 +86,7 @@ class UnitMap:
         runs, batches = -(-len(table.lengths) // RUN_DOCUMENTS), len(table.batches)
         self._firsts = np.cumsum([0, runs, batches, runs, batches], dtype=np.int64)
         self._ends = self._firsts[1:].tolist()
+        self._has_lengths = np.zeros(len(self), np.bool_)
         self.unit = lru_cache(_KEPT_UNITS)(self._unit)
 
     def __len__(self) -> int:
@@ -144,6 +146,25 @@ class UnitMap:
             int(table.shard_starts[shard]) + (batch - int(table.shard_first_batch[shard])) * table.documents_per_batch
         )
         return shard, begin, min(table.documents_per_batch, int(table.shard_starts[shard + 1]) - begin)
+
+    def need_lengths(self, units: Annotated[Int64, "units"]) -> None:
+        """Have the lengths that tell where units lie, of all at once; without it, each unit fetches its own."""
+        if isinstance(self._table.lengths, LazyNumbers) and len(units := units[~self._has_lengths[units]]):
+            begins, ends = np.array([self._whole_batches(unit) for unit in units.tolist()]).T
+            self._table.lengths.ranges.need(begins, ends)
+            self._has_lengths[units] = True
+
+    def has_lengths(self, unit: int) -> bool:
+        """Whether the lengths that tell where a unit lies are on this machine; if not, nobody has brought the unit."""
+        ranges: Any = getattr(self._table.lengths, "ranges", None)
+        return ranges is None or bool(ranges.has(*self._whole_batches(unit)))
+
+    def _whole_batches(self, unit: int) -> tuple[int, int]:
+        """First and last (exclusive) document of the batches with documents of a unit."""
+        begin, end = self.documents(unit)
+        _, low, _ = self._batch(self._table.locate(begin)[1])
+        _, start, rows = self._batch(self._table.locate(end - 1)[1])
+        return low, start + rows
 
     def _segments(self, begin: int, end: int) -> Iterator[_Segment]:
         """The batches with documents [begin, end)."""

@@ -26,10 +26,13 @@ from penstock.shards.images import assets_path
 from penstock.shards.in_place import InPlaceCorpus
 from penstock.shards.joined import open_dataset
 from penstock.shards.layout import TOKENIZER_FOLDER, ShardLayout, batch_positions, other_places, read_texts
+from penstock.shards.length_ranges import lazy_tables
+from penstock.shards.lengths import range_checksums
 from penstock.shards.manifest import (
     BATCHES,
     LENGTHS,
     MANIFEST,
+    RANGE_CHECKSUMS,
     WEIGHT_SUMS,
     ChatInfo,
     Manifest,
@@ -181,7 +184,7 @@ def _verify_in_place(corpus: InPlaceCorpus, vocab_size: int | None) -> Report:
         path=str(corpus.path),
         kind=corpus.kind,
         documents=len(corpus),
-        tokens=int(table.lengths.sum(dtype=np.int64)),
+        tokens=corpus.num_tokens,
         bytes=int(table.shard_bytes.sum()),
         checked=_IN_PLACE_CHECKED + (() if vocab_size is None else ids),
         unchecked=_IN_PLACE_UNCHECKED + (ids if vocab_size is None else ()),
@@ -454,6 +457,14 @@ def _whole_faults(path: Path, manifest: Manifest, sides: _Sides) -> Iterator[Fau
         return fingerprint_pieces(table.mappings[i], batches, lengths, manifest.layout), lengths
 
     parts = map(pieces, range(len(manifest.shards)))
+    if RANGE_CHECKSUMS in manifest.checksums:
+        tables = [map_file(path / name) for name in lazy_tables(manifest)]
+        stored = np.fromfile(path / RANGE_CHECKSUMS, "<u8")
+        size = int(stored[0]) if len(stored) else 0
+        if not 0 < size < 1 << 40 or not np.array_equal(range_checksums(tables, size), stored):
+            yield Fault(
+                file=str(path / RANGE_CHECKSUMS), document=None, reason=f"is not of {LENGTHS} and {WEIGHT_SUMS}"
+            )
     if content_fingerprint(parts, manifest.layout) != manifest.fingerprint:
         yield Fault(file=str(path), document=None, reason="the content does not have the manifest's fingerprint")
 
