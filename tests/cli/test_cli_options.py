@@ -74,9 +74,7 @@ def test_every_command_that_a_document_shows_exists(command):
 
 
 def test_every_option_that_takes_a_value_says_which(command):
-    without = {flag for flag, param in options(command).items() if param is not None and param.metavar is None}
-    # typer's own, which take the shell that they find.
-    assert without == {"--install-completion", "--show-completion"}
+    assert {flag for flag, param in options(command).items() if param is not None and param.metavar is None} == set()
 
 
 def test_help_names_the_formats_and_types_that_there_are(command):

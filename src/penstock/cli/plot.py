@@ -21,10 +21,15 @@ def run(
         ),
     ] = None,
     over: Annotated[
-        Literal["step", "tokens"], typer.Option(metavar="AXIS", help="Horizontal axis: steps, or tokens trained.")
+        Literal["step", "tokens"],
+        typer.Option(metavar="step|tokens", help="Horizontal axis: steps, or trained tokens."),
     ] = "step",
 ) -> None:
-    """Draw loss, throughput, learning rate and evaluations of one or several runs."""
+    """Draw loss, throughput, learning rate and evaluations of one or several runs.
+
+    Example:
+        penstock plot runs/first runs/second -o curves.html
+    """
     from penstock.training.curves import plot_runs
 
     first = Path(runs[0])
