@@ -15,20 +15,17 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
-from penstock.cli.help_pages import GROUPS, colourful, examples_text, show_overview, split_help
+from penstock.cli.help_pages import VERBS
 from penstock.core.lazy_imports import public_names
 
 if TYPE_CHECKING:
     import typer
 
-VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
-"""In the order of `--help`: by what one wants to do, then in the order of use."""
-
 __all__ = ["VERBS", "build_app", "main"]
 
 __dir__ = public_names(__name__)
 
-COMPLETE = "_PENSTOCK_COMPLETE"
+_COMPLETE = "_PENSTOCK_COMPLETE"
 """Environment variable with which a shell asks for candidates; see `completion`."""
 
 _WRONG = 2
@@ -39,7 +36,7 @@ _STOPPED = 130
 
 def main() -> None:
     """Run the command line on `sys.argv`, and exit; or answer a shell that asks what may come next."""
-    if COMPLETE in os.environ:
+    if _COMPLETE in os.environ:
         from penstock.cli.candidates import answer
 
         sys.exit(_flush(answer(sys.argv[1:])))
@@ -74,6 +71,7 @@ def build_app(arguments: list[str]) -> "typer.Typer":
     from typer.core import TyperCommand, TyperGroup
 
     from penstock import __version__
+    from penstock.cli.help_pages import colourful, examples_text, show_overview, split_help
 
     class Overview(TyperGroup):
         """Lists verbs by what one wants to do; its help is one page."""
@@ -116,7 +114,7 @@ def build_app(arguments: list[str]) -> "typer.Typer":
 
     named = next((argument for argument in arguments if not argument.startswith("-")), None)
     for verb in (named,) if named in VERBS else VERBS:
-        module = load_verb(verb)
+        module = _load_verb(verb)
         if hasattr(module, "app"):
             for command in module.app.registered_commands:
                 command.cls = Verb
@@ -126,7 +124,7 @@ def build_app(arguments: list[str]) -> "typer.Typer":
     return app
 
 
-def load_verb(verb: str) -> ModuleType:
+def _load_verb(verb: str) -> ModuleType:
     """The module of a verb; dashes of its name are underscores in the file's."""
     return import_module(f"penstock.cli.{verb.replace('-', '_')}")
 
@@ -134,6 +132,8 @@ def load_verb(verb: str) -> ModuleType:
 def _run(arguments: list[str]) -> int:
     """Run one command line and return its exit code."""
     if arguments in ([], ["--help"], ["-h"]):
+        from penstock.cli.help_pages import show_overview
+
         # The page is plain data: nothing needs to be loaded for it.
         print(show_overview())
         return 0 if arguments else _WRONG
@@ -145,6 +145,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _print_error(message: str) -> None:
+    from penstock.cli.help_pages import colourful
     from penstock.core.terminal import visible
 
     mark = "\x1b[1;31mpenstock:\x1b[0m" if colourful(sys.stderr) else "penstock:"

@@ -28,6 +28,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "distill": "audit and prepare learning from a teacher",
         "reference": "store a reference model's log-probabilities",
         "rollouts": "sample and judge answers that a policy learns from",
+        "import-config": "make a run file of an axolotl configuration",
         "schema": "print the schema of run files, for editors",
     },
     "Use a model": {
@@ -43,6 +44,8 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """What one wants to do → its verbs, in the order in which they are used, each with at most 50 characters."""
+VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
+"""In the order of `--help`."""
 
 HEAD = "Example:"
 """Line of a docstring below which its examples stand, indented, one a line; a backslash continues one."""
