@@ -332,7 +332,9 @@ def _checkpoints(keys: Keys, steps: int | None, epochs: float) -> dict[str, Any]
         return found
     every = _interval(keys, "save_steps", "saves_per_epoch", steps, epochs, "training.checkpoints.every")
     if every is None and keys.get("save_steps") is None and keys.get("saves_per_epoch") is None:
-        every = None if steps is None else max(1, round(steps / epochs))
+        # With max_steps, the steps of an epoch follow from the data.
+        known = steps is not None and keys.get("max_steps") is None
+        every = max(1, round(steps / epochs)) if known and steps is not None else None
         name = "save_strategy"
         if every is None:
             keys.note(
@@ -394,7 +396,7 @@ def read_evaluation(
         keys.mapped(name, "training.evaluators")
     if not paths or strategy == "no":
         return share, None
-    if every is None and strategy == "epoch" and steps is not None:
+    if every is None and strategy == "epoch" and steps is not None and keys.get("max_steps") is None:
         every = max(1, round(steps / epochs))
     found: dict[str, Any] = {"kind": "preference" if rl else "loss"}
     if len(paths) == 1:
