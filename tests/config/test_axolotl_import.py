@@ -8,14 +8,14 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from makers.processes import call_penstock, child_environment, run_penstock
+from makers.processes import call_penstock
 from makers.texts import make_texts, write_json_lines
 from makers.tokenizers import CHAT_CONTROLS, tiny_tokenizer
 from penstock.cli import build_app
 from penstock.config import load_run
 from penstock.config.axolotl.conversion import Imported, import_axolotl
 from penstock.config.axolotl.keys import NO_EFFECT, UNSUPPORTED
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, OutputError
 
 KEYS = (Path(__file__).parent / "axolotl_keys.txt").read_text().split()
 """All keys of the configuration class of axolotl 0.19.0."""
@@ -360,7 +360,7 @@ evals_per_epoch: 1
 """
 
 
-def test_the_whole_way_from_a_configuration_to_a_dry_run(desk: Path) -> None:
+def test_the_whole_way_from_a_configuration_to_a_dry_run(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = make_texts(40, 3)
     records = [
         {"instruction": text, "input": "more" if number % 2 else "", "output": answer}
@@ -372,13 +372,12 @@ def test_the_whole_way_from_a_configuration_to_a_dry_run(desk: Path) -> None:
     (desk / "axolotl.yaml").write_text(RUN)
     shown = call_penstock("import-config", "axolotl.yaml")
     assert shown.exit_code == 0
-    again = run_penstock("import-config", "axolotl.yaml")
-    assert again.stderr == "penstock: run.yaml: exists already; name another with --output, or add --overwrite\n"
+    with pytest.raises(OutputError, match=r"run.yaml: exists already; name another with --output"):
+        call_penstock("import-config", "axolotl.yaml")
     commands = [line for line in shown.stdout.splitlines() if "penstock prepare" in line or "penstock train" in line]
-    own_code = child_environment(PYTHONPATH=f".:{child_environment()['PYTHONPATH']}")
+    monkeypatch.syspath_prepend(str(desk))  # where the functions for --transform are
     for line in commands:
-        words = shlex.split(line.removeprefix("PYTHONPATH=. "))[1:]
-        run_penstock(*words, env=own_code, check=True)
+        assert call_penstock(*shlex.split(line.removeprefix("PYTHONPATH=. "))[1:]).exit_code == 0, line
     import penstock as ps
 
     dataset = ps.open_dataset("data/alpaca/train")
@@ -395,3 +394,39 @@ def test_the_whole_way_from_a_configuration_to_a_dry_run(desk: Path) -> None:
         assert trained.removesuffix(end) in wanted
         assert trained.endswith(end), "the end of an answer is trained"
     assert (desk / "model-out" / "metrics.jsonl").exists()
+
+
+SHORT = "base_model: base\nsequence_len: 128\nmicro_batch_size: 2\nlearning_rate: 1e-4\nchat_template: chatml\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "records"),
+    [
+        (
+            "rl: dpo\ndatasets: [{path: records.jsonl, type: chatml.intel}]\n",
+            lambda a, b, c: {"system": "be kind", "question": a, "chosen": b, "rejected": c},
+        ),
+        (
+            "rl: orpo\nadapter: lora\nlora_target_modules: [q_proj]\ndatasets: [{path: records.jsonl, type: chatml}]\n",
+            lambda a, b, c: {"prompt": a, "chosen": b, "rejected": c},
+        ),
+        (
+            "rl: kto\ndatasets: [{path: records.jsonl, type: chatml.argilla}]\n",
+            lambda a, b, c: {"instruction": a, "completion": b, "label": len(b) > len(c)},
+        ),
+        (
+            "pretraining_dataset: [{path: records.jsonl, text_column: content}]\noptimizer: muon\n",
+            lambda a, b, c: {"content": f"{a} {b} {c}"},
+        ),
+    ],
+    ids=["dpo", "orpo", "kto", "pretraining"],
+)
+def test_other_kinds_reach_a_dry_run(desk: Path, more: str, records: Any) -> None:
+    if "lora" in more:
+        pytest.importorskip("peft")
+    texts = (make_texts(30, seed) for seed in (1, 2, 3))
+    write_json_lines(desk / "records.jsonl", (records(*one) for one in zip(*texts, strict=True)))
+    (desk / "axolotl.yaml").write_text(f"{SHORT}max_steps: 3\nwarmup_steps: 1\n{more}")
+    shown = call_penstock("import-config", "axolotl.yaml").stdout.splitlines()
+    for line in [line for line in shown if line.startswith("penstock")][:2]:
+        assert call_penstock(*shlex.split(line)[1:]).exit_code == 0, line

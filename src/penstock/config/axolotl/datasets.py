@@ -46,6 +46,11 @@ PREFERENCE_FIELDS: Mapping[str, Mapping[str, str]] = {
 """Kind of preference records, the last part of its type → the fields that have other names there."""
 _FILE = re.compile(r"\.(jsonl?|ndjson|parquet|arrow|txt|csv|md)(\.(gz|zst|xz|bz2|lz4))?$")
 """End of a file's name; a name without it may be one on the Hub."""
+LABEL_FIELDS: Mapping[str, Mapping[str, str]] = {
+    "argilla": {"prompt": "instruction"}, "argilla_chat": {}, "intel": {"prompt": "question"}, "prompt_pairs": {},
+    "ultra": {},
+}  # fmt: skip
+"""The same for records with one labelled answer."""
 CHAT_KEYS = (
     "field_messages", "field_system", "field_tools", "message_field_training", "message_field_training_detail",
     "roles", "roles_to_train", "train_on_eos", "train_on_eot", "drop_system_message", "split_thinking",
@@ -314,8 +319,9 @@ def _preference(keys: Keys, general: Keys, prepared: Prepared, kind: Any) -> Non
     else:
         family, _, form = str(kind).partition(".")
         form = form or "default"
-        fields = dict(PREFERENCE_FIELDS.get(form, {}))
-        if form not in PREFERENCE_FIELDS:
+        known = LABEL_FIELDS if general.get("rl") == "kto" else PREFERENCE_FIELDS
+        fields = dict(known.get(form, {}))
+        if form not in known:
             keys.note(
                 "type",
                 "decide",
