@@ -186,7 +186,7 @@ def test_pretraining_on_several_processes(tmp_path: Path) -> None:
     assert run.training.optimizer.betas == (0.9, 0.95)
     assert run.data.attention == "document"
     (source,) = run.data.sources
-    assert source.too_long == "split"
+    assert (source.path, source.too_long) == ("data/web", "split"), "named after the folder of the glob"
     assert run.chat is None
 
 

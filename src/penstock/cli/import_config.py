@@ -1,9 +1,14 @@
 """`penstock import-config`: a run file and commands from another library's configuration."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.config.axolotl.notes import Note
 
 
 def run(
@@ -33,12 +38,8 @@ def run(
     Example:
         penstock import-config axolotl.yaml -o imported.yaml
     """
-    import sys
-
     from penstock.config.axolotl.conversion import import_axolotl
-    from penstock.config.axolotl.notes import LOUD, report
     from penstock.core.errors import OutputError
-    from penstock.core.terminal import visible
 
     module = output.with_name(f"{output.stem.replace('-', '_').replace('.', '_')}_prompts.py")
     found = import_axolotl(config, run_file=str(output), ranks=ranks, steps=steps)
@@ -51,6 +52,32 @@ def run(
             path.write_text(text, encoding="utf-8")
         except OSError as error:
             raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
-    for line in report(found.notes, LOUD):
-        print(visible(line), file=sys.stderr)
+    _show(output, found.notes)
     print(*found.commands, sep="\n")
+
+
+def _show(output: Path, notes: "Sequence[Note]") -> None:
+    """Print what needs attention to standard error."""
+    import shutil
+    import sys
+
+    from penstock.cli.help_pages import colourful
+    from penstock.config.axolotl.notes import LOUD, report, summary, wrapped
+    from penstock.core.terminal import visible
+
+    bold, plain = ("\x1b[1m", "\x1b[0m") if colourful(sys.stderr) else ("", "")
+    width = min(shutil.get_terminal_size().columns, 120)
+    said = [
+        f"{config}: {summary(notes)}.",
+        f"{output} begins with all of them.",
+        "",
+        *report(notes, LOUD),
+        "",
+        "Commands:",
+    ]
+    for line in said:
+        text = visible(line)
+        # A heading stands alone on its line.
+        shown = f"{bold}{text}{plain}" if text.endswith(":") and not text.startswith(" ") else text
+        print("\n".join(wrapped(shown, width)), file=sys.stderr)
+    sys.stderr.flush()

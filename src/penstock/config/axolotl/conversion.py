@@ -8,12 +8,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import wrap
 from typing import Any, final
 
 from penstock.config.axolotl.datasets import Prepared, read_dataset, transform_code
 from penstock.config.axolotl.keys import NO_EFFECT, UNSUPPORTED
-from penstock.config.axolotl.notes import LOUD, Keys, Note, refuse_wrong_kind, report
+from penstock.config.axolotl.notes import LOUD, Keys, Note, refuse_wrong_kind, report, wrapped
 from penstock.config.axolotl.training import PREFERENCES, read_evaluation, read_training
 from penstock.config.document import read_document
 from penstock.core.errors import ConfigError
@@ -48,18 +47,9 @@ class Imported:
             f"Made by `penstock import-config {source}` of an axolotl configuration.", "", *self.commands, "",
             *report(self.notes, (*LOUD, "mapped", "no effect")),
         ]  # fmt: skip
-        comments = "\n".join(f"# {line}".rstrip() for long in said for line in _wrapped(long))
+        comments = "\n".join(f"# {line}".rstrip() for long in said for line in wrapped(long, 116))
         body: str = yaml.safe_dump(dict(self.run), sort_keys=False, allow_unicode=True, width=110)
         return f"{comments}\n\n{body}"
-
-
-def _wrapped(line: str) -> list[str]:
-    """A note in lines that fit an editor; commands stay whole, to be copied."""
-    return (
-        wrap(line, 116, subsequent_indent="      ", break_long_words=False, break_on_hyphens=False)
-        if " → " in line
-        else [line]
-    )
 
 
 def import_axolotl(

@@ -136,7 +136,8 @@ def read_dataset(keys: Keys, general: Keys, taken: set[str], *, excess: str) -> 
 
 def _name(path: str, taken: set[str]) -> str:
     """A folder's name for a dataset, of which there is no other."""
-    stem = _FILE.sub("", path.rstrip("/").rsplit("/", 1)[-1])
+    plain = [part for part in path.rstrip("/").split("/") if not re.search(r"[*?\[]", part)]
+    stem = _FILE.sub("", plain[-1] if plain else "")
     base = re.sub(r"[^\w.-]+", "-", stem).strip("-.") or "data"
     name, number = base, 2
     while name in taken:

@@ -6,6 +6,7 @@ for are found at the end.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from textwrap import wrap
 from typing import Any, Literal, final
 
 from penstock.core.errors import ConfigError
@@ -139,6 +140,20 @@ def report(notes: Sequence[Note], fates: Iterable[Fate]) -> list[str]:
         if grouped:
             lines += ["", f"{FATES[fate]}:", *(f"  {', '.join(keys)} → {text}" for text, keys in grouped.items())]
     return lines[1:]
+
+
+def summary(notes: Sequence[Note]) -> str:
+    """How many keys had which fate, in one line."""
+    words = {"mapped": "exact", "differs": "with a difference", "decide": "to decide", "unsupported": "not supported"}
+    counts = [(sum(note.fate == fate for note in notes), words.get(fate, fate)) for fate in reversed(FATES)]
+    return f"{len(notes)} keys: " + ", ".join(f"{count} {word}" for count, word in counts if count)
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """A line of a report in lines of at most `width`; others, such as commands, as they are."""
+    if " → " not in line:
+        return [line]
+    return wrap(line, width, subsequent_indent="      ", break_long_words=False, break_on_hyphens=False)
 
 
 def _short(value: Any) -> str:
