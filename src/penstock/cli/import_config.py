@@ -67,14 +67,8 @@ def _show(output: Path, notes: "Sequence[Note]") -> None:
 
     bold, plain = ("\x1b[1m", "\x1b[0m") if colourful(sys.stderr) else ("", "")
     width = min(shutil.get_terminal_size().columns, 120)
-    said = [
-        f"{config}: {summary(notes)}.",
-        f"{output} begins with all of them.",
-        "",
-        *report(notes, LOUD),
-        "",
-        "Commands:",
-    ]
+    head = [summary(notes), f"All of them stand at the top of {output}."]
+    said = [*head, "", *report(notes, LOUD), "", "Commands:"]
     for line in said:
         text = visible(line)
         # A heading stands alone on its line.

@@ -144,8 +144,15 @@ def report(notes: Sequence[Note], fates: Iterable[Fate]) -> list[str]:
 
 def summary(notes: Sequence[Note]) -> str:
     """How many keys had which fate, in one line."""
-    words = {"mapped": "exact", "differs": "with a difference", "decide": "to decide", "unsupported": "not supported"}
-    counts = [(sum(note.fate == fate for note in notes), words.get(fate, fate)) for fate in reversed(FATES)]
+    words: Mapping[Fate, str] = {
+        "mapped": "exact",
+        "differs": "with a difference",
+        "no effect": "without effect on the result",
+        "decide": "for you to decide",
+        "unsupported": "not supported",
+        "unknown": "unknown",
+    }
+    counts = [(sum(note.fate == fate for note in notes), word) for fate, word in words.items()]
     return f"{len(notes)} keys: " + ", ".join(f"{count} {word}" for count, word in counts if count)
 
 
