@@ -95,6 +95,7 @@ def build_app(arguments: list[str]) -> "typer.Typer":
     app = typer.Typer(
         name="penstock",
         cls=Overview,
+        help="Raw text into the exact tensors that a language model trains on.",
         no_args_is_help=True,
         add_completion=False,
         rich_markup_mode="markdown",

@@ -90,10 +90,7 @@ _TRACKERS = (
 _QUANTISED = "weights are trained in full precision; take a smaller model or training.shard if they do not fit"
 _OPTIMIZER = "only AdamW and Muon are built in; for another optimizer use the loader in your own loop"
 _PEFT = "LoRA has rank, alpha and targets here; to use other adapters, train in a Hugging Face Trainer (ps.huggingface)"
-_ROLLOUTS = (
-    "answers are sampled in rounds: `penstock rollouts`, then training.policy (GRPO, Dr. GRPO, DAPO, GSPO); see "
-    "docs/preferences.md"
-)
+_ROLLOUTS = "answers are sampled in rounds: `penstock rollouts`, then training.policy (GRPO, Dr. GRPO, DAPO, GSPO)"
 _STOP = "look at the curves (`penstock plot`) and take the checkpoint that you want; training never stops early"
 
 UNSUPPORTED: Mapping[str, str] = {
@@ -134,7 +131,7 @@ UNSUPPORTED: Mapping[str, str] = {
     ),
     **_each(
         "reward_model process_reward_model center_rewards_coefficient num_labels",
-        "reward models have no head here; train them in TRL with our loader (docs/integrations/trl.md)",
+        "reward models have no head here; train them in TRL on prepared data (Dataset.to_datasets)",
     ),
     **_each(
         "dpo_use_weighting dpo_norm_loss dpo_generate_during_eval rpo_alpha kto_desirable_weight "
@@ -191,7 +188,7 @@ UNSUPPORTED: Mapping[str, str] = {
     **_each(
         "image_size image_resize_algorithm processor_kwargs", "set chat.shrink_pixels, or the processor's own files"
     ),
-    "tensor_parallel_size": "not in penstock train; see docs/parallel.md for trainers that have it",
+    "tensor_parallel_size": "penstock train has none; Megatron-Core and torchtitan do, with our loader",
     **_each("dataset_shard_num dataset_shard_idx", "give part of the files, or a slice of a source (slice: [0, 0.5])"),
     "min_sample_len": "documents with nothing to train are dropped; leave out shorter ones before",
     "max_packed_sequence_len": "axolotl removed it; use sequence_len with sample_packing",
