@@ -403,8 +403,10 @@ def main() -> None:
         if given.megabytes:
             small(Path(name), given)
         if given.documents:
-            title = f"{given.documents:,} documents, {given.latency * 1000:.0f} ms a request and {given.rate / 1e6:.0f} MB/s"
-            table(title, large(Path(name), given.documents, given.latency, given.rate))
+            line = f"{given.latency * 1000:.0f} ms a request and {given.rate / 1e6:.0f} MB/s"
+            table(
+                f"{given.documents:,} documents, {line}", large(Path(name), given.documents, given.latency, given.rate)
+            )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The command line as a user meets it: exit codes, errors without a traceback, quiet pipes."""
 
+import io
 import json
-import os
-import shutil
+import re
 import signal
 import subprocess
 import sys
@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from makers.processes import child_environment, run_code, run_penstock
+from makers.processes import run_code, run_penstock
 from patience import PATIENCE_SECONDS
 from penstock import cli
+from penstock.cli import help_pages
 from penstock.core.errors import ConfigError
 
 COMMAND = [sys.executable, "-m", "penstock"]
@@ -21,9 +22,40 @@ COMMAND = [sys.executable, "-m", "penstock"]
 
 def test_help_lists_every_verb_in_the_order_of_their_use():
     shown = run_penstock("--help").stdout
-    places = [shown.find(f"│ {verb} ") for verb in cli.VERBS]
-    assert -1 not in places
-    assert places == sorted(places)
+    assert re.findall(r"^(?:[A-Z][a-z ]{13}| {14})([a-z-]+) +\w", shown, re.MULTILINE) == list(cli.VERBS)
+
+
+def test_the_first_page_fits_a_screen():
+    """80 columns; without empty lines it fits into the 24 lines of a small terminal, with the prompt below it."""
+    assert {*help_pages.GROUPS["Look at it"]} == {"inspect", "plan", "plot"}
+    page = help_pages.overview(colours=False)
+    assert max(map(len, page.splitlines())) <= 80
+    assert "\x1b" not in page
+    assert page.count("\n") + 1 < help_pages._LINES
+    low = help_pages.overview(colours=True, lines=24)
+    assert low.count("\n") + 2 <= 24
+    assert re.sub(r"\x1b\[\d+m", "", low).splitlines() == [line for line in page.splitlines() if line][:-1]
+    assert [summary for group in help_pages.GROUPS.values() for summary in group.values() if len(summary) > 51] == []
+
+
+def test_colours_are_for_terminals(monkeypatch):
+    class Terminal:
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert help_pages.colourful(Terminal())
+    assert not help_pages.colourful(io.StringIO())
+    monkeypatch.setenv("NO_COLOR", "")
+    assert not help_pages.colourful(Terminal())
+
+
+def test_the_first_page_is_the_same_in_other_ways():
+    shown = run_penstock("--help").stdout
+    assert run_penstock("-h").stdout == shown
+    assert run_penstock().stdout == shown
+    assert "\x1b" not in shown
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)
@@ -182,64 +214,3 @@ def test_doctor_names_what_is_missing_and_how_to_get_it(monkeypatch, capsys):
     assert findings["problems"] == ["jinja2 is not installed: pip install jinja2"]
     doctor._print(findings)
     assert "pip install 'penstock[train]'" in capsys.readouterr().out
-
-
-def completions(line: str, shell: str = "bash") -> list[str]:
-    """What a shell would offer for a command line, whose last word is being written."""
-    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)} if shell == "bash" else {}
-    asked = {"_PENSTOCK_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": line, **words}
-    found = run_code("from penstock.cli import main; main()", env=child_environment(**asked))
-    assert found.stderr == ""
-    return found.stdout.split("\n")[:-1] if shell == "bash" else [found.stdout]
-
-
-def test_shells_complete_verbs_and_options():
-    assert completions("penstock pl") == ["plan", "plot"]
-    assert [verb for verb in completions("penstock ") if verb] == list(cli.VERBS)
-    assert completions("penstock tokenizer tr") == ["train"]
-    assert "--tokenizer" in completions("penstock prepare --to")
-    assert completions("penstock train --dry") == ["--dry-run"]
-    assert '"plan"' in completions("penstock pl", "zsh")[0]
-    shown = run_penstock("--help").stdout
-    assert "--install-completion" in shown
-
-
-def test_completing_a_verb_loads_only_that_verb():
-    code = (
-        "import sys; from penstock.cli import build_app; build_app([]);"
-        "from penstock.cli import VERBS;"
-        "print([verb for verb in VERBS if f'penstock.cli.{verb}' in sys.modules], 'torch' in sys.modules)"
-    )
-    asked = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": "penstock doctor --js", "COMP_CWORD": "2"}
-    assert run_code(code, env=child_environment(**asked), check=True).stdout.strip() == "['doctor'] False"
-
-
-def test_bash_completes_after_the_installation(tmp_path):
-    """`--install-completion` writes what bash reads at its start; its function then asks the command for the words."""
-    if not (bash := shutil.which("bash")):
-        pytest.skip("bash is not installed")
-    command = tmp_path / "penstock"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m penstock "$@"\n')
-    command.chmod(0o755)
-    environment = {**os.environ, "HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    environment["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"  # the shell is named, not searched for
-    subprocess.run([command, "--install-completion", "bash"], env=environment, capture_output=True, check=True)
-    code = (
-        f"source {tmp_path}/.bashrc; COMP_WORDS=(penstock prep); COMP_CWORD=1\n"
-        "_penstock_completion penstock; echo ${COMPREPLY[@]}"
-    )
-    found = subprocess.run([bash, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert found.stdout == "prepare\n"
-
-
-def test_completion_loads_nothing_heavy():
-    """What the user waits for at each press of the key; typer itself takes most of it."""
-    code = "import sys\nfrom penstock.cli import main\ntry: main()\nexcept SystemExit: print(*sys.modules)"
-    asked = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": "penstock pl", "COMP_CWORD": "1"}
-    found = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True, check=True
-    )
-    words = found.stdout.split()
-    assert words[:2] == ["plan", "plot"]
-    heavy = {"torch", "numba", "numpy", "pyarrow", "tokenizers", "rich.table", "jinja2"}
-    assert heavy & set(words) == set()

@@ -2,8 +2,8 @@
 
 A verb is a module of this package. It has either a function `run`, with parameters and a docstring that become the
 options and the help, or a Typer application `app` for a group of verbs (`tokenizer train`). Options that several verbs
-share are in `options`. Verbs import heavy packages inside their functions, so `penstock --help` takes a fraction of a
-second.
+share are in `options`. Each docstring ends with an example that works. Verbs import heavy packages inside their
+functions; `penstock --help` and the completion of verbs (`candidates`) import none of them.
 
 Exit codes: 0 success; 1 an error of penstock, printed without a traceback; 2 a wrong command line; 130 stopped by
 Ctrl-C. If the reader of a pipe closes it early (`| head`), the command ends quietly.
@@ -12,30 +12,34 @@ Ctrl-C. If the reader of a pipe closes it early (`| head`), the command ends qui
 import os
 import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
+from penstock.cli.help_pages import VERBS
 from penstock.core.lazy_imports import public_names
 
 if TYPE_CHECKING:
     import typer
 
-VERBS = (
-    "tokenizer", "prepare", "convert", "copy", "verify", "inspect", "plan",
-    "train", "distill", "reference", "rollouts", "plot", "eval", "generate", "chat", "serve", "export", "schema",
-    "doctor",
-)  # fmt: skip
-"""In the order in which a user needs them, which is also the order in `--help`."""
-
 __all__ = ["VERBS", "build_app", "main"]
 
 __dir__ = public_names(__name__)
 
+_COMPLETE = "_PENSTOCK_COMPLETE"
+"""Environment variable with which a shell asks for candidates; see `completion`."""
+
+_WRONG = 2
+"""Exit code of a wrong command line, as Typer gives it; one without a verb is wrong too."""
 _STOPPED = 130
 """Exit code after Ctrl-C. Typer turns an interrupt into this code and prints nothing."""
 
 
 def main() -> None:
-    """Run the command line on `sys.argv`, and exit."""
+    """Run the command line on `sys.argv`, and exit; or answer a shell that asks what may come next."""
+    if _COMPLETE in os.environ:
+        from penstock.cli.candidates import answer
+
+        sys.exit(_flush(answer(sys.argv[1:])))
     from penstock.core.errors import PenstockError
     from penstock.core.lazy_imports import missing_extra
     from penstock.core.system import explain_cut_files
@@ -64,21 +68,36 @@ def main() -> None:
 def build_app(arguments: list[str]) -> "typer.Typer":
     """The application with the one verb that `arguments` names, or with all verbs for the help."""
     import typer
-    from typer.core import TyperGroup
+    from typer.core import TyperCommand, TyperGroup
 
     from penstock import __version__
+    from penstock.cli.help_pages import colourful, examples_text, show_overview, split_help
 
-    class InOrder(TyperGroup):
-        """Lists verbs in the order of `VERBS`; Typer itself lists commands first, then groups."""
+    class Overview(TyperGroup):
+        """Lists verbs by what one wants to do; its help is one page."""
 
         def list_commands(self, ctx: Any) -> list[str]:
             return [verb for verb in VERBS if verb in self.commands]
 
+        def format_help(self, ctx: Any, formatter: Any) -> None:
+            formatter.write(show_overview())
+
+    class Verb(TyperCommand):
+        """Shows examples after the options."""
+
+        def format_help(self, ctx: Any, formatter: Any) -> None:
+            text = self.help or ""
+            self.help, examples = split_help(text)
+            super().format_help(ctx, formatter)
+            self.help = text
+            formatter.write(examples_text(examples, colours=colourful(sys.stdout)))
+
     app = typer.Typer(
         name="penstock",
-        cls=InOrder,
+        cls=Overview,
         help="Raw text into the exact tensors that a language model trains on.",
         no_args_is_help=True,
+        add_completion=False,
         rich_markup_mode="markdown",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -94,25 +113,31 @@ def build_app(arguments: list[str]) -> "typer.Typer":
             print(f"penstock {__version__}")
             raise typer.Exit
 
-    arguments = arguments or _words_to_complete()
     named = next((argument for argument in arguments if not argument.startswith("-")), None)
     for verb in (named,) if named in VERBS else VERBS:
-        module = import_module(f"penstock.cli.{verb}")
+        module = _load_verb(verb)
         if hasattr(module, "app"):
+            for command in module.app.registered_commands:
+                command.cls = Verb
             app.add_typer(module.app, name=verb)
         else:
-            app.command(verb)(module.run)
+            app.command(verb, cls=Verb)(module.run)
     return app
 
 
-def _words_to_complete() -> list[str]:
-    """The words that a shell wants completed, without the command; see typer's scripts (`--show-completion`)."""
-    line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or ""
-    return line.split()[1:] if "_PENSTOCK_COMPLETE" in os.environ else []
+def _load_verb(verb: str) -> ModuleType:
+    """The module of a verb; dashes of its name are underscores in the file's."""
+    return import_module(f"penstock.cli.{verb.replace('-', '_')}")
 
 
 def _run(arguments: list[str]) -> int:
     """Run one command line and return its exit code."""
+    if arguments in ([], ["--help"], ["-h"]):
+        from penstock.cli.help_pages import show_overview
+
+        # The page is plain data: nothing needs to be loaded for it.
+        print(show_overview())
+        return 0 if arguments else _WRONG
     try:
         build_app(arguments)(args=arguments, prog_name="penstock")
     except SystemExit as stop:
@@ -121,10 +146,10 @@ def _run(arguments: list[str]) -> int:
 
 
 def _print_error(message: str) -> None:
+    from penstock.cli.help_pages import colourful
     from penstock.core.terminal import visible
 
-    colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    mark = "\x1b[1;31mpenstock:\x1b[0m" if colour else "penstock:"
+    mark = "\x1b[1;31mpenstock:\x1b[0m" if colourful(sys.stderr) else "penstock:"
     print(mark, visible(message, lines=True), file=sys.stderr)
 
 

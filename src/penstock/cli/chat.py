@@ -104,6 +104,9 @@ def run(
 
     Ctrl-C stops a reply. If the conversation exceeds the context, its oldest turns are dropped, and a note says so.
     With pipes, each input line is a message, and the output contains only the replies.
+
+    Example:
+        penstock chat runs/chat --temperature 0.7
     """
     from penstock.chat import load_template
     from penstock.core.errors import ConfigError

@@ -36,7 +36,12 @@ def run(
         typer.Option("--drop-spans", metavar="", help="Discard loss weights, which Megatron's format cannot store."),
     ] = False,
 ) -> None:
-    """Convert between penstock datasets and Megatron's .bin/.idx, and import .npy files of token ids."""
+    """Convert between penstock datasets and Megatron's .bin/.idx, and import .npy files of token ids.
+
+    Example:
+        penstock convert data/stories/train --to megatron -o megatron/stories
+        penstock convert megatron/stories --tokenizer tokenizer -o data/from-megatron
+    """
     from penstock.core.errors import ConfigError
     from penstock.shards import import_corpus, write_megatron
     from penstock.shards.dataset import Dataset

@@ -13,6 +13,9 @@ def run(
     """Copy a dataset from anywhere to anywhere, with every file checked; the manifest is written last.
 
     If it is stopped, the same command goes on: files that are there already are not copied again.
+
+    Example:
+        penstock copy data/chats backup/chats
     """
     from penstock.core.terminal import short_number, visible
     from penstock.shards import copy_dataset

@@ -55,7 +55,11 @@ def audit(
     documents: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum documents of each kind of input.")] = 1000,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how well a student's tokens align with a teacher's, and recommend a loss, before any training."""
+    """Measure how well a student's tokens align with a teacher's, and recommend a loss, before any training.
+
+    Example:
+        penstock distill audit tokenizer runs/first --text stories.jsonl
+    """
     import json
 
     from penstock.core.errors import ConfigError
@@ -121,6 +125,9 @@ def project(
 
     Without such a file, each training builds the projection with default settings when it starts. The file saves that
     time and can hold other settings. It is valid only for these two tokenizers.
+
+    Example:
+        penstock distill project tokenizer runs/first -o projection.safetensors
     """
     import json
 
@@ -163,7 +170,7 @@ def cache(
         typer.Option("--temperature", metavar="T", help="Of the stored probabilities; by default the loss's."),
     ] = None,
     precision: Annotated[
-        str, typer.Option("--precision", metavar="TYPE", help="Of the log-probabilities: float16 or float32.")
+        str, typer.Option("--precision", metavar="float16|float32", help="Of the stored log-probabilities.")
     ] = "float16",
     device: Device = "auto",
     threads: Threads = None,
@@ -174,6 +181,9 @@ def cache(
 
     Use the same data, sequence length and teacher settings as in training. Then set `cache: DIR` instead of `model` in
     the run file. If it is killed, the same command resumes from the last finished part.
+
+    Example:
+        penstock distill cache run.yaml --teacher runs/first -o data/teacher-cache
     """
     import json
 

@@ -18,6 +18,9 @@ def run(
 
     Checks versions, CPU cores and threads, the fast encoder, torch and CUDA, kernels for recurrent layers, and the
     cache of compiled kernels. Exits with 1 if something that penstock requires does not work.
+
+    Example:
+        penstock doctor
     """
     import json
 

@@ -62,13 +62,18 @@ def run(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a model: its loss on datasets (--data), and its scores on tasks (--task).
+    r"""Measure a model: its loss on datasets (--data), and its scores on tasks (--task).
 
     Each document of a dataset counts once. Documents are packed as in training and isolated from each other. Bits per
     byte are comparable between tokenizers; they are reported if all text of a dataset is trained and all rows are used.
     The task bits_per_byte measures any text file with any model.
 
     Code that a model writes runs in a sandbox. A stopped evaluation resumes if it is started again with the same -o.
+
+    Example:
+        penstock eval runs/first --data data/stories/validation
+        penstock eval runs/first --task bits_per_byte \
+            --task-data bits_per_byte=held-out.txt
     """
     from penstock.core.errors import ConfigError
     from penstock.runs.actions import evaluate

@@ -26,6 +26,9 @@ def run(
 
     The folder includes tokenizer, chat template, stop ids and context length. LoRA is merged into the weights,
     or written alone with --adapter.
+
+    Example:
+        penstock export runs/first -o exported
     """
     from dataclasses import asdict
 

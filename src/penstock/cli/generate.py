@@ -50,6 +50,9 @@ def run(
 
     A single text is streamed; several are printed one after another, each with its prompt. Each prompt is preceded by
     BOS if the tokenizer has one. Control tokens are never generated.
+
+    Example:
+        penstock generate runs/first --prompt 'The wheel' -n 3 --max-tokens 40
     """
     from penstock.generation import Sampling
     from penstock.runs.actions import MOST_AT_ONCE, ask, prompt_ids

@@ -131,6 +131,10 @@ def run(
     counts, tokenizer, lengths, and some documents with their origin. Rows: document borders, text, what is trained and
     what is only context, targets, positions and padding. For documents that an objective rewrote: task, inputs,
     targets, and each sentinel with the span that it replaces.
+
+    Example:
+        penstock inspect chats.jsonl -t tokenizer --template chatml
+        penstock inspect data/chats --rows --html rows.html
     """
     from penstock.core.errors import ConfigError
     from penstock.shards.joined import open_dataset

@@ -59,9 +59,7 @@ OnDamagedFile = Annotated[
         help="At a truncated or damaged file: stop, or skip what cannot be read and count it.",
     ),
 ]
-Dtype = Annotated[
-    str | None, typer.Option("--dtype", metavar="TYPE", help="Token type of an .npy file: uint16 or uint32.")
-]
+Dtype = Annotated[str | None, typer.Option("--dtype", metavar="uint16|uint32", help="Token type of an .npy file.")]
 EosId = Annotated[
     int | None, typer.Option("--eos-id", metavar="ID", help="Id of the token that ends each document in an .npy file.")
 ]

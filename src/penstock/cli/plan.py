@@ -16,6 +16,9 @@ def run(
     """Plan the first steps of a run without training: rows, tokens, shares, epochs, padding, drops, memory.
 
     Only computes the plan, at millions of documents a second; one row is filled to measure its memory.
+
+    Example:
+        penstock plan run.yaml --steps 20
     """
     import dataclasses
     import json

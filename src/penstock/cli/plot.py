@@ -21,7 +21,8 @@ def run(
         ),
     ] = None,
     over: Annotated[
-        Literal["step", "tokens"], typer.Option(metavar="AXIS", help="Horizontal axis: steps, or tokens trained.")
+        Literal["step", "tokens"],
+        typer.Option(metavar="step|tokens", help="Horizontal axis: steps, or trained tokens."),
     ] = "step",
     smoothing: Annotated[
         float,
@@ -44,6 +45,9 @@ def run(
 
     Smoothed curves over faint values; in the page a crosshair with the values of all runs at one step, and runs to
     switch on and off.
+
+    Example:
+        penstock plot runs/first runs/second -o curves.html
     """
     from penstock.training.curves import View, plot_runs
 

@@ -149,6 +149,10 @@ def run(
     Reads JSONL and plain text (also .gz, .bz2, .xz, .zst, .lz4), Parquet, Arrow, and folders saved by `datasets`;
     conversations also from JSON arrays. If it is killed, the same command resumes from the finished parts. If the input
     changed, only the changed parts are prepared again.
+
+    Example:
+        penstock prepare stories.jsonl -t tokenizer -o data/stories --validation 0.1
+        penstock prepare chats.jsonl -t tokenizer --template chatml -o data/chats
     """
     from penstock.prepare.preparation import prepare
 

@@ -18,6 +18,9 @@ def run(
     """Write a copy of a dataset with the log-probability that a reference model gives each trained token.
 
     Train on it with preference.reference: cached, without a second model in memory.
+
+    Example:
+        penstock reference runs/first data/chats -o data/chats-with-reference
     """
     from penstock.runs.reference import cache_reference
 

@@ -28,9 +28,13 @@ def run(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Sample several answers to each prompt, judge them with your function, and write them as a dataset.
+    r"""Sample several answers to each prompt, judge them with your function, and write them as a dataset.
 
     Train on it with training.policy; the log-probability of each sampled token is stored with it.
+
+    Example:
+        penstock rollouts runs/first prompts.jsonl --reward rewards.py:shorter \
+            --samples 4 --max-tokens 32 -o data/rollouts
     """
     from penstock.generation import Sampling
     from penstock.runs.opening import load_opened

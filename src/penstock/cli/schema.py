@@ -16,6 +16,9 @@ def run(
 
     Editors use it to complete and check run files: put `# yaml-language-server: $schema=penstock.schema.json` on the
     first line of a run file.
+
+    Example:
+        penstock schema -o penstock.schema.json
     """
     import json
 

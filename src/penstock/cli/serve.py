@@ -69,6 +69,9 @@ def run(
     Clients of OpenAI's API work with it: set base_url to the printed address followed by /v1. Models that read images
     get those of messages (image_url). At SIGTERM or Ctrl-C it
     lets running replies finish, then stops.
+
+    Example:
+        penstock serve runs/chat --port 8000
     """
     from penstock.runs.actions import serve
     from penstock.runs.opening import load_opened

@@ -36,9 +36,13 @@ def train(
     overwrite: Annotated[bool, typer.Option("--overwrite", metavar="", help="Replace an existing tokenizer.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a byte-level BPE on text, and save it in a form that transformers loads.
+    r"""Train a byte-level BPE on text, and save it in a form that transformers loads.
 
     Its alphabet has all 256 bytes, so it encodes any text. The same text gives the same tokenizer, byte for byte.
+
+    Example:
+        penstock tokenizer train stories.jsonl --vocab-size 2000 \
+            --special '<|im_start|>' --special '<|im_end|>' -o tokenizer
     """
     from penstock.core.errors import ConfigError
     from penstock.core.terminal import visible
@@ -96,6 +100,9 @@ def add(
     """Add control tokens after all existing ids, so that prepared datasets stay valid.
 
     Then enlarge the model's embedding to the new size.
+
+    Example:
+        penstock tokenizer add tokenizer --sentinels 100 -o tokenizer-ul2
     """
     from penstock.tokenizers import add_tokens
 
@@ -117,7 +124,11 @@ def show(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Describe a tokenizer: kind, size, control tokens, encoder, and whether every id has exact bytes."""
+    """Describe a tokenizer: kind, size, control tokens, encoder, and whether every id has exact bytes.
+
+    Example:
+        penstock tokenizer show tokenizer
+    """
     from penstock.tokenizers.loading import load_tokenizer
 
     _show(describe(load_tokenizer(tokenizer, revision=revision, pattern=pattern)), as_json)

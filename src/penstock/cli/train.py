@@ -35,6 +35,11 @@ def run(
 
     If training is killed, `--resume` continues from the newest complete checkpoint with the same losses as without the
     interruption.
+
+    Example:
+        penstock train run.yaml --dry-run
+        penstock train run.yaml -o runs/first
+        penstock train run.yaml -o runs/second --set training.optimizer.kind=muon
     """
     from penstock.config import load_run
     from penstock.config.run_file import resolved_text

@@ -25,6 +25,9 @@ def run(
     """Check every byte of datasets against their checksums, and name the shard and document of each fault.
 
     Exits with 1 if anything is wrong.
+
+    Example:
+        penstock verify data/chats data/stories/train
     """
     from penstock.shards import verify
     from penstock.shards.joined import dataset_paths
