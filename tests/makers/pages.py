@@ -1,0 +1,277 @@
+"""Pages of Markdown as programs: their blocks of code are run as a reader runs them, in the order of the page.
+
+    ```python                        runs in the page's one interpreter; the value of a last expression is shown, as a
+                                     notebook shows it
+    ```bash                          runs in the page's one shell (`cd`, variables and jobs in the background remain),
+                                     in the same folder, with `penstock`, `python` and `torchrun` on its path
+    ```yaml title="run.yaml"         any language with a title: the block is written to that file, and not run
+    ```text                          right after a block: what the block prints
+
+A comment on a line of its own before a block says more:
+
+    <!-- not run: reason -->         the block is only read
+    <!-- fails -->                   the block ends with an error, which is part of what it prints
+    <!-- exact -->                   before a ```text block: its numbers are compared too
+
+and anywhere on the page:
+
+    <!-- needs: av, soundfile -->    the page is skipped where one of these modules is not there
+
+What a block prints is compared line by line: colours, the amount of white space and the values of numbers do not count,
+`…` stands for anything within a line, and a line that is only `…` for any lines.
+"""
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+BLOCK_SECONDS = 300
+"""Only a block that hangs takes this long."""
+
+_FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[a-z]+)?(?P<rest>[^`]*)$")
+_COMMENT = re.compile(r"^ *<!-- *(?P<name>not run|fails|exact)(?:: *(?P<reason>.*?))? *-->$")
+_NUMBER = re.compile(r"[-+−]?\d[\d,_]*(?:\.\d+)?(?:e[-+]?\d+)?")
+_NOISE = re.compile(r"^penstock: compiling kernels .*\n?", re.MULTILINE)
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r(?!\n)")
+
+
+class PageError(AssertionError):
+    """A block of a page did not do what the page says; the message has page and line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A block of code: its text, where it starts on the page, and what the page says about it."""
+
+    language: str
+    code: str
+    line: int
+    """The line of its first line of code, from 1."""
+    title: str | None = None
+    not_run: str | None = None
+    fails: bool = False
+    expected: str | None = None
+    exact: bool = False
+
+    @property
+    def runs(self) -> bool:
+        """Whether the block is run, and not only read or written to a file."""
+        return self.language in ("python", "bash") and self.not_run is None and self.title is None
+
+
+@dataclass(kw_only=True)
+class Output:
+    """What a block printed, and the value that it ended with as a notebook shows it: MIME type to text."""
+
+    printed: str = ""
+    shown: dict[str, str] = field(default_factory=dict)
+    error: str | None = None
+
+    @property
+    def text(self) -> str:
+        """All that a reader of plain text sees, errors included."""
+        return "\n".join(part.rstrip("\n") for part in (self.printed, self.shown.get("text/plain", "")) if part)
+
+
+def read_blocks(page: Path) -> list[Block]:
+    """All fenced blocks of a page in their order; a ```text block right after another is its `expected`."""
+    blocks: list[Block] = []
+    lines = page.read_text(encoding="utf-8").splitlines()
+    marks: dict[str, str] = {}
+    follows, at = False, 0  # whether only blank lines and comments came since the last block
+    while at < len(lines):
+        line = lines[at]
+        if comment := _COMMENT.match(line):
+            marks[comment["name"]] = comment["reason"] or ""
+        elif fence := _FENCE.match(line):
+            end = next((i for i in range(at + 1, len(lines)) if lines[i].strip() == "```"), None)
+            if end is None:
+                raise PageError(f"{page}:{at + 1}: a block that is never closed; expected a line ``` after it")
+            code = "".join(part.removeprefix(fence["indent"]) + "\n" for part in lines[at + 1 : end])
+            block = _block(page, fence, code, at + 2, marks)
+            if block.language == "text" and follows and blocks and blocks[-1].expected is None and not block.title:
+                blocks[-1] = _expecting(blocks[-1], block)
+            else:
+                blocks.append(block)
+            marks, follows, at = {}, True, end
+        elif line.strip():
+            if marks:
+                raise PageError(f"{page}:{at + 1}: text after the comment {next(iter(marks))!r}; expected a block")
+            follows = False
+        at += 1
+    return blocks
+
+
+def _block(page: Path, fence: re.Match[str], code: str, line: int, marks: dict[str, str]) -> Block:
+    title = re.search(r'title="([^"]+)"', fence["rest"])
+    if marks.get("not run") == "":
+        raise PageError(f"{page}:{line}: no reason; expected <!-- not run: the reason -->")
+    return Block(
+        language=fence["language"] or "",
+        code=code,
+        line=line,
+        title=title and title[1],
+        not_run=marks.get("not run"),
+        fails="fails" in marks,
+        exact="exact" in marks,
+    )
+
+
+def _expecting(block: Block, text: Block) -> Block:
+    return Block(**{**vars(block), "expected": text.code, "exact": text.exact})
+
+
+def needs(page: Path) -> list[str]:
+    """The modules without which the page cannot be run."""
+    found = re.findall(r"<!-- needs: (.*?) -->", page.read_text(encoding="utf-8"))
+    return [name.strip() for names in found for name in names.split(",")]
+
+
+def run_page(page: Path, folder: Path) -> list[tuple[Block, Output]]:
+    """Run a page in a folder and compare what its blocks print; what each of them gave.
+
+    Raises:
+        PageError: A block failed, did not fail though the page says so, or printed something else.
+    """
+    found = []
+    with Session(page, folder) as session:
+        for block in read_blocks(page):
+            output = session.run(block)
+            compare(page, block, output)
+            found.append((block, output))
+    return found
+
+
+def compare(page: Path, block: Block, output: Output) -> None:
+    """Fail where a block that ran did not end or print as its page says."""
+    where = f"{page}:{block.line}"
+    if not block.runs:
+        return
+    if output.error is not None and not block.fails:
+        raise PageError(f"{where}: the block failed\n{output.text}\n{output.error}")
+    if output.error is None and block.fails:
+        raise PageError(f"{where}: the block did not fail, which the page says\n{output.text}")
+    if block.expected is not None and not matches(block.expected, output.text, exact=block.exact):
+        raise PageError(f"{where}: printed\n{output.text}\nexpected\n{block.expected}")
+
+
+def matches(expected: str, printed: str, *, exact: bool = False) -> bool:
+    """Whether a text is what a page says, where `…` stands for anything and, unless `exact`, numbers for any number."""
+    lines = [_plain(line, exact) for line in expected.strip("\n").splitlines()]
+    pattern = "".join(
+        r"(?:.*\n)*?" if line == "…" else ".*?".join(map(re.escape, line.split("…"))) + r"\n" for line in lines
+    )
+    text = "".join(_plain(line, exact) + "\n" for line in clean(printed).strip("\n").splitlines())
+    return re.fullmatch(pattern, text) is not None
+
+
+def clean(printed: str) -> str:
+    """A text without colours and without the line that kernels are compiled, which depends on what ran before."""
+    return _NOISE.sub("", _COLOUR.sub("", printed))
+
+
+def _plain(line: str, exact: bool) -> str:
+    line = " ".join(line.split())
+    return line if exact else _NUMBER.sub("0", line)
+
+
+class Session:
+    """What a page runs in: an interpreter and a shell, both started when first needed, in one folder.
+
+    Everything that its blocks started ends with it.
+    """
+
+    def __init__(self, page: Path, folder: Path) -> None:
+        self._page, self._folder = page.resolve(), folder
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._printed = folder.parent / f"{folder.name}-printed"
+        self._printed.mkdir(exist_ok=True)
+        self._count = 0
+
+    def run(self, block: Block) -> Output:
+        """Run a block, or write it to its file; an error of the block is in the output."""
+        if block.title is not None and block.not_run is None:
+            target = self._folder / block.title
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(block.code, encoding="utf-8")
+        if not block.runs:
+            return Output()
+        self._count += 1
+        printed = self._printed / f"{self._count}.txt"
+        reply = self._python(block, printed) if block.language == "python" else self._bash(block, printed)
+        text = clean(printed.read_text(encoding="utf-8", errors="replace"))
+        return Output(printed=text, shown=reply.get("shown", {}), error=reply.get("error"))
+
+    def _python(self, block: Block, printed: Path) -> dict[str, Any]:
+        child = Path(__file__).with_name("page_child.py")
+        request = {"code": block.code, "page": str(self._page), "line": block.line, "printed": str(printed)}
+        # Not by its path: a script's folder comes first on the path of modules, and here a reader's folder does.
+        start = f"import runpy; runpy.run_path({str(child)!r}, run_name='page_child')['serve']()"
+        reply = self._ask(block, [sys.executable, "-c", start], json.dumps(request))
+        return dict(json.loads(reply)) if reply else {"error": "the interpreter ended"}
+
+    def _bash(self, block: Block, printed: Path) -> dict[str, Any]:
+        script = printed.with_suffix(".sh")
+        script.write_text(block.code, encoding="utf-8")
+        flags = "set +e" if block.fails else "set -eo pipefail"
+        request = f"{flags}; source {_quoted(script)} > {_quoted(printed)} 2>&1 < /dev/null; echo $?"
+        reply = self._ask(block, ["bash", "--noprofile", "--norc"], request)
+        return {} if reply == "0" else {"error": f"exit code {reply}" if reply else "a command failed"}
+
+    def _ask(self, block: Block, command: list[str], request: str) -> str:
+        child = self._children.get(block.language)
+        if child is None:
+            pipe = subprocess.PIPE
+            child = subprocess.Popen(
+                command, cwd=self._folder, env=_environment(), stdin=pipe, stdout=pipe, start_new_session=True
+            )
+            self._children[block.language] = child
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            child.stdin.write(request.encode() + b"\n")
+            child.stdin.flush()
+        except BrokenPipeError:
+            return ""
+        if not select.select([child.stdout], [], [], BLOCK_SECONDS)[0]:
+            raise PageError(f"{self._page}:{block.line}: the block did not end within {BLOCK_SECONDS} s")
+        return child.stdout.readline().decode().strip()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for child in self._children.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            for stream in (child.stdin, child.stdout):
+                if stream is not None:
+                    stream.close()
+            child.wait()
+
+
+def _environment() -> dict[str, str]:
+    here = str(Path(sys.executable).parent)
+    chosen = {
+        "PYTHONUNBUFFERED": "1",
+        "HF_HUB_OFFLINE": "1",
+        "NO_COLOR": "1",
+        "COLUMNS": "120",
+        "PYTHONIOENCODING": "utf-8",
+    }
+    return {**os.environ, **chosen, "PATH": f"{here}{os.pathsep}{os.environ.get('PATH', '')}"}
+
+
+def _quoted(path: Path) -> str:
+    return "'" + str(path).replace("'", "'\\''") + "'"
