@@ -36,6 +36,23 @@ def test_a_good_conversation_has_no_problems(tokenizer):
     assert chat.trained_text == ((1, "atwo<|im_end|>"), (3, "afour<|im_end|>"))
 
 
+def test_a_certificate_prints_as_lines_and_a_chat_as_one(tokenizer):
+    chat = look(TWO, tokenizer)
+    assert str(chat.certificate).splitlines() == [
+        "proven: only what the settings train is trained",
+        "ends trained: <|im_end|> of messages 1, 3",
+        "ends only read: <|im_end|> of messages 0, 2",
+        "cross-check: boundaries of chatml agree",
+    ]
+    count = int((chat.loss_weights != 0).sum())
+    assert repr(chat) == f"EncodedChat(4 messages, {len(chat.tokens)} tokens, {count} trained; proven)"
+    endless = look(ask("q", "a"), tokenizer, CHATML.replace("<|im_end|>", "").replace("eos_token", "''"))
+    head, *lines = str(endless.certificate).splitlines()
+    assert head == "refused"
+    assert any(line.startswith("error: message 1: the template ends the turn without a terminator") for line in lines)
+    assert repr(endless).endswith("missing_terminator)")
+
+
 def test_generation_tags_that_agree_are_told(tokenizer):
     source = (
         "{% for m in messages %}"

@@ -123,6 +123,20 @@ def test_python_shows_a_dataset_of_chats_and_writes_its_page(inspect, folder, tm
         ps.inspect(ps.open_dataset(folder / "chats"), mask_history=True)
 
 
+def test_a_loader_is_shown_over_all_ranks_and_stays_where_it_is(folder, capsys):
+    settings = {"sequence_length": 64, "rows_per_step": 4, "seed": 3}
+    ps.inspect(ps.Loader(folder / "chats", **settings), step=1, row=[3])
+    shown = capsys.readouterr().out
+    needs = ps.InputRequirements(asked_by="a loop", positions=True, prefix=False)
+    loader = ps.Loader(folder / "chats", **settings, data_parallel=(1, 2), requirements=needs)
+    steps = iter(loader)
+    assert next(steps).index == 0
+    ps.inspect(loader, step=1, row=[3])
+    assert capsys.readouterr().out == shown
+    assert "row 3" in shown
+    assert next(steps).index == 1, "an iterator under way goes on"
+
+
 def test_for_a_machine(inspect):
     found = json.loads(inspect("chats.jsonl", "-t", "tokenizer", "--json")[1])
     assert found["summary"]["proven"] == "12"
@@ -271,3 +285,10 @@ def test_verify_takes_several_and_globs(folder, parts, monkeypatch, capsys):
     shard.write_bytes(kept)
     assert code == 1
     assert out.count("FAULT") == out.count(f"{shard.name}") > 0
+
+
+def test_columns_is_the_width_where_the_output_is_no_terminal(inspect, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert len(inspect("chats", "--rows")[1].splitlines()[1]) == 118
+    monkeypatch.setenv("COLUMNS", "60")
+    assert 58 in map(len, inspect("chats", "--rows")[1].splitlines()[:4])

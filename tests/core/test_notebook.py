@@ -116,3 +116,12 @@ def test_a_curve_is_a_bounded_line_that_skips_what_is_no_number() -> None:
     assert "loss: 1 to 3" in html
     assert curve([1.0] * 100_000, "flat").count(",") <= 1200
     assert "polyline" in curve([], "none")
+
+
+def test_a_report_prints_as_text_and_its_repr_is_a_line(tmp_path: Path) -> None:
+    tokenizer = ps.train_tokenizer(["some text"], vocab_size=259, output=tmp_path / "tokenizer", progress=False)
+    texts = [{"text": "one"}, {"text": "a second"}]
+    report = ps.prepare(texts, tokenizer=tokenizer, output=tmp_path / "<b>data", progress=False)
+    assert repr(report) == f"PrepareReport({str(tmp_path / '<b>data')!r}: 2 documents, 15 tokens, 0 rejected)"
+    assert str(report) == report.as_text()
+    assert report.as_text() in _text(report._repr_html_())

@@ -81,6 +81,7 @@ def test_texts_match_with_numbers_and_gaps() -> None:
     assert not matches("a", "a\nb")
     assert matches("−1.5e-3", "2")
     assert matches("x", "penstock: compiling kernels (5 to 30 s); later\n\x1b[1mx\x1b[0m")
+    assert matches("x\ny", "x\npreparing: 100% · 20.5 MB/s · 5.35 M tok/s · 0:00\nlearning:  5% · 0:02 · 0:40 left\ny")
     assert not matches("1", "2", exact=True)
 
 

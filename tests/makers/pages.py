@@ -40,7 +40,10 @@ BLOCK_SECONDS = 300
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[a-z]+)?(?P<rest>[^`]*)$")
 _COMMENT = re.compile(r"^ *<!-- *(?P<name>not run|fails|exact)(?:: *(?P<reason>.*?))? *-->$")
 _NUMBER = re.compile(r"[-+−]?\d[\d,_]*(?:\.\d+)?(?:e[-+]?\d+)?")
-_NOISE = re.compile(r"^penstock: compiling kernels .*\n?", re.MULTILINE)
+_NOISE = re.compile(
+    r"^(?:penstock: compiling kernels .*|(?!step )[^\n]+:[^\n]* · \d+:\d\d(?: · \d+:\d\d left)?)(?:\n|\Z)", re.MULTILINE
+)
+"""Lines that depend on what ran before, and lines of progress, which a terminal shows as a bar that moves."""
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r(?!\n)")
 
 
@@ -175,7 +178,7 @@ def matches(expected: str, printed: str, *, exact: bool = False) -> bool:
 
 
 def clean(printed: str) -> str:
-    """A text without colours and without the line that kernels are compiled, which depends on what ran before."""
+    """A text without colours, lines of progress, and the line that kernels are compiled."""
     return _NOISE.sub("", _COLOUR.sub("", printed))
 
 
@@ -267,7 +270,7 @@ def _environment() -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
         "NO_COLOR": "1",
-        "COLUMNS": "120",
+        "COLUMNS": "88",
         "PYTHONIOENCODING": "utf-8",
     }
     return {**os.environ, **chosen, "PATH": f"{here}{os.pathsep}{os.environ.get('PATH', '')}"}

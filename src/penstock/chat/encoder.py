@@ -77,6 +77,12 @@ class EncodedChat:
             for first, last in zip(edges[::2], edges[1::2], strict=True)
         )
 
+    def __repr__(self) -> str:
+        """One line, however long the chat: counts, no numbers of arrays."""
+        trained = int(np.count_nonzero(self.loss_weights))
+        problems = ", ".join(problem.kind for problem in self.certificate.problems)
+        return f"EncodedChat({len(self.roles)} messages, {len(self.tokens)} tokens, {trained} trained; {problems or 'proven'})"
+
     def _repr_html_(self) -> str:
         """What a notebook shows: the text with its trained tokens marked, and what the certificate says."""
         trained = int(np.count_nonzero(self.loss_weights))

@@ -1,5 +1,6 @@
 """Tokens in a terminal: roles and trained tokens in colour, or with brackets instead of colours."""
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
@@ -70,9 +71,9 @@ class Style:
 
 
 def make_console() -> Console:
-    """The console for views: standard output, with a width of 120 if it is no terminal."""
+    """The console for views: standard output; if it is no terminal, with the width of COLUMNS, or of 120."""
     console = safe_console(soft_wrap=False)
-    if not console.is_terminal:
+    if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 120
     return console
 

@@ -13,10 +13,12 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import Any, final
 
 from penstock.core.errors import OutputError, PenstockError, RecordError
+from penstock.core.notebook import card
 from penstock.prepare.answers import PATH_VALUES
 from penstock.prepare.chat_summary import ChatSummary, describe_chat
 from penstock.prepare.part import (
@@ -68,7 +70,7 @@ class SplitReport:
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PrepareReport:
     """What `prepare` returns; `report.json` holds it without the fields that describe only the run."""
 
@@ -132,6 +134,18 @@ class PrepareReport:
     def bytes_per_token(self) -> float:
         """UTF-8 bytes of text per token, including BOS and EOS."""
         return self.text_bytes / max(self.tokens, 1)
+
+    def __repr__(self) -> str:
+        """One line; `str`, and so `print`, gives the report as text."""
+        counts = f"{_count(self.documents, 'document')}, {_count(self.tokens, 'token')}, {self.rejects:,} rejected"
+        return f"PrepareReport({self.output!r}: {counts})"
+
+    def __str__(self) -> str:
+        return self.as_text()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the report as text."""
+        return card(f"Prepared {self.output}", (), f"<pre>{escape(self.as_text())}</pre>")
 
     def as_json(self, *, lasting: bool = False) -> dict[str, Any]:
         """The report as JSON; `lasting` leaves out what differs between runs."""

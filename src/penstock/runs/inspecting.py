@@ -33,7 +33,8 @@ def inspect(
     """Print what `penstock inspect` prints, or write its page.
 
     Args:
-        target: A dataset or its folder, a loader, a run file (.yaml), or raw conversations with `tokenizer`.
+        target: A dataset or its folder, a loader (its rows over all ranks; it does not move), a run file (.yaml), or
+            raw conversations with `tokenizer`.
         rows: For a dataset, show packed rows; for a loader and a run file they are always shown.
         step: The step to show rows of.
         row: Numbers of the step's rows to show; None: the first, in a page the first eight.
@@ -71,9 +72,11 @@ def inspect(
 
     given = isinstance(target, Loader)
     dataset = None if is_file or given else open_dataset(target) if is_path else target
-    loader = (
-        target if given else open_loader(name, dataset, [], sequence_length, 1) if rows or is_file or page else None
-    )
+    loader = None
+    if given:
+        loader = whole_steps(target)
+    elif rows or is_file or page:
+        loader = open_loader(name, dataset, [], sequence_length, 1)
     numbers, chosen = None if document is None else list(document), None if row is None else list(row)
     if page is not None:
         write_page(name, loader, step, chosen, override, (numbers, documents), page, mixed=is_file or given)
@@ -101,6 +104,19 @@ def open_loader(target: str, dataset: Any, assignments: list[str], sequence_leng
         requirements=LOOKED_AT.merge(InputRequirements(asked_by="distances", target_distances=distances)),
         threads=0,
     )
+
+
+def whole_steps(loader: Any) -> Any:
+    """A loader of the same steps with the rows of all ranks and all fields, so that the given one stays where it is."""
+    from dataclasses import asdict, replace
+
+    from penstock.config.run_file import LOOKED_AT
+    from penstock.loader.loader import Loader
+
+    asked = loader.requirements
+    requirements = replace(LOOKED_AT, attention=asked.attention, target_distances=asked.target_distances)
+    settings = {**asdict(loader.settings), **loader.filling, "threads": 0}
+    return Loader(loader.mixture, requirements=requirements, **settings)
 
 
 def print_rows(

@@ -78,3 +78,17 @@ class Certificate:
     def ok(self) -> bool:
         """Whether no problem is an error."""
         return not any(problem.is_error for problem in self.problems)
+
+    def __str__(self) -> str:
+        """A few lines: the verdict, which turns are trained with their ends, what the second methods say, problems."""
+        lines = ["proven: only what the settings train is trained" if self.ok else "refused"]
+        for trained, verb in ((True, "trained"), (False, "only read")):
+            found = [(message, text) for message, text, is_trained in self.terminators if is_trained == trained]
+            if found:
+                texts = " ".join(dict.fromkeys(text for _, text in found))
+                messages = ", ".join(str(message) for message, _ in found)
+                noun = "message" if len(found) == 1 else "messages"
+                lines.append(f"ends {verb}: {texts} of {noun} {messages}")
+        lines += [f"cross-check: {check}" for check in self.checks]
+        lines += [f"{'error' if problem.is_error else 'reported'}: {problem}" for problem in self.problems]
+        return "\n".join(lines)
