@@ -80,8 +80,8 @@ class EncodedChat:
     def __repr__(self) -> str:
         """One line, however long the chat: counts, no numbers of arrays."""
         trained = int(np.count_nonzero(self.loss_weights))
-        problems = ", ".join(problem.kind for problem in self.certificate.problems)
-        return f"EncodedChat({len(self.roles)} messages, {len(self.tokens)} tokens, {trained} trained; {problems or 'proven'})"
+        verdict = ", ".join(problem.kind for problem in self.certificate.problems) or "proven"
+        return f"EncodedChat({len(self.roles)} messages, {len(self.tokens)} tokens, {trained} trained; {verdict})"
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the text with its trained tokens marked, and what the certificate says."""
