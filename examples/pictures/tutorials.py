@@ -10,14 +10,14 @@ import base64
 import html
 import io
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
 from PIL import Image, ImageDraw
 
 import penstock as ps
-from penstock.shards.trees import Tree
+from penstock.shards import Document
+from penstock.tokenizers import Tokenizer
 
 FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 SIZE, CHARACTER = 13, 7.9
@@ -43,11 +43,13 @@ def main() -> None:
 
 
 def chunks(work: Path) -> str:
-    """A sentence as a student and a teacher cut it. Both spell the same characters, so equal text is at equal places."""
+    """A sentence as a student and a teacher cut it; equal text is at equal places."""
     sentence = "Monday: Emma goes to the station for a timetable."
     words = sentence.split()
     short, long = (f"{work}/{name}" for name in ("student", "teacher"))
-    student = ps.train_tokenizer(["on day on day et", "goes to the station for a " * 9], vocab_size=290, output=short, progress=False)
+    student = ps.train_tokenizer(
+        ["on day on day et", "goes to the station for a " * 9], vocab_size=290, output=short, progress=False
+    )
     teacher = ps.train_tokenizer([sentence] * 9 + words, vocab_size=400, output=long, progress=False)
     ours, theirs = student.encode(sentence), teacher.encode(sentence)
     found = ps.tokenizers.align(ours, theirs, student, teacher)
@@ -71,7 +73,7 @@ def chunks(work: Path) -> str:
         fill = CHUNKS[number % 2]
         parts.append(f'<path d="M{x:.1f} 48H{x + width - 2:.1f}V84H{x:.1f}Z" fill="{fill}" opacity=".55"/>')
         x += width
-    counts = f"{len(ours)} tokens and {len(theirs)} tokens: {len(found.kinds)} chunks, each with the same bytes on both sides"
+    counts = f"{len(ours)} and {len(theirs)} tokens: {len(found.kinds)} chunks, each of the same bytes on both sides"
     parts.append(_text(left, 138, counts, GREY))
     return _svg(x + MARGIN, 156, parts, "One sentence in two tokenizations, and the chunks that spell the same bytes")
 
@@ -81,7 +83,9 @@ def slots(work: Path) -> str:
     picture = Image.new("RGB", (24, 24), "white")
     ImageDraw.Draw(picture).ellipse((4, 3, 19, 18), (50, 80, 220))
     texts = ["A blue circle. What is it? user assistant"] * 9
-    tokenizer = ps.train_tokenizer(texts, vocab_size=340, special_tokens=CONTROLS, output=f"{work}/shapes", progress=False)
+    tokenizer = ps.train_tokenizer(
+        texts, vocab_size=340, special_tokens=CONTROLS, output=f"{work}/shapes", progress=False
+    )
     processor = ps.media.PatchProcessor(tokenizer, image_size=24, patch=8)
     processor.save(work / "processor")
     picture.save(work / "circle.png")
@@ -92,28 +96,31 @@ def slots(work: Path) -> str:
         output=work / "data", progress=False,
     )  # fmt: skip
     document = ps.open_dataset(work / "data")[0]
-    weights = np.asarray(document.loss_weights) if document.loss_weights is not None else np.ones(len(document.tokens))
     parts, x, patch, top = [], float(MARGIN), 0, 150
-    for token, weight in zip(document.tokens.tolist(), weights.tolist(), strict=True):
+    for token, weight in zip(document.tokens.tolist(), document.loss_weights.tolist(), strict=True):
         if token == processor.slot_id:
             row, column = divmod(patch, 3)
             cut = picture.crop((8 * column, 8 * row, 8 * column + 8, 8 * row + 8))
             px, py = MARGIN + 150 + 34 * column, 16 + 34 * row
             parts.append(_image(cut, px, py, 32))
-            parts.append(f'<path d="M{px + 16} {py + 32}L{x + 12:.1f} {top}" stroke="{GREY}" stroke-width=".7" opacity=".55"/>')
+            parts.append(
+                f'<path d="M{px + 16} {py + 32}L{x + 12:.1f} {top}" stroke="{GREY}" stroke-width=".7" opacity=".55"/>'
+            )
             parts.append(_image(cut, x, top, 26))
             x, patch = x + 26 + GAP, patch + 1
             continue
         text = tokenizer.decode([token])
         width = CHARACTER * max(len(text), 1) + 6
-        parts.append(_box(x, top, width, "#d9ecec" if weight else PALE, _spaces(text), trained=bool(weight)))
+        parts.append(_box(x, top, width, CHUNKS[0] if weight else PALE, _spaces(text), line=TEAL if weight else ""))
         x += width + GAP
     lines = sorted((part for part in parts if part.startswith("<path d")), reverse=True)
     parts = lines + [part for part in parts if not part.startswith("<path d")]
     parts.append(_text(MARGIN + 270, 40, "a picture is cut into 9 patches,", INK))
     parts.append(_text(MARGIN + 270, 60, "each fills a slot of the row", INK))
     parts.append(_text(MARGIN, 208, "underlined: trained. Slots of an image never are.", GREY))
-    return _svg(x + MARGIN, 226, parts, "A chat with an image as a row of slots; the patches of the image fill nine of them")
+    return _svg(
+        x + MARGIN, 226, parts, "A chat with an image as a row of slots; the patches of the image fill nine of them"
+    )
 
 
 def branches(work: Path) -> str:
@@ -125,15 +132,48 @@ def branches(work: Path) -> str:
         "chosen": "Paris, on the map.",
         "rejected": "Paris. What a question!",
     }
-    ps.prepare([pair], tokenizer=f"{work}/pairs", template="chatml", answers="tree", output=work / "tree", progress=False)
-    dataset = ps.open_dataset(work / "tree")
-    document, tokenizer = dataset[0], dataset.loaded_tokenizer
-    return _svg_of_tree(document, tokenizer)
+    ps.prepare(
+        [pair], tokenizer=f"{work}/pairs", template="chatml", answers="tree", output=work / "tree", progress=False
+    )
+    return _svg_of_tree(ps.open_dataset(work / "tree")[0], ps.load_tokenizer(f"{work}/pairs"))
 
 
-def _svg_of_tree(document: object, tokenizer: "ps.tokenizers.Tokenizer") -> str:
-    tree: Tree = document.tree  # type: ignore[attr-defined]
-    raise NotImplementedError(tree)
+def _svg_of_tree(document: Document, tokenizer: Tokenizer) -> str:
+    """A line of tokens for each branch; a branch begins under the token that it forks from."""
+    assert document.tree is not None
+    ids, weights = document.tokens.tolist(), document.loss_weights.tolist()
+    begins = [*document.tree.branches[:, 0].tolist(), len(ids)]
+    places: list[list[float]] = []
+    parts: list[str] = []
+    right = 0.0
+    for number, (begin, fork, parent) in enumerate(document.tree.branches.tolist()):
+        top = 44 + 66 * number
+        x = places[parent][fork] if parent >= 0 else float(MARGIN)
+        if parent >= 0:
+            parts.append(f'<path d="M{x + 4:.1f} {44 + HEIGHT}V{top}" stroke="{BROWN}" stroke-width="1.5"/>')
+        places.append([])
+        for slot in range(begin, begins[number + 1]):
+            text = tokenizer.decode([ids[slot]])
+            width = CHARACTER * len(text) + 6
+            fill = CHUNKS[number] if weights[slot] else PALE
+            line = (TEAL, BROWN)[number] if weights[slot] else ""
+            parts.append(_box(x, top, width, fill, _spaces(text), line=line))
+            places[-1].append(x)
+            x += width + GAP
+        right = max(right, x)
+    parts.append(_text(MARGIN, 28, "the better answer, with the prompt", TEAL, weight=600))
+    begins_at = places[1][0]
+    parts.append(_text(begins_at - 250, 129, "the worse answer, from the fork", BROWN, weight=600))
+    parts.append(_text(MARGIN, 172, f"{len(ids)} slots; as two documents {_separate(document)}.", GREY))
+    return _svg(
+        right + MARGIN, 190, parts, "Two answers to one prompt as a prefix tree: what both begin with is there once"
+    )
+
+
+def _separate(document: Document) -> int:
+    """Slots of the paths of a tree, each by itself."""
+    assert document.tree is not None
+    return int(document.tree.paths[:, 1].sum())
 
 
 # -- what they are made of ---------------------------------------------------------------------------------------------
@@ -148,12 +188,12 @@ def _svg(width: float, height: float, parts: Iterable[str], title: str) -> str:
     )
 
 
-def _box(x: float, top: float, width: float, fill: str, text: str, *, trained: bool = False, spacing: float = 0) -> str:
-    """A token; `spacing`: pixels between its characters."""
+def _box(x: float, top: float, width: float, fill: str, text: str, *, line: str = "", spacing: float = 0) -> str:
+    """A token; `line`: colour of the line under it; `spacing`: pixels between its characters."""
     middle = x + (width + spacing) / 2
-    line = f'<path d="M{x:.1f} {top + HEIGHT - 1}h{width:.1f}" stroke="{TEAL}" stroke-width="2.5"/>' if trained else ""
+    under = f'<path d="M{x:.1f} {top + HEIGHT - 1}h{width:.1f}" stroke="{line}" stroke-width="2.5"/>' if line else ""
     return (
-        f'<rect x="{x:.1f}" y="{top}" width="{width:.1f}" height="{HEIGHT}" rx="3" fill="{fill}"/>{line}'
+        f'<rect x="{x:.1f}" y="{top}" width="{width:.1f}" height="{HEIGHT}" rx="3" fill="{fill}"/>{under}'
         f'<text x="{middle:.1f}" y="{top + 19}" text-anchor="middle" fill="{INK}" letter-spacing="{spacing:.1f}" '
         f'xml:space="preserve">{html.escape(text)}</text>'
     )

@@ -113,9 +113,7 @@ SINGLE = [bytes([byte]) for byte in range(256)]
         ([b"ab"], [b"ab", b"cd"], [256, 99, 256, 100], "h_kl", "over the common vocabulary"),
     ],
 )
-def test_advice(
-    student_more: list[bytes], teacher_more: list[bytes], ids: list[int], loss: str, words: str
-) -> None:
+def test_advice(student_more: list[bytes], teacher_more: list[bytes], ids: list[int], loss: str, words: str) -> None:
     student, teacher = made(SINGLE + student_more), made(SINGLE + teacher_more)
     audit = Audit(student, teacher)
     audit.add_ids(ids * 50)

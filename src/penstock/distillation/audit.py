@@ -267,9 +267,7 @@ def _shown(tokenizer: Tokenizer, ids: Any) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
 
 
-def _advise(
-    aligner: Aligner, vocabulary: SharedVocabulary, coverage: float, one_to_one: float
-) -> tuple[str, str]:
+def _advise(aligner: Aligner, vocabulary: SharedVocabulary, coverage: float, one_to_one: float) -> tuple[str, str]:
     """The recommended loss, and why.
 
     Source: NeMo-RL's comparison of P-KL and H-KL. A teacher without the student's numerals (0 of 1,100) taught
