@@ -1,5 +1,7 @@
 """Notebooks and pictures of tutorials: `python tests/notebooks.py [NAME …]` runs the pages and writes them again.
 
+Pages of which only words have changed need no run: `python tests/notebooks.py --words`.
+
 A notebook has the cells of its page, with the output that they gave here: what they printed, and the value of a last
 expression as HTML and as text. Nothing of Jupyter is needed. A test compares the cells with those of the page.
 """
@@ -10,6 +12,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ PICTURES = {"first-dataset": "rows.html", "chats": "chats.html", "ul2": "rows.ht
 """Page → the page for a browser that it writes, of which a picture is taken."""
 LARGEST = 200_000
 """Bytes of a notebook."""
+_TIME = re.compile(r"^[\d.]+ s$", re.MULTILINE)
 SIZE = (1200, 760)
 """Pixels of a picture, before they are doubled for dense screens."""
 
@@ -116,10 +120,12 @@ def text_of(cell: dict[str, Any]) -> str:
 
 
 def check_outputs(page: Path, cells: list[dict[str, Any]]) -> None:
-    """Fail where a notebook's output is not what the page says."""
+    """Fail where a notebook's output is not what the page says, numbers included, but for times."""
     for (_, block), cell in zip(cells_of(page), cells, strict=True):
         if block is not None and block.runs:
-            compare(page, block, Output(printed=text_of(cell), error="as expected" if block.fails else None))
+            expected = block.expected and _TIME.sub("… s", block.expected)
+            output = Output(printed=text_of(cell), error="as expected" if block.fails else None)
+            compare(page, replace(block, expected=expected, exact=True), output)
 
 
 def write(name: str, browser: Browser | None) -> None:
@@ -130,12 +136,32 @@ def write(name: str, browser: Browser | None) -> None:
         folder.mkdir()
         outputs = {block.line: output for block, output in run_page(page, folder)}
         if name in NOTEBOOKS:
-            text = json.dumps(notebook(page, outputs, folder), ensure_ascii=False, indent=1) + "\n"
-            notebook_path(name).parent.mkdir(exist_ok=True)
-            notebook_path(name).write_text(text, encoding="utf-8")
-            print(f"{notebook_path(name).relative_to(DOCS.parent)}: {len(text):,} characters")
+            _save(notebook_path(name), notebook(page, outputs, folder))
         if name in PICTURES and browser is not None:
             take_picture(browser, folder / PICTURES[name], DOCS / "pictures" / f"{name}.png")
+
+
+def write_words(name: str) -> None:
+    """Write the words of a page into its notebook, and keep code and outputs.
+
+    Raises:
+        ValueError: The code has changed, too.
+    """
+    path, page = notebook_path(name), page_of(name)
+    made, old = notebook(page, {}, Path()), json.loads(path.read_text(encoding="utf-8"))
+    kept = [cell for cell in old["cells"] if cell["cell_type"] == "code"]
+    fresh = [cell for cell in made["cells"] if cell["cell_type"] == "code"]
+    if [cell["source"] for cell in kept] != [cell["source"] for cell in fresh]:
+        raise ValueError(f"{page.name}: code has changed since its notebook was made; run tests/notebooks.py {name}")
+    for cell, before in zip(fresh, kept, strict=True):
+        cell["outputs"] = before["outputs"]
+    _save(path, made)
+
+
+def _save(path: Path, content: dict[str, Any]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    print(f"{path.relative_to(DOCS.parent)}: {path.stat().st_size:,} bytes")
 
 
 def take_picture(browser: Browser, html: Path, target: Path) -> None:
@@ -155,12 +181,17 @@ def take_picture(browser: Browser, html: Path, target: Path) -> None:
 
 def main() -> None:
     """Write the notebooks and pictures named on the command line, or all."""
+    names = [word for word in sys.argv[1:] if word != "--words"]
+    if "--words" in sys.argv:
+        for name in names or NOTEBOOKS:
+            write_words(name)
+        return
     binary = find_browser()
     if binary is None:
         print("no Chromium on the path: pictures stay as they are")
     with tempfile.TemporaryDirectory() as profile:
         browser = None if binary is None else Browser(binary, Path(profile))
-        for name in sys.argv[1:] or sorted({*NOTEBOOKS, *PICTURES}):
+        for name in names or sorted({*NOTEBOOKS, *PICTURES}):
             write(name, browser)
         if browser is not None:
             browser.close()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import notebooks
 from makers.pages import Output, PageError, read_blocks
 from notebooks import LARGEST, NOTEBOOKS, cells_of, check_outputs, notebook, notebook_path, page_of
 
@@ -74,11 +75,32 @@ def test_cells_follow_the_page(tmp_path: Path) -> None:
     assert (shell["source"], shell["metadata"]) == ("%%bash\nfalse", {"tags": ["raises-exception"]})
 
 
+def test_words_are_written_without_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tutorials").mkdir()
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.setattr(notebooks, "DOCS", tmp_path)
+    page = page_of("page")
+    page.write_text(PAGE, encoding="utf-8")
+    made = notebook(page, {}, tmp_path)
+    made["cells"][2]["outputs"] = kept = [{"output_type": "stream", "name": "stdout", "text": "2\n"}]
+    notebook_path("page").write_text(json.dumps(made), encoding="utf-8")
+    page.write_text(PAGE.replace("Words", "Other words"), encoding="utf-8")
+    notebooks.write_words("page")
+    cells = _cells(notebook_path("page"))
+    assert str(cells[0]["source"]).startswith("# Title\n\nOther words")
+    assert cells[2]["outputs"] == kept
+    page.write_text(PAGE.replace("1 + 1", "1 + 2"), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"page\.md: code has changed since its notebook was made"):
+        notebooks.write_words("page")
+
+
 def test_outputs_are_compared_with_the_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(PAGE, encoding="utf-8")
     line = next(block.line for block in read_blocks(page) if block.language == "python")
     shown = {"text/plain": "3", "text/html": "<b>3</b>"}
-    check_outputs(page, notebook(page, {line: Output(shown=shown)}, tmp_path)["cells"])
-    with pytest.raises(PageError, match=r"page\.md:14: printed\ntwo\nexpected\n2"):
+    with pytest.raises(PageError, match=r"page\.md:15: printed\n3\nexpected\n2"):
+        check_outputs(page, notebook(page, {line: Output(shown=shown)}, tmp_path)["cells"])
+    check_outputs(page, notebook(page, {line: Output(shown=shown | {"text/plain": "2"})}, tmp_path)["cells"])
+    with pytest.raises(PageError, match=r"page\.md:15: printed\ntwo\nexpected\n2"):
         check_outputs(page, notebook(page, {line: Output(printed="two\n")}, tmp_path)["cells"])

@@ -52,7 +52,7 @@ def _run(request: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
     except BaseException as error:
         trace = error.__traceback__ and error.__traceback__.tb_next  # without this file's own frame
         text = "".join(traceback.format_exception(type(error), error, trace))
-        print(traceback.format_exception_only(error)[-1].rstrip(), file=sys.stderr)
+        print("".join(traceback.format_exception_only(error)).rstrip(), file=sys.stderr)
         return {"error": text}
 
 

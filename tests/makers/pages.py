@@ -34,8 +34,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-BLOCK_SECONDS = 300
-"""Only a block that hangs takes this long."""
+from patience import PATIENCE_SECONDS
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[a-z]+)?(?P<rest>[^`]*)$")
 _COMMENT = re.compile(r"^ *<!-- *(?P<name>not run|fails|exact)(?:: *(?P<reason>.*?))? *-->$")
@@ -245,8 +244,8 @@ class Session:
             child.stdin.flush()
         except BrokenPipeError:
             return ""
-        if not select.select([child.stdout], [], [], BLOCK_SECONDS)[0]:
-            raise PageError(f"{self._page}:{block.line}: the block did not end within {BLOCK_SECONDS} s")
+        if not select.select([child.stdout], [], [], PATIENCE_SECONDS)[0]:
+            raise PageError(f"{self._page}:{block.line}: the block did not end within {PATIENCE_SECONDS} s")
         return child.stdout.readline().decode().strip()
 
     def __enter__(self) -> Self:
@@ -265,13 +264,15 @@ class Session:
 
 
 def _environment() -> dict[str, str]:
+    """Pages are tested on the CPU, without the network, and as wide as a page shows."""
     here = str(Path(sys.executable).parent)
     chosen = {
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
         "NO_COLOR": "1",
         "COLUMNS": "88",
-        "PYTHONIOENCODING": "utf-8",
+        "PYTHONUTF8": "1",
+        "CUDA_VISIBLE_DEVICES": "",
     }
     return {**os.environ, **chosen, "PATH": f"{here}{os.pathsep}{os.environ.get('PATH', '')}"}
 
