@@ -113,7 +113,6 @@ def make_processor(folder: Path) -> PatchProcessor:
         texts = [f"A {colour} {shape}. What is in the picture?" for colour in COLOURS for shape in SHAPES]
         texts += [f"The digit {digit} in {colour}. user assistant" for colour in COLOURS for digit in DIGITS]
         tokenizer = ps.train_tokenizer(texts, vocab_size=320, special_tokens=CONTROLS, output=folder / "tokenizer")
-        (folder / "processor").mkdir(exist_ok=True)
         PatchProcessor(tokenizer, image_size=SIDE, patch=8).save(folder / "processor")
     found = ps.media.load_processor(folder / "processor")
     assert isinstance(found, PatchProcessor)

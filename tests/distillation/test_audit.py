@@ -103,18 +103,20 @@ SINGLE = [bytes([byte]) for byte in range(256)]
 
 
 @pytest.mark.parametrize(
-    ("student_more", "teacher_more", "loss", "words"),
+    ("student_more", "teacher_more", "ids", "loss", "words"),
     [
-        ([b"12", b"34"], [b"12", b"34", b"ab"], "h_kl", "2 of the student's 2 numerals of several digits"),
-        ([b"12", b"34"], [b"ab"], "p_kl", "0 of the student's 2 numerals of several digits"),
-        ([b"ab"], [b"cd"], "p_kl", "only 0.0% of the text's tokens"),
-        ([b"ab"], [b"ab"], "kl", "tokenizers are the same"),
+        ([b"12", b"34"], [b"12", b"34", b"ab"], [256], "h_kl", "2 of the student's 2 numerals of several digits"),
+        ([b"12", b"34"], [b"ab"], [256], "p_kl", "0 of the student's 2 numerals of several digits"),
+        ([b"ab"], [b"cd"], [256], "p_kl", "only 0.0% of the text's tokens"),
+        ([b"ab"], [b"ab"], [256], "kl", "tokenizers are the same"),
+        ([b"ab"], [b"ab", b"cd"], [99, 100], "alm", "100.0% of the text's tokens, but only 0.0% face a single one"),
+        ([b"ab"], [b"ab", b"cd"], [256, 99, 256, 100], "h_kl", "over the common vocabulary"),
     ],
 )
-def test_advice(student_more: list[bytes], teacher_more: list[bytes], loss: str, words: str) -> None:
+def test_advice(student_more: list[bytes], teacher_more: list[bytes], ids: list[int], loss: str, words: str) -> None:
     student, teacher = made(SINGLE + student_more), made(SINGLE + teacher_more)
     audit = Audit(student, teacher)
-    audit.add_ids([256] * 50)
+    audit.add_ids(ids * 50)
     report = audit.report()
     assert report.loss == loss
     assert words in report.advice

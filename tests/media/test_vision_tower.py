@@ -28,7 +28,6 @@ def home(tmp_path_factory):
     tokenizer = ps.train_tokenizer(
         texts, vocab_size=300, special_tokens=CONTROLS, output=folder / "tokenizer", progress=False
     )
-    (folder / "processor").mkdir()
     PatchProcessor(tokenizer, image_size=32, patch=8).save(folder / "processor")
     lines = []
     for number in range(12):
@@ -109,6 +108,13 @@ def test_images_are_seen_and_only_by_their_document(home):
     assert changed[row.media.slots[0] : end].any()
     assert not changed[:begin].any()
     assert not changed[end:].any()
+
+
+def test_the_images_of_a_row_are_shown_on_one_line(home):
+    _, row = next((step, row) for step, row in rows_of(home, model_of(home)) if len(row.media) > 1)
+    count = len(row.media)
+    shape = f"pixel_values float32[{count}, 16, 192]"
+    assert repr(row.media) == f"RowMedia({count} images in {16 * count} slots, {16 * count} patches; {shape})"
 
 
 def test_a_row_without_images_gives_the_tower_zeros_for_gradients(home):

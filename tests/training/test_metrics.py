@@ -7,7 +7,8 @@ import types
 import pytest
 
 from penstock.core.errors import FormatError, MissingExtraError, OutputError
-from penstock.training.metrics import Metrics, clock, note, read_metrics
+from penstock.core.terminal import visible
+from penstock.training.metrics import Metrics, clock, evaluation_lines, note, read_metrics
 
 
 def record(step: int, **more) -> dict:
@@ -58,7 +59,16 @@ def test_every_nth_and_evaluations_and_the_last_are_kept(tmp_path, capsys):
         for step in range(1, 11):
             metrics.see(record(step, **({"held out/loss": 1.5} if step == 5 else {})))
     assert [r["step"] for r in read_metrics(tmp_path)] == [4, 5, 8, 10]
-    assert "step 5: held out/loss 1.5000" in capsys.readouterr().err
+    assert "step 5: held out loss 1.5000" in capsys.readouterr().err
+
+
+def test_an_evaluator_has_one_line_for_its_numbers_and_one_for_each_text() -> None:
+    shown = record(1) | {"a/loss": 1.25, "a/targets": 13002.0, "b/mean loss.source.x/y": 2, "b/sample": "two\nlines"}
+    assert evaluation_lines(shown) == [
+        "a loss 1.2500 · targets 13,002",
+        "b mean loss.source.x/y 2",
+        "b/sample " + visible("two\nlines", lines=True),
+    ]
 
 
 def test_other_processes_write_nothing(tmp_path, capsys):

@@ -68,6 +68,11 @@ class RowMedia:
     def __len__(self) -> int:
         return len(self.begins)
 
+    def __repr__(self) -> str:
+        """One line: counts, and the arrays' shapes and dtypes; no numbers of arrays."""
+        arrays = ", ".join(f"{name} {value.dtype}{list(value.shape)}" for name, value in self.arrays.items())
+        return f"RowMedia({len(self)} images in {len(self.slots)} slots, {self.patches.sum()} patches; {arrays})"
+
     def without_images(self) -> "RowMedia":
         """The same of a row of padding: no images."""
         none, places = np.empty(0, np.int32), None

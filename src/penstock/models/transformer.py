@@ -22,6 +22,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+from torch.overrides import TorchFunctionMode
 
 from penstock.core.errors import ConfigError
 from penstock.core.randomness import key_for
@@ -504,9 +505,26 @@ def _own(code: str, vocab_size: int, seed: int, device: torch.device | str, dtyp
 
 def empty_transformer(settings: ModelSettings, device: torch.device | str, dtype: torch.dtype) -> Transformer:
     """A transformer with uninitialised weights."""
-    with torch.device("meta"):
+    with torch.device("meta"), _WithoutInit():
         model = Transformer(settings)
-    return model.to(dtype).to_empty(device=device)
+
+    def allocated(weight: Tensor) -> Tensor:
+        # As `to_empty` does, which imports sympy for it.
+        return torch.empty(weight.shape, dtype=dtype if weight.is_floating_point() else weight.dtype, device=device)
+
+    model._apply(allocated)
+    return model
+
+
+@final
+class _WithoutInit(TorchFunctionMode):
+    """Leaves out `torch.nn.init`, which imports torch's compiler (seconds) to fill weights without memory."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def initialise(model: Transformer, seed: int) -> None:

@@ -65,7 +65,7 @@ class ProgressLine:
     def show(self, record: Mapping[str, Any]) -> None:
         """Show a record."""
         step, last = record["step"], record["step"] == self._total
-        evaluations = [f"{name} {_text(value)}" for name, value in record.items() if is_evaluation(name)]
+        evaluations = evaluation_lines(record)
         if self._live is not None:
             room = self._live.console.width - BESIDES - _bar_width(self._live.console.width) - len(f"step {step} · ")
             self._live.update(self._task, completed=step, note=f"step {step} · {note(record, room)}")
@@ -109,6 +109,21 @@ def note(record: Mapping[str, Any], room: int | None = None) -> str:
     return " · ".join(parts.values())
 
 
+def evaluation_lines(record: Mapping[str, Any]) -> list[str]:
+    """`held loss 1.2558 · targets 13,002`: a line for each evaluator's numbers, and one for each of its texts."""
+    numbers: dict[str, list[str]] = {}
+    texts = []
+    for name, value in record.items():
+        if not is_evaluation(name):
+            continue
+        evaluator, figure = name.split("/", 1)
+        if isinstance(value, int | float):
+            numbers.setdefault(evaluator, []).append(f"{figure} {_number(value)}")
+        else:
+            texts.append(f"{name} {visible(str(value), lines=True)}")
+    return [f"{evaluator} {' · '.join(figures)}" for evaluator, figures in numbers.items()] + texts
+
+
 def clock(seconds: float) -> str:
     """3725 → '1:02:05'."""
     minutes, rest = divmod(round(seconds), 60)
@@ -116,8 +131,9 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _text(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else visible(str(value), lines=True)
+def _number(value: float) -> str:
+    """Whole numbers, such as counts, as they are; others with four digits after the point."""
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4f}"
 
 
 def _bar_width(width: int) -> int:
