@@ -17,7 +17,7 @@ from penstock.config.axolotl.conversion import import_axolotl
 
 FOLDER = Path(__file__).parents[1] / "docs" / "how-to"
 PAGES = [
-    *sorted((FOLDER / "migrate").glob("*.md")),
+    *sorted(page for page in (FOLDER / "migrate").glob("*.md") if page.stem != "index"),
     *(FOLDER / f"{name}.md" for name in ("memory-and-speed", "wrong-loss", "recipes")),
 ]
 COMMANDS: Any = get_command(build_app([]))
