@@ -59,6 +59,35 @@ def test_an_exported_model(data, run, tmp_path):
     assert found.template is None
 
 
+def test_a_model_of_the_hub(data, run, tmp_path, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+    tokenizer, asked = load_tokenizer(data / "tokenizer"), []
+    export(load_model(RunFolder.open(run).model), tmp_path / "out", tokenizer=tokenizer)
+
+    def give(name, *, revision, allow_patterns):
+        asked.append((name, [pattern for pattern in allow_patterns if pattern in ("*.safetensors", "*.bin")]))
+        return str(tmp_path / "out")
+
+    monkeypatch.setattr(hub, "snapshot_download", give)
+    monkeypatch.chdir(tmp_path)
+    assert RunFolder.open("some/model") == RunFolder.open(tmp_path / "out")
+    (tmp_path / "out" / "model.safetensors").rename(tmp_path / "out" / "pytorch_model.bin")
+    RunFolder.open("some/model")
+    assert asked == [("some/model", ["*.safetensors"])] * 2 + [("some/model", ["*.bin"])]
+    (tmp_path / "out" / "config.json").unlink()
+    with pytest.raises(FormatError, match="some/model: no folder here, and on the hub it is not a model"):
+        RunFolder.open("some/model")
+
+    def refuse(*arguments, **options):
+        raise OSError("no network")
+
+    monkeypatch.setattr(hub, "snapshot_download", refuse)
+    with pytest.raises(
+        FormatError, match=r"some/model: no such file or folder here, and the hub has nothing .*no network"
+    ):
+        RunFolder.open("some/model")
+
+
 def test_the_chat_template_of_a_model_wherever_it_is(data, run, tmp_path):
     export(load_model(RunFolder.open(run).model), tmp_path / "out", tokenizer=load_tokenizer(data / "tokenizer"))
     settings = tmp_path / "out" / "tokenizer_config.json"

@@ -5,7 +5,10 @@ from typing import Annotated
 import typer
 
 Model = Annotated[
-    str, typer.Argument(metavar="RUN", help="Folder of a run, or of a Hugging Face model with its tokenizer.")
+    str,
+    typer.Argument(
+        metavar="RUN", help="A run, or a Hugging Face model with its tokenizer: its folder, or name on the hub."
+    ),
 ]
 Temperature = Annotated[float, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy.", min=0)]
 TopK = Annotated[

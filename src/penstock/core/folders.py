@@ -1,4 +1,4 @@
-"""Folders and paths: a path of this machine or a URL, and one process at a time in a folder.
+"""Folders and paths: a path of this machine, a URL or a name on the hub, and one process at a time in a folder.
 
 Locations of files: a path on this machine, or a URL of a store that fsspec reads.
 
@@ -9,10 +9,11 @@ import os
 import re
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from penstock.core.errors import ConfigError, OutputError
+from penstock.core.errors import ConfigError, FormatError, MissingExtraError, OutputError
 from penstock.core.system import refuse_windows
 
 refuse_windows()
@@ -53,6 +54,36 @@ def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
             home = "~/Library/Caches"
         found = Path(home or "~/.cache").expanduser() / "penstock"
     return local_path(found, "the cache of remote datasets")
+
+
+def may_be_of_hub(name: str) -> bool:
+    """Whether a name can be one on the Hugging Face hub: `owner/name`, or `name` alone."""
+    return name.count("/") <= 1 and not name.startswith((".", "/", "~")) and not is_url(name)
+
+
+def hub_copy(name: str, wanted: Sequence[str], revision: str | None = None) -> Path:
+    """The folder in the hub's cache with some files of a repository; fetched where they are not there yet.
+
+    Args:
+        name: On the hub.
+        wanted: Patterns of file names.
+        revision: Branch, tag or commit; None: the main branch.
+
+    Raises:
+        MissingExtraError: huggingface_hub is not installed.
+        FormatError: The hub has nothing by that name, or cannot be reached.
+    """
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise MissingExtraError("huggingface_hub", "huggingface") from error
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(wanted)))
+    except Exception as error:
+        raise FormatError(
+            f"{name}: no such file or folder here, and the hub has nothing by that name: "
+            f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        ) from error
 
 
 def local_path(location: str | os.PathLike[str], what: str) -> Path:

@@ -71,7 +71,7 @@ class TeacherSettings:
     """One teacher."""
 
     model: str | None = None
-    """A run's folder, or a folder with a transformers model and its tokenizer."""
+    """A run's folder, a folder with a transformers model and its tokenizer, or its name on the Hugging Face hub."""
     cache: str | None = None
     """A folder that `penstock distill cache` wrote, instead of a model: training then needs no teacher."""
     loss: LossSettings = field(default_factory=LossSettings)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.core.errors import ConfigError, FormatError
+from penstock.core.folders import may_be_of_hub
 from penstock.models.settings import ModelSettings
 from penstock.runs.keywords import ModelKeywords
 from penstock.runs.run_document import check_names
@@ -49,7 +50,7 @@ def load_model(
         return load_folder(RunFolder.open(folder).model, device, dtype, module=module)
     if folder.exists():
         return load_folder(folder, device, dtype, module=module)
-    if not _may_be_of_hub(str(path)):
+    if not may_be_of_hub(str(path)):
         raise FormatError(f"{path}: there is no such folder; give a run, a model's folder, or owner/name on the hub")
     from penstock.models.huggingface_model import load_huggingface
 
@@ -94,13 +95,9 @@ def model_section(path: str | Path) -> str:
         return text
     if Path(path).exists():
         return f"from:{text}"
-    if not _may_be_of_hub(text):
+    if not may_be_of_hub(text):
         raise ConfigError(f"model {text!r}: there is no such folder; give that of a run or a model, or owner/name")
     return f"hf:{text}"
-
-
-def _may_be_of_hub(name: str) -> bool:
-    return name.count("/") <= 1 and not name.startswith((".", "/", "~"))
 
 
 @dataclass(frozen=True, kw_only=True)

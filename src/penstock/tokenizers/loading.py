@@ -18,7 +18,8 @@ import json
 import re
 from pathlib import Path
 
-from penstock.core.errors import MissingExtraError, TokenizerError
+from penstock.core.errors import FormatError, TokenizerError
+from penstock.core.folders import hub_copy
 from penstock.tokenizers.bpe_files import (
     LLAMA3_PATTERN,
     LLAMA3_RANKS,
@@ -197,16 +198,9 @@ def _is_later_llama(path: Path) -> bool:
 
 def _download(name: str, revision: str | None) -> Path:
     """The folder in the hub's cache that holds the tokenizer files of `name`."""
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise MissingExtraError("huggingface_hub", "huggingface") from error
     wanted = ["tokenizer.json", CONFIG, CHAT_TEMPLATE, "tekken.json", "tokenizer.model", VOCABULARY, MERGES]
     wanted += ["special_tokens_map.json", "added_tokens.json"]
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
-    except Exception as error:
-        raise TokenizerError(
-            f"{name}: no such file or folder here, and the hub has nothing by that name: "
-            f"{type(error).__name__}: {str(error).splitlines()[0]}; offline, give a folder that holds tokenizer.json"
-        ) from error
+        return hub_copy(name, wanted, revision)
+    except FormatError as error:
+        raise TokenizerError(f"{error}; offline, give a folder that holds tokenizer.json") from error

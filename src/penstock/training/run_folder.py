@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
+from penstock.core.folders import hub_copy, may_be_of_hub
 from penstock.core.yaml_files import parse_yaml, read_yaml
 from penstock.shards import ChatInfo
 from penstock.shards.images import MEDIA, PROCESSOR_FOLDER, MediaInfo
@@ -74,10 +75,16 @@ class RunFolder:
     def open(cls, path: str | Path) -> Self:
         """Find the newest complete checkpoint of a run, or a model in the Hugging Face layout.
 
+        Args:
+            path: A folder, or the name of a model on the Hugging Face hub.
+
         Raises:
-            FormatError: It is neither, or has no complete checkpoint yet.
+            FormatError: It is neither, or has no complete checkpoint yet; or the hub has nothing by that name.
             CorruptionError: Its run file is damaged.
+            MissingExtraError: It is a name on the hub, and huggingface_hub is not installed.
         """
+        if not Path(path).exists() and may_be_of_hub(str(path)):
+            return cls._of_huggingface(_of_hub(str(path)))
         path = Path(path)
         if (path / "config.json").is_file():
             return cls._of_huggingface(path)
@@ -149,6 +156,17 @@ class RunFolder:
             trained_length=_length(config.get("max_position_embeddings")),
             processor=path if any((path / name).is_file() for name in _PROCESSORS) else None,
         )
+
+
+def _of_hub(name: str) -> Path:
+    """The copy of a model of the hub, with its tokenizer and processor; weights as safetensors where it has them."""
+    small = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
+    folder = hub_copy(name, [*small, "*.safetensors"])
+    if not (folder / "config.json").is_file():
+        raise FormatError(f"{name}: no folder here, and on the hub it is not a model: config.json is missing")
+    if not any(folder.glob("*.safetensors")):
+        folder = hub_copy(name, [*small, "*.bin"])
+    return folder
 
 
 def begin_run(
