@@ -338,8 +338,8 @@ def _without_images(mask: Mask, places: Sequence[ImagePlace]) -> Mask:
 
 
 _NOT_OF_THE_MASK = (
-    "; variables of the template come with it: template=ps.chat.load_template(…, enable_thinking=False); how a record is "
-    "read: ps.chat.read_conversation"
+    "; variables of the template come with it: template=ps.chat.load_template(…, enable_thinking=False); how a record "
+    "is read: ps.chat.read_conversation"
 )
 
 
