@@ -133,7 +133,7 @@ def test_not_written_turns(tokenizer):
 def test_not_written_tool_calls_and_tools(tokenizer):
     messages = [TWO[0], {"role": "assistant", "content": "alook", "tool_calls": [call(city="x")]}]
     chat = look({"messages": messages, "tools": TOOLS}, tokenizer)
-    assert found(chat, "not_written") == [(1, "the template leaves out 'tool calls' of its tool_calls: all of it")]
+    assert found(chat, "not_written") == [(1, "the template writes none of its tool calls; take one that does")]
     assert found(chat, "dropped") == [(-1, "the template writes none of the tools")]
     source = "{{ tools | tojson }}" + CHATML.replace(
         "m.content", "m.content + (m.tool_calls | tojson if m.tool_calls else '')"

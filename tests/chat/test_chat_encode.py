@@ -139,6 +139,8 @@ def test_the_door_reads_records_templates_and_settings(tokenizer, tmp_path):
     assert trained(encode_chat(record, tokenizer)) == ["a<|im_end|>"]
     with pytest.raises(ConfigError, match=r"has no chat template of its own; set template to a \.jinja file"):
         encode(ask("u", "a"), tokenizer=tokenizer)
+    with pytest.raises(ConfigError, match=r"has no chat template of its own; set template to a \.jinja file"):
+        encode(ask("u", "a"), tokenizer=tokenizer, template="auto")
     with pytest.raises(ConfigError, match="no chat template there"):
         encode(ask("u", "a"), tokenizer=tokenizer, template=tmp_path / "none")
     with pytest.raises(ConversationError, match=r"chat template given as text refuses the conversation: only Jinja"):
@@ -230,6 +232,18 @@ def test_what_is_given_by_mistake_is_named(tmp_path_factory):
         encode([], tokenizer=tokenizer, template=CHATML)
     with pytest.raises(ConversationError, match="'<done>' is no control token of this tokenizer"):
         encode(ask("a", "b"), tokenizer=tokenizer, template=CHATML.replace("<|im_end|>", "<done>"))
+
+
+def test_auto_is_the_tokenizers_own_template(tmp_path_factory, tmp_path):
+    small_tokenizer(tmp_path_factory).save(tmp_path / "own")
+    (tmp_path / "own/chat_template.jinja").write_text(CHATML)
+    texts = {encode(ask("a", "b"), tokenizer=tmp_path / "own", template=given).text for given in (None, "auto", CHATML)}
+    assert len(texts) == 1
+
+
+def test_variables_of_the_template_are_sent_to_it(tmp_path_factory):
+    with pytest.raises(ConfigError, match=r"'chat_template_kwargs' is not a.*template=ps\.chat\.load_template\("):
+        encode(ask("a"), tokenizer=small_tokenizer(tmp_path_factory), template=CHATML, chat_template_kwargs={})
 
 
 def test_tools_may_stand_beside_messages(tmp_path_factory):

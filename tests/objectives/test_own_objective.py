@@ -165,3 +165,24 @@ def test_a_state_is_refused_with_another_objective(data):
     state = loader(data, Reverse()).state_dict()
     with pytest.raises(ps.errors.StateError, match="objective"):
         loader(data, Reverse(marker=998)).load_state_dict(state)
+
+
+class Unfinished:
+    """An objective of which half is there."""
+
+    name = "unfinished"
+
+    def measure(self, lengths, keys):
+        """As they are."""
+        return lengths
+
+
+def test_what_an_objective_lacks_is_named(data):
+    with pytest.raises(ConfigError, match="has no document_limit, write; needed are name, document_limit, measure, wr"):
+        check_objective(Unfinished())
+    with pytest.raises(ConfigError, match=r"got <.*Unfinished object at .*>, which has no document_limit, write$"):
+        ps.Source(data, objective=Unfinished())
+    with pytest.raises(ConfigError, match=r"got <class .*; make an object of the class"):
+        ps.Source(data, objective=Causal)
+    with pytest.raises(ConfigError, match="got 'mine:Reversed'; here it is an object"):
+        ps.Source(data, objective="mine:Reversed")

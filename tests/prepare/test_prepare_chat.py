@@ -16,7 +16,7 @@ from prepare_cases import contents
 from makers.datasets import prepare_here
 from makers.texts import make_chat, write_json_lines
 from makers.tokenizers import CHATML
-from penstock import Dataset, chat, prepare
+from penstock import Dataset, chat, load_tokenizer, prepare
 from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError, OutputError, RecordError
 from penstock.prepare import ChatSettings
@@ -173,6 +173,8 @@ def test_a_rewritten_chat_can_become_a_document_for_each_reply(tmp_path, chat_to
         records, chat_tokenizer, tmp_path / "split", template=REWRITING, on_rewrite="split", validation=0.5
     )
     assert (split.records, split.documents, split.more_documents, split.rejects) == (3, 5, 2, 0)
+    assert "cross-check: boundaries of chatml agree: 1 of 5\ncross-check: 4 not compared: " in split.as_text()
+    assert "not compared" not in whole.as_text()
     for name in split.splits:
         dataset = Dataset.open(tmp_path / "split" / name)
         lines = [document.origin.line for document in dataset[:]]
@@ -213,6 +215,21 @@ def test_turns_that_cannot_end_and_empty_replies_are_told(tmp_path, chat_tokeniz
     assert "1 conversation kept: a trained reply says nothing (empty_reply); the first: " in text
     [eos] = [text for text, token_id in chat_tokenizer.special_tokens.items() if token_id == chat_tokenizer.eos_id]
     assert report.chats["terminators"] == {eos: {"seen": 3, "trained": 3, "is_control": True}}
+
+
+def test_a_terminator_that_swallows_the_line_end_is_a_control_token(tmp_path, chat_tokenizer):
+    """As Phi-3's <|end|>, whose entry has rstrip."""
+    chat_tokenizer.save(tmp_path / "strips")
+    path = tmp_path / "strips/tokenizer.json"
+    parsed = json.loads(path.read_text())
+    for token in parsed["added_tokens"]:
+        token["rstrip"] = token["content"] == "<|im_end|>"
+    path.write_text(json.dumps(parsed))
+    report = prepare_chats([make_chat("water", "wheel")], load_tokenizer(tmp_path / "strips"), tmp_path / "out")
+    assert report.chats["terminators"] == {"<|im_end|>\n": {"seen": 2, "trained": 1, "is_control": True}}
+    assert "plain text" not in report.as_text()
+    chatted = chat.encode(make_chat("water", "wheel"), tokenizer=tmp_path / "strips", template=CHATML)
+    assert "ends trained: <|im_end|>⏎ of message 1\n" in str(chatted.certificate)
 
 
 def test_a_dataset_ships_its_template_and_stop_ids(tmp_path, chat_tokenizer):

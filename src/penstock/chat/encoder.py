@@ -337,6 +337,12 @@ def _without_images(mask: Mask, places: Sequence[ImagePlace]) -> Mask:
     return replace(mask, tokens=weights)
 
 
+_NOT_OF_THE_MASK = (
+    "; variables of the template come with it: template=ps.chat.load_template(…, enable_thinking=False); how a record "
+    "is read: ps.chat.read_conversation"
+)
+
+
 def encode(
     conversation: Conversation | Mapping[str, Any] | Sequence[Mapping[str, Any]],
     *,
@@ -351,7 +357,8 @@ def encode(
     Args:
         conversation: A list of messages, a record of any layout, or a `Conversation`.
         tokenizer: A tokenizer, or where to load it from.
-        template: A chat template, or where to load it from; by default the one that came with the tokenizer.
+        template: A chat template, or where to load it from; by default, and with "auto", the one that came with the
+            tokenizer.
         tools: JSON schemas of functions, for a list of messages; a record has its own.
         strict: Raise if the certificate contains an error; False: return it for inspection.
         mask_settings: See `MaskSettings`.
@@ -361,11 +368,11 @@ def encode(
         ConfigError: A setting is unknown or out of range.
     """
     loaded = tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(tokenizer)
-    if template is None:
+    if template is None or template == "auto":
         template = own_template(loaded)
     elif not isinstance(template, Template):
         template = load_template(template, tokenizer=loaded)
-    chosen = MaskSettings.of(mask_settings)
+    chosen = MaskSettings.of(mask_settings, _NOT_OF_THE_MASK)
     if not isinstance(conversation, Conversation):
         conversation = _read(conversation, tools)
     chats = ChatEncoder(loaded, template, chosen).encode(conversation)

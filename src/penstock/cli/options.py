@@ -77,7 +77,8 @@ Template = Annotated[
         "--template",
         metavar="PATH|auto",
         help="Records are conversations, rendered with this chat template: a .jinja file, a folder with a "
-        "tokenizer, or auto (the template of --tokenizer).",
+        "tokenizer, auto (the template of --tokenizer), or the name of a plain one that comes with penstock (chatml, "
+        "llama3, …).",
         rich_help_panel="Chats",
     ),
 ]
@@ -86,7 +87,7 @@ ChatConfig = Annotated[
     typer.Option(
         "--chat-config",
         metavar="FILE",
-        help="YAML file of chat settings: those below, and how records are read (layout, field_messages, "
+        help="YAML file of chat settings: those of these options, and how records are read (layout, field_messages, "
         "message_property_mappings, roles, …).",
         rich_help_panel="Chats",
     ),

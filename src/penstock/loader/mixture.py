@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.core.errors import ConfigError
 from penstock.objectives import Objective
-from penstock.objectives.objective import Causal
+from penstock.objectives.objective import Causal, missing_members
 from penstock.sampling import Shuffle, integer_shares
 from penstock.sampling._kernels import WINDOW_BLOCKS
 from penstock.sampling.order import MOST_RUNS, SHUFFLE_CODES
@@ -136,8 +136,7 @@ class Source:
         if isinstance(self.sides, (str, Path)):
             raise ConfigError(f"{where}: sides must be a list of side datasets, got {self.sides!r}")
         object.__setattr__(self, "sides", tuple(self.sides))
-        if isinstance(self.objective, type) or not hasattr(self.objective, "measure"):
-            raise ConfigError(f"{where}: objective must be one such as penstock.Causal(), got {self.objective!r}")
+        self._check_objective(where)
         if self.shuffle not in tuple(SHUFFLE_CODES):
             raise ConfigError(f"{where}: shuffle must be one of {', '.join(SHUFFLE_CODES)}, got {self.shuffle!r}")
         object.__setattr__(self, "shuffle_runs", whole(f"{where}: shuffle_runs", self.shuffle_runs))
@@ -149,6 +148,20 @@ class Source:
             )
         if self.too_long is not None and self.too_long not in TOO_LONG:
             raise ConfigError(f"{where}: too_long must be one of {', '.join(TOO_LONG)}, got {self.too_long!r}")
+
+    def _check_objective(self, where: str) -> None:
+        """Refuse what is no objective: a class, a name, or an object without all members."""
+        missing = missing_members(self.objective)
+        if not missing and not isinstance(self.objective, type):
+            return
+        given = f"{where}: objective must be one such as penstock.Causal(), got {self.objective!r}"
+        if isinstance(self.objective, str):
+            cure = "; here it is an object"
+        elif isinstance(self.objective, type):
+            cure = "; make an object of the class"
+        else:
+            cure = f", which has no {', '.join(missing)}"
+        raise ConfigError(given + cure)
 
     def _accept_path(self, where: str) -> None:
         """Check what can be checked before anything is opened; freeze a list."""

@@ -124,6 +124,15 @@ class Causal:
         return Written(tokens=tokens, weights=weights)
 
 
+MEMBERS = ("name", "document_limit", "measure", "write")
+"""What every objective has."""
+
+
+def missing_members(objective: object) -> tuple[str, ...]:
+    """Those of `MEMBERS` that it does not have."""
+    return tuple(member for member in MEMBERS if not hasattr(objective, member))
+
+
 LENGTHS = (1, 2, 3, 5, 8, 21, 64, 300)
 
 
@@ -143,6 +152,8 @@ def check_objective(objective: Objective, *, sequence_length: int = 512, vocab_s
     Raises:
         ConfigError: A rule is broken; the message names the first one and the document.
     """
+    if missing := missing_members(objective):
+        raise ConfigError(f"objective {objective!r}: it has no {', '.join(missing)}; needed are {', '.join(MEMBERS)}")
     numbers = np.random.default_rng(seed)
     if " at 0x" in repr(objective):
         raise ConfigError(f"{objective.name}: repr must say its settings, found {objective!r}; use a frozen dataclass")

@@ -108,7 +108,7 @@ class ChatSummary:
         self._add_roles(chats)
         endings = Counter((text, trained) for chat in chats for _, text, trained in chat.certificate.terminators)
         for (text, trained), count in endings.items():
-            ending = self.terminators.setdefault(text, TerminatorCounts(is_control=text in control))
+            ending = self.terminators.setdefault(text, TerminatorCounts(is_control=text.strip() in control))
             ending.seen += count
             ending.trained += count * trained
         _add_counts(self.checks, Counter(check for chat in chats for check in chat.certificate.checks))
@@ -260,7 +260,7 @@ class ChatSummary:
                 f"warning: plain text, because this tokenizer has no such control token: {', '.join(plain)}; does the "
                 "template belong to another model?"
             )
-        lines += [f"cross-check: {check}: {count:,} of {self.documents:,}" for check, count in self.checks.items()]
+        lines += self._check_lines()
         for kind, problem in self.problems.items():
             fate = "rejected" if problem.is_error else "kept"
             count = f"{problem.conversations:,} conversation{'s' * (problem.conversations != 1)}"
@@ -269,6 +269,20 @@ class ChatSummary:
             lines.append(f"control text in messages that was encoded as text: {self.forged:,}")
         if self.typed:
             lines.append(f"control text in messages that became control tokens: {self.typed:,}")
+        return lines
+
+    def _check_lines(self) -> list[str]:
+        """How many documents each other method agreed with, and why the rest were not compared."""
+        lines, compared = [], Counter[str]()
+        for check, count in self.checks.items():
+            compared[check.rpartition(" ")[0]] += count
+            lines.append(f"cross-check: {check}: {count:,} of {self.documents:,}")
+        rest = self.documents - max(compared.values(), default=self.documents)
+        if rest:
+            lines.append(
+                f"cross-check: {rest:,} not compared: other parts than all of the assistant's turns are trained "
+                "(by settings, flags, or one reply alone), or a message holds control text"
+            )
         return lines
 
 

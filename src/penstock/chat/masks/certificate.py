@@ -85,7 +85,7 @@ class Certificate:
         for trained, verb in ((True, "trained"), (False, "only read")):
             found = [(message, text) for message, text, is_trained in self.terminators if is_trained == trained]
             if found:
-                texts = " ".join(dict.fromkeys(text for _, text in found))
+                texts = " ".join(dict.fromkeys(text.replace("\n", "⏎") for _, text in found))
                 messages = ", ".join(str(message) for message, _ in found)
                 noun = "message" if len(found) == 1 else "messages"
                 lines.append(f"ends {verb}: {texts} of {noun} {messages}")

@@ -174,10 +174,14 @@ def _check_words(evidence: Evidence, dropped: Sequence[Dropped]) -> Iterator[Pro
         message = evidence.conversation.messages[part.message]
         whole = part.begin == 0 and part.end == _length(message, part.field)
         shown = part.text if len(part.text) <= 40 else part.text[:40] + "…"
-        report = f"the template leaves out {shown!r} of its {part.field}"
+        if calls := part.field == "tool_calls":
+            report = "the template writes none of its tool calls"
+        else:
+            report = f"the template leaves out {shown!r} of its {part.field}"
         if whole and part.field != "reasoning_content" and part.message in evidence.mask.trained:
             if part.message not in unwritten:
-                yield Problem("not_written", part.message, f"{report}: all of it")
+                rest = "; take one that does" if calls else ": all of it"
+                yield Problem("not_written", part.message, report + rest)
         else:
             yield Problem("dropped", part.message, report)
 

@@ -128,7 +128,8 @@ class LayoutSettings:
     message_property_mappings: Mapping[str, str] = field(default_factory=dict)
     """Property of a message as templates call it → its name in the record: `{role: from, content: value}`."""
     message_field_training: str | None = None
-    """Flag of a message that says whether it is trained; None: `train`, `training` or `loss`."""
+    """Flag of a message that says whether it is trained; None: `train`, `training` or `loss`. Besides it, `weight` or
+    `loss_weight` is the message's loss weight."""
     message_field_training_detail: str | None = None
     """List of character ranges of a message; None: `train_detail`, `training_detail` or `train_ranges`."""
     roles: Mapping[str, Sequence[str]] = field(default_factory=dict)
