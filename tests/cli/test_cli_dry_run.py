@@ -48,7 +48,7 @@ def test_sources_that_end_before_the_run(run_file, capsys):
 
 
 def test_the_folder_is_looked_at_and_left_alone(made, run_file, capsys, tmp_path):
-    with pytest.raises(OutputError, match="a run is there already; set resume to continue it"):
+    with pytest.raises(OutputError, match=r"a run is there already; resume it \(--resume, or resume=True\)"):
         plan(run_file, capsys, output=str(made / "plain"))
     before = {path: path.lstat().st_mtime_ns for path in (made / "plain").rglob("*")}
     plan(run_file, capsys, "training.steps=8", output=str(made / "plain"), resume=True)

@@ -84,6 +84,13 @@ def test_a_model_that_refuses_packed_rows_by_itself() -> None:
         ps.check_isolation(model)
 
 
+def test_a_mistake_in_a_forward_of_ones_own_is_called_that() -> None:
+    model = make_model("llama")
+    message = r"forward= failed on .*'dict' object has no attribute.*ps\.to_torch\(row\)"
+    with pytest.raises(IsolationError, match=message):
+        ps.check_isolation(model, forward=lambda model, row: model(ps.to_torch(row).tokens))
+
+
 @pytest.mark.parametrize(
     "changed",
     [{"use_cache": True}, {"attention_mask": torch.ones(1, 37, dtype=torch.long)}, {"position_ids": None}],

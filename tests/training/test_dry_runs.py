@@ -153,7 +153,7 @@ def test_folders_that_are_not_free(data, tmp_path):
         ("file", "is a file; name a folder"),
         ("file/run", "Not a directory|cannot be written"),
         ("mine", "not empty and holds no run"),
-        ("run", "a run is there already; set resume to continue it"),
+        ("run", r"a run is there already; resume it \(--resume, or resume=True\)"),
     ):
         for dry_run in (True, False):
             with pytest.raises(OutputError, match=message):

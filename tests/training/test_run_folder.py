@@ -182,7 +182,7 @@ def test_a_run_that_never_trained_is_begun_anew(data, tmp_path):
     make(data, tmp_path / "run", "training.steps=7")
     assert "steps: 7" in (tmp_path / "run" / RUN_FILE).read_text()
     train(data, tmp_path / "run", "training.steps=2", "training.schedule.warmup_steps=2")
-    with pytest.raises(OutputError, match="a run is there already; set resume to continue it"):
+    with pytest.raises(OutputError, match=r"a run is there already; resume it \(--resume, or resume=True\)"):
         make(data, tmp_path / "run")
 
 

@@ -33,7 +33,7 @@ def test_folders_that_hold_something(data, tmp_path):
         make(data, tmp_path / "mine", resume=True)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
     train(data, tmp_path / "run", until=1)
-    with pytest.raises(OutputError, match="a run is there already; set resume to continue it"):
+    with pytest.raises(OutputError, match=r"a run is there already; resume it \(--resume, or resume=True\)"):
         make(data, tmp_path / "run")
 
 

@@ -79,8 +79,9 @@ def check_isolation(
 
     Args:
         model: A torch module, unwrapped (before DDP or FSDP), on any device and in any dtype.
-        forward: (model, row) → logits [T, vocabulary]; by default the call of a transformers causal language model with
-            the arguments of `penstock.huggingface.model_inputs`, which is what the Trainer trains with.
+        forward: (model, row) → logits [T, vocabulary]; `to_torch(row)` gives tensors. By default the call of a
+            transformers causal language model with the arguments of `penstock.huggingface.model_inputs`, as the Trainer
+            trains it.
         lengths: Tokens of the documents in the test row.
         sequence_length: Slots of the rows that the model will see. If the model's settings name shorter lengths, such
             as a sliding window, longer documents are tested too. Some rotary embeddings change for all documents of a
@@ -95,7 +96,10 @@ def check_isolation(
     """
     if sequence_length is not None:
         refuse_changing_rotary(model, sequence_length)
-    forward = forward or (_transformers_forward if images is None else _forward_of_images)
+    if forward is None:
+        forward = _transformers_forward if images is None else _forward_of_images
+    else:
+        forward = _explained(forward)
     report = try_isolation(model, forward, lengths=lengths, seed=seed)
     longer = None if sequence_length is None else longer_documents(model, sequence_length)
     if longer is not None:
@@ -496,6 +500,26 @@ def _transformers_forward(model: Any, row: ModelInput) -> Any:
             "AutoModelForCausalLM loads it, or pass forward="
         )
     return output.logits[0]
+
+
+def _explained(forward: Forward) -> Forward:
+    """A caller's own function, whose mistakes are more likely than a model that takes no packed rows."""
+    import torch
+
+    def call(model: Any, row: ModelInput) -> Any:
+        try:
+            return forward(model, row)
+        except (IsolationError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # whatever a caller's code raises
+            found = " ".join(f"{type(error).__name__}: {error}".split())
+            raise IsolationError(
+                f"{describe(model)}: forward= failed on a row of several documents ({found}). It gets the model and "
+                "one row of NumPy arrays (ps.to_torch(row) has tensors by name), and returns logits [T, vocabulary]. "
+                f"If it is right, the model takes no such rows. {CURE}"
+            ) from error
+
+    return call
 
 
 def _guarded(variant: Any, forward: Forward, model: Any) -> Callable[[ModelInput], Any]:

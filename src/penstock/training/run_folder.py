@@ -230,7 +230,9 @@ def may_begin(path: Path, *, resume: bool) -> bool:
     if RUN_FILE not in names:
         raise OutputError(f"{path}: the folder is not empty and holds no run; choose another")
     if not resume:
-        raise OutputError(f"{path}: a run is there already; set resume to continue it, or choose another folder")
+        raise OutputError(
+            f"{path}: a run is there already; resume it (--resume, or resume=True), or choose another folder"
+        )
     return False
 
 

@@ -343,7 +343,8 @@ class Trainer:
                 if last or stop or done % self.settings.checkpoints.every == 0:
                     self._save(step)
                 if stop and not last:
-                    self.say(f"stopped by {interruption.name or 'another rank'} after step {done}; set resume to go on")
+                    by = interruption.name or "another rank"
+                    self.say(f"stopped by {by} after step {done}; --resume (resume=True) goes on")
                     return
                 if last:
                     return
@@ -423,7 +424,7 @@ class Trainer:
         if not (loss - loss == 0 and norm - norm == 0):
             raise StateError(
                 f"step {step.index}: loss {loss}, gradient norm {norm}: not finite. Nothing of this step is saved; "
-                "lower the learning rate, or look at `loader.explain` of the step, then set resume to go on"
+                "lower the learning rate, or look at `loader.explain` of the step, then resume (--resume, resume=True)"
             )
         taught = {} if self.distiller is None else self.distiller.end(self.ranks.sum, loss)
         own = {} if self._own_loss is None else self._own_loss.take(self.ranks)
