@@ -207,7 +207,8 @@ def test_errors_name_the_cure(inspect, arguments, message):
     assert message in err
 
 
-def test_a_file_of_bare_tokens_is_told_its_type(inspect, tmp_path):
+def test_a_file_of_bare_tokens_is_told_its_type(inspect, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")  # for paths of any length
     path = tmp_path / "tokens.npy"
     np.array([5, 6, 0, 7, 0], np.uint16).tofile(path)
     code, _, err = inspect(str(path))
