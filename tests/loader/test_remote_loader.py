@@ -258,6 +258,7 @@ def test_a_failure_comes_where_its_step_would_have_come(store):
 def test_once_all_is_here_steps_are_made_as_from_a_local_disk(store, threads, monkeypatch):
     """In the middle of an iteration, and from the beginning of the next; with what is behind the slice not here."""
     monkeypatch.setattr("penstock.loader.fetching._ALL_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.loader.fetching._ALL_SHARE", 0)
     # A fast machine would ask for all steps before the first is taken.
     monkeypatch.setattr("penstock.loader.fetching.AHEAD_STEPS", 16)
     local, remote = pair(store, "chats", max_epochs=4, slice=(0.0, 0.7), too_long="drop", **BLOCK)

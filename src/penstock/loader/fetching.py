@@ -43,7 +43,9 @@ _LEAST_SHARE = 4
 """Steps ahead take at most this part of the cache: a quarter."""
 _LOOK_SECONDS = 0.1
 _ALL_SECONDS = 0.5
-"""How often it is looked whether all units are here."""
+"""How often it is looked whether all units are here, at most."""
+_ALL_SHARE = 100
+"""Looking takes at most this part of the time: a hundredth."""
 
 Wanted = list[tuple[Holder, Annotated[Int64, "units"]]]
 
@@ -432,7 +434,7 @@ class StepsAhead:
         if now < self._look:
             return False
         found = self._hold_all()
-        self._look = now + max(_ALL_SECONDS, 100 * (time.monotonic() - now))
+        self._look = now + max(_ALL_SECONDS, _ALL_SHARE * (time.monotonic() - now))
         return found
 
     def _wait_for_the_last(self) -> None:
