@@ -79,7 +79,7 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(data, tmp_path, name):
     stopped = newest_complete(tmp_path / "run" / "checkpoints").step
     # The step that was under way, and the one before it, whose record may not have been written.
     assert stopped <= done + 2
-    assert f"stopped by {name} after step {stopped}; --resume (resume=True) goes on" in said
+    assert f"stopped by {name} after step {stopped}; resume=True (--resume) goes on" in said
     until = stopped + 3
     before = signal.getsignal(signal.SIGTERM)
     found = train(data, tmp_path / "run", *options, resume=True, until=until)

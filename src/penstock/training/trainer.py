@@ -344,7 +344,7 @@ class Trainer:
                     self._save(step)
                 if stop and not last:
                     by = interruption.name or "another rank"
-                    self.say(f"stopped by {by} after step {done}; --resume (resume=True) goes on")
+                    self.say(f"stopped by {by} after step {done}; resume=True (--resume) goes on")
                     return
                 if last:
                     return
