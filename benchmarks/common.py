@@ -50,7 +50,7 @@ class Peer:
         self.last: dict[str, Any] = {}
 
     def __call__(self, line: str = "go") -> float:
-        """One repeat, told by a line; its seconds."""
+        """One repeat, begun by a line of input; its seconds."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{line}\n")

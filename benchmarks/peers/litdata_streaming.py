@@ -5,13 +5,9 @@ of the input is a number of workers.
 Needs torch and litdata. Its obstore reads only TLS unless it is told otherwise, for which litdata has no setting.
 """
 
-import json
 import logging
 import os
-import shutil
 import sys
-import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +19,7 @@ os.environ |= {
 }  # fmt: skip
 from litdata import StreamingDataLoader, StreamingDataset, TokensLoader, optimize
 from litdata.streaming import downloader
+from timed_epoch import answer_lines
 
 bucket, endpoint, tokens_file = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 slots, rows = map(int, sys.argv[4:6])
@@ -42,33 +39,18 @@ def batch_of(samples: list) -> torch.Tensor:
     return torch.stack(samples).to(torch.int32)
 
 
+def batches(local: str, workers: int) -> StreamingDataLoader:
+    data = StreamingDataset(
+        "s3://bucket/litdata", cache_dir=local, item_loader=TokensLoader(block_size=slots), shuffle=True,
+        storage_options={"endpoint_url": endpoint}, max_pre_download=4,
+    )  # fmt: skip
+    return StreamingDataLoader(data, batch_size=rows, num_workers=workers, collate_fn=batch_of)
+
+
 if __name__ == "__main__":
     if not (bucket / "litdata" / "index.json").exists():
         optimize(
             parts_of, [0], str(bucket / "litdata"), chunk_bytes=CHUNK_BYTES, num_workers=1, verbose=False,
             item_loader=TokensLoader(block_size=slots),
         )  # fmt: skip
-    for line in sys.stdin:
-        local = tempfile.mkdtemp()
-        begun, cpu = time.monotonic(), sum(os.times()[:4])
-        data = StreamingDataset(
-            "s3://bucket/litdata", cache_dir=local, item_loader=TokensLoader(block_size=slots), shuffle=True,
-            storage_options={"endpoint_url": endpoint}, max_pre_download=4,
-        )  # fmt: skip
-        first, early, count, check = 0.0, 0, 0, 0
-        for batch in StreamingDataLoader(data, batch_size=rows, num_workers=int(line), collate_fn=batch_of):
-            check += int(batch.sum())
-            count += batch.numel()
-            if not first:
-                first, early = time.monotonic() - begun, count
-        seconds = time.monotonic() - begun
-        answer = {
-            "seconds": seconds,
-            "tokens": count,
-            "first": first,
-            "rest": count - early,
-            "cpu": sum(os.times()[:4]) - cpu,
-        }
-        print(json.dumps(answer), flush=True)
-        del data, batch
-        shutil.rmtree(local, ignore_errors=True)
+    answer_lines(batches)

@@ -6,13 +6,9 @@ Needs torch and mosaicml-streaming; torchvision, which it imports for images, ma
 """
 
 import gc
-import json
 import logging
 import os
-import shutil
 import sys
-import tempfile
-import time
 from pathlib import Path
 from types import ModuleType
 
@@ -32,6 +28,7 @@ except ImportError:
 
 from streaming import MDSWriter, StreamingDataset
 from streaming.base.util import clean_stale_shared_memory
+from timed_epoch import answer_lines
 
 bucket, endpoint, tokens_file = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 slots, rows = map(int, sys.argv[4:6])
@@ -50,10 +47,7 @@ def batch_of(samples: list) -> torch.Tensor:
     return torch.from_numpy(np.stack([one["tokens"] for one in samples]).astype(np.int32))
 
 
-for line in sys.stdin:
-    local = tempfile.mkdtemp()
-    clean_stale_shared_memory()
-    begun, cpu = time.monotonic(), sum(os.times()[:4])
+def batches(local: str, workers: int) -> DataLoader:
     data = StreamingDataset(
         remote="s3://bucket/mds", local=local, shuffle=True, shuffle_algo="py1e", batch_size=rows,
         predownload=64 * rows, num_canonical_nodes=1,
@@ -61,21 +55,13 @@ for line in sys.stdin:
     for stream in data.streams:
         # Forked workers would share the connection that brought the index, and read each other's answers.
         stream._downloader.clean_up()
-    first, early, count, check = 0.0, 0, 0, 0
-    for batch in DataLoader(data, batch_size=rows, num_workers=int(line), collate_fn=batch_of):
-        check += int(batch.sum())
-        count += batch.numel()
-        if not first:
-            first, early = time.monotonic() - begun, count
-    seconds = time.monotonic() - begun
-    answer = {
-        "seconds": seconds,
-        "tokens": count,
-        "first": first,
-        "rest": count - early,
-        "cpu": sum(os.times()[:4]) - cpu,
-    }
-    print(json.dumps(answer), flush=True)
-    del data, batch
-    gc.collect()  # what is left of it removes shared memory by name
-    shutil.rmtree(local, ignore_errors=True)
+    return DataLoader(data, batch_size=rows, num_workers=workers, collate_fn=batch_of)
+
+
+def clean() -> None:
+    gc.collect()  # what is left of an epoch removes shared memory by name
+    clean_stale_shared_memory()
+
+
+clean()
+answer_lines(batches, clean)

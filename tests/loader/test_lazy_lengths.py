@@ -6,28 +6,21 @@ from itertools import islice
 
 import numpy as np
 import pytest
+from remote_cases import BLOCK, DENOISE, NEED, SETTINGS, Reversed, pair, patient_store, weighted_halves
 
 from contracts import assert_same_step
 from makers.datasets import random_documents, tokenizer_info
-from makers.object_store import s3_store
-from makers.objectives import PlainObjective
-from penstock import Denoise, InputRequirements, Loader, Mixture, Source, open_dataset, write_dataset
+from penstock import Loader, Mixture, Source, open_dataset, write_dataset
 from penstock.core.errors import ConfigError, CorruptionError, StoreError
 from penstock.core.randomness import mix
 from penstock.inspection.datasets import summarise
 from penstock.loader.lengths_ahead import LengthsAhead
-from penstock.objectives import Written
 from penstock.sampling import Permutation
 from penstock.shards.convert import write_megatron
 from penstock.shards.extend import write_side
 from penstock.shards.lengths import LazyNumbers
 
 DOCUMENTS, RANGE = 12_000, 300
-SETTINGS = {"sequence_length": 256, "rows_per_step": 8, "seed": 3, "window_rows": 32}
-BLOCK = {"shuffle": "block", "shuffle_runs": 2}
-NEED = InputRequirements(
-    asked_by="a test", loss_weights=True, positions=True, document_ids=True, cu_seqlens=True, prefix=True
-)
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +33,7 @@ def folder(tmp_path_factory):
         documents = random_documents(DOCUMENTS, 0, 180, seed=1)
         write_dataset(root / "bucket" / "plain", documents, tokenizer=tokenizer_info(), documents_per_shard=5000)
         chats = random_documents(3000, 0, 700, seed=2)
-        spans = [
-            [(1, len(one) // 2, 1.0), (len(one) // 2 + 1, len(one), 0.5)] if len(one) > 9 else None for one in chats
-        ]
+        spans = weighted_halves(chats)
         write_dataset(
             root / "bucket" / "chats", chats, spans=spans, tokenizer=tokenizer_info(), documents_per_shard=1100
         )
@@ -54,30 +45,11 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def store(folder, tmp_path, monkeypatch):
-    pytest.importorskip("s3fs")
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("penstock.shards.stores.PAUSE_SECONDS", 0.01)
     monkeypatch.setattr("penstock.shards.length_ranges.RANGE_DOCUMENTS", 200)
-    with s3_store(folder, monkeypatch) as found:
+    with patient_store(folder, tmp_path, monkeypatch) as found:
         yield found
 
 
-def pair(store, name, **options):
-    """A source on the disk, and the same in the store."""
-    return (
-        Source(store.folder / "bucket" / name, name=name, **options),
-        Source(f"s3://bucket/{name}", name=name, **options),
-    )
-
-
-class Reversed(PlainObjective):
-    """Runs in Python."""
-
-    def write(self, tokens, weights, key):
-        return Written(tokens=tokens[::-1].copy(), weights=weights)
-
-
-DENOISE = Denoise.ul2r(modes={"R": 901, "X": 902, "S": 903}, sentinels=range(700, 900))
 SOURCES = {
     "full": ("plain", {}),
     "block": ("plain", BLOCK),

@@ -13,21 +13,18 @@ from itertools import islice
 
 import numpy as np
 import pytest
+from remote_cases import BLOCK, DENOISE, NEED, SETTINGS, Reversed, pair, patient_store, weighted_halves
 
 from contracts import ARRAYS, assert_same_step
 from makers.datasets import random_documents, tokenizer_info
-from makers.object_store import s3_store
-from makers.objectives import PlainObjective
 from makers.processes import child_environment
 from makers.trees import tree_dataset
 from patience import PATIENCE_SECONDS, wait_for
-from penstock import Denoise, InputRequirements, Loader, Mixture, Source, open_dataset, write_dataset
+from penstock import InputRequirements, Loader, Mixture, Source, open_dataset, write_dataset
 from penstock.config import load_run, make_loader
 from penstock.core.errors import ConfigError, StoreError
-from penstock.objectives import Written
 
 DOCUMENTS = 12_000
-SETTINGS = {"sequence_length": 256, "rows_per_step": 8, "seed": 3, "window_rows": 32}
 
 
 @pytest.fixture(scope="module")
@@ -37,40 +34,17 @@ def folder(tmp_path_factory):
     documents = random_documents(DOCUMENTS, 20, 180, seed=1)
     write_dataset(root / "bucket" / "plain", documents, tokenizer=tokenizer_info(), documents_per_shard=5000)
     chats = random_documents(3000, 5, 700, seed=2)
-    spans = [[(1, len(one) // 2, 1.0), (len(one) // 2 + 1, len(one), 0.5)] if len(one) > 9 else None for one in chats]
+    spans = weighted_halves(chats)
     write_dataset(root / "bucket" / "chats", chats, spans=spans, tokenizer=tokenizer_info(), documents_per_shard=1100)
     return root
 
 
 @pytest.fixture
 def store(folder, tmp_path, monkeypatch):
-    pytest.importorskip("s3fs")
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("penstock.shards.stores.PAUSE_SECONDS", 0.01)
-    with s3_store(folder, monkeypatch) as found:
+    with patient_store(folder, tmp_path, monkeypatch) as found:
         yield found
 
 
-def pair(store, name, **options):
-    """A source on the disk, and the same in the store."""
-    return (
-        Source(store.folder / "bucket" / name, name=name, **options),
-        Source(f"s3://bucket/{name}", name=name, **options),
-    )
-
-
-class Reversed(PlainObjective):
-    """Runs in Python."""
-
-    def write(self, tokens, weights, key):
-        return Written(tokens=tokens[::-1].copy(), weights=weights)
-
-
-DENOISE = Denoise.ul2r(modes={"R": 901, "X": 902, "S": 903}, sentinels=range(700, 900))
-NEED = InputRequirements(
-    asked_by="a test", loss_weights=True, positions=True, document_ids=True, cu_seqlens=True, prefix=True
-)
-BLOCK = {"shuffle": "block", "shuffle_runs": 2}
 SOURCES = {
     "full": ("plain", {}),
     "block": ("plain", BLOCK),

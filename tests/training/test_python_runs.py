@@ -216,7 +216,7 @@ def test_what_is_done_with_a_run(data, made, tmp_path):
         made.generate("", max_token=3)
     (tmp_path / "other").mkdir()
     shutil.copyfile(made.path / "metrics.jsonl", tmp_path / "other" / "metrics.jsonl")
-    page = made.plot(tmp_path / "curves.html", beside=[tmp_path / "other", made], smoothing=0, log_y=True).read_text()
+    page = made.plot(tmp_path / "curves.html", compare=[tmp_path / "other", made], smoothing=0, log_y=True).read_text()
     assert page.count("<li class=") == 2  # the same run twice is one
     assert '"smoothing":0,"logX":false,"logY":true' in page
     exported = made.export(tmp_path / "exported")

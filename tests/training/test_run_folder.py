@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 import torch
@@ -74,6 +75,9 @@ def test_a_model_of_the_hub(data, run, tmp_path, monkeypatch):
     (tmp_path / "out" / "model.safetensors").rename(tmp_path / "out" / "pytorch_model.bin")
     RunFolder.open("some/model")
     assert asked == [("some/model", ["*.safetensors"])] * 2 + [("some/model", ["*.bin"])]
+    snapshot = tmp_path / "models--some--model-1" / "snapshots" / "0123abc"
+    shutil.copytree(tmp_path / "out", snapshot)
+    assert [RunFolder.open(one).name for one in (snapshot, tmp_path / "out")] == ["model-1", "out"]
     (tmp_path / "out" / "config.json").unlink()
     with pytest.raises(FormatError, match="some/model: no folder here, and on the hub it is not a model"):
         RunFolder.open("some/model")

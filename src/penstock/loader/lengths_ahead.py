@@ -17,9 +17,9 @@ from penstock.sampling.order import mixed_with
 from penstock.shards.lengths import Ranges
 
 _STRETCH = 1 << 17
-"""Documents whose lengths are waited for together, at most: 512 runs of 256."""
+"""Maximum documents to wait for together: 512 runs of 256."""
 _LEAST = 1024
-"""Documents after those whose lengths are asked for, at least."""
+"""Minimum documents to ask for after those."""
 
 
 @final
@@ -75,7 +75,7 @@ class LengthsAhead:
         self.ranges.need(documents, documents + 1)
 
     def _stretch(self, position: int) -> tuple[int, int]:
-        """The positions [begin, end) around one whose documents are asked for together."""
+        """The positions [begin, end) around one: their documents are asked for together."""
         epoch, index = divmod(position, self._size)
         begin, end = mixed_with(index, self._size, self._source.shuffle, self._source.shuffle_runs)
         if self._source.shuffle == "none":

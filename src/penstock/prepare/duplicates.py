@@ -66,7 +66,7 @@ class Loss:
 @final
 @dataclass(frozen=True, slots=True)
 class StoredDrop:
-    """The task of dropping documents from a finished part whose shards are in a store; needs nothing of the output."""
+    """The task of dropping documents from a finished part that is in a store; needs nothing of the output."""
 
     number: int
     record: PartRecord

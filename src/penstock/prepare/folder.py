@@ -24,16 +24,17 @@ from penstock.prepare.part import HASHES, PARTS, REJECTED, REPORT, WORK
 from penstock.prepare.settings import RETIRED, fingerprint
 from penstock.shards import Manifest
 from penstock.shards.files import output_errors, write_json
+from penstock.shards.manifest import BATCHES, FILES, LENGTHS, MANIFEST, RANGE_CHECKSUMS, WEIGHT_SUMS
 from penstock.shards.stubs import stub_path
 
-PLAN, MANIFEST, LOCK = "prepare.json", "manifest.json", "lock"
+PLAN, LOCK = "prepare.json", "lock"
 NEXT = "next-"
 """Prefix of folders with preparations that will replace the present one."""
 
 SPLITS = ("", "train", "validation")
 OURS = (
-    WORK, PLAN, REPORT, PARTS, REJECTED, HASHES, MANIFEST, "lengths.u32", "batches.u64", "weight_sums.f64",
-    "range_checksums.u64", "files.json", "unfinished", "tokenizer", "chat.json", "chat_template.jinja", *SPLITS[1:],
+    WORK, PLAN, REPORT, PARTS, REJECTED, HASHES, MANIFEST, LENGTHS, BATCHES, WEIGHT_SUMS,
+    RANGE_CHECKSUMS, FILES, "unfinished", "tokenizer", "chat.json", "chat_template.jinja", *SPLITS[1:],
 )  # fmt: skip
 """Names that a preparation creates, in addition to its shards."""
 
@@ -176,9 +177,7 @@ class OutputFolder:
             shards = [folder / shard.file for shard in manifest.shards]
             kept = {path.name for path in (*shards, *map(stub_path, shards))} | set(manifest.checksums)
             for name in os.listdir(folder):
-                if name not in kept and (
-                    name.startswith("part-") or name in ("weight_sums.f64", "range_checksums.u64")
-                ):
+                if name not in kept and (name.startswith("part-") or name in (WEIGHT_SUMS, RANGE_CHECKSUMS)):
                     (folder / name).unlink()
             shutil.rmtree(folder / "unfinished", ignore_errors=True)
 

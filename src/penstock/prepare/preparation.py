@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack, final
 
@@ -153,22 +154,13 @@ def prepare(
         StoreError: The output is a URL, and its store cannot be written.
         TokenizerError: The tokenizer cannot be loaded, or has no byte table for loss weights.
     """
-    if is_url(output):
-        return prepare_remote(
-            normal_url(output),
-            overwrite,
-            progress,
-            lambda folder, store: _prepare_folder(
-                source, folder, store, tokenizer=tokenizer, template=template, settings=settings, transform=transform,
-                processes=processes, executor=executor, overwrite=overwrite, progress=progress, verbose=verbose,
-                **options,
-            ),
-        )  # fmt: skip
-    return _prepare_folder(
-        source, local_path(output, "the output of prepare"), None, tokenizer=tokenizer, template=template,
-        settings=settings, transform=transform, processes=processes, executor=executor, overwrite=overwrite,
-        progress=progress, verbose=verbose, **options,
+    into = partial(
+        _prepare_folder, source, tokenizer=tokenizer, template=template, settings=settings, transform=transform,
+        processes=processes, executor=executor, overwrite=overwrite, progress=progress, verbose=verbose, **options,
     )  # fmt: skip
+    if is_url(output):
+        return prepare_remote(normal_url(output), overwrite, progress, into)
+    return into(local_path(output, "the output of prepare"), None)
 
 
 def _prepare_folder(

@@ -1,4 +1,4 @@
-"""A preparation whose shards are in a store: each goes there from the node that made it, once.
+"""Preparing with the shards in a store: each goes there once, from the node that made it.
 
 A shard is made in a temporary folder and uploaded, and a stub takes its place in the output, next to its side files. So
 the output, and the program that started the work, hold small files only. A stub counts as long as its object is the one
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, final
 
 from penstock.core.errors import CorruptionError, OutputError
 from penstock.shards import Manifest, ShardInfo, ShardLayout
-from penstock.shards.copying import fetch_file
+from penstock.shards.copying import SPLITS, fetch_file
 from penstock.shards.files import checksum, map_file, output_errors, write_file
 from penstock.shards.finish import (
     fingerprint_pieces,
@@ -156,9 +156,10 @@ class StoreOutput:
         lost = self._forget_lost(list(owners), self._store.listing())
         self._losses += bool(lost)
         if self._losses > _MOST_LOSSES:
+            where = self._store.where(str(lost[0].relative_to(output)))
             raise OutputError(
-                f"{self._store.where(_object_of(output, lost[0]))}: is removed or replaced again and again; let no "
-                "other program write there, then run it again: finished parts are kept"
+                f"{where}: is removed or replaced again and again; let no other program write there, then run it "
+                "again: finished parts are kept"
             )
         return sorted({owners[shard] for shard in lost})
 
@@ -181,7 +182,7 @@ class StoreOutput:
     def stored(self, home: Path) -> dict[str, StoredFile]:
         """The files of the finished datasets in a folder that are in the store already, by name."""
         found: dict[str, StoredFile] = {}
-        for folder in (home, home / "train", home / "validation"):
+        for folder in (home / split for split in SPLITS):
             if (folder / MANIFEST).is_file():
                 shards = [folder / shard.file for shard in Manifest.load(folder).shards]
                 for shard in shards:
@@ -189,7 +190,7 @@ class StoreOutput:
         return found
 
     def _forget_lost(self, shards: Sequence[Path], listed: dict[str, StoredFile]) -> list[Path]:
-        """Remove the stubs of those shards whose objects are not there as they were uploaded; returns the shards."""
+        """Remove the stubs of shards that are not in the store as they were uploaded; returns these shards."""
 
         def is_there(shard: Path) -> bool:
             return all(self._has(name, one, listed) for name, one in _objects(shard).items())
@@ -211,7 +212,3 @@ class StoreOutput:
 def _objects(shard: Path) -> dict[str, StoredFile]:
     stub = load_stub(shard)
     return {} if stub is None else stub.objects()
-
-
-def _object_of(output: Path, shard: Path) -> str:
-    return str(shard.relative_to(output))

@@ -1,4 +1,4 @@
-"""Preparing into a store: in a folder of the cache that belongs to the URL, whose files are copied at the end.
+"""Preparing into a store: in a folder of the cache that belongs to the URL; its files are copied at the end.
 
 Where several machines may write to the store at once, shards go there as soon as they are made, from the node that made
 them (`prepare/stored_shards.py`), and the folder holds small files only. A killed preparation goes on: parts that are

@@ -197,7 +197,7 @@ def writer_of(found: Opened, slots: int) -> Writer:
         images=None if images is None else images.blank,
     )
     return Writer(
-        name=found.run.path.resolve().name,
+        name=found.run.name,
         step=found.run.step,
         engine=engine,
         tokenizer=found.tokenizer,

@@ -41,13 +41,14 @@ class Run(RunFolder):
         """Find the newest complete checkpoint of a run, or a model in the Hugging Face layout.
 
         Args:
-            path: The folder.
+            path: The folder, or the name of a model on the Hugging Face hub.
             module: Your own torch module, into which the run's weights are loaded; needed if the run names no code
                 that makes the module.
 
         Raises:
-            FormatError: The folder is neither, or has no complete checkpoint yet.
+            FormatError: The folder is neither, or has no complete checkpoint yet; or the hub has nothing by that name.
             CorruptionError: The run file is damaged.
+            MissingExtraError: It is a name on the hub, and huggingface_hub is not installed.
         """
         found = RunFolder.open(path)
         values = {name: getattr(found, name) for name in RunFolder.__dataclass_fields__}
@@ -232,7 +233,7 @@ class Run(RunFolder):
         output: str | Path | None = None,
         *,
         over: str = "step",
-        beside: Sequence["Run | str | Path"] = (),
+        compare: Sequence["Run | str | Path"] = (),
         smoothing: float = 0.01,
         log_x: bool = False,
         log_y: bool = False,
@@ -242,7 +243,7 @@ class Run(RunFolder):
         Args:
             output: A page (.html) or a picture (.png, needs matplotlib); None: curves.html in the run's folder.
             over: step, or tokens.
-            beside: Other runs, or their folders, to draw on the same axes.
+            compare: Other runs, or their folders, to draw on the same axes.
             smoothing: Share of the horizontal axis after which a value weighs half in the smoothed curve; 0: none.
             log_x: Logarithmic horizontal axis.
             log_y: Logarithmic vertical axes.
@@ -255,7 +256,7 @@ class Run(RunFolder):
 
         if over not in ("step", "tokens"):
             raise ConfigError(f"Run.plot: over is {over!r}; expected step or tokens")
-        others = [run.path if isinstance(run, Run) else run for run in beside]
+        others = [run.path if isinstance(run, Run) else run for run in compare]
         view = View(smoothing=smoothing, log_x=log_x, log_y=log_y)
         return plot_runs([self.path, *others], output or self.path / "curves.html", over=over, view=view)  # type: ignore[arg-type]
 

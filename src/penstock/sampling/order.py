@@ -71,7 +71,7 @@ class Permutation:
 
 
 def mixed_with(index: int, size: int, shuffle: Shuffle, runs: int = WINDOW_BLOCKS) -> tuple[int, int]:
-    """(first, last + 1) of the places of an order of `size` documents whose documents are mixed with that at `index`.
+    """(first, last + 1) of the places in an order of `size` documents that are mixed with place `index`.
 
     They are all of them with shuffle `full`, a window of the runs with `block`, one with `none`.
     """

@@ -24,7 +24,7 @@ from penstock.shards.trees import UNITS, Tree
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _TOGETHER = 64
-"""Batches of a remote dataset whose lists are read together."""
+"""Batches of a remote dataset: their lists are read together."""
 
 
 def column_checksums(offsets: Array, columns: Sequence[Ragged]) -> Ragged:

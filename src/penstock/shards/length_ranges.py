@@ -33,7 +33,7 @@ THREADS, THREADS_AHEAD = 32, 8
 REQUEST_BYTES = 4 << 20
 """Of one table, at most."""
 SHOWN_BYTES = 256 << 20
-"""From so many bytes on that are waited for, progress is shown."""
+"""Progress is shown if at least this many bytes are waited for."""
 _LOOK_SECONDS = 0.2
 _TOGETHER = 4096
 

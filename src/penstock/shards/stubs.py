@@ -1,4 +1,4 @@
-"""Shards whose bytes are in a store: a stub stands for each in the folder of a dataset that is being made.
+"""Stubs of shards: while a dataset is made, each stands in its folder for a shard that is in a store already.
 
 `part.arrow.stored` is a line of JSON, then what the fingerprint of the dataset needs of the shard: the checksums of its
 tokens (2 % of its bytes for long documents), its trees, its records of images, and the checksums of its columns. A stub

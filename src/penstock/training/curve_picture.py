@@ -23,7 +23,7 @@ from penstock.training.curves import (
 
 
 def write_png(panels: Sequence[Panel], output: Path, view: View) -> None:
-    """Draw all panels, two beside each other.
+    """Draw all panels, two side by side.
 
     Raises:
         MissingExtraError: matplotlib is not installed.

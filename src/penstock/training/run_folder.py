@@ -39,8 +39,8 @@ BASE = "base"
 _TEMPLATE = "chat_template.jinja"
 LOCK = "lock"
 _BEGUN = {TOKENIZER_FOLDER, PROCESSOR_FOLDER, CHAT, CHAT_TEMPLATE, LOCK, RUN_FILE, f"{RUN_FILE}.partial"}
-_PROCESSORS = ("processor_config.json", "preprocessor_config.json", "patch_processor.json")
 """Files of a run that has not trained yet."""
+_PROCESSORS = ("processor_config.json", "preprocessor_config.json", "patch_processor.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +63,14 @@ class RunFolder:
     """Slots per row in training, or `max_position_embeddings` of a model in the Hugging Face layout."""
     processor: Path | None = None
     """Folder for `penstock.media.load_processor`; None: the model reads no images."""
+
+    @property
+    def name(self) -> str:
+        """The folder's name; of a copy in the hub's cache (`models--owner--name/snapshots/revision`), the model's."""
+        path = self.path.resolve()
+        if path.parent.name == "snapshots":
+            return path.parent.parent.name.split("--", 2)[-1]
+        return path.name
 
     @property
     def image_settings(self) -> dict[str, Any]:
