@@ -22,9 +22,9 @@ STEPS = 14
 def run(dataset, folder, mode):
     """[(step, workers, loss, [[row, digest]])] of each worker, in the order in which they were written."""
     folder.mkdir()
-    # A busy machine starts workers slowly.
+    # A busy machine starts workers slowly. But Ray may still count a lost node, and waits so long for workers on it.
     environment = child_environment(
-        RAY_USAGE_STATS_ENABLED="0", RAY_memory_monitor_refresh_ms="0", RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S="600"
+        RAY_USAGE_STATS_ENABLED="0", RAY_memory_monitor_refresh_ms="0", RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S="120"
     )
     environment["PYTHONPATH"] += f":{EXAMPLES}"
     done = run_python(SCRIPT, dataset, folder, mode, env=environment, check=True)
