@@ -11,11 +11,15 @@
 #   make notebooks            runs tutorials, and writes their notebooks and pictures again
 #   make pictures [ARGS=...]  the pictures of docs/gallery.md and docs/benchmarks.md, with a Chromium (3 minutes); ARGS name some
 #   make bench [BENCHMARKS=benchmarks/bench_packing.py] [ARGS=...]   the benchmarks, all of them or one
+#   make versions             newest packages, tried: writes tests/versions.txt (2 minutes); then run the tests
 #   make clean                remove what these commands made
 #
 # The environment is `.venv`, made with the plain `venv` and `pip` of PYTHON. torch is installed first and alone, and
 # then pinned, so that nothing after it replaces a CPU build by a CUDA one. To choose another build:
 #   make test TORCH_SPEC='torch==2.13.0' TORCH_PIP_OPTIONS='--index-url <an index of CPU wheels>'
+# All else has the version in VERSIONS, so that a package's new release cannot break a clone that worked yesterday. To
+# try the newest of everything:
+#   make test VENV=.venv-newest VERSIONS=
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -24,6 +28,7 @@ TORCH_PIP_OPTIONS ?=
 WORKERS ?= 2
 ARGS ?=
 SOURCE ?=
+VERSIONS ?= tests/versions.txt
 BENCHMARKS ?= $(wildcard benchmarks/bench_*.py)
 
 # What `tests/integrations` tests besides the extras; a test whose package is not there is skipped, and says so.
@@ -36,13 +41,15 @@ TRAINER_SOURCES ?= deepspeed
 
 # The site needs no torch: its reference is read from the source.
 DOCS ?= .venv-docs
+NEWEST ?= build/newest
 
 BIN := $(VENV)/bin
+TESTED := $(if $(VERSIONS),-c $(VERSIONS))
 # Modules are compiled when first imported: compiling all of torch would cost more than the tests need.
 PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
 PINNED := $(VENV)/torch-constraint.txt
 
-.PHONY: demo test test-integrations docs docs-serve notebooks pictures check package kernels bench clean environment
+.PHONY: demo test test-integrations docs docs-serve notebooks pictures check package kernels bench clean environment versions
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready-demo
@@ -77,9 +84,6 @@ kernels: $(VENV)/.ready-dev
 notebooks: $(VENV)/.ready-dev
 	$(BIN)/python tests/notebooks.py $(ARGS)
 
-notebooks: $(VENV)/.ready-dev
-	$(BIN)/python tests/notebooks.py $(ARGS)
-
 pictures: $(VENV)/.ready-dev
 	$(BIN)/python benchmarks/bars.py
 	$(BIN)/python examples/pictures/make.py $(ARGS)
@@ -94,34 +98,42 @@ clean:
 
 environment: $(VENV)/.ready-dev
 
+# torch and torchvision are chosen by TORCH_SPEC; the library itself is installed from this folder.
+versions:
+	rm -rf $(NEWEST)
+	@$(MAKE) --no-print-directory environment VENV=$(NEWEST) VERSIONS=
+	$(NEWEST)/bin/python -m pip install -qq --no-compile --disable-pip-version-check -c $(NEWEST)/torch-constraint.txt -e '.[docs]'
+	{ echo "# What the tests have passed with, for every environment of the Makefile; 'make versions' writes it again."; \
+	  $(NEWEST)/bin/python -m pip freeze --exclude-editable | grep -ivE '^(torch|torchvision|triton|nvidia.*|cuda.*)=='; } > tests/versions.txt
+
 $(PINNED):
 	@echo "penstock: making $(VENV) (once)"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH_PIP_OPTIONS) '$(TORCH_SPEC)'
 	$(BIN)/python -m pip freeze | grep -i '^torch==' > $@
 
-$(VENV)/.ready-demo: pyproject.toml $(PINNED)
-	$(PIP) -c $(PINNED) -e '.[train]'
+$(VENV)/.ready-demo: pyproject.toml $(VERSIONS) $(PINNED)
+	$(PIP) -c $(PINNED) $(TESTED) -e '.[train]'
 	@touch $@
 
-$(VENV)/.ready-dev: pyproject.toml $(PINNED)
-	$(PIP) -c $(PINNED) -e '.[train,huggingface,vision,dev]'
+$(VENV)/.ready-dev: pyproject.toml $(VERSIONS) $(PINNED)
+	$(PIP) -c $(PINNED) $(TESTED) -e '.[train,huggingface,vision,dev]'
 	$(BIN)/python tests/packaging/fit_torchvision.py
 	@touch $(VENV)/.ready-demo $@
 
-$(DOCS)/.ready-docs: pyproject.toml
+$(DOCS)/.ready-docs: pyproject.toml $(VERSIONS)
 	@echo "penstock: making $(DOCS) (once)"
 	$(PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/python -m pip install -qq --no-compile --disable-pip-version-check -e '.[docs]'
+	$(DOCS)/bin/python -m pip install -qq --no-compile --disable-pip-version-check $(TESTED) -e '.[docs]'
 	@touch $@
 
 # The same rules make the environment of the trainers, in its own folder; then it gets their packages.
 $(TRAINERS)/.ready-trainers: pyproject.toml Makefile
 	@$(MAKE) --no-print-directory environment VENV=$(TRAINERS)
-	$(TRAINERS)/bin/python -m pip install -qq --no-compile --disable-pip-version-check -c $(TRAINERS)/torch-constraint.txt \
+	$(TRAINERS)/bin/python -m pip install -qq --no-compile --disable-pip-version-check -c $(TRAINERS)/torch-constraint.txt $(TESTED) \
 	  setuptools wheel $(TRAINER_PACKAGES)
 	$(TRAINERS)/bin/python -m pip install -qq --no-compile --disable-pip-version-check --no-deps $(TRAINER_ALONE)
 	@for package in $(TRAINER_SOURCES); do DS_BUILD_OPS=0 $(TRAINERS)/bin/python -m pip install -qq --no-compile \
-	  --disable-pip-version-check --no-build-isolation -c $(TRAINERS)/torch-constraint.txt $$package || \
+	  --disable-pip-version-check --no-build-isolation -c $(TRAINERS)/torch-constraint.txt $(TESTED) $$package || \
 	  echo "penstock: $$package could not be built; its tests are skipped"; done
 	@touch $@

@@ -149,15 +149,12 @@ def test_refusals() -> None:
 def test_a_model_of_transformers_that_sees_other_documents_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its positions are places in the row (ALiBi), whatever the documents are, as transformers runs it."""
     monkeypatch.setattr("penstock.models.packed_ways.TRIED", ("own",))
-    from transformers import FalconConfig, FalconForCausalLM
+    from transformers import BloomConfig, BloomForCausalLM
 
     from penstock.models.huggingface_model import HuggingFaceModel
 
-    settings = FalconConfig(
-        vocab_size=PADDED_VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=True,
-        initializer_range=0.2,
-    )  # fmt: skip
-    model = HuggingFaceModel(FalconForCausalLM(settings).eval())
+    settings = BloomConfig(vocab_size=PADDED_VOCABULARY, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.2)
+    model = HuggingFaceModel(BloomForCausalLM(settings).eval())
     with pytest.raises(IsolationError, match="documents of one row see each other"):
         ModelTeacher(model, word_tokenizer(), Wanted())
     teacher = ModelTeacher(model, word_tokenizer(), Wanted(), packed=None)

@@ -59,7 +59,7 @@ def make_trainer(folder: Path, loader: Any, model: Any, **kwargs: Any) -> Any:
 def test_the_trainer_says_it_and_does_not_check(
     tmp_path: Path, counting: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    leaking = {"kind": "falcon", "attention": "eager"}
+    leaking = {"kind": "bloom", "attention": "eager"}
     make_trainer(tmp_path, make_loader(counting, attention="row"), make_model(**leaking)).train()
     said = [record.message for record in caplog.records if "see each other" in record.message]
     assert said == ["Trainer: documents of one row see each other: loader has attention='row'"]
@@ -71,4 +71,4 @@ def test_the_trainer_says_it_and_does_not_check(
 def test_an_evaluation_by_document_is_still_checked(tmp_path: Path, counting: Path) -> None:
     apart = make_loader(counting, max_epochs=1)
     with pytest.raises(IsolationError, match="documents of one row see each other"):
-        make_trainer(tmp_path, make_loader(counting, attention="row"), make_model("falcon", "eager"), eval_loader=apart)
+        make_trainer(tmp_path, make_loader(counting, attention="row"), make_model("bloom", "eager"), eval_loader=apart)

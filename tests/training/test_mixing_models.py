@@ -29,7 +29,7 @@ from penstock.training.evaluators import ONE_A_ROW, HeldOutLoss
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("plain_torch")
-ALIBI = ("falcon", {"alibi": True, "new_decoder_architecture": False})
+ALIBI: tuple[str, dict[str, Any]] = ("bloom", {})
 """Its positions are places in the row, whatever the documents are."""
 MAMBA = ("mamba", {"state_size": 4})
 RWKV = ("rwkv", {"attention_hidden_size": 32})
@@ -61,7 +61,7 @@ def make_folder(folder: Path, kind: str, extra: dict[str, Any]) -> Path:
     [
         (
             ALIBI,
-            r"FalconForCausalLM \(falcon, .*documents of one row see each other: logits of document \d of 3 differ",
+            r"BloomForCausalLM \(bloom, .*documents of one row see each other: logits of document \d of 3 differ",
         ),
         (MAMBA, r"MambaForCausalLM \(mamba, .*packing='none'"),
         (DYNAMIC, rf"rotary embedding \(dynamic\) changes .* more than 24 tokens, and rows have {LENGTH}"),

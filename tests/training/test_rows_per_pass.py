@@ -163,7 +163,7 @@ def of_transformers(data, folder, kind, **settings):
 def test_a_model_that_mixes_documents_gets_rows_one_by_one(data, tmp_path, monkeypatch):
     """Each row holds one document, so the model may train; joined rows would mix them."""
     monkeypatch.setattr("penstock.models.packed_ways.TRIED", ("own",))
-    model = of_transformers(data, tmp_path / "model", "falcon", alibi=True, new_decoder_architecture=False)
+    model = of_transformers(data, tmp_path / "model", "bloom")
     one_each = (model, FOUR, "data.loader.packing=none")
     trainer = make(data, tmp_path / "run", *one_each)
     assert trainer.rows_per_pass == 1

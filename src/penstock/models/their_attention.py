@@ -85,14 +85,22 @@ def attempt(inner: Any, run: Callable[[], Result]) -> Result:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        found = f"{describe(inner)} cannot be run on tokens alone: {one_line(error)}"
+        found = f"{describe(inner)} cannot be run on tokens alone by {_transformers()}: {one_line(error)}"
         kernels = [name for name in PACKAGES if is_installed(name)]
         if kernels and next(inner.parameters()).device.type == "cpu":
             raise ConfigError(
                 f"{found}. Perhaps because {', '.join(kernels)} are installed, need CUDA, and are taken by "
                 "transformers on the CPU too: uninstall them, or load the model on a GPU"
             ) from error
-        raise ConfigError(f"{found}; install what it needs, or take a text-only model") from error
+        raise ConfigError(
+            f"{found}; install what it needs or another version of transformers, or take a text-only model"
+        ) from error
+
+
+def _transformers() -> str:
+    from transformers import __version__
+
+    return f"transformers {__version__}"
 
 
 def one_line(error: BaseException) -> str:

@@ -22,8 +22,8 @@ from penstock.models.their_attention import PROMPT, distance, evaluating, one_li
 if TYPE_CHECKING:
     from penstock.models.huggingface_model import HuggingFaceModel
 
-_NAMES = ("past_key_values", "cache_params", "state")
-"""What models call their cache, as an argument and in their outputs."""
+_NAMES = ("cache", "past_key_values", "cache_params", "state")
+"""What models call their cache, as an argument and in their outputs; what comes first is newer (`cache`: from 5.24)."""
 
 
 @final
@@ -90,9 +90,10 @@ class TheirCaches:
             # Hybrids that ask their first layer for a text's length (Bamba, MiniMax) would begin at 0 again.
             given["position_ids"] = held.count + torch.arange(len(tokens), device=tokens.device)[None]
         hidden, output = self._model.read(given)
-        held.cache = {name: found for name in _NAMES if (found := getattr(output, name, None)) is not None}
-        if not held.cache:
+        name = next((name for name in _NAMES if getattr(output, name, None) is not None), None)
+        if name is None:
             raise ValueError("it returns no cache")
+        held.cache = {name: getattr(output, name)}
         held.count += len(tokens)
         return self._model.logits(hidden[0, -1])
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, final
 
 from penstock.core.errors import TokenizerError
+from penstock.tokenizers.tokenizer_config import with_configured_entries
 from penstock.tokenizers.vocabulary import (
     BEGIN_NAMES,
     END_NAMES,
@@ -44,7 +45,8 @@ class HuggingFaceVocabulary:
         model = self._json["model"]
         self._model_type = model.get("type") or _untyped_model(model)
         self._tokens = _model_tokens(model)
-        added = self._json.get("added_tokens") or []
+        added = with_configured_entries(self._json.get("added_tokens") or [], self._tokens, config)
+        self._json["added_tokens"] = added
         self._added = {entry["content"]: int(entry["id"]) for entry in added}
         self._content = {entry["id"] for entry in added if is_content(entry["content"], special=entry["special"])}
         self.controls = {text: token_id for text, token_id in self._added.items() if token_id not in self._content}
