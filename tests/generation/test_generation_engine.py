@@ -1,5 +1,6 @@
 """The engine with a model that is a table: joining, leaving, ends, what is never chosen, what is read twice."""
 
+import json
 import math
 
 import pytest
@@ -8,7 +9,8 @@ from generation_makers import TableModel, successor_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from makers.tokenizers import byte_tokenizer
+from makers.tokenizers import added_token, byte_tokenizer
+from penstock import load_tokenizer
 from penstock.core.errors import ConfigError
 from penstock.generation import Engine, Sampling
 from penstock.generation import engine as engine_module
@@ -36,6 +38,33 @@ def test_greedy_text_to_its_stop_id():
     [found] = engine.generate_all([b"a"], GREEDY)
     assert (found.text, found.finish_reason) == ("bcé日!", "stop")
     assert found.tokens == (*"bcé日!".encode(), END)
+
+
+@pytest.mark.parametrize("scheme", ["always", "first", "never"])
+def test_a_space_that_the_tokenizer_puts_behind_a_control_token_is_no_text(tmp_path, scheme):
+    """The text of a reply is the one that encodes to the reply's tokens."""
+    bytes_of = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    words = {text: 256 + place for place, text in enumerate(["▁Yes", "▁no", "▁", "x", "▁x", "Y", "e", "s", "n", "o"])}
+    merges = ["▁ x", "▁ Y", "▁Y e", "▁Ye s", "▁ n", "▁n o"]
+    words |= {text: 266 + place for place, text in enumerate(["▁Y", "▁Ye", "▁n"])}
+    controls = [added_token(text, 269 + place) for place, text in enumerate(["<|assistant|>", "<|end|>"])]
+    tokenizer = {
+        "added_tokens": controls, "normalizer": None,
+        "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False},
+        "model": {"type": "BPE", "vocab": bytes_of | words, "merges": merges, "byte_fallback": True},
+    }  # fmt: skip
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    loaded = load_tokenizer(tmp_path)
+    table = torch.zeros(271, 271)
+    for here, there in ((269, 256), (120, 256), (256, 257), (257, 256)):
+        table[here, there] = 10.0
+    engine = Engine(TableModel(table), loaded, context_length=64, stop_ids=[270], slots=2)
+    prompt = "<|assistant|>"
+    [found] = engine.generate_all([[269]], Sampling(temperature=0, max_tokens=3))
+    assert found.text == ("Yes no Yes" if scheme == "always" else " Yes no Yes")
+    assert loaded.encode(prompt + found.text, allow_control=True).tolist() == [269, *found.tokens]
+    [plain] = engine.generate_all([[269, 120]], Sampling(temperature=0, max_tokens=2))
+    assert plain.text == " Yes no"
 
 
 def test_pieces_add_up_and_characters_are_whole():

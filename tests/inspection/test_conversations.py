@@ -222,6 +222,19 @@ def test_the_terminal_shows_conversations_figures_and_reasons(mixed, tokenizer):
     assert "tokenizer" in found
 
 
+def test_the_terminal_counts_why_tokens_are_not_trained(tmp_path, tokenizer):
+    source = write(tmp_path / "c.jsonl", record("q", "One.", "Two."))
+    shown = show_conversations(sample_records(source, 1), tokenizer, SETTINGS.merge({"mask_history": True}))
+    [document] = shown.flat
+    lines = printed(conversations_view(shown, Style(console_of()), 1, 500)).splitlines()
+    told = [line.removeprefix("not trained:").split(maxsplit=1) for line in lines if line.startswith("not trained:")]
+    counts, reasons = [int(count) for count, _ in told], [reason.strip() for _, reason in told]
+    assert sum(counts) == len(document.ids) - document.trained
+    assert counts == sorted(counts, reverse=True)
+    assert "role user is not in roles_to_train" in reasons
+    assert any(reason.startswith("an earlier reply, and only the last one is trained") for reason in reasons)
+
+
 def test_equal_reasons_are_told_once(tmp_path, tokenizer):
     sample = sample_records(write(tmp_path / "c.jsonl", *[{"text": "x"}] * 7), 10)
     shown = show_conversations(sample, tokenizer, SETTINGS)

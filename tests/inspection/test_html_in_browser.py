@@ -142,6 +142,16 @@ def test_card_tells_a_token_under_the_pointer_and_at_the_focus(see):
     assert browser.run("document.activeElement.id") == "item-0"
 
 
+def test_card_says_why_a_token_is_not_trained(see):
+    why = ["the prompt <supplies> it"] * 9 + [""] * 3 + ["", *["another"] * 5]
+    browser = see(documents=[make_document(reasons=why)])
+    found = []
+    for place in (2, 9, 12, 13):
+        browser.point(f".t[data-i='{place}']")
+        found.append(card(browser)["loss"])
+    assert found == ["only read: the prompt <supplies> it", "trained, weight 1", "only read", "only read: another"]
+
+
 def test_tab_key_reaches_the_text(see):
     browser = see(documents=[make_document()])
     browser.run("document.querySelector('.steppers button:last-child').focus()")

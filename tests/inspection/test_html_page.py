@@ -184,6 +184,15 @@ def test_payload_tells_the_arrays_again():
     assert (told["length"], told["trained"]) == (18, 3)
 
 
+def test_reasons_are_told_once_and_by_number():
+    why = ["the prompt supplies it"] * 9 + [""] * 3 + ["<another>"] * 6
+    found = payload(PageData(title="t", documents=[make_document(), make_document(reasons=why)]))
+    told = [document.get("reasons") for document in found["sides"][0]["documents"]]
+    assert (told[0], found["reasons"]) == (None, ["", "the prompt supplies it", "<another>"])
+    assert [found["reasons"][number] for number in expanded(told[1])] == why
+    assert "reasons" not in payload(PageData(title="t", documents=[make_document()]))
+
+
 def test_roles_of_documents_that_number_them_differently():
     roles = np.array([0, 1, -1] + [0] * 15)
     documents = [make_document(), make_document(roles=roles, role_names=("tool", "user"))]

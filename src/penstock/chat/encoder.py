@@ -5,7 +5,7 @@ A conversation that fails a check is an error. A token is trained only if its au
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack, final
@@ -19,6 +19,7 @@ from penstock.chat.masks.checks import Evidence, as_prompted, certify
 from penstock.chat.masks.families import Family, detect_family
 from penstock.chat.masks.mask_settings import MaskKeywords, MaskSettings
 from penstock.chat.masks.masks import Mask, decide, trained_messages, weigh
+from penstock.chat.masks.reasons import BEHIND, IMAGE, reasons_of
 from penstock.chat.masks.scanning import scan
 from penstock.chat.records.conversation import Conversation
 from penstock.chat.records.images import images_of
@@ -67,6 +68,20 @@ class EncodedChat:
     certificate: Certificate
     images: tuple[tuple[LoadedImage, ImagePlace], ...] = ()
     """Each image with the tokens that stand for it, in order."""
+    evidence: tuple[Evidence, str | None] | None = field(default=None, repr=False, compare=False)
+    """What `reasons` are found from: the conversation with all that was computed from it, and the text of EOS."""
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why each token is not trained, in words; "" for a token that is."""
+        if self.evidence is None:
+            raise ConfigError("this chat was not made by a ChatEncoder, which knows why its tokens are not trained")
+        found = reasons_of(*self.evidence)
+        for _, place in self.images:
+            found[place.begin : place.end] = [IMAGE] * (place.end - place.begin)
+        # One that was appended comes last.
+        found += [BEHIND] * (len(self.tokens) - len(found))
+        return tuple("" if weight else why for why, weight in zip(found, self.loss_weights, strict=True))
 
     @property
     def trained_text(self) -> tuple[tuple[int, str], ...]:
@@ -271,6 +286,7 @@ class ChatEncoder:
             roles=tuple(message["role"] for message in evidence.conversation.messages),
             certificate=certify(evidence, self.template),
             images=tuple(zip(images_of(evidence.conversation.messages), places, strict=True)) if places else (),
+            evidence=(evidence, self._eos_text),
         )
 
     def _must_append(self, mask: Mask, turns: Mapping[int, Turn]) -> bool:

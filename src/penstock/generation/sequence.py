@@ -30,6 +30,20 @@ class Spelling:
         table = tokenizer.byte_table
         self._data, self._offsets = table.data.tobytes(), table.offsets.tolist()
         self._names = {i: text.encode() for text, i in tokenizer.special_tokens.items() if i not in silent}
+        self._tokenizer, self._controls = tokenizer, {i: text for text, i in tokenizer.special_tokens.items()}
+        self._spaced: dict[int, bool] = {}
+
+    def spaced(self, token: int) -> bool:
+        """Whether the encoder puts a space before text that follows this token, as SentencePiece does.
+
+        Such a space is no part of the text: behind `<|assistant|>`, the text of `▁Yes` is "Yes".
+        """
+        if token not in self._controls or not self._tokenizer.adds_space:
+            return False
+        if token not in self._spaced:
+            ids = self._tokenizer.encode(f"{self._controls[token]}x", allow_control=True).tolist()
+            self._spaced[token] = ids[:1] == [token] and b"".join(self[i] for i in ids[1:]) == b" x"
+        return self._spaced[token]
 
     def __getitem__(self, token: int) -> bytes:
         return self._names.get(token) or self._data[self._offsets[token] : self._offsets[token + 1]]
@@ -173,7 +187,10 @@ class Sequence:
             return self._stream.finish()
         if self.constraint is not None:
             self.constraint.accept(token)
-        text = self._stream.push(self._spelling[token], may_stop=self.may_stop)
+        spelled = self._spelling[token]
+        if self.written == 1 and spelled.startswith(b" ") and self._spelling.spaced(self.ids[-2]):
+            spelled = spelled[1:]
+        text = self._stream.push(spelled, may_stop=self.may_stop)
         if self._stream.stopped:
             self.finish_reason = "stop"
         elif self.constraint is not None and self.constraint.complete:

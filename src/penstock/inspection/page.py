@@ -137,9 +137,15 @@ def payload(data: PageData) -> dict[str, Any]:
     vocabulary, streams, pictures = Vocabulary(), list[np.ndarray[Any, Any]](), Pictures()
     documents = [document for side in (data, data.other) if side for document in side.documents]
     role_names = list(dict.fromkeys(name for document in documents for name in document.role_names))
-    sides = [[_document(each, role_names, vocabulary, streams, pictures) for each in data.documents]]
+    # Of all documents, each once; a trained token has none.
+    reasons = list(
+        dict.fromkeys(["", *(why for document in documents for why in dict.fromkeys(document.reasons or ()))])
+    )
+    sides = [[_document(each, role_names, reasons, vocabulary, streams, pictures) for each in data.documents]]
     if data.other is not None:
-        sides.append([_document(each, role_names, vocabulary, streams, pictures) for each in data.other.documents])
+        sides.append(
+            [_document(each, role_names, reasons, vocabulary, streams, pictures) for each in data.other.documents]
+        )
     rows = [_row(row, data.control_ids, vocabulary, streams, pictures) for row in data.rows]
     table, encoded = vocabulary.write(streams)
     for part, tokens in zip([*(each for side in sides for each in side), *rows], encoded, strict=True):
@@ -149,6 +155,7 @@ def payload(data: PageData) -> dict[str, Any]:
     return {
         "title": data.title,
         "roles": role_names,
+        **({"reasons": reasons} if len(reasons) > 1 else {}),
         "vocabulary": table,
         **({"pictures": pictures.texts} if pictures.texts else {}),
         "sides": [
@@ -171,7 +178,12 @@ def payload(data: PageData) -> dict[str, Any]:
 
 
 def _document(
-    document: PageDocument, names: list[str], vocabulary: Vocabulary, streams: list[Any], pictures: Pictures
+    document: PageDocument,
+    names: list[str],
+    reasons: list[str],
+    vocabulary: Vocabulary,
+    streams: list[Any],
+    pictures: Pictures,
 ) -> dict[str, Any]:
     count = len(document.ids)
     control = [False] * count if document.is_control is None else np.asarray(document.is_control, bool).tolist()
@@ -187,6 +199,7 @@ def _document(
         "trained": document.trained,
         "weights": runs(document.loss_weights),
         "roles": runs(table[roles], document.turns),
+        **({"reasons": runs([reasons.index(why) for why in document.reasons])} if document.reasons else {}),
         "notes": [[note[0], readable(note[1])] for note in document.notes],
         "ok": document.ok,
         "checks": list(document.checks),

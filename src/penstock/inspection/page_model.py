@@ -72,6 +72,8 @@ class PageDocument:
     """[n] number of the message, to separate neighbours of one role; None = a turn ends where the role changes."""
     is_control: Array | None = None
     """[n] bool; None = no control tokens."""
+    reasons: Sequence[str] | None = None
+    """[n] why each token is not trained; "" for one that is. None = not known."""
     notes: Sequence[Note] = ()
     ok: bool | None = None
     """Whether the mask is proven; None = not checked."""
@@ -83,6 +85,7 @@ class PageDocument:
 
     def __post_init__(self) -> None:
         arrays = {"pieces": self.pieces, "loss_weights": self.loss_weights, "roles": self.roles, "turns": self.turns}
+        arrays["reasons"] = self.reasons
         for name, array in {**arrays, "is_control": self.is_control}.items():
             if array is not None and len(array) != len(self.ids):
                 raise ConfigError(f"{self.title}: {name} has {len(array)} entries, ids has {len(self.ids)}")
@@ -269,6 +272,7 @@ def from_chat(
         role_names=role_names,
         turns=encoded.messages,
         is_control=encoded.is_control,
+        reasons=None if encoded.evidence is None else encoded.reasons,
         notes=notes,
         ok=certificate.ok,
         checks=(*certificate.checks, *_straddling(certificate.straddling)),

@@ -1,6 +1,7 @@
 """Tokens in a terminal: roles and trained tokens in colour, or with brackets instead of colours."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
@@ -127,7 +128,15 @@ def conversation_view(document: PageDocument, style: Style, max_tokens: int) -> 
         parts.append(Padding(_flow(document, begin, end, colour, style), (0, 0, 0, 2), expand=False))
     if shown < len(document.ids):
         parts.append(Text(f"…{len(document.ids) - shown:,} more tokens", style="bold"))
-    return Group(*parts, Text())
+    return Group(*parts, *_reasons(document), Text())
+
+
+def _reasons(document: PageDocument) -> Iterator[Text]:
+    """A line for each reason why tokens are not trained, the most frequent first."""
+    told = Counter(reason for reason in document.reasons or () if reason)
+    width = len(f"{max(told.values(), default=0):,}")
+    for reason, count in told.most_common():
+        yield Text(f"not trained: {count:>{width},}  {reason}", style="dim")
 
 
 def _branches(document: PageDocument, style: Style, max_tokens: int) -> Iterator[Any]:

@@ -103,14 +103,14 @@ def decide(
     roles = [message["role"] for message in conversation.messages]
     replies = {number for number, role in enumerate(roles) if role == "assistant"}
     terminators = find_terminators(rendered.text, turns, encoded, stops, replies)
-    closing = _closing(whole, roles)
+    closing = closing_messages(rendered, turns, roles)
     ends = {closing[message]: span for message, span in terminators.items()}
     strokes = [
         *([(0, len(rendered.text), 1.0)] if settings.train_on_inputs else []),
         *_turn_strokes(whole),
         *_stray_strokes(whole, roles),
         *_terminator_strokes(whole, ends, eos_text),
-        *_range_strokes(rendered, conversation.message_weights),
+        *range_strokes(rendered, conversation.message_weights),
     ]
     return Decision(strokes=tuple(strokes), trained=trained, terminators=terminators)
 
@@ -145,7 +145,7 @@ def weigh(
     counts = [len(text.ids) for text in encoded]
     shifts = np.repeat(np.array(bases[:-1], np.int64), counts)
     begins = np.concatenate([text.begins for text in encoded]) + shifts
-    ends = np.concatenate([_ends_of_control_text(*pair) for pair in zip(texts, encoded, strict=True)]) + shifts
+    ends = np.concatenate([ends_of_control_text(*pair) for pair in zip(texts, encoded, strict=True)]) + shifts
     weights, straddling = np.empty(len(begins), np.float32), np.empty(len(begins), np.bool_)
     token_owners = np.empty(len(begins), np.int64)
     weigh_tokens(begins, ends, characters, owners, weights, straddling, token_owners)
@@ -172,7 +172,7 @@ def weigh(
     return masks
 
 
-def _ends_of_control_text(text: str, encoded: EncodedText) -> np.ndarray[Any, np.dtype[np.int64]]:
+def ends_of_control_text(text: str, encoded: EncodedText) -> np.ndarray[Any, np.dtype[np.int64]]:
     """`encoded.ends`, but without the whitespace that some control tokens include after their text (Phi-3)."""
     control = np.flatnonzero(encoded.is_control & (encoded.begins < encoded.ends))
     # The hundreds of tokens of an image have one end.
@@ -204,7 +204,7 @@ def _turn_strokes(whole: _Whole) -> Iterator[Stroke]:
         for begin, end in turn.pieces if whole.settings.train_on_inputs else turn.produced:
             yield begin, end, whole.weights[message]
         if not whole.settings.train_on_reasoning:
-            yield from _reasoning_strokes(whole.rendered, turn)
+            yield from reasoning_strokes(whole.rendered, turn)
 
 
 def _stray_strokes(whole: _Whole, roles: Sequence[str]) -> Iterator[Stroke]:
@@ -224,11 +224,11 @@ def _stray_strokes(whole: _Whole, roles: Sequence[str]) -> Iterator[Stroke]:
             yield words.begin, words.end, 0.0
 
 
-def _closing(whole: _Whole, roles: Sequence[str]) -> dict[int, int]:
+def closing_messages(rendered: Rendered, turns: Mapping[int, Turn], roles: Sequence[str]) -> dict[int, int]:
     """The message that ends each turn: its own, or the last one that was merged into it."""
-    closing = {message: message for message in whole.turns}
-    for words in whole.rendered.words:
-        place = None if words.message in whole.turns else place_of(words, whole.turns)
+    closing = {message: message for message in turns}
+    for words in rendered.words:
+        place = None if words.message in turns else place_of(words, turns)
         if place is not None and roles[place] == roles[words.message]:
             closing[place] = max(closing[place], words.message)
     return closing
@@ -243,9 +243,15 @@ def _terminator_strokes(whole: _Whole, ends: Mapping[int, Span], eos_text: str |
         if message not in trained and text[begin:end] not in known:
             continue
         if not (settings.train_on_inputs and message in trained):
-            is_eos = text[begin:end] == eos_text
-            policy = settings.train_on_eos if is_eos else settings.train_on_eot or settings.train_on_eos
+            _, policy = terminator_policy(settings, text[begin:end] == eos_text)
             yield begin, end, _terminator_weight(policy, message, trained, whole.weights[message])
+
+
+def terminator_policy(settings: MaskSettings, is_eos: bool) -> tuple[str, Terminators]:
+    """The setting that decides about a terminator, and its value."""
+    if is_eos or settings.train_on_eot is None:
+        return "train_on_eos", settings.train_on_eos
+    return "train_on_eot", settings.train_on_eot
 
 
 def find_terminators(
@@ -307,7 +313,7 @@ def _terminator_weight(policy: Terminators, message: int, trained: Sequence[int]
     return weight if message in trained else 0.0
 
 
-def _reasoning_strokes(rendered: Rendered, turn: Turn) -> Iterator[Stroke]:
+def reasoning_strokes(rendered: Rendered, turn: Turn) -> Iterator[Stroke]:
     """The reasoning of a turn at 0, with the tags around it."""
     at, end = 0, None
     for length, message, field, _, _, _ in rendered.runs:
@@ -323,7 +329,7 @@ def _reasoning_strokes(rendered: Rendered, turn: Turn) -> Iterator[Stroke]:
             yield found.start(), found.end(), 0.0
 
 
-def _range_strokes(rendered: Rendered, weights: Sequence[MessageWeights]) -> Iterator[Stroke]:
+def range_strokes(rendered: Rendered, weights: Sequence[MessageWeights]) -> Iterator[Stroke]:
     """The weights that a record gives to characters of its messages."""
     if not any(own.ranges for own in weights):
         return

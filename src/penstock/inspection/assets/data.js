@@ -29,13 +29,14 @@ function expanded(runs, found) {
 
 const decoded = new WeakMap();
 
-/** The arrays of a document, decoded once: tokens, weights, roles. */
+/** The arrays of a document, decoded once: tokens, weights, roles, reasons. */
 function arraysOf(document) {
   if (!decoded.has(document)) {
     decoded.set(document, {
       tokens: integers(document.tokens, document.length),
       weights: expanded(document.weights, new Float64Array(document.length)),
       roles: expanded(document.roles, new Int16Array(document.length)),
+      reasons: expanded(document.reasons || [], new Uint16Array(document.length)),
     });
   }
   return decoded.get(document);

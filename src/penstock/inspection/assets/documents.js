@@ -148,7 +148,7 @@ function showDocument(i, mine) {
 }
 
 function viewOf(each, side, difference, sides) {
-  const { tokens, weights, roles } = arraysOf(each);
+  const { tokens, weights, roles, reasons } = arraysOf(each);
   const marks = difference && [difference.marks.a, difference.marks.b][side];
   const pairs = difference && [difference.pairs.a, difference.pairs.b][side];
   const hits = choice.query ? hitsOf(each) : null;
@@ -164,7 +164,7 @@ function viewOf(each, side, difference, sides) {
         ["position", `${counted(i)} of ${counted(each.length)}`],
         ["id", `${vocabulary.ids[tokens[i]]}${controls.has(tokens[i]) ? ", control token" : ""}`],
         ["role", roleName(roles[i])],
-        ["loss", weights[i] === 0 ? "only read" : `trained, weight ${weights[i]}`],
+        ["loss", weights[i] !== 0 ? `trained, weight ${weights[i]}` : reasons[i] ? `only read: ${page.reasons[reasons[i]]}` : "only read"],
         ["target", targetText(next ? vocabulary.ids[tokens[i + 1]] : -100, weights[i + 1])],
       ];
       if (!page.roles.length) lines.splice(2, 1);
