@@ -2,7 +2,7 @@
 
 import importlib.util
 import json
-import subprocess
+import os
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from makers.processes import free_port, rank_environment
-from patience import PATIENCE_SECONDS
+from makers.ranks import run_ranks
 
 Found = list[dict[str, Any]]
 
 
 def run_on_ranks(program: str, folder: Path, size: int, /, **settings: Any) -> Found:
-    """Run `python PROGRAM SETTINGS.json OUTPUT.json` as so many ranks; what each of them wrote.
+    """Run a program with its settings as so many ranks; what each of them wrote.
 
     Args:
         program: File next to this one.
@@ -27,15 +26,9 @@ def run_on_ranks(program: str, folder: Path, size: int, /, **settings: Any) -> F
         settings: What the program reads.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    port, processes = free_port(), []
-    source = folder / "settings.json"
-    source.write_text(json.dumps(settings))
-    for rank in range(size):
-        command = [sys.executable, Path(__file__).with_name(program), source, folder / f"found-{rank}.json"]
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "cwd": folder}
-        processes.append(subprocess.Popen(command, env=rank_environment(rank, size, port), text=True, **pipes))
-    outputs = [process.communicate(timeout=PATIENCE_SECONDS)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * size, "\n".join(outputs)[-6000:]
+    (folder / "settings.json").write_text(json.dumps(settings))
+    ended = run_ranks(Path(__file__).with_name(program), ["settings.json"], size, folder)
+    assert [code for code, _, _ in ended] == [0] * size, "\n".join(out + err for _, out, err in ended)[-6000:]
     return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(size)]
 
 
@@ -43,7 +36,7 @@ def run_program(train: Any) -> None:
     """What such a program does: call `train` with its settings, and write what it returns."""
     torch.set_num_threads(1)
     found = train(**json.loads(Path(sys.argv[1]).read_text()))
-    Path(sys.argv[2]).write_text(json.dumps(found))
+    Path(f"found-{os.environ['RANK']}.json").write_text(json.dumps(found))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

@@ -1,8 +1,6 @@
 """Packed microbatches for Megatron: arrays, states, sharing in a group, and what is refused. Needs no Megatron."""
 
 import json
-import subprocess
-import sys
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,7 @@ import torch
 from tiny_models import make_dataset, make_loader
 
 import penstock as ps
-from makers.processes import free_port, rank_environment
-from patience import PATIENCE_SECONDS
+from makers.ranks import run_processes
 from penstock.core.errors import ConfigError, DistributedError, StateError
 from penstock.integrations.megatron.layout import pack_rows
 
@@ -171,20 +168,7 @@ GRID = """
 
 def run_grid(folder: Path, data: Path, mode: str) -> list[Any]:
     """Two tensor-parallel groups of two ranks (gloo)."""
-    import textwrap
-
-    port = free_port()
-    code = textwrap.dedent(GRID)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(data), mode, str(folder / "found")],
-            env=rank_environment(rank, 4, port), text=True, **pipes,
-        )
-        for rank in range(4)
-    ]  # fmt: skip
-    outputs = [process.communicate(timeout=PATIENCE_SECONDS)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * 4, "\n".join(outputs)[-4000:]
+    run_processes(folder / "grid.py", GRID, data, mode, folder / "found", processes=4)
     return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(4)]
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from makers.processes import run_processes
+from makers.ranks import run_processes
 from penstock import DataParallel
 from penstock.core.errors import ConfigError, DistributedError
 

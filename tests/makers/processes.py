@@ -5,9 +5,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -73,31 +70,3 @@ def app_of(verb: Any) -> typer.Typer:
     app = typer.Typer(pretty_exceptions_enable=False)
     app.command()(verb)
     return app
-
-
-def run_processes(script: Path, code: str, *arguments: Any, processes: int) -> list[tuple[str, str]]:
-    """Run a script in several processes at once, ranks as by torchrun, which must succeed; (stdout, stderr) of each."""
-    script.write_text(textwrap.dedent(code))
-    # Somebody else may take the port before rank 0 does.
-    for _ in range(3):
-        ended = _run_ranks([sys.executable, str(script), *map(str, arguments)], processes)
-        if not any("EADDRINUSE" in err for _, _, err in ended):
-            break
-    assert not any(code for code, _, _ in ended), "\n".join(err[-3000:] for _, _, err in ended)
-    return [(out, err) for _, out, err in ended]
-
-
-def _run_ranks(command: Sequence[str], processes: int) -> list[tuple[int, str, str]]:
-    port, pipe = free_port(), subprocess.PIPE
-    children = [
-        subprocess.Popen(command, env=rank_environment(rank, processes, port), stdout=pipe, stderr=pipe, text=True)
-        for rank in range(processes)
-    ]
-    try:
-        # Each in a thread: a process whose pipe is full waits, and the others for it.
-        with ThreadPoolExecutor(processes) as pool:
-            texts = list(pool.map(lambda child: child.communicate(timeout=PATIENCE_SECONDS), children))
-    finally:
-        for child in children:
-            child.kill()
-    return [(child.returncode, out, err) for child, (out, err) in zip(children, texts, strict=True)]

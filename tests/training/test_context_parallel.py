@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from makers.processes import run_processes
+from makers.ranks import run_processes
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,8 @@ from test_loss_groups import mixed
 from training_makers import make, train, values
 
 import penstock as ps
-from makers.processes import run_processes, run_python
+from makers.processes import run_python
+from makers.ranks import run_processes
 from penstock.core.errors import ConfigError
 from penstock.training.metrics import read_metrics
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from makers.datasets import prepare_here
-from makers.processes import run_processes
+from makers.ranks import run_processes
 from makers.texts import WORDS, make_texts
 from makers.tokenizers import tiny_tokenizer
 from penstock.config import load_run
