@@ -1,8 +1,8 @@
 """Run by test_prepare_ray_nodes.py: prepares on a cluster of two nodes of this machine, and disturbs it.
 
-Arguments: the source, the tokenizer, the output, and what happens: `nothing`, `worker` (one is killed) or `node` (one
-is lost); for a URL, also its folder on this machine, which nodes then do not see. Prints one JSON line: the report's
-numbers and the nodes that worked.
+Arguments: the source, the tokenizer, the output, and what happens: `worker` (one is killed) or `node` (one is lost);
+for a URL, also its folder on this machine, which nodes then do not see. Prints one JSON line: the report's numbers and
+the nodes that worked.
 """
 
 import json

@@ -22,7 +22,7 @@ def unchanged(record):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("event", ["nothing", "worker", "node"])
+@pytest.mark.parametrize("event", ["worker", "node"])
 def test_the_bytes_of_one_process(tmp_path, corpus, tokenizer, event):
     lines = (corpus / "2.jsonl").read_text().splitlines()[300:500]
     write_texts(corpus / "5.jsonl", [json.loads(line)["text"] for line in lines])

@@ -57,6 +57,8 @@ def test_pieces_are_those_of_the_pattern(texts: list[str]) -> None:
 )
 def test_characters_have_the_classes_of_the_pattern(end: int) -> None:
     for begin in range(0, end, 0x1000):
+        if 0x40000 <= begin < 0xE0000 and begin % 0x10000:
+            continue  # of planes without characters, the beginnings are enough
         characters = [chr(code) for code in range(begin, begin + 0x1000) if not 0xD800 <= code < 0xE000]
         texts = ["".join(f"'{c}'{c}s  {c}{c} {c}\n{c}9{c}a\r{c}'s{c}" for c in characters)]
         assert piece_counts(texts) == slow_piece_counts(texts), hex(begin)

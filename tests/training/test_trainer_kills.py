@@ -14,7 +14,7 @@ from penstock.training.checkpoints import newest_complete
 from penstock.training.metrics import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_torch")]
-KILLS, STEPS = 20, 150
+KILLS, STEPS = 12, 90
 
 # Torch is imported once: the processes that train are forks.
 KILLING = """
@@ -53,7 +53,7 @@ KILLING = """
 
 
 @pytest.mark.slow
-def test_killed_twenty_times(data, tmp_path):
+def test_killed_again_and_again(data, tmp_path):
     script = tmp_path / "killing.py"
     script.write_text(textwrap.dedent(KILLING).replace("KILLS", str(KILLS)).replace("STEPS", str(STEPS)))
     run_python(script, data, tmp_path / "killed", check=True)
