@@ -97,8 +97,14 @@ def test_generation_blocks_inside_macros_and_sets_mark_the_right_words(tokenizer
 
 
 def test_nothing_trained(tokenizer):
-    assert found(look(TWO[:1], tokenizer), "nothing_trained") == [(-1, "no token is trained")]
+    assert found(look(TWO[:1], tokenizer), "nothing_trained") == [
+        (-1, "no token is trained: role user is not in roles_to_train")
+    ]
     assert not look(TWO[:1], tokenizer).certificate.ok
+    flagged = [message | ({"train": False} if message["role"] == "assistant" else {}) for message in TWO]
+    assert found(look(flagged, tokenizer), "nothing_trained") == [
+        (-1, "no token is trained: role user is not in roles_to_train; the record says not to train this message")
+    ]
     with pytest.raises(ConversationError, match="no token is trained"):
         encode(TWO[:1], tokenizer=tokenizer, template=CHATML)
 
@@ -284,6 +290,30 @@ def test_forged_by_tools_and_by_names_of_arguments(tokenizer):
     chat = look({"messages": messages, "tools": tools}, tokenizer, source)
     assert [control for _, control in chat.certificate.forged] == ["<|im_end|>"] * 2
     assert int(chat.is_control[chat.tokens == tokenizer.special_tokens["<|im_end|>"]].sum()) == 2
+
+
+SILENT = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+    "{% if m.role == 'assistant' and loop.last %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+    "{{ m.content + END + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+    "{% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+    "{% else %}BYE{% endif %}"
+)
+"""As Qwen3: the prompt supplies an empty block of thinking if the model is not to think."""
+
+
+@pytest.mark.parametrize(("end", "bye"), [("<|im_end|>", ""), ("</s>", "bye")])
+def test_what_a_prompt_supplies_is_no_disagreement_of_boundaries(tokenizer, end, bye):
+    messages = {"messages": TWO[:2], "chat_template_kwargs": {"enable_thinking": False}}
+    source = SILENT.replace("END", f"('{end}' if m.role == 'assistant' else '<|im_end|>')").replace("BYE", bye)
+    chat = look(messages, tokenizer, source)
+    assert trained(chat) == [f"atwo{end}"]
+    verdict = "disagree" if bye else "agree"
+    assert chat.certificate.checks == (f"boundaries of chatml {verdict}, apart from what the prompt supplies",)
+    assert len(found(chat, "disagreement")) == (verdict == "disagree")
+    thinking = look({"messages": TWO[:2]}, tokenizer, source)
+    assert trained(thinking) == [f"<think>\n\n</think>\n\natwo{end}"]
+    assert thinking.certificate.checks == (f"boundaries of chatml {verdict}",)
 
 
 def test_boundaries_that_disagree_are_told(tokenizer):

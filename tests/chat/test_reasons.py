@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.chat.encoder import encode
 from penstock.chat.masks import reasons
+from penstock.chat.masks.masks import HISTORY
 from penstock.core.errors import ConversationError
 
 TWO = ask("uone", "atwo", "uthree", "afour")
@@ -65,7 +66,7 @@ def test_what_the_record_says(tokenizer, change, text, reason):
 @pytest.mark.parametrize(
     ("changed", "text", "reason"),
     [
-        ({"mask_history": True}, "atwo", reasons.HISTORY),
+        ({"mask_history": True}, "atwo", HISTORY),
         ({"train_on_eos": "none"}, "<|im_end|>", "ends a turn, and train_on_eos is none"),
         ({"train_on_eot": "none", "train_on_eos": "all"}, "afour", ""),
         ({"train_on_reasoning": False}, "<think>\nso\n</think>", reasons.REASONING),
@@ -102,7 +103,7 @@ def test_every_untrained_token_has_a_reason_and_the_cure_trains_it(tokenizer, na
             cure = {"roles_to_train": (*mask["roles_to_train"], role), "mask_history": False}
         elif why.startswith("ends a turn"):
             cure = {why.split()[4]: "turn"}
-        elif why == reasons.HISTORY:
+        elif why == HISTORY:
             cure = {"mask_history": False}
         elif why == reasons.REASONING:
             cure = {"train_on_reasoning": True}

@@ -12,7 +12,8 @@ from python_makers import SETTINGS, KillAfter, KilledError, make_loader, make_mo
 from training_makers import losses, on_two_processes, train, values
 
 import penstock as ps
-from penstock.config import load_run
+from makers.processes import call_penstock
+from penstock.config import load_data, load_run
 from penstock.config import make_loader as loader_of_file
 from penstock.config.run_file import PYTHON
 from penstock.core.errors import ConfigError, FormatError, OutputError, StateError
@@ -76,6 +77,21 @@ def test_settings_alone_make_a_run_that_the_command_can_resume(data, tmp_path, w
 def test_a_run_file_says_which_objects_it_lacks(made):
     with pytest.raises(ConfigError, match=r"started from Python with objects .*Transformer, 13,712 weights.*ps\.train"):
         load_run(made.path / "run.yaml")
+
+
+def test_the_data_of_a_run_can_be_looked_at_by_its_folder(data, made, tmp_path):
+    """Whatever of the run a file cannot hold, unless that is the data."""
+    told = json.loads(call_penstock("plan", made.path, "--steps", 3, "--json").stdout)
+    plain = json.loads(call_penstock("plan", data / "run.yaml", "--steps", 3, "--json").stdout)
+    assert (told["tokens"], told["sources"]) == (plain["tokens"], plain["sources"])
+    rows = [call_penstock("inspect", path).stdout for path in (made.path, made.path / "run.yaml", data / "run.yaml")]
+    assert rows[0] == rows[1] == rows[2]
+    kept = yaml.safe_load((made.path / "run.yaml").read_text())
+    kept[PYTHON]["data.sources.0.objective"] = "an object of mine:Objective"
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(kept))
+    with pytest.raises(ConfigError, match=r"with data that a run file cannot hold \(data.sources.0.objective: an obj"):
+        load_data(tmp_path / "run.yaml")
+    assert load_data(data / "run.yaml", ["data.loader.seed=7"]).loader.seed == 7
 
 
 def test_resume_of_a_run(data, tmp_path, whole, capsys):

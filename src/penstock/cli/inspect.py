@@ -37,7 +37,7 @@ def run(
         typer.Argument(
             metavar="TARGET",
             help="Raw conversations (a file, folder or glob, with --template), a dataset folder, a Megatron prefix, a "
-            "glob of these, or a run file (.yaml).",
+            "glob of these, a run file (.yaml), or a run's folder.",
         ),
     ],
     html: Annotated[
@@ -136,9 +136,12 @@ def run(
         penstock inspect chats.jsonl -t tokenizer --template chatml
         penstock inspect data/chats --rows --html rows.html
     """
+    from penstock.config import run_file_of
     from penstock.core.errors import ConfigError
     from penstock.shards.joined import open_dataset
     from penstock.tokenizers.loading import load_tokenizer
+
+    target = run_file_of(target)
 
     override = load_tokenizer(tokenizer) if tokenizer else None
     if chat_options.get("template") or compare or chat_config or (override is not None and is_raw(target)):

@@ -8,7 +8,7 @@ from penstock.cli.options import AsJson, Assignments
 
 
 def run(
-    run_file: Annotated[str, typer.Argument(metavar="RUN.YAML", help="A run file.")],
+    run_file: Annotated[str, typer.Argument(metavar="RUN.YAML", help="A run file, or a run's folder.")],
     steps: Annotated[int, typer.Option(metavar="N", help="Steps to plan.", min=1)] = 100,
     assignments: Assignments = None,
     as_json: AsJson = False,
@@ -23,10 +23,11 @@ def run(
     import dataclasses
     import json
 
-    from penstock.config import load_run, make_loader
+    from penstock.config import load_data, make_loader, run_file_of
     from penstock.inspection import dry_run, make_console, plan_view
 
-    data = load_run(run_file, assignments or []).data
+    run_file = run_file_of(run_file)
+    data = load_data(run_file, assignments or [])
     report = dry_run(make_loader(data, run_file=run_file, data_parallel=(0, data.loader.rows_per_step)), steps)
     if as_json:
         print(json.dumps({**dataclasses.asdict(report), "padding_share": report.padding_share}))

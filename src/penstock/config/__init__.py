@@ -4,9 +4,17 @@ The settings are the frozen classes of the other rooms. This room only reads the
 and assembles them. `penstock schema` prints the JSON Schema with which editors complete and check run files.
 """
 
-from penstock.config.run_file import DataSettings, RunSettings, load_run, make_loader, run_schema
+from penstock.config.run_file import (
+    DataSettings,
+    RunSettings,
+    load_data,
+    load_run,
+    make_loader,
+    run_file_of,
+    run_schema,
+)
 from penstock.core.lazy_imports import public_names
 
-__all__ = ["DataSettings", "RunSettings", "load_run", "make_loader", "run_schema"]
+__all__ = ["DataSettings", "RunSettings", "load_data", "load_run", "make_loader", "run_file_of", "run_schema"]
 
 __dir__ = public_names(__name__)

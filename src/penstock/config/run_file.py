@@ -23,6 +23,7 @@ from penstock.loader.mixture import Mixture, ShareChange, Source
 from penstock.models import ModelSettings
 from penstock.prepare.settings import ChatSettings
 from penstock.training import TrainSettings
+from penstock.training.run_folder import RUN_FILE
 
 PYTHON = "python"
 """Section that a run started from Python has: place → the Python object that was passed there."""
@@ -88,6 +89,14 @@ class RunSettings:
     """How `penstock prepare --config` turns conversations into training data. Training does not read it."""
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Data:
+    """The part of a run file to check."""
+
+    data: DataSettings
+
+
 def load_run(path: str | Path, assignments: Sequence[str] = ()) -> RunSettings:
     """Read a run file, apply `a.b=1` assignments, and check everything.
 
@@ -107,6 +116,36 @@ def load_run(path: str | Path, assignments: Sequence[str] = ()) -> RunSettings:
         )
     settings: RunSettings = check(document, RunSettings)
     return settings
+
+
+def run_file_of(target: str) -> str:
+    """The run file in a run's folder; anything else stays as it is."""
+    inside = Path(target) / RUN_FILE
+    return str(inside) if inside.is_file() else target
+
+
+def load_data(path: str | Path, assignments: Sequence[str] = ()) -> DataSettings:
+    """The section `data` of a run file; of a run that was started from Python too, if its data are in the file.
+
+    Args:
+        path: A YAML file.
+        assignments: As given to `--set`, in order.
+
+    Raises:
+        ConfigError: As `load_run`; or the run's data are objects that a run file cannot hold.
+    """
+    document = override(read_document(path), list(assignments))
+    given = document.values.get(PYTHON)
+    if not isinstance(given, dict):
+        return load_run(path, assignments).data
+    named = "; ".join(f"{name}: {what}" for name, what in given.items() if name.partition(".")[0] == "data")
+    if named:
+        raise ConfigError(
+            f"{path}: was started from Python with data that a run file cannot hold ({named}); look at its loader "
+            "from Python: ps.inspect(loader)"
+        )
+    alone: _Data = check(replace(document, values={"data": document.values.get("data")}), _Data)
+    return alone.data
 
 
 def resolved_text(path: str | Path, assignments: Sequence[str] = ()) -> str:

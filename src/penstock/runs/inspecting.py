@@ -51,6 +51,7 @@ def inspect(
     Raises:
         ConfigError: There is no such row or document, or raw conversations have no tokenizer.
     """
+    from penstock.config import run_file_of
     from penstock.core.errors import ConfigError
     from penstock.shards.joined import open_dataset
     from penstock.tokenizers.loading import load_tokenizer
@@ -58,7 +59,7 @@ def inspect(
     override = load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
     page = None if html is None else Path(html)
     is_path = isinstance(target, str | Path)
-    name = str(target) if is_path else str(getattr(target, "path", "loader"))
+    name = run_file_of(str(target)) if is_path else str(getattr(target, "path", "loader"))
     if is_path and (chat or (override is not None and is_raw(name))):
         count = documents if page is not None else max(COUNTED, documents or 0)
         numbers = None if document is None else list(document)
@@ -93,14 +94,14 @@ def inspect(
 
 def open_loader(target: str, dataset: Any, assignments: list[str], sequence_length: int, distances: int) -> Any:
     """A loader of a run file, or of a single dataset."""
-    from penstock.config import load_run, make_loader
+    from penstock.config import load_data, make_loader
     from penstock.config.run_file import LOOKED_AT
     from penstock.inputs.model_input import InputRequirements
     from penstock.loader.loader import Loader
     from penstock.loader.mixture import Mixture, Source
 
     if dataset is None:
-        return make_loader(load_run(target, assignments).data, run_file=target)
+        return make_loader(load_data(target, assignments), run_file=target)
     return Loader(
         Mixture([Source(dataset)]),
         sequence_length=sequence_length,

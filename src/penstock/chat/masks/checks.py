@@ -20,7 +20,7 @@ import numpy as np
 from penstock.chat.masks.authors import Authors, check_control_text, find_typed
 from penstock.chat.masks.certificate import Certificate, Dropped, Kind, Problem
 from penstock.chat.masks.mask_settings import MaskSettings
-from penstock.chat.masks.masks import Mask
+from penstock.chat.masks.masks import Mask, why_not
 from penstock.chat.records.conversation import Conversation
 from penstock.chat.render.template import Rendered, Template
 from penstock.chat.render.traced_text import GIVEN, Traced
@@ -68,7 +68,9 @@ def certify(evidence: Evidence, template: Template) -> Certificate:
     ]
     weights = evidence.mask.tokens
     if evidence.appended is None and not (weights[1:] != 0).any():
-        problems.append(Problem("nothing_trained", -1, "no token is trained"))
+        told = [why_not(evidence.conversation, message, evidence.settings) for message in range(len(roles))]
+        why = "" if evidence.mask.trained else f": {'; '.join(dict.fromkeys(told))}"
+        problems.append(Problem("nothing_trained", -1, f"no token is trained{why}"))
     text = evidence.rendered.text
     terminators = [
         (message, text[begin:end], bool(evidence.mask.characters[end - 1]))
@@ -294,11 +296,26 @@ def _is_plain(evidence: Evidence) -> bool:
 
 
 def _compare(name: str, theirs: Any, evidence: Evidence, checks: list[str]) -> Iterator[Problem]:
-    """Compare another mask with ours, apart from tokens of whitespace."""
+    """Compare another mask with ours, apart from tokens of whitespace, and of more than a header in the prompt.
+
+    Markers know nothing of what else a prompt supplies, such as an empty block of thinking; the template shows it.
+    """
     encoded, text = evidence.encoded, evidence.rendered.text
     different = np.flatnonzero(theirs != (evidence.mask.tokens != 0)).tolist()
     different = [token for token in different if text[encoded.begins[token] : encoded.ends[token]].strip()]
-    checks.append(f"{name} {'disagree' if different else 'agree'}")
+    supplied = [
+        (turn.begin - len(turn.supplied), turn.begin)
+        for message, turn in evidence.turns.items()
+        if message in evidence.mask.trained and turn.supplied == turn.opening
+    ]
+    rest = [
+        token
+        for token in different
+        if not (theirs[token] and any(a <= encoded.begins[token] and encoded.ends[token] <= b for a, b in supplied))
+    ]
+    excepted = ", apart from what the prompt supplies" if len(rest) < len(different) else ""
+    different = rest
+    checks.append(f"{name} {'disagree' if different else 'agree'}{excepted}")
     if different:
         token = different[0]
         begin, end = int(encoded.begins[token]), int(encoded.ends[token])

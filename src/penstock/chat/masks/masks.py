@@ -33,6 +33,9 @@ _THINKING = re.compile(
     re.DOTALL,
 )
 
+HISTORY = "an earlier reply, and only the last one is trained (mask_history, or on_rewrite: split)"
+"""Why a message is not trained whose role is."""
+
 _TAG = re.compile(r"\s*(?:<[^<>\s]+>|\[[^\[\]\s]+\])\s*")
 
 
@@ -301,6 +304,18 @@ def trained_messages(conversation: Conversation, settings: MaskSettings) -> tupl
         if verdict:
             chosen.append(message)
     return tuple(chosen[-1:] if settings.mask_history else chosen)
+
+
+def why_not(conversation: Conversation, message: int, settings: MaskSettings) -> str:
+    """Why a message that is not trained is not."""
+    weights, role = conversation.message_weights[message], conversation.messages[message]["role"]
+    if weights.train is False:
+        return "the record says not to train this message"
+    if weights.weight == 0:
+        return "the record gives this message weight 0"
+    if weights.verdict or role in settings.roles_to_train or settings.train_on_inputs:
+        return HISTORY
+    return f"role {role} is not in roles_to_train"
 
 
 def _terminator_weight(policy: Terminators, message: int, trained: Sequence[int], weight: float) -> float:

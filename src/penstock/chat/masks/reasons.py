@@ -15,13 +15,13 @@ from penstock.chat.masks.masks import (
     range_strokes,
     reasoning_strokes,
     terminator_policy,
+    why_not,
 )
 from penstock.chat.render.turns import place_of
 
 TEMPLATE = "text of the template, outside what the model writes"
 SUPPLIED = "the prompt supplies it, so the model never writes it"
 BEHIND = "behind the end of the reply, where the model has stopped"
-HISTORY = "an earlier reply, and only the last one is trained (mask_history, or on_rewrite: split)"
 REASONING = "reasoning, and train_on_reasoning is false"
 RANGE = "the record gives this part of the message weight 0"
 NO_TURN = "its turn was not found in what the template wrote"
@@ -56,7 +56,7 @@ def _strokes(evidence: Evidence, eos_text: str | None) -> Painted:
     for message, turn in evidence.turns.items():
         for begin, end in turn.pieces:
             if message not in trained:
-                yield begin, end, _of_message(evidence, message)
+                yield begin, end, _of(evidence, message)
             else:
                 yield begin, end, BEHIND
                 yield begin, min(end, turn.begin), SUPPLIED
@@ -66,7 +66,7 @@ def _strokes(evidence: Evidence, eos_text: str | None) -> Painted:
     for words in evidence.rendered.words:
         if place_of(words, evidence.turns) != words.message:
             untrained = words.message not in trained
-            yield words.begin, words.end, _of_message(evidence, words.message) if untrained else NO_TURN
+            yield words.begin, words.end, _of(evidence, words.message) if untrained else NO_TURN
     yield from _terminators(evidence, eos_text)
     for begin, end, weight in range_strokes(evidence.rendered, evidence.conversation.message_weights):
         if weight == 0:
@@ -84,13 +84,5 @@ def _terminators(evidence: Evidence, eos_text: str | None) -> Painted:
             yield begin, end, f"ends a turn, and {name} is {policy}{more}"
 
 
-def _of_message(evidence: Evidence, message: int) -> str:
-    """Why a message is not trained."""
-    weights, role = evidence.conversation.message_weights[message], evidence.conversation.messages[message]["role"]
-    if weights.train is False:
-        return "the record says not to train this message"
-    if weights.weight == 0:
-        return "the record gives this message weight 0"
-    if weights.verdict or role in evidence.settings.roles_to_train or evidence.settings.train_on_inputs:
-        return HISTORY
-    return f"role {role} is not in roles_to_train"
+def _of(evidence: Evidence, message: int) -> str:
+    return why_not(evidence.conversation, message, evidence.settings)
