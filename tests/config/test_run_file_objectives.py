@@ -81,6 +81,62 @@ def test_overrides_reach_into_an_objective(load):
     assert load("causal", ["data.sources.web.objective=ul2r"]) == Denoise.ul2r()
 
 
+OWN = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Half:
+    rate: float = 0.5
+    name = "half"
+
+    def document_limit(self, sequence_length): return sequence_length
+    def measure(self, lengths, keys): return lengths
+    def write(self, tokens, weights, key): raise NotImplementedError
+
+def make(share): return Half(share)
+made = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_half.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("function", ["own_half.py:Half", "own_half:Half"])
+@pytest.mark.parametrize("evaluator", [False, True])
+def test_an_objective_of_ones_own(own, load, tmp_path, function, evaluator):
+    text = f"{{kind: own, function: '{function}', arguments: {{rate: 0.25}}}}"
+    jsonschema.validate(yaml.safe_load(FILE.format(text)), run_schema())
+    if evaluator:
+        extra = f"training: {{steps: 1, evaluators: {{held: {{data: data/held, objective: {text}}}}}}}\n"
+        (tmp_path / "run.yaml").write_text(FILE.format("causal") + extra)
+        found = load_run(tmp_path / "run.yaml").training.evaluators["held"].objective
+    else:
+        found = load(text)
+    assert repr(found) == "Half(rate=0.25)"
+    assert repr(load(f"{{kind: own, function: '{function}'}}")) == "Half(rate=0.5)"
+    assert repr(load("{kind: own, function: 'own_half:make', arguments: {share: 1}}")) == "Half(rate=1)"
+
+
+OWN_MISTAKES = {
+    "{kind: own}": r"objective.function: missing; it is required: `module:name`",
+    "{kind: own, function: half}": r"run.yaml:4: data.sources.0.objective: function: found 'half', expected module:fun",
+    "{kind: own, function: 'own_half:Haf'}": r"own_half has no 'Haf'; did you mean 'Half'\?",
+    "{kind: own, function: 'own_half:made'}": r"function: own_half:made is 3; expected a class or a function",
+    "{kind: own, function: 'own_half:Half', arguments: {rat: 1}}": r"arguments: own_half:Half takes \(rate: .*'rat'",
+    "{kind: own, function: 'own_half:Half', rate: 1}": r"objective.rate: unknown key",
+    "{kind: own, function: 'builtins:dict'}": r"objective must be one such as .*got \{\}, which has no",
+}
+
+
+@pytest.mark.parametrize("text", OWN_MISTAKES)
+def test_mistakes_in_an_objective_of_ones_own(own, load, text):
+    with pytest.raises(ConfigError, match=OWN_MISTAKES[text]):
+        load(text)
+
+
 MISTAKES = {
     "ul3": r"run.yaml:4: data.sources.0.objective: found 'ul3', expected 'causal', 'infill', 'ul2', 'ul2r' or 't5'",
     "{kind: infil}": r"found {'kind': 'infil'}, expected a name \(causal, .*t5\), or a mapping with kind: denoise or",

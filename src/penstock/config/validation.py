@@ -2,8 +2,8 @@
 
 Some places of a run file hold one of several kinds of settings, chosen by the key `kind`. An objective is a name, such
 as `causal` or `ul2r`, for its defaults; or a mapping: `{kind: infill, rate: 0.9}`, `{preset: ul2r, roll: false}`,
-`{kind: denoise, tasks: [{kind: spans, rate: 0.15, mean: 3}, {kind: prefix}]}`. Keys are those of the settings classes;
-only `kind` and `preset` are added here.
+`{kind: denoise, tasks: [{kind: spans, rate: 0.15, mean: 3}, {kind: prefix}]}`, `{kind: own, function: mine:Objective}`.
+Keys are those of the settings classes; only `kind` and `preset` are added here.
 
 Each problem that pydantic finds becomes one line: where, what was found, what was expected, and the cure. Pydantic
 tries each member of a union and reports on all of them under names of types. Here a value gets one line: about the
@@ -12,17 +12,32 @@ key is suggested, from anywhere in the file.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import Annotated, Any, Literal, Union, final, get_args, get_origin
 
 from pydantic import BaseModel, Discriminator, Field, Tag, create_model
 
 from penstock.config.document import Document, Place, shortened
 from penstock.core.errors import ConfigError
 from penstock.core.suggestions import NEAR, OTHER_NAMES, closest, did_you_mean, listed_under
+from penstock.models.own_code import load_own_code
 from penstock.objectives import CausalLM, PrefixLM, SpanCorruption
 from penstock.objectives.denoise import Denoise
 from penstock.objectives.infill import Infill
 from penstock.objectives.objective import Causal
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnObjective:
+    """An objective of your own code."""
+
+    function: str
+    """`module:name` or `path/to/file.py:name` of a class or function that makes the objective."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """What it is called with."""
+
 
 PRESETS: dict[str, Callable[..., Any]] = {"ul2": Denoise.ul2, "ul2r": Denoise.ul2r, "t5": Denoise.t5}
 NAMES: dict[str, Callable[..., Any]] = {"causal": Causal, "infill": Infill, **PRESETS}
@@ -34,10 +49,11 @@ KINDS: dict[type, str] = {
     SpanCorruption: "spans",
     PrefixLM: "prefix",
     CausalLM: "causal",
+    OwnObjective: "own",
 }
 """Settings class → its `kind` in a file."""
 
-OBJECTIVE: Any = Literal[tuple(NAMES)] | Denoise | Infill
+OBJECTIVE: Any = Literal[tuple(NAMES)] | Denoise | Infill | OwnObjective
 """Type of the value of `objective:`."""
 
 _TAG = "kind="
@@ -64,7 +80,8 @@ def kind_model(settings: type, model: type[BaseModel]) -> type[BaseModel]:
             "tasks": (tasks.annotation, Field(default=None, description=tasks.description)),
         }
     made: type[BaseModel] = create_model(settings.__name__, __base__=model, **extra)
-    made.__settings_class__ = _make_denoise if settings is Denoise else _without_kind(settings)  # type: ignore[attr-defined]
+    makers: dict[type, Callable[..., Any]] = {Denoise: _make_denoise, OwnObjective: _make_own}
+    made.__settings_class__ = makers.get(settings, _without_kind(settings))  # type: ignore[attr-defined]
     return made
 
 
@@ -124,6 +141,19 @@ def _make_denoise(kind: str = "", preset: str | None = None, tasks: Any = None, 
     return Denoise(tasks, **values) if preset is None else PRESETS[preset](**values)
 
 
+def _make_own(kind: str, function: str, arguments: Mapping[str, Any] | None = None) -> Any:
+    made, given = load_own_code(function, "function"), arguments or {}
+    if not callable(made):
+        raise ConfigError(f"function: {function} is {made!r}; expected a class or a function that makes an objective")
+    try:
+        signature(made).bind(**given)
+    except ValueError:
+        pass  # some built-in classes do not say what they take
+    except TypeError as error:
+        raise ConfigError(f"arguments: {function} takes {signature(made)}: {error}") from None
+    return made(**given)
+
+
 _OPTIONS = {
     "--output RUN": "output output_dir out_dir save_dir run_dir checkpoint_dir run_name",
     "--resume": "resume resume_from_checkpoint auto_resume resume_from",
@@ -176,9 +206,9 @@ def _distance(key: Sequence[str], place: Place) -> tuple[int, int]:
 
 def _keys(model: type[BaseModel], before: str = "", inside: tuple[type, ...] = ()) -> Iterator[tuple[str, str]]:
     """(full key, its last part) of each key; entry 0 stands for all entries of a list, NAME for a user-chosen name."""
-    for name, field in model.model_fields.items():
+    for name, known in model.model_fields.items():
         yield f"{before}{name}", name
-        for kind, part in _models(field.annotation):
+        for kind, part in _models(known.annotation):
             if kind not in inside:
                 yield from _keys(kind, f"{before}{name}.{part}", (*inside, kind))
 
