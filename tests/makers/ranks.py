@@ -76,8 +76,8 @@ def run_ranks(script: Path, arguments: Sequence[Any], processes: int, folder: Pa
             if child.is_alive():
                 child.kill()
                 child.join()
-    told = [[Path(path).read_text(encoding="utf-8", errors="replace") for path in pair] for pair in outputs]
-    return [(child.exitcode, out, err) for child, (out, err) in zip(children, told, strict=True)]
+    said = [[Path(path).read_text(encoding="utf-8", errors="replace") for path in pair] for pair in outputs]
+    return [(child.exitcode, out, err) for child, (out, err) in zip(children, said, strict=True)]
 
 
 def run_processes(script: Path, code: str, *arguments: Any, processes: int) -> list[tuple[str, str]]:

@@ -85,8 +85,7 @@ class PageDocument:
 
     def __post_init__(self) -> None:
         arrays = {"pieces": self.pieces, "loss_weights": self.loss_weights, "roles": self.roles, "turns": self.turns}
-        arrays["reasons"] = self.reasons
-        for name, array in {**arrays, "is_control": self.is_control}.items():
+        for name, array in {**arrays, "is_control": self.is_control, "reasons": self.reasons}.items():
             if array is not None and len(array) != len(self.ids):
                 raise ConfigError(f"{self.title}: {name} has {len(array)} entries, ids has {len(self.ids)}")
         if self.roles is not None and len(self.roles) and not -1 <= self.roles.min() <= self.roles.max() < self._names:

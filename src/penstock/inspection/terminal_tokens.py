@@ -133,9 +133,9 @@ def conversation_view(document: PageDocument, style: Style, max_tokens: int) -> 
 
 def _reasons(document: PageDocument) -> Iterator[Text]:
     """A line for each reason why tokens are not trained, the most frequent first."""
-    told = Counter(reason for reason in document.reasons or () if reason)
-    width = len(f"{max(told.values(), default=0):,}")
-    for reason, count in told.most_common():
+    counts = Counter(reason for reason in document.reasons or () if reason)
+    width = len(f"{max(counts.values(), default=0):,}")
+    for reason, count in counts.most_common():
         yield Text(f"not trained: {count:>{width},}  {reason}", style="dim")
 
 

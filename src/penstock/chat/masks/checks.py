@@ -68,8 +68,8 @@ def certify(evidence: Evidence, template: Template) -> Certificate:
     ]
     weights = evidence.mask.tokens
     if evidence.appended is None and not (weights[1:] != 0).any():
-        told = [why_not(evidence.conversation, message, evidence.settings) for message in range(len(roles))]
-        why = "" if evidence.mask.trained else f": {'; '.join(dict.fromkeys(told))}"
+        reasons = [why_not(evidence.conversation, message, evidence.settings) for message in range(len(roles))]
+        why = "" if evidence.mask.trained else f": {'; '.join(dict.fromkeys(reasons))}"
         problems.append(Problem("nothing_trained", -1, f"no token is trained{why}"))
     text = evidence.rendered.text
     terminators = [
@@ -283,7 +283,7 @@ def _check_methods(evidence: Evidence, checks: list[str]) -> Iterator[Problem]:
     if evidence.mask.generated is not None:
         yield from _compare("generation tags", evidence.mask.generated, evidence, checks)
     if evidence.scanned is not None and not evidence.encoded.forged:
-        yield from _compare(f"boundaries of {evidence.family}", evidence.scanned, evidence, checks)
+        yield from _compare(f"boundaries of {evidence.family}", evidence.scanned, evidence, checks, by_markers=True)
 
 
 def _is_plain(evidence: Evidence) -> bool:
@@ -295,26 +295,21 @@ def _is_plain(evidence: Evidence) -> bool:
     return usual and chosen and unmarked
 
 
-def _compare(name: str, theirs: Any, evidence: Evidence, checks: list[str]) -> Iterator[Problem]:
-    """Compare another mask with ours, apart from tokens of whitespace, and of more than a header in the prompt.
+def _compare(
+    name: str, theirs: Any, evidence: Evidence, checks: list[str], *, by_markers: bool = False
+) -> Iterator[Problem]:
+    """Compare another mask with ours, apart from tokens of whitespace.
 
-    Markers know nothing of what else a prompt supplies, such as an empty block of thinking; the template shows it.
+    Markers know only the header of what a prompt supplies; the rest, such as an empty block of thinking, is excepted.
     """
     encoded, text = evidence.encoded, evidence.rendered.text
     different = np.flatnonzero(theirs != (evidence.mask.tokens != 0)).tolist()
     different = [token for token in different if text[encoded.begins[token] : encoded.ends[token]].strip()]
-    supplied = [
-        (turn.begin - len(turn.supplied), turn.begin)
-        for message, turn in evidence.turns.items()
-        if message in evidence.mask.trained and turn.supplied == turn.opening
-    ]
-    rest = [
-        token
-        for token in different
-        if not (theirs[token] and any(a <= encoded.begins[token] and encoded.ends[token] <= b for a, b in supplied))
-    ]
-    excepted = ", apart from what the prompt supplies" if len(rest) < len(different) else ""
-    different = rest
+    excepted = ""
+    if different and by_markers:
+        rest = [token for token in different if not (theirs[token] and _is_supplied(evidence, token))]
+        excepted = ", apart from what the prompt supplies" if len(rest) < len(different) else ""
+        different = rest
     checks.append(f"{name} {'disagree' if different else 'agree'}{excepted}")
     if different:
         token = different[0]
@@ -322,6 +317,16 @@ def _compare(name: str, theirs: Any, evidence: Evidence, checks: list[str]) -> I
         verb = "train" if theirs[token] else "do not train"
         report = f"{name} {verb} {text[begin:end]!r} at character {begin} ({len(different)} tokens differ)"
         yield Problem("disagreement", -1, report)
+
+
+def _is_supplied(evidence: Evidence, token: int) -> bool:
+    """Whether a token is within what the prompt for a trained turn supplies, all of which the text has."""
+    begin, end = evidence.encoded.begins[token], evidence.encoded.ends[token]
+    return any(
+        turn.begin - len(turn.supplied) <= begin and end <= turn.begin
+        for message, turn in evidence.turns.items()
+        if message in evidence.mask.trained and turn.supplied == turn.opening
+    )
 
 
 def check_prompts(

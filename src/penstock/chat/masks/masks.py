@@ -34,7 +34,7 @@ _THINKING = re.compile(
 )
 
 HISTORY = "an earlier reply, and only the last one is trained (mask_history, or on_rewrite: split)"
-"""Why a message is not trained whose role is."""
+"""Why a message is not trained, although its role is."""
 
 _TAG = re.compile(r"\s*(?:<[^<>\s]+>|\[[^\[\]\s]+\])\s*")
 
