@@ -316,6 +316,22 @@ def test_what_a_prompt_supplies_is_no_disagreement_of_boundaries(tokenizer, end,
     assert thinking.certificate.checks == (f"boundaries of chatml {verdict}",)
 
 
+def test_tags_are_not_excused_for_what_a_prompt_supplies(tokenizer):
+    """Whoever writes tags into a template knows its prompt."""
+    source = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.role == 'assistant' %}{% generation %}"
+        "{{ '<think>\\n\\n</think>\\n\\n' + m.content + '<|im_end|>' }}{% endgeneration %}"
+        "{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n' }}{% endif %}"
+    )
+    chat = look(TWO[:2], tokenizer, source)
+    assert trained(chat) == ["atwo<|im_end|>"]
+    agreed = "boundaries of chatml agree, apart from what the prompt supplies"
+    assert chat.certificate.checks == ("generation tags disagree", agreed)
+    [(_, text)] = found(chat, "disagreement")
+    assert "generation tags train" in text
+
+
 def test_boundaries_that_disagree_are_told(tokenizer):
     """A template that ends replies otherwise than its family."""
     source = CHATML.replace("+ '<|im_end|>\n'", "+ ('</s>' if m.role == 'assistant' else '<|im_end|>') + '\n'")
