@@ -129,9 +129,8 @@ def test_a_flag_called_thinking_stays_and_doubled_thinking_goes():
         ({"a": 1}, True, {"a": 1}),
         ('{"a": 1}', True, {"a": 1}),
         ('{"a": 1}', False, '{"a": 1}'),
-        ("[1]", True, "[1]"),
-        ("no json", True, "no json"),
         ("", True, {}),
+        (" \n", False, {}),
         (None, True, {}),
     ],
 )
@@ -141,8 +140,17 @@ def test_arguments(given, decode, due):
         record = {"messages": [{"role": "assistant", "tool_calls": form}]}
         [as_given] = messages(record, decode_arguments=decode)
         [decoded] = normal(record, decode_arguments=decode)
-        assert as_given["tool_calls"][0]["function"]["arguments"] == ({} if given is None else given)
+        assert as_given["tool_calls"][0]["function"]["arguments"] == (given if given and due else {})
         assert decoded["tool_calls"] == [{"type": "function", "function": {"name": "add", "arguments": due}}]
+
+
+@pytest.mark.parametrize("given", ["[1]", "no json", '{"a": 1', "{'a': 1}", '"{}"', "3", '{"a": NaN}', [1], 3, True])
+@pytest.mark.parametrize("decode", [True, False])
+def test_arguments_that_are_no_object_are_refused_with_message_and_call(given, decode):
+    calls = [{"name": "now", "arguments": "{}"}, {"name": "add", "arguments": given}]
+    for form in ([{"function": call} for call in calls], calls, json.dumps(calls)):
+        with pytest.raises(ConversationError, match=r"message 0, tool call 1, add: its arguments are .*; expected an object"):
+            messages({"messages": [{"role": "assistant", "tool_calls": form}]}, decode_arguments=decode)
 
 
 def test_old_function_calls_and_results():

@@ -103,7 +103,7 @@ def test_every_untrained_token_has_a_reason_and_the_cure_trains_it(tokenizer, na
             cure = {"roles_to_train": (*mask["roles_to_train"], role), "mask_history": False}
         elif why.startswith("ends a turn"):
             cure = {why.split()[4]: "turn"}
-        elif why == HISTORY:
+        elif why == HISTORY and mask["train_on_eos"] != "all":  # then an empty reply has nothing left to train
             cure = {"mask_history": False}
         elif why == reasons.REASONING:
             cure = {"train_on_reasoning": True}

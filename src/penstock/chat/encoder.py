@@ -25,7 +25,8 @@ from penstock.chat.records.conversation import Conversation
 from penstock.chat.records.images import images_of
 from penstock.chat.records.layouts import read_conversation
 from penstock.chat.records.media import refuse_media
-from penstock.chat.render.forms import render_form
+from penstock.chat.render.choosing import render_form
+from penstock.chat.render.structure import find_lost
 from penstock.chat.render.template import Rendered, Template, load_template, own_template
 from penstock.chat.render.turns import Turn, find_turns
 from penstock.chat.tokens.encoding import EncodedText, encode_rendered_batch
@@ -244,10 +245,12 @@ class ChatEncoder:
     def _render(self, conversation: Conversation, *, prompted: bool = False) -> _Draft:
         """A conversation as text, with its turns; `prompted`: with the prompt for its last turn before that turn."""
         try:
-            conversation, rendered = render_form(conversation, self.template)
+            conversation, rendered = render_form(conversation, self.template, self._stops)
             turns = self._turns(conversation, rendered)
             if prompted:
                 rendered = as_prompted(conversation, rendered, turns, self.template)
+                lost = tuple(find_lost(conversation.messages, rendered, self._stops))
+                rendered = replace(rendered, lost=lost)
                 turns = self._turns(conversation, rendered)
         except ValueError as error:
             raise ConversationError(f"{conversation.origin or 'conversation'}: {error}") from error

@@ -20,7 +20,8 @@ from penstock.chat import Rendered, Template
 from penstock.chat.records.conversation import DEFAULT_WEIGHTS, Conversation
 from penstock.chat.records.images import images_of
 from penstock.chat.records.media import refuse_media
-from penstock.chat.render.forms import forms_of, render_form
+from penstock.chat.render.choosing import render_form
+from penstock.chat.render.forms import forms_of
 from penstock.chat.render.traced_text import LITERAL
 from penstock.chat.tokens.encoding import encode_rendered
 from penstock.chat.tokens.images import expand, restore

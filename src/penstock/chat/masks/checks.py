@@ -11,7 +11,7 @@ trained reply except the last; every conversation is checked, because a template
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -60,6 +60,7 @@ def certify(evidence: Evidence, template: Template) -> Certificate:
     problems = [
         *_check_turns(evidence),
         *_check_words(evidence, dropped),
+        *_check_structure(evidence, dropped),
         *_check_foreign(evidence),
         *check_prompts(evidence.conversation, evidence.rendered.text, evidence.turns, evidence.mask.trained, template),
         *_check_escapes(evidence.rendered),
@@ -186,6 +187,35 @@ def _check_words(evidence: Evidence, dropped: Sequence[Dropped]) -> Iterator[Pro
                 yield Problem("not_written", part.message, report + rest)
         else:
             yield Problem("dropped", part.message, report)
+
+
+def _check_structure(evidence: Evidence, dropped: Sequence[Dropped]) -> Iterator[Problem]:
+    """Check that calls of trained messages, and results before a trained message, are written as they are."""
+    trained, last = set(evidence.mask.trained), max(evidence.mask.trained, default=-1)
+    # Of these it is reported once that nothing is written.
+    silent = (_unwritten(evidence) & trained) | {part.message for part in dropped if part.field == "tool_calls"}
+    for message, where, text, _ in evidence.rendered.lost:
+        if message not in silent:
+            needed = message in trained or (where == "result" and message < last)
+            kind: Kind = "unsupplied_header" if where == "stop" else "not_written"
+            yield Problem(kind if needed else "dropped", message, text)
+    for message, call in _misplaced_calls(evidence, trained - silent):
+        name = evidence.conversation.messages[message]["tool_calls"][call]["function"]["name"]
+        yield Problem("untraced", message, f"the template writes call {call} ({name}) where the model does not produce it")
+
+
+def _misplaced_calls(evidence: Evidence, messages: Collection[int]) -> list[tuple[int, int]]:
+    """(message, call) of calls whose name is nowhere in what the model produces in a turn."""
+    found: dict[tuple[int, int], bool] = {}
+    at = 0
+    for length, message, field, _, owner, _ in evidence.rendered.runs:
+        path = field.split(".") if message in messages and field.endswith(".function.name") else ()
+        if len(path) == 4:
+            turn = evidence.turns.get(message if owner is None or owner < 0 else owner)
+            inside = turn is not None and any(begin <= at < end for begin, end in turn.produced)
+            found[message, int(path[1])] = found.get((message, int(path[1])), False) or inside
+        at += length
+    return [call for call, inside in found.items() if not inside]
 
 
 def _is_rewritten_tag(evidence: Evidence, part: Dropped) -> bool:

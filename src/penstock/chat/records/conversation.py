@@ -25,7 +25,10 @@ from typing import Any, Literal, final
 
 from penstock.core.errors import ConversationError
 
-Form = Literal["empty_content", "decode_arguments", "join_text_parts", "wrap_text"]
+Form = Literal[
+    "empty_content", "null_content", "decode_arguments", "encode_arguments", "encode_values", "encode_results",
+    "join_text_parts", "wrap_text",
+]  # fmt: skip
 """Changes that messages may need before a template can render them; see `forms.py`."""
 
 FLAG_KEYS = ("train", "training", "loss")

@@ -57,10 +57,11 @@ def _read_tool(tool: Any, where: str) -> dict[str, Any]:
 def read_calls(value: Any, where: str) -> list[dict[str, Any]]:
     """The tool calls of a message: one or a list, or the JSON text of either; wrapped in `function` or bare.
 
-    Arguments stay as the record has them; `forms.py` decodes them for templates that need objects.
+    Arguments stay as the record has them, an object or its JSON text; `forms.py` changes them for templates that need
+    the other. An empty text, which many servers give for a call without arguments, is an empty object.
 
     Raises:
-        ConversationError: Text is not JSON, or a call has no name.
+        ConversationError: Text is not JSON, a call has no name, or its arguments are no object.
     """
     if isinstance(value, str):
         value = _decode(value, where, "its tool call", '{"name": …, "arguments": {…}}')
@@ -81,12 +82,36 @@ def _read_call(call: Any, where: str) -> dict[str, Any]:
     arguments = function.get("arguments")
     if arguments is None:  # some records call them parameters, and calls without any have neither
         arguments = function.get("parameters")
-    if arguments is None:
+    _check_arguments(arguments, f"{where} {function['name']}:")
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         arguments = {}
     outer = {key: item for key, item in call.items() if item is not None} if "function" in call else {}
     if "id" in call and call["id"] is not None:
         outer["id"] = call["id"]
     return {"type": "function", **outer, "function": {"name": function["name"], "arguments": arguments}}
+
+
+def _check_arguments(arguments: Any, where: str) -> None:
+    """Check that arguments are an object, or the JSON text of one, or nothing."""
+    if arguments is None or isinstance(arguments, Mapping) or (isinstance(arguments, str) and not arguments.strip()):
+        return
+    reason = ""
+    if isinstance(arguments, str):
+        try:
+            value = json.loads(arguments, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            reason = f" ({error})"
+        else:
+            if isinstance(value, dict):
+                return
+    raise ConversationError(
+        f'{where} its arguments are {_kind(arguments)}{reason}; expected an object such as {{"city": "Oslo"}}, or its '
+        "JSON text; repair the record or skip it"
+    )
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _decode(text: str, where: str, what: str, expected: str) -> Any:

@@ -19,9 +19,10 @@ import jinja2
 from jinja2 import ext, filters, nodes, sandbox, utils
 from jinja2.exceptions import SecurityError
 
-from penstock.chat.render.template_output import HOOKS, Rewrite, TracingContext
+from penstock.chat.render.template_output import HOOKS, Rewrite, TracingContext, path_of
 from penstock.chat.render.traced_text import (
     GIVEN,
+    KEY,
     LITERAL,
     Run,
     Traced,
@@ -62,7 +63,7 @@ def _holds_traced(value: Any) -> bool:
         return any(map(_holds_traced, value)) or any(map(_holds_traced, value.values()))
     if type(value) in (list, tuple):
         return any(map(_holds_traced, value))
-    return isinstance(value, (str, dict, list, tuple)) and type(value) is not str
+    return hasattr(type(value), "_path") or (isinstance(value, str) and type(value) is not str)
 
 
 class _Writer:
@@ -85,16 +86,16 @@ class _Writer:
         elif isinstance(value, (list, tuple)):
             self._write_list("[]", list(value), _place_of(value, place), line)
         else:
-            self._put(json.dumps(value, ensure_ascii=self._ascii_only), place)
+            self._put(json.dumps(value, ensure_ascii=self._ascii_only), _place_of(value, place))
 
-    def _put(self, text: str, place: _PLACE) -> None:
+    def _put(self, text: str, place: _PLACE, offset: int = -1) -> None:
         """Append text that no field contains as it is."""
         message, field = place or (LITERAL, "")
         self.texts.append(text)
-        if self.runs and self.runs[-1][1:4] == (message, field, -1):
-            self.runs[-1] = (self.runs[-1][0] + len(text), message, field, -1, None, False)
+        if self.runs and self.runs[-1][1:4] == (message, field, offset):
+            self.runs[-1] = (self.runs[-1][0] + len(text), message, field, offset, None, False)
         else:
-            self.runs.append((len(text), message, field, -1, None, False))
+            self.runs.append((len(text), message, field, offset, None, False))
 
     def _write_list(self, brackets: str, items: list[Any], place: _PLACE, line: str) -> None:
         if not items:
@@ -104,13 +105,16 @@ class _Writer:
         opening, separator, closing = brackets[0], self._between, brackets[1]
         if self._indent is not None:
             opening, separator, closing = opening + inner, separator + inner, line + closing
-        before, named = opening, place
-        for item in items:
+        before = opening
+        for number, item in enumerate(items):
+            self._put(before, place)
             if brackets == "{}":
-                before += _key(item[0], self._ascii_only) + self._colon
-                named, item = _place_of(item[0], place), item[1]
-            self._put(before, named)
-            self.write(item, place, inner)
+                key, item = item
+                inside = _place_of(key, place)
+                self._put(_key(key, self._ascii_only) + self._colon, inside, -1 if inside == place else KEY)
+            else:
+                inside = place and (place[0], path_of(place[1], number))
+            self.write(item, inside, inner)
             before = separator
         self._put(closing, place)
 

@@ -1,10 +1,8 @@
-"""Forms of a conversation: first as the record has it, then others if the template cannot render that.
+"""Forms of a conversation: changes to its messages that a template may need before it can render them.
 
-Chat templates accept different inputs. For a message with only tool calls, some want a null content, others a text.
-Some want the arguments of tool calls as text, others as objects; some a list of parts (LLaVA), others one text.
-A template first gets what the record has. If it raises or changes what it was given (a list in Python's notation,
-arguments as a quoted JSON string, the word None, nothing at all), other forms are tried, those with the fewest changes
-first. The choice depends only on conversation and template. A conversation with one form costs nothing.
+Chat templates accept different inputs. For a message with only tool calls, some want a null content, others an empty
+text. Some want the arguments of tool calls as text, others as objects; some a list of parts (LLaVA), others one text.
+`choosing.py` decides which changes are made.
 """
 
 import json
@@ -14,11 +12,12 @@ from itertools import combinations
 from typing import Any
 
 from penstock.chat.records.conversation import Conversation, Form, MessageWeights, Range
-from penstock.chat.render.template import Rendered, Template
-from penstock.chat.render.traced_text import LITERAL
-from penstock.core.errors import RecordError
 
-_Message = dict[str, Any]
+Message = dict[str, Any]
+_USUAL: tuple[Form, ...] = ("empty_content", "decode_arguments", "join_text_parts")
+"""Changes after which most templates render a conversation."""
+_APART = ({"empty_content", "null_content"}, {"decode_arguments", "encode_arguments"}, {"encode_arguments", "encode_values"})
+"""Changes of which at most one is made."""
 
 
 def forms_of(messages: Sequence[Mapping[str, Any]], decode_arguments: bool, join_text_parts: bool) -> tuple[Form, ...]:
@@ -26,54 +25,46 @@ def forms_of(messages: Sequence[Mapping[str, Any]], decode_arguments: bool, join
     forms: list[Form] = []
     if any(message["content"] is None for message in messages):
         forms.append("empty_content")
-    if decode_arguments and any(isinstance(arguments, str) for arguments in _arguments(messages)):
+    given = list(arguments_of(messages))
+    if decode_arguments and any(isinstance(arguments, str) for arguments in given):
         forms.append("decode_arguments")
     if join_text_parts and any(is_text_parts(message["content"]) for message in messages):
         forms.append("join_text_parts")
+    if any(message["content"] == "" and message.get("tool_calls") for message in messages):
+        forms.append("null_content")
+    if decode_arguments and any(isinstance(arguments, Mapping) and arguments for arguments in given):
+        forms.append("encode_arguments")
+    if decode_arguments and any(not isinstance(value, str) for one in given for value in _values(decoded(one))):
+        forms.append("encode_values")
+    if any(message["role"] == "tool" and _is_data(message["content"]) for message in messages):
+        forms.append("encode_results")
     return tuple(forms)
 
 
 def normalise(conversation: Conversation) -> Conversation:
-    """The conversation in the form that most templates accept: with all its possible changes made."""
-    return _changed(conversation, conversation.forms)
+    """The conversation in the form that most templates accept."""
+    return changed(conversation, [form for form in conversation.forms if form in _USUAL])
 
 
-def render_form(conversation: Conversation, template: Template) -> tuple[Conversation, Rendered]:
-    """The form of a conversation that the template accepts, and its text.
-
-    Raises:
-        RecordError: The template accepts none; names the settings that may help.
-    """
-    if template.reads_parts and (texts := [n for n, one in enumerate(conversation.messages) if _is_text(one)]):
-        if not conversation.forms and (rendered := _all_written(conversation, template, texts)) is not None:
-            return conversation, rendered
-        conversation = replace(conversation, forms=(*conversation.forms, "wrap_text"))
-    first: tuple[Conversation, Rendered] | None = None
-    failures: list[RecordError] = []
-    for chosen in _choices(conversation.forms):
-        form = _changed(conversation, chosen)
-        try:
-            rendered = template.render(form.messages, tools=form.tools, **form.variables)
-        except RecordError as error:
-            failures.append(error)
-            continue
-        taken = replace(form, forms=()) if form.forms else form
-        if not conversation.forms or _is_faithful(form, rendered, strings=template.reads_parts):
-            return taken, rendered
-        first = first or (taken, rendered)
-    if first is not None:
-        return first
-    raise RecordError(f"{failures[0]}{_tried(conversation, failures)}{_cures(conversation, failures)}") from failures[0]
+def choices(forms: Sequence[Form]) -> Iterator[tuple[Form, ...]]:
+    """All sets of changes that may be made together, those of the fewest first."""
+    for count in range(len(forms) + 1):
+        for chosen in combinations(forms, count):
+            if not any(len(apart.intersection(chosen)) > 1 for apart in _APART):
+                yield chosen
 
 
-def _all_written(conversation: Conversation, template: Template, texts: Sequence[int]) -> Rendered | None:
-    """The text of a conversation as it is, if the template writes the content of these messages: nearly always."""
-    try:
-        rendered = template.render(conversation.messages, tools=conversation.tools, **conversation.variables)
-    except RecordError:
-        return None
-    written = {run[1] for run in rendered.runs if run[2] == "content"}
-    return rendered if written.issuperset(texts) else None
+def changed(conversation: Conversation, chosen: Sequence[Form]) -> Conversation:
+    """The conversation after some changes."""
+    if not chosen:
+        return conversation
+    messages, weights = list(conversation.messages), list(conversation.message_weights)
+    for form in chosen:
+        pairs = [_CHANGES[form](message, own) for message, own in zip(messages, weights, strict=True)]
+        messages, weights = [message for message, _ in pairs], [own for _, own in pairs]
+    return replace(
+        conversation, messages=tuple(messages), message_weights=tuple(weights), forms=(), changed=tuple(chosen)
+    )
 
 
 def is_text_parts(content: Any) -> bool:
@@ -81,6 +72,31 @@ def is_text_parts(content: Any) -> bool:
     return isinstance(content, list) and all(
         isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content
     )
+
+
+def is_text(message: Mapping[str, Any]) -> bool:
+    """Whether a message's content is one text that says something."""
+    content = message["content"]
+    return isinstance(content, str) and not content.isspace() and bool(content)
+
+
+def arguments_of(messages: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
+    """The arguments of all calls, in order."""
+    calls = (call for message in messages for call in message.get("tool_calls") or ())
+    return ((call.get("function") or {}).get("arguments") for call in calls)
+
+
+def decoded(arguments: Any) -> Any:
+    """The object in a JSON text; the text itself if it holds none."""
+    if not isinstance(arguments, str):
+        return arguments
+    if not arguments.strip():
+        return {}
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return arguments
+    return value if isinstance(value, dict) else arguments
 
 
 def list_ranges(weights: MessageWeights, content: Sequence[Mapping[str, Any]]) -> MessageWeights:
@@ -97,38 +113,62 @@ def list_ranges(weights: MessageWeights, content: Sequence[Mapping[str, Any]]) -
     return replace(weights, ranges=tuple(sorted(ranges, key=lambda one: (one.field, one.begin))))
 
 
-def _choices(forms: Sequence[Form]) -> Iterator[tuple[Form, ...]]:
-    for count in range(len(forms) + 1):
-        yield from combinations(forms, count)
-
-
-def _changed(conversation: Conversation, chosen: Sequence[Form]) -> Conversation:
-    if not chosen:
-        return conversation
-    messages, weights = list(conversation.messages), list(conversation.message_weights)
-    for form in chosen:
-        pairs = [_CHANGES[form](message, own) for message, own in zip(messages, weights, strict=True)]
-        messages, weights = [message for message, _ in pairs], [own for _, own in pairs]
-    return replace(
-        conversation, messages=tuple(messages), message_weights=tuple(weights), forms=(), changed=tuple(chosen)
-    )
-
-
-def _empty_content(message: _Message, weights: MessageWeights) -> tuple[_Message, MessageWeights]:
+def _empty_content(message: Message, weights: MessageWeights) -> tuple[Message, MessageWeights]:
     return ({**message, "content": ""} if message["content"] is None else message), weights
 
 
-def _decode_arguments(message: _Message, weights: MessageWeights) -> tuple[_Message, MessageWeights]:
-    if not any(isinstance(arguments, str) for arguments in _arguments([message])):
-        return message, weights
-    calls = [
-        {**call, "function": {**call["function"], "arguments": _decoded(call["function"]["arguments"])}}
-        for call in message["tool_calls"]
-    ]
-    return {**message, "tool_calls": calls}, weights
+def _null_content(message: Message, weights: MessageWeights) -> tuple[Message, MessageWeights]:
+    if message["content"] == "" and message.get("tool_calls"):
+        return {**message, "content": None}, weights
+    return message, weights
 
 
-def _join_text_parts(message: _Message, weights: MessageWeights) -> tuple[_Message, MessageWeights]:
+def _with_arguments(change: Callable[[Any], Any]) -> Callable[[Message, MessageWeights], tuple[Message, MessageWeights]]:
+    """A change of the arguments of all calls."""
+
+    def apply(message: Message, weights: MessageWeights) -> tuple[Message, MessageWeights]:
+        if not message.get("tool_calls"):
+            return message, weights
+        calls = [
+            {**call, "function": {**call["function"], "arguments": change(call["function"].get("arguments"))}}
+            for call in message["tool_calls"]
+        ]
+        return {**message, "tool_calls": calls}, weights
+
+    return apply
+
+
+def _encoded(value: Any) -> Any:
+    """An object or list as JSON text."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping | list | tuple) else value
+
+
+def _with_texts(arguments: Any) -> Any:
+    """Arguments with JSON text for each value that is no text."""
+    given = decoded(arguments)
+    if not isinstance(given, Mapping):
+        return arguments
+    return {key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for key, value in given.items()}
+
+
+def _values(arguments: Any) -> Iterable[Any]:
+    return arguments.values() if isinstance(arguments, Mapping) else ()
+
+
+def _encode_results(message: Message, weights: MessageWeights) -> tuple[Message, MessageWeights]:
+    if message["role"] == "tool" and _is_data(message["content"]):
+        return {**message, "content": _encoded(message["content"])}, weights
+    return message, weights
+
+
+def _is_data(content: Any) -> bool:
+    """Whether a content is an object or a list that is not one of parts."""
+    if isinstance(content, list | tuple):
+        return not all(isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in content)
+    return isinstance(content, Mapping)
+
+
+def _join_text_parts(message: Message, weights: MessageWeights) -> tuple[Message, MessageWeights]:
     content = message["content"]
     if not is_text_parts(content):
         return message, weights
@@ -144,45 +184,12 @@ def _join_text_parts(message: _Message, weights: MessageWeights) -> tuple[_Messa
     return joined, replace(weights, ranges=tuple(ranges)) if weights.ranges else weights
 
 
-def _wrap_text(message: _Message, weights: MessageWeights) -> tuple[_Message, MessageWeights]:
-    if not _is_text(message):
+def _wrap_text(message: Message, weights: MessageWeights) -> tuple[Message, MessageWeights]:
+    if not is_text(message):
         return message, weights
     wrapped = {**message, "content": [{"type": "text", "text": message["content"]}]}
     ranges = [replace(one, field="content.0.text") if one.field == "content" else one for one in weights.ranges]
     return wrapped, replace(weights, ranges=tuple(ranges)) if ranges else weights
-
-
-def _is_text(message: Mapping[str, Any]) -> bool:
-    """Whether a message's content is one text that says something."""
-    content = message["content"]
-    return isinstance(content, str) and not content.isspace() and bool(content)
-
-
-_CHANGES: Mapping[Form, Callable[[_Message, MessageWeights], tuple[_Message, MessageWeights]]] = {
-    "empty_content": _empty_content,
-    "decode_arguments": _decode_arguments,
-    "join_text_parts": _join_text_parts,
-    "wrap_text": _wrap_text,
-}
-_NAMES: Mapping[Form, str] = {"empty_content": "an empty content for null", "wrap_text": "texts as parts"}
-
-
-def _arguments(messages: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
-    calls = (call for message in messages for call in message.get("tool_calls") or ())
-    return ((call.get("function") or {}).get("arguments") for call in calls)
-
-
-def _decoded(arguments: Any) -> Any:
-    """The object in a JSON text; the text itself if it holds none."""
-    if not isinstance(arguments, str):
-        return arguments
-    if not arguments.strip():
-        return {}
-    try:
-        value = json.loads(arguments)
-    except ValueError:
-        return arguments
-    return value if isinstance(value, dict) else arguments
 
 
 def _places(content: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, int]]:
@@ -193,60 +200,13 @@ def _places(content: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, in
         at += len(part["text"])
 
 
-def _is_faithful(conversation: Conversation, rendered: Rendered, *, strings: bool) -> bool:
-    """Whether a template wrote what it was given, for everything that has another form; `strings`: texts have one."""
-    nulls = {number for number, message in enumerate(conversation.messages) if message["content"] is None}
-    written: dict[tuple[int, str], bool] = {}
-    at = 0
-    for length, message, field, offset, owner, _ in rendered.runs:
-        if message == LITERAL and owner in nulls and "None" in rendered.text[at : at + length]:
-            return False
-        key = message, field
-        written[key] = written.get(key, True) and offset >= 0
-        at += length
-    return all(
-        _texts_written(number, message, written, strings) and _calls_written(number, message, written)
-        for number, message in enumerate(conversation.messages)
-    )
-
-
-def _texts_written(number: int, message: _Message, written: Mapping[tuple[int, str], bool], strings: bool) -> bool:
-    if strings and _is_text(message):
-        return (number, "content") in written
-    parts = message["content"] if is_text_parts(message["content"]) else ()
-    return all(not part["text"].strip() or (number, f"content.{i}.text") in written for i, part in enumerate(parts))
-
-
-def _calls_written(number: int, message: _Message, written: Mapping[tuple[int, str], bool]) -> bool:
-    """Whether tool calls were written, and arguments that are text unchanged; an empty one cannot be checked."""
-    called = any(key[0] == number and key[1].startswith("tool_calls") for key in written)
-    return (called or not message.get("tool_calls")) and all(
-        # A template that expects an object writes nothing of a text.
-        written.get((number, f"tool_calls.{place}.function.arguments"), not arguments.strip("{} \n"))
-        for place, arguments in enumerate(_arguments([message]))
-        if isinstance(arguments, str)
-    )
-
-
-def _tried(conversation: Conversation, failures: Sequence[RecordError]) -> str:
-    """Error text about the other forms; the last failure is the form with all changes."""
-    if not conversation.forms:
-        return ""
-    names = " and ".join(_NAMES.get(form, form) for form in conversation.forms)
-    if str(failures[0]) == str(failures[-1]):
-        return f"; with {names} as well"
-    return f"; with {names}: {str(failures[-1]).partition(': ')[2]}"
-
-
-def _cures(conversation: Conversation, failures: Sequence[RecordError]) -> str:
-    """Error text about the settings that may help."""
-    arguments = list(_arguments(conversation.messages))
-    cures = []
-    if any(isinstance(one, str) for one in arguments) and "decode_arguments" not in conversation.forms:
-        cures.append("decode_arguments: true gives it the arguments of tool calls as objects")
-    if any(isinstance(one, dict) for one in arguments) and '"dict"' in str(failures[-1]):
-        cures.append("the arguments of tool calls are objects; if the template wants text, give them as JSON text")
-    parts = any(is_text_parts(message.get("content")) for message in conversation.messages)
-    if parts and "join_text_parts" not in conversation.forms:
-        cures.append("join_text_parts: true gives it one text for the parts of a content")
-    return "".join(f"; {cure}" for cure in cures)
+_CHANGES: Mapping[Form, Callable[[Message, MessageWeights], tuple[Message, MessageWeights]]] = {
+    "empty_content": _empty_content,
+    "null_content": _null_content,
+    "decode_arguments": _with_arguments(decoded),
+    "encode_arguments": _with_arguments(_encoded),
+    "encode_values": _with_arguments(_with_texts),
+    "encode_results": _encode_results,
+    "join_text_parts": _join_text_parts,
+    "wrap_text": _wrap_text,
+}

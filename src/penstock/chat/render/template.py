@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final
 
 import jinja2
 
@@ -57,6 +57,11 @@ class Template:
     def reads_parts(self) -> bool:
         """Whether it looks at the types of parts; then a content that is one text may be lost without an error."""
         return _PARTS.search(self.source) is not None
+
+    @cached_property
+    def may_escape(self) -> bool:
+        """Whether it has filters after which Jinja escapes text."""
+        return _MARKUP.search(self.source) is not None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.source, self.name, dict(self.variables), self.now)
@@ -107,7 +112,7 @@ class Template:
             # Without tracing the same failure has a message that names none of our classes.
             self._run(self._plain, *plain_given)
             raise
-        if _MARKUP.search(self.source):
+        if self.may_escape:
             return self._as_written(text, self._run(self._plain, *plain_given))
         return Rendered(text=str.__str__(text), runs=text._runs)
 
@@ -161,6 +166,18 @@ class Template:
             raise RecordError(f"chat template {self.name} {kind}: {reason}") from error
 
 
+class Lost(NamedTuple):
+    """Something that a template did not write, or wrote in another way."""
+
+    message: int
+    where: Literal["content", "stop", "arguments", "result"]
+    """An empty content; a reply that goes on after a text that ends it; a call; the content of a tool's result."""
+    text: str
+    """A sentence about it."""
+    is_whole: bool = False
+    """Nothing of the call is written."""
+
+
 class Words(NamedTuple):
     """A stretch of the text that comes from a message."""
 
@@ -175,7 +192,10 @@ class Words(NamedTuple):
 @cache
 def is_label(field: str) -> bool:
     """Whether a field of a message is a label, such as its role, and not part of what it says."""
-    return field.rpartition(".")[2] in LABELS
+    path = field.split(".")
+    if path[0] == "content":
+        return len(path) == 3 and path[2] == "type"
+    return path[-1] in LABELS and "arguments" not in path[:-1]
 
 
 @final
@@ -188,6 +208,8 @@ class Rendered:
     """In order; their lengths add up to the length of the text."""
     escaped: int = 0
     """Number of characters that Jinja added by escaping text after |safe or |e."""
+    lost: tuple[Lost, ...] = ()
+    """What of calls, results and empty contents is not written as it is; see `structure.py`."""
 
     @cached_property
     def words(self) -> tuple[Words, ...]:

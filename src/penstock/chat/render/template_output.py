@@ -19,7 +19,7 @@ import jinja2
 from jinja2 import nodes, runtime
 from jinja2.visitor import NodeTransformer
 
-from penstock.chat.render.traced_text import Traced, join, kept, made, runs_of, spelled, written
+from penstock.chat.render.traced_text import KEY, LITERAL, Traced, join, kept, made, runs_of, spelled, written
 
 NO_OWNER = -1
 _FIELDS = {"thinking": "reasoning_content", "reasoning": "reasoning_content"}
@@ -45,24 +45,48 @@ class TracedList(list[Any]):
     _path: str
 
 
+@final
+class TracedInt(int):
+    """A whole number inside a message."""
+
+    _message: int = LITERAL
+    _path: str = ""
+
+
+@final
+class TracedFloat(float):
+    """A number inside a message."""
+
+    __slots__ = ("_message", "_path")
+    _message: int
+    _path: str
+
+
+def path_of(path: str, key: object) -> str:
+    """Path of a field of an object in a message, from that of the object; a dot in a name is not one between two."""
+    return f"{path}.{str(key).replace('.', '․')}" if path else _FIELDS.get(str(key), str(key))
+
+
 def trace(value: Any, message: int, path: str = "") -> Any:
-    """Copy a message, or a value in it, so that each string has its message and field."""
+    """Copy a message, or a value in it, so that each text and number has its message and field."""
     if type(value) is str:
         return made(value, ((len(value), message, path, 0, None, False),) if value else ())
     if isinstance(value, str):
         return Traced.of(str.__str__(value), message, path)
-    if value is None or isinstance(value, (bool, int, float)):
-        return value
-    prefix = f"{path}." if path else ""
+    if value is None or isinstance(value, bool):
+        return value  # neither can be subclassed, so outside of JSON their text has no origin
     copied: Any
-    if isinstance(value, Mapping):
+    if isinstance(value, (int, float)):
+        copied = TracedInt(value) if isinstance(value, int) else TracedFloat(value)
+    elif isinstance(value, Mapping):
         copied = TracedDict()
         for key, item in value.items():
+            field = path_of(path, key)
             # Names of arguments are text of the message too.
-            name = made(key, ((len(key), message, path, -1, None, False),)) if path and isinstance(key, str) else key
-            copied[name] = trace(item, message, prefix + _FIELDS.get(key, str(key)))
+            name = made(key, ((len(key), message, field, KEY, None, False),)) if path and isinstance(key, str) else key
+            copied[name] = trace(item, message, field)
     elif isinstance(value, (list, tuple)):
-        copied = TracedList([trace(item, message, f"{prefix}{place}") for place, item in enumerate(value)])
+        copied = TracedList([trace(item, message, path_of(path, place)) for place, item in enumerate(value)])
     else:
         # Images and other objects: templates may check that they exist, and must not call their methods.
         return f"<{type(value).__name__}>"

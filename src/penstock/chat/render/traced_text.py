@@ -20,6 +20,8 @@ LITERAL: Final = -1
 """Message number of the template's own text."""
 GIVEN: Final = -2
 """Message number of other parts of a conversation: tools, documents, the record's own variables."""
+KEY: Final = -2
+"""Offset of the name of a field, such as that of an argument; `field` is the field that it names."""
 _KEPT: Final = -2
 """Owner n of text that is kept but not written is stored as −2 − n."""
 
@@ -28,7 +30,8 @@ Run = tuple[int, int, str, int, int | None, bool]
 """Origin of some characters: (length, message, field, offset, owner, generated).
 
 - `message`, `field`: the message, and the path in it ("content", "content.0.text"); `LITERAL` and "" for literal text.
-- `offset`: of the first character in its field; −1 if the text was changed (escaped, padded), except in case.
+- `offset`: of the first character in its field; −1 if the text was changed (escaped, padded), except in case, or is a
+  number; `KEY` if it is the field's own name.
 - `owner`: the message in the turn of which the text was written; −1: outside all turns; None: not yet written.
 - `generated`: whether the text is inside `{% generation %}`.
 
@@ -109,7 +112,7 @@ class Traced(str):
         for length, message, field, offset, owner, generated in self._runs:
             first, last = max(begin - at, 0), min(end - at, length)
             if first < last:
-                offset = offset + first if offset >= 0 else -1
+                offset = offset + first if offset >= 0 else offset
                 kept.append((last - first, message, field, offset, owner, generated))
             at += length
             if at >= end:
@@ -339,7 +342,7 @@ def _widen(runs: tuple[Run, ...], widths: list[int]) -> tuple[Run, ...]:
         for same, places in groupby(range(length), lambda place, at=at: widths[at + place] == 1):  # type: ignore[misc]
             chosen = list(places)
             width = sum(widths[at + place] for place in chosen)
-            first = offset + chosen[0] if same and offset >= 0 else -1
+            first = offset + (chosen[0] if offset >= 0 else 0) if same else -1
             wider.append((width, message, field, first, owner, generated))
         at += length
     return tuple(wider)
