@@ -149,7 +149,9 @@ def test_arguments(given, decode, due):
 def test_arguments_that_are_no_object_are_refused_with_message_and_call(given, decode):
     calls = [{"name": "now", "arguments": "{}"}, {"name": "add", "arguments": given}]
     for form in ([{"function": call} for call in calls], calls, json.dumps(calls)):
-        with pytest.raises(ConversationError, match=r"message 0, tool call 1, add: its arguments are .*; expected an object"):
+        with pytest.raises(
+            ConversationError, match=r"message 0, tool call 1, add: its arguments are .*; expected an object"
+        ):
             messages({"messages": [{"role": "assistant", "tool_calls": form}]}, decode_arguments=decode)
 
 

@@ -201,7 +201,9 @@ def _check_structure(evidence: Evidence, dropped: Sequence[Dropped]) -> Iterator
             yield Problem(kind if needed else "dropped", message, text)
     for message, call in _misplaced_calls(evidence, trained - silent):
         name = evidence.conversation.messages[message]["tool_calls"][call]["function"]["name"]
-        yield Problem("untraced", message, f"the template writes call {call} ({name}) where the model does not produce it")
+        yield Problem(
+            "untraced", message, f"the template writes call {call} ({name}) where the model does not produce it"
+        )
 
 
 def _misplaced_calls(evidence: Evidence, messages: Collection[int]) -> list[tuple[int, int]]:

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from penstock.chat.records.conversation import Conversation, Form
-from penstock.chat.render.forms import arguments_of, changed, choices, decoded, is_text, is_text_parts
-from penstock.chat.render.structure import Lost, find_lost
-from penstock.chat.render.template import Rendered, Template
+from penstock.chat.render.forms import arguments_of, changed, choices, is_text, is_text_parts
+from penstock.chat.render.structure import find_lost
+from penstock.chat.render.template import Lost, Rendered, Template
 from penstock.chat.render.template_output import path_of
 from penstock.core.errors import RecordError
 
@@ -59,7 +59,7 @@ class _Try:
     @property
     def rank(self) -> int:
         """Smaller is better."""
-        return sum(1 + 2 * lost.is_whole for lost in self.rendered.lost) + self.loses_texts
+        return sum(lost.weight for lost in self.rendered.lost) + self.loses_texts
 
 
 def render_form(
@@ -91,10 +91,9 @@ def render_form(
         except RecordError as error:
             failures.append(error)
             continue
-        rendered = _with_lost(form, rendered, stops, of_objects=_as_objects(conversation, form, template))
-        found = _Try(
-            replace(form, forms=()) if form.forms else form, rendered, _loses_texts(form, rendered, template.reads_parts)
-        )
+        rendered = _with_lost(form, rendered, stops, _as_objects(conversation, form), template)
+        taken = replace(form, forms=()) if form.forms else form
+        found = _Try(taken, rendered, _loses_texts(form, rendered, template.reads_parts))
         if not found.kinds:
             return found.conversation, rendered
         best = found if best is None or found.rank < best.rank else best
@@ -109,12 +108,16 @@ def _render(conversation: Conversation, template: Template) -> Rendered:
 
 
 def _with_lost(
-    conversation: Conversation, rendered: Rendered, stops: Collection[str], of_objects: str | None = None
+    conversation: Conversation,
+    rendered: Rendered,
+    stops: Collection[str],
+    objects: Conversation | None = None,
+    template: Template | None = None,
 ) -> Rendered:
-    """The text with what is lost in it; `of_objects`: what the template writes of arguments that are objects."""
+    """The text with what is lost in it; `objects`: the same with arguments that are objects, where some are texts."""
     lost = tuple(find_lost(conversation.messages, rendered, stops))
-    if of_objects is not None and not lost:
-        lost = tuple(_unlike_objects(conversation, rendered, of_objects))
+    if objects is not None and template is not None and not lost:
+        lost = tuple(_unlike_objects(conversation, rendered, objects, template))
     return replace(rendered, lost=lost) if lost else rendered
 
 
@@ -128,63 +131,68 @@ def _all_written(conversation: Conversation, template: Template, texts: Sequence
     return rendered if written.issuperset(texts) else None
 
 
-def _as_objects(conversation: Conversation, form: Conversation, template: Template) -> str | None:
-    """What the template writes where arguments are objects, if those of a form are texts.
-
-    None: it raises on objects, or Jinja escapes what it writes of them.
-    """
-    texts = any(isinstance(arguments, str) for arguments in arguments_of(form.messages))
-    if not (texts and "decode_arguments" in conversation.forms) and not {"encode_arguments", "encode_values"} & set(
-        form.changed
-    ):
+def _as_objects(conversation: Conversation, form: Conversation) -> Conversation | None:
+    """A form with objects for arguments, if some of its arguments, or their values, are JSON text instead."""
+    given = "decode_arguments" in conversation.forms and any(
+        isinstance(one, str) for one in arguments_of(form.messages)
+    )
+    if not given and {"encode_arguments", "encode_values"}.isdisjoint(form.changed):
         return None
     others: list[Form] = [one for one in form.changed if one not in _FORMS["arguments"]]
-    objects = changed(replace(conversation, changed=()), ["decode_arguments", *others])
+    return changed(conversation, ["decode_arguments", *others])
+
+
+def _unlike_objects(
+    conversation: Conversation, rendered: Rendered, objects: Conversation, template: Template
+) -> Iterator[Lost]:
+    """Arguments as text that are not what the template writes for the same arguments as objects."""
+    of_objects = _plain(objects, template)
+    values = dict(_values_as_text(conversation, objects))
+    if of_objects is None or not values:
+        return
+    at = other = 0
+    text = rendered.text
+    for begin, end, field in _places(rendered, values):
+        literal = text[at:begin]
+        after = _end_of(values[field], text[begin:end], of_objects, other + len(literal))
+        if not of_objects.startswith(literal, other) or after is None:
+            break
+        at, other = end, after
+    if text[at:] != of_objects[other:]:
+        reason = "the template writes arguments that are JSON text in another way than objects"
+        yield Lost(next(iter(values))[0], "arguments", reason, weight=2)
+
+
+def _plain(conversation: Conversation, template: Template) -> str | None:
+    """The text of a conversation; None if the template raises, or Jinja escapes some of it."""
     try:
         if not template.may_escape:
-            return template.render_plain(objects.messages, tools=objects.tools, **objects.variables)
-        rendered = _render(objects, template)
+            return template.render_plain(conversation.messages, tools=conversation.tools, **conversation.variables)
+        rendered = _render(conversation, template)
     except RecordError:
         return None
     return None if rendered.escaped else rendered.text
 
 
-def _unlike_objects(conversation: Conversation, rendered: Rendered, of_objects: str) -> Iterator[Lost]:
-    """Arguments as text that are not what the template writes for the same arguments as objects."""
-    texts = _texts_of_arguments(conversation)
-    at = other = 0
-    text = rendered.text
-    for begin, end, message, value in _places(rendered, texts):
-        literal = text[at:begin]
-        after = _end_of(value, text[begin:end], of_objects, other + len(literal))
-        if not of_objects.startswith(literal, other) or after is None:
-            yield Lost(message, "arguments", "the template writes arguments that are text in another way than objects")
-            return
-        at, other = end, after
-    if text[at:] != of_objects[other:]:
-        message = next(iter(texts))[0]
-        yield Lost(message, "arguments", "the template writes arguments that are text in another way than objects")
+def _values_as_text(form: Conversation, objects: Conversation) -> Iterator[tuple[tuple[int, str], Any]]:
+    """(message, field) and value of all arguments, or values of arguments, that are JSON text in a form."""
+    for number, (message, other) in enumerate(zip(form.messages, objects.messages, strict=True)):
+        calls = zip(message.get("tool_calls") or (), other.get("tool_calls") or (), strict=True)
+        for place, (call, same) in enumerate(calls):
+            path, given = f"tool_calls.{place}.function.arguments", call["function"].get("arguments")
+            value = same["function"].get("arguments")
+            if isinstance(given, str):
+                yield (number, path), value
+            elif "encode_values" in form.changed:
+                yield from (((number, path_of(path, key)), value[key]) for key in given)
 
 
-def _texts_of_arguments(conversation: Conversation) -> dict[tuple[int, str], Any]:
-    """(message, field) → what the text stands for, of all arguments, or values of arguments, that are JSON text."""
-    found: dict[tuple[int, str], Any] = {}
-    for number, message in enumerate(conversation.messages):
-        for place, call in enumerate(message.get("tool_calls") or ()):
-            arguments, path = call["function"].get("arguments"), f"tool_calls.{place}.function.arguments"
-            if isinstance(arguments, str):
-                found[number, path] = decoded(arguments)
-            elif "encode_values" in conversation.changed:
-                found |= {(number, path_of(path, key)): value for key, value in arguments.items()}
-    return found
-
-
-def _places(rendered: Rendered, fields: Mapping[tuple[int, str], Any]) -> Iterator[tuple[int, int, int, Any]]:
-    """(begin, end, message, value) of each field that is written as one stretch."""
+def _places(rendered: Rendered, fields: Collection[tuple[int, str]]) -> Iterator[tuple[int, int, tuple[int, str]]]:
+    """(begin, end, field) of each field where it is written."""
     at = 0
     for length, message, field, offset, _, _ in rendered.runs:
         if offset == 0 and (message, field) in fields:
-            yield at, at + length, message, fields[message, field]
+            yield at, at + length, (message, field)
         at += length
 
 

@@ -14,9 +14,14 @@ from typing import Any
 from penstock.chat.records.conversation import Conversation, Form, MessageWeights, Range
 
 Message = dict[str, Any]
+_Change = Callable[[Message, MessageWeights], tuple[Message, MessageWeights]]
 _USUAL: tuple[Form, ...] = ("empty_content", "decode_arguments", "join_text_parts")
 """Changes after which most templates render a conversation."""
-_APART = ({"empty_content", "null_content"}, {"decode_arguments", "encode_arguments"}, {"encode_arguments", "encode_values"})
+_APART = (
+    {"empty_content", "null_content"},
+    {"decode_arguments", "encode_arguments"},
+    {"encode_arguments", "encode_values"},
+)
 """Changes of which at most one is made."""
 
 
@@ -32,7 +37,7 @@ def forms_of(messages: Sequence[Mapping[str, Any]], decode_arguments: bool, join
         forms.append("join_text_parts")
     if any(message["content"] == "" and message.get("tool_calls") for message in messages):
         forms.append("null_content")
-    if decode_arguments and any(isinstance(arguments, Mapping) and arguments for arguments in given):
+    if decode_arguments and any(isinstance(arguments, Mapping) for arguments in given):
         forms.append("encode_arguments")
     if decode_arguments and any(not isinstance(value, str) for one in given for value in _values(decoded(one))):
         forms.append("encode_values")
@@ -123,7 +128,7 @@ def _null_content(message: Message, weights: MessageWeights) -> tuple[Message, M
     return message, weights
 
 
-def _with_arguments(change: Callable[[Any], Any]) -> Callable[[Message, MessageWeights], tuple[Message, MessageWeights]]:
+def _with_arguments(change: Callable[[Any], Any]) -> _Change:
     """A change of the arguments of all calls."""
 
     def apply(message: Message, weights: MessageWeights) -> tuple[Message, MessageWeights]:
@@ -148,7 +153,8 @@ def _with_texts(arguments: Any) -> Any:
     given = decoded(arguments)
     if not isinstance(given, Mapping):
         return arguments
-    return {key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for key, value in given.items()}
+    others = {key: value for key, value in given.items() if not isinstance(value, str)}
+    return {**given, **{key: json.dumps(value, ensure_ascii=False) for key, value in others.items()}}
 
 
 def _values(arguments: Any) -> Iterable[Any]:
@@ -200,7 +206,7 @@ def _places(content: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, in
         at += len(part["text"])
 
 
-_CHANGES: Mapping[Form, Callable[[Message, MessageWeights], tuple[Message, MessageWeights]]] = {
+_CHANGES: Mapping[Form, _Change] = {
     "empty_content": _empty_content,
     "null_content": _null_content,
     "decode_arguments": _with_arguments(decoded),

@@ -12,6 +12,7 @@ Costs some microseconds for each value.
 
 import json
 import re
+from ast import literal_eval
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from html import unescape
@@ -145,16 +146,16 @@ def _lost_of_calls(calls: Sequence[Mapping[str, Any]], whole: _Origins, message:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         named, own = f"call {place} ({name})", by_call.get(str(place), [])
         path = f"tool_calls.{place}.function"
-        name_spans = [span for span in own if span.field == f"{path}.name" and name in whole.text[span.begin : span.end]]
+        named_by = [one for one in own if one.field == f"{path}.name" and name in whole.text[one.begin : one.end]]
         if not own:
-            yield Lost(message, "arguments", f"the template does not write {named}", is_whole=True)
+            yield Lost(message, "arguments", f"the template does not write {named}", weight=3)
             continue
         if own[0].begin < last:
             yield Lost(message, "arguments", f"the template writes {named} before the call that it follows")
         last = own[0].begin
-        values = _Values(whole, own, in_python=bool(name_spans) and whole.text.startswith("(", name_spans[0].end))
+        values = _Values(whole, own, in_python=bool(named_by) and whole.text.startswith("(", named_by[0].end))
         reasons = [values.lost(arguments, path + ".arguments", *values.extent())]
-        for reason in filter(None, [*([] if name_spans else ["its name is not there"]), *reasons]):
+        for reason in filter(None, [*([] if named_by else ["its name is not there"]), *reasons]):
             yield Lost(message, "arguments", f"the template does not write {named} as it is: {reason}")
 
 
@@ -180,12 +181,14 @@ class _Values:
         if isinstance(value, Mapping | list | tuple):
             if not value:
                 return self._lost_empty(value, path, begin, end)
-            if self._in_python and str(value) in self._written(path, begin, end):
+            printed = self._written(path, begin, end)
+            if any(_is_json(text, value) for text in printed) or (self._in_python and str(value) in printed):
                 return None
-            inside = self._lost_object if isinstance(value, Mapping) else self._lost_list
-            reason = inside(value, path, begin, end)
-            printed = reason and any(str(value) in text for text in self._written(path, begin, end))
-            return f"{_named(path)} is written as Python prints it, {_shown(str(value))}; expected JSON" if printed else reason
+            if any(str(value) in text for text in printed):
+                return f"{_named(path)} is written as Python prints it, {_shown(str(value))}; expected JSON"
+            if isinstance(value, Mapping):
+                return self._lost_object(value, path, begin, end)
+            return self._lost_list(value, path, begin, end)
         found = [text.strip() for text in self._written(path, begin, end)]
         if found:
             expected = [_json(value), str(value)] if self._in_python else [_json(value)]
@@ -214,7 +217,12 @@ class _Values:
         if path.endswith(_ARGUMENTS):  # JSON text as it is, not once more as JSON
             return None if value.strip() in map(str.strip, found) else _missing(path)
         if value in found or any(_is_spelling(text, value) for text in (*found, "".join(found))):
-            return None
+            quoted = any(f"{mark}{value}{mark}" in self._text[begin:end] for mark in "\"'")
+            bare = self._in_python and value in found and not quoted and _is_literal(value)
+            return (
+                f"{_named(path)} is the text {_shown(value)}, which reads as another value without quotes" * bare
+                or None
+            )
         return f"{_named(path)} is {_shown(value)}, found {_shown(found[0])}" if found else _missing(path)
 
     def _lost_empty(self, value: Any, path: str, begin: int, end: int) -> str | None:
@@ -244,6 +252,8 @@ class _Values:
         return next(filter(None, reasons), None)
 
     def _lost_list(self, values: Sequence[Any], path: str, begin: int, end: int) -> str | None:
+        if not self._inside(path, begin, end) and "[" not in self._text[begin:end]:
+            return _missing(path)
         at, unplaced = begin, list[Any]()
         for place, value in enumerate(values):
             inside = path_of(path, place)
@@ -263,7 +273,7 @@ class _Values:
         return [span for span in some if span.field == path or span.field.startswith(f"{path}.")]
 
     def _lost_words(self, values: Sequence[Any], path: str, begin: int, end: int) -> str | None:
-        """What is missing of values without an origin: true, false and null, the last such words within [begin, end)."""
+        """What is missing of values without an origin: true, false and null are the last such words there."""
         words = [value for value in values if value is None or isinstance(value, bool)]
         others = [value for value in values if not (value is None or isinstance(value, bool))]
         if any(not self._is_blank(value, begin, end) for value in others):
@@ -297,6 +307,24 @@ def _is_spelling(text: str, value: str) -> bool:
     quoted = _json(value), json.dumps(value)
     spellings = {value.strip(), *quoted, *(one[1:-1].strip() for one in quoted)}
     return text.strip() in spellings or unescape(text.strip()) in spellings
+
+
+def _is_literal(text: str) -> bool:
+    """Whether a text without quotes reads as something else than a text, in Python or in JSON."""
+    for read in (literal_eval, json.loads):
+        try:
+            return not isinstance(read(text.strip()), str)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    return False
+
+
+def _is_json(text: str, value: Any) -> bool:
+    """Whether some text is the JSON of a value, apart from white space."""
+    try:
+        return json.dumps(json.loads(text), sort_keys=True) == json.dumps(value, sort_keys=True)
+    except (ValueError, TypeError, RecursionError):
+        return False
 
 
 def _is_number(text: str, value: Any) -> bool:

@@ -174,8 +174,8 @@ class Lost(NamedTuple):
     """An empty content; a reply that goes on after a text that ends it; a call; the content of a tool's result."""
     text: str
     """A sentence about it."""
-    is_whole: bool = False
-    """Nothing of the call is written."""
+    weight: int = 1
+    """How bad it is, for the choice among forms that all lose something."""
 
 
 class Words(NamedTuple):
