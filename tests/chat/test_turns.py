@@ -5,7 +5,7 @@ from chat_makers import ask, call
 
 from makers.tokenizers import CHATML
 from penstock.chat.render.template import Template
-from penstock.chat.render.turns import find_turns
+from penstock.chat.render.turns import RenderedConversation, cut_turns
 
 HEADER_ONLY = "{% for m in messages %}{{ '<' + m.role + '>' + m.content + '</>' }}{% endfor %}"
 """Knows no generation prompt."""
@@ -15,7 +15,7 @@ def turns(source, messages, tools=None):
     template = Template(source=source)
     rendered = template.render(messages, tools=tools)
     prompted = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-    found = find_turns(template, rendered, messages, prompted, tools=tools)
+    found = cut_turns(RenderedConversation(template, rendered, messages, tools, {}), prompted)
     return rendered.text, found
 
 

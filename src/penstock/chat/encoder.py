@@ -26,9 +26,10 @@ from penstock.chat.records.images import images_of
 from penstock.chat.records.layouts import read_conversation
 from penstock.chat.records.media import refuse_media
 from penstock.chat.render.choosing import render_form
+from penstock.chat.render.excerpts import find_turns
 from penstock.chat.render.structure import find_lost
 from penstock.chat.render.template import Rendered, Template, load_template, own_template
-from penstock.chat.render.turns import Turn, find_turns
+from penstock.chat.render.turns import RenderedConversation, Turn
 from penstock.chat.tokens.encoding import EncodedText, encode_rendered_batch
 from penstock.chat.tokens.images import ImagePlace, expand, restore
 from penstock.core.arrays import Ragged
@@ -260,9 +261,8 @@ class ChatEncoder:
         messages = conversation.messages
         trained = trained_messages(conversation, self.mask_settings)
         replies = [number for number in trained if messages[number]["role"] == "assistant"]
-        return find_turns(
-            self.template, rendered, messages, replies, tools=conversation.tools, **dict(conversation.variables)
-        )
+        whole = RenderedConversation(self.template, rendered, messages, conversation.tools, conversation.variables)
+        return find_turns(whole, replies)
 
     def _finish(self, evidence: Evidence, places: Sequence[ImagePlace] = ()) -> EncodedChat:
         encoded, mask, text = evidence.encoded, evidence.mask, evidence.rendered.text
@@ -287,7 +287,7 @@ class ChatEncoder:
             is_control=control,
             messages=owners,
             roles=tuple(message["role"] for message in evidence.conversation.messages),
-            certificate=certify(evidence, self.template),
+            certificate=certify(evidence),
             images=tuple(zip(images_of(evidence.conversation.messages), places, strict=True)) if places else (),
             evidence=(evidence, self._eos_text),
         )

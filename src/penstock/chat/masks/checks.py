@@ -3,11 +3,11 @@
 `certify` runs them all and returns the certificate. Nothing here decides what is trained. Costs a few microseconds per
 turn, plus the renders for prompts.
 
-**Prompts** (`check_prompts`). Each trained reply is compared with plain renders of the messages before it. Two things
-can differ. The template may write a reply differently once more messages follow (it strips earlier thinking). The text
+**Prompts.** Each trained reply was compared with plain renders of the messages before it (`turns.py`). Two things can
+differ. The template may write a reply differently once more messages follow (it strips earlier thinking). The text
 before a reply may not be what the model gets as its prompt (it ends in a newline after the results of tools only if
-more follows). Both are reported, and `as_prompted` makes a document without the difference. Costs one plain render per
-trained reply except the last; every conversation is checked, because a template may depend on anything.
+more follows). Both are reported, and `as_prompted` makes a document without the difference. Every conversation is
+checked, because a template may depend on anything.
 """
 
 import re
@@ -24,7 +24,7 @@ from penstock.chat.masks.masks import Mask, why_not
 from penstock.chat.records.conversation import Conversation
 from penstock.chat.render.template import Rendered, Template
 from penstock.chat.render.traced_text import GIVEN, Traced
-from penstock.chat.render.turns import Turn, difference, place_of
+from penstock.chat.render.turns import Turn, place_of
 from penstock.chat.tokens.encoding import EncodedText
 from penstock.core.errors import RecordError
 
@@ -52,8 +52,8 @@ class Evidence:
     """Text of the EOS that is appended to the last turn; None: nothing is appended."""
 
 
-def certify(evidence: Evidence, template: Template) -> Certificate:
-    """Check a conversation; `template` rendered it and renders its prompts."""
+def certify(evidence: Evidence) -> Certificate:
+    """Check a conversation."""
     dropped = tuple(_find_dropped(evidence))
     checks: list[str] = []
     roles = [message["role"] for message in evidence.conversation.messages]
@@ -62,7 +62,7 @@ def certify(evidence: Evidence, template: Template) -> Certificate:
         *_check_words(evidence, dropped),
         *_check_structure(evidence, dropped),
         *_check_foreign(evidence),
-        *check_prompts(evidence.conversation, evidence.rendered.text, evidence.turns, evidence.mask.trained, template),
+        *_check_prompts(evidence),
         *_check_escapes(evidence.rendered),
         *check_control_text(evidence.rendered, evidence.encoded, evidence.authors, roles, evidence.settings),
         *_check_methods(evidence, checks),
@@ -230,14 +230,19 @@ def _is_rewritten_tag(evidence: Evidence, part: Dropped) -> bool:
 
 def _find_dropped(evidence: Evidence) -> Iterator[Dropped]:
     """Stretches of the messages that are not in the text."""
-    runs = evidence.rendered.runs
-    whole = {run[:4] for run in runs}
+    written: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    calling = set()
+    for length, number, field, offset, _, _ in evidence.rendered.runs:
+        if field.startswith("tool_calls"):
+            calling.add(number)
+        else:
+            written.setdefault((number, field), []).append((offset, offset + length))
     for number, message in enumerate(evidence.conversation.messages):
         for field, text in _words(message):
-            if text and (len(text), number, field, 0) not in whole:
-                spans = sorted((run[3], run[3] + run[0]) for run in runs if run[1:3] == (number, field))
-                yield from _missing(number, field, text, spans)
-        if message.get("tool_calls") and not any(run[1] == number and run[2].startswith("tool_calls") for run in runs):
+            spans = written.get((number, field), [])
+            if text and (0, len(text)) not in spans:
+                yield from _missing(number, field, text, sorted(spans))
+        if message.get("tool_calls") and number not in calling:
             yield Dropped(number, "tool_calls", 0, 1, "tool calls")
 
 
@@ -361,54 +366,18 @@ def _is_supplied(evidence: Evidence, token: int) -> bool:
     )
 
 
-def check_prompts(
-    conversation: Conversation, text: str, turns: Mapping[int, Turn], trained: Sequence[int], template: Template
-) -> Iterator[Problem]:
-    """Report trained replies that the template writes or prompts differently when they come last.
-
-    Args:
-        conversation, text, turns: A conversation, its text and its turns.
-        trained: Messages with trained turns.
-        template: The template that rendered it.
-    """
-    for message in trained:
-        turn = turns.get(message)
-        if turn is None or conversation.messages[message]["role"] != "assistant":
+def _check_prompts(evidence: Evidence) -> Iterator[Problem]:
+    """Report trained replies that the template writes or prompts differently when they come last."""
+    for message in evidence.mask.trained:
+        turn = evidence.turns.get(message)
+        if turn is None or evidence.conversation.messages[message]["role"] != "assistant":
             continue
-        problem = _rewritten(conversation, text, turn, template) or _context_differs(turn)
-        if problem is not None:
-            yield problem
-
-
-def _rewritten(conversation: Conversation, text: str, turn: Turn, template: Template) -> Problem | None:
-    """The problem that a reply, or text before it, is written differently once more messages follow; else None."""
-    head = conversation.head(turn.message + 1)
-    if len(head.messages) == len(conversation.messages):
-        return None
-    try:
-        alone = template.render_plain(head.messages, tools=head.tools, **head.variables)
-    except RecordError:
-        return None
-    if alone[: turn.end] == text[: turn.end]:
-        return None
-    return Problem(
-        "rewritten",
-        turn.message,
-        f"with this reply last, the template writes {difference(alone, text)}; "
-        "on_rewrite: split trains each reply as it is prompted",
-    )
-
-
-def _context_differs(turn: Turn) -> Problem | None:
-    """The problem that the text before a reply is not the prompt for that reply; else None."""
-    if not turn.difference:
-        return None
-    return Problem(
-        "context_differs",
-        turn.message,
-        f"when it prompts for this reply, the template writes {turn.difference} before it; "
-        "on_rewrite: split trains each reply as it is prompted",
-    )
+        cure = "on_rewrite: split trains each reply as it is prompted"
+        if turn.rewritten:
+            yield Problem("rewritten", message, f"with this reply last, the template writes {turn.rewritten}; {cure}")
+        elif turn.difference:
+            report = f"when it prompts for this reply, the template writes {turn.difference} before it; {cure}"
+            yield Problem("context_differs", message, report)
 
 
 def as_prompted(

@@ -222,6 +222,12 @@ class Rendered:
         return tuple(found)
 
 
+    @cached_property
+    def first_words(self) -> Mapping[int, int]:
+        """Message → first character of its text."""
+        return {words.message: words.begin for words in reversed(self.words)}
+
+
 def load_template(source: str | Path, *, tokenizer: Tokenizer | None = None, **variables: Any) -> Template:
     """Load a chat template.
 

@@ -10,11 +10,15 @@ Then the text of a reply is in the turn of another message, or in none. In that 
 from the end of the text without the reply's prompt to the end of the text with the reply. Other messages then have no
 turn.
 
-The result depends only on template and conversation. Costs one plain render per reply and a few microseconds; three
-renders where replies are cut out by prompts.
+Each reply is also compared with what the template writes when it is the last message: a template may write it
+differently once more messages follow (it strips earlier thinking).
+
+The result depends only on template and conversation. Costs two plain renders per reply and a few microseconds; four
+renders where replies are cut out by prompts. `excerpts.py` keeps that linear in long conversations.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from penstock.chat.render.template import LABELS, Rendered, Template, Words, is_label
@@ -112,8 +116,11 @@ def supplied(text: str, opening: str) -> int:
 
 def common_length(one: str, other: str) -> int:
     """Length of the common beginning of two texts, in characters."""
-    shorter = min(len(one), len(other))
-    return next((at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), shorter)
+    same, different = 0, min(len(one), len(other)) + 1
+    while different - same > 1:
+        middle = (same + different) // 2
+        same, different = (middle, different) if one[same:middle] == other[same:middle] else (same, middle)
+    return same
 
 
 def difference(one: str, other: str) -> str:
@@ -192,6 +199,8 @@ class Turn(NamedTuple):
     """The header of the turn, if the prompt does not supply it."""
     difference: str = ""
     """How the text that prompts for the turn differs from the text before it."""
+    rewritten: str = ""
+    """How the template writes the turn, or the text before it, when it is the last one; empty: as it is here."""
 
     @property
     def end(self) -> int:
@@ -209,32 +218,26 @@ class RenderedConversation(NamedTuple):
     variables: Mapping[str, Any]
 
 
-def find_turns(
-    template: Template,
-    rendered: Rendered,
-    messages: Sequence[Mapping[str, Any]],
-    prompted: Sequence[int],
-    *,
-    tools: Sequence[Any] | None = None,
-    **variables: Any,
-) -> dict[int, Turn]:
-    """Find the turn of each message that was written.
+def cut_turns(whole: RenderedConversation, prompted: Sequence[int]) -> dict[int, Turn]:
+    """The turn of each message that was written.
 
     Args:
-        template: The template that rendered the conversation.
-        rendered: The conversation as text.
-        messages: Its messages.
+        whole: The conversation.
         prompted: Numbers of the messages that the template prompts for: the trained ones of the assistant.
-        tools, variables: As in `Template.render`.
     """
-    whole = RenderedConversation(template, rendered, messages, tools, variables)
     return _cut_by_prompts(whole, prompted) or _cut_by_loop(whole, prompted)
+
+
+def are_astray(whole: RenderedConversation, messages: Collection[int]) -> bool:
+    """Whether text of some replies is outside the turns of all replies, so that they are cut out by prompts."""
+    replies = {number for number, message in enumerate(whole.messages) if message.get("role") == "assistant"}
+    return any(words.message in messages and words.owner not in replies for words in whole.rendered.words)
 
 
 def place_of(words: Words, turns: Mapping[int, Turn]) -> int | None:
     """The message in the turn of which some text is: its own, another one, or None."""
     likely = [turns[message] for message in (words.message, words.owner) if message is not None and message in turns]
-    for turn in [*likely, *turns.values()]:
+    for turn in chain(likely, turns.values()):
         if any(begin <= words.begin < end for begin, end in turn.pieces):
             return turn.message
     return None
@@ -271,7 +274,8 @@ def _cut_by_loop(whole: RenderedConversation, prompted: Sequence[int]) -> dict[i
             opening = find_opening(reply)
             turn = _turn(whole.rendered.text, message, spans, own, opening.end, opening.text)
             header = _unsupplied_header(reply, turn, roles.get(message))
-            turns[message] = turn._replace(header=header, difference=opening.difference)
+            rewritten = _rewritten(whole, turn)
+            turns[message] = turn._replace(header=header, difference=opening.difference, rewritten=rewritten)
         else:
             begin = own[0][0] if own else spans[0][0]
             turns[message] = _turn(whole.rendered.text, message, spans, own, begin, "")
@@ -317,15 +321,12 @@ def _turn(text: str, message: int, spans: Sequence[Span], own: Sequence[Span], b
 
 def _cut_by_prompts(whole: RenderedConversation, prompted: Sequence[int]) -> dict[int, Turn] | None:
     """Turns of the replies by their prompts, if the template's loop does not contain them; otherwise None."""
-    replies = {number for number, message in enumerate(whole.messages) if message.get("role") == "assistant"}
     words: dict[int, list[Span]] = {message: [] for message in prompted}
-    astray = False
-    for begin, end, message, _, owner in whole.rendered.words:
+    if not are_astray(whole, words):
+        return None
+    for begin, end, message, _, _ in whole.rendered.words:
         if message in words:
             words[message].append((begin, end))
-            astray = astray or owner not in replies
-    if not astray:
-        return None
     turns = {}
     for message, own in words.items():
         turn = _cut_by_prompt(whole, message, own) if own else None
@@ -348,7 +349,20 @@ def _cut_by_prompt(whole: RenderedConversation, message: int, own: Sequence[Span
     except RecordError:
         unprompted = prompt
     begin = len(unprompted) if prompt.startswith(unprompted) else len(prompt)
-    return _turn(text, message, [(begin, end)], own, len(prompt), prompt[begin:])
+    turn = _turn(text, message, [(begin, end)], own, len(prompt), prompt[begin:])
+    return turn._replace(rewritten=_rewritten(whole, turn))
+
+
+def _rewritten(whole: RenderedConversation, turn: Turn) -> str:
+    """How the template writes a turn, or the text before it, when it is the last one; empty: as here, or not at all."""
+    head, text = whole.messages[: turn.message + 1], whole.rendered.text
+    if len(head) == len(whole.messages):
+        return ""
+    try:
+        alone = whole.template.render_plain(head, tools=whole.tools, **whole.variables)
+    except RecordError:
+        return ""
+    return "" if alone[: turn.end] == text[: turn.end] else difference(alone, text)
 
 
 def _end_by_prompt(whole: RenderedConversation, message: int) -> int | None:
