@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any, NoReturn, final
 
 import jinja2
-from jinja2 import ext, filters, nodes, sandbox, utils
+from jinja2 import ext, filters, nodes, runtime, sandbox, utils
 from jinja2.exceptions import SecurityError
 
 from penstock.chat.render.template_output import HOOKS, Rewrite, TracingContext, path_of
@@ -314,8 +314,14 @@ class ChatEnvironment(sandbox.ImmutableSandboxedEnvironment):
                 return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
             if attribute in _SAFE[dict]:
                 return getattr(obj, attribute)
-        elif isinstance(obj, str) and attribute in _SAFE[str]:
-            return getattr(obj, attribute)
+        elif isinstance(obj, str):
+            if attribute in _SAFE[str]:
+                return getattr(obj, attribute)
+        elif isinstance(obj, _Namespace | runtime.LoopContext) and not attribute.startswith("_"):
+            try:
+                return getattr(obj, attribute)
+            except AttributeError:
+                return self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
 

@@ -5,12 +5,14 @@ trace of an agent with hundreds of calls these would cost more than everything e
 excerpts: its beginning, some replies with those before them, a few messages that follow, and its last question with
 what is answered to it. Turns are found in each excerpt and moved to where they are in the whole.
 
-That is right if the template writes a turn in an excerpt as it does in the whole. The text of each turn is compared; a
-few replies are also found in the whole, and compared. If anything differs, or the template refuses an excerpt, all
-turns are found in the whole.
+That is right if the template writes a turn in an excerpt as it does in the whole. The text of each turn is compared,
+apart from numbers, which a template may count; a few replies are also found in the whole. If anything differs,
+or the template refuses an excerpt, all turns are found in the whole.
 """
 
-from collections.abc import Iterator, Sequence
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.chat.render.turns import RenderedConversation, Span, Turn, are_astray, cut_turns
@@ -24,6 +26,7 @@ _BEFORE, _AFTER = 8, 2
 """Replies before and after them."""
 _COMPARED = 3
 """Replies that are also found in the whole."""
+_NUMBERS = re.compile(r"(\d+)")
 
 
 class _Excerpt(NamedTuple):
@@ -73,14 +76,17 @@ def _cut(whole: RenderedConversation, prompted: Sequence[int]) -> Iterator[_Exce
     first = roles.index("assistant")
     questions = [number for number, role in enumerate(roles) if role == "user"]
     last = questions[-1] if questions else len(roles)
-    starts = [n for n in range(first, len(roles)) if roles[n] == "assistant" and roles[n - 1] != "assistant"]
+    spoken = [number for number, role in enumerate(roles) if role == "assistant"]
+    starts = [number for number in spoken if roles[number - 1] != "assistant"]
     for begin in range(0, len(prompted), _REPLIES):
         replies = prompted[begin : begin + _REPLIES]
-        low = prompted[max(begin - _BEFORE, 0)]
+        low = spoken[max(bisect_left(spoken, replies[0]) - _BEFORE, 0)]
         low = max((start for start in starts if start <= low), default=first)
-        following = begin + len(replies) + _AFTER
-        high = prompted[following] if following < len(prompted) else len(roles)
+        following = bisect_left(spoken, replies[-1]) + 1 + _AFTER
+        high = spoken[following] if following < len(spoken) else len(roles)
         tail = range(max(last, high), min(_end_of_answer(roles, last), len(roles)))
+        if tail and roles[high - 1] == "user":
+            high -= 1  # many templates want questions and answers in turn
         yield _Excerpt([*range(first), *range(low, high), *tail], replies)
 
 
@@ -90,7 +96,7 @@ def _end_of_answer(roles: Sequence[object], question: int) -> int:
 
 
 def _turns_of(
-    whole: RenderedConversation, excerpt: _Excerpt, unprompted: dict[int, Turn], *, astray: bool
+    whole: RenderedConversation, excerpt: _Excerpt, unprompted: Mapping[int, Turn], *, astray: bool
 ) -> dict[int, Turn] | None:
     """The turns of the replies of an excerpt, moved to the whole; None if they differ there."""
     messages = [whole.messages[number] for number in excerpt.messages]
@@ -103,46 +109,87 @@ def _turns_of(
     wanted = [places[number] for number in excerpt.replies]
     if are_astray(part, set(wanted)) != astray:
         return None
-    found = cut_turns(part, wanted)
-    turns = {}
+    found, turns = cut_turns(part, wanted), {}
     for number in excerpt.replies:
-        turn = found.get(places[number])
-        begin = _first_words(whole, number, unprompted)
-        if turn is None or begin is None:
-            if turn is not None or begin is not None:
-                return None
+        turn, same = found.get(places[number]), unprompted.get(number)
+        if turn is None and (same is None or astray):
             continue
-        own = _first_words(part, places[number], found)
-        moved = None if own is None else _moved(turn, part, whole, begin - own, number)
+        spans = None if turn is None else _spans_by_words(turn, part, whole, number) if astray else _spans_of(same)
+        moved = (
+            None if turn is None or spans is None else _moved(turn, rendered.text, whole.rendered.text, spans, number)
+        )
         if moved is None:
             return None
         turns[number] = moved
     return turns
 
 
-def _first_words(whole: RenderedConversation, message: int, turns: dict[int, Turn]) -> int | None:
-    """The first character of a message's own text, or of its turn if it has none; None: neither was written."""
-    begin = whole.rendered.first_words.get(message)
-    turn = turns.get(message)
-    return begin if begin is not None or turn is None else turn.pieces[0][0]
+def _spans_of(turn: Turn | None) -> Sequence[Span] | None:
+    """The pieces of a turn that the template's loop wrote."""
+    return None if turn is None else turn.pieces
 
 
-def _moved(turn: Turn, part: RenderedConversation, whole: RenderedConversation, shift: int, message: int) -> Turn | None:
-    """A turn of an excerpt where it is in the whole; None if other text is there."""
-
-    def move(spans: Sequence[Span]) -> tuple[Span, ...]:
-        return tuple((begin + shift, end + shift) for begin, end in spans)
-
-    begin, end = min(turn.begin, turn.pieces[0][0]), turn.pieces[-1][1]
-    if part.rendered.text[begin:end] != whole.rendered.text[begin + shift : end + shift]:
+def _spans_by_words(
+    turn: Turn, part: RenderedConversation, whole: RenderedConversation, message: int
+) -> Sequence[Span] | None:
+    """Where the pieces of a turn are in the whole, as far from the message's own text as in the excerpt."""
+    here, there = part.rendered.first_words.get(turn.message), whole.rendered.first_words.get(message)
+    if here is None or there is None:
         return None
+    return [(begin + there - here, end + there - here) for begin, end in turn.pieces]
+
+
+def _moved(turn: Turn, here: str, there: str, spans: Sequence[Span], message: int) -> Turn | None:
+    """A turn of an excerpt where it is in the whole; None if other text is there.
+
+    Args:
+        turn: In the excerpt.
+        here, there: Texts of excerpt and whole.
+        spans: The pieces of the turn in the whole.
+        message: Its number in the whole.
+    """
+    places: dict[int, int] = {}
+    if len(spans) != len(turn.pieces):
+        return None
+    for (begin, end), (first, last) in zip(turn.pieces, spans, strict=True):
+        if not _align(here[begin:end], there[first:last], begin, first, places):
+            return None
+    before = turn.pieces[0][0] - turn.begin
+    if before > 0:  # the prompt ends before what the template's loop writes
+        if here[turn.begin : turn.pieces[0][0]] != there[spans[0][0] - before : spans[0][0]]:
+            return None
+        places[turn.begin] = spans[0][0] - before
+    needed = {turn.begin, turn.words_end, *(place for span in turn.produced for place in span)}
+    if not needed <= places.keys():
+        return None
+    supplied = there[spans[0][0] : places[turn.begin]]
+    header = there[places[turn.begin] : places.get(turn.begin + len(turn.header), places[turn.begin])]
     return turn._replace(
         message=message,
-        pieces=move(turn.pieces),
-        begin=turn.begin + shift,
-        produced=move(turn.produced),
-        words_end=turn.words_end + shift,
+        header=header,
+        pieces=tuple(spans),
+        opening=supplied if turn.opening == turn.supplied else turn.opening,
+        supplied=supplied,
+        begin=places[turn.begin],
+        produced=tuple((places[begin], places[end]) for begin, end in turn.produced),
+        words_end=places[turn.words_end],
     )
+
+
+def _align(one: str, other: str, begin: int, first: int, places: dict[int, int]) -> bool:
+    """Whether two texts are equal but for numbers, which templates may count; `places` gets place → place."""
+    pieces, others = _NUMBERS.split(one), _NUMBERS.split(other)
+    if len(pieces) != len(others) or any(a != b for a, b in zip(pieces[::2], others[::2], strict=True)):
+        return False
+    at, there = begin, first
+    for piece, same in zip(pieces, others, strict=True):
+        if piece == same:
+            places.update(zip(range(at, at + len(piece)), range(there, there + len(same)), strict=True))
+        else:
+            places[at] = there
+        at, there = at + len(piece), there + len(same)
+    places[at] = there
+    return True
 
 
 def _is_same(one: Turn | None, other: Turn | None) -> bool:

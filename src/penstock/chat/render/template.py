@@ -221,7 +221,6 @@ class Rendered:
             at += length
         return tuple(found)
 
-
     @cached_property
     def first_words(self) -> Mapping[int, int]:
         """Message → first character of its text."""
