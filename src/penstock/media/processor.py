@@ -25,6 +25,7 @@ from penstock.media.images import ImageSettings, read_picture, read_size
 from penstock.media.layout import Layout, Size, collapse, pattern_of
 from penstock.media.patches import SETTINGS, PatchProcessor
 from penstock.media.sounds import read_sound
+from penstock.tokenizers.chat_templates import template_in
 
 Array = np.ndarray[Any, np.dtype[Any]]
 SIZES = 4096
@@ -140,8 +141,7 @@ class HuggingFaceProcessor:
     def template(self) -> str | None:
         """Its chat template; None: it has none."""
         found = getattr(self.inner, "chat_template", None)
-        found = found.get("default") if isinstance(found, Mapping) else found
-        return found if isinstance(found, str) else None
+        return template_in({"chat_template": dict(found) if isinstance(found, Mapping) else found})
 
     @property
     def placeholder(self) -> str:

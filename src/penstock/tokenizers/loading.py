@@ -30,7 +30,8 @@ from penstock.tokenizers.bpe_files import (
     llama3_controls,
     looks_like_ranks,
 )
-from penstock.tokenizers.tokenizer import CHAT_TEMPLATE, CONFIG, Tokenizer
+from penstock.tokenizers.chat_templates import CHAT_TEMPLATE, TOOL_USE, template_beside
+from penstock.tokenizers.tokenizer import CONFIG, Tokenizer
 
 FOLDER_ORDER = (
     *("tokenizer.json", "tokenizer.json.gz", "tekken*.json", "tekken*.json.gz"),
@@ -112,6 +113,9 @@ def _read_files(path: Path, pattern: str | None) -> dict[str, bytes]:
     for name in (CONFIG, CHAT_TEMPLATE):
         if name not in files and path.with_name(name).is_file():
             files[name] = _read(path.with_name(name))
+    if (path.parent / TOOL_USE).is_file():
+        template = template_beside(path.parent, json.loads(files.get(CONFIG, b"{}")))
+        files[CHAT_TEMPLATE] = (template or "").encode()
     return files
 
 
@@ -198,7 +202,7 @@ def _is_later_llama(path: Path) -> bool:
 
 def _download(name: str, revision: str | None) -> Path:
     """The folder in the hub's cache that holds the tokenizer files of `name`."""
-    wanted = ["tokenizer.json", CONFIG, CHAT_TEMPLATE, "tekken.json", "tokenizer.model", VOCABULARY, MERGES]
+    wanted = ["tokenizer.json", CONFIG, CHAT_TEMPLATE, TOOL_USE, "tekken.json", "tokenizer.model", VOCABULARY, MERGES]
     wanted += ["special_tokens_map.json", "added_tokens.json"]
     try:
         return hub_copy(name, wanted, revision)

@@ -20,12 +20,12 @@ from penstock.core.errors import OutputError, TokenizerError
 from penstock.core.folders import local_path
 from penstock.core.lazy_imports import require
 from penstock.tokenizers.bpe_files import RankVocabulary
+from penstock.tokenizers.chat_templates import CHAT_TEMPLATE, template_in
 from penstock.tokenizers.huggingface import HuggingFaceVocabulary
 from penstock.tokenizers.sentencepiece_model import SentencePieceVocabulary
 from penstock.tokenizers.vocabulary import AddedEntry, ByteTable, IntArray, Vocabulary, token_ends
 
-CONFIG, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
-"""Files next to a vocabulary of any format."""
+CONFIG = "tokenizer_config.json"
 FALLBACK_TEXTS = 1000
 """Texts per call of an encoder that makes Python lists; bounds its memory."""
 
@@ -299,14 +299,6 @@ class Tokenizer:
 
     def _without_prefix(self, spelled: bytes) -> bytes:
         return spelled[1:] if self.adds_space and spelled.startswith(b" ") else spelled
-
-
-def template_in(config: Mapping[str, Any]) -> str | None:
-    """The chat template in a `tokenizer_config.json`; if there are several, the one named default."""
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template if isinstance(template, str) else None
 
 
 def _open_vocabulary(files: Mapping[str, bytes]) -> Vocabulary:

@@ -28,6 +28,7 @@ from penstock.shards import ChatInfo
 from penstock.shards.images import MEDIA, PROCESSOR_FOLDER, MediaInfo
 from penstock.shards.layout import TOKENIZER_FOLDER
 from penstock.shards.manifest import CHAT, CHAT_TEMPLATE
+from penstock.tokenizers.chat_templates import template_beside
 from penstock.training.checkpoints import digest, newest_complete, read_manifest
 from penstock.training.metrics import METRICS
 
@@ -36,7 +37,6 @@ MODEL = "model"
 """Folder of the model in a checkpoint."""
 BASE = "base"
 """Folder of the model that LoRA was added to."""
-_TEMPLATE = "chat_template.jinja"
 LOCK = "lock"
 _BEGUN = {TOKENIZER_FOLDER, PROCESSOR_FOLDER, CHAT, CHAT_TEMPLATE, LOCK, RUN_FILE, f"{RUN_FILE}.partial"}
 """Files of a run that has not trained yet."""
@@ -145,10 +145,7 @@ class RunFolder:
 
     @classmethod
     def _of_huggingface(cls, path: Path) -> Self:
-        template = (path / _TEMPLATE).read_text(encoding="utf-8") if (path / _TEMPLATE).is_file() else None
-        if template is None:
-            configured = _json(path / "tokenizer_config.json").get("chat_template")
-            template = configured if isinstance(configured, str) else None
+        template = template_beside(path, _json(path / "tokenizer_config.json"))
         config = _json(path / "config.json")
         # Models that read images have the settings of their text in a mapping of their own.
         config = {**(config.get("text_config") or {}), **config}

@@ -21,7 +21,7 @@ from penstock.chat.render.template_output import trace
 from penstock.chat.render.traced_text import GIVEN, Run, Traced, lay_over
 from penstock.core.errors import ConfigError, RecordError
 from penstock.tokenizers import Tokenizer
-from penstock.tokenizers.tokenizer import template_in
+from penstock.tokenizers.chat_templates import template_beside
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _OWN = Path(__file__).parent / "templates"
@@ -292,9 +292,7 @@ def _find(source: str | Path) -> tuple[str | None, str, Mapping[str, Any]]:
     folder = path.parent if path.is_file() else path
     config_path = path if path.is_file() else folder / "tokenizer_config.json"
     config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
-    own = folder / "chat_template.jinja"
-    text = own.read_text(encoding="utf-8") if own.is_file() else template_in(config)
-    return text, path.name, config
+    return template_beside(folder, config), path.name, config
 
 
 def _token_names(tokenizer: Tokenizer | None, config: Mapping[str, Any]) -> dict[str, str]:
