@@ -36,7 +36,7 @@ def length(conversation):
         ("uatuu", "ua", Counts(read=1, trimmed=1, trimmed_messages=3)),
         ("a", "a", Counts(read=1)),
         ("", None, Counts(read=1, empty=1)),
-        ("suu", None, Counts(read=1, trimmed=1, trimmed_messages=3, empty=1)),
+        ("suu", None, Counts(read=1, empty=1)),
     ],
 )
 def test_trailing_turns_are_trimmed(roles, left, counts):
@@ -60,7 +60,7 @@ def test_a_trained_turn_is_not_trailing():
 
 def test_nothing_to_train():
     masked = chat("uau", [DEFAULT_WEIGHTS, MessageWeights(train=False), DEFAULT_WEIGHTS])
-    assert clean(masked) == (None, Counts(read=1, trimmed=1, trimmed_messages=1, untrained=1))
+    assert clean(masked) == (None, Counts(read=1, untrained=1))
     assert clean(chat("ua"), roles_to_train=())[1] == Counts(read=1, untrained=1)
     assert clean(chat("u"), CleaningSettings(trim_trailing=False))[1] == Counts(read=1, untrained=1)
     with pytest.raises(

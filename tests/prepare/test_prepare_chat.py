@@ -149,7 +149,7 @@ def test_clean_up_is_counted_and_records_add_up(tmp_path, chat_tokenizer, capsys
     report = prepare_chats(records, chat_tokenizer, tmp_path / "out", max_tokens=40, too_long="truncate")
     cleaned = report.chats["cleaned"]
     assert (report.records, report.documents, report.dropped) == (5, 3, 2)
-    assert (cleaned["read"], cleaned["trimmed"], cleaned["empty"], cleaned["untrained"]) == (5, 2, 1, 1)
+    assert (cleaned["read"], cleaned["trimmed"], cleaned["empty"], cleaned["untrained"]) == (5, 1, 1, 1)
     assert (cleaned["truncated"], cleaned["too_long"]) == (1, 0)
     assert Dataset.open(tmp_path / "out").manifest.longest <= 40
     assert "2 dropped" in report.as_text()

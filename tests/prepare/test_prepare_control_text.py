@@ -32,8 +32,10 @@ def test_it_stops_or_is_counted_as_rejected(tmp_path, chats, chat_tokenizer):
     assert (report.documents, report.rejects) == (2, 1)
     assert report.chats["problems"]["control_text"]["conversations"] == 1
     told = report.as_text()
-    rejected = "1 conversation rejected: a message of a trained role holds control text in its own words (control_text)"
-    assert f"{rejected}; the first: {chats}:1: message 1: its own text" in told
+    assert (
+        f"1  message N: its own text has '<|endoftext|>', which is control text of this tokenizer; the first: {chats}:1"
+        in told
+    )
     assert "1 conversation kept: messages hold control text, which was encoded as ordinary text (forged);" in told
 
 

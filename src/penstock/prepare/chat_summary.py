@@ -11,7 +11,7 @@ from typing import Any, final
 import numpy as np
 
 from penstock.chat import ChatEncoder, EncodedChat, Template, detect_family
-from penstock.chat.masks.certificate import Kind
+from penstock.chat.masks.certificate import Kind, Problem
 from penstock.chat.records.cleaning import DROPPING, Counts
 from penstock.chat.records.layouts import describe_layout
 from penstock.core.errors import RecordError
@@ -162,9 +162,10 @@ class ChatSummary:
             scaled = {name.name: times * getattr(one, name.name) for name in fields(Counts)}
             self.cleaned = self.cleaned + Counts(**scaled)
 
-    def add_problems(self, chats: Sequence[EncodedChat], origin: str) -> None:
-        """Count the problems of one conversation, each kind once."""
-        problems = [problem for chat in chats for problem in chat.certificate.problems]
+    def add_problems(self, problems: Sequence[Problem], origin: str, *, rejected: bool) -> None:
+        """Count the problems of one record, each kind once; of a rejected one only the errors, for which it is."""
+        if rejected:
+            problems = [problem for problem in problems if problem.is_error]
         for problem in {problem.kind: problem for problem in reversed(problems)}.values():
             entry = self.problems.setdefault(problem.kind, ProblemCounts())
             entry.conversations += 1
@@ -262,9 +263,9 @@ class ChatSummary:
             )
         lines += self._check_lines()
         for kind, problem in self.problems.items():
-            fate = "rejected" if problem.is_error else "kept"
-            count = f"{problem.conversations:,} conversation{'s' * (problem.conversations != 1)}"
-            lines.append(f"{count} {fate}: {MEANINGS[kind]} ({kind}); the first: {problem.example}")
+            if not problem.is_error:  # rejected records have a table of reasons
+                count = f"{problem.conversations:,} conversation{'s' * (problem.conversations != 1)}"
+                lines.append(f"{count} kept: {MEANINGS[kind]} ({kind}); the first: {problem.example}")
         if self.forged:
             lines.append(f"control text in messages that was encoded as text: {self.forged:,}")
         if self.typed:

@@ -16,6 +16,7 @@ from typing import Any, final
 import numpy as np
 
 from penstock.chat import ChatEncoder, Conversation, EncodedChat, detect_layout, read_conversation
+from penstock.chat.masks.certificate import Problem
 from penstock.chat.records.answers import answers_layout, read_answers
 from penstock.chat.records.cleaning import Counts, clean, fit
 from penstock.chat.records.images import images_of, place_images
@@ -56,7 +57,8 @@ class _Record:
     origin: str
     key: str = ""
     """The text that determines its split."""
-    counts: list[Counts] = field(default_factory=list)
+    counts: dict[int, Counts] = field(default_factory=dict)
+    """Id of a conversation, or a number of its own if it was dropped → what the clean-up did with it."""
     layout: str = ""
     waiting: list[Conversation] = field(default_factory=list)
     chats: list[EncodedChat] = field(default_factory=list)
@@ -66,6 +68,8 @@ class _Record:
     """Id of a conversation that is kept whole → its documents."""
     reason: str | None = None
     """Why it is rejected."""
+    problems: list[Problem] = field(default_factory=list)
+    """What the certificates of its conversations say."""
 
     value: dict[str, Any] = field(default_factory=dict)
     """The record itself, where its fields become columns."""
@@ -89,6 +93,10 @@ class _Record:
             for one in given if isinstance(given, list) else [given]:
                 if one is not None and (isinstance(one, bool) or not isinstance(one, int | float)):
                     self.fail(f"field {name!r} holds {one!r:.40}; expected a number, or one for each message")
+
+    def count(self, kept: Conversation | None, counts: Counts) -> None:
+        """Note what the clean-up did with a conversation; `kept`: what is left of it."""
+        self.counts[-1 - len(self.counts) if kept is None else id(kept)] = counts
 
     def fail(self, error: Exception | str) -> None:
         """Reject the record; the first reason is kept."""
@@ -147,7 +155,9 @@ def encode_chats(
     good = [record for record in records if record.reason is None]
     kept = [record for record in good if record.chats]
     summary.layouts = dict(Counter(record.layout for record in good))
-    summary.add_cleaned((record.origin, counts) for record in good for counts in record.counts)
+    summary.add_cleaned((record.origin, counts) for record in good for counts in record.counts.values())
+    for record in records:
+        summary.add_problems(record.problems, record.origin, rejected=record.reason is not None)
     summary.add_documents([one for record in kept for one in record.chats], control)
     return Encoded(
         splits=_documents(kept, block, encoder.tokenizer.vocab_size, settings),
@@ -177,7 +187,7 @@ def _read(
             record.key = json.dumps(normalise(found[0]).messages, ensure_ascii=False, default=repr)
         for conversation in found:
             kept, counts = clean(conversation, chat.cleaning, **_what_trains(chat))
-            record.counts.append(counts)
+            record.count(kept, counts)
             if kept is not None:
                 record.waiting.append(kept)
     except RecordError as error:
@@ -203,7 +213,7 @@ def _read_answers(
         kept = []
         for conversation in one.conversations:
             cleaned, counts = clean(conversation, chat.cleaning, **_what_trains(chat))
-            record.counts.append(counts)
+            record.count(cleaned, counts)
             kept.append(cleaned)
         if all(cleaned is not None for cleaned in kept):
             record.answers.append(Answers(replace(one, conversations=tuple(c for c in kept if c is not None))))
@@ -267,11 +277,12 @@ def _accept(
         kept, counts = fit(conversation, chat.cleaning, length_of, **_what_trains(chat))
     except (RecordError, TokenizerError) as error:
         return record.fail(error)
-    record.counts.append(counts)
+    before = record.counts.get(id(conversation), Counts())
+    record.counts[id(conversation)] = (before.of_dropped if kept is None else before) + counts
     if kept is None:
         return None
     chats = encoded[len(kept.messages)]
-    summary.add_problems(chats, record.origin)
+    record.problems += [problem for one in chats for problem in one.certificate.problems]
     errors = [problem for one in chats for problem in one.certificate.problems if problem.is_error]
     if errors:
         record.fail("; ".join(map(str, errors)))

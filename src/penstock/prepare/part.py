@@ -20,6 +20,7 @@ import numpy as np
 from penstock.core.errors import RecordError
 from penstock.prepare.chat_summary import ChatSummary
 from penstock.prepare.hashes import HASH, HashFile
+from penstock.prepare.reasons import Reasons
 from penstock.prepare.recipe import Recipe
 from penstock.prepare.settings import PrepareSettings
 from penstock.prepare.stored_shards import made_apart, put_shard
@@ -70,6 +71,7 @@ class RejectFile:
         self._path, self._settings = path, settings
         self._partial = path.with_name(f"{path.name}.partial")
         self._file: IO[bytes] | None = None
+        self.reasons = Reasons()
 
     def __enter__(self) -> Self:
         return self
@@ -93,8 +95,13 @@ class RejectFile:
             raise RecordError(f"{found[0]} (set on_error to skip to leave such records out)")
         limit = self._settings.reject_count
         if limit is not None and self.count + len(found) > limit:
+            every = Reasons.total([self.reasons.as_json()])
+            for reject in found:
+                every.add(reject)
+            table = "\n".join(["by reason:", *every.lines()])
             raise RecordError(
-                f"{found[-1]}; more than {self._settings.max_rejects} records were rejected; set max_rejects higher"
+                f"{found[-1]}; more than {self._settings.max_rejects} records were rejected; set max_rejects higher; "
+                f"{table}"
             )
 
     def write(self, found: Iterable[Reject]) -> None:
@@ -105,6 +112,7 @@ class RejectFile:
                 line = json.dumps(asdict(reject), ensure_ascii=False) + "\n"
                 self._file.write(line.encode("utf-8", "backslashreplace"))
             self.count += 1
+            self.reasons.add(reject)
 
     def finish(self) -> None:
         """Force the rejects to the disk and rename the file, replacing an older one."""
@@ -234,6 +242,8 @@ class PartRecord:
     """Records with loss weights of their own."""
     filtered: int = 0
     rejects: int = 0
+    reasons: dict[str, list[Any]] = field(default_factory=dict)
+    """Why records were rejected: reason → how many, and the first."""
     straddling: int = 0
     edge_controls: int = 0
     dropped: int = 0
@@ -351,7 +361,7 @@ def prepare_part(shop: Workshop, task: Task, report: Progressed) -> PartRecord:
                 chats = chats or ChatSummary()
                 chats.add(encoded.chats)
             report(block.size_bytes, tokens, len(found))
-        record.rejects = rejects.count
+        record.rejects, record.reasons = rejects.count, rejects.reasons.as_json()
         record.chats = chats.as_json() if chats is not None else None
         record.shards = {split: shop.keep(made, split, writer.finish()) for split, writer in sorted(writers.items())}
         rejects.finish()

@@ -33,6 +33,7 @@ from penstock.prepare.part import (
     join_files,
     rejects_path,
 )
+from penstock.prepare.reasons import Reasons
 from penstock.prepare.recipe import ChatRecipe
 from penstock.prepare.settings import fingerprint
 from penstock.shards import ChatInfo, DamagedSource, Manifest, ShardInfo, TokenizerInfo, finish_dataset
@@ -94,6 +95,8 @@ class PrepareReport:
     input: str
     """Fingerprint of the input: names, sizes and times of files, or the content of records from Python."""
     splits: dict[str, SplitReport]
+    reasons: dict[str, list[Any]] = field(default_factory=dict)
+    """Why records were rejected: reason → how many, and the first of them."""
     weighted: int | None = None
     """Records with loss weights of their own; None if no field for them was named."""
     damaged: tuple[dict[str, Any], ...] = ()
@@ -197,6 +200,8 @@ class PrepareReport:
             f"{documents}, {tokens}, {self.bytes_per_token:.2f} bytes per token",
             f"{records}: {good:,} good, {self.rejects:,} rejected, {self.filtered:,} filtered{dropped}",
         ]
+        if self.reasons:
+            lines += ["rejected, by reason:", *Reasons.total([self.reasons]).lines()]
         if self.duplicates is not None:
             shown = sorted(self.duplicates.items(), key=lambda one: -one[1])[:SHOWN]
             files = ", ".join(f"{count:,} of {file}" for file, count in shown)
@@ -309,12 +314,14 @@ def finish(shop: Workshop, records: list[PartRecord], files: list[str], configur
     settings = shop.settings
     refuse_empty(shop.output, records, files)
     total, rejects = sum(record.records for record in records), sum(record.rejects for record in records)
+    reasons = Reasons.total(record.reasons for record in records)
     if rejects > (limit := settings.reject_limit(total)):
         allowed = f"the {limit} that are allowed" if settings.max_rejects is None else settings.max_rejects
+        table = "\n".join(["by reason:", *reasons.lines()])
         raise RecordError(
             f"{rejects} of {total} records were rejected, more than {allowed}; see "
             f"{rejects_path(shop.output, 0).parent}/*.rejected.jsonl, then set max_rejects higher: finished parts are "
-            "kept"
+            f"kept; {table}"
         )
     rejected = [rejects_path(shop.output, n) for n, record in enumerate(records) if record.rejects]
     join_files(rejected, shop.output / REJECTED)
@@ -344,6 +351,7 @@ def finish(shop: Workshop, records: list[PartRecord], files: list[str], configur
         records=total,
         documents=sum(record.documents for record in records),
         rejects=rejects,
+        reasons=reasons.as_json(),
         filtered=sum(record.filtered for record in records),
         tokens=sum(split.tokens for split in splits.values()),
         text_bytes=sum(split.text_bytes for split in splits.values()),

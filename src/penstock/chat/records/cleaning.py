@@ -35,13 +35,13 @@ class Counts:
     too_long: int = 0
     """Dropped: longer than allowed, even if cut at the earliest turn."""
     trimmed: int = 0
-    """Lost trailing turns without a reply; kept or dropped afterwards."""
+    """Kept without trailing turns that no reply follows."""
     trimmed_messages: int = 0
     truncated: int = 0
     """Kept without their last turns."""
     truncated_messages: int = 0
     media: int = 0
-    """Images, audio and video files removed from conversations, kept or dropped."""
+    """Images, audio and video files removed from conversations that are kept."""
 
     @property
     def dropped(self) -> int:
@@ -52,6 +52,11 @@ class Counts:
     def kept(self) -> int:
         """Number of kept conversations."""
         return self.read - self.dropped
+
+    @property
+    def of_dropped(self) -> "Counts":
+        """What counts of a conversation that is dropped after all: that it was read."""
+        return Counts(read=self.read)
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(**{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(Counts)})
@@ -122,21 +127,23 @@ def clean(
         ConversationError: There is nothing to train and `drop_untrained` is False.
     """
     end = _end_of_replies(conversation, roles_to_train, train_on_inputs) if settings.trim_trailing else None
-    counts = replace(_READ, media=conversation.dropped_media) if conversation.dropped_media else _READ
-    if end is not None and end < len(conversation.messages):
-        counts += Counts(trimmed=1, trimmed_messages=len(conversation.messages) - end)
-        conversation = conversation.head(end)
+    cut = 0 if end is None else len(conversation.messages) - end
+    conversation = conversation.head(end) if cut and end is not None else conversation
     if not conversation.messages:
-        return None, _EMPTY if counts is _READ else counts + Counts(empty=1)
+        return None, _EMPTY
     if _trains(conversation, roles_to_train, train_on_inputs):
-        return conversation, counts
+        if not cut and not conversation.dropped_media:
+            return conversation, _READ
+        return conversation, replace(
+            _READ, media=conversation.dropped_media, trimmed=int(cut > 0), trimmed_messages=cut
+        )
     if not settings.drop_untrained:
         roles = dict.fromkeys(message["role"] for message in conversation.messages)
         raise ConversationError(
             f"{conversation.origin}: nothing to train: its roles are {', '.join(roles)}, and "
             f"roles_to_train has {', '.join(roles_to_train) or 'none'}; check roles_to_train and the record's flags"
         )
-    return None, _UNTRAINED if counts is _READ else counts + Counts(untrained=1)
+    return None, _UNTRAINED
 
 
 def fit(

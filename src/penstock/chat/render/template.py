@@ -140,6 +140,22 @@ class Template:
             )
         return Rendered(text=plain, runs=runs, escaped=len(plain) - len(traced))
 
+    def usual_head(self, role: str) -> str:
+        """What it writes before the text of a user or assistant that is not the first message; empty if unknown."""
+        return self._usual_heads.get(role, "")
+
+    @cached_property
+    def _usual_heads(self) -> Mapping[str, str]:
+        said = [{"role": role, "content": text} for role, text in (("user", "q"), ("assistant", "a"), ("user", "r"))]
+        parts = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in said]
+        for messages in (said, parts):
+            try:
+                rendered = self.render(messages)
+            except RecordError:
+                continue
+            return {"assistant": _head(rendered, 1), "user": _head(rendered, 2)}
+        return {}
+
     def _run(
         self, template: jinja2.Template, messages: list[Any], tools: Any, prompt: bool, variables: Mapping[str, Any]
     ) -> str:
@@ -225,6 +241,17 @@ class Rendered:
     def first_words(self) -> Mapping[int, int]:
         """Message → first character of its text."""
         return {words.message: words.begin for words in reversed(self.words)}
+
+
+def _head(rendered: Rendered, message: int) -> str:
+    """What a template writes in the turn of a message before its text."""
+    head, at = "", 0
+    for length, origin, field, _, owner, _ in rendered.runs:
+        if origin == message and not is_label(field):
+            return head
+        head += rendered.text[at : at + length] if owner == message else ""
+        at += length
+    return ""
 
 
 def load_template(source: str | Path, *, tokenizer: Tokenizer | None = None, **variables: Any) -> Template:

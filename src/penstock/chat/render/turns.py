@@ -225,7 +225,32 @@ def cut_turns(whole: RenderedConversation, prompted: Sequence[int]) -> dict[int,
         whole: The conversation.
         prompted: Numbers of the messages that the template prompts for: the trained ones of the assistant.
     """
-    return _cut_by_prompts(whole, prompted) or _cut_by_loop(whole, prompted)
+    turns = _cut_by_prompts(whole, prompted) or _cut_by_loop(whole, prompted)
+    first = min(turns.values(), key=lambda turn: turn.pieces[0][0], default=None)
+    if first is not None:
+        turns[first.message] = first._replace(pieces=(*_without_preamble(whole, first), *first.pieces[1:]))
+    return turns
+
+
+def _without_preamble(whole: RenderedConversation, turn: Turn) -> list[Span]:
+    """The first piece of the first turn, without text that the template writes on its own, such as a system message.
+
+    That is what it writes there and not where a later message of this role begins, before or behind the usual text.
+    """
+    begin, end = turn.pieces[0]
+    first = next(iter(whole.rendered.words), None)
+    if first is None or first.message != turn.message or not begin <= first.begin < end:
+        return [(begin, end)]
+    head = whole.rendered.text[begin : first.begin]
+    role = str(whole.messages[turn.message]["role"])
+    usual = whole.template.usual_head(role)
+    if not usual.strip() or head == usual:
+        return [(begin, end)]
+    if head.endswith(usual):
+        return [(first.begin - len(usual), end)] if head.removesuffix(usual).strip() else [(begin, end)]
+    if role == "user" and head.startswith(usual) and head.removeprefix(usual).strip():
+        return [(begin, begin + len(usual)), (first.begin, end)]
+    return [(begin, end)]
 
 
 def are_astray(whole: RenderedConversation, messages: Collection[int]) -> bool:
