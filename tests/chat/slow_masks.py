@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.chat.encoder import EncodedChat
+from penstock.chat.encoded_chat import EncodedChat
 from penstock.chat.render.template import Template
 from penstock.core.errors import RecordError
 

@@ -345,7 +345,7 @@ def test_boundaries_that_disagree_are_told(tokenizer):
 @pytest.mark.parametrize(
     "mask_settings",
     [{"train_on_eos": "all"}, {"train_on_eos": "none"}, {"mask_history": True}, {"roles_to_train": ["user"]},
-     {"train_on_inputs": True}, {"train_on_eot": "last"}],
+     {"train_on_inputs": True}, {"train_on_eos": "last"}],
 )  # fmt: skip
 def test_other_methods_are_asked_only_what_they_can_tell(tokenizer, mask_settings):
     chat = look(TWO, tokenizer, **mask_settings)

@@ -21,7 +21,8 @@ TEMPLATES = {
     "last reply": "{% for m in messages %}{{ '<last>' if loop.last }}" + TURN + "{% endfor %}" + END,
     "after the last question": (
         "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}"
-        "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}{% if m.role == 'assistant' and loop.index0 > ns.last %}"
+        "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}"
+        "{% if m.role == 'assistant' and loop.index0 > ns.last %}"
         "{{ '<|im_start|>assistant\n<think>' + (m.reasoning_content or '') + '</think>' + (m.content or '') }}"
         "{{ '<|im_end|>\n' }}{% else %}" + TURN + "{% endif %}{% endfor %}" + END
     ),

@@ -18,6 +18,7 @@ READ = {
     "axolotl_fixtures/alpaca.json": ("alpaca", 2),
     "axolotl_fixtures/conversation.json": ("sharegpt", 1),
     "axolotl_fixtures/conversation.missingturns.json": ("sharegpt", 1),
+    "axolotl_fixtures/conversation.tokenized_llama2chat.json": ("tokens", 1),
     "fastchat/dummy_conversation.json": ("sharegpt", 500),
     "llamafactory/glaive_toolcall_en_demo.json": ("sharegpt", 300),
     "llamafactory/glaive_toolcall_zh_demo.json": ("sharegpt", 300),
@@ -30,7 +31,6 @@ READ = {
     "oasst/en_100_tree.jsonl": ("oasst", 100),
 }
 REFUSED = {
-    "axolotl_fixtures/conversation.tokenized_llama2chat.json": "holds token ids",
     "fastchat/mt_bench_question.jsonl": r"no known layout \(its fields: question_id, category, turns",
     "fastchat/mt_bench_reference_gpt4.jsonl": r"no known layout \(its fields: question_id, answer_id, .* choices",
 }

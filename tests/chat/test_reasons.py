@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from penstock.chat.encoder import encode
 from penstock.chat.masks import reasons
 from penstock.chat.masks.masks import HISTORY
-from penstock.core.errors import ConversationError
+from penstock.core.errors import ConfigError, ConversationError
 
 TWO = ask("uone", "atwo", "uthree", "afour")
 THOUGHT = ask("uone", "<think>\nhm\n</think>\n\natwo", "uthree", "<think>\nso\n</think>\n\nafour")
@@ -68,7 +68,7 @@ def test_what_the_record_says(tokenizer, change, text, reason):
     [
         ({"mask_history": True}, "atwo", HISTORY),
         ({"train_on_eos": "none"}, "<|im_end|>", "ends a turn, and train_on_eos is none"),
-        ({"train_on_eot": "none", "train_on_eos": "all"}, "afour", ""),
+        ({"train_on_eos": "all"}, "afour", ""),
         ({"train_on_reasoning": False}, "<think>\nso\n</think>", reasons.REASONING),
     ],
 )
@@ -93,7 +93,7 @@ def test_every_untrained_token_has_a_reason_and_the_cure_trains_it(tokenizer, na
 
     try:
         chat = encoded()
-    except ConversationError:
+    except (ConversationError, ConfigError):
         return
     assert [bool(why) for why in chat.reasons] == [weight == 0 for weight in chat.loss_weights]
     for why in set(chat.reasons):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from makers.views import console_of
-from penstock.chat.encoder import EncodedChat
+from penstock.chat.encoded_chat import EncodedChat
 from penstock.chat.masks.certificate import Certificate, Problem
 from penstock.core.errors import ConfigError, OutputError
 from penstock.inspection.datasets import DocumentView

@@ -1,4 +1,4 @@
-"""The report tells what happened: findings of rejected records are part of their rejection, and what counts is there."""
+"""The report tells what happened: findings of rejected records are part of their rejection."""
 
 import re
 
@@ -11,8 +11,9 @@ from penstock.prepare.reasons import KINDS, OTHER, SHOWN, Reasons, kind_of
 from penstock.sources import Reject
 
 OWN_SYSTEM = (
-    "{% for m in messages %}{% if loop.first and m.role != 'system' %}{{ '<|im_start|>system\nBe helpful.<|im_end|>\n' }}"
-    "{% endif %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% for m in messages %}{% if loop.first and m.role != 'system' %}"
+    "{{ '<|im_start|>system\nBe helpful.<|im_end|>\n' }}{% endif %}"
+    "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 U, A = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}

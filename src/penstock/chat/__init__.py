@@ -6,7 +6,8 @@ chat.tokens, chat.loss_weights, chat.certificate
 ```
 """
 
-from penstock.chat.encoder import ChatEncoder, EncodedChat, encode
+from penstock.chat.encoded_chat import EncodedChat
+from penstock.chat.encoder import ChatEncoder, encode
 from penstock.chat.masks.boundaries import Boundary, ResolvedBoundary, resolve
 from penstock.chat.masks.certificate import Certificate, Dropped, Problem
 from penstock.chat.masks.families import Family, detect_family, families, family

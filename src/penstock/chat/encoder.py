@@ -4,27 +4,27 @@ A conversation that fails a check is an error. A token is trained only if its au
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack, final
+from typing import Any, NamedTuple, Unpack, cast, final
 
 import numpy as np
 
+from penstock.chat.encoded_chat import EncodedChat
 from penstock.chat.masks.authors import find_authors
 from penstock.chat.masks.boundaries import Boundary, ResolvedBoundary, resolve
-from penstock.chat.masks.certificate import Certificate
 from penstock.chat.masks.checks import Evidence, as_prompted, certify
 from penstock.chat.masks.families import Family, detect_family
 from penstock.chat.masks.mask_settings import MaskKeywords, MaskSettings
 from penstock.chat.masks.masks import Mask, decide, trained_messages, weigh
-from penstock.chat.masks.reasons import BEHIND, IMAGE, reasons_of
 from penstock.chat.masks.scanning import scan
 from penstock.chat.records.conversation import Conversation
 from penstock.chat.records.images import images_of
 from penstock.chat.records.layouts import read_conversation
 from penstock.chat.records.media import refuse_media
+from penstock.chat.records.unread import unread_of_messages
 from penstock.chat.render.choosing import render_form
 from penstock.chat.render.excerpts import find_turns
 from penstock.chat.render.structure import find_lost
@@ -32,93 +32,16 @@ from penstock.chat.render.template import Rendered, Template, load_template, own
 from penstock.chat.render.turns import RenderedConversation, Turn
 from penstock.chat.tokens.encoding import EncodedText, encode_rendered_batch
 from penstock.chat.tokens.images import ImagePlace, expand, restore
+from penstock.chat.written import encode_written
 from penstock.core.arrays import Ragged
-from penstock.core.errors import ConfigError, ConversationError
-from penstock.core.notebook import card, marked_text
-from penstock.media.loading import LoadedImage
+from penstock.core.errors import ConfigError, ConversationError, RecordError
 from penstock.media.processor import Processor
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
 
-IntArray = np.ndarray[Any, np.dtype[np.int64]]
 _log = logging.getLogger("penstock.chat")
 _REWRITES = ("rewritten", "context_differs")
 """Kinds of problems that `on_rewrite="split"` splits a conversation for."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedChat:
-    """A conversation as it is trained."""
-
-    tokens: np.ndarray[Any, np.dtype[np.uint32]]
-    """uint32 [tokens]."""
-    loss_weights: np.ndarray[Any, np.dtype[np.float32]]
-    """Loss weight of each token as a target, float32 [tokens]."""
-    text: str
-    """The rendered conversation."""
-    begins: IntArray
-    """First character of each token in `text`, int64 [tokens]."""
-    ends: IntArray
-    """One after its last character, int64 [tokens]."""
-    is_control: np.ndarray[Any, np.dtype[np.bool_]]
-    """Which tokens are control tokens, bool [tokens]."""
-    messages: IntArray
-    """Message of each token, int64 [tokens]: of its first character, or of the turn around it; −1: the template's."""
-    roles: tuple[str, ...]
-    """Role of each message."""
-    certificate: Certificate
-    images: tuple[tuple[LoadedImage, ImagePlace], ...] = ()
-    """Each image with the tokens that stand for it, in order."""
-    evidence: tuple[Evidence, str | None] | None = field(default=None, repr=False, compare=False)
-    """What `reasons` are found from: the conversation with all that was computed from it, and the text of EOS."""
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """Why each token is not trained, in words; "" for a token that is."""
-        if self.evidence is None:
-            raise ConfigError("this chat was not made by a ChatEncoder, which knows why its tokens are not trained")
-        found = reasons_of(*self.evidence)
-        for _, place in self.images:
-            found[place.begin : place.end] = [IMAGE] * (place.end - place.begin)
-        # One that was appended comes last.
-        found += [BEHIND] * (len(self.tokens) - len(found))
-        return tuple("" if weight else why for why, weight in zip(found, self.loss_weights, strict=True))
-
-    @property
-    def trained_text(self) -> tuple[tuple[int, str], ...]:
-        """(message, text) of each stretch of trained tokens, in order."""
-        edges = np.flatnonzero(np.diff(np.concatenate([[0], self.loss_weights != 0, [0]]))).tolist()
-        return tuple(
-            (int(self.messages[(first + last - 1) // 2]), self.text[int(self.begins[first]) : int(self.ends[last - 1])])
-            for first, last in zip(edges[::2], edges[1::2], strict=True)
-        )
-
-    def __repr__(self) -> str:
-        """One line, however long the chat: counts, no numbers of arrays."""
-        trained = int(np.count_nonzero(self.loss_weights))
-        verdict = ", ".join(problem.kind for problem in self.certificate.problems) or "proven"
-        return f"EncodedChat({len(self.roles)} messages, {len(self.tokens)} tokens, {trained} trained; {verdict})"
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows: the text with its trained tokens marked, and what the certificate says."""
-        trained = int(np.count_nonzero(self.loss_weights))
-        problems = "; ".join(str(problem) for problem in self.certificate.problems) or "none"
-        facts = [("tokens", f"{len(self.tokens):,}, {trained:,} trained"), ("problems", problems)]
-        return card("Chat", facts, marked_text(self._pieces()))
-
-    def _pieces(self) -> Iterator[tuple[str, float]]:
-        """The text in stretches of equal loss weight; characters of no token have weight 0."""
-        at = 0
-        for begin, end, weight in zip(
-            self.begins.tolist(), self.ends.tolist(), self.loss_weights.tolist(), strict=True
-        ):
-            if begin > at:
-                yield self.text[at:begin], 0.0
-            if end > at:
-                yield self.text[max(begin, at) : end], weight
-            at = max(at, end)
-        yield self.text[at:], 0.0
 
 
 class _Draft(NamedTuple):
@@ -162,6 +85,27 @@ class ChatEncoder:
         self._takes_media = takes_media
         names = {token_id: text for text, token_id in tokenizer.special_tokens.items()}
         self._eos_text = None if tokenizer.eos_id is None else names.get(tokenizer.eos_id)
+        self._refuse_idle_settings()
+
+    def _refuse_idle_settings(self) -> None:
+        """Refuse a setting for terminators other than EOS where the template ends all turns with EOS."""
+        settings = self.mask_settings
+        if settings.train_on_eot in (None, settings.train_on_eos) or self._eos_text is None:
+            return
+        plain = MaskSettings(on_missing_terminator="allow")
+        asked = read_conversation(
+            {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+        )
+        try:
+            [chat] = ChatEncoder(self.tokenizer, self.template, plain).encode_batch([cast(Conversation, asked)])[0]
+        except RecordError:
+            return
+        ends = {text.strip() for _, text, _ in chat.certificate.terminators}
+        if ends == {self._eos_text}:
+            raise ConfigError(
+                f"train_on_eot is {settings.train_on_eot}, but chat template {self.template.name} ends turns with "
+                f"{self._eos_text}, which is the tokenizer's EOS: train_on_eos decides about it"
+            )
 
     def encode(self, conversation: Conversation) -> list[EncodedChat]:
         """One conversation as one document; with on_rewrite "split" and a rewriting template, one for each reply."""
@@ -174,6 +118,11 @@ class ChatEncoder:
             RecordError: The template refuses a conversation, or it contains media; names its origin.
             TokenizerError: A text cannot be encoded.
         """
+        if any(conversation.written for conversation in conversations):
+            return [
+                [encode_written(one, self.tokenizer, one.unread)] if one.written else self.encode_batch([one])[0]
+                for one in conversations
+            ]
         if not conversations:
             return []
         if not self._takes_media and self.processor is None:
@@ -209,6 +158,10 @@ class ChatEncoder:
                 settings=self.mask_settings,
                 scanned=scanned,
                 family=self._family.name if self._family and not self._declared else "the settings",
+                unread=(
+                    *draft.conversation.unread,
+                    *unread_of_messages(draft.conversation.messages, self.template.words),
+                ),
                 appended=(self._eos_text or "") if self._must_append(mask, draft.turns) else None,
             )
             done.append(self._split(draft.conversation, self._finish(evidence, found), mask.trained))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Self, final
 
-from penstock.chat.encoder import EncodedChat
+from penstock.chat.encoded_chat import EncodedChat
 from penstock.core.errors import PenstockError
 from penstock.media.images import ImageSettings, read_picture
 from penstock.shards.images import ImageOf

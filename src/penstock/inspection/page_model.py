@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from penstock.chat.encoder import EncodedChat
+from penstock.chat.encoded_chat import EncodedChat
 from penstock.core.errors import ConfigError
 from penstock.inspection.datasets import DocumentView
 from penstock.inspection.images import ShownImage, images_of_chat, with_labels

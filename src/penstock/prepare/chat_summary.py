@@ -14,6 +14,7 @@ from penstock.chat import ChatEncoder, EncodedChat, Template, detect_family
 from penstock.chat.masks.certificate import Kind, Problem
 from penstock.chat.records.cleaning import DROPPING, Counts
 from penstock.chat.records.layouts import describe_layout
+from penstock.chat.records.unread import cure_of
 from penstock.core.errors import RecordError
 from penstock.prepare.settings import CROSS_CHECK, ChatSettings, day_of
 from penstock.shards import ChatInfo
@@ -34,9 +35,13 @@ MEANINGS: dict[Kind, str] = {
     "opening_differs": "a reply begins differently from the generation prompt",
     "disagreement": "another method would train other tokens",
     "empty_reply": "a trained reply says nothing",
+    "unread": "nothing reads a field whose name means something",
     "forged": "messages hold control text, which was encoded as ordinary text",
 }
 """Kind of problem → what it means for a conversation."""
+
+SHOWN_FIELDS = 20
+"""Fields without a reader that the report names."""
 
 TEMPLATE = "(template)"
 """Role of a token that belongs to no message's turn."""
@@ -85,6 +90,8 @@ class ChatSummary:
     """Rule of the clean-up that dropped conversations → place of the first one."""
     layouts: dict[str, int] = field(default_factory=dict)
     """Layout → number of records."""
+    unread: dict[str, int] = field(default_factory=dict)
+    """Field of records or messages that nothing reads → number of records that have it."""
     documents: int = 0
     roles: dict[str, RoleCounts] = field(default_factory=dict)
     terminators: dict[str, TerminatorCounts] = field(default_factory=dict)
@@ -118,6 +125,10 @@ class ChatSummary:
         for image, place in (one for chat in chats for one in chat.images):
             counts = {"images": 1, "tokens": place.end - place.begin, **({"shrunk": 1} if image.is_shrunk else {})}
             _add_counts(self.images, {**counts, "slots": place.layout.slots, "patches": place.layout.patches})
+
+    def add_unread(self, names: Iterable[str]) -> None:
+        """Count fields of a record that nothing reads."""
+        _add_counts(self.unread, dict.fromkeys(names, 1))
 
     def add_verified(self, documents: int) -> None:
         """Count documents that equal the processor's own encoding of text and images together."""
@@ -181,6 +192,7 @@ class ChatSummary:
         self.forged += other.forged
         self.typed += other.typed
         _add_counts(self.layouts, other.layouts)
+        _add_counts(self.unread, other.unread)
         _add_counts(self.trees, other.trees)
         _add_counts(self.images, other.images)
         _add_counts(self.checks, other.checks)
@@ -263,9 +275,16 @@ class ChatSummary:
             )
         lines += self._check_lines()
         for kind, problem in self.problems.items():
-            if not problem.is_error:  # rejected records have a table of reasons
+            if not problem.is_error and kind != "unread":  # rejected records have a table of reasons
                 count = f"{problem.conversations:,} conversation{'s' * (problem.conversations != 1)}"
                 lines.append(f"{count} kept: {MEANINGS[kind]} ({kind}); the first: {problem.example}")
+        if self.unread:
+            most = sorted(self.unread.items(), key=lambda one: -one[1])
+            shown = ", ".join(f"{name} {count:,}" for name, count in most[:SHOWN_FIELDS])
+            more = f" and {len(most) - SHOWN_FIELDS} more" if len(most) > SHOWN_FIELDS else ""
+            lines.append(f"fields that nothing reads: {shown}{more}")
+            meant = [(name, cure) for name, _ in most if (cure := cure_of(name)) is not None]
+            lines += [f"warning: {name} has no effect; {cure}" for name, cure in meant]
         if self.forged:
             lines.append(f"control text in messages that was encoded as text: {self.forged:,}")
         if self.typed:

@@ -158,6 +158,10 @@ def encode_chats(
     summary.add_cleaned((record.origin, counts) for record in good for counts in record.counts.values())
     for record in records:
         summary.add_problems(record.problems, record.origin, rejected=record.reason is not None)
+    columns = {name.partition(".")[0] for name in settings.token_columns}
+    for record in kept:
+        names = dict.fromkeys(name for chat in record.chats for name in chat.certificate.unread)
+        summary.add_unread(name for name in names if name not in columns)
     summary.add_documents([one for record in kept for one in record.chats], control)
     return Encoded(
         splits=_documents(kept, block, encoder.tokenizer.vocab_size, settings),
@@ -184,7 +188,7 @@ def _read(
         if load is not None:
             found = [place_images(conversation, load, load.processor.medium, load.frames) for conversation in found]
         if found and needs_key:
-            record.key = json.dumps(normalise(found[0]).messages, ensure_ascii=False, default=repr)
+            record.key = _key_of(found[0])
         for conversation in found:
             kept, counts = clean(conversation, chat.cleaning, **_what_trains(chat))
             record.count(kept, counts)
@@ -192,6 +196,13 @@ def _read(
                 record.waiting.append(kept)
     except RecordError as error:
         record.fail(error)
+
+
+def _key_of(conversation: Conversation) -> str:
+    """The text that determines the split of a record with this conversation."""
+    if conversation.written:
+        return json.dumps([[piece.text, piece.ids] for piece in conversation.written], ensure_ascii=False)
+    return json.dumps(normalise(conversation).messages, ensure_ascii=False, default=repr)
 
 
 def _read_answers(
@@ -208,7 +219,7 @@ def _read_answers(
                     "answers: best"
                 )
     if sets and needs_key:
-        record.key = json.dumps(normalise(sets[0].conversations[0]).messages, ensure_ascii=False, default=repr)
+        record.key = _key_of(sets[0].conversations[0])
     for one in sets:
         kept = []
         for conversation in one.conversations:

@@ -25,7 +25,7 @@ from penstock.sources.files import (
     whole_file,
 )
 from penstock.sources.lines import count_newlines, cut_range, cut_stream, few_lines, next_line
-from penstock.sources.objects import Found, ObjectBlock, gather, lone_surrogate, parse_lines
+from penstock.sources.objects import Found, ObjectBlock, are_messages, gather, lone_surrogate, parse_lines
 from penstock.sources.parsing import parse_block
 from penstock.sources.records import (
     EXCERPT_CHARACTERS,
@@ -42,6 +42,7 @@ MAX_PARTS = 16
 
 BLOCK_VALUES = 512
 PEEK_BYTES = 1 << 16
+_MESSAGE = re.compile(r'\{\s*"(?:role|from)"\s*:\s*"')
 _BETWEEN = re.compile(r"[\s,]*")
 
 
@@ -235,7 +236,7 @@ def _values(text: str, end: int) -> Iterator[tuple[int, int, Any, str | None]]:
     """(character, line, value, None) of each value that begins before `end`, then where and why reading stopped."""
     decode = json.JSONDecoder().raw_decode
     at, line, counted = _after(text, 0), 1, 0
-    in_array = text[at : at + 1] == "["
+    in_array = text[at : at + 1] == "[" and not _begins_messages(text[at:])
     at = _after(text, at + 1) if in_array else at
     while at < end and text[at] != "]":
         line += text.count("\n", counted, at)
@@ -258,16 +259,29 @@ def _after(text: str, at: int) -> int:
 
 
 def holds_values(file: SourceFile) -> bool:
-    """Whether a JSON file begins with an array, or with an object that does not end on its first line."""
+    """Whether a JSON file begins with an array, or with an object that does not end on its first line.
+
+    A line that is one list of messages is a record of its own.
+    """
     try:
         with open_stream(file, ahead=False) as stream:
             head = stream.read(PEEK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
     except Unreadable:
         return False  # the line reader reports what is wrong
-    if head.startswith(b"["):
-        return True
     line, newline, _ = head.partition(b"\n")
+    if head.startswith(b"["):
+        is_line = line.rstrip().endswith(b"]") if newline else len(head) > PEEK_BYTES // 2
+        return not (is_line and _begins_messages(head.decode(errors="replace")))
     return bool(newline) and file.suffixes[0] == ".json" and line.strip() in (b"{", b"")
+
+
+def _begins_messages(text: str) -> bool:
+    """Whether a text begins with a list of messages, rather than of records."""
+    begin = _after(text, 1)
+    try:
+        return are_messages([json.JSONDecoder().raw_decode(text, begin)[0]])
+    except (json.JSONDecodeError, RecursionError):
+        return _MESSAGE.match(text, begin) is not None  # a message that goes on
 
 
 def cut_values(file: SourceFile, part_bytes: int) -> Iterator[JsonValuesPart]:

@@ -88,8 +88,10 @@ def gather(found: Sequence[Found], file: str, size_bytes: int, rejects: Sequence
     """
     objects, lines, bad = [], [], list(rejects)
     for line, value, reason, quoted in found:
+        if reason is None and are_messages(value):
+            value = {"messages": value}
         if reason is None and not isinstance(value, dict):
-            reason = f"the record is {kind_of(value)}; expected: an object with messages"
+            reason = f"the record is {kind_of(value)}; expected: an object with messages, or a list of messages"
         if reason is not None:
             quoted = quoted if isinstance(quoted, bytes | str) else repr(quoted)
             bad.append(Reject(file, line, reason, excerpt(quoted)))
@@ -98,6 +100,14 @@ def gather(found: Sequence[Found], file: str, size_bytes: int, rejects: Sequence
             lines.append(line)
     bad.sort(key=lambda reject: reject.line)
     return ObjectBlock(objects, np.array(lines, np.int64), np.zeros(len(lines), np.int32), size_bytes, bad)
+
+
+def are_messages(value: Any) -> bool:
+    """Whether a value is a conversation without an object around it: a list whose first item is a message."""
+    if not isinstance(value, list | tuple) or not value or not isinstance(value[0], dict):
+        return False
+    first = value[0]
+    return isinstance(first.get("role"), str) or (isinstance(first.get("from"), str) and "value" in first)
 
 
 def rows_as_objects(table: pa.Table, file: str, first_row: int, size_bytes: int) -> ObjectBlock:

@@ -11,7 +11,7 @@ ErrorKind = Literal[
 ]  # fmt: skip
 ReportKind = Literal[
     "unterminated", "rewritten", "context_differs", "dropped", "opening_differs", "disagreement", "empty_reply",
-    "forged", "escaped",
+    "forged", "escaped", "unread",
 ]  # fmt: skip
 Kind = Literal[ErrorKind, ReportKind]
 ERRORS: frozenset[Kind] = frozenset(get_args(ErrorKind))
@@ -71,6 +71,8 @@ class Certificate:
     problems: tuple[Problem, ...]
     changed: tuple[Form, ...] = ()
     """Changes to the messages, because the template cannot render them as the record has them."""
+    unread: tuple[str, ...] = ()
+    """Fields of the record and its messages (`messages[].name`) that nothing reads."""
     typed: tuple[tuple[int, str], ...] = ()
     """Control text in messages that became control tokens, because the settings allow it: (character, text)."""
 

@@ -22,6 +22,7 @@ from penstock.chat.masks.certificate import Certificate, Dropped, Kind, Problem
 from penstock.chat.masks.mask_settings import MaskSettings
 from penstock.chat.masks.masks import Mask, why_not
 from penstock.chat.records.conversation import Conversation
+from penstock.chat.records.unread import cure_of
 from penstock.chat.render.template import Rendered, Template
 from penstock.chat.render.traced_text import GIVEN, Traced
 from penstock.chat.render.turns import Turn, place_of
@@ -48,6 +49,8 @@ class Evidence:
     """Tokens that the role boundaries of the template's family train, bool [tokens]; None: no boundaries are known."""
     family: str = ""
     """Name of that family."""
+    unread: tuple[str, ...] = ()
+    """Fields of the record and its messages that nothing reads."""
     appended: str | None = None
     """Text of the EOS that is appended to the last turn; None: nothing is appended."""
 
@@ -66,6 +69,7 @@ def certify(evidence: Evidence) -> Certificate:
         *_check_escapes(evidence.rendered),
         *check_control_text(evidence.rendered, evidence.encoded, evidence.authors, roles, evidence.settings),
         *_check_methods(evidence, checks),
+        *check_unread(evidence.unread),
     ]
     weights = evidence.mask.tokens
     if evidence.appended is None and not (weights[1:] != 0).any():
@@ -87,8 +91,16 @@ def certify(evidence: Evidence) -> Certificate:
         checks=tuple(checks),
         problems=tuple(problems),
         changed=evidence.conversation.changed,
+        unread=evidence.unread,
         typed=find_typed(evidence.rendered, evidence.encoded, evidence.authors),
     )
+
+
+def check_unread(names: Sequence[str]) -> Iterator[Problem]:
+    """Report fields that nothing reads and whose names mean something elsewhere."""
+    for name in names:
+        if (cure := cure_of(name)) is not None:
+            yield Problem("unread", -1, f"nothing reads the field {name!r}; {cure}")
 
 
 def _check_turns(evidence: Evidence) -> Iterator[Problem]:

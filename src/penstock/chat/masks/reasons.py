@@ -26,6 +26,7 @@ REASONING = "reasoning, and train_on_reasoning is false"
 RANGE = "the record gives this part of the message weight 0"
 NO_TURN = "its turn was not found in what the template wrote"
 IMAGE = "stands for an image"
+WRITTEN = "the record, which writes its document out, does not train it"
 
 Painted = Iterator[tuple[int, int, str]]
 """(begin, end, reason) in characters; later ones cover earlier ones."""

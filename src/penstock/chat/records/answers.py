@@ -6,6 +6,7 @@ with what the record says about them. Only the answers are trained: messages tha
 | record | answers |
 |---|---|
 | preference pair | `chosen` and `rejected`, in every form that the layout `preference` knows |
+| rejected answer | `rejected_response` or `rejected_messages`, next to any record with a good one |
 | ranked list | `prompt` and `responses` (or `completions`, `answers`) with `scores`, more is better, or `ranks` |
 | two conversations | `conversation_a`, `conversation_b` and `winner`: model_a, model_b, or a tie |
 | labelled answer | `prompt`, `completion` and `label`: true or false (KTO) |
@@ -19,7 +20,16 @@ from typing import Any, final
 
 from penstock.chat.records.conversation import Conversation, MessageWeights
 from penstock.chat.records.layout_settings import LayoutSettings
-from penstock.chat.records.layouts import Node, detect_layout, read_conversation, read_nodes, replies_of, root_of
+from penstock.chat.records.layouts import (
+    Node,
+    detect_layout,
+    message_field,
+    read_conversation,
+    read_nodes,
+    replies_of,
+    root_of,
+)
+from penstock.chat.records.preference_records import RESPONSES
 from penstock.core.errors import ConversationError
 
 LISTS = ("responses", "completions", "answers")
@@ -80,6 +90,8 @@ def read_answers(record: Mapping[str, Any], settings: LayoutSettings, origin: st
         return [] if root is None else list(_ranked_replies(record, root, settings, origin))
     if layout == "preference":
         return [_pair(record, settings, origin)]
+    if (other := _with_rejected(record, layout, settings)) is not None:
+        return [_compared([read_conversation(one, settings, origin) for one in (record, other)], (0.0, 1.0), origin)]
     label = next((record[name] for name in settings.name("label") if name in record), None)
     if layout == "prompt_completion" and label is not None:
         return [_labelled(record, label, settings, origin)]
@@ -97,6 +109,27 @@ def _pair(record: Mapping[str, Any], settings: LayoutSettings, origin: str) -> A
     chosen = next(name for name in settings.name("chosen") if record.get(name) is not None)
     sides = [read_conversation({**record, chosen: value}, settings, origin) for value in (record[chosen], rejected)]
     return _compared(sides, (0.0, 1.0), origin)
+
+
+def _with_rejected(record: Mapping[str, Any], layout: str, settings: LayoutSettings) -> dict[str, Any] | None:
+    """The record with its rejected answer in place of the good one, as ms-swift writes pairs; None: it has none."""
+    messages, answer = record.get("rejected_messages"), record.get("rejected_response")
+    field = message_field(record, settings)
+    if field is not None and messages is not None:
+        return {**record, field: messages}
+    if answer is None:
+        return None
+    if field is not None:
+        last = max((n for n, one in enumerate(record[field]) if isinstance(one, Mapping)), default=0)
+        said = [{**record[field][last], settings.dialect(layout).content_key: answer}]
+        return {**record, field: [*record[field][:last], *(said if isinstance(answer, str) else answer)]}
+    names = (
+        settings.name("completion", *RESPONSES)
+        if layout == "prompt_completion"
+        else settings.name("output", *RESPONSES)
+    )
+    name = next((name for name in names if record.get(name) is not None), None)
+    return None if name is None else {**record, name: answer}
 
 
 def _ranked_list(record: Mapping[str, Any], name: str, settings: LayoutSettings, origin: str) -> AnswerSet:

@@ -126,6 +126,9 @@ def clean(
     Raises:
         ConversationError: There is nothing to train and `drop_untrained` is False.
     """
+    if conversation.written:
+        trained = any(piece.is_trained for piece in conversation.written)
+        return _whole(conversation, settings, roles_to_train, is_trained=trained)
     end = _end_of_replies(conversation, roles_to_train, train_on_inputs) if settings.trim_trailing else None
     cut = 0 if end is None else len(conversation.messages) - end
     conversation = conversation.head(end) if cut and end is not None else conversation
@@ -137,13 +140,22 @@ def clean(
         return conversation, replace(
             _READ, media=conversation.dropped_media, trimmed=int(cut > 0), trimmed_messages=cut
         )
-    if not settings.drop_untrained:
-        roles = dict.fromkeys(message["role"] for message in conversation.messages)
-        raise ConversationError(
-            f"{conversation.origin}: nothing to train: its roles are {', '.join(roles)}, and "
-            f"roles_to_train has {', '.join(roles_to_train) or 'none'}; check roles_to_train and the record's flags"
-        )
-    return None, _UNTRAINED
+    return _whole(conversation, settings, roles_to_train, is_trained=False)
+
+
+def _whole(
+    conversation: Conversation, settings: CleaningSettings, roles_to_train: tuple[str, ...], *, is_trained: bool
+) -> tuple[Conversation | None, Counts]:
+    """A conversation that is kept or dropped as it is."""
+    if is_trained:
+        return conversation, _READ
+    if settings.drop_untrained:
+        return None, _UNTRAINED
+    roles = dict.fromkeys(message["role"] for message in conversation.messages)
+    raise ConversationError(
+        f"{conversation.origin}: nothing to train: its roles are {', '.join(roles) or 'none'}, and "
+        f"roles_to_train has {', '.join(roles_to_train) or 'none'}; check roles_to_train and the record's flags"
+    )
 
 
 def fit(

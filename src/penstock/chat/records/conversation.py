@@ -6,8 +6,9 @@ loss weights.
 
 | key | in | meaning |
 |---|---|---|
-| `train`, `training`, `loss` | message, part | true or false |
-| `weight`, `loss_weight` | message, part | loss weight, 0 or more |
+| `train`, `training`, `loss`, `trainable`, `loss_mask` | message, part | true or false, 1 or 0 |
+| `masked` | message, part | the opposite: true is not trained |
+| `weight`, `loss_weight`, `loss_scale` | message, part | loss weight, 0 or more |
 | `train_detail`, `training_detail`, `train_ranges` | message | list of ranges |
 
 A range is `{begin_offset, end_offset, train}`, as in axolotl, with an **inclusive** end; or `{begin, end, weight}` (or
@@ -18,7 +19,7 @@ list. The weight of a message multiplies those of its parts and ranges.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal, final
@@ -31,10 +32,14 @@ Form = Literal[
 ]  # fmt: skip
 """Changes that messages may need before a template can render them; see `forms.py`."""
 
-FLAG_KEYS = ("train", "training", "loss")
-WEIGHT_KEYS = ("weight", "loss_weight")
+FLAG_KEYS = ("train", "training", "loss", "trainable", "loss_mask")
+MASKED = "masked"
+"""A flag that says the opposite."""
+WEIGHT_KEYS = ("weight", "loss_weight", "loss_scale")
+RECORD_MASK = "loss_mask"
+"""Field of a record with 1 or 0 for each of its messages."""
 DETAIL_KEYS = ("train_detail", "training_detail", "train_ranges")
-TRAINING_KEYS = frozenset((*FLAG_KEYS, *WEIGHT_KEYS, *DETAIL_KEYS))
+TRAINING_KEYS = frozenset((*FLAG_KEYS, MASKED, *WEIGHT_KEYS, *DETAIL_KEYS))
 
 
 @final
@@ -78,6 +83,23 @@ DEFAULT_WEIGHTS = MessageWeights()
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A stretch of a document that is written out."""
+
+    text: str | None = None
+    """As text; None: as ids."""
+    ids: tuple[int, ...] = ()
+    weights: tuple[float, ...] = (1.0,)
+    """One for each id, or one for all."""
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether any of it is."""
+        return any(self.weights)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
     """One conversation, ready for a chat template."""
 
@@ -94,6 +116,10 @@ class Conversation:
     """Fields of the record, next to its messages, that hold images, audio or video; unchanged."""
     dropped_media: int = 0
     """Number of images, audio and video files that the settings removed."""
+    written: tuple[Piece, ...] = ()
+    """What is written out already, where no template is needed: then there are no messages."""
+    unread: tuple[str, ...] = ()
+    """Fields of the record that nothing reads."""
     origin: str = ""
     """`file:line` of the record, for error messages."""
     forms: tuple[Form, ...] = ()
@@ -126,8 +152,13 @@ def will_train(
 
 
 def read_flag(item: Mapping[str, Any], where: str, keys: Iterable[str] = FLAG_KEYS) -> bool | None:
-    """The first of `keys` in the item (true, false, 1 or 0); None where it has none."""
-    for key in keys:
+    """What `keys` in the item say (true, false, 1 or 0); None where it has none.
+
+    Raises:
+        ConversationError: A value is something else, or two of them say the opposite.
+    """
+    found: dict[str, bool] = {}
+    for key in (*keys, MASKED) if keys is FLAG_KEYS else keys:
         value = item.get(key)
         if value is None:
             continue
@@ -135,8 +166,26 @@ def read_flag(item: Mapping[str, Any], where: str, keys: Iterable[str] = FLAG_KE
             raise ConversationError(
                 f'{where} has "{key}": {value!r}; expected true or false; put fractions into "weight"'
             )
-        return bool(value)
-    return None
+        found[key] = bool(value) != (key == MASKED)
+    if len(set(found.values())) > 1:
+        said = " and ".join(f'"{key}": {item[key]!r}' for key in found)
+        raise ConversationError(f"{where} has {said}, which say the opposite; remove one")
+    return next(iter(found.values()), None)
+
+
+def read_record_mask(mask: Sequence[Any], weights: Sequence[MessageWeights], origin: str) -> list[MessageWeights]:
+    """Weights of messages with those that a record gives in one list, 1 or 0 for each message.
+
+    Raises:
+        ConversationError: The list has another length, or something else than 0 and 1.
+    """
+    if len(mask) != len(weights) or any(one not in (0, 1) or isinstance(one, str) for one in mask):
+        raise ConversationError(
+            f'{origin}: "{RECORD_MASK}" is {mask!r:.60}; expected 1 or 0 for each of {len(weights)} messages'
+        )
+    return [
+        own if one else MessageWeights(train=False, weight=own.weight) for own, one in zip(weights, mask, strict=True)
+    ]
 
 
 def read_weight(item: Mapping[str, Any], where: str) -> float | None:

@@ -18,7 +18,14 @@ CALL = "function_call"
 """Target for messages that hold a tool call as JSON text; they become assistant messages with `tool_calls`."""
 
 _SAME = {role: role for role in KNOWN_ROLES}
-_MESSAGES = {**_SAME, "function": "tool"}
+_CALLS = {
+    "observation": "tool",
+    "function_response": "tool",
+    "tool_response": "tool",
+    "function_call": CALL,
+    "tool_call": CALL,
+}
+_MESSAGES = {**_SAME, "function": "tool", **_CALLS}
 _SHAREGPT = {
     **_SAME,
     "human": "user",
@@ -29,18 +36,27 @@ _SHAREGPT = {
     "model": "assistant",
     "bing": "assistant",
     "bard": "assistant",
-    "observation": "tool",
-    "function_response": "tool",
-    "tool_response": "tool",
-    "function_call": CALL,
-    "tool_call": CALL,
+    **_CALLS,
 }
 _OASST = {**_SAME, "prompter": "user"}
+
+_LIKELY = {
+    **{name: "assistant" if target == CALL else target for name, target in {**_SHAREGPT, **_OASST}.items()},
+    "ipython": "tool",
+    "environment": "tool",
+    "tool_result": "tool",
+    "tool_results": "tool",
+    "function_result": "tool",
+    "ai": "assistant",
+}
+"""Name, in lower case, → role that it stands for in published data. Others could be anybody."""
 
 BUILT_IN: Mapping[str, Mapping[str, str]] = {"messages": _MESSAGES, "sharegpt": _SHAREGPT, "oasst": _OASST}
 """Layout → {name in the record: role}, for layouts with their own names."""
 
-LAYOUTS = ("messages", "sharegpt", "alpaca", "prompt_completion", "preference", "oasst")
+LAYOUTS = (
+    "messages", "sharegpt", "alpaca", "prompt_completion", "preference", "steps", "oasst", "segments", "tokens",
+)  # fmt: skip
 FIELDS = (
     "prompt", "completion", "instruction", "input", "output", "history", "chosen", "rejected", "responses", "scores",
     "ranks", "label",
@@ -89,9 +105,11 @@ def resolve_roles(names: Iterable[str], roles: Mapping[str, Sequence[str]]) -> t
 def unknown_role(role: object, known: Mapping[str, str]) -> str:
     """Error text for an unknown role: lists the known ones and the setting that adds it."""
     targets = dict.fromkeys((*KNOWN_ROLES, *(target for target in known.values() if target != CALL)))
-    guess = _SHAREGPT.get(str(role).lower()) or _OASST.get(str(role).lower()) or "assistant"
-    guess = "assistant" if guess == CALL else guess
-    return f'has role "{role}"; known: {", ".join(targets)}; add roles: {{{guess}: [{role}]}}'
+    likely = _LIKELY.get(str(role).lower().strip())
+    cure = f"say which it is, such as roles: {{user: [{role}]}}; roles: {{{role}: [{role}]}} keeps it for the template"
+    if likely is not None:
+        cure = f"add roles: {{{likely}: [{role}]}}"
+    return f'has role "{role}"; known: {", ".join(targets)}; {cure}'
 
 
 @final
@@ -115,7 +133,8 @@ class LayoutSettings:
     """How records become conversations; the defaults read every known layout."""
 
     layout: str = "auto"
-    """`messages`, `sharegpt`, `alpaca`, `prompt_completion`, `preference`, `oasst`; or `auto`: detect it by fields."""
+    """`messages`, `sharegpt`, `alpaca`, `prompt_completion`, `preference`, `steps`, `oasst`, `segments`, `tokens`; or
+    `auto`: detect it by fields."""
     field_messages: str | None = None
     """Field with the list of messages. If set, no other field is searched for messages."""
     field_system: str | None = None
@@ -124,7 +143,8 @@ class LayoutSettings:
     """Field with the tools; None: `tools` or `functions`."""
     fields: Mapping[str, str] = field(default_factory=dict)
     """Name in the layout → name in the record, for layouts without messages: `{prompt: question, completion: answer}`.
-    Mapping an answer (`completion`, `output`, `chosen`) also selects its layout, whatever else the record holds."""
+    A record with the field that is named for an answer (`completion`, `output`, `chosen`) has that layout, whatever
+    else it holds; others are read by the fields that they have."""
     message_property_mappings: Mapping[str, str] = field(default_factory=dict)
     """Property of a message as templates call it → its name in the record: `{role: from, content: value}`."""
     message_field_training: str | None = None
@@ -209,6 +229,6 @@ class LayoutSettings:
         return self._dialects[layout]
 
     def name(self, field_name: str, *others: str) -> tuple[str, ...]:
-        """Names under which a record may hold a field: the configured one only, or `field_name` and `others`."""
+        """Names under which a record may hold a field: the configured one, then `field_name` and `others`."""
         configured = self.fields.get(field_name)
-        return (configured,) if configured else (field_name, *others)
+        return (configured, field_name, *others) if configured else (field_name, *others)

@@ -8,10 +8,12 @@ with flags, nulls or parts.
 |---|---|
 | `messages` | `messages` (or `conversations`) of `role` and `content`; OpenAI's, with parts, tool calls, reasoning |
 | `sharegpt` | `conversations` (or `messages`) of `from` and `value`; `system`, `tools` |
-| `alpaca` | `instruction`, `input`, `output`; `system`, `history` |
-| `prompt_completion` | `prompt` and `completion` or `response`: texts or lists of messages |
+| `alpaca` | `instruction`, `input` or `context`, `output` or `response`; `system`, `history` |
+| `prompt_completion` | `prompt` or `query`, and `completion` or `response`: texts or lists of messages; `history` |
 | `preference` | `chosen`, with the prompt inside it or in its own field; `answers.py` reads `rejected`, too |
+| `steps` | `prompt`, and `completions`, the steps of an answer, with `labels` |
 | `oasst` | a tree under `prompt`, or a message with its `replies` |
+| `segments`, `tokens` | texts with all markers, or token ids: `written.py` |
 
 A path through an OASST tree is one conversation. `best` follows the best-ranked reply at every turn. `all` gives one
 conversation for each assistant message that no assistant message follows, so turns near the root are in several.
@@ -21,12 +23,29 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.chat.records.conversation import DEFAULT_WEIGHTS, Conversation
+from penstock.chat.records.conversation import (
+    DEFAULT_WEIGHTS,
+    RECORD_MASK,
+    Conversation,
+    MessageWeights,
+    read_record_mask,
+)
 from penstock.chat.records.layout_settings import LayoutSettings
 from penstock.chat.records.media import drop_media, media_fields
 from penstock.chat.records.messages import Messages, read_messages
-from penstock.chat.records.preference_records import RESPONSES, read_alpaca, read_preference, read_prompt_completion
+from penstock.chat.records.preference_records import (
+    LABELS,
+    PROMPTS,
+    RESPONSES,
+    STEPS,
+    read_alpaca,
+    read_preference,
+    read_prompt_completion,
+    read_steps,
+)
 from penstock.chat.records.tools import read_tools, shorten_ids
+from penstock.chat.records.unread import unread_fields
+from penstock.chat.records.written import is_segments, is_tokens, read_segments, read_tokens
 from penstock.chat.render.forms import forms_of
 from penstock.core.errors import ConversationError
 
@@ -35,6 +54,7 @@ Node = Mapping[str, Any]
 
 MESSAGE_FIELDS = ("messages", "conversations", "conversation")
 TOOL_FIELDS = ("tools", "functions")
+SYSTEM_FIELDS = ("system", "system_prompt")
 _ANSWERS = {"chosen": "preference", "completion": "prompt_completion", "output": "alpaca"}
 _DEFAULT = LayoutSettings()
 
@@ -61,6 +81,9 @@ def describe_layout(record: Mapping[str, Any], settings: LayoutSettings = _DEFAU
             else "chosen and rejected answers are kept"
         ),
         "oasst": f"it is a tree of messages: {settings.oasst_paths} path" + "s" * (settings.oasst_paths == "all"),
+        "steps": "it has completions with labels: the right steps of each answer are trained",
+        "segments": "it has segments, which no template sees",
+        "tokens": "it has input_ids, which are taken as they are",
     }
     if settings.layout != "auto":
         return f"layout {layout}, as configured"
@@ -93,14 +116,18 @@ def read_conversation(
     if not isinstance(record, Mapping):
         raise ConversationError(f"{origin}: the record is {type(record).__name__}; expected an object with messages")
     layout, field = _detect(record, settings, origin)
+    unread = unread_fields(record, layout, field, settings)
+    if layout in ("segments", "tokens"):
+        read = read_segments(record, origin) if layout == "segments" else read_tokens(record, origin)
+        return Conversation(messages=(), message_weights=(), written=read, unread=unread, origin=origin)
     if layout == "oasst":
         root = root_of(record)
         if root is None:
             raise ConversationError(f'{origin}: no tree under "prompt", and no message with replies')
         paths = read_paths(root, settings.oasst_paths, origin)
-        read = [_finish(record, read_messages(path, layout, settings, origin), settings, origin) for path in paths]
-        return read if settings.oasst_paths == "all" else read[0]
-    return _finish(record, _read(record, layout, field, settings, origin), settings, origin)
+        found = [_finish(record, read_messages(path, layout, settings, origin), settings, origin) for path in paths]
+        return found if settings.oasst_paths == "all" else found[0]
+    return _finish(record, _read(record, layout, field, settings, origin), settings, origin, unread)
 
 
 def _read(record: Mapping[str, Any], layout: str, field: str, settings: LayoutSettings, origin: str) -> Messages:
@@ -108,33 +135,34 @@ def _read(record: Mapping[str, Any], layout: str, field: str, settings: LayoutSe
         return read_alpaca(record, settings, origin)
     if layout == "prompt_completion":
         return read_prompt_completion(record, settings, origin)
+    if layout == "steps":
+        return read_steps(record, settings, origin)
     if layout == "preference":
         found = _message_field(record, settings)
         before = read_messages(record[found[1]], found[0], settings, origin) if found else None
         return read_preference(record, before, settings, origin)
     if field not in record:
         raise ConversationError(f'{origin}: no field "{field}" (it has: {_names(record)}); name it: field_messages')
-    return read_messages(record[field], layout, settings, origin)
+    messages, weights = read_messages(record[field], layout, settings, origin)
+    if isinstance(record.get(RECORD_MASK), list | tuple):
+        weights = read_record_mask(record[RECORD_MASK], weights, origin)
+    return messages, weights
 
 
-def _finish(record: Mapping[str, Any], read: Messages, settings: LayoutSettings, origin: str) -> Conversation:
-    messages, weights = read
-    system_field = settings.field_system or "system"
-    system = record.get(system_field)
-    if system is not None:
-        if not isinstance(system, str):
-            raise ConversationError(f'{origin}: "{system_field}" is {system!r:.60}; expected a text')
-        if settings.field_system is not None and messages and messages[0]["role"] == "system":
-            messages, weights = messages[1:], weights[1:]
-        if system and not (messages and messages[0]["role"] in ("system", "developer")):
-            messages, weights = [{"role": "system", "content": system}, *messages], [DEFAULT_WEIGHTS, *weights]
+def _finish(
+    record: Mapping[str, Any], read: Messages, settings: LayoutSettings, origin: str, unread: tuple[str, ...] = ()
+) -> Conversation:
+    names = (settings.field_system,) if settings.field_system else SYSTEM_FIELDS
+    system_field = next((name for name in names if record.get(name) is not None), names[0])
+    messages, weights, used = _with_system(record, system_field, read, settings, origin)
     if settings.drop_system_message:
         kept = [index for index, message in enumerate(messages) if message["role"] != "system"]
         messages, weights = [messages[index] for index in kept], [weights[index] for index in kept]
     if settings.call_ids == "short":
         messages = shorten_ids(messages)
     names = (settings.field_tools,) if settings.field_tools else TOOL_FIELDS
-    tools = next((record[name] for name in names if record.get(name) is not None), None)
+    tool_field = next((name for name in names if record.get(name) is not None), names[0])
+    tools = record.get(tool_field)
     variables = record.get("chat_template_kwargs")
     if variables is not None and not isinstance(variables, Mapping):
         raise ConversationError(f'{origin}: "chat_template_kwargs" is {variables!r:.60}; expected an object')
@@ -144,12 +172,30 @@ def _finish(record: Mapping[str, Any], read: Messages, settings: LayoutSettings,
         tools=None if tools is None else read_tools(tools, origin),
         variables=variables or {},
         attachments=media_fields(record),
+        unread=tuple(name for name in unread if name != tool_field and not (used and name == system_field)),
         origin=origin,
     )
     if settings.media == "drop":
         conversation = drop_media(conversation, join=settings.join_text_parts)
     forms = forms_of(conversation.messages, settings.decode_arguments, settings.join_text_parts)
     return replace(conversation, forms=forms) if forms else conversation
+
+
+def _with_system(
+    record: Mapping[str, Any], field: str, read: Messages, settings: LayoutSettings, origin: str
+) -> tuple[list[dict[str, Any]], list[MessageWeights], bool]:
+    """Messages with the record's own system text, and whether it is among them."""
+    messages, weights = read
+    system = record.get(field)
+    if system is not None and not isinstance(system, str):
+        raise ConversationError(f'{origin}: "{field}" is {system!r:.60}; expected a text')
+    if system is not None and settings.field_system is not None and messages and messages[0]["role"] == "system":
+        messages, weights = messages[1:], weights[1:]
+    if not system:
+        return messages, weights, True
+    if messages and messages[0]["role"] in ("system", "developer"):
+        return messages, weights, messages[0]["content"] == system
+    return [{"role": "system", "content": system}, *messages], [DEFAULT_WEIGHTS, *weights], True
 
 
 def _detect(record: Mapping[str, Any], settings: LayoutSettings, origin: str) -> tuple[str, str]:
@@ -159,7 +205,7 @@ def _detect(record: Mapping[str, Any], settings: LayoutSettings, origin: str) ->
         default = "conversations" if settings.layout == "sharegpt" else "messages"
         return settings.layout, settings.field_messages or (found[1] if found else default)
     for name in ("chosen", "completion", "output"):
-        if name in settings.fields:
+        if record.get(settings.fields.get(name, "")) is not None:
             return _ANSWERS[name], ""
     if settings.field_messages is None and record.get("chosen") is not None:
         return "preference", ""
@@ -172,8 +218,15 @@ def _detect(record: Mapping[str, Any], settings: LayoutSettings, origin: str) ->
         return "oasst", ""
     if _has(record, settings.name("instruction")) and _has(record, settings.name("output", *RESPONSES)):
         return "alpaca", ""
-    if _has(record, settings.name("prompt")) and _has(record, settings.name("completion", *RESPONSES)):
+    prompted = _has(record, settings.name("prompt", *PROMPTS))
+    if prompted and _has(record, settings.name("completion", *RESPONSES)):
         return "prompt_completion", ""
+    if prompted and isinstance(record.get(STEPS), list | tuple) and isinstance(record.get(LABELS), list | tuple):
+        return "steps", ""
+    if is_segments(record):
+        return "segments", ""
+    if is_tokens(record):
+        return "tokens", ""
     raise ConversationError(_no_layout(record, origin))
 
 
@@ -198,6 +251,12 @@ def _message_field(record: Mapping[str, Any], settings: LayoutSettings) -> tuple
     return None
 
 
+def message_field(record: Mapping[str, Any], settings: LayoutSettings) -> str | None:
+    """Name of the field of a record that holds messages; None: there is none."""
+    found = _message_field(record, settings)
+    return None if found is None else found[1]
+
+
 def _has(record: Mapping[str, Any], names: tuple[str, ...]) -> bool:
     return any(record.get(name) is not None for name in names)
 
@@ -209,11 +268,6 @@ def _no_messages(record: Mapping[str, Any], name: str, origin: str) -> str:
 
 
 def _no_layout(record: Mapping[str, Any], origin: str) -> str:
-    if "input_ids" in record:
-        return (
-            f"{origin}: holds token ids (its fields: {_names(record)}), not messages; "
-            "expected a conversation; mask ready token ids by role boundaries with penstock.chat.scan"
-        )
     named = next((name for name in MESSAGE_FIELDS if record.get(name) is not None), None)
     if named is not None and not isinstance(record[named], list | tuple):
         return _no_messages(record, named, origin)
@@ -226,8 +280,9 @@ def _no_layout(record: Mapping[str, Any], origin: str) -> str:
         )
     return (
         f"{origin}: no known layout (its fields: {_names(record)}); expected messages, conversations, "
-        "instruction and output, prompt and completion, chosen, or an OASST tree; "
-        "name the fields: field_messages: …, or fields: {prompt: …, completion: …}"
+        "instruction and output, prompt and completion, chosen, segments, input_ids, or an OASST tree; "
+        "name the fields: field_messages: …, or fields: {prompt: …, completion: …}; for records of other forms give a "
+        "transform, which changes each before it is read"
     )
 
 

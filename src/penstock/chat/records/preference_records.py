@@ -14,36 +14,71 @@ from penstock.chat.records.messages import Messages, read_messages
 from penstock.core.errors import ConversationError
 
 RESPONSES = ("response",)
+PROMPTS = ("query",)
+INPUTS = ("context",)
+"""As Dolly calls what an instruction is about."""
+STEPS, LABELS = "completions", "labels"
 _TURN = re.compile(r"(?:^|\n\n)(Human|Assistant):[ ]?")
 """Beginning of a turn in the texts of Anthropic's HH-RLHF."""
 
 
 def read_alpaca(record: Mapping[str, Any], settings: LayoutSettings, origin: str) -> Messages:
-    """`instruction`, `input`, `output` or `response`, and `history` of [request, answer] pairs."""
+    """`instruction`, `input` or `context`, `output` or `response`, and `history` of [request, answer] pairs."""
     instruction = _text(record, settings.name("instruction"), origin)
-    more = _text(record, settings.name("input"), origin, "")
+    more = _text(record, settings.name("input", *INPUTS), origin, "")
     output = _text(record, settings.name("output", *RESPONSES), origin)
-    items = []
-    for index, pair in enumerate(_first(record, settings.name("history")) or ()):
-        if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise ConversationError(f"{origin}: history {index} is {pair!r:.60}; expected [request, answer]")
-        items += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
+    items = _history(record, settings, origin)
     request = f"{instruction}\n{more}" if more else instruction
     items += [{"role": "user", "content": request}, {"role": "assistant", "content": output}]
     return _read_own(items, settings, origin)
 
 
+def _history(record: Mapping[str, Any], settings: LayoutSettings, origin: str) -> list[dict[str, Any]]:
+    """Earlier requests and answers, as messages."""
+    items = []
+    for index, pair in enumerate(_first(record, settings.name("history")) or ()):
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise ConversationError(f"{origin}: history {index} is {pair!r:.60}; expected [request, answer]")
+        items += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
+    return items
+
+
+def read_steps(record: Mapping[str, Any], settings: LayoutSettings, origin: str) -> Messages:
+    """`prompt` and `completions`, the steps of one answer, a line each, with `labels`: wrong steps are only read."""
+    steps, labels = record.get(STEPS), record.get(LABELS)
+    if not isinstance(steps, list | tuple) or not steps or not all(isinstance(step, str) for step in steps):
+        raise ConversationError(
+            f'{origin}: "{STEPS}" is {steps!r:.60}; expected a list of texts, the steps of an answer'
+        )
+    if (
+        not isinstance(labels, list | tuple)
+        or len(labels) != len(steps)
+        or any(label not in (0, 1) or isinstance(label, str) for label in labels)
+    ):
+        raise ConversationError(
+            f'{origin}: "{LABELS}" is {labels!r:.60}; expected true or false for each of {len(steps)} steps'
+        )
+    messages, weights = _turns(_first(record, settings.name("prompt", *PROMPTS)), "user", "prompt", settings, origin)
+    parts = [
+        {"type": "text", "text": step + "\n" * (place < len(steps) - 1), "train": bool(label)}
+        for place, (step, label) in enumerate(zip(steps, labels, strict=True))
+    ]
+    reply, own = _read_own([{"role": "assistant", "content": parts}], settings, origin)
+    return messages + reply, _asked(messages, weights) + own
+
+
 def read_prompt_completion(record: Mapping[str, Any], settings: LayoutSettings, origin: str) -> Messages:
-    """`prompt` and `completion` (or `response`): texts, messages, or lists of messages."""
+    """`prompt` (or `query`) and `completion` (or `response`): texts, messages, or lists of messages; `history`."""
     if record.get("label") is False:
         raise ConversationError(
             f'{origin}: "label" is false, so a completion that was judged bad would be trained; remove such records'
         )
-    messages, weights = _turns(_first(record, settings.name("prompt")), "user", "prompt", settings, origin)
+    before, earlier = _read_own(_history(record, settings, origin), settings, origin)
+    messages, weights = _turns(_first(record, settings.name("prompt", *PROMPTS)), "user", "prompt", settings, origin)
     reply, reply_weights = _turns(
         _first(record, settings.name("completion", *RESPONSES)), "assistant", "completion", settings, origin
     )
-    return messages + reply, _asked(messages, weights) + reply_weights
+    return before + messages + reply, earlier + _asked(messages, weights) + reply_weights
 
 
 def read_preference(

@@ -18,6 +18,7 @@ from penstock.core.errors import ConversationError
 
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 LENGTH = 9
+SCHEMAS = ("input_schema", "inputSchema")
 
 
 def read_tools(value: Any, where: str) -> tuple[dict[str, Any], ...] | None:
@@ -48,6 +49,9 @@ def _read_tool(tool: Any, where: str) -> dict[str, Any]:
     function = {
         key: item for key, item in function.items() if item is not None and (key != "type" or "function" in tool)
     }
+    for name in SCHEMAS:  # as Anthropic's API and MCP call them
+        if name in function and "parameters" not in function:
+            function["parameters"] = function.pop(name)
     if isinstance(function.get("parameters"), str):
         function["parameters"] = _decode(function["parameters"], where, "its parameters", "an object")
     outer = {key: item for key, item in tool.items() if item is not None} if "function" in tool else {}

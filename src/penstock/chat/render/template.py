@@ -31,6 +31,9 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 _REASONING_NAMES = frozenset(_REASONING)
 _PARTS = re.compile(r"""\[\s*['"]type['"]\s*\]|\.type\b|['"]type['"]\s*,""")
 """How templates tell the parts of a content apart."""
+NONE = "none"
+"""Name of the template for records that need none: segments and token ids."""
+_NO_TEMPLATE = "{{ raise_exception('the template is none, and this record needs one') }}"
 LABELS = ("role", "name", "tool_call_id", "type")
 """Fields of a message that are not part of what it says."""
 
@@ -57,6 +60,11 @@ class Template:
     def reads_parts(self) -> bool:
         """Whether it looks at the types of parts; then a content that is one text may be lost without an error."""
         return _PARTS.search(self.source) is not None
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """All words in it, such as the names of fields that it reads."""
+        return frozenset(re.findall(r"\w+", self.source))
 
     @cached_property
     def may_escape(self) -> bool:
@@ -246,8 +254,8 @@ class Rendered:
 def _head(rendered: Rendered, message: int) -> str:
     """What a template writes in the turn of a message before its text."""
     head, at = "", 0
-    for length, origin, field, _, owner, _ in rendered.runs:
-        if origin == message and not is_label(field):
+    for length, origin, path, _, owner, _ in rendered.runs:
+        if origin == message and not is_label(path):
             return head
         head += rendered.text[at : at + length] if owner == message else ""
         at += length
@@ -259,7 +267,8 @@ def load_template(source: str | Path, *, tokenizer: Tokenizer | None = None, **v
 
     Args:
         source: A `.jinja` file; a folder as models ship it (`chat_template.jinja`, `tokenizer_config.json`); the text
-            of a template; or the name of a family in `template_names`, for a plain template that comes with penstock.
+            of a template; the name of a family in `template_names`, for a plain template that comes with penstock; or
+            "none", for records that need none (segments, token ids).
         tokenizer: Gives the names of BOS, EOS and padding if the folder does not.
         variables: Variables for the template, such as enable_thinking.
 
@@ -311,6 +320,8 @@ def _find(source: str | Path) -> tuple[str | None, str, Mapping[str, Any]]:
     """(text of the template or None, its name, tokenizer_config.json)."""
     if isinstance(source, str) and ("{%" in source or "{{" in source):
         return source, "given as text", {}
+    if source == NONE and not Path(source).exists():
+        return _NO_TEMPLATE, NONE, {}
     path = Path(source)
     if source in template_names() and not path.exists():
         return (_OWN / f"{source}.jinja").read_text(encoding="utf-8"), str(source), {}

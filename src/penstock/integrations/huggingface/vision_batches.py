@@ -11,7 +11,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from penstock.chat.encoder import EncodedChat
+from penstock.chat.encoded_chat import EncodedChat
 from penstock.chat.records.conversation import Conversation
 from penstock.chat.records.images import place_images
 from penstock.chat.records.media import media_fields

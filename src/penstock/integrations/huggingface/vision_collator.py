@@ -29,7 +29,8 @@ from typing import Any, Literal, final
 import numpy as np
 import torch
 
-from penstock.chat.encoder import ChatEncoder, EncodedChat
+from penstock.chat.encoded_chat import EncodedChat
+from penstock.chat.encoder import ChatEncoder
 from penstock.chat.masks.authors import INPUT_ROLES
 from penstock.chat.masks.boundaries import Boundary, ResolvedBoundary, resolve
 from penstock.chat.masks.families import Family, detect_family, family
