@@ -102,7 +102,8 @@ def test_every_untrained_token_has_a_reason_and_the_cure_trains_it(tokenizer, na
             role = why.split()[1]
             cure = {"roles_to_train": (*mask["roles_to_train"], role), "mask_history": False}
         elif why.startswith("ends a turn"):
-            cure = {why.split()[4]: "turn"}
+            assert why.split()[4] in ("train_on_eos", "train_on_eot")
+            cure = {"train_on_eos": "turn", "train_on_eot": "turn"}
         elif why == HISTORY and mask["train_on_eos"] != "all":  # then an empty reply has nothing left to train
             cure = {"mask_history": False}
         elif why == reasons.REASONING:
