@@ -49,7 +49,7 @@ def main() -> None:
         code = _run(sys.argv[1:])
     except PenstockError as error:
         code = 1
-        _print_error(str(error))
+        _print_error(_with_flags(str(error), sys.argv[1:]))
     except ModuleNotFoundError as error:
         # Half of the verbs import torch, which is an optional extra.
         if (missing := missing_extra(error)) is None:
@@ -143,6 +143,19 @@ def _run(arguments: list[str]) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0
+
+
+def _with_flags(message: str, arguments: list[str]) -> str:
+    """An error message with its settings as options of the verb that was called."""
+    from typer.main import get_command
+
+    from penstock.cli.flags import Flags, as_flags
+
+    command: Any = get_command(build_app(arguments))
+    for argument in arguments:
+        if argument in getattr(command, "commands", {}):
+            command = command.commands[argument]
+    return as_flags(message, Flags.of(command))
 
 
 def _print_error(message: str) -> None:
