@@ -210,6 +210,19 @@ def test_calls_in_another_order_are_found():
     assert lost.text == "the template writes call 1 (time) before the call that it follows"
 
 
+def test_results_in_another_order_are_reported(folder):
+    source = HEAD + BODIES["json"] + END
+    for swapped, told in ((False, []), (True, ["result_order"])):
+        record = calling(("weather", {"city": "Oslo"}), ("time", {"zone": "CET"}))
+        if swapped:
+            record["messages"][2:4] = record["messages"][3], record["messages"][2]
+        [chat] = encoder(source, folder).encode(read_conversation(record))
+        assert [problem.kind for problem in chat.certificate.problems if problem.kind == "result_order"] == told
+        with_ids = source.replace("{{ m.content or '' }}", "{{ (m.tool_call_id or '') + (m.content or '') }}")
+        [chat] = encoder(with_ids, folder).encode(read_conversation(record))
+        assert not [problem for problem in chat.certificate.problems if problem.kind == "result_order"]
+
+
 @pytest.mark.real_data
 def test_no_template_trains_a_call_that_is_not_the_records(real_data, folder):
     found, wrong = Counter(), []

@@ -30,6 +30,7 @@ from penstock.chat.render.excerpts import find_turns
 from penstock.chat.render.structure import find_lost
 from penstock.chat.render.template import Rendered, Template, load_template, own_template
 from penstock.chat.render.turns import RenderedConversation, Turn
+from penstock.chat.tokens.borders import encode_cut, merged_borders
 from penstock.chat.tokens.encoding import EncodedText, encode_rendered_batch
 from penstock.chat.tokens.images import ImagePlace, expand, restore
 from penstock.chat.written import encode_written
@@ -40,6 +41,8 @@ from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
 
 _log = logging.getLogger("penstock.chat")
+_STRETCHES = 10_000
+"""Texts between control tokens whose ids are kept."""
 _REWRITES = ("rewritten", "context_differs")
 """Kinds of problems that `on_rewrite="split"` splits a conversation for."""
 
@@ -85,11 +88,15 @@ class ChatEncoder:
         self._takes_media = takes_media
         names = {token_id: text for text, token_id in tokenizer.special_tokens.items()}
         self._eos_text = None if tokenizer.eos_id is None else names.get(tokenizer.eos_id)
+        self._stretches: dict[str, list[int]] = {}
         self._refuse_idle_settings()
 
     def _refuse_idle_settings(self) -> None:
         """Refuse a setting for terminators other than EOS where the template ends all turns with EOS."""
         settings = self.mask_settings
+        if settings.on_merged_prompt == "split" and (self.tokenizer.adds_space or self.processor is not None):
+            reason = "the tokenizer puts a space before each text" if self.tokenizer.adds_space else "with images"
+            raise ConfigError(f"on_merged_prompt: split is not possible: {reason}; set it to report or error")
         if settings.train_on_eot in (None, settings.train_on_eos) or self._eos_text is None:
             return
         plain = MaskSettings(on_missing_terminator="allow")
@@ -134,7 +141,12 @@ class ChatEncoder:
         """Rendered conversations as tokens with loss weights and certificates."""
         texts = [draft.rendered for draft in drafts]
         authors = [find_authors(draft.conversation, draft.rendered, self.mask_settings) for draft in drafts]
-        encoded, places = self._encode_texts(drafts, [one.may_be_control(self.mask_settings) for one in authors])
+        literals = [one.may_be_control(self.mask_settings) for one in authors]
+        encoded, places = self._encode_texts(drafts, literals)
+        merged = [self._merged(draft, text) for draft, text in zip(drafts, encoded, strict=True)]
+        if self.mask_settings.on_merged_prompt == "split":
+            encoded = [self._split_at(*each) for each in zip(drafts, encoded, literals, merged, strict=True)]
+            merged = [() for _ in drafts]
         decisions = [
             decide(
                 draft.conversation, draft.rendered, draft.turns, text, self.mask_settings, self._eos_text, self._stops
@@ -145,8 +157,8 @@ class ChatEncoder:
         masks = [_without_images(mask, found) for mask, found in zip(masks, places, strict=True)]
         done = []
         scans = self._scan(encoded)
-        for draft, text, wrote, mask, scanned, found in zip(
-            drafts, encoded, authors, masks, scans, places, strict=True
+        for draft, text, wrote, mask, scanned, found, borders in zip(
+            drafts, encoded, authors, masks, scans, places, merged, strict=True
         ):
             evidence = Evidence(
                 conversation=draft.conversation,
@@ -158,6 +170,7 @@ class ChatEncoder:
                 settings=self.mask_settings,
                 scanned=scanned,
                 family=self._family.name if self._family and not self._declared else "the settings",
+                merged=borders,
                 unread=(
                     *draft.conversation.unread,
                     *unread_of_messages(draft.conversation.messages, self.template.words),
@@ -186,6 +199,35 @@ class ChatEncoder:
         )
         both = [restore(text, one, self.processor) for text, one in zip(encoded, expanded, strict=True)]
         return [text for text, _ in both], [places for _, places in both]
+
+    def _merged(self, draft: _Draft, encoded: EncodedText) -> tuple[int, ...]:
+        """Trained replies whose prompt has other ids than the document has up to them."""
+        if self.processor is not None:
+            return ()  # the text that is encoded has what stands for images
+        trained = trained_messages(draft.conversation, self.mask_settings)
+        borders: dict[int, int] = {}
+        for message in trained:
+            turn = draft.turns.get(message)
+            if turn is not None and draft.conversation.messages[message]["role"] == "assistant" and turn.begin:
+                borders.setdefault(turn.begin, message)
+        found = merged_borders(encoded, draft.rendered.text, sorted(borders), self._encode_stretch)
+        return tuple(borders[border] for border in found)
+
+    def _encode_stretch(self, text: str) -> Sequence[int]:
+        """Ids of text between control tokens; what prompts end with is always the same."""
+        if text not in self._stretches:
+            if len(self._stretches) >= _STRETCHES:
+                self._stretches.clear()
+            self._stretches[text] = self.tokenizer.encode(text).tolist()
+        return self._stretches[text]
+
+    def _split_at(self, draft: _Draft, encoded: EncodedText, literal: Any, merged: Sequence[int]) -> EncodedText:
+        """The tokens of a conversation, ended where the prompts for some replies end."""
+        if not merged:
+            return encoded
+        borders = [draft.turns[message].begin for message in merged]
+        forged = self.mask_settings.allow_forged
+        return encode_cut(self.tokenizer, draft.rendered.text, literal, borders, allow_forged=forged)
 
     def _scan(self, encoded: Sequence[EncodedText]) -> Sequence[np.ndarray[Any, np.dtype[np.bool_]] | None]:
         """Tokens that the role boundaries train, for each conversation of a batch; None where there are none."""
@@ -263,6 +305,10 @@ class ChatEncoder:
 
     def _split(self, conversation: Conversation, chat: EncodedChat, trained: Sequence[int]) -> list[EncodedChat]:
         """The conversation as one document, or one for each trained reply if the template rewrites any."""
+        if self.mask_settings.on_merged_prompt == "error":
+            merged = [problem for problem in chat.certificate.problems if problem.kind == "merged_prompt"]
+            if merged:
+                raise ConversationError(f"{conversation.origin or 'conversation'}: {merged[0]}")
         rewritten = [problem for problem in chat.certificate.problems if problem.kind in _REWRITES]
         if not rewritten or self.mask_settings.on_rewrite == "report":
             return [chat]

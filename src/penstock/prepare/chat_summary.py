@@ -35,6 +35,8 @@ MEANINGS: dict[Kind, str] = {
     "opening_differs": "a reply begins differently from the generation prompt",
     "disagreement": "another method would train other tokens",
     "empty_reply": "a trained reply says nothing",
+    "merged_prompt": "the tokenizer merges the end of a prompt with the reply, so the ids differ from the prompt's",
+    "result_order": "results of tools come in another order than their calls, and the template writes no ids",
     "unread": "nothing reads a field whose name means something",
     "forged": "messages hold control text, which was encoded as ordinary text",
 }

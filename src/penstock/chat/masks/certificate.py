@@ -11,7 +11,8 @@ ErrorKind = Literal[
 ]  # fmt: skip
 ReportKind = Literal[
     "unterminated", "rewritten", "context_differs", "dropped", "opening_differs", "disagreement", "empty_reply",
-    "forged", "escaped", "unread",
+    "forged", "escaped", "unread", "merged_prompt",
+    "result_order",
 ]  # fmt: skip
 Kind = Literal[ErrorKind, ReportKind]
 ERRORS: frozenset[Kind] = frozenset(get_args(ErrorKind))

@@ -13,6 +13,7 @@ checked, because a template may depend on anything.
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, final
 
 import numpy as np
@@ -49,6 +50,8 @@ class Evidence:
     """Tokens that the role boundaries of the template's family train, bool [tokens]; None: no boundaries are known."""
     family: str = ""
     """Name of that family."""
+    merged: Collection[int] = ()
+    """Messages whose prompt has other ids than the document has up to them."""
     unread: tuple[str, ...] = ()
     """Fields of the record and its messages that nothing reads."""
     appended: str | None = None
@@ -69,6 +72,8 @@ def certify(evidence: Evidence) -> Certificate:
         *_check_escapes(evidence.rendered),
         *check_control_text(evidence.rendered, evidence.encoded, evidence.authors, roles, evidence.settings),
         *_check_methods(evidence, checks),
+        *_check_result_order(evidence),
+        *_check_borders(evidence),
         *check_unread(evidence.unread),
     ]
     weights = evidence.mask.tokens
@@ -94,6 +99,21 @@ def certify(evidence: Evidence) -> Certificate:
         unread=evidence.unread,
         typed=find_typed(evidence.rendered, evidence.encoded, evidence.authors),
     )
+
+
+def _check_borders(evidence: Evidence) -> Iterator[Problem]:
+    """Report replies whose prompt's ids are no beginning of the document's."""
+    text, encoded = evidence.rendered.text, evidence.encoded
+    for message in evidence.merged:
+        begin = evidence.turns[message].begin
+        token = max(int(np.searchsorted(encoded.begins, begin, "left")) - 1, 0)
+        shown = text[encoded.begins[token] : encoded.ends[token]]
+        yield Problem(
+            "merged_prompt",
+            message,
+            f"the prompt for it ends within or before the token {shown!r}, so the ids that prompt the model are not "
+            "those of the document; on_merged_prompt: split ends the token where the prompt ends",
+        )
 
 
 def check_unread(names: Sequence[str]) -> Iterator[Problem]:
@@ -216,6 +236,23 @@ def _check_structure(evidence: Evidence, dropped: Sequence[Dropped]) -> Iterator
         yield Problem(
             "untraced", message, f"the template writes call {call} ({name}) where the model does not produce it"
         )
+
+
+def _check_result_order(evidence: Evidence) -> Iterator[Problem]:
+    """Report results in another order than their calls, where the text does not say which is which."""
+    messages = evidence.conversation.messages
+    if not any(len(message.get("tool_calls") or ()) > 1 for message in messages):
+        return
+    with_ids = {run[1] for run in evidence.rendered.runs if run[2] == "tool_call_id"}
+    for number, message in enumerate(messages):
+        order = {call.get("id"): place for place, call in enumerate(message.get("tool_calls") or ())}
+        results = list(takewhile(lambda one: messages[one]["role"] == "tool", range(number + 1, len(messages))))
+        places = [order.get(messages[one].get("tool_call_id")) for one in results]
+        known = [place for place in places if place is not None]
+        if known != sorted(known) and not with_ids.issuperset(results):
+            names = ", ".join(message["tool_calls"][place]["function"]["name"] for place in known)
+            report = f"its results come in another order than its calls ({names}), and the template writes no ids"
+            yield Problem("result_order", number, report)
 
 
 def _misplaced_calls(evidence: Evidence, messages: Collection[int]) -> list[tuple[int, int]]:

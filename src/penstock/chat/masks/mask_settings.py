@@ -43,6 +43,10 @@ class MaskSettings:
     earlier thinking), so that training does not match prompting: report it; refuse the conversation; or make one
     document of each reply, after the text that prompts for it."""
 
+    on_merged_prompt: Literal["report", "error", "split"] = "report"
+    """If the tokenizer merges the end of a prompt with the beginning of the reply, so that the prompt's ids are not
+    those that the document has: report it; refuse the conversation; or split the token there."""
+
     def __post_init__(self) -> None:
         for name in ("train_on_eos", "train_on_eot"):
             value = getattr(self, name)
@@ -51,6 +55,7 @@ class MaskSettings:
         for name, choices in (
             ("on_missing_terminator", ("error", "allow", "append")),
             ("on_rewrite", ("report", "error", "split")),
+            ("on_merged_prompt", ("report", "error", "split")),
             ("trained_control_text", get_args(ControlTextPolicy)),
         ):
             if getattr(self, name) not in choices:
@@ -86,6 +91,8 @@ class MaskSettings:
     def describe(self) -> Mapping[str, Any]:
         """Each setting with its effective value, for a log."""
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.on_merged_prompt == "report":
+            del settings["on_merged_prompt"]  # so that datasets without it keep their fingerprint
         return settings | {"train_on_eot": self.train_on_eot or self.train_on_eos}
 
 
@@ -102,3 +109,4 @@ class MaskKeywords(TypedDict, total=False):
     allow_forged: bool
     on_missing_terminator: Literal["error", "allow", "append"]
     on_rewrite: Literal["report", "error", "split"]
+    on_merged_prompt: Literal["report", "error", "split"]

@@ -18,6 +18,7 @@ from typing import Any, final
 
 from penstock.chat.records.conversation import Conversation, Form
 from penstock.chat.render.forms import arguments_of, changed, choices, is_text, is_text_parts
+from penstock.chat.render.refusals import refusal
 from penstock.chat.render.structure import find_lost
 from penstock.chat.render.template import Lost, Rendered, Template
 from penstock.chat.render.template_output import path_of
@@ -30,14 +31,6 @@ _FORMS: Mapping[str, frozenset[Form]] = {
     "parts": frozenset(("join_text_parts", "wrap_text")),
 }
 """What may be lost → changes that may help."""
-_NAMES: Mapping[Form, str] = {
-    "empty_content": "an empty content for null",
-    "null_content": "a null content for an empty one",
-    "encode_arguments": "arguments as JSON text",
-    "encode_values": "values as JSON text",
-    "encode_results": "results as JSON text",
-    "wrap_text": "texts as parts",
-}
 _OUTSIDE_TEXTS = re.compile(r'("(?:\\.|[^"\\])*")|\s+')
 _DECODER = json.JSONDecoder()
 
@@ -100,7 +93,7 @@ def render_form(
         helpful.update(chosen, *(_FORMS[kind] for kind in found.kinds))
     if best is not None:
         return best.conversation, best.rendered
-    raise RecordError(f"{failures[0]}{_tried(conversation, failures)}{_cures(conversation, failures)}") from failures[0]
+    raise RecordError(refusal(conversation, template, failures)) from failures[0]
 
 
 def _render(conversation: Conversation, template: Template) -> Rendered:
@@ -226,25 +219,3 @@ def _loses_texts(conversation: Conversation, rendered: Rendered, reads_parts: bo
         if any(part["text"].strip() and (number, f"content.{i}.text") not in written for i, part in enumerate(parts)):
             return True
     return False
-
-
-def _tried(conversation: Conversation, failures: Sequence[RecordError]) -> str:
-    """Error text about the other forms; the last failure is the form with all changes."""
-    if not conversation.forms:
-        return ""
-    names = " and ".join(_NAMES.get(form, form) for form in conversation.forms)
-    if str(failures[0]) == str(failures[-1]):
-        return f"; with {names} as well"
-    return f"; with {names}: {str(failures[-1]).partition(': ')[2]}"
-
-
-def _cures(conversation: Conversation, failures: Sequence[RecordError]) -> str:
-    """Error text about the settings that may help."""
-    arguments = list(arguments_of(conversation.messages))
-    cures = []
-    if any(isinstance(one, str) for one in arguments) and "decode_arguments" not in conversation.forms:
-        cures.append("decode_arguments: true gives it the arguments of tool calls as objects")
-    parts = any(is_text_parts(message.get("content")) for message in conversation.messages)
-    if parts and "join_text_parts" not in conversation.forms:
-        cures.append("join_text_parts: true gives it one text for the parts of a content")
-    return "".join(f"; {cure}" for cure in cures)
