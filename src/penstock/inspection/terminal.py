@@ -344,8 +344,8 @@ def plan_view(report: PlanReport) -> Group:
     facts.add_row(
         "rows", f"{report.rows:,} of {report.sequence_length:,} slots, {per_row:.1f} documents a row{_bounds(report)}"
     )
-    without = report.rows_without_targets
-    facts.add_row("without target", f"{without:,} {_plural('row', without)}, in which nothing is trained")
+    if without := report.rows_without_targets:
+        facts.add_row("no target", f"{without:,} {_plural('row', without)}, in which nothing is trained")
     facts.add_row("tokens", f"{report.tokens:,}")
     for source in report.sources:
         if source.tasks:
