@@ -6,8 +6,10 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import pytest
 
 from penstock import Loader, ModelInput
+from penstock.core.errors import StateError
 from penstock.inputs.media import RowMedia
 from penstock.loader import Step
 
@@ -73,6 +75,39 @@ def assert_ranks_share_steps(build: Callable[[tuple[int, int]], Loader], sizes: 
             for part in parts:
                 assert part.loss_denominators == step.loss_denominators
                 assert part.resume_state == step.resume_state
+
+
+def assert_no_token_lost(loader: Loader) -> None:
+    """Tokens in rows, and those that the last state counts as left out, are all tokens of all epochs of each source."""
+    plan = loader.new_plan()
+    placed = np.zeros(len(plan.datasets), np.int64)
+    for window in plan.windows():
+        np.add.at(placed, window.pieces["source"], window.pieces["tokens"])
+    end = plan.state()
+    left_out = end.skipped["dropped_tokens"] + end.skipped["truncated_tokens"]
+    if end.untrained is not None:
+        left_out = left_out + end.untrained["tokens"]
+    for number, (source, dataset) in enumerate(zip(loader.mixture.sources, loader.datasets, strict=True)):
+        assert source.max_epochs is not None
+        assert placed[number] + left_out[number] == source.max_epochs * source.count_tokens(dataset), source.name
+
+
+def assert_other_plans_are_refused(
+    build: Callable[..., Loader], changes: dict[str, tuple[dict[str, Any], str]]
+) -> None:
+    """A state fits its own loader; with each change it is refused, both ways, and the message says what changed.
+
+    Args:
+        build: Makes a loader, given what is changed.
+        changes: What is changed.
+    """
+    saved = {name: build(**change).state_dict() for name, (change, _) in {**changes, "": ({}, "")}.items()}
+    for name, (change, message) in changes.items():
+        build(**change).load_state_dict(json.loads(json.dumps(saved[name])))
+        for loader, state in ((build(), saved[name]), (build(**change), saved[""])):
+            with pytest.raises(StateError, match=message):
+                loader.load_state_dict(state)
+    build().load_state_dict(saved[""])
 
 
 def trained_sum(step: Step, distance: int = 1) -> float:

@@ -78,11 +78,11 @@ def test_batches_smaller_than_a_step_are_its_rows_in_order(weighted):
 
 def test_every_step_has_as_many_batches(weighted):
     """The last step has fewer rows, and batches of nothing but padding after them."""
-    pairs = list(psj.batches(make_loader(weighted, rows=20, max_epochs=1), batch_size=4))
+    pairs = list(psj.batches(make_loader(weighted, rows=24, max_epochs=1), batch_size=4))
     steps = [step.index for _, step in pairs]
-    assert steps == sorted([*range(steps[-1] + 1)] * 5)
+    assert steps == sorted([*range(steps[-1] + 1)] * 6)
     batch, step = pairs[-1]
-    assert len(step) <= 16
+    assert len(step) <= 20
     assert not any(np.any(leaf) for leaf in (batch.tokens, batch.loss_weights, batch.segment_ids, batch.num_documents))
     assert batch.positions.tolist() == [list(range(LENGTH))] * 4
     assert batch.cu_seqlens.tolist() == [[0] + [LENGTH] * (LENGTH + 1)] * 4
@@ -213,6 +213,12 @@ def test_more_documents_than_there_is_room_for_name_the_row(weighted):
         next(psj.batches(make_loader(weighted), max_documents=limit))
     batch, step = next(psj.batches(make_loader(weighted), max_documents=limit + 1))
     compare(batch, step, limit + 1)
+    # The loader's own limit is that of the batch.
+    loader = make_loader(weighted, documents_per_row=limit)
+    batch, step = next(psj.batches(loader))
+    assert max(row.num_documents for row in step) == limit
+    compare(batch, step, limit)
+    assert next(psj.batches(loader, max_documents=limit))
 
 
 def test_settings_that_cannot_work_are_refused_at_once(weighted):

@@ -92,7 +92,7 @@ def use_everything(data):
         )  # fmt: skip
         loader = Loader(
             mixture, sequence_length=128, rows_per_step=4, packing=name, requirements=need, threads=0,
-            companion=Same(), window_rows=16,
+            companion=Same(), window_rows=16, documents_per_row=9, max_document_tokens=100,
         )  # fmt: skip
         for step in islice(loader, 6):
             state = step.resume_state

@@ -82,16 +82,22 @@ def weights_of(documents, spans):
     st.integers(8, 600),
     st.integers(1, 4),
     st.sampled_from(["int32", "int64"]),
-    st.sampled_from(["split", "drop", "truncate"]),
+    st.sampled_from(["split", "drop", "truncate", "keep_end"]),
+    st.none() | st.integers(3, 40),
+    st.none() | st.integers(1, 5),
 )
-def test_rows_equal_their_twin(tmp_path_factory, sources, packing, slots, distances, dtype, too_long):
+def test_rows_equal_their_twin(
+    tmp_path_factory, sources, packing, slots, distances, dtype, too_long, longest, documents_per_row
+):
     folder = tmp_path_factory.mktemp("fill")
     parts, documents = [], []
-    too_long = None if packing == "concat" else too_long
-    reach = slots if too_long == "truncate" else None
+    longest = None if longest is None else min(longest, slots)
+    limit = longest or slots
+    too_long = None if packing == "concat" and longest is None else too_long
+    begin, end = {"truncate": (0, limit), "keep_end": (-limit, None)}.get(too_long, (0, None))
     for i, (corpus, spans) in enumerate(sources):
-        weights = [w for _, w in weights_of(corpus, spans) if len(w) <= slots or too_long != "drop"]
-        if not any(w[1:reach].any() for w in weights):
+        weights = [w for _, w in weights_of(corpus, spans) if len(w) <= limit or too_long != "drop"]
+        if not any(w[begin:end][1:].any() for w in weights):
             # Such a source is refused; test_untrained.py has it.
             continue
         dataset = write_dataset(folder / str(i), corpus, spans=spans)
@@ -108,6 +114,8 @@ def test_rows_equal_their_twin(tmp_path_factory, sources, packing, slots, distan
         "packing": packing,
         "requirements": need,
         "window_rows": 4,
+        "max_document_tokens": longest,
+        "documents_per_row": documents_per_row,
     }
     loader, planning = (Loader(Mixture(parts), pad_id=9, threads=0, **settings) for _ in range(2))
     for step in loader:
@@ -117,6 +125,7 @@ def test_rows_equal_their_twin(tmp_path_factory, sources, packing, slots, distan
                 tuple(p[name] for name in ("source", "document", "begin", "tokens", "total"))
                 for p in plan.pieces[plan.row_starts[number] : plan.row_starts[number + 1]]
             ]
+            assert len(pieces) <= (documents_per_row or len(pieces))
             expected = slow_row(pieces, documents, slots, distances, 9)
             for name, value in expected.items():
                 np.testing.assert_array_equal(getattr(row, name), value, err_msg=name)

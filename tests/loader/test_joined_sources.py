@@ -53,6 +53,7 @@ def build(sources, **options):
         ({"shuffle": "none", "slice": (0.3, 0.9)}, "concat"),
         ({"too_long": "drop", "slice": (0.25, 0.75)}, "best_fit_decreasing"),
         ({"shuffle": "block", "too_long": "truncate", "objective": DENOISE}, "best_fit"),
+        ({"too_long": "keep_end", "max_document_tokens": 30}, "next_fit"),
     ],
 )
 def test_parts_give_the_batches_of_the_whole(data, name, how, packing):

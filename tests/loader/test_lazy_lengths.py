@@ -58,6 +58,7 @@ SOURCES = {
     "epochs": ("chats", {"max_epochs": 2.5, "slice": (0.3, 0.7), **BLOCK}),
     "few": ("plain", {"max_epochs": 40, "slice": (0.5, 0.51), **BLOCK}),
     "truncate": ("chats", {"too_long": "truncate", **BLOCK}),
+    "keep_end": ("chats", {"too_long": "keep_end", "max_document_tokens": 100, **BLOCK}),
     "drop": ("chats", {"too_long": "drop", **BLOCK}),
     "python": ("chats", {"objective": Reversed(), "too_long": "drop", **BLOCK}),
     "denoise": ("chats", {"objective": DENOISE, "too_long": "drop", "shuffle": "none"}),

@@ -255,16 +255,21 @@ def test_the_end_of_a_pass_is_a_place(data):
         loader.explain(-1)
 
 
-def test_a_capacity_is_refused_on_all_ranks_alike(tmp_path):
+def test_a_capacity_bounds_the_documents_of_rows_on_all_ranks_alike(tmp_path):
+    """Two entries fewer than there are, for the end of the last document and that of the padding."""
     dataset = write_dataset(tmp_path / "d", [[1] * 5] * 20 + [[1]] * 200)
     source = Source(dataset, shuffle="none", max_epochs=1)
     need = InputRequirements(cu_seqlens=True, cu_seqlens_capacity=8)
+    counts = []
     for rank in range(2):
         loader = Loader(source, sequence_length=20, rows_per_step=8, data_parallel=(rank, 2), requirements=need)
-        with pytest.raises(ConfigError, match="cu_seqlens_capacity is 8, but a row needs 21 entries"):
-            next(iter(loader))
-    exact = InputRequirements(cu_seqlens=True, cu_seqlens_capacity=21)
-    assert len(list(Loader(source, sequence_length=20, rows_per_step=8, requirements=exact))) == 2
+        rows = [row for step in loader for row in step]
+        counts += [row.num_documents for row in rows]
+        assert all(row.cu_seqlens.shape == (8,) for row in rows)
+    assert (max(counts), sum(counts)) == (6, 220)
+    small = InputRequirements(cu_seqlens=True, cu_seqlens_capacity=2)
+    with pytest.raises(ConfigError, match="cu_seqlens_capacity is 2, but a row needs 3 entries"):
+        Loader(source, sequence_length=20, rows_per_step=8, requirements=small)
 
 
 def test_a_state_is_small(data):

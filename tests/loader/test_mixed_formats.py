@@ -46,9 +46,9 @@ def corpora(tmp_path_factory):
     return datasets, [short, long, weighted, foreign, bare]
 
 
-def build(corpora, changes=(), **options):
+def build(corpora, changes=(), drop_untrained=True, **options):
     sources = [
-        Source(dataset, share, name=str(i), max_epochs=EPOCHS)
+        Source(dataset, share, name=str(i), max_epochs=EPOCHS, drop_untrained=drop_untrained)
         for i, (dataset, share) in enumerate(zip(corpora[0], (0.1, 1.0, 0.3, 0.01, 0.2), strict=True))
     ]
     settings = {"sequence_length": SLOTS, "rows_per_step": ROWS, "seed": 1, "window_rows": 16, "threads": 0}
@@ -61,7 +61,8 @@ def test_every_token_of_every_format_once_an_epoch(corpora, packing):
     bounds = [(documents[0][0], documents[-1][-1] + 1) for documents in corpora[1]]
     seen = np.zeros(bounds[-1][1] + 2, np.int64)
     for rank in range(2):
-        for row in (row for step in build(corpora, packing=packing, data_parallel=(rank, 2)) for row in step):
+        loader = build(corpora, packing=packing, data_parallel=(rank, 2), drop_untrained=False)
+        for row in (row for step in loader for row in step):
             borders = row.cu_seqlens.tolist()
             for source, begin, end in zip(row.source_ids, borders, borders[1:], strict=False):
                 tokens, targets = row.tokens[begin:end].astype(np.int64), row.targets[:, begin:end]

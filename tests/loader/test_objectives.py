@@ -122,7 +122,7 @@ def test_rows_are_what_python_writes(data):
     final=st.booleans(),
     roll=st.booleans(),
     packing=st.sampled_from(["best_fit", "best_fit_decreasing", "next_fit", "none"]),
-    too_long=st.sampled_from(["split", "drop", "truncate"]),
+    too_long=st.sampled_from(["split", "drop", "truncate", "keep_end"]),
 )
 def test_rows_are_what_python_writes_for_any_data(
     tmp_path_factory, seed, framed, weighted, final, roll, packing, too_long

@@ -24,22 +24,26 @@ def dataset(tmp_path_factory):
     return write_dataset(tmp_path_factory.mktemp("patches") / "d", [[1] * n for n in lengths])
 
 
-def plan_of(dataset, patches, limit, monkeypatch=None, **source):
+def plan_of(dataset, patches, limit, monkeypatch=None, documents_per_row=None, **source):
     known = SimpleNamespace(has_images=True, has_trees=False, patches=lambda: np.array(patches))
     for module in (plan_module, extras_module):
         (monkeypatch or pytest.MonkeyPatch()).setattr(module, "extras_of", lambda _: known)
     mixture = Mixture([Source(dataset, max_epochs=1, shuffle="none", **source)])
-    plan_settings = PlanSettings(sequence_length=SLOTS, rows_per_step=4, window_rows=WINDOW, patches_per_row=limit)
+    plan_settings = PlanSettings(
+        sequence_length=SLOTS, rows_per_step=4, window_rows=WINDOW, patches_per_row=limit,
+        documents_per_row=documents_per_row,
+    )  # fmt: skip
     return Plan(mixture, [dataset], plan_settings)
 
 
-def slow_rows(lengths, patches, limit):
+def slow_rows(lengths, patches, limit, documents_per_row):
     """Documents of each row, window after window: the obvious best fit."""
+    most = documents_per_row or len(lengths)
     windows, rows = [], []  # a row: [free slots, patches left, time of the last touch, documents]
     for time, (document, (length, needed)) in enumerate(enumerate(zip(lengths, patches, strict=True))):
         if needed > limit:
             continue
-        open_rows = [row for row in rows if row[0] >= length and row[1] >= needed]
+        open_rows = [row for row in rows if row[0] >= length and row[1] >= needed and len(row[3]) < most]
         if not open_rows and len(rows) == WINDOW:
             windows.append(rows)
             rows = []
@@ -59,15 +63,16 @@ def slow_rows(lengths, patches, limit):
 def test_rows_are_those_of_the_slow_twin(dataset, data):
     limit = data.draw(st.integers(1, 60))
     patches = data.draw(st.lists(st.integers(0, 50), min_size=120, max_size=120))
+    most = data.draw(st.none() | st.integers(1, 6))
     with pytest.MonkeyPatch.context() as patched:
-        plan = plan_of(dataset, patches, limit, patched, too_long="drop")
+        plan = plan_of(dataset, patches, limit, patched, most, too_long="drop")
         found = []
         for window in plan.windows():
             bounds = zip(window.row_starts, window.row_starts[1:], strict=False)
             found += [sorted(window.pieces["document"][begin:end].tolist()) for begin, end in bounds]
         dropped = int(plan.state().skipped["dropped"].sum())
     lengths = dataset.table.lengths[:, 0].tolist()
-    assert found == [sorted(row) for row in slow_rows(lengths, patches, limit)]
+    assert found == [sorted(row) for row in slow_rows(lengths, patches, limit, most)]
     assert dropped == sum(needed > limit for needed in patches)
 
 

@@ -73,7 +73,9 @@ def test_rows_hold_no_more_than_they_can(packing):
         assert window.row_starts[-1] == len(window.pieces)
 
 
-@pytest.mark.parametrize(("too_long", "skipped"), [("drop", (1, 1)), ("truncate", (0, 0)), ("split", (0, 0))])
+@pytest.mark.parametrize(
+    ("too_long", "skipped"), [("drop", (1, 1)), ("truncate", (0, 0)), ("keep_end", (0, 0)), ("split", (0, 0))]
+)
 def test_too_long_documents_are_counted(too_long, skipped):
     lengths = np.array([10, 700, 256, 3])
     whole = plan([Source(Lengths(lengths), max_epochs=1, too_long=too_long)])
@@ -81,13 +83,15 @@ def test_too_long_documents_are_counted(too_long, skipped):
     _, dropped, dropped_tokens, cut = whole.state().skipped[0]
     assert dropped == skipped[0]
     assert dropped_tokens == 700 * skipped[1]
-    assert cut == (700 - 256 if too_long == "truncate" else 0)
+    assert cut == (700 - 256 if too_long in ("truncate", "keep_end") else 0)
     assert pieces["tokens"].sum() + dropped_tokens + cut == lengths.sum()
     if too_long == "split":
         parts = pieces[pieces["document"] == 1]
         assert sorted(parts[["begin", "tokens", "total"]].tolist()) == [
             (0, 256, 700), (256, 256, 700), (512, 188, 700),
         ]  # fmt: skip
+    if too_long == "keep_end":
+        assert pieces[pieces["document"] == 1][["begin", "tokens", "total"]].tolist() == [(444, 256, 700)]
 
 
 def test_too_long_as_an_error_names_the_origin():
@@ -200,12 +204,16 @@ def test_finished_sources_leave_the_others_their_proportions():
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
-def test_a_place_is_all_that_the_rest_depends_on(packing):
+@pytest.mark.parametrize("limit", [None, 3])
+def test_a_place_is_all_that_the_rest_depends_on(packing, limit):
     def build():
-        policies = (None, None, None) if packing == "concat" else ("drop", "split", "truncate")
-        sources = [Source(Lengths(lognormal(90, i), n), 1.0 + i, n, max_epochs=4, too_long=t)
-                   for i, (n, t) in enumerate(zip("abc", policies, strict=True))]  # fmt: skip
-        return plan(sources, [ShareChange(step=3, shares={"c": 0.1})], packing=packing, window_rows=16)
+        policies = (None, None, "truncate", "keep_end") if packing == "concat" else (
+            "drop", "split", "truncate", "keep_end",
+        )  # fmt: skip
+        sources = [Source(Lengths(lognormal(90, i), n), 1.0 + i, n, max_epochs=4, too_long=t, max_document_tokens=m)
+                   for i, (n, t, m) in enumerate(zip("abcd", policies, (None, 40, 60, 30), strict=True))]  # fmt: skip
+        changes = [ShareChange(step=3, shares={"c": 0.1})]
+        return plan(sources, changes, packing=packing, window_rows=16, documents_per_row=limit)
 
     whole, states, windows = build(), [], []
     while True:

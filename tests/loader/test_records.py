@@ -10,6 +10,7 @@ from penstock import Denoise, Loader, Source, write_dataset
 from penstock.loader import _document_kernels as k
 from penstock.loader._fill_kernels import PYTHON_ARRAYS, ROW_ARRAYS
 from penstock.loader._plan_kernels import CURSOR, PIECE, PROGRESS
+from penstock.loader._target_kernels import UNTRAINED
 from penstock.loader.state import _columns
 from penstock.sampling._kernels import ENTRY, SKIPPED
 from penstock.shards._kernels import BATCH
@@ -17,7 +18,7 @@ from penstock.shards._kernels import BATCH
 SOURCE = Path(__file__).parents[2] / "src" / "penstock"
 RECORDS = {
     "ENTRY": ENTRY, "SKIPPED": SKIPPED, "PIECE": PIECE, "CURSOR": CURSOR, "PROGRESS": PROGRESS,
-    "SOURCE_RECORD": k.SOURCE_RECORD,
+    "SOURCE_RECORD": k.SOURCE_RECORD, "UNTRAINED": UNTRAINED,
     "LOCATION": k.LOCATION, "ROW_ARRAYS": ROW_ARRAYS, "PYTHON_ARRAYS": PYTHON_ARRAYS, "BATCH": BATCH,
 }  # fmt: skip
 
@@ -60,6 +61,7 @@ def test_states_keep_their_columns():
     """The bytes of a saved state are these columns, in this order."""
     assert CURSOR.names == ("position", "begin")
     assert SKIPPED.names == ("empty", "dropped", "dropped_tokens", "truncated_tokens")
+    assert UNTRAINED.names == ("documents", "parts", "tokens")
     numbers = np.arange(12).reshape(3, 4)
     assert _columns(numbers.copy().view(SKIPPED)[:, 0]).tolist() == numbers.tolist()
     assert _columns(numbers[:, :2].copy().view(CURSOR)[:, 0]).tolist() == numbers[:, :2].tolist()
@@ -86,6 +88,13 @@ def test_kernels_get_the_very_dtypes(tmp_path):
     restored = loader._after.window_start
     assert start.cursors.dtype is restored.cursors.dtype is CURSOR
     assert start.skipped.dtype is restored.skipped.dtype is SKIPPED
+    untrained = Loader(
+        Source(write_dataset(tmp_path / "chats", [[1] * 30] * 9, spans=[[(25, 30, 1.0)]] * 9)), sequence_length=8,
+        rows_per_step=1,
+    )  # fmt: skip
+    untrained.load_state_dict(next(iter(untrained)).resume_state)
+    counts = (untrained._after.window_start.untrained, untrained._untrained, untrained._plan._tail_untrained)
+    assert all(array.dtype is UNTRAINED for array in counts)
     inner = loader._plan
     while len(inner._pieces) == 4096:
         assert inner.next_window() is not None

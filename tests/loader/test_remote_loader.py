@@ -51,6 +51,7 @@ SOURCES = {
     "none": ("plain", {"shuffle": "none", "slice": (0.1, 0.6)}),
     "split": ("chats", BLOCK),
     "truncate": ("chats", {"too_long": "truncate", **BLOCK}),
+    "keep_end": ("chats", {"too_long": "keep_end", "max_document_tokens": 100, **BLOCK}),
     "drop": ("chats", {"too_long": "drop"}),
     "python": ("chats", {"objective": Reversed(), "too_long": "drop", **BLOCK}),
     "denoise": ("chats", {"objective": DENOISE, "too_long": "drop", "shuffle": "none"}),

@@ -51,6 +51,18 @@ def check_row(row):
     return paths
 
 
+@pytest.mark.parametrize("packing", ["best_fit", "next_fit"])
+def test_a_limit_of_documents_counts_a_tree_once(data, packing):
+    dataset, paths = data
+    rows = [row for step in build(dataset, packing=packing, documents_per_row=2) for row in step]
+    found = [path for row in rows for path in check_row(row)]
+    expected = [path for some in paths for path in some]
+    assert sorted(path for path in found if len(path) > 1) == sorted(path for path in expected if len(path) > 1)
+    assert max(row.paths.documents.max(initial=-1) for row in rows) == 1
+    free = [row for step in build(dataset, packing=packing) for row in step]
+    assert max(row.paths.documents.max(initial=-1) for row in free) > 1
+
+
 @pytest.mark.parametrize("rows_per_pass", [1, 2, 3])
 @pytest.mark.parametrize("packing", ["best_fit", "next_fit", "none"])
 def test_every_path_is_there_once(data, rows_per_pass, packing):
@@ -136,6 +148,7 @@ def test_a_tree_longer_than_a_row_is_dropped_and_counted(data):
         ({"requirements": TREES.merge(InputRequirements(cu_seqlens_capacity=50))}, "cu_seqlens_capacity"),
         ({"too_long": "split"}, "would cut prefix trees"),
         ({"too_long": "truncate"}, "would cut prefix trees"),
+        ({"too_long": "keep_end"}, "would cut prefix trees"),
         ({"objective": Denoise([PrefixLM(mode=None)], sentinels=[80])}, "rewrites documents"),
     ],
 )

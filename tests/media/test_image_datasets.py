@@ -295,7 +295,7 @@ def test_what_would_lose_images_is_refused(home, settings, message):
 
 
 def test_images_are_never_cut(home):
-    for policy in ("split", "truncate"):
+    for policy in ("split", "truncate", "keep_end"):
         with pytest.raises(ConfigError, match="would cut images"):
             ps.Loader(ps.Source(home / "data", too_long=policy), sequence_length=512, rows_per_step=2)
     short = ps.Loader(ps.Source(home / "data", max_epochs=1), sequence_length=72, rows_per_step=1)
@@ -304,6 +304,19 @@ def test_images_are_never_cut(home):
     slot_id = short.datasets[0].media.slot_id
     assert all((row.tokens == slot_id).sum() == len(row.media.slots) for step in steps for row in step)
     assert any(len(row.media) for step in steps for row in step)
+
+
+@pytest.mark.parametrize("patches", [None, 200])
+def test_rows_with_images_keep_to_a_limit_of_documents(home, patches):
+    """A capacity implies it, next to a limit of patches too; no image is lost."""
+    need = ps.InputRequirements(loss_weights=True, cu_seqlens=True, cu_seqlens_capacity=4, images=True)
+    source = ps.Source(home / "data", max_epochs=1)
+    options = {"sequence_length": 512, "rows_per_step": 2, "patches_per_row": patches}
+    limited, free = ps.Loader(source, requirements=need, **options), ps.Loader(source, **options)
+    rows = [row for step in limited for row in step]
+    assert max(row.num_documents for row in rows) == 2
+    assert {row.cu_seqlens.shape for row in rows} == {(4,)}
+    assert sum(len(row.media) for row in rows) == sum(len(row.media) for step in free for row in step) > 0
 
 
 def test_inspection_names_images_and_counts_patches(home, dataset):

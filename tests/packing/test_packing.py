@@ -9,14 +9,16 @@ from penstock.core.errors import ConfigError
 from penstock.packing import pack
 
 LENGTHS = st.lists(st.integers(1, 200), min_size=1, max_size=120)
+LIMITS = st.none() | st.integers(1, 9) | st.just(1000)
+"""Of the documents of a row."""
 
 
-def slow_best_fit(lengths, size, window_rows):
-    """The fullest open row that still fits; among equals the one touched last."""
+def slow_best_fit(lengths, size, window_rows, most):
+    """The fullest open row that still fits and has room for a document; among equals the one touched last."""
     rows, base, touched = [], 0, {}
     out = []
     for time, length in enumerate(lengths):
-        fitting = [row for row in range(len(rows)) if rows[row] >= length]
+        fitting = [row for row in range(len(rows)) if rows[row] >= length and out.count(base + row) < (most or 1e9)]
         if not fitting and len(rows) == window_rows:
             base += len(rows)
             rows, touched = [], {}
@@ -32,30 +34,51 @@ def slow_best_fit(lengths, size, window_rows):
 
 
 @settings(deadline=None)
-@given(LENGTHS, st.integers(200, 9000), st.integers(1, 20))
-def test_best_fit_equals_its_twin(lengths, size, window_rows):
-    row_of, rows = pack(lengths, size, "best_fit", window_rows)
-    assert row_of.tolist() == slow_best_fit(lengths, size, window_rows)
+@given(LENGTHS, st.integers(200, 9000), st.integers(1, 20), LIMITS)
+def test_best_fit_equals_its_twin(lengths, size, window_rows, most):
+    row_of, rows = pack(lengths, size, "best_fit", window_rows, most)
+    assert row_of.tolist() == slow_best_fit(lengths, size, window_rows, most)
     assert rows == max(row_of) + 1
 
 
 @settings(deadline=None)
-@given(LENGTHS, st.integers(200, 900))
-def test_best_fit_decreasing_equals_its_twin(lengths, size):
+@given(LENGTHS, st.integers(200, 900), LIMITS)
+def test_best_fit_decreasing_equals_its_twin(lengths, size, most):
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    rows = slow_best_fit([lengths[i] for i in order], size, len(lengths))
-    row_of, _ = pack(lengths, size, "best_fit_decreasing", window_rows=100_000)
+    rows = slow_best_fit([lengths[i] for i in order], size, len(lengths), most)
+    row_of, _ = pack(lengths, size, "best_fit_decreasing", window_rows=100_000, documents_per_row=most)
     assert {i: row_of[i] for i in order} == dict(zip(order, rows, strict=True))
 
 
 @settings(deadline=None)
-@given(LENGTHS, st.sampled_from(["best_fit", "best_fit_decreasing", "next_fit", "none"]))
-def test_no_row_overflows_and_none_is_empty(lengths, packing):
-    row_of, rows = pack(lengths, 256, packing, window_rows=8)
+@given(LENGTHS, st.integers(200, 900), LIMITS)
+def test_next_fit_equals_its_twin(lengths, size, most):
+    out, row, used, documents = [], 0, 0, 0
+    for length in lengths:
+        if used + length > size or documents == most:
+            row, used, documents = row + 1, 0, 0
+        used, documents = used + length, documents + 1
+        out.append(row)
+    row_of, rows = pack(lengths, size, "next_fit", documents_per_row=most)
+    assert row_of.tolist() == out
+    assert rows == row + 1
+
+
+@settings(deadline=None)
+@given(LENGTHS, st.sampled_from(["best_fit", "best_fit_decreasing", "next_fit", "none"]), LIMITS)
+def test_no_row_overflows_and_none_is_empty(lengths, packing, most):
+    row_of, rows = pack(lengths, 256, packing, window_rows=8, documents_per_row=most)
     used = np.bincount(row_of, lengths, minlength=rows)
     assert len(used) == rows
     assert used.min() > 0
     assert used.max() <= 256
+    assert np.bincount(row_of).max() <= (most or len(lengths))
+
+
+@pytest.mark.parametrize("most", [0, -1, 2**31, 1.5, "3"])
+def test_what_is_no_limit_of_documents_is_refused(most):
+    with pytest.raises(ConfigError, match=r"documents_per_row must be a whole number from 1 to 2\^31 − 1, got"):
+        pack([3], 8, documents_per_row=most)
 
 
 def lognormal(count: int) -> np.ndarray:

@@ -10,7 +10,9 @@ from penstock.sampling import Permutation
 from penstock.sampling._kernels import ENTRY, NOT_HERE, NOT_REFUSED, SKIPPED, draw
 from penstock.sampling.order import SHUFFLE_CODES, shuffle_mode
 
-POLICIES = ("split", "drop", "truncate", "error")
+POLICIES = ("split", "drop", "truncate", "error", "keep_end")
+TAKEN = ("split", "drop", "truncate", "keep_end")
+"""Those that refuse nothing."""
 KEY = 12345
 ALL_HERE = np.empty(0, np.uint8)
 
@@ -30,10 +32,12 @@ def slow_draw(lengths, first, size, shuffle, policy, limit, epochs):
                 skipped[1] += 1
                 skipped[2] += total
             else:
-                if total > limit and policy == "truncate":
+                start = 0
+                if total > limit and policy != "split":
                     skipped[3] += total - limit
-                    total = limit
-                for begin in range(0, total, limit):
+                    start = total - limit if policy == "keep_end" else 0
+                    total = start + limit
+                for begin in range(start, total, limit):
                     part = min(limit, total - begin)
                     yield position, document, begin, part, total, part, tuple(skipped)
                     skipped = [0, 0, 0, 0]
@@ -44,7 +48,7 @@ def slow_draw(lengths, first, size, shuffle, policy, limit, epochs):
 @settings(deadline=None)
 @given(
     st.lists(st.integers(0, 30), min_size=1, max_size=40),
-    st.sampled_from(POLICIES[:3]),
+    st.sampled_from(TAKEN),
     st.sampled_from(sorted(SHUFFLE_CODES)),
     st.integers(1, 20),
     st.integers(1, 9),
@@ -75,6 +79,34 @@ def test_the_draw_equals_its_twin(lengths, policy, shuffle, limit, capacity, epo
     assert skipped.tolist() == at_end
 
 
+@settings(deadline=None)
+@given(st.integers(1, 60), st.integers(1, 20), st.sampled_from(["split", "truncate", "keep_end"]), st.data())
+def test_a_part_that_was_begun_ends_where_it_would_have(total, limit, policy, data):
+    """Packing `concat` cuts parts anywhere: what is left of one is the same part, counted no second time."""
+    stored = np.array([[total]], np.uint32)
+
+    def parts(begin):
+        entries = np.zeros(70, ENTRY)
+        count, *_ = draw(
+            0, begin, 1, 1, 0, np.uint64(KEY), shuffle_mode("none"), np.uint64(address_of(stored)), np.uint64(4), limit,
+            POLICIES.index(policy), entries, ALL_HERE, 1,
+        )  # fmt: skip
+        return entries[: count + 1]
+
+    whole = parts(0)
+    ends = (whole["begin"] + whole["tokens"])[:-1].tolist()
+    for number, (first, end) in enumerate(zip(whole["begin"].tolist(), ends, strict=False)):
+        begin = data.draw(st.integers(first, end - 1))
+        if begin == 0:
+            continue
+        rest = parts(begin)
+        assert rest["begin"][:-1].tolist() == [begin, *whole["begin"][number + 1 : -1]]
+        assert (rest["begin"] + rest["tokens"])[:-1].tolist() == ends[number:]
+        assert rest["total"][:-1].tolist() == whole["total"][number:-1].tolist()
+        # For `keep_end`, the cut itself is where it begins: no cursor lies there before the document was drawn.
+        assert rest["skipped"]["truncated_tokens"].sum() == 0
+
+
 def test_a_document_that_is_too_long_is_named():
     stored = np.array([[4, 3], [9, 8]], np.uint32)
     entries = np.zeros(8, ENTRY)
@@ -89,7 +121,7 @@ def test_a_document_that_is_too_long_is_named():
 @settings(deadline=None)
 @given(
     st.lists(st.integers(0, 30), min_size=1, max_size=40),
-    st.sampled_from(POLICIES[:3]),
+    st.sampled_from(TAKEN),
     st.sampled_from(sorted(SHUFFLE_CODES)),
     st.integers(1, 20),
     st.integers(1, 30),

@@ -15,6 +15,8 @@ def run(
 ) -> None:
     """Plan the first steps of a run without training: rows, tokens, shares, epochs, padding, drops, memory.
 
+    Warns of rows in which nothing is trained, and of documents with loss weights that are longer than a row.
+
     Only computes the plan, at millions of documents a second; one row is filled to measure its memory.
 
     Example:
@@ -30,6 +32,7 @@ def run(
     data = load_data(run_file, assignments or [])
     report = dry_run(make_loader(data, run_file=run_file, data_parallel=(0, data.loader.rows_per_step)), steps)
     if as_json:
-        print(json.dumps({**dataclasses.asdict(report), "padding_share": report.padding_share}))
+        more = {"padding_share": report.padding_share, "warnings": report.warnings}
+        print(json.dumps({**dataclasses.asdict(report), **more}))
     else:
         make_console().print(plan_view(report))

@@ -93,7 +93,10 @@ def _print_plan(settings: Any, run_file: str, trainer: Any, facts: list[tuple[st
 
     per_step = settings.data.loader.rows_per_step
     steps = min(trainer.steps, max(1, PLANNED_ROWS // per_step))
-    report = dry_run(make_loader(settings.data, run_file=run_file, data_parallel=(0, per_step)), steps)
+    # The limits and target distances that the model asks for belong to its plan.
+    needs = trainer.loader.requirements
+    data = dataclasses.replace(settings.data, loader=trainer.loader.settings, target_distances=needs.target_distances)
+    report = dry_run(make_loader(data, run_file=run_file, data_parallel=(0, per_step)), steps)
     if report.ended and report.steps < steps:
         from penstock.core.errors import ConfigError
 
@@ -104,7 +107,7 @@ def _print_plan(settings: Any, run_file: str, trainer: Any, facts: list[tuple[st
     planned = f"all {steps:,} steps" if steps == trainer.steps else f"the first {steps:,} of {trainer.steps:,} steps"
     facts = [*facts, ("planned below", planned)]
     if as_json:
-        print(json.dumps({**dict(facts), "plan": dataclasses.asdict(report)}))
+        print(json.dumps({**dict(facts), "plan": dataclasses.asdict(report), "warnings": report.warnings}))
         return
     console = make_console()
     for name, value in facts:

@@ -117,6 +117,7 @@ def _set_up(
 ) -> "Trainer":
     """The trainer before its first step. Writes nothing. The datasets of `settings.data` must be open."""
     from penstock.config.teachers import open_teachers
+    from penstock.inspection.targets import target_warnings
     from penstock.models.lora import add_lora
     from penstock.training import Trainer
     from penstock.training.checks import check_memory, check_writers, freeze, prepare_torch
@@ -160,7 +161,7 @@ def _set_up(
         if loader.blank_image is None:
             raise ConfigError("training.feature_cache: the data have no images; leave it out")
         model.cache_features(training.feature_cache, loader.blank_image)
-    return Trainer(
+    trainer = Trainer(
         run=output or Path(),
         model=model,
         loader=loader,
@@ -172,6 +173,10 @@ def _set_up(
         evaluators=evaluators,
         say=say,
     )
+    if ranks.is_first:
+        for warning in target_warnings(loader, max_steps=trainer.steps):
+            say(warning)
+    return trainer
 
 
 def _choose_recurrent(model: "LanguageModel", training: TrainSettings) -> None:

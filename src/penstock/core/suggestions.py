@@ -6,6 +6,10 @@ from collections.abc import Collection, Iterable, Mapping
 from penstock.core.errors import ConfigError
 
 OTHER_NAMES = {
+    "data.loader.documents_per_row": "max_segments max_segments_per_example max_documents_per_row max_samples_per_row "
+    "max_sequences_per_row",
+    "data.loader.max_document_tokens": "maximum_document_length max_document_length max_doc_length max_doc_len "
+    "max_tokens_per_document",
     "data.loader.packing": "sample_packing pack_sequences pack_samples",
     "data.loader.rows_per_step": "batch_size bs bsz train_batch_size global_batch_size total_batch_size "
     "grad_accum grad_accumulation gradient_accumulation gradient_accumulation_steps accumulate_grad_batches "

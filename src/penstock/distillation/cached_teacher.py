@@ -158,8 +158,8 @@ class CachedTeacher:
             name = piece_name(self._settings.names, source, document, begin, tokens)
             raise ConfigError(
                 f"{self._folder}: holds nothing of {name}; it was made for rows of {self._settings.sequence_length} "
-                "tokens, with documents whole or split at that length; train with the same sequence_length, too_long "
-                "and slice, and not with packing concat"
+                "tokens, with documents whole or cut at that length; train with the same sequence_length, "
+                "max_document_tokens, too_long, drop_untrained and slice, and not with packing concat"
             )
         return low
 

@@ -43,7 +43,8 @@ class InputRequirements:
     cu_seqlens: bool = False
     """Cumulative document lengths and the longest document, for variable-length attention."""
     cu_seqlens_capacity: int | None = None
-    """Pad `cu_seqlens` to this many entries by repeating the last, so that compiled models see one shape."""
+    """Pad `cu_seqlens` to this many entries by repeating the last, so that compiled models see one shape. At least 3:
+    rows get at most two documents fewer than entries (`documents_per_row`)."""
     prefix: bool | None = None
     """True: attention here honours bidirectional prefixes, and wants `prefix_lengths` and `prefix` where an objective
     makes some. False: it cannot. An objective that makes some is refused unless this is True."""
@@ -69,10 +70,6 @@ class InputRequirements:
             raise ConfigError(f"{self.asked_by}: dtype must be int32 or int64, got {self.dtype!r}")
         if self.attention not in (None, "document", "row"):
             raise ConfigError(f"{self.asked_by}: attention must be document or row, got {self.attention!r}")
-        if self.cu_seqlens_capacity is not None and self.cu_seqlens_capacity < 2:
-            raise ConfigError(
-                f"{self.asked_by}: cu_seqlens_capacity must be at least 2, got {self.cu_seqlens_capacity}"
-            )
 
     def merge(self, other: Self) -> "InputRequirements":
         """Both needs at once: arrays add up; opinions on form must agree.
@@ -92,12 +89,28 @@ class InputRequirements:
             merged = replace(merged, **{name: theirs if mine is None else mine})
         return merged
 
+    @property
+    def documents_per_row(self) -> int | None:
+        """Maximum documents of a row for which `cu_seqlens_capacity` has room; None: any number.
+
+        A row of n documents needs n + 1 entries, and one more if it has padding. With attention="row" its documents
+        count as one.
+        """
+        if self.cu_seqlens_capacity is None or self.attention == "row":
+            return None
+        return int(self.cu_seqlens_capacity) - 2
+
     def require_effect(self) -> None:
-        """Refuse what would be ignored; for requirements into which no others will be merged.
+        """Refuse what would be ignored, or never suffice; for requirements into which no others will be merged.
 
         Raises:
-            ConfigError: A capacity for `cu_seqlens`, which are not required.
+            ConfigError: A capacity for `cu_seqlens`, which are not required; or a capacity too small for one document.
         """
+        if self.cu_seqlens_capacity is not None and self.cu_seqlens_capacity < 3:
+            raise ConfigError(
+                f"{self.asked_by}: cu_seqlens_capacity is {self.cu_seqlens_capacity}, but a row needs 3 entries for a "
+                "single document and its padding: where each begins, and the end; raise it"
+            )
         if self.cu_seqlens_capacity is not None and not self.cu_seqlens:
             raise ConfigError(
                 f"{self.asked_by}: cu_seqlens_capacity is {self.cu_seqlens_capacity}, but cu_seqlens are not required; "

@@ -15,11 +15,13 @@ from penstock.inspection.datasets import (
     view_document,
 )
 from penstock.inspection.rows import RowView, view_rows
+from penstock.inspection.targets import CutDocuments
 from penstock.inspection.terminal import dataset_view, document_view, plan_view, row_view, slots_view
 from penstock.inspection.terminal_tokens import Style, make_console
 from penstock.inspection.text import token_texts, tokenizer_of
 
 __all__ = [
+    "CutDocuments",
     "DatasetSummary",
     "DocumentView",
     "PlanReport",

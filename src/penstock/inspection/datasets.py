@@ -13,16 +13,23 @@ from typing import Annotated, Any, final
 
 import numpy as np
 
-from penstock.core.arrays import Int64, Records
+from penstock.core.arrays import Bool, Int64, Records
 from penstock.core.system import peak_memory_bytes
 from penstock.inspection.images import ShownImage, images_shown, with_labels
 from penstock.inspection.rows import rewritings_of
+from penstock.inspection.targets import (
+    CutDocuments,
+    cut_documents,
+    find_targets,
+    rows_with_targets,
+    warning_of_rows,
+)
 from penstock.inspection.text import origin_text, token_texts
-from penstock.loader import Plan
+from penstock.loader import Plan, PlanState
 from penstock.loader._plan_kernels import PIECE
+from penstock.loader._target_kernels import UNTRAINED
 from penstock.loader.loader import Loader
 from penstock.loader.steps import balanced_order
-from penstock.sampling._kernels import SKIPPED
 from penstock.shards import JoinedCorpus
 from penstock.shards.trees import BranchView
 
@@ -192,6 +199,14 @@ class SourcePlan:
     """Tokens of dropped documents."""
     truncated_tokens: int
     """Tokens cut off documents that are too long."""
+    untrained_documents: int
+    """Cut documents of which nothing is left, because loss weights leave no target in the rest."""
+    untrained_parts: int
+    """Parts left out because they have no target; a truncated document is one part."""
+    untrained_tokens: int
+    """Tokens of these parts, and all tokens of truncated documents among them."""
+    without_targets: int
+    """Pieces in rows that have no target."""
     tasks: dict[str, float]
     """Share of documents by task of the objective, 0 to 1, most frequent first; empty if it has no tasks. Counted over
     a sample, spread over all planned documents."""
@@ -210,6 +225,16 @@ class PlanReport:
     sequence_length: int
     rows_per_step: int
     packing: str
+    documents_per_row: int | None
+    """Maximum documents of a row; None: no limit."""
+    max_document_tokens: int | None
+    """Maximum tokens of a document; None: as many as a row holds. Sources may have their own."""
+    rows_full_of_documents: int
+    """Rows that have as many documents as a row may have."""
+    rows_without_targets: int
+    """Rows in which nothing is trained."""
+    cut: tuple[CutDocuments, ...]
+    """Documents with loss weights that are cut, by source."""
     tokens: int
     padding: int
     """Slots without a token."""
@@ -233,6 +258,13 @@ class PlanReport:
         """Share of padding in all slots, 0 to 1."""
         return self.padding / max(1, self.tokens + self.padding)
 
+    @property
+    def warnings(self) -> list[str]:
+        """What a user should know before training: rows without a target, and documents with loss weights cut."""
+        without = [(source.name, source.without_targets) for source in self.sources]
+        of_rows = warning_of_rows("planned", self.rows_without_targets, self.rows, without)
+        return [*([of_rows] if of_rows else []), *map(str, self.cut)]
+
 
 def dry_run(loader: Loader, steps: int) -> PlanReport:
     """Plan `steps` steps of a loader and count.
@@ -244,9 +276,12 @@ def dry_run(loader: Loader, steps: int) -> PlanReport:
     """
     settings = loader.settings
     began = time.perf_counter()
-    pieces, row_starts, skipped = _planned(loader, steps * settings.rows_per_step)
+    plan = loader.new_plan()
+    pieces, row_starts = _planned(plan, steps * settings.rows_per_step)
     rows = len(row_starts) - 1
     seconds = time.perf_counter() - began
+    targets = find_targets(plan, pieces, loader.requirements.target_distances or 1)
+    cut = (cut_documents(plan, number) for number in range(len(plan.datasets)))
     done = -(-rows // settings.rows_per_step)
     last = next(iter(loader.seek(max(done - 1, 0))))
     tokens = int(pieces["length"].sum())
@@ -258,10 +293,15 @@ def dry_run(loader: Loader, steps: int) -> PlanReport:
         sequence_length=settings.sequence_length,
         rows_per_step=settings.rows_per_step,
         packing=settings.packing,
+        documents_per_row=settings.documents_per_row,
+        max_document_tokens=settings.max_document_tokens,
+        rows_full_of_documents=int(np.count_nonzero(np.diff(row_starts) == (settings.documents_per_row or 0))),
+        rows_without_targets=int(np.count_nonzero(~rows_with_targets(targets, row_starts))),
+        cut=tuple(one for one in cut if one is not None),
         tokens=tokens,
         padding=rows * settings.sequence_length - tokens,
         pieces=len(pieces),
-        sources=_by_source(loader, pieces, skipped, done),
+        sources=_by_source(loader, plan.state(), pieces, targets, done),
         planning_seconds=seconds,
         row_bytes=sum(getattr(getattr(last[0], field.name), "nbytes", 0) for field in fields(last[0])),
         state_bytes=len(json.dumps(last.resume_state)),
@@ -288,11 +328,8 @@ def _spread(patches: Annotated[Int64, "rows"], rows_per_step: int) -> dict[int, 
     return {ranks: float(np.mean(ratios)) for ranks, ratios in found.items() if ratios}
 
 
-def _planned(
-    loader: Loader, wanted: int
-) -> tuple[Annotated[Records, PIECE, "pieces"], Annotated[Int64, "rows+1"], Annotated[Records, SKIPPED, "sources"]]:
-    """The pieces of the first `wanted` rows, where those of each row begin, and the counts of skipped documents."""
-    plan = Plan(loader.mixture, loader.datasets, loader.settings)
+def _planned(plan: Plan, wanted: int) -> tuple[Annotated[Records, PIECE, "pieces"], Annotated[Int64, "rows+1"]]:
+    """The pieces of the first `wanted` rows of a new plan, and where those of each row begin."""
     parts, starts, rows, pieces = [], [np.zeros(1, np.int64)], 0, 0
     for window in plan.windows():
         taken = min(window.num_rows, wanted - rows)
@@ -301,19 +338,24 @@ def _planned(
         rows, pieces = rows + taken, pieces + len(parts[-1])
         if rows == wanted:
             break
-    return np.concatenate(parts), np.concatenate(starts), plan.state().skipped
+    return np.concatenate(parts), np.concatenate(starts)
 
 
-def _by_source(loader: Loader, pieces: Records, skipped: Records, steps: int) -> tuple[SourcePlan, ...]:
+def _by_source(
+    loader: Loader, end: PlanState, pieces: Records, targets: Annotated[Bool, "pieces"], steps: int
+) -> tuple[SourcePlan, ...]:
     first, last = (np.array(loader.mixture.shares_at(step)) for step in (0, max(steps - 1, 0)))
     total = max(1, int(pieces["length"].sum()))
+    all_untrained = np.zeros(len(end.skipped), UNTRAINED) if end.untrained is None else end.untrained
     found = []
     sources = zip(loader.mixture.sources, loader.datasets, rewritings_of(loader), strict=True)
     for number, (source, dataset, rewriting) in enumerate(sources):
-        mine = pieces[pieces["source"] == number]
+        of_source = pieces["source"] == number
+        mine = pieces[of_source]
         low, high = (round(part * len(dataset)) for part in source.slice)
-        begun = int(np.count_nonzero(mine["begin"] == 0))
-        left_out = skipped[number]
+        # Not those that begin at token 0: the beginning may have been cut off, or left out.
+        begun = len(np.unique(mine["position"]))
+        left_out, untrained = end.skipped[number], all_untrained[number]
         empty, dropped = int(left_out["empty"]), int(left_out["dropped"])
         found.append(
             SourcePlan(
@@ -324,12 +366,16 @@ def _by_source(loader: Loader, pieces: Records, skipped: Records, steps: int) ->
                 tokens=int(mine["tokens"].sum()),
                 documents=begun,
                 pieces=len(mine),
-                epochs=(begun + empty + dropped) / (high - low),
+                epochs=(begun + empty + dropped + int(untrained["documents"])) / (high - low),
                 available_documents=high - low,
                 empty_documents=empty,
                 dropped_documents=dropped,
                 dropped_tokens=int(left_out["dropped_tokens"]),
                 truncated_tokens=int(left_out["truncated_tokens"]),
+                untrained_documents=int(untrained["documents"]),
+                untrained_parts=int(untrained["parts"]),
+                untrained_tokens=int(untrained["tokens"]),
+                without_targets=int(np.count_nonzero(~targets[of_source])),
                 tasks=_tasks(rewriting, mine),
             )
         )

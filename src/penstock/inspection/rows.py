@@ -68,7 +68,7 @@ class RowDocument:
     document: int
     """Number in its dataset."""
     first_token: int
-    """First token in the document; above 0 for a later part of a split document."""
+    """First token in the document; above 0 for a later part of a split document, or the end of a longer one."""
     epoch: int
     task: str = ""
     """Name of the objective's task for it; empty if the objective has no tasks."""

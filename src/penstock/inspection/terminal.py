@@ -315,7 +315,9 @@ def plan_view(report: PlanReport) -> Group:
     """The figures of a dry run."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("source", overflow="fold")
-    for title in ("share", "given", "tokens", "documents", "epochs", "dropped", "cut off"):
+    untrained = any(source.untrained_parts for source in report.sources)
+    titles = ("share", "given", "tokens", "documents", "epochs", "dropped", "cut off")
+    for title in (*titles, "untrained after the cut") if untrained else titles:
         table.add_column(title, justify="right", no_wrap=True)
     for source in report.sources:
         asked = f"{source.share:.2%}"
@@ -331,6 +333,7 @@ def plan_view(report: PlanReport) -> Group:
             f"{source.dropped_documents + source.empty_documents:,}"
             + (f" ({source.dropped_tokens:,} tokens)" if source.dropped_tokens else ""),
             f"{source.truncated_tokens:,}",
+            *([f"{source.untrained_parts:,} ({source.untrained_tokens:,} tokens)"] if untrained else []),
         )
     facts = _facts()
     ending = ", where the sources end" if report.ended else ""
@@ -338,7 +341,11 @@ def plan_view(report: PlanReport) -> Group:
         "planned", f"{report.steps:,} {_plural('step', report.steps)} of {report.rows_per_step:,} rows{ending}"
     )
     per_row = report.pieces / max(1, report.rows)
-    facts.add_row("rows", f"{report.rows:,} of {report.sequence_length:,} slots, {per_row:.1f} documents a row")
+    facts.add_row(
+        "rows", f"{report.rows:,} of {report.sequence_length:,} slots, {per_row:.1f} documents a row{_bounds(report)}"
+    )
+    if without := report.rows_without_targets:
+        facts.add_row("no target", f"{without:,} {_plural('row', without)}, in which nothing is trained")
     facts.add_row("tokens", f"{report.tokens:,}")
     for source in report.sources:
         if source.tasks:
@@ -351,7 +358,18 @@ def plan_view(report: PlanReport) -> Group:
     facts.add_row("planning", f"{report.planning_seconds:.2f} s, loading the compiled kernels included")
     facts.add_row("memory", f"{_size(report.row_bytes)} a row; this command at most {_size(report.peak_memory_bytes)}")
     facts.add_row("state", f"{report.state_bytes:,} bytes after the last step")
-    return Group(table, Text(), facts)
+    warnings = [Text(f"! {one}", style="yellow") for one in report.warnings]
+    return Group(table, Text(), facts, *([Text()] if warnings else []), *warnings)
+
+
+def _bounds(report: PlanReport) -> str:
+    """The limits of a row's documents, in words."""
+    bounds = ""
+    if report.documents_per_row is not None:
+        bounds += f", at most {report.documents_per_row:,} ({report.rows_full_of_documents:,} rows have as many)"
+    if report.max_document_tokens is not None:
+        bounds += f", each of at most {report.max_document_tokens:,} tokens"
+    return bounds
 
 
 def _spread(report: PlanReport) -> str:

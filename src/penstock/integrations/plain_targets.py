@@ -67,13 +67,14 @@ class PlainTargets:
                 )
             if not self._fractional and corpus.table.weight_sums is not None:
                 raise ConfigError(f"{who}: source {source.name!r} has {_FRACTIONAL}")
-            cut = source.too_long in (None, "split") and corpus.longest > slots
+            longest = loader.settings.document_tokens(source) or slots
+            cut = source.too_long in (None, "split") and corpus.longest > longest
             if not self._cuts and (cut or loader.settings.packing == "concat"):
                 why = "packing='concat' cuts" if loader.settings.packing == "concat" else "too_long='split' would cut"
                 raise ConfigError(
                     f"{who} drops the target at the end of each part of a document that is cut, and {why} documents of "
-                    f"source {source.name!r} (the longest has {corpus.longest:,} tokens, a row {slots:,}); take "
-                    "another packing and Source(too_long='drop') or 'truncate', or longer rows"
+                    f"source {source.name!r} (the longest has {corpus.longest:,} tokens, a row {longest:,}); take "
+                    "another packing and Source(too_long='drop'), 'truncate' or 'keep_end', or longer rows"
                 )
 
     def of(self, row: ModelInput) -> tuple[Annotated[Int64, "slots"], Any]:

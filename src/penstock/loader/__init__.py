@@ -3,7 +3,8 @@
 from penstock.core.lazy_imports import public_names
 from penstock.loader.companion import Accompany, Companion, CompanionSource
 from penstock.loader.explain import PieceOrigin
-from penstock.loader.plan import Plan, PlanSettings, PlanState, Window
+from penstock.loader.plan import Plan, PlanState, Window
+from penstock.loader.plan_settings import PlanSettings
 from penstock.loader.steps import Step
 
 __all__ = [

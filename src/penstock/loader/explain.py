@@ -28,7 +28,8 @@ class PieceOrigin:
     document: int
     """Number of the document in its source: in its dataset, or in all its datasets together."""
     first_token: int
-    """First of its tokens that is here; above 0 for a later part of a document that was split."""
+    """First of its tokens that is here; above 0 for a later part of a document that was split, or for the end of one
+    (`too_long="keep_end"`)."""
     epoch: int
     """How often the source had been read through before."""
     origin: Origin

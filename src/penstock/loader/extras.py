@@ -20,7 +20,7 @@ from penstock.inputs.model_input import InputRequirements
 from penstock.inputs.paths import RowPaths
 from penstock.loader._plan_kernels import PIECE
 from penstock.loader.media import MediaRows
-from penstock.loader.mixture import TOO_LONG, Source
+from penstock.loader.mixture import CUTTING, TOO_LONG, Source
 from penstock.loader.rewriting import Rewriting
 from penstock.shards import Corpus
 from penstock.shards._column_kernels import blank_columns
@@ -50,12 +50,12 @@ def too_long_of(source: Source, dataset: Corpus) -> str:
     extras = extras_of(dataset)
     if extras is None or not (extras.has_trees or extras.has_images):
         return source.too_long or TOO_LONG[0]
-    if source.too_long in ("split", "truncate") and extras.has_images:
+    if source.too_long in CUTTING and extras.has_images:
         raise ConfigError(
             f"source {source.name!r}: too_long={source.too_long!r} would cut images; take drop (the default for "
             "images: counted) or error, or prepare with max_tokens and too_long: truncate, which keeps turns that fit"
         )
-    if source.too_long in ("split", "truncate"):
+    if source.too_long in CUTTING:
         raise ConfigError(
             f"source {source.name!r}: too_long={source.too_long!r} would cut prefix trees, whose paths would lose "
             "their beginnings or ends; take drop (the default for trees: counted) or error"

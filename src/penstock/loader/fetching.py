@@ -27,7 +27,7 @@ from penstock.core.errors import ConfigError
 from penstock.loader._plan_kernels import PIECE
 from penstock.loader.extras import extras_of
 from penstock.loader.mixture import Source
-from penstock.loader.plan import PlanSettings
+from penstock.loader.plan_settings import PlanSettings
 from penstock.loader.rewriting import Rewriting
 from penstock.loader.steps import StepPlan
 from penstock.shards import Corpus

@@ -13,12 +13,12 @@ import numpy as np
 
 from penstock.core.arrays import Float32, Int32, Int64, Records, UInt64
 from penstock.core.compiled import address_of
-from penstock.core.errors import ConfigError, CorruptionError, FormatError
+from penstock.core.errors import ConfigError
 from penstock.inputs._kernels import join_rows
 from penstock.inputs.media import RowMedia
 from penstock.inputs.model_input import InputRequirements, ModelInput
 from penstock.inputs.paths import RowPaths
-from penstock.loader._document_kernels import BAD_MEASURE, SOURCE_RECORD
+from penstock.loader._document_kernels import BAD_MEASURE
 from penstock.loader._fill_kernels import PYTHON_ARRAYS, ROW_ARRAYS, fill_rows, metadata_offsets, weigh_rows
 from penstock.loader._plan_kernels import PIECE
 from penstock.loader._rewrite_kernels import scratch_size
@@ -26,20 +26,12 @@ from penstock.loader.buffers import Allocate, BufferPool, Buffers
 from penstock.loader.companion import Accompany
 from penstock.loader.extras import Extras, RowExtras, StepExtras
 from penstock.loader.rewriting import Rewriting
+from penstock.loader.source_records import NARROW_IDS, corruption, source_records
 from penstock.shards import Corpus
-from penstock.shards._kernels import BAD_LENGTH, BAD_SPANS, BAD_TOKEN_ID, BAD_TOKENS, OK
+from penstock.shards._kernels import BAD_TOKEN_ID, OK
 from penstock.shards.document import location_of
 from penstock.shards.joined import part_of
-from penstock.shards.lengths import LazyNumbers, places_of
-
-_FAULTS = {
-    BAD_LENGTH: "its length in the shard is not that of the lengths file",
-    BAD_TOKENS: "its tokens differ from their checksum",
-    BAD_SPANS: "its loss weights differ from their checksum or from the lengths file",
-    BAD_TOKEN_ID: "a token id lies outside the vocabulary",
-}
-_NARROW_IDS = 2**31
-"""Ids from here on are negative in int32."""
+from penstock.shards.lengths import LazyNumbers
 
 
 @final
@@ -110,7 +102,7 @@ class Fill:
         """Refuse vocabularies with too high ids; where none is known, pieces are checked as they are read."""
         for number, dataset in enumerate(self._datasets):
             info = dataset.tokenizer
-            if info is not None and info.vocab_size > _NARROW_IDS and self._sources["id_limit"][number] == _NARROW_IDS:
+            if info is not None and info.vocab_size > NARROW_IDS and self._sources["id_limit"][number] == NARROW_IDS:
                 cure = self._cure_of_wide_ids(number)
                 raise ConfigError(f"dataset {dataset.name!r} has a vocabulary of {info.vocab_size} ids; {cure}")
 
@@ -219,9 +211,8 @@ class Fill:
         fault, index = outcome
         if fault == OK:
             return
-        source, document = int(pieces["source"][index]), int(pieces["document"][index])
-        dataset, document = part_of(self._datasets[source], document)
-        where = location_of(dataset)
+        source, number = int(pieces["source"][index]), int(pieces["document"][index])
+        dataset, document = part_of(self._datasets[source], number)
         if fault == BAD_MEASURE:
             rewriting, piece = self._rewritings[source], pieces[index]
             raise ConfigError(
@@ -231,13 +222,10 @@ class Fill:
             )
         if fault == BAD_TOKEN_ID and dataset.table.vocab_size is None:
             raise ConfigError(
-                f"dataset {dataset.name!r} ({where}): document {document} has a token id of 2^31 or more; "
-                f"{self._cure_of_wide_ids(source)}"
+                f"dataset {dataset.name!r} ({location_of(dataset)}): document {document} has a token id of 2^31 or "
+                f"more; {self._cure_of_wide_ids(source)}"
             )
-        raise CorruptionError(
-            f"dataset {dataset.name!r} ({where}): document {document}: {_FAULTS[fault]}; the step was not "
-            f"returned. `penstock verify {where}` names all that is damaged; prepare it again or restore a copy"
-        )
+        raise corruption(self._datasets[source], number, fault)
 
 
 @final
@@ -518,32 +506,6 @@ def run_python(rewritings: Sequence[Rewriting], pieces: Annotated[Records, PIECE
         tokens[starts[p] : ends[p]], weights[starts[p] : ends[p]] = written.tokens, written.weights
         prefixes[p] = written.prefix
     return PythonOutput(starts=starts, tokens=tokens, weights=weights, prefixes=prefixes)
-
-
-def source_records(
-    datasets: Sequence[Corpus], rewritings: Sequence[Rewriting], integer: np.dtype[Any]
-) -> Annotated[Records, SOURCE_RECORD, "sources"]:
-    """Document tables and objectives of the sources, for kernels; the caller keeps alive what the addresses lead to.
-
-    Rows are of `integer`; objectives always rewrite in int32.
-    """
-    records = np.zeros(len(datasets), SOURCE_RECORD)
-    for record, dataset, rewriting in zip(records, datasets, rewritings, strict=True):
-        rewriting.describe(record)
-        table = dataset.table
-        if table.has_spans and not table.has_checksums:
-            raise FormatError(f"dataset {dataset.name!r} has loss weights but no checksums: unknown format")
-        for name in ("shard_starts", "shard_first_batch", "shard_addresses", "shard_bytes", "batches"):
-            record[name] = address_of(getattr(table, name))
-        record["lengths"], record["lengths_stride"] = places_of(table.lengths)
-        for name in ("documents_per_batch", "token_bytes", "offset_bytes", "has_checksums", "has_spans"):
-            record[name] = getattr(table, name)
-        record["num_shards"] = len(table.shard_starts) - 1
-        record["weight_sums"] = 0 if table.weight_sums is None else places_of(table.weight_sums)[0]
-        narrow = integer.itemsize == 4 or not rewriting.is_causal
-        id_limit = min(table.vocab_size or 2**32, _NARROW_IDS if narrow else 2**32)
-        record["id_limit"] = 0 if id_limit >= 2 ** (8 * table.token_bytes) else id_limit
-    return records
 
 
 def _has_prefixes(requirements: InputRequirements, rewritings: Sequence[Rewriting]) -> bool:

@@ -32,7 +32,8 @@ from penstock.loader.fetching import Fetching, StepsAhead, Traffic
 from penstock.loader.fill import Fill
 from penstock.loader.image_cache import BYTES, PREFETCH_BYTES
 from penstock.loader.mixture import Mixture, Sources, whole
-from penstock.loader.plan import Plan, PlanSettings
+from penstock.loader.plan import Plan
+from penstock.loader.plan_settings import PlanSettings
 from penstock.loader.step_iterator import StepPipeline
 from penstock.loader.steps import Step, StepPlan, StepPlanner, StepState, Watch, replay_progress
 from penstock.loader.untrained import TargetWatch
@@ -69,6 +70,10 @@ class Loader:
         patches_per_row: Maximum patches of the images of a row (packing `best_fit`), so that no step needs much more
             memory or time for its vision tower than others; a document with more is too long. 1.25 times the mean need
             leaves hardly any slot empty. None: no limit.
+        documents_per_row: Maximum documents of a row, with any packing; a row that has as many is full. By default what
+            `cu_seqlens_capacity` of the requirements has room for, else no limit.
+        max_document_tokens: Maximum tokens of a document: a longer one is treated as its source's `too_long` says, as
+            if rows were this long. Sources may have their own. None: as many as a row holds.
         requirements: What the model needs; everything in int32 when None.
         attention: "row" lets the documents of a row see each other: positions and `cu_seqlens` then run over the row,
             while targets, loss weights and `document_ids` stay as they are. It is there to reproduce baselines. By
@@ -110,6 +115,8 @@ class Loader:
         packing: Packing = "best_fit",
         window_rows: int = 1024,
         patches_per_row: int | None = None,
+        documents_per_row: int | None = None,
+        max_document_tokens: int | None = None,
         requirements: InputRequirements | None = None,
         attention: Attention | None = None,
         pad_id: int = 0,
@@ -131,7 +138,9 @@ class Loader:
             seed=whole("seed", seed),
             packing=packing,
             window_rows=whole("window_rows", window_rows),
-            patches_per_row=None if patches_per_row is None else whole("patches_per_row", patches_per_row),
+            patches_per_row=_whole_or_none("patches_per_row", patches_per_row),
+            documents_per_row=_whole_or_none("documents_per_row", documents_per_row),
+            max_document_tokens=_whole_or_none("max_document_tokens", max_document_tokens),
         )
         threads, prefetch, pad_id = whole("threads", threads), whole("prefetch", prefetch), whole("pad_id", pad_id)
         if not 0 <= pad_id < 2**31:
@@ -147,6 +156,7 @@ class Loader:
             own = InputRequirements(asked_by=f"Loader(attention={attention!r})", attention=attention)
             self.requirements = self.requirements.merge(own)
         self.requirements.require_effect()
+        self.settings = self.settings.within(self.requirements)
         if cache_bytes is not None and (cache_bytes := whole("cache_bytes", cache_bytes)) < 1:
             raise ConfigError(f"cache_bytes must be at least 1, got {cache_bytes}")
         self.datasets: list[Any] = [source.open(cache) for source in given.sources]
@@ -168,7 +178,7 @@ class Loader:
         if cache is not None or cache_bytes is not None:
             self._for_pickling |= {"cache": None if cache is None else str(cache), "cache_bytes": cache_bytes}
         pin = _cuda_in_use() if pin_memory is None else pin_memory
-        self._plan = Plan(self.mixture, self.datasets, self.settings)
+        self._plan = self.new_plan()
         self._extras = Extras(
             self.mixture.sources, self.datasets, self._plan.rewritings, self.requirements, self.settings.packing,
             self.settings.sequence_length, (image_cache, whole("image_cache_bytes", image_cache_bytes)),
@@ -194,7 +204,8 @@ class Loader:
         self._description = states.describe(self._plan)
         self._planner = StepPlanner(self._plan, self.data_parallel.size)
         self._run: StepPipeline[StepPlan, Step] | None = None
-        self._after, self._skipped = self._planner.first, self._planner.first.window_start.skipped
+        self._after = self._planner.first
+        self._skipped, self._untrained = self._after.window_start.skipped, self._after.window_start.untrained
         # The iterator that gave the last step, as long as it has a holder.
         self._giver: weakref.ref[Iterator[Step]] | None = None
 
@@ -230,7 +241,8 @@ class Loader:
                 if self._sum is not None:
                     step.loss_denominators = tuple(map(float, self._sum([*step.loss_denominators])))
                 watch.see(plan.after, step.loss_denominators)
-                self._after, self._skipped, self._giver = plan.after, plan.skipped, itself[0]
+                self._after, self._giver = plan.after, itself[0]
+                self._skipped, self._untrained = plan.skipped, plan.untrained
                 yield step
             self._fetching.let_go()
             watch.end()
@@ -262,8 +274,11 @@ class Loader:
 
     def __repr__(self) -> str:
         settings, data_parallel = self.settings, self.data_parallel
-        counts = ", ".join(f"{count:,} of {name}" for name, count in self.dropped.items())
-        dropped = f", documents dropped: {counts}" if counts else ""
+        dropped = "".join(
+            f", {what}: {', '.join(f'{count:,} of {name}' for name, count in counts.items())}"
+            for what, counts in (("documents dropped", self.dropped), ("untrained parts left out", self.untrained))
+            if counts
+        )
         return (
             f"Loader({', '.join(source.name for source in self.mixture.sources[:8])}: "
             f"steps of {settings.rows_per_step} rows of {settings.sequence_length} tokens, at step {self.step}, "
@@ -275,7 +290,7 @@ class Loader:
         settings = self.settings
         facts = [
             ("step", f"{settings.rows_per_step} rows of {settings.sequence_length:,} tokens"),
-            ("packing", settings.packing),
+            ("packing", settings.packing_text),
             ("next step", self.step),
             ("rank", f"{self.data_parallel.rank} of {self.data_parallel.size}"),
         ]
@@ -289,11 +304,21 @@ class Loader:
     def dropped(self) -> dict[str, int]:
         """Source → documents dropped so far, through the window of rows that the last step ended in.
 
-        They have no tokens, or are longer than a row in a source with `too_long="drop"`. Sources without any are not
-        listed.
+        They have no tokens, or are longer than a row (or `max_document_tokens`) in a source with `too_long="drop"`.
+        Sources without any are not listed.
         """
         counts = (self._skipped["empty"] + self._skipped["dropped"]).tolist()
         return {source.name: count for source, count in zip(self.mixture.sources, counts, strict=True) if count}
+
+    @property
+    def untrained(self) -> dict[str, int]:
+        """Source → parts of documents left out so far because loss weights leave no target in them, counted likewise.
+
+        They are of documents longer than a row (or `max_document_tokens`) in a source with `drop_untrained`; a document
+        that is truncated counts as one part. Sources without any are not listed.
+        """
+        counts = [] if self._untrained is None else self._untrained["parts"].tolist()
+        return {source.name: count for source, count in zip(self.mixture.sources, counts, strict=False) if count}
 
     @property
     def step(self) -> int:
@@ -353,12 +378,16 @@ class Loader:
         added = {source.name: getattr(rewriting.objective, "added_tokens", ()) for source, rewriting in pairs}
         return {name: max(ids) for name, ids in added.items() if ids}
 
+    def new_plan(self) -> Plan:
+        """Its plan from the beginning, for looking at; the loader itself does not move."""
+        return Plan(self.mixture, self.datasets, self.settings, self.requirements.target_distances or 1)
+
     def count_steps(self) -> int:
         """Steps from its beginning to its end; costs the whole plan once (millions of documents a second).
 
         Never ends where some source has no `max_epochs`.
         """
-        rows = sum(window.num_rows for window in Plan(self.mixture, self.datasets, self.settings).windows())
+        rows = sum(window.num_rows for window in self.new_plan().windows())
         return -(-rows // self.settings.rows_per_step)
 
     def state_dict(self) -> dict[str, Any]:
@@ -415,7 +444,7 @@ class Loader:
             row: Number of a row in the whole step (over all ranks); all rows when None.
         """
         step, row = _step_number(step), None if row is None else whole("row", row)
-        plan = Plan(self.mixture, self.datasets, self.settings)
+        plan = self.new_plan()
         planner = StepPlanner(plan, self.data_parallel.size, self._planner.anchors)
         with self._replay_progress() as watch:
             planner.start(planner.find(step, near=self._after, watch=watch))
@@ -436,7 +465,8 @@ class Loader:
                 self._ahead.join()
             self._run = self._ahead = None
             self._fetching.let_go()
-        self._after, self._skipped, self._giver = state, state.window_start.skipped, None
+        self._after, self._giver = state, None
+        self._skipped, self._untrained = state.window_start.skipped, state.window_start.untrained
         self._planner.start(state)
 
     def _own_rows(self, plan: StepPlan) -> tuple[int, int]:
@@ -484,6 +514,10 @@ def _unpickled(mixture: Mixture, settings: dict[str, Any], state: dict[str, Any]
 
 def _image_bytes(step: Step) -> int:
     return max(1, step._rows.image_bytes)
+
+
+def _whole_or_none(name: str, value: Any) -> int | None:
+    return None if value is None else whole(name, value)
 
 
 def _step_number(value: Any) -> int:

@@ -49,11 +49,14 @@ def real(name: str, value: Any) -> float:
     raise ConfigError(f"{name} must be a number, got {value!r}")
 
 
-TooLong = Literal["split", "drop", "truncate", "error"]
-"""A document longer than a row. `split`: in parts, each a document of its own, and no target is lost. `drop`,
-`truncate`: counted. `error`: refused, naming its origin."""
+TooLong = Literal["split", "drop", "truncate", "error", "keep_end"]
+"""A document longer than a row. `split`: in parts, each a document of its own, and no target is lost. `drop`: left out.
+`truncate`: only its first tokens are kept; `keep_end`: only its last. All three are counted. `error`: refused, naming
+its origin."""
 
-TOO_LONG: tuple[str, ...] = ("split", "drop", "truncate", "error")
+TOO_LONG: tuple[str, ...] = ("split", "drop", "truncate", "error", "keep_end")
+CUTTING = ("split", "truncate", "keep_end")
+"""Those of `TOO_LONG` that cut documents."""
 
 TOKENS: Literal["tokens"] = "tokens"
 """The share of a source that counts as much as it has tokens."""
@@ -99,11 +102,17 @@ class Source:
     shuffle: Shuffle = "full"
     """Order in each epoch: `full`, `block` (for remote storage) or `none`."""
     too_long: TooLong | None = None
-    """What happens to documents longer than a row; None is `split`. Not with packing `concat`, which cuts at rows."""
+    """What happens to documents longer than a row, or than `max_document_tokens`; None is `split`. Not with packing
+    `concat`, which cuts at rows, unless there are `max_document_tokens`."""
     sides: Sequence[str | Path] = ()
     """Side datasets of this dataset: more columns for the same documents (`penstock.shards.write_side`)."""
     shuffle_runs: int = WINDOW_BLOCKS
     """Runs of 256 documents that shuffle `block` mixes, at most: fewer need less room for a remote dataset."""
+    max_document_tokens: int | None = None
+    """Maximum tokens of a document, at most a row: longer ones are treated as `too_long` says. None: the loader's."""
+    drop_untrained: bool = True
+    """Whether documents that were cut, and parts of them, are left out where loss weights leave no target in them.
+    They are counted. Not with packing `concat`."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -148,6 +157,11 @@ class Source:
             )
         if self.too_long is not None and self.too_long not in TOO_LONG:
             raise ConfigError(f"{where}: too_long must be one of {', '.join(TOO_LONG)}, got {self.too_long!r}")
+        if self.max_document_tokens is not None:
+            most = whole(f"{where}: max_document_tokens", self.max_document_tokens)
+            object.__setattr__(self, "max_document_tokens", most)
+        if not isinstance(self.drop_untrained, bool):
+            raise ConfigError(f"{where}: drop_untrained must be True or False, got {self.drop_untrained!r}")
 
     def _check_objective(self, where: str) -> None:
         """Refuse what is no objective: a class, a name, or an object without all members."""

@@ -15,7 +15,6 @@ import numpy as np
 from penstock.core.arrays import Int64, Records
 from penstock.core.errors import ConfigError, RecordError, StateError
 from penstock.core.randomness import key_for, mix
-from penstock.inputs import Attention
 from penstock.loader._plan_kernels import (
     BEST_FIT_DECREASING,
     CURSOR,
@@ -28,13 +27,16 @@ from penstock.loader._plan_kernels import (
     plan_window,
     sort_by_row,
 )
+from penstock.loader._target_kernels import UNTRAINED
 from penstock.loader.extras import extras_of, too_long_of
 from penstock.loader.lengths_ahead import LengthsAhead
 from penstock.loader.mixture import TOO_LONG, Mixture, Source
+from penstock.loader.plan_settings import PlanSettings
 from penstock.loader.rewriting import Rewriting
+from penstock.loader.targets import UntrainedParts, untrained_parts
 from penstock.loader.untrained import require_targets
-from penstock.packing import PACKINGS, Packing
-from penstock.packing.pack import scratch
+from penstock.packing import PACKINGS
+from penstock.packing.pack import left_in_rows, scratch
 from penstock.sampling import Permutation, integer_shares
 from penstock.sampling._kernels import ENTRY, NOT_HERE, SKIPPED, draw
 from penstock.sampling.order import UNIT, shuffle_mode
@@ -54,64 +56,6 @@ _ALL_HERE = np.empty(0, np.uint8)
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanSettings:
-    """What decides the plan, apart from the mixture."""
-
-    sequence_length: int
-    """Token slots of a row."""
-    rows_per_step: int
-    """Rows of one optimiser step over all ranks; changes of shares fall on steps."""
-    seed: int = 0
-    """Seed of all orders and keys."""
-    packing: Packing = "best_fit"
-    """How documents share rows."""
-    window_rows: int = 1024
-    """Rows that are open together when packing; `next_fit`, `concat` and `none` give the same rows with any number."""
-    patches_per_row: int | None = None
-    """Maximum patches of the images of a row; None: no limit."""
-
-    def __post_init__(self) -> None:
-        for name in ("sequence_length", "rows_per_step", "window_rows", "seed"):
-            # NumPy's integers are welcome, but a state must fit into JSON.
-            object.__setattr__(self, name, int(getattr(self, name)))
-        for name, least, most in (
-            ("sequence_length", 2, 1 << 31),
-            ("rows_per_step", 1, 1 << 24),
-            ("window_rows", 1, 1 << 24),
-        ):
-            if not least <= getattr(self, name) <= most:
-                bound = f"at least {least}" if getattr(self, name) < least else f"at most {most:,}"
-                raise ConfigError(f"{name} must be {bound}, got {getattr(self, name)}")
-        if self.patches_per_row is not None:
-            object.__setattr__(self, "patches_per_row", int(self.patches_per_row))
-            if not 1 <= self.patches_per_row < 1 << 40 or self.packing != "best_fit":
-                raise ConfigError(
-                    f"patches_per_row must be 1 or more, with packing best_fit; got {self.patches_per_row} with "
-                    f"{self.packing}"
-                )
-        if self.packing not in PACKINGS:
-            raise ConfigError(f"packing must be one of {', '.join(PACKINGS)}, got {self.packing!r}")
-
-    def require_effect(self, mixture: Mixture) -> None:
-        """Refuse what a source says and this packing would ignore.
-
-        Raises:
-            ConfigError: `too_long` was given, with packing `concat`.
-        """
-        for source in mixture.sources if self.packing == "concat" else ():
-            if source.too_long is not None:
-                raise ConfigError(
-                    f"source {source.name!r}: too_long={source.too_long!r} has no effect with packing 'concat', which "
-                    "cuts every document where its row ends and loses no target; leave too_long out, or use best_fit"
-                )
-
-    def needs_isolation(self, attention: Attention | None) -> bool:
-        """Whether rows hold several documents that must not see each other; alone in a row, one has nothing to see."""
-        return self.packing != "none" and attention != "row"
-
-
-@final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanState:
     """State of the plan between two windows: all that the rest of the plan depends on."""
@@ -126,6 +70,8 @@ class PlanState:
     """Tokens that each source may still take before the others, times UNIT; below 0: it is ahead."""
     skipped: Annotated[Records, SKIPPED, "sources"]
     """What was left out since the beginning."""
+    untrained: Annotated[Records, UNTRAINED, "sources"] | None = None
+    """What was left out since the beginning because it has no target; None: no source leaves such parts out."""
 
 
 @final
@@ -141,6 +87,8 @@ class Window:
     """The pieces of row i are row_starts[i] … row_starts[i + 1] − 1."""
     skipped: Annotated[Records, SKIPPED, "sources"]
     """What was left out from the beginning of the plan to the end of this window."""
+    untrained: Annotated[Records, UNTRAINED, "sources"] | None = None
+    """As in `PlanState`, to the end of this window."""
 
     @property
     def num_rows(self) -> int:
@@ -156,13 +104,17 @@ class Plan:
         mixture: The sources; `datasets` are theirs, opened.
         datasets: One for each source.
         settings: What else decides the plan.
+        distances: Target distances. They decide only which parts of split documents have a target.
     """
 
-    def __init__(self, mixture: Mixture, datasets: Sequence[Corpus], settings: PlanSettings) -> None:
+    def __init__(
+        self, mixture: Mixture, datasets: Sequence[Corpus], settings: PlanSettings, distances: int = 1
+    ) -> None:
         settings.require_effect(mixture)
         self.mixture, self.datasets, self.settings = mixture, list(datasets), settings
         self._draws = [
-            _Draw(source, dataset, settings) for source, dataset in zip(mixture.sources, self.datasets, strict=True)
+            _Draw(source, dataset, settings, distances)
+            for source, dataset in zip(mixture.sources, self.datasets, strict=True)
         ]
         # Lengths that come from stores were asked for now, those of all sources at the same time.
         for source_draw in self._draws:
@@ -176,9 +128,13 @@ class Plan:
         self._scratch = scratch(settings.sequence_length, settings.window_rows)
         self._pieces = np.empty(4096, PIECE)
         self._row_of = np.empty(4096, np.int64)
+        self._document_limit = settings.documents_per_row or 0
+        self._documents_left = left_in_rows(settings.window_rows, self._document_limit)
         limited = settings.patches_per_row is not None
         self._entry_patches = np.zeros(len(self._entries) if limited else 1, np.int64)
         self._patches_left = np.zeros(settings.window_rows if limited else 1, np.int64)
+        leaves_out = any(draw.untrained is not None for draw in self._draws)
+        self._entry_untrained = np.zeros(len(self._entries) if leaves_out else 0, UNTRAINED)
         self.restore(
             PlanState(
                 row=0,
@@ -186,8 +142,19 @@ class Plan:
                 cursors=np.zeros(count, CURSOR),
                 credits=np.zeros(count, np.int64),
                 skipped=np.zeros(count, SKIPPED),
+                untrained=np.zeros(count, UNTRAINED) if leaves_out else None,
             )
         )
+
+    @property
+    def untrained_parts(self) -> list[UntrainedParts | None]:
+        """What leaves untrained parts out of each source; None where nothing does."""
+        return [draw.untrained for draw in self._draws]
+
+    @property
+    def limits(self) -> list[int]:
+        """Of each source: maximum tokens of a document that is not too long."""
+        return [draw.limit for draw in self._draws]
 
     @property
     def rewritings(self) -> list[Rewriting]:
@@ -221,6 +188,7 @@ class Plan:
             cursors=self._cursors.copy(),
             credits=self._credits.copy(),
             skipped=self._skipped.copy(),
+            untrained=self._untrained.copy() if len(self._untrained) else None,
         )
 
     def restore(self, state: PlanState) -> None:
@@ -234,6 +202,12 @@ class Plan:
         self._ends = self._heads.copy()
         self._refill_size = np.full(count, min(64, self._capacity))
         self._tail_skips = np.zeros(count, SKIPPED)
+        leaves_out = len(self._entry_untrained) > 0
+        if leaves_out and state.untrained is not None:
+            self._untrained = state.untrained.copy()
+        else:
+            self._untrained = np.zeros(count if leaves_out else 0, UNTRAINED)
+        self._tail_untrained = np.zeros_like(self._untrained)
         self._finished = np.array(
             [draw.is_finished(state.cursors["position"][i]) for i, draw in enumerate(self._draws)]
         )
@@ -258,7 +232,10 @@ class Plan:
         sort_by_row(self._pieces[:count], self._row_of[:count], rows, pieces, row_starts)
         self._row += rows
         self._window += 1
-        return Window(start=start, pieces=pieces, row_starts=row_starts, skipped=self._skipped.copy())
+        after = self.state()
+        return Window(
+            start=start, pieces=pieces, row_starts=row_starts, skipped=after.skipped, untrained=after.untrained
+        )
 
     def _window_rows(self) -> int:
         """Rows that the next window may have: the ramp, and never over a change of shares."""
@@ -297,8 +274,9 @@ class Plan:
             status = plan_window(
                 packing, self.settings.sequence_length, max_rows, min(max_pieces, len(self._pieces)), shares,
                 self._credits, self._heads, self._ends, self._entries, UNIT, self._skipped, self._cursors,
-                self._pieces, self._row_of, progress, self.settings.patches_per_row or 0, self._entry_patches,
-                self._patches_left, *self._scratch,
+                self._pieces, self._row_of, progress, self._entry_untrained, self._untrained, self._document_limit,
+                self._documents_left, self.settings.patches_per_row or 0, self._entry_patches, self._patches_left,
+                *self._scratch,
             )  # fmt: skip
             pieces, rows = int(progress["pieces"][0]), int(progress["rows"][0])
             if status in (WINDOW_FULL, FINISHED) or (status == PIECES_FULL and pieces == max_pieces):
@@ -314,11 +292,14 @@ class Plan:
     def _take_and_sort(self, start: PlanState, max_rows: int) -> tuple[int, int]:
         """Best fit, longest first: take a window's worth of tokens; if it needs more rows, take fewer and try again."""
         count, _ = self._take(BEST_FIT_DECREASING, max_rows, UNLIMITED)
+        limit = self._document_limit
         while count:
             lengths = np.ascontiguousarray(self._pieces["length"][:count])
             rows = pack_window(
                 lengths,
                 self.settings.sequence_length,
+                limit,
+                left_in_rows(count, limit),
                 self._row_of[:count],
                 *scratch(self.settings.sequence_length, count),
             )
@@ -326,6 +307,9 @@ class Plan:
                 return count, rows
             excess = (rows - max_rows) * self.settings.sequence_length // 4
             fewer = int(np.searchsorted(np.cumsum(lengths[::-1]), max(excess, 1), side="left")) + 1
+            if limit:
+                # Rows may be full of documents with few tokens.
+                fewer = min(fewer, (rows - max_rows) * limit // 4 + 1)
             self.restore(start)
             count, _ = self._take(BEST_FIT_DECREASING, max_rows, max(count - fewer, 1))
         return 0, 0
@@ -334,30 +318,39 @@ class Plan:
         """Draw the next documents of a source into its buffer; False when it has none left."""
         base = source * (self._capacity + 1)
         size = int(self._refill_size[source])
-        buffer = self._entries[base : base + size + 1]
+        buffer, untrained = self._entries[base : base + size + 1], self._entry_untrained[base : base + size + 1]
         skipped = buffer["skipped"]
         skipped[0] = self._tail_skips[source]
-        count, position, begin = self._draws[source].fill(buffer, *self._drawn[source])
+        untrained[:1] = self._tail_untrained[source : source + 1]
+        count, position, begin = self._draws[source].fill(buffer, untrained, *self._drawn[source])
         self._drawn[source] = position, begin
         self._refill_size[source] = min(2 * size, self._capacity)
         if count == 0:
-            for name in SKIPPED.names or ():
-                self._skipped[name][source] += skipped[name][0]
+            _add(self._skipped, source, skipped[0])
+            _add(self._untrained, source, untrained[:1])
             self._tail_skips[source] = 0
+            self._tail_untrained[source : source + 1] = 0
             self._cursors[source] = position, 0
             return False
         if (patches := self._draws[source].patches) is not None:
             self._entry_patches[base : base + count] = patches[buffer["document"][:count]]
         self._tail_skips[source] = skipped[count]
+        self._tail_untrained[source : source + 1] = untrained[count : count + 1]
         self._heads[source], self._ends[source] = base, base + count
         return True
+
+
+def _add(totals: Records, source: int, counts: Records) -> None:
+    """Add the counts of a record, or of an array with at most one, to those of a source."""
+    for name in totals.dtype.names or ():
+        totals[name][source : source + 1] += counts[name]
 
 
 @final
 class _Draw:
     """One source's stream: positions to entries."""
 
-    def __init__(self, source: Source, dataset: Corpus, settings: PlanSettings) -> None:
+    def __init__(self, source: Source, dataset: Corpus, settings: PlanSettings, distances: int) -> None:
         table = dataset.table
         self.source, self.dataset = source, dataset
         self.first = round(source.slice[0] * table.num_documents)
@@ -373,7 +366,8 @@ class _Draw:
             )
         self.key = key_for(settings.seed, "source", source.name)
         self.mode = shuffle_mode(source.shuffle, source.shuffle_runs)
-        self.rewriting = Rewriting(source, dataset, self.size, settings.seed, settings.sequence_length)
+        most = settings.document_tokens(source)
+        self.rewriting = Rewriting(source, dataset, self.size, settings.seed, settings.sequence_length, most)
         self.limit = self.rewriting.limit
         if settings.packing == "concat":
             if not self.rewriting.is_causal:
@@ -381,8 +375,9 @@ class _Draw:
                     f"source {source.name!r}: packing 'concat' cuts documents, which only the causal objective allows, "
                     f"not {source.objective.name!r}; use best_fit"
                 )
-            self.limit = UNLIMITED
+            self.limit = most or UNLIMITED
         self.too_long = too_long_of(source, dataset)
+        self.untrained = untrained_parts(source, dataset, self.rewriting, self.too_long, settings, distances)
         # Held, because the kernel reads it by address.
         self.lengths = table.lengths
         extras = extras_of(dataset)
@@ -421,14 +416,37 @@ class _Draw:
         """Whether nothing is left from this position on."""
         return position >= self.last
 
-    def fill(self, entries: Annotated[Records, ENTRY, "entries"], position: int, begin: int) -> tuple[int, int, int]:
+    def fill(
+        self,
+        entries: Annotated[Records, ENTRY, "entries"],
+        untrained: Annotated[Records, UNTRAINED, "counts"],
+        position: int,
+        begin: int,
+    ) -> tuple[int, int, int]:
         """Entries from (position, begin) on; returns (number, next position, next begin).
+
+        `untrained` counts what was left out before each entry because it has no target; empty where nothing is.
 
         Raises:
             RecordError: A document is too long and the source says `too_long="error"`.
             StateError: `begin` is behind the end of its document.
             CorruptionError: A document was skipped for a length that it does not have.
+            ConfigError: Nothing is left of the documents of a whole epoch.
         """
+        count, first = 0, position
+        while count == 0:
+            count, position, begin = self._taken(entries, position, begin)
+            if count == 0 or self.untrained is None:
+                break
+            count = self.untrained.leave_out(entries[: count + 1], untrained[: count + 1])
+            if count == 0 and position - first >= min(self.size, self.last):
+                raise self.untrained.refuse(self.size)
+        if count and not self.rewriting.is_causal:
+            self.rewriting.measure(entries[:count])
+        return count, position, begin
+
+    def _taken(self, entries: Annotated[Records, ENTRY, "entries"], position: int, begin: int) -> tuple[int, int, int]:
+        """As `fill`, with all entries that have a target or not."""
         # At most two epochs, in which there is a document that may be used: some are nearly all skipped.
         stop, before = min(self.last, int(position) + max(2 * self.size, len(entries))), position
         known = self._left_out(entries[:1])
@@ -437,8 +455,6 @@ class _Draw:
             self._check_skipped(before, position, entries["position"][:count])
         if refused >= 0 and count == 0:
             self._refuse(refused, begin)
-        if count and not self.rewriting.is_causal:
-            self.rewriting.measure(entries[:count])
         return count, position, begin
 
     def _draw(
@@ -497,6 +513,6 @@ class _Draw:
             )
         raise RecordError(
             f"source {self.source.name!r}: document {document} ({origin}) has {int(self.lengths[document, 0])} tokens, "
-            f"objective {self.source.objective.name!r} takes {self.limit} in a row; raise sequence_length (or the "
-            "objective's own limit), or set too_long to split, truncate or drop"
+            f"objective {self.source.objective.name!r} takes {self.limit} in a row; raise sequence_length (or "
+            "max_document_tokens, or the objective's own limit), or set too_long to split, truncate, keep_end or drop"
         )

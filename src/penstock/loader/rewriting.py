@@ -33,15 +33,24 @@ class Rewriting:
         size: Documents of an epoch.
         seed: The run's.
         sequence_length: Token slots of a row.
+        longest: Maximum tokens of a document; None: as many as fit a row.
 
     Raises:
         ConfigError: The objective cannot work with this tokenizer or row, or its repr contains a memory
             address, so it differs between processes.
     """
 
-    def __init__(self, source: Source, dataset: Corpus, size: int, seed: int, sequence_length: int) -> None:
+    def __init__(
+        self,
+        source: Source,
+        dataset: Corpus,
+        size: int,
+        seed: int,
+        sequence_length: int,
+        longest: int | None = None,
+    ) -> None:
         self.where, self.sequence_length = f"source {source.name!r}", sequence_length
-        self._dataset, self._size = dataset, size
+        self._dataset, self._size, self._longest = dataset, size, longest
         self._key = np.uint64(key_for(seed, "objective", source.name))
         self.objective: Objective = self._resolved(source.objective)
         self.is_causal = isinstance(self.objective, Causal)
@@ -51,6 +60,7 @@ class Rewriting:
                 f"{self.where}: objective {self.objective.name!r} can use no document in rows of {sequence_length} "
                 f"tokens (its document_limit is {self.limit}); raise sequence_length"
             )
+        self.limit = min(self.limit, longest or self.limit)
         program = getattr(self.objective, "program", None)
         # The array is held here, because kernels read it by address.
         self._program: Int64 | None = None if program is None else program()
@@ -75,11 +85,12 @@ class Rewriting:
         resolve = getattr(objective, "resolve", None)
         if resolve is None:
             return objective
+        longest = self._dataset.longest
         facts = Facts(
             where=self.where,
             tokenizer=self._tokenizer,
             sequence_length=self.sequence_length,
-            longest=self._dataset.longest,
+            longest=min(longest, self._longest or longest),
         )
         resolved: Objective = resolve(facts)
         return resolved

@@ -13,6 +13,7 @@ import hashlib
 import json
 import struct
 import zlib
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import numpy as np
 from penstock.core.arrays import Int64, Records
 from penstock.core.errors import StateError
 from penstock.loader._plan_kernels import CURSOR
+from penstock.loader._target_kernels import UNTRAINED
 from penstock.loader.extras import too_long_of
 from penstock.loader.mixture import Source
 from penstock.loader.plan import Plan, PlanState
@@ -81,6 +83,10 @@ _MOST = 2**61
 """Of documents, rows and windows: far more, and sums with them would not fit 64 bits."""
 _KEYS = ("format", "step", "row", "window", "rows", "place", "made_from")
 """`row`, `window` and `place` (cursors, credits and skips of all sources) are the `PlanState`."""
+_LIMITS = ("patches_per_row", "documents_per_row")
+"""Settings that a state names only where they are not None."""
+_DROPS = "drop_untrained"
+"""Says that some source leaves out parts without a target, of which a state then has the counts."""
 
 
 def _digest(*parts: Any) -> bytes:
@@ -92,6 +98,14 @@ def _order(source: Source) -> str:
     return f"{source.shuffle}, windows of {source.shuffle_runs}" if source.shuffle == "block" else source.shuffle
 
 
+def _cuts(plan: Plan, number: int) -> Iterator[tuple[str, int]]:
+    """How the documents of a source are cut, where that is not by rows alone: nothing in the states of most runs."""
+    if (most := plan.settings.document_tokens(plan.mixture.sources[number])) is not None:
+        yield "max_document_tokens", most
+    if (untrained := plan.untrained_parts[number]) is not None:
+        yield _DROPS, untrained.depends_on
+
+
 def describe(plan: Plan) -> dict[str, Any]:
     """What the plan was made from: settings by name, and digests of the sources.
 
@@ -99,10 +113,12 @@ def describe(plan: Plan) -> dict[str, Any]:
     data and of its settings, which only show what has changed.
     """
     whole, hints = [], b""
-    for source, dataset, rewriting in zip(plan.mixture.sources, plan.datasets, plan.rewritings, strict=True):
+    sources = zip(plan.mixture.sources, plan.datasets, plan.rewritings, strict=True)
+    for number, (source, dataset, rewriting) in enumerate(sources):
         how = (
             source.name, source.share, repr(rewriting.objective), source.max_epochs, list(source.slice),
             _order(source), too_long_of(source, dataset), *(Dataset.open(side).fingerprint for side in source.sides),
+            *_cuts(plan, number),
         )  # fmt: skip
         whole.append((dataset.fingerprint, how))
         hints += _digest(dataset.fingerprint)[:1] + _digest(how)[:1]
@@ -111,8 +127,9 @@ def describe(plan: Plan) -> dict[str, Any]:
         name: getattr(plan.settings, name)
         for name in ("sequence_length", "rows_per_step", "seed", "packing", "window_rows")
     }
-    if plan.settings.patches_per_row is not None:
-        settings["patches_per_row"] = plan.settings.patches_per_row
+    settings |= {name: limit for name in _LIMITS if (limit := getattr(plan.settings, name)) is not None}
+    if any(plan.untrained_parts):
+        settings[_DROPS] = True
     return {
         **settings,
         "num_sources": len(plan.mixture.sources),
@@ -124,7 +141,8 @@ def describe(plan: Plan) -> dict[str, Any]:
 def save(plan_description: dict[str, Any], after: StepState) -> dict[str, Any]:
     """The dict of a state between two steps."""
     start = after.window_start
-    packed = pack(np.column_stack([_columns(start.cursors), start.credits, _columns(start.skipped)]))
+    counts = [start.skipped] if start.untrained is None else [start.skipped, start.untrained]
+    packed = pack(np.column_stack([_columns(start.cursors), start.credits, *map(_columns, counts)]))
     return {
         "format": FORMAT,
         "step": after.step,
@@ -153,17 +171,20 @@ def load(plan: Plan, state: dict[str, Any]) -> StepState:
             raise StateError(f"the state has format {state['format']}, this version reads {FORMAT}")
         _refuse_unknown(state, _KEYS, "")
         _refuse_changes(plan, state["made_from"])
-        numbers = unpack(base64.b85decode(state["place"]), len(plan.mixture.sources), 7)
+        leaves_out = any(plan.untrained_parts)
+        columns = 7 + (len(UNTRAINED.names or ()) if leaves_out else 0)
+        numbers = unpack(base64.b85decode(state["place"]), len(plan.mixture.sources), columns)
         start = PlanState(
             row=int(state["row"]),
             window=int(state["window"]),
             cursors=numbers[:, :2].copy().view(CURSOR)[:, 0],
             credits=numbers[:, 2].copy(),
-            skipped=numbers[:, 3:].copy().view(SKIPPED)[:, 0],
+            skipped=numbers[:, 3:7].copy().view(SKIPPED)[:, 0],
+            untrained=numbers[:, 7:].copy().view(UNTRAINED)[:, 0] if leaves_out else None,
         )
         if (
             min(state[name] for name in ("step", "row", "window", "rows")) < 0
-            or numbers[:, (0, 1, 3, 4, 5, 6)].min() < 0
+            or np.delete(numbers, 2, axis=1).min() < 0
         ):
             raise ValueError("a count below 0")
         if (
@@ -192,9 +213,14 @@ def _refuse_changes(plan: Plan, then: dict[str, Any]) -> None:
     if not isinstance(then, dict):
         raise StateError("this is not the state of a loader: it does not say what it was made from")
     now = describe(plan)
-    _refuse_unknown(then, now, "made_from.")
-    changed = [f"{name} was {then.get(name)!r}, is {now[name]!r}" for name in now if now[name] != then.get(name)]
+    known = dict.fromkeys((*now, *_LIMITS, _DROPS))
+    _refuse_unknown(then, known, "made_from.")
+    changed = [
+        f"{name} was {then.get(name)!r}, is {now.get(name)!r}" for name in known if now.get(name) != then.get(name)
+    ]
     changed = [text for text in changed if not text.startswith(("sources was", "share_changes was"))]
+    if now.get(_DROPS) and not then.get(_DROPS):
+        changed.append("parts without a target were kept, as sources with drop_untrained: false keep them")
     if now["share_changes"] != then.get("share_changes"):
         changed.append("the changes of shares differ")
     if now["num_sources"] == then.get("num_sources") and now["sources"] != then.get("sources"):

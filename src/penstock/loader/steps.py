@@ -15,6 +15,7 @@ from penstock.core.notebook import card
 from penstock.core.terminal import PLAIN_SECONDS, Progress
 from penstock.inputs.model_input import ModelInput
 from penstock.loader._plan_kernels import PIECE
+from penstock.loader._target_kernels import UNTRAINED
 from penstock.loader.plan import Plan, PlanState, Window
 from penstock.sampling._kernels import SKIPPED
 
@@ -239,6 +240,8 @@ class StepPlan:
     """State after this step."""
     skipped: Annotated[Records, SKIPPED, "sources"]
     """What was left out up to the end of its last window."""
+    untrained: Annotated[Records, UNTRAINED, "sources"] | None = None
+    """As in `PlanState`, up to the end of its last window."""
 
     @property
     def index(self) -> int:
@@ -316,7 +319,9 @@ class StepPlanner:
     ) -> StepPlan:
         """The step that ends in `window`, and the state after it."""
         self._after = StepState(step=self._after.step + 1, window_start=window.start, rows_used=self._used)
-        return StepPlan(pieces=pieces, row_starts=row_starts, after=self._after, skipped=window.skipped)
+        return StepPlan(
+            pieces=pieces, row_starts=row_starts, after=self._after, skipped=window.skipped, untrained=window.untrained
+        )
 
     def find(self, step: int, near: StepState | None = None, watch: Watch | None = None) -> StepState:
         """The state before step number `step`, replaying the plan from the nearest known state.

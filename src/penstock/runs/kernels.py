@@ -17,7 +17,7 @@ _CHATS = (
     '{"messages": [{"role": "user", "content": "one fish"}, {"role": "assistant", "content": "two fish"}]}\n'
     '{"messages": [{"role": "user", "content": "red fish"}, {"role": "assistant", "content": "blue fish"}]}\n'
 )
-_STEPS = 23
+_STEPS = 24
 
 
 def compile_kernels(*, progress: bool = True) -> None:
@@ -36,7 +36,7 @@ def _use_data_path(folder: Path) -> Iterator[None]:
     """Use one part of it at a time."""
     import numpy as np
 
-    from penstock import write_dataset
+    from penstock import Loader, write_dataset
     from penstock.shards import verify
 
     documents = [np.arange(5, 5 + length) for length in (3, 9, 17, 40, 64, 5)]
@@ -52,6 +52,9 @@ def _use_data_path(folder: Path) -> Iterator[None]:
         verify(dataset.path)
         len(dataset[0].tokens)  # reads a document, and checks it
         yield
+    # Documents with loss weights that are longer than a row.
+    next(iter(Loader(datasets["whole"].path, sequence_length=16, rows_per_step=1)))
+    yield
     for dtype in ("int32", "int64"):
         yield from _load(dtype, datasets)
     yield from _prepare(folder)

@@ -17,14 +17,14 @@ from penstock.shards._kernels import RUN_DOCUMENTS
 ROUNDS = 6
 SMALL = 256
 SHUFFLE_NONE, SHUFFLE_FULL, SHUFFLE_BLOCK = 0, 1, 2
-TOO_LONG_SPLIT, TOO_LONG_DROP, TOO_LONG_TRUNCATE, TOO_LONG_ERROR = 0, 1, 2, 3
+TOO_LONG_SPLIT, TOO_LONG_DROP, TOO_LONG_TRUNCATE, TOO_LONG_ERROR, TOO_LONG_KEEP_END = range(5)
 
 SKIPPED = np.dtype(
     [
         ("empty", np.int64),  # documents without tokens
         ("dropped", np.int64),  # documents that were too long
         ("dropped_tokens", np.int64),  # tokens of those
-        ("truncated_tokens", np.int64),  # tokens cut off the end of documents that were too long
+        ("truncated_tokens", np.int64),  # tokens cut off the end, or the beginning, of documents that were too long
     ],
     align=True,
 )
@@ -36,7 +36,7 @@ ENTRY = np.dtype(
         ("document", np.int64),  # its number in the dataset
         ("begin", np.int64),  # first token of this part of it
         ("tokens", np.int64),  # tokens of this part
-        ("total", np.int64),  # tokens of the document, without those that were truncated
+        ("total", np.int64),  # where the document ends: its tokens, without those that were truncated
         ("length", np.int64),  # row slots that the part takes, as its objective measured it
         ("skipped", SKIPPED),  # what was left out since the entry before it
     ],
@@ -234,7 +234,8 @@ def draw(
     """Fill `entries` (`ENTRY` [capacity + 1]) with the next documents of one source.
 
     Goes on from the cursor (`position`, `begin`): the position counts documents over all epochs, `begin` is the first
-    token of the next part. Documents over `limit` tokens are split, dropped or cut. Stops at `last_position` or when
+    token of the next part, which packing `concat` may have cut anywhere. Documents over `limit` tokens are split,
+    dropped, or cut to their first or last `limit` tokens. Stops at `last_position` or when
     `entries` is full. What was skipped is counted in the entry after it, so that counts stay exact at every cursor; the
     caller sets `skipped` of the first entry.
 
@@ -293,12 +294,19 @@ def draw(
                 position += 1
                 used += 1
                 continue
-            if too_long == TOO_LONG_TRUNCATE:
-                entries[count].skipped.truncated_tokens += total - limit
-                total = limit
+            if too_long != TOO_LONG_SPLIT:
+                if begin == 0:
+                    entries[count].skipped.truncated_tokens += total - limit
+                if too_long == TOO_LONG_TRUNCATE:
+                    total = limit
+                else:
+                    begin = max(begin, total - limit)
         if begin >= total:
             return count, position, begin, document
-        part = min(total - begin, limit)
+        part = total - begin
+        if total > limit and too_long == TOO_LONG_SPLIT:
+            # A part that was begun ends where it would have.
+            part = min(part, limit - begin % limit)
         entry = entries[count]
         entry.position = position
         entry.document = document

@@ -243,7 +243,7 @@ def _check_tokenizer(corpus: Corpus, tokenizer: Any) -> None:
 def _text_bytes(source: Source) -> int | None:
     """Bytes of the text that all targets of a source stand for; None if unknown."""
     # The dataset's count covers all documents, each as it was prepared.
-    shortened = source.slice != (0.0, 1.0) or source.too_long in ("drop", "truncate")
+    shortened = source.slice != (0.0, 1.0) or source.too_long not in (None, "split", "error")
     corpus = cast(Corpus, source.path)
     if corpus.table.has_spans or shortened or source.objective != Causal():
         return None

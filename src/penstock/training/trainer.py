@@ -358,11 +358,15 @@ class Trainer:
 
     @contextmanager
     def _reports_dropped(self) -> Iterator[None]:
-        """At the end, one line with the number of documents that the loader dropped, if any."""
+        """At the end, a line each for the documents that the loader dropped and the parts that it left out, if any."""
         yield
-        if dropped := self.loader.dropped:
-            counts = ", ".join(f"{count:,} of source {name}" for name, count in dropped.items())
-            self.say(f"documents dropped: {counts} (empty, or longer than a row with too_long: drop)")
+        for what, found, why in (
+            ("documents dropped", self.loader.dropped, "empty, or longer than a row with too_long: drop"),
+            ("parts left out", self.loader.untrained, "of documents longer than a row, without a target after the cut"),
+        ):
+            if found:
+                counts = ", ".join(f"{count:,} of source {name}" for name, count in found.items())
+                self.say(f"{what}: {counts} ({why})")
 
     def _records(self, interruption: Interruption, logs: TensorLogs) -> Iterator[tuple[Step, Record]]:
         """The trained steps with their records. On an error, the steps trained so far are saved first.

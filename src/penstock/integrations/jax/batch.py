@@ -120,7 +120,8 @@ def stack(
         documents = _count_documents(row)
         if documents > max_documents:
             raise ConfigError(
-                f"{where}, row {first + number}: {documents} documents, but max_documents is {max_documents}; raise it"
+                f"{where}, row {first + number}: {documents} documents, but max_documents is {max_documents}; raise "
+                f"it, or make the loader with documents_per_row={max_documents}"
             )
         if row.tokens.itemsize > 4 and max(row.tokens.max(), row.targets.max()) >= 2**31:
             raise ConfigError(

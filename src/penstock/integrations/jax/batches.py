@@ -114,8 +114,8 @@ def batches(
         loader: Continues from its current place; with several processes, make it with `data_parallel(mesh)`.
         batch_size: Rows of this process per batch, a divisor of its rows per step; None: all of them. With fewer, a
             step is several batches (gradient accumulation), all with the denominator of the whole step.
-        max_documents: Maximum documents per row; None: its number of tokens, which always suffices. A row with more
-            is an error, only in the process that has this row.
+        max_documents: Maximum documents per row; None: the loader's `documents_per_row`, else a row's number of tokens,
+            which both always suffice. A row with more is an error, only in the process that has this row.
         mesh: Where to put batches, split by rows over `axis`. None: this process's default device.
         axis: Name of the mesh axis, or axes, over which rows are split.
         prefix: Whether the model supports bidirectional prefixes, as in `InputRequirements.prefix`: True, it reads
@@ -131,7 +131,7 @@ def batches(
     if size < 1 or (end - begin) % size:
         raise ConfigError(f"batch_size must divide this process's {end - begin} rows of a step, got {size}")
     slots = loader.settings.sequence_length
-    most = slots if max_documents is None else max_documents
+    most = (loader.settings.documents_per_row or slots) if max_documents is None else max_documents
     if most < 1:
         raise ConfigError(f"max_documents must be at least 1, got {max_documents}")
     _check_prefixes(loader, prefix)

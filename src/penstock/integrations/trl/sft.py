@@ -133,7 +133,7 @@ def _example(row: ModelInput | None) -> dict[str, Any]:
     if (targets[ends - 1] != IGNORE).any():
         raise ConfigError(
             "trl.SFTTrainer: a document of the row was cut, and TRL would drop the target at the cut; set "
-            "Source(too_long='drop') or 'truncate', and no packing that cuts"
+            "Source(too_long='drop'), 'truncate' or 'keep_end', and no packing that cuts"
         )
     labels = np.full(size, IGNORE, np.int64)
     labels[1:] = targets[: size - 1]
