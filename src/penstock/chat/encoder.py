@@ -33,6 +33,7 @@ from penstock.chat.tokens.images import ImagePlace, expand, restore
 from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError, ConversationError
 from penstock.core.notebook import card, marked_text
+from penstock.media.layout import NOUNS
 from penstock.media.loading import LoadedImage
 from penstock.media.processor import Processor
 from penstock.tokenizers import Tokenizer
@@ -221,9 +222,10 @@ class ChatEncoder:
             return encode_rendered_batch(self.tokenizer, texts, literals, allow_forged=forged), [[] for _ in drafts]
         expanded = []
         for draft, text, literal in zip(drafts, texts, literals, strict=True):
+            noun = NOUNS[self.processor.medium]
             layouts = [self.processor.layout(image.size) for image in images_of(draft.conversation.messages)]
             try:
-                expanded.append(expand(text, literal, self.processor.placeholder, layouts))
+                expanded.append(expand(text, literal, self.processor.placeholder, layouts, noun))
             except ConversationError as error:
                 raise ConversationError(f"{draft.conversation.origin or 'conversation'}: {error}") from error
         encoded = encode_rendered_batch(
