@@ -60,11 +60,14 @@ def test_sizes_of_turned_images(name, orientation):
         pytest.skip("no such file")
     size, picture = read_header(data, "image").size, read_picture(data, PLAIN)
     assert size == read_size(data, PLAIN) == (picture.height, picture.width)
-    if (expected := as_pillow(data)) is not None:
+    expected = as_pillow(data)
+    if expected is not None:
         np.testing.assert_array_equal(np.asarray(picture), np.asarray(expected))
     silent = ("cut", "nonsense", "broken", "GIF", "BMP", "PPM", "2000", "animated, late")
     if not any(word in name for word in silent) and not name.startswith("PNG late exif and"):
         turned = 5 <= orientation <= 8
+        if "xmp" in name and expected is not None and expected.size == (WIDTH, HEIGHT):
+            turned = False  # older versions of Pillow look for that in fewer formats
         assert size == ((WIDTH, HEIGHT) if turned else (HEIGHT, WIDTH))
 
 
@@ -86,6 +89,8 @@ def test_sizes_of_all_modes(kind, orientation):
             continue  # the format has no such pictures
         if (kind, mode) == ("PPM", "I;16"):
             continue  # read as numbers of 32 bits, which are refused
+        if as_pillow(data) is None:
+            continue  # some versions of Pillow write what they cannot read
         picture = read_picture(data, PLAIN)
         assert picture.mode == "RGB"
         assert read_header(data, "image").size == (picture.height, picture.width)

@@ -188,9 +188,10 @@ def test_frames_that_grow_count_as_they_are():
         read_frames(bytes(data), 3, ImageSettings(max_pixels=1_000_000))
 
 
-def test_a_playlist_opens_no_other_file(tmp_path):
+def test_a_playlist_opens_no_other_file(tmp_path, monkeypatch):
     pytest.importorskip("av")
     (tmp_path / "secret.mp4").write_bytes(film("MP4", 3))
+    monkeypatch.chdir(tmp_path)
     place = tmp_path / "secret.mp4"
     for text in (
         f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile://{place}\n#EXT-X-ENDLIST\n",
