@@ -9,6 +9,8 @@ from serving_makers import make_model, running
 from test_chat_page import answered, say, until, visit, words
 
 from makers.media import picture
+from makers.media_files import encoded, forged_rate, turned_images
+from makers.media_files import sound as sound_file
 from makers.tokenizers import tiny_tokenizer
 from penstock.chat import load_template
 from penstock.generation.images import ImageReader
@@ -154,3 +156,25 @@ def test_sounds_of_messages(tokenizer, tmp_path):
         assert [len(images) for images in server.engine.images] == [1]
         refused = server.post("/v1/chat/completions", messages=asked(data_url(picture(9, 9))))
         assert "only audio is supported here" in refused.json()["error"]["message"]
+        for bad, says in (
+            (forged_rate("WAV", 0), "0 samples a second"),
+            (as_wave(samples(0.5))[:600], "the sound is damaged"),
+            (as_wave(samples(3.0)), "the processor reads at most 2.0 s"),
+            (as_wave(samples(0.5))[:44] + b"x", "the sound is damaged"),
+            (sound_file("WAV FLOAT", np.full((100, 1), np.nan, np.float32)), "sample 0 of channel 0 is nan"),
+        ):
+            parts[0] = {"type": "input_audio", "input_audio": {"data": base64.b64encode(bad).decode(), "format": "wav"}}
+            refused = server.post("/v1/chat/completions", messages=[{"role": "user", "content": parts}])
+            assert refused.status_code == 400, refused.text
+            assert says in refused.json()["error"]["message"]
+
+
+def test_damaged_images_are_refused_and_the_server_goes_on(seeing):
+    whole = encoded(picture(30, 40), "PNG")
+    with running(seeing()) as server:
+        for bad in (whole[:-80], whole[:40], turned_images(6)["WEBP exif"][:-50], b"\xff\xd8\xff\xe0" + bytes(50)):
+            url = f"data:image/png;base64,{base64.b64encode(bad).decode()}"
+            refused = server.post("/v1/chat/completions", messages=asked(url))
+            assert refused.status_code == 400, refused.text
+            assert "image" in refused.json()["error"]["message"]
+        assert server.post("/v1/chat/completions", messages=asked(data_url(picture(30, 40)))).status_code == 200

@@ -36,6 +36,7 @@ from penstock.chat.tokens.images import ImagePlace, expand, restore
 from penstock.chat.written import encode_written
 from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError, ConversationError, RecordError
+from penstock.media.layout import NOUNS
 from penstock.media.processor import Processor
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
@@ -189,9 +190,10 @@ class ChatEncoder:
             return encode_rendered_batch(self.tokenizer, texts, literals, allow_forged=forged), [[] for _ in drafts]
         expanded = []
         for draft, text, literal in zip(drafts, texts, literals, strict=True):
+            noun = NOUNS[self.processor.medium]
             layouts = [self.processor.layout(image.size) for image in images_of(draft.conversation.messages)]
             try:
-                expanded.append(expand(text, literal, self.processor.placeholder, layouts))
+                expanded.append(expand(text, literal, self.processor.placeholder, layouts, noun))
             except ConversationError as error:
                 raise ConversationError(f"{draft.conversation.origin or 'conversation'}: {error}") from error
         encoded = encode_rendered_batch(

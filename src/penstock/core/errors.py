@@ -18,6 +18,10 @@
 A message says where, what was found, what was expected, and the cure.
 """
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class PenstockError(Exception):
     """The root of all errors that penstock raises on purpose."""
@@ -80,3 +84,36 @@ class MissingExtraError(PenstockError, ImportError):
             super().__init__(f"{package} is not installed, and this needs it: pip install {package}")
         else:
             super().__init__(f"{package} is not installed; it comes with the extra: pip install 'penstock[{extra}]'")
+
+
+_OBJECT = re.compile(r" ?<[^<>]* at 0x[0-9a-fA-F]+>")
+"""An object without a name of its own, as Python writes it: its address differs from run to run."""
+_LONGEST_REASON = 300
+
+
+@contextmanager
+def record_errors(what: str) -> Iterator[None]:
+    """Turn whatever another library raises about a record into a RecordError, `what` and its reason.
+
+    For calls into libraries that read bytes of strangers, and for nothing else: what they raise for damage is written
+    down nowhere, and differs between versions. Errors of our own pass unchanged, as does what is no `Exception`
+    (KeyboardInterrupt, SystemExit).
+
+    Args:
+        what: Where the record is at fault, such as "the image is damaged".
+    """
+    try:
+        yield
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise RecordError(f"{what}: {reason_of(error)}") from error
+
+
+def reason_of(error: Exception) -> str:
+    """What another library's exception says, in one line, the same in every run."""
+    text = " ".join(_OBJECT.sub("", str(getattr(error, "strerror", None) or error)).split())[:_LONGEST_REASON]
+    name = type(error).__name__
+    if not text:
+        return "out of memory" if isinstance(error, MemoryError) else name
+    return text if isinstance(error, OSError | ValueError | SyntaxError | RuntimeError) else f"{name}: {text}"

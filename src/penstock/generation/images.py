@@ -15,6 +15,7 @@ from penstock.core.folders import is_url
 from penstock.inputs.media import BlankImage, blank_image
 from penstock.inputs.prompt_images import PromptImages
 from penstock.media.images import ImageSettings
+from penstock.media.layout import NOUNS
 from penstock.media.loading import LoadedImage, find_image, load_frames, load_image
 from penstock.media.processor import Processor
 
@@ -91,13 +92,14 @@ class ImageReader:
         """What may be read: the value itself, or its bytes, or its path."""
         if self._folder == "":
             return value
-        origin, data = find_image(value, "" if self._folder is None else str(self._folder))
+        noun = NOUNS[self.processor.medium]
+        origin, data = find_image(value, "" if self._folder is None else str(self._folder), self.settings, noun)
         if data is not None:
             return data
         if self._folder is None:
-            raise RecordError("only images in data URLs (data:image/png;base64,…) are accepted here")
+            raise RecordError(f"only {noun}s in data URLs (data:{self.processor.medium}/…;base64,…) are accepted here")
         # Links are followed first: a name within the folder may lead out of it.
         path, allowed = os.path.realpath(origin), os.path.realpath(self._folder)
         if is_url(origin) or os.path.commonpath([path, allowed]) != allowed:
-            raise RecordError("only images in data URLs and files of the folder for images are accepted here")
+            raise RecordError(f"only {noun}s in data URLs and files of the folder for images are accepted here")
         return Path(path)

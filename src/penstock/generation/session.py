@@ -30,6 +30,7 @@ from penstock.generation.engine import Engine
 from penstock.generation.images import ImageReader
 from penstock.generation.settings import Event, FinishReason, Sampling
 from penstock.inputs.prompt_images import PromptImages
+from penstock.media.layout import NOUNS
 from penstock.tokenizers import Tokenizer
 
 SYSTEM_ROLES = ("system", "developer")
@@ -97,7 +98,7 @@ def _encode(
     if images is None or not loaded:
         return tuple(encode_rendered(tokenizer, rendered.text, literal).ids.tolist()), []
     layouts = [images.processor.layout(image.size) for image in loaded]
-    expanded = expand(rendered.text, literal, images.processor.placeholder, layouts)
+    expanded = expand(rendered.text, literal, images.processor.placeholder, layouts, NOUNS[images.processor.medium])
     encoded, places = restore(encode_rendered(tokenizer, expanded.text, expanded.literal), expanded, images.processor)
     return tuple(encoded.ids.tolist()), [(place.begin, place.end) for place in places]
 

@@ -20,6 +20,7 @@ from penstock.inputs.media import RowMedia, blank_image, grid_positions
 from penstock.loader._plan_kernels import PIECE
 from penstock.loader.image_cache import ImageCache
 from penstock.media.images import ImageSettings
+from penstock.media.layout import NOUNS
 from penstock.media.processor import Processor, join_arrays
 from penstock.shards import Corpus
 from penstock.shards.columns import ExtraTable
@@ -145,8 +146,8 @@ class MediaRows:
             for image, of_image in zip(images, places, strict=True):
                 if len(of_image) != image.slots:
                     raise CorruptionError(
-                        f"source {self._names[source]!r}, document {document}: {len(of_image)} slots of an image in "
-                        f"its tokens, expected {image.slots}; prepare again"
+                        f"{self._place(source, document, image)}: {len(of_image)} slots of it in the tokens, expected "
+                        f"{image.slots}; prepare again"
                     )
             found += [(number, begin, image) for image in images]
             keys += [image.digest + self._kinds[source] for image in images]
@@ -183,16 +184,17 @@ class MediaRows:
         try:
             made = make() if cache is None else cache.get(image.digest, make)
         except (RecordError, CorruptionError) as error:
-            raise CorruptionError(
-                f"source {self._names[source]!r}, document {document}: image {_name(image)}: {error}"
-            ) from error
+            raise CorruptionError(f"{self._place(source, document, image)}: {error}") from error
         if self.processor.patches_of(made) != image.patches:
             raise CorruptionError(
-                f"source {self._names[source]!r}, document {document}: image {_name(image)} has "
-                f"{self.processor.patches_of(made)} patches, expected {image.patches}: this version of transformers "
-                "processes images in another way; prepare again"
+                f"{self._place(source, document, image)} has {self.processor.patches_of(made)} patches, expected "
+                f"{image.patches}: this version of transformers processes images in another way; prepare again"
             )
         return made
+
+    def _place(self, source: int, document: int, image: ImageOf) -> str:
+        noun = NOUNS[self.processor.medium]
+        return f"source {self._names[source]!r}, document {document}: {noun} {image.name or image.digest.hex()}"
 
 
 def _kind(processor: Processor, settings: ImageSettings) -> str:
@@ -205,7 +207,3 @@ def _kind(processor: Processor, settings: ImageSettings) -> str:
             continue
     decided = [processor.fingerprint, processor.kind, settings.decoding, versions]
     return hashlib.blake2b(json.dumps(decided, sort_keys=True).encode(), digest_size=8).hexdigest()
-
-
-def _name(image: ImageOf) -> str:
-    return image.name or image.digest.hex()

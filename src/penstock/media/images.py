@@ -2,30 +2,21 @@
 
 The size that decides a document's slots and the pixels that a model sees must come from the same picture. So there is
 one decoder, and transformers' processors get its pictures, not files. Pillow reads neither more nor less because of
-this: formats are those of `FORMATS`, and nothing is fetched here.
+this: formats are those of `penstock.media.header`, and nothing is fetched here.
 """
 
-import io
 import math
-import struct
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, final
 
-from penstock.core.errors import ConfigError, MissingExtraError, RecordError
+from penstock.core.errors import ConfigError, RecordError, record_errors
+from penstock.media.header import open_image, settle_metadata, upright_size
+from penstock.media.png_files import MOST_PIXELS_PER_BYTE, check_pixels
 
-FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
-"""Names of Pillow's readers that may see the bytes; an MPO is a JPEG with more than one picture."""
-
-DAMAGE = (
-    OSError, SyntaxError, ValueError, EOFError, MemoryError, IndexError, KeyError, TypeError, OverflowError,
-    struct.error,
-)  # fmt: skip
-"""What Pillow's readers raise for damaged files."""
-
-_ORIENTATION = 0x0112
-"""EXIF tag."""
-_TURNED = (5, 6, 7, 8)
-"""Orientations in which height and width change places."""
+_MOST_PIXELS = {"JPEG": 512, "MPO": 512, "PNG": MOST_PIXELS_PER_BYTE}
+"""Format → pixels a byte of its file, at most. JPEG: a bit for each block of 8 x 8."""
+_NEWER = ("max_video_pixels", "max_seconds")
+"""Settings that datasets and preparations of earlier versions do not name."""
 
 
 @final
@@ -44,7 +35,8 @@ class ImageSettings:
     """Images with several frames: use the first one, or reject."""
 
     max_pixels: int = 89_478_485
-    """Reject images with more pixels, before they are decoded; by default where Pillow warns of decompression bombs."""
+    """Reject images with more pixels, before they are decoded; by default where Pillow warns of decompression bombs. In
+    a GIF, WebP or PNG file that is read as a video, all its frames count together."""
 
     min_pixels: int = 1
     """Reject images with fewer pixels."""
@@ -52,6 +44,13 @@ class ImageSettings:
     video_frames: int = 0
     """Frames of a video that become images, one after another, evenly spread; all if it has fewer. 0: videos are
     refused."""
+
+    max_video_pixels: int = 1 << 34
+    """Reject other videos whose frames have more pixels together, before they are decoded: by default 10 minutes of
+    1280x720, or 4.5 minutes of 1920x1080, at 30 frames a second."""
+
+    max_seconds: float = 3600.0
+    """Reject longer sounds, before they are decoded, also where the model's processor would read them."""
 
     shrink_pixels: int | None = None
     """Make images with more pixels smaller, in proportion, before the model's processor sees them; counted. So sources
@@ -85,6 +84,9 @@ class ImageSettings:
             raise ConfigError(
                 f"min_pixels ({self.min_pixels}) and max_pixels ({self.max_pixels}) must be 1 or more, in this order"
             )
+        for name in ("max_video_pixels", "max_seconds"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be more than 0; got {getattr(self, name)}")
         if self.video_frames < 0:
             raise ConfigError(f"video_frames must be 0 or more; got {self.video_frames}")
         if self.shrink_pixels is not None and self.shrink_pixels < 1:
@@ -93,8 +95,9 @@ class ImageSettings:
             raise ConfigError(f"max_ratio must be 1 or more; got {self.max_ratio}")
 
     def describe(self) -> dict[str, Any]:
-        """Every setting, as plain JSON values."""
-        return asdict(self)
+        """Every setting, as plain JSON values; newer ones only where they are not at their defaults."""
+        defaults = {one.name: one.default for one in fields(self) if one.name in _NEWER}
+        return {name: value for name, value in asdict(self).items() if defaults.get(name, ...) != value}
 
     @property
     def decoding(self) -> dict[str, Any]:
@@ -108,7 +111,7 @@ def read_size(data: bytes, settings: ImageSettings) -> tuple[int, int]:
     Raises:
         RecordError: It is not an image that the settings accept.
     """
-    return shrunk(_checked_size(_opened(data, settings), settings), settings)
+    return shrunk(_checked_size(_opened(data, settings), data, settings), settings)
 
 
 def shrunk(size: tuple[int, int], settings: ImageSettings) -> tuple[int, int]:
@@ -136,73 +139,81 @@ def read_picture(data: bytes, settings: ImageSettings) -> Any:
     Raises:
         RecordError: It is not an image that the settings accept, or it is damaged.
     """
-    from PIL import ImageOps
-
     image = _opened(data, settings)
-    _checked_size(image, settings)
-    try:
-        image.load()
-        upright = ImageOps.exif_transpose(image)
-    except DAMAGE as error:
-        raise RecordError(f"the image ({image.format}, {image.width}x{image.height}) is damaged: {error}") from error
-    picture = _as_rgb(upright, settings.alpha)
-    height, width = shrunk((picture.height, picture.width), settings)
-    if (width, height) == picture.size:
+    expected = _checked_size(image, data, settings)
+    picture = _decoded(image, data, settings)
+    if (picture.height, picture.width) != expected:
+        raise RecordError(
+            f"the image ({image.format}) is damaged: its header says {expected[1]}x{expected[0]} pixels, and "
+            f"{picture.width}x{picture.height} were decoded"
+        )
+    height, width = shrunk(expected, settings)
+    if (height, width) == expected:
         return picture
     from PIL import Image
 
-    return picture.resize((width, height), Image.Resampling.LANCZOS)
+    with record_errors("the image cannot be made smaller"):
+        return picture.resize((width, height), Image.Resampling.LANCZOS)
+
+
+def _decoded(image: Any, data: bytes, settings: ImageSettings) -> Any:
+    """The upright RGB picture of an opened image."""
+    from PIL import ImageOps
+
+    with record_errors(f"the image ({image.format}, {image.width}x{image.height}) is damaged"):
+        image.load()
+        if image.format == "PNG":
+            check_pixels(image, data)
+        _check_transparency(image, settings)  # a PNG may say it after its pixels
+        settle_metadata(image)
+        ImageOps.exif_transpose(image, in_place=True)
+        return _as_rgb(image, settings.alpha)
 
 
 def _opened(data: bytes, settings: ImageSettings) -> Any:
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        raise MissingExtraError("pillow", "vision") from error
-
-    try:
-        image = Image.open(io.BytesIO(data), formats=[name for name in FORMATS if name in _readers()])
-    except UnidentifiedImageError:
-        begin = data[:8]
-        raise RecordError(
-            f"not an image of a known format ({len(data):,} bytes that begin {begin!r}); known: {', '.join(FORMATS)}"
-        ) from None
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise RecordError(f"the image is too large: {error}") from None
-    except DAMAGE as error:
-        raise RecordError(f"the image cannot be read: {error}") from error
-    if settings.animated == "error" and image.format != "MPO" and (frames := getattr(image, "n_frames", 1)) > 1:
+    image = open_image(data)
+    if settings.animated == "error" and image.format != "MPO" and (frames := _frames_of(image)) > 1:
         raise RecordError(f"the image has {frames} frames; animated: first takes the first one")
-    if settings.alpha == "error" and _is_transparent(image):
-        raise RecordError("the image is transparent; alpha: white, black or ignore accepts it")
-    if image.mode in ("I", "F"):
-        raise RecordError(f"the image has 32-bit numbers for pixels (mode {image.mode}), whose range is not known")
+    _check_transparency(image, settings)
+    check_picture(image, settings)
     return image
 
 
-def _readers() -> dict[str, Any]:
-    """Pillow's readers, all of them registered."""
-    from PIL import Image
-
-    if "WEBP" not in Image.OPEN:
-        Image.init()
-    return Image.OPEN
+def _accepted(settings: ImageSettings) -> str:
+    return f"{settings.min_pixels:,} to {settings.max_pixels:,} (min_pixels, max_pixels)"
 
 
-def _checked_size(image: Any, settings: ImageSettings) -> tuple[int, int]:
+def check_picture(picture: Any, settings: ImageSettings) -> None:
+    """Refuse a picture of Pillow that is too large, before it is loaded, or whose pixels have no known range."""
+    if picture.width * picture.height > settings.max_pixels:
+        raise RecordError(f"the image has {picture.width}x{picture.height} pixels; accepted are {_accepted(settings)}")
+    if picture.mode in ("I", "F"):
+        raise RecordError(f"the image has 32-bit numbers for pixels (mode {picture.mode}), whose range is not known")
+
+
+def _frames_of(image: Any) -> int:
+    with record_errors("the image is damaged"):
+        return int(getattr(image, "n_frames", 1))
+
+
+def _checked_size(image: Any, data: bytes, settings: ImageSettings) -> tuple[int, int]:
     """(height, width) of the upright picture, if the settings accept it."""
     width, height = image.size
-    if not settings.min_pixels <= width * height <= settings.max_pixels:
+    if width * height < settings.min_pixels:
+        raise RecordError(f"the image has {width}x{height} pixels; accepted are {_accepted(settings)}")
+    if width * height > _MOST_PIXELS.get(image.format, math.inf) * len(data):
         raise RecordError(
-            f"the image has {width}x{height} pixels; accepted are {settings.min_pixels:,} to {settings.max_pixels:,}"
+            f"the image ({image.format}) is damaged: its header says {width}x{height} pixels, more than its "
+            f"{len(data):,} bytes can hold"
         )
     if max(width, height) > settings.max_ratio * min(width, height):
         raise RecordError(f"the image is too elongated: {width}x{height}; max_ratio is {settings.max_ratio:g}")
-    try:
-        turned = image.getexif().get(_ORIENTATION) in _TURNED
-    except (SyntaxError, ValueError, OSError, KeyError, TypeError):
-        turned = False  # Pillow ignores such tags as well when it turns the picture
-    return (width, height) if turned else (height, width)
+    return upright_size(image, data)
+
+
+def _check_transparency(image: Any, settings: ImageSettings) -> None:
+    if settings.alpha == "error" and _is_transparent(image):
+        raise RecordError("the image is transparent; alpha: white, black or ignore accepts it")
 
 
 def _is_transparent(image: Any) -> bool:

@@ -5,6 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
+NOUNS = {"image": "image", "audio": "sound"}
+"""Medium of a processor → what messages call it."""
+
 Size = tuple[int, int]
 """Height and width of an upright picture, in pixels."""
 

@@ -5,14 +5,16 @@ import binascii
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
-from penstock.core.errors import ConfigError, RecordError
+from penstock.core.errors import CorruptionError, RecordError, reason_of, record_errors
 from penstock.core.folders import is_url
-from penstock.media.images import ImageSettings, read_picture, read_size
+from penstock.media.images import ImageSettings, check_picture, read_picture, read_size
+from penstock.media.layout import NOUNS
 from penstock.media.processor import Processor
 from penstock.media.videos import read_frames, spread
 
@@ -24,6 +26,9 @@ _VALUES = (
 """Fields of a part or of a struct that hold an image, or lead to one."""
 _MOST_BYTES = 1 << 30
 """Of one image's file."""
+_DEEPEST = 8
+"""Fields within fields that lead to an image."""
+_DEFAULTS = ImageSettings()
 
 
 def digest_of(data: bytes) -> bytes:
@@ -105,13 +110,14 @@ def load_image(
     Raises:
         RecordError: There is no image, it cannot be read, or the settings do not accept it.
     """
-    origin, data = find_image(value, folder)
-    content = read_bytes(origin) if data is None else data
+    noun = NOUNS["image" if processor is None else processor.medium]
+    origin, data = find_image(value, folder, settings, noun)
+    content = read_bytes(origin, noun=noun) if data is None else data
+    size_of, decode = (read_size, read_picture) if processor is None else (processor.size, processor.read)
     try:
-        size_of = read_size if processor is None else processor.size
         size = size_of(content, settings)
-        if settings.probe == "decode" and (processor is None or processor.medium == "image"):
-            read_picture(content, settings)
+        if settings.probe == "decode":
+            decode(content, settings)
         whole = replace(settings, shrink_pixels=None)
         is_shrunk = settings.shrink_pixels is not None and size != size_of(content, whole)
     except RecordError as error:
@@ -152,9 +158,10 @@ def load_frames(
     if isinstance(value, list | tuple):
         chosen = [value[number] for number in spread(len(value), settings.video_frames)]
         return [load_image(frame, folder, settings, processor, room) for frame in chosen]
-    origin, data = find_image(value, folder)
+    origin, data = find_image(value, folder, settings, "video")
+    content = read_bytes(origin, noun="video") if data is None else data
     try:
-        frames = read_frames(read_bytes(origin) if data is None else data, settings.video_frames)
+        frames = read_frames(content, settings.video_frames, settings)
     except RecordError as error:
         raise RecordError(f"{origin}: {error}" if origin else str(error)) from error
     made = [load_image(frame, folder, settings, processor, room) for frame in frames]
@@ -171,8 +178,16 @@ def _within(value: Any) -> Mapping[str, Any] | None:
     return None
 
 
-def find_image(value: Any, folder: str) -> tuple[str, bytes | None]:
+def find_image(
+    value: Any, folder: str, settings: ImageSettings = _DEFAULTS, noun: str = "image"
+) -> tuple[str, bytes | None]:
     """Where an image is, and its bytes if the value has them.
+
+    Args:
+        value: As for `load_image`.
+        folder: Where relative paths begin.
+        settings: Which pictures of Pillow are accepted.
+        noun: What messages call it.
 
     Returns:
         Path or URL, or the name that comes with bytes, or ""; and the bytes, or None.
@@ -180,92 +195,127 @@ def find_image(value: Any, folder: str) -> tuple[str, bytes | None]:
     Raises:
         RecordError: The value leads to no image, or to several.
     """
+    for _ in range(_DEEPEST):
+        if not isinstance(value, Mapping):
+            return _found(value, folder, settings, noun)
+        given = {name: value[name] for name in _VALUES if value.get(name) is not None and value.get(name) != ""}
+        content = given.get("bytes")
+        if content is not None and set(given) <= {"bytes", "path"}:
+            return str(given.get("path", "")), _as_bytes(content, noun)
+        if len(given) != 1:
+            fields = ", ".join(map(str, value)) or "no fields"
+            found = f"several: {', '.join(given)}" if given else f"none: it has {fields}"
+            raise RecordError(f"{_a(noun)} needs one of {', '.join(_VALUES)}; found {found}")
+        ((name, value),) = given.items()
+        if name in ("base64", "data") and isinstance(value, str) and not value.startswith("data:"):
+            return "", _from_base64(value, noun)
+    raise RecordError(f"{_a(noun)} lies more than {_DEEPEST} fields deep")
+
+
+def _found(value: Any, folder: str, settings: ImageSettings, noun: str) -> tuple[str, bytes | None]:
+    """As `find_image`, for what is no mapping."""
     if isinstance(value, bytes | bytearray | memoryview):
         return "", bytes(value)
     if isinstance(value, os.PathLike):
-        return _located(os.fspath(value), folder), None
+        return _located(os.fspath(value), folder, noun), None
     if isinstance(value, str):
         if value.startswith("data:"):
-            return "", _from_data_url(value)
-        return _located(value, folder), None
-    if isinstance(value, Mapping):
-        return _from_mapping(value, folder)
+            return "", _from_data_url(value, noun)
+        return _located(value, folder, noun), None
     if hasattr(value, "save") and hasattr(value, "getexif"):
-        return "", _as_png(value)
-    raise RecordError(f"an image is {value!r:.60}; expected a path, a URL, base64 or bytes")
+        return "", _as_png(value, settings)
+    raise RecordError(f"{_a(noun)} is {value!r:.60}; expected a path, a URL, base64 or bytes")
 
 
-def _from_mapping(value: Mapping[str, Any], folder: str) -> tuple[str, bytes | None]:
-    given = {name: value[name] for name in _VALUES if value.get(name) is not None and value.get(name) != ""}
-    content = given.get("bytes")
-    if content is not None and set(given) <= {"bytes", "path"}:
-        return str(given.get("path", "")), _from_base64(content) if isinstance(content, str) else bytes(content)
-    if len(given) != 1:
-        found = f"several: {', '.join(given)}" if given else f"none: it has {', '.join(map(str, value)) or 'no fields'}"
-        raise RecordError(f"an image needs one of {', '.join(_VALUES)}; found {found}")
-    ((name, one),) = given.items()
-    if name in ("base64", "data") and isinstance(one, str) and not one.startswith("data:"):
-        return "", _from_base64(one)
-    return find_image(one, folder)
+def _a(noun: str) -> str:
+    return f"an {noun}" if noun == "image" else f"a {noun}"
 
 
-def _located(path: str, folder: str) -> str:
+def _located(path: str | bytes, folder: str, noun: str) -> str:
     """A path or URL; a relative path begins at the folder."""
-    path = path.removeprefix("file://")
+    path = os.fsdecode(path).removeprefix("file://")
     if not path or "\0" in path:
-        raise RecordError(f"an image has the path {path!r}")
+        raise RecordError(f"{_a(noun)} has the path {path!r}")
     if is_url(path) or os.path.isabs(path) or not folder:
         return path
     return f"{folder.rstrip('/')}/{path}" if is_url(folder) else os.path.join(folder, path)
 
 
-def _from_data_url(text: str) -> bytes:
+def _as_bytes(content: Any, noun: str) -> bytes:
+    """Bytes as records hold them: themselves, base64, or in JSON a list of numbers."""
+    if isinstance(content, str):
+        return _from_base64(content, noun)
+    try:
+        # Not `bytes(content)`, to which a number is a length.
+        return bytes(content) if isinstance(content, list | tuple) else memoryview(content).tobytes()
+    except (TypeError, ValueError):
+        shown = f"{content!r:.60}"
+    raise RecordError(f"{_a(noun)} has the bytes {shown}; expected bytes, base64, or a list of numbers from 0 to 255")
+
+
+def _from_data_url(text: str, noun: str) -> bytes:
     head, comma, body = text.partition(",")
     if not comma or not head.endswith(";base64"):
-        raise RecordError(f"an image's data URL begins {text[:40]!r}; expected data:image/…;base64,…")
-    return _from_base64(body)
+        raise RecordError(f"{_a(noun)}'s data URL begins {text[:40]!r}; expected data:{noun}/…;base64,…")
+    return _from_base64(body, noun)
 
 
-def _from_base64(text: str) -> bytes:
+def _from_base64(text: str, noun: str) -> bytes:
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise RecordError(f"an image is not valid base64 ({text[:40]!r}…): {error}") from None
+        raise RecordError(f"{_a(noun)} is not valid base64 ({text[:40]!r}…): {error}") from None
 
 
-def _as_png(picture: Any) -> bytes:
-    """The bytes of a picture of Pillow: those of its file if it has them, else a PNG, which loses nothing."""
+def _as_png(picture: Any, settings: ImageSettings) -> bytes:
+    """The bytes of a picture of Pillow as a PNG, which loses nothing."""
     import io
 
-    out = io.BytesIO()
-    kept = picture if picture.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16") else picture.convert("RGB")
-    kept.save(out, "PNG", exif=picture.getexif().tobytes() if len(picture.getexif()) else b"")
-    return out.getvalue()
+    check_picture(picture, settings)
+    with record_errors("the image is damaged"):
+        # Before its metadata is read: Pillow turns some pictures as it loads them.
+        picture.load()
+        out = io.BytesIO()
+        kept = picture if picture.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16") else picture.convert("RGB")
+        kept.save(out, "PNG", exif=picture.getexif().tobytes() if len(picture.getexif()) else b"")
+        return out.getvalue()
 
 
-def read_bytes(path: str, begin: int = 0, size: int | None = None) -> bytes:
+def read_bytes(path: str, begin: int = 0, size: int | None = None, *, noun: str = "image") -> bytes:
     """The bytes of a local file or URL, or some of them.
 
     Raises:
         RecordError: It cannot be read, or is larger than any image.
     """
+    most = _MOST_BYTES + 1 if size is None else size
     try:
         if is_url(path):
             import fsspec
 
             with fsspec.open(path, "rb") as file:
                 file.seek(begin) if begin else None
-                data: bytes = file.read(_MOST_BYTES + 1 if size is None else size)
+                data: bytes = file.read(most)
         else:
+            _check_file(path, size, noun)
             with open(path, "rb") as file:
                 file.seek(begin)
-                data = file.read(_MOST_BYTES + 1 if size is None else size)
-    except (OSError, ValueError, ImportError) as error:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise RecordError(f"{path}: the image cannot be read: {reason}") from error
+                data = file.read(most)
+    except RecordError:
+        raise
+    except Exception as error:  # whatever fsspec and its stores raise
+        raise RecordError(f"{path}: the {noun} cannot be read: {reason_of(error)}") from error
     if len(data) > _MOST_BYTES or (size is not None and len(data) < size):
         raise RecordError(f"{path}: {len(data):,} bytes could be read, expected {size or 'at most 1 GiB'}")
     return data
+
+
+def _check_file(path: str, size: int | None, noun: str) -> None:
+    """Refuse what would never end or is too large, before it is opened."""
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+        raise RecordError(f"{path}: the {noun} cannot be read: it is no file, but a device or a pipe")
+    if size is None and found.st_size > _MOST_BYTES:
+        raise RecordError(f"{path}: the {noun} has {found.st_size:,} bytes, expected at most 1 GiB")
 
 
 def folder_of(file: str, settings: ImageSettings) -> str:
@@ -282,14 +332,21 @@ def read_reference(stored: bytes) -> bytes:
 
     Raises:
         RecordError: It cannot be read.
-        ConfigError: This is no reference.
+        CorruptionError: This is no reference.
     """
     try:
         found = json.loads(stored)
-        path, begin, size = found["path"], int(found.get("begin", 0)), found.get("size")
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"not a reference to an image: {stored[:60]!r}") from error
+        path, begin, size = found["path"], found.get("begin", 0), found.get("size")
+        is_reference = isinstance(path, str) and _is_place(begin) and (size is None or _is_place(size))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        is_reference = False
+    if not is_reference:
+        raise CorruptionError(f"not a reference to an image: {stored[:60]!r}; restore the file, or prepare again")
     return read_bytes(path, begin, size)
+
+
+def _is_place(value: Any) -> bool:
+    return isinstance(value, int) and value >= 0
 
 
 @final

@@ -20,11 +20,11 @@ from typing import Any, Literal, Protocol, final
 
 import numpy as np
 
-from penstock.core.errors import ConfigError, MissingExtraError, RecordError
+from penstock.core.errors import ConfigError, MissingExtraError, record_errors
 from penstock.media.images import ImageSettings, read_picture, read_size
-from penstock.media.layout import Layout, Size, collapse, pattern_of
+from penstock.media.layout import NOUNS, Layout, Size, collapse, pattern_of
 from penstock.media.patches import SETTINGS, PatchProcessor
-from penstock.media.sounds import read_sound
+from penstock.media.sounds import read_sound, sound_size
 from penstock.tokenizers.chat_templates import template_in
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -50,7 +50,7 @@ class Processor(Protocol):
         """The picture or samples in a file's bytes; RecordError: they are not accepted."""
 
     def size(self, data: bytes, settings: ImageSettings) -> Size:
-        """(height, width) of what `read` gives, of a sound (1, samples), by the header where that is enough."""
+        """(height, width) of what `read` gives, of a sound (1, samples), by the header alone."""
 
     def blank(self, size: Size | None = None) -> Any:
         """A blank picture, or silence; None: of a usual size."""
@@ -152,11 +152,13 @@ class HuggingFaceProcessor:
         """The picture or samples in a file's bytes; RecordError: they are not accepted."""
         if self.medium == "image":
             return read_picture(data, settings)
-        return read_sound(data, self._rate, self._longest)
+        return read_sound(data, self._rate, self._longest, settings.max_seconds)
 
     def size(self, data: bytes, settings: ImageSettings) -> Size:
-        """(height, width) of what `read` gives, of a sound (1, samples), by the header where that is enough."""
-        return read_size(data, settings) if self.medium == "image" else (1, len(self.read(data, settings)))
+        """(height, width) of what `read` gives, of a sound (1, samples), by the header alone."""
+        if self.medium == "image":
+            return read_size(data, settings)
+        return 1, sound_size(data, self._rate, self._longest, settings.max_seconds)
 
     def blank(self, size: Size | None = None) -> Any:
         """A blank picture, or silence; None: of a usual size."""
@@ -192,10 +194,9 @@ class HuggingFaceProcessor:
         """The token whose embeddings the model replaces by features of the image: the most frequent of a layout."""
         if self.medium == "audio":
             return self.repeated[self.placeholder]
-        found = self.layout(_TYPICAL)
-        names = self._repeated_pattern.findall(found.text)
+        text, counts, _ = self._expanded(_TYPICAL)
         totals: dict[str, int] = {}
-        for name, count in zip(names, found.counts, strict=True):
+        for name, count in zip(self._repeated_pattern.findall(text), counts, strict=True):
             totals[name] = totals.get(name, 0) + count
         return self.repeated[max(totals, key=lambda name: totals[name])]
 
@@ -239,15 +240,18 @@ class HuggingFaceProcessor:
         Raises:
             RecordError: The processor refuses such a size.
         """
-        try:
-            arrays, texts = self._process(self.blank(size))
-        except (ValueError, RuntimeError, ZeroDivisionError) as error:
-            raise RecordError(f"the processor {self.name} refuses an image of {size[1]}x{size[0]}: {error}") from error
-        text, counts = collapse(texts[0] if texts else self.placeholder, self.repeated)
+        text, counts, patches = self._expanded(size)
         names = self._repeated_pattern.findall(text)
-        slot = None if size == _TYPICAL else self.slot_id
-        slots = sum(count for name, count in zip(names, counts, strict=True) if self.repeated[name] == slot)
-        return Layout(text, counts, slots, self.patches_of(arrays))
+        slots = sum(count for name, count in zip(names, counts, strict=True) if self.repeated[name] == self.slot_id)
+        return Layout(text, counts, slots, patches)
+
+    def _expanded(self, size: Size) -> tuple[str, tuple[int, ...], int]:
+        """The text that stands for an image, with its runs collapsed, their lengths, and the image's patches."""
+        what = f"an image of {size[1]}x{size[0]}" if self.medium == "image" else f"a sound of {size[1]:,} samples"
+        with record_errors(f"the processor {self.name} refuses {what}"):
+            arrays, texts = self._process(self.blank(size))
+            text, counts = collapse(texts[0] if texts else self.placeholder, self.repeated)
+            return text, counts, self.patches_of(arrays)
 
     def arrays(self, picture: Any) -> dict[str, Array]:
         """What the model gets for one picture (RGB): name → array, of any shape.
@@ -255,12 +259,10 @@ class HuggingFaceProcessor:
         Raises:
             RecordError: The processor refuses it.
         """
-        try:
+        with record_errors(f"the processor {self.name} refuses the {NOUNS[self.medium]}"):
             found, _ = self._process(picture)
-        except (ValueError, RuntimeError, ZeroDivisionError) as error:
-            raise RecordError(f"the processor {self.name} refuses an image: {error}") from error
-        names = set(self.inner.model_input_names) | {"pixel_values"}
-        return {name: _as_numpy(value) for name, value in found.items() if name in names and _is_array(value)}
+            names = set(self.inner.model_input_names) | {"pixel_values"}
+            return {name: _as_numpy(value) for name, value in found.items() if name in names and _is_array(value)}
 
     def _process(self, picture: Any) -> tuple[Mapping[str, Any], list[str]]:
         if self.medium == "audio":
@@ -289,12 +291,17 @@ class HuggingFaceProcessor:
         return pattern_of(self.repeated)
 
     def joint_ids(self, text: str, pictures: Sequence[Any]) -> list[int]:
-        """Ids of a rendered conversation with these pictures, as transformers encodes them together."""
+        """Ids of a rendered conversation with these pictures, as transformers encodes them together.
+
+        Raises:
+            RecordError: The processor refuses them.
+        """
         given: dict[str, Any] = {"images": list(pictures)} if pictures else {}
         if pictures and self.medium == "audio":
             given = {"audio": list(pictures), "sampling_rate": self._rate}
-        found = self.inner(text=[text], add_special_tokens=False, **given)["input_ids"][0]
-        return [int(one) for one in found]
+        with record_errors(f"the processor {self.name} refuses the text with its {NOUNS[self.medium]}s"):
+            found = self.inner(text=[text], add_special_tokens=False, **given)["input_ids"][0]
+            return [int(one) for one in found]
 
     def save(self, folder: Path) -> None:
         """Write its files, so that `load_processor` finds the same processor."""

@@ -1,16 +1,19 @@
 """Videos as frames: some frames, evenly spread, become images.
 
-Animated GIF, WebP and PNG files are read by Pillow; other formats (MP4, WebM, …) need PyAV, with the extra `video`.
+Animated GIF, WebP and PNG files are read by Pillow; other formats (MP4, WebM, …) need PyAV, with the extra `video`. All
+frames of a video are decoded up to the last one that is taken, so its pixels are counted by its header first, and again
+while it is decoded: frames may be larger than the header says.
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Any
 
-from penstock.core.errors import MissingExtraError, RecordError
-from penstock.media.images import DAMAGE
+from penstock.core.errors import RecordError, record_errors
+from penstock.media.header import Header, open_animation, open_film, read_header
+from penstock.media.images import ImageSettings
 
-_ANIMATED = ("GIF", "WEBP", "PNG")
+_DEFAULTS = ImageSettings()
 
 
 def spread(total: int, count: int) -> list[int]:
@@ -19,54 +22,88 @@ def spread(total: int, count: int) -> list[int]:
     return [(2 * number + 1) * total // (2 * count) for number in range(count)]
 
 
-def read_frames(data: bytes, count: int) -> list[bytes]:
+def read_frames(data: bytes, count: int, settings: ImageSettings = _DEFAULTS) -> list[bytes]:
     """Some frames of a video.
 
     Args:
         data: The bytes of a file.
         count: How many, evenly spread; all, if there are fewer.
+        settings: Which videos are accepted.
 
     Returns:
         The frames as PNG files, in order.
 
     Raises:
-        RecordError: It is no video of a known format, or damaged.
+        RecordError: It is no video of a known format, or damaged, or has more pixels than the settings accept.
         MissingExtraError: PyAV is needed, and not installed.
     """
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(io.BytesIO(data), formats=_ANIMATED) as image:
-            frames = []
-            for number in spread(getattr(image, "n_frames", 1), count):
-                image.seek(number)
-                frames.append(_as_png(image.convert("RGB")))
-            return frames
-    except UnidentifiedImageError:
-        return _by_av(data, count)
-    except (*DAMAGE, Image.DecompressionBombError) as error:
-        raise RecordError(f"the video is damaged: {error}") from error
-
-
-def _by_av(data: bytes, count: int) -> list[bytes]:
-    try:
-        import av
-    except ImportError as error:
-        raise MissingExtraError("av", "video") from error
-    try:
-        # Counted by decoding: containers may say nothing, or something wrong.
-        with av.open(io.BytesIO(data)) as file:
-            total = sum(1 for _ in file.decode(video=0))
-        wanted = set(spread(total, count))
-        with av.open(io.BytesIO(data)) as file:
-            taken: Sequence[Any] = [
-                frame.to_image() for number, frame in enumerate(file.decode(video=0)) if number in wanted
-            ]
-    except (av.error.FFmpegError, IndexError, ValueError) as error:
-        raise RecordError(f"not a video that can be read ({len(data):,} bytes): {error}") from error
+    header = read_header(data, "video")
+    if not header.frames:
+        raise RecordError("the video has no frames")
+    animation = open_animation(data)
+    # A frame of an animation is composed in memory, which costs ten times as much as one of a film.
+    most = settings.max_video_pixels if animation is None else settings.max_pixels
+    pixels = _Pixels(header, most, "max_video_pixels" if animation is None else "max_pixels")
+    pixels.check_frame(header.width, header.height, settings)
+    pixels.check(header.pixels)
+    if animation is not None:
+        return _by_pillow(animation, spread(header.frames, count), pixels)
+    found, taken = _by_av(data, spread(header.frames, count), pixels, settings)
+    if found != header.frames:
+        # Containers may say something wrong; then all frames are counted by decoding them.
+        _, taken = _by_av(data, spread(found, count), pixels, settings)
     if not taken:
         raise RecordError("the video has no frames")
-    return [_as_png(frame.convert("RGB")) for frame in taken]
+    return taken
+
+
+class _Pixels:
+    """Counts the pixels of a video."""
+
+    def __init__(self, header: Header, most: int, setting: str) -> None:
+        self._header, self._most, self._setting = header, most, setting
+
+    def check(self, count: int) -> None:
+        """Refuse more pixels than are accepted."""
+        if count > self._most:
+            frames, (height, width) = self._header.frames, self._header.size
+            raise RecordError(
+                f"the video has {frames:,} frames of {width}x{height} pixels; accepted are {self._most:,} pixels "
+                f"together ({self._setting})"
+            )
+
+    def check_frame(self, width: int, height: int, settings: ImageSettings) -> None:
+        """Refuse a frame that would be refused as an image."""
+        if width * height > settings.max_pixels:
+            raise RecordError(
+                f"the video has frames of {width}x{height} pixels; accepted are {settings.max_pixels:,} (max_pixels)"
+            )
+
+
+def _by_pillow(image: Any, wanted: list[int], pixels: _Pixels) -> list[bytes]:
+    taken, done = [], 0
+    with record_errors("the video is damaged"):
+        for number in range(wanted[-1] + 1):
+            image.seek(number)
+            done += image.width * image.height
+            pixels.check(done)
+            if number in wanted:
+                taken.append(_as_png(image.convert("RGB")))
+    return taken
+
+
+def _by_av(data: bytes, wanted: Collection[int], pixels: _Pixels, settings: ImageSettings) -> tuple[int, list[bytes]]:
+    """The number of frames that can be decoded, and some of them."""
+    taken, found, done = [], 0, 0
+    with open_film(data) as file, record_errors(f"not a video that can be read ({len(data):,} bytes)"):
+        for frame in file.decode(video=0):
+            pixels.check_frame(frame.width, frame.height, settings)
+            done += frame.width * frame.height
+            pixels.check(done)
+            if found in wanted:
+                taken.append(_as_png(frame.to_image().convert("RGB")))
+            found += 1
+    return found, taken
 
 
 def _as_png(picture: Any) -> bytes:

@@ -420,6 +420,8 @@ class ChatKeywords(MaskKeywords, total=False):
     min_pixels: int
     shrink_pixels: int | None
     video_frames: int
+    max_video_pixels: int
+    max_seconds: float
     max_ratio: float
     image_folder: str | None
     image_storage: Literal["copy", "reference"]

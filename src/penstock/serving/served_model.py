@@ -10,6 +10,7 @@ from penstock.core.errors import PenstockError
 from penstock.generation.grammar import Grammars
 from penstock.generation.images import ImageReader
 from penstock.generation.session import DoesNotFitError, Prompt, begin_ids, fit_chat
+from penstock.media.layout import NOUNS
 from penstock.serving.admission import Ask
 from penstock.serving.refusals import Refusal, bad_request
 from penstock.serving.requests import ChatRequest, CompletionRequest
@@ -150,7 +151,8 @@ class ServedModel:
         if count and self.images is None:
             raise bad_request(f"{self.name} reads no images or sounds", "messages", "images_not_supported")
         if count > settings.images:
-            raise bad_request(f"{count} images, at most {settings.images} are allowed", "messages", "too_many_images")
+            nouns = f"{NOUNS[self.images.processor.medium]}s" if self.images else "images"
+            raise bad_request(f"{count} {nouns}, at most {settings.images} are allowed", "messages", "too_many_images")
         messages = [message.for_template() for message in request.messages]
         try:
             return fit_chat(

@@ -14,6 +14,7 @@ from typing import Any
 from penstock.chat.records.conversation import Conversation, MessageWeights
 from penstock.chat.records.media import find_media, is_media_part, media_fields
 from penstock.core.errors import ConversationError, RecordError
+from penstock.media.layout import NOUNS
 from penstock.media.loading import LoadedImage
 from penstock.media.processor import Medium
 
@@ -70,7 +71,7 @@ def place_images(
         messages.append(made)
         weights.append(changed)
     if placed.waiting:
-        _put_first(messages, weights, placed.take_all(), where)
+        _put_first(messages, weights, placed.take_all(), where, medium)
     return replace(conversation, messages=tuple(messages), message_weights=tuple(weights), attachments={})
 
 
@@ -96,7 +97,8 @@ class _Placed:
             content = self._cut(content, source, where) if source else content
             if not isinstance(content, str) and weights.ranges:
                 raise ConversationError(
-                    f"{where}: a text with ranges of characters has <image> in it; give its images as parts"
+                    f"{where}: a text with ranges of characters has <{self._medium}> in it; give its "
+                    f"{NOUNS[self._medium]}s as parts"
                 )
         elif isinstance(content, list | tuple):
             content = [made for part in content for made in self._part(part, source, where)]
@@ -147,7 +149,8 @@ class _Placed:
     def _next(self, source: list[Any], is_video: bool, where: str) -> Any:
         """The next of a kind; LLaVA also writes <image> for a video."""
         if not source:
-            raise ConversationError(f"{where} refers to an image that the record does not have")
+            one = "a video" if is_video else {"image": "an image", "audio": "a sound"}[self._medium]
+            raise ConversationError(f"{where} refers to {one} that the record does not have")
         return source.pop(next((at for at, one in enumerate(source) if isinstance(one, _Video) == is_video), 0))
 
     def _made(self, value: Any, where: str) -> list[dict[str, Any]]:
@@ -179,14 +182,18 @@ class _Video:
 
 
 def _put_first(
-    messages: list[dict[str, Any]], weights: list[MessageWeights], parts: list[dict[str, Any]], where: str
+    messages: list[dict[str, Any]],
+    weights: list[MessageWeights],
+    parts: list[dict[str, Any]],
+    where: str,
+    medium: Medium,
 ) -> None:
     """Put images that nothing refers to before the text of the first message of the user."""
     place = next((number for number, message in enumerate(messages) if message["role"] == "user"), None)
     if place is None or images_of(messages) or weights[place].ranges:
         raise ConversationError(
-            f"{where}: {len(parts)} images that no message refers to; put <image> where each belongs, or give them as "
-            "parts of contents"
+            f"{where}: {len(parts)} {NOUNS[medium]}s that no message refers to; put <{medium}> where each belongs, or "
+            "give them as parts of contents"
         )
     content = messages[place].get("content")
     text = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())

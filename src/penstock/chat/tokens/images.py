@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.chat.tokens.encoding import BoolArray, EncodedText, IntArray
 from penstock.core.errors import ConversationError
-from penstock.media.layout import Layout
+from penstock.media.layout import NOUNS, Layout
 from penstock.media.processor import Processor
 
 
@@ -45,7 +45,9 @@ class ExpandedText:
     layouts: tuple[Layout, ...]
 
 
-def expand(text: str, literal: BoolArray, placeholder: str, layouts: Sequence[Layout]) -> ExpandedText:
+def expand(
+    text: str, literal: BoolArray, placeholder: str, layouts: Sequence[Layout], noun: str = "image"
+) -> ExpandedText:
     """Put layouts into a text.
 
     Args:
@@ -53,6 +55,7 @@ def expand(text: str, literal: BoolArray, placeholder: str, layouts: Sequence[La
         literal: Which characters the template wrote, bool [characters].
         placeholder: What it writes for an image.
         layouts: Of each image, in order.
+        noun: What messages call an image.
 
     Raises:
         ConversationError: The template wrote more or fewer placeholders than there are images.
@@ -65,7 +68,7 @@ def expand(text: str, literal: BoolArray, placeholder: str, layouts: Sequence[La
         at = text.find(placeholder, at + len(placeholder))
     if len(places) != len(layouts):
         raise ConversationError(
-            f"the template writes {placeholder!r} {len(places)} times for {len(layouts)} images; take the template "
+            f"the template writes {placeholder!r} {len(places)} times for {len(layouts)} {noun}s; take the template "
             "that comes with the processor"
         )
     pieces, flags, begins, ends, owners = [], [], [], [], []
@@ -104,7 +107,7 @@ def restore(encoded: EncodedText, expanded: ExpandedText, processor: Processor) 
     Raises:
         ConversationError: The vocabulary does not encode what stands for an image as it must.
     """
-    characters = len(expanded.text)
+    characters, noun = len(expanded.text), NOUNS[processor.medium]
     first = np.minimum(encoded.begins, characters - 1)
     last = np.maximum(encoded.ends - 1, first)
     image = expanded.image[first]
@@ -114,7 +117,7 @@ def restore(encoded: EncodedText, expanded: ExpandedText, processor: Processor) 
     wanted = np.array([count for layout in expanded.layouts for count in layout.counts], np.int64)
     if int(repeated.sum()) != len(wanted):
         raise ConversationError(
-            f"the tokenizer makes {int(repeated.sum())} of {len(wanted)} tokens that stand for images; give the "
+            f"the tokenizer makes {int(repeated.sum())} of {len(wanted)} tokens that stand for {noun}s; give the "
             "processor's own tokenizer"
         )
     counts[repeated] = wanted
@@ -132,8 +135,10 @@ def restore(encoded: EncodedText, expanded: ExpandedText, processor: Processor) 
     for number, layout in enumerate(expanded.layouts):
         found = np.flatnonzero(owner == number)
         slots = int((made.ids[found] == processor.slot_id).sum())
-        if slots != layout.slots or slots == 0:
-            raise ConversationError(f"image {number} has {slots} slots, expected {layout.slots}, at least 1")
+        if layout.slots == 0:
+            raise ConversationError(f"{noun} {number} is too small for the processor {processor.name}: it has 0 slots")
+        if slots != layout.slots:
+            raise ConversationError(f"{noun} {number} has {slots} slots, expected {layout.slots}")
         places.append(ImagePlace(int(found[0]), int(found[-1]) + 1, layout))
     return made, places
 
@@ -157,7 +162,8 @@ def joint_difference(processor: Processor, text: str, tokens: Sequence[int], pic
         (n for n, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b), min(len(expected), len(found))
     )
     return (
-        f"the processor {processor.name} encodes text and images together differently: from token {at} on "
+        f"the processor {processor.name} encodes text and {NOUNS[processor.medium]}s together differently: from token "
+        f"{at} on "
         f"{expected[at : at + 5]} of {len(expected)}, here {found[at : at + 5]} of {len(found)}"
     )
 
