@@ -143,7 +143,7 @@ class ArrowPart(FilePart):
     @property
     def identity(self) -> str:
         """What it reads, whatever the content."""
-        return self.file.path
+        return self.file.key
 
     @property
     def size_bytes(self) -> int:
@@ -249,7 +249,7 @@ class ParquetPart(FilePart):
     @property
     def identity(self) -> str:
         """What it reads, whatever the content."""
-        return f"{self.file.path} row groups {self.begin}:{self.end} from row {self.first_row}"
+        return f"{self.file.key} row groups {self.begin}:{self.end} from row {self.first_row}"
 
     def extents(self) -> tuple[Extent, ...]:
         """The bytes of a local file that determine the result: the row groups and the footer."""

@@ -70,7 +70,7 @@ class JsonlPart(FilePart):
     def identity(self) -> str:
         """What it reads, whatever the content."""
         numbered = "" if self.first_line is None else f" from line {self.first_line}"
-        return f"{self.file.path} bytes {self.begin}:{self.end}{numbered}"
+        return f"{self.file.key} bytes {self.begin}:{self.end}{numbered}"
 
     @property
     def size_bytes(self) -> int:
@@ -184,7 +184,7 @@ class JsonValuesPart(FilePart):
     @property
     def identity(self) -> str:
         """What it reads, whatever the content."""
-        return f"{self.file.path} values {self.number}/{self.count}"
+        return f"{self.file.key} values {self.number}/{self.count}"
 
     @property
     def size_bytes(self) -> int:

@@ -193,6 +193,11 @@ class MemoryPart:
         """The name that takes the place of a file's."""
         return (NAME,)
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """As `files`."""
+        return (NAME,)
+
     def extents(self) -> tuple[Extent, ...]:
         """Empty: the identity covers the content."""
         return ()

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from penstock.core.errors import ConfigError, RecordError
+from penstock.core.urls import shown_url
 from penstock.sources.arrow_files import ArrowPart, cut_parquet, find_saved
 from penstock.sources.compression import COMPRESSIONS, PACKED
-from penstock.sources.files import Extent, SourceFile, find_files, refuse_twice
+from penstock.sources.files import Extent, SourceFile, find_files, named_apart, refuse_twice
 from penstock.sources.image_folders import cut_image_folders
 from penstock.sources.json_files import JsonlPart, cut_values, holds_values, join_ranges, number_lines
 from penstock.sources.objects import ObjectBlock, cut_records
@@ -58,6 +59,10 @@ class Part(Protocol):
     @property
     def files(self) -> tuple[str, ...]:
         """The names that `files` of its blocks points into."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """What opens each of `files`, to find what lies next to them; may hold secrets, so it is never text."""
 
     @property
     def size_bytes(self) -> int:
@@ -109,6 +114,8 @@ def open_sources(
         raise RecordError("no source is given; expected: at least one path, folder, glob or URL")
     files = [pair for spec in listed for pair in _with_formats(spec, format, notice or (lambda _: None))]
     refuse_twice(file for file, _ in files)
+    named = named_apart([file for file, _ in files])
+    files = [(file, kind) for file, (_, kind) in zip(named, files, strict=True)]
     total = sum(file.size_bytes for file, _ in files)
     size = part_bytes or min(max(PART_BYTES, total // MAX_PARTS), LARGEST_PART_BYTES)
     if format == "imagefolder":
@@ -183,7 +190,7 @@ def _with_formats(
     saved = find_saved(spec) if format in (None, "arrow") else None
     if saved is not None:
         return [(file, "arrow") for file in saved]
-    text = os.fspath(spec)
+    text = shown_url(spec)
     in_folder = not glob.has_magic(text) if "://" in text else os.path.isdir(os.path.expanduser(text))
     files = find_files(spec)
     known = [(file, format or EXTENSIONS.get(file.suffixes[0], "")) for file in files]

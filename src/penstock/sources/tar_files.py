@@ -38,7 +38,7 @@ class TarPart(FilePart):
     @property
     def identity(self) -> str:
         """What it reads, whatever the content."""
-        return self.file.path
+        return self.file.key
 
     @property
     def size_bytes(self) -> int:
@@ -97,7 +97,7 @@ class TarPart(FilePart):
         """What stands for a file in a record, if it is an image."""
         if name.rpartition(".")[2].lower() not in IMAGES:
             return None
-        where = {"file": self.file.path, "begin": begin, "size": len(data)}
+        where = {"file": self.file.address or self.file.path, "begin": begin, "size": len(data)}
         return {"bytes": data, "path": f"{self.file.path}/{name}", "within": where}
 
 

@@ -37,12 +37,17 @@ class TextPart:
     @property
     def identity(self) -> str:
         """What it reads, whatever the content."""
-        return f"{self.separator!r} " + "\n".join(self.files)
+        return f"{self.separator!r} " + "\n".join(file.key for file in self.sources)
 
     @property
     def files(self) -> tuple[str, ...]:
         """The names that `files` of its blocks points into."""
         return tuple(file.path for file in self.sources)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """What opens each of `files`; secret."""
+        return tuple(file.full for file in self.sources)
 
     @property
     def size_bytes(self) -> int:
