@@ -56,12 +56,8 @@ def test_the_command_line_keeps_a_secret(server, tokenizer, tmp_path, kind):
         code, said = penstock("prepare", *urls, *options)
         assert (code, found_secrets(said)) == (0, []), said
     assert "nothing to do" in said
-    for verb in (
-        ["verify", tmp_path / "out"],
-        ["inspect", tmp_path / "out"],
-        ["copy", tmp_path / "out", tmp_path / "c"],
-    ):
-        code, said = penstock(*verb)
+    for verb, *more in (["verify"], ["inspect"], ["copy", tmp_path / "c"]):
+        code, said = penstock(verb, tmp_path / "out", *more)
         assert (code, found_secrets(said)) == (0, []), said
     assert leaks(tmp_path) == {}
     dataset = open_dataset(tmp_path / "out")

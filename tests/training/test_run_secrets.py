@@ -57,8 +57,8 @@ def test_a_run_from_python(server, tmp_path, capsys):
     source = ps.Source(server.private("train"))
     loader = ps.Loader(source, sequence_length=64, rows_per_step=4)
     assert source.name == "train"
-    run = ps.train(ps.build_model(layers=1, width=16, heads=2, vocab_size=400), loader, steps=2, output=tmp_path / "run",
-                   threads=1)  # fmt: skip
+    model = ps.build_model(layers=1, width=16, heads=2, vocab_size=400)
+    run = ps.train(model, loader, steps=2, output=tmp_path / "run", threads=1)
     shown = "".join(map(repr, (source, ps.Source([server.signed("train")]), loader, loader.mixture, run)))
     shown += str(loader.explain(1)) + loader._repr_html_() + "".join(capsys.readouterr())
     assert (leaks(tmp_path), found_secrets(shown)) == ({}, [])
