@@ -30,7 +30,7 @@ from penstock.media.images import ImageSettings
 from penstock.media.processor import load_processor
 from penstock.shards.layout import Column
 from penstock.sources import Fields, OnDamage
-from penstock.sources.opening import FORMATS
+from penstock.sources.formats import FORMATS
 from penstock.sources.records import stop_at_damage
 from penstock.tokenizers import Tokenizer
 

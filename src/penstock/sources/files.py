@@ -10,7 +10,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn, TypeVar, final
@@ -23,6 +23,7 @@ from penstock.sources.compression import COMPRESSIONS, Reader, decompressed
 from penstock.sources.copies import Copied, copied, open_copied
 from penstock.sources.records import Unreadable
 from penstock.sources.remote import RemoteFile, find_remote, read_range
+from penstock.sources.signatures import HEAD_BYTES, Signature, recognise
 
 T = TypeVar("T")
 
@@ -62,6 +63,9 @@ class SourceFile:
     address: Address | None = None
     """The full URL, only to open it; None: `path`."""
 
+    codec: str | None = None
+    """Its compression by its first bytes, where its name says something else; empty: none. None: as its name says."""
+
     selection: str = ""
     """A hash of the parameters of its URL that may select its content (`penstock.core.urls`); empty: there are none."""
 
@@ -91,7 +95,7 @@ class SourceFile:
     @property
     def compression(self) -> str | None:
         """Codec; None: not compressed."""
-        return COMPRESSIONS.get(self.suffixes[1])
+        return COMPRESSIONS.get(self.suffixes[1]) if self.codec is None else self.codec or None
 
     @property
     def version(self) -> str:
@@ -282,6 +286,24 @@ def local_file(path: str) -> SourceFile:
     return SourceFile(path, status.st_size, str(status.st_mtime_ns), inode)
 
 
+def read_head(file: SourceFile, amount: int) -> bytes:
+    """The first bytes of a file, fewer if it has fewer, or cannot be read, which its reader reports.
+
+    Raises:
+        RecordError: The file is gone, or may not be read; or its store cannot be read.
+    """
+    with closing(open_random(file, ahead=False)) as raw, suppress(Unreadable, OSError):
+        data: bytes = raw.read(min(amount, file.size_bytes))
+        return data
+    return b""
+
+
+def other_content(file: SourceFile) -> str:
+    """What a file is that cannot be read as what its name says, for the end of a message; empty: nobody knows."""
+    found = recognise(read_head(file, HEAD_BYTES))
+    return f"; it is {found.name}" if found is not None and found.format is None else ""
+
+
 def whole_file(file: SourceFile) -> tuple[Extent, ...]:
     """All bytes of a local file; empty for a remote file, which could only be compared by downloading it."""
     return () if file.is_remote else ((file, 0, file.size_bytes),)
@@ -351,6 +373,7 @@ class Stream:
     def __init__(self, file: SourceFile, raw: Any) -> None:
         self._file, self._raw = file, raw
         self._inner: Reader = decompressed(raw, file.compression, file.path) if file.compression else raw
+        self._is_sure = not file.is_remote or file.compression is not None
 
     def read(self, amount: int | None = None) -> bytes:
         """Read up to `amount` bytes, or all that are left if it is None; empty at the end.
@@ -363,6 +386,8 @@ class Stream:
             raise Unreadable("it is empty, and no compressed file is, not even that of empty content")
         try:
             data: bytes = self._inner.read(amount)
+            if not self._is_sure:
+                data = self._made_sure(data, amount)
         except Unreadable as error:
             raise Unreadable(str(error), self.raw_position(), cut=error.cut) from error
         except OSError as error:
@@ -372,9 +397,28 @@ class Stream:
             raise Unreadable(shorter(size), position, cut=True)
         return data
 
+    def _made_sure(self, data: bytes, amount: int | None) -> bytes:
+        """The first bytes of a remote file, of which only the name was looked at: decompressed, if they show that."""
+        self._is_sure = True
+        found = recognise(data[:HEAD_BYTES])
+        if found is None:
+            return data
+        if found.codec is None:
+            raise RecordError(wrong_name(self._file, found))
+        self._raw.seek(0)
+        self._inner = decompressed(self._raw, found.codec, self._file.path)
+        return self._inner.read(amount)
+
     def raw_position(self) -> int:
         """Bytes of the file read so far, before decompression."""
         return min(int(self._raw.tell()) - getattr(self._inner, "waiting", 0), self._file.size_bytes)
+
+
+def wrong_name(file: SourceFile, found: Signature) -> str:
+    """The message for a file that is not what its name says."""
+    read_whole = f"set part_bytes to at least its size, {file.size_bytes}, to read it in one piece"
+    cure = found.cure or (f"set format to {found.format}" if found.format else read_whole)
+    return f"{file.path}: is {found.name}, which its name does not say; {cure}"
 
 
 @contextmanager

@@ -267,7 +267,7 @@ def holds_values(file: SourceFile) -> bool:
     if head.startswith(b"["):
         return True
     line, newline, _ = head.partition(b"\n")
-    return bool(newline) and file.suffixes[0] == ".json" and line.strip() in (b"{", b"")
+    return bool(newline) and file.suffixes[0] in (".json", "") and line.strip() in (b"{", b"")
 
 
 def cut_values(file: SourceFile, part_bytes: int) -> Iterator[JsonValuesPart]:

@@ -18,7 +18,7 @@ from typing import Any, final
 import numpy as np
 import pyarrow as pa
 
-from penstock.sources.checks import check_table, diagnose, explain_syntax, kind_of
+from penstock.sources.checks import check_table, diagnose, explain_syntax, kind_of, not_utf8
 from penstock.sources.files import Extent, SourceFile
 from penstock.sources.records import Fields, OnDamage, RecordBlock, Reject, excerpt, stop_at_damage
 
@@ -141,7 +141,7 @@ def _decode(raw: bytes) -> tuple[Any, str | None]:
     try:
         value = json.loads(raw.decode())
     except UnicodeDecodeError as error:
-        return None, f"byte {error.start + 1} of the line, 0x{raw[error.start]:02x}, is not UTF-8 ({error.reason})"
+        return None, not_utf8(raw, error)
     except json.JSONDecodeError as error:
         return None, explain_syntax(raw.decode().strip(), error)
     except RecursionError:

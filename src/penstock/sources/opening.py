@@ -4,21 +4,19 @@ Parts depend on the input alone, never on the number of processes. A part is a b
 compressed file, some row groups of a Parquet file, several small text files, or one file of a saved `datasets` folder.
 """
 
-import glob
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from penstock.core.errors import ConfigError, RecordError
-from penstock.core.urls import shown_url
-from penstock.sources.arrow_files import ArrowPart, cut_parquet, find_saved
-from penstock.sources.compression import COMPRESSIONS, PACKED
-from penstock.sources.files import Extent, SourceFile, find_files, named_apart, refuse_twice
+from penstock.sources.arrow_files import ArrowPart, cut_parquet
+from penstock.sources.files import Extent, SourceFile, named_apart, refuse_twice
+from penstock.sources.formats import FORMATS, with_formats
 from penstock.sources.image_folders import cut_image_folders
 from penstock.sources.json_files import JsonlPart, cut_values, holds_values, join_ranges, number_lines
 from penstock.sources.objects import ObjectBlock, cut_records
 from penstock.sources.records import Fields, OnDamage, RecordBlock, Reject, stop_at_damage
-from penstock.sources.tar_files import IMAGES, TarPart
+from penstock.sources.tar_files import TarPart
 from penstock.sources.text import TextPart
 
 PART_BYTES = 64 << 20
@@ -28,17 +26,6 @@ MAX_PARTS = 4096
 """Input that would give more parts is cut into larger ones, of at most `LARGEST_PART_BYTES`."""
 
 LARGEST_PART_BYTES = 1 << 30
-
-EXTENSIONS = {
-    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".tar": "webdataset",
-    **dict.fromkeys((".txt", ".text", ".md", ".rst"), "text"),
-}
-"""File name extension → format; `format=` overrides it."""
-
-FORMATS = ("jsonl", "parquet", "text", "arrow", "webdataset", "imagefolder")
 
 
 class Part(Protocol):
@@ -92,11 +79,11 @@ def open_sources(
 
     Args:
         specs: Paths, folders, globs or fsspec URLs; one or several.
-        format: One of `FORMATS`; None: by file name extension.
+        format: One of `FORMATS`; None: by file name extension and first bytes.
         fields: Which fields to read; None: `text`.
         separator: Plain text only: the text between documents. None: each file is one document.
         part_bytes: Approximate raw bytes of a part; None: 64 MiB, more for terabytes.
-        notice: Called with a message about files of a folder that are skipped.
+        notice: Called with a message about files of a folder that are skipped, and about wrong names.
         damaged: Called for a file that cannot be cut into parts; if it returns, the file becomes one empty part.
 
     Returns:
@@ -112,7 +99,7 @@ def open_sources(
     listed = [specs] if isinstance(specs, (str, os.PathLike)) else list(specs)
     if not listed:
         raise RecordError("no source is given; expected: at least one path, folder, glob or URL")
-    files = [pair for spec in listed for pair in _with_formats(spec, format, notice or (lambda _: None))]
+    files = with_formats(listed, format, notice or (lambda _: None))
     refuse_twice(file for file, _ in files)
     named = named_apart([file for file, _ in files])
     files = [(file, kind) for file, (_, kind) in zip(named, files, strict=True)]
@@ -182,37 +169,6 @@ def _check(format: str | None, separator: str | None, part_bytes: int | None) ->
         raise ConfigError("the separator is empty; expected: at least one character")
     if part_bytes is not None and part_bytes < 1:
         raise ConfigError(f"part_bytes must be >= 1, got {part_bytes}")
-
-
-def _with_formats(
-    spec: str | os.PathLike[str], format: str | None, notice: Callable[[str], None]
-) -> list[tuple[SourceFile, str]]:
-    saved = find_saved(spec) if format in (None, "arrow") else None
-    if saved is not None:
-        return [(file, "arrow") for file in saved]
-    text = shown_url(spec)
-    in_folder = not glob.has_magic(text) if "://" in text else os.path.isdir(os.path.expanduser(text))
-    files = find_files(spec)
-    known = [(file, format or EXTENSIONS.get(file.suffixes[0], "")) for file in files]
-    chosen = [(file, kind) for file, kind in known if kind]
-    unknown = [file for file, kind in known if not kind]
-    if unknown and not (chosen and in_folder):
-        suffix = unknown[0].suffixes[0]
-        if suffix in PACKED:
-            raise ConfigError(
-                f"{unknown[0].path}: {suffix} files are not supported; unpack the file first, or compress it as "
-                f"{', '.join(COMPRESSIONS)}"
-            )
-        raise ConfigError(
-            f"{unknown[0].path}: unknown extension {suffix!r}; "
-            f"set format to one of {', '.join(FORMATS)} (known extensions: {', '.join(EXTENSIONS)})"
-        )
-    if unknown:
-        hint = ""
-        if any(file.suffixes[0][1:] in IMAGES for file in unknown):
-            hint = "; images with captions are read with format imagefolder"
-        notice(f"{text}: skipped {len(unknown)} files of unknown format, such as {unknown[0].path}{hint}")
-    return chosen
 
 
 def _cut(

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from penstock.sources.files import Extent, FilePart, open_random, whole_file
+from penstock.sources.files import Extent, FilePart, open_random, other_content, whole_file
 from penstock.sources.objects import Found, ObjectBlock, gather
 from penstock.sources.records import Damage, OnDamage, RecordBlock, Unreadable, stop_at_damage
 
@@ -88,7 +88,8 @@ class TarPart(FilePart):
                         raise tarfile.ReadError("unexpected end of data")
                     sample.append(Member(file, kind.lower(), data, self._image(file, data, info.offset_data)))
         except (tarfile.TarError, OSError, Unreadable) as error:
-            damaged(Damage(self.file.path, number, f"not a sound tar: {error}", self.size_bytes, self.size_bytes - end))
+            reason = f"not a sound tar: {error}{other_content(self.file)}"
+            damaged(Damage(self.file.path, number, reason, self.size_bytes, self.size_bytes - end))
             return
         if sample:
             yield sample, self.size_bytes
