@@ -1,4 +1,4 @@
-"""First bytes decide where they are certain: whatever a file is called, it is read as what it is, or refused as that."""
+"""First bytes decide where they are certain: whatever its name, a file is read as what it is, or refused as that."""
 
 import bz2
 import gzip

@@ -349,6 +349,7 @@ def open_parts(source: Any, settings: PrepareSettings, progress: bool) -> list[P
             format=settings.format,
             fields=settings.fields,
             separator=settings.separator,
+            delimiter=settings.delimiter,
             part_bytes=settings.part_bytes,
             notice=say if progress else None,
             damaged=settings.on_damage([]),
@@ -506,7 +507,7 @@ def _check_room(shop: Workshop, missing: Sequence[Part]) -> None:
 def _numbered(parts: list[Part], pool: Pool) -> list[Part]:
     """Give ranges of large files their first line numbers, counted in the pool."""
 
-    def count(_: Any, ranges: Iterable[Any]) -> Iterable[int]:
+    def count(_: Any, ranges: Iterable[Any]) -> Iterable[Any]:
         listed = list(ranges)
         found = dict(pool.run(_count, [(part.name, (n, part)) for n, part in enumerate(listed)], lambda: None))
         return [found[n] for n in range(len(listed))]
@@ -514,7 +515,7 @@ def _numbered(parts: list[Part], pool: Pool) -> list[Part]:
     return number_lines(parts, count)
 
 
-def _count(shop: Workshop, argument: tuple[int, Any], report: Any) -> tuple[int, int]:
+def _count(shop: Workshop, argument: tuple[int, Any], report: Any) -> tuple[int, Any]:
     number, part = argument
     with using_copies(shop):
-        return number, part.newlines()
+        return number, part.survey()

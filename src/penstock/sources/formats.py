@@ -36,12 +36,14 @@ EXTENSIONS = {
     ".arrow": "arrow",
     ".tar": "webdataset",
     **dict.fromkeys((".txt", ".text", ".md", ".rst"), "text"),
+    ".csv": "csv",
+    **dict.fromkeys((".tsv", ".tab"), "tsv"),
 }
 """File name extension → format; `format=` overrides it."""
 
-FORMATS = ("jsonl", "parquet", "text", "arrow", "webdataset", "imagefolder")
+FORMATS = ("jsonl", "parquet", "text", "csv", "tsv", "arrow", "webdataset", "imagefolder")
 
-_LINES = ("jsonl", "text")
+_LINES = ("jsonl", "text", "csv", "tsv")
 """Formats of text, which may be compressed."""
 _BINARY = ("parquet", "arrow", "webdataset")
 """Formats that no text is in."""
@@ -139,7 +141,7 @@ def _with_kind(
     named = format or by_name
     if found is not None:
         refuse_content(file.path, found)
-    if named in ("jsonl", "parquet", "arrow", "") and is_page(head):
+    if named != "text" and is_page(head):
         refuse_content(file.path, PAGE)
     if found is not None and found.format is not None and found.format != named:
         if format is not None:
@@ -173,3 +175,13 @@ def _say_skipped(text: str, unknown: Sequence[SourceFile], notice: Notice) -> No
     if any(file.suffixes[0][1:] in IMAGES for file in unknown):
         hint = "; images with captions are read with format imagefolder"
     notice(f"{text}: skipped {len(unknown)} files of unknown format, such as {unknown[0].path}{hint}")
+
+
+def check_delimiter(delimiter: str | None) -> None:
+    """Refuse what cannot separate the cells of CSV.
+
+    Raises:
+        ConfigError: It is more than one character, or one that records or quotes need.
+    """
+    if delimiter is not None and (len(delimiter.encode()) != 1 or delimiter in '"\r\n\0'):
+        raise ConfigError(f"delimiter must be one ASCII character, no quote and no line end; got {delimiter!r}")

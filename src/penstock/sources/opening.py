@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 from penstock.core.errors import ConfigError, RecordError
 from penstock.sources.arrow_files import ArrowPart, cut_parquet
+from penstock.sources.csv_files import cut_csv
 from penstock.sources.files import Extent, SourceFile, named_apart, refuse_twice
-from penstock.sources.formats import FORMATS, with_formats
+from penstock.sources.formats import FORMATS, check_delimiter, with_formats
 from penstock.sources.image_folders import cut_image_folders
 from penstock.sources.json_files import JsonlPart, cut_values, holds_values, join_ranges, number_lines
 from penstock.sources.objects import ObjectBlock, cut_records
@@ -71,6 +72,7 @@ def open_sources(
     format: str | None = None,
     fields: Fields | None = None,
     separator: str | None = None,
+    delimiter: str | None = None,
     part_bytes: int | None = None,
     notice: Callable[[str], None] | None = None,
     damaged: OnDamage = stop_at_damage,
@@ -82,6 +84,7 @@ def open_sources(
         format: One of `FORMATS`; None: by file name extension and first bytes.
         fields: Which fields to read; None: `text`.
         separator: Plain text only: the text between documents. None: each file is one document.
+        delimiter: CSV and TSV only: the character between cells. None: a tab in TSV, else a comma.
         part_bytes: Approximate raw bytes of a part; None: 64 MiB, more for terabytes.
         notice: Called with a message about files of a folder that are skipped, and about wrong names.
         damaged: Called for a file that cannot be cut into parts; if it returns, the file becomes one empty part.
@@ -96,6 +99,7 @@ def open_sources(
     """
     fields = fields or Fields()
     _check(format, separator, part_bytes)
+    check_delimiter(delimiter)
     listed = [specs] if isinstance(specs, (str, os.PathLike)) else list(specs)
     if not listed:
         raise RecordError("no source is given; expected: at least one path, folder, glob or URL")
@@ -107,7 +111,8 @@ def open_sources(
     size = part_bytes or min(max(PART_BYTES, total // MAX_PARTS), LARGEST_PART_BYTES)
     if format == "imagefolder":
         return _image_folders([file for file, _ in files], fields)
-    return list(_cut(files, fields, separator.encode() if separator else None, size, damaged))
+    between = separator.encode() if separator else None
+    return list(_cut(files, fields, between, delimiter, size, damaged))
 
 
 def _image_folders(files: Sequence[SourceFile], fields: Fields) -> list[Part]:
@@ -172,13 +177,20 @@ def _check(format: str | None, separator: str | None, part_bytes: int | None) ->
 
 
 def _cut(
-    files: Sequence[tuple[SourceFile, str]], fields: Fields, separator: bytes | None, size: int, damaged: OnDamage
+    files: Sequence[tuple[SourceFile, str]],
+    fields: Fields,
+    separator: bytes | None,
+    delimiter: str | None,
+    size: int,
+    damaged: OnDamage,
 ) -> Iterator[Part]:
     texts: list[SourceFile] = []
     waiting = 0
     for file, kind in files:
         if kind == "text" and fields.whole:
-            raise ConfigError(f"{file.path}: plain text holds no conversations; expected: JSON lines, Parquet or Arrow")
+            raise ConfigError(
+                f"{file.path}: plain text holds no conversations; expected: JSON lines, Parquet, Arrow or CSV"
+            )
         if kind == "text":
             texts.append(file)
             waiting += file.size_bytes
@@ -189,7 +201,11 @@ def _cut(
         if texts:
             yield TextPart(tuple(texts), fields, separator)
             texts, waiting = [], 0
-        yield from _cut_file(file, kind, fields, size, damaged)
+        if kind in ("csv", "tsv"):
+            between = delimiter or ("\t" if kind == "tsv" else ",")
+            yield from cut_csv(file, fields, between, size, damaged)
+        else:
+            yield from _cut_file(file, kind, fields, size, damaged)
     if texts:
         yield TextPart(tuple(texts), fields, separator)
 

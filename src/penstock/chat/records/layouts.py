@@ -37,6 +37,8 @@ MESSAGE_FIELDS = ("messages", "conversations", "conversation")
 TOOL_FIELDS = ("tools", "functions")
 _ANSWERS = {"chosen": "preference", "completion": "prompt_completion", "output": "alpaca"}
 _DEFAULT = LayoutSettings()
+_EMPTY = (None, "")
+"""An optional field that says nothing: formats with cells have an empty text in place of a missing value."""
 
 
 def detect_layout(record: Mapping[str, Any], settings: LayoutSettings = _DEFAULT, origin: str = "record") -> str:
@@ -134,9 +136,9 @@ def _finish(record: Mapping[str, Any], read: Messages, settings: LayoutSettings,
     if settings.call_ids == "short":
         messages = shorten_ids(messages)
     names = (settings.field_tools,) if settings.field_tools else TOOL_FIELDS
-    tools = next((record[name] for name in names if record.get(name) is not None), None)
+    tools = next((record[name] for name in names if record.get(name) not in _EMPTY), None)
     variables = record.get("chat_template_kwargs")
-    if variables is not None and not isinstance(variables, Mapping):
+    if variables not in _EMPTY and not isinstance(variables, Mapping):
         raise ConversationError(f'{origin}: "chat_template_kwargs" is {variables!r:.60}; expected an object')
     conversation = Conversation(
         messages=tuple(messages),
@@ -161,7 +163,7 @@ def _detect(record: Mapping[str, Any], settings: LayoutSettings, origin: str) ->
     for name in ("chosen", "completion", "output"):
         if name in settings.fields:
             return _ANSWERS[name], ""
-    if settings.field_messages is None and record.get("chosen") is not None:
+    if settings.field_messages is None and record.get("chosen") not in _EMPTY:
         return "preference", ""
     found = _message_field(record, settings)
     if found is not None:

@@ -179,7 +179,7 @@ def _shown(keys: Keys, url: str) -> str:
 
 
 def _take_format(keys: Keys, prepared: Prepared) -> None:
-    formats = {"json": "jsonl", "jsonl": "jsonl", "parquet": "parquet", "arrow": "arrow", "text": "text"}
+    formats = {"json": "jsonl", "jsonl": "jsonl", "parquet": "parquet", "arrow": "arrow", "text": "text", "csv": "csv"}
     kind = keys.get("ds_type")
     if kind is None:
         return
